@@ -1,0 +1,60 @@
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= plots,dev
+
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+SOURCES := $(wildcard src tests bench)
+BENCHES := $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
+
+# pip builds the package in an environment of its own, which takes its pins from these variables and not
+# from -c: older releases of pip read the first, newer ones the second.
+PIP_ENV := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check format test test-slow bench clean FORCE
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
+		while IFS='|' read -r target text; do printf '  %-16s %s\n' "$$target" "$$text"; done
+
+setup: $(READY) ## create the virtual environment (VENV) with the pinned packages (EXTRAS)
+	@:
+
+# EXTRAS given by hand and other than those installed: install again.
+ifneq ($(origin EXTRAS),file)
+ifneq ($(shell cat $(READY) 2>/dev/null),$(EXTRAS))
+$(READY): FORCE
+endif
+endif
+
+$(READY): pyproject.toml constraints.txt
+	@echo "Installing mupscale[$(EXTRAS)] and its pinned dependencies into $(VENV) (a few minutes, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP_ENV) $(PY) -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]'
+	@echo '$(EXTRAS)' > $@
+
+demo: $(READY) ## run the demonstration; its output goes to demo/
+	$(PY) -m mupscale.demo --out demo
+
+check: $(READY) ## lint, formatting and types
+	$(PY) -m ruff check $(SOURCES)
+	$(PY) -m ruff format --check $(SOURCES)
+	$(PY) -m mypy
+
+format: $(READY) ## rewrite the sources in the project's format
+	$(PY) -m ruff check --fix-only $(SOURCES)
+	$(PY) -m ruff format $(SOURCES)
+
+test: $(READY) ## the tests
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
+
+test-slow: $(READY) ## the long checks
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m "slow and not gpu"
+
+bench: $(READY) ## the benchmarks in bench/, one after the other
+	@set -e; for script in $(BENCHES); do echo "== $$script"; $(PY) "$$script"; done
+
+clean: ## remove caches, build products and demo output (the virtual environment stays)
+	rm -rf build dist demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

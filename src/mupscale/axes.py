@@ -1,0 +1,136 @@
+"""How n units become k·n: which narrow unit each wide unit is a copy of, and copying a tensor accordingly.
+
+The paper's ⊗ 1 1ᵀ is `block=1` (repeat_interleave). Blocks of b units that must stay together (an attention
+head, the H·W positions of a flattened channel) are copied whole: wide unit j is narrow unit
+(j // (k·b))·b + j % b.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from mupscale.errors import MupscaleError
+from mupscale.rules import Number
+
+_SHORT_RUN = 16  # below this many contiguous entries per copy, a broadcast copy is slower than strided ones
+_CHUNK = 1 << 20  # output entries per step, so that rows are duplicated while they are in cache
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A width axis that grows by `times`, copied in whole blocks of `block` narrow units.
+
+    `sections`, where given, lists (length, block) of the parts of a packed axis whose blocks differ, as in a
+    fused q|k|v projection with grouped queries; parts with equal blocks need no sections.
+    """
+
+    times: Number = 1
+    block: int = 1
+    sections: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def copies(self) -> int:
+        """The multiplier as a number of copies; a real one (μP) has none."""
+        if self.times != int(self.times):
+            raise MupscaleError(f"an axis that grows {self.times} times cannot be copied; choose an integer multiple")
+        return int(self.times)
+
+    def source(self, n: int) -> Tensor:
+        """For an axis of n units: the narrow unit that each of the wide units copies."""
+        narrow = torch.arange(n)
+        return expand(narrow, {0: self}, narrow.new_empty(self.copies * n))
+
+    def __mul__(self, other: Axis) -> Axis:
+        """First this, then the other; copying in equal blocks twice is copying once."""
+        times = self.times * other.times
+        if self.times == 1 or other.times == 1:
+            kept = other if self.times == 1 else self
+            return Axis(times, kept.block, kept.sections)
+        if self.block != other.block or self.sections or other.sections:
+            raise MupscaleError(
+                f"axes copied in blocks of {self.block} and then of {other.block} do not compose; widen in one step"
+            )
+        return Axis(times, self.block)
+
+
+def multiplier(narrow: int, wide: int) -> Number:
+    """wide / narrow, as an int where it is one and an exact fraction elsewhere."""
+    ratio = Fraction(wide, narrow) if narrow else Fraction(1 if wide == 0 else 0)
+    return ratio.numerator if ratio.denominator == 1 else ratio
+
+
+def expand(narrow: Tensor, axes: Mapping[int, Axis], out: Tensor, scale: float = 1.0) -> Tensor:
+    """Write `scale` times the narrow tensor, copied along its axes, into `out`, in one pass over the output."""
+    axes = {dim: axis for dim, axis in axes.items() if axis.times != 1}
+    for dim, axis in axes.items():
+        if axis.sections:
+            return _expand_sections(narrow, axes, dim, out, scale)
+    expected = tuple(n * axes[d].copies if d in axes else n for d, n in enumerate(narrow.shape))
+    if tuple(out.shape) != expected:
+        raise MupscaleError(f"a tensor of shape {tuple(narrow.shape)} widens to {expected}, not to {tuple(out.shape)}")
+    if out.numel():
+        _copy(narrow, axes, out, scale)
+    return out
+
+
+def _expand_sections(narrow: Tensor, axes: Mapping[int, Axis], dim: int, out: Tensor, scale: float) -> Tensor:
+    axis = axes[dim]
+    if sum(length for length, _ in axis.sections) != narrow.shape[dim]:
+        raise MupscaleError(f"sections {axis.sections} do not add up to an axis of {narrow.shape[dim]} units")
+    start = 0
+    for length, block in axis.sections:
+        part = {**axes, dim: Axis(axis.times, block)}
+        wide = out.narrow(dim, start * axis.copies, length * axis.copies)
+        expand(narrow.narrow(dim, start, length), part, wide, scale)
+        start += length
+    return out
+
+
+def _copy(narrow: Tensor, axes: Mapping[int, Axis], out: Tensor, scale: float) -> None:
+    """Split each copied axis n·k into (n/b, k, b); the narrow tensor then broadcasts over the k's."""
+    source, target = narrow, out
+    copied: list[int] = []
+    for dim in sorted(axes, reverse=True):
+        block, k = axes[dim].block, axes[dim].copies
+        if narrow.shape[dim] % block:
+            raise MupscaleError(
+                f"an axis of {narrow.shape[dim]} units does not divide into blocks of {block}; check the block"
+            )
+        source = source.unflatten(dim, (-1, 1, block))
+        target = target.unflatten(dim, (-1, k, block))
+        copied = [dim + 1] + [d + 2 for d in copied]
+    rows = max(1, _CHUNK * target.shape[0] // target.numel()) if target.dim() else 1
+    for start in range(0, target.shape[0] if target.dim() else 1, rows):
+        part = source[start : start + rows] if source.dim() else source
+        to = target[start : start + rows] if target.dim() else target
+        _broadcast(part if scale == 1 else part * scale, to, copied)
+
+
+def _broadcast(source: Tensor, target: Tensor, copied: Sequence[int]) -> None:
+    """target ← source, whose `copied` dimensions have size 1; short innermost runs go copy by copy."""
+    inner = copied[-1] if copied else None
+    if inner is None or _size_after(target, inner) >= _SHORT_RUN:
+        target.copy_(source)
+        return
+    first = target
+    for dim in copied[:-1]:
+        first = first.narrow(dim, 0, 1)
+    for copy in range(target.shape[inner]):
+        first.narrow(inner, copy, 1).copy_(source)
+    if len(copied) > 1:
+        target.narrow(copied[0], 1, target.shape[copied[0]] - 1).copy_(first)
+        for dim in copied[1:-1]:  # three or more copied axes (Bilinear): the first slab still lacks these
+            slab = target.narrow(copied[0], 0, 1)
+            slab.narrow(dim, 1, slab.shape[dim] - 1).copy_(first)
+
+
+def _size_after(tensor: Tensor, dim: int) -> int:
+    size = 1
+    for n in tensor.shape[dim + 1 :]:
+        size *= n
+    return size

@@ -1,0 +1,189 @@
+"""The coordinate check: how large activations, and their changes by training, are at each width.
+
+Under μP they do not depend on the width (the paper's 'all hidden activations and their updates stay Θ(1)'); under
+the standard parametrisation they grow or vanish. One look tells whether a family is set up right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mupscale import names as naming
+from mupscale.errors import MupscaleError
+from mupscale.family import Family, Width
+from mupscale.verify import Loss, _Recorder
+
+FLAT = 0.2
+"""A power of the width within ±this counts as none."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: root mean square of a module's output, and of its change since the start, on one batch."""
+
+    width: float
+    seed: int
+    step: int
+    module: str
+    size: float
+    change: float
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How a module's output changes with width, as powers fitted at the last step, and what follows."""
+
+    module: str
+    size_power: float
+    change_power: float
+
+    @property
+    def flat(self) -> bool:
+        """Activations must not grow (they may shrink: a readout starts near zero), and their changes be Θ(1)."""
+        return self.size_power <= FLAT and abs(self.change_power) <= FLAT
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if self.flat:
+            return "flat"
+        power = self.change_power if abs(self.change_power) > FLAT else self.size_power
+        return "grows" if power > 0 else "vanishes"
+
+
+@dataclass(frozen=True)
+class CoordCheck:
+    """The table of measurements, a verdict per layer, and a picture."""
+
+    rows: list[Row]
+    title: str
+
+    @property
+    def layers(self) -> list[Layer]:
+        """One verdict per module."""
+        last = max(row.step for row in self.rows)
+        modules = dict.fromkeys(row.module for row in self.rows)
+        return [Layer(m, self._power(m, last, "size"), self._power(m, last, "change")) for m in modules]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every layer is flat."""
+        return all(layer.flat for layer in self.layers)
+
+    def mean(self, module: str, width: float, step: int, what: Literal["size", "change"]) -> float:
+        """Mean over seeds."""
+        values = [getattr(r, what) for r in self.rows if (r.module, r.width, r.step) == (module, width, step)]
+        return float(sum(values) / len(values))
+
+    @property
+    def widths(self) -> list[float]:
+        """In increasing order."""
+        return sorted({row.width for row in self.rows})
+
+    def _power(self, module: str, step: int, what: Literal["size", "change"]) -> float:
+        """Least-squares slope of log size against log width; a layer that does not change at all has power 0."""
+        sizes = [self.mean(module, w, step, what) for w in self.widths]
+        if not all(math.isfinite(s) for s in sizes):
+            return math.inf
+        if min(sizes) < 1e-12:
+            return 0.0 if max(sizes) < 1e-12 else -math.inf
+        xs, ys = [math.log(w) for w in self.widths], [math.log(s) for s in sizes]
+        mx, my = sum(xs) / len(xs), sum(ys) / len(ys)
+        return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum((x - mx) ** 2 for x in xs)
+
+    def __str__(self) -> str:
+        width = max(len(layer.module) for layer in self.layers)
+        lines = [f"{self.title}: {'flat' if self.ok else 'NOT flat'} over widths {', '.join(map(str, self.widths))}"]
+        lines += [f"{'module':<{width}}  size ∝ width^  change ∝ width^  verdict"]
+        for layer in self.layers:
+            numbers = f"{layer.size_power:+13.2f}  {layer.change_power:+15.2f}"
+            lines.append(f"{layer.module:<{width}}  {numbers}  {layer.verdict}")
+        return "\n".join(lines)
+
+    def plot(self, path: str | Path) -> Path:
+        """Change of each layer's activations against width at the last step; layers that are not flat in colour."""
+        from mupscale.report.plots import plot_coord_check
+
+        return plot_coord_check(self, Path(path))
+
+
+def coord_check(
+    family: Family,
+    widths: Sequence[Width],
+    batches: Iterable[Any],
+    loss: Loss,
+    optimizer: type[Optimizer],
+    *,
+    steps: int = 4,
+    seeds: int = 2,
+    parametrization: Literal["mup", "standard"] = "mup",
+    dtype: torch.dtype | None = None,
+    **hyper: Any,
+) -> CoordCheck:
+    """Train members of the family for a few steps and measure their modules' outputs on the first batch.
+
+    parametrization="standard" trains the author's own initialisation with one learning rate, for comparison.
+    """
+    data = list(batches)
+    if len(widths) < 2 or not data:
+        raise MupscaleError("coord_check needs at least two widths and one batch")
+    rows: list[Row] = []
+    for width in widths:
+        for seed in range(seeds):
+            model = _member(family, width, seed, parametrization).to(dtype=dtype)
+            if parametrization == "mup":
+                opt = family.optimizer(model, optimizer, **hyper)
+            else:
+                opt = optimizer(model.parameters(), **hyper)
+            rows += _measure(model, opt, data, loss, steps, _scalar(width), seed)
+    title = {"mup": "μP", "standard": "standard parametrisation"}[parametrization]
+    return CoordCheck(rows, f"{title}, {optimizer.__name__}")
+
+
+def _member(family: Family, width: Width, seed: int, parametrization: str) -> nn.Module:
+    if parametrization == "mup":
+        return family.init(width, seed)
+    if parametrization != "standard":
+        raise MupscaleError(f"parametrization is 'mup' or 'standard', not {parametrization!r}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return family.build(width)
+
+
+def _scalar(width: Width) -> float:
+    """One number for the axis of a plot: of named widths, the largest."""
+    return width if isinstance(width, int | float) else max(width.values())
+
+
+def _measure(
+    model: nn.Module, optimizer: Optimizer, data: list[Any], loss: Loss, steps: int, width: float, seed: int
+) -> list[Row]:
+    rows, start = [], dict[str, Tensor]()
+    measured = {path for path, module in naming.modules(model).items() if _is_layer(module)}
+    for step in range(steps + 1):
+        with torch.no_grad(), _Recorder(model) as recorder:
+            loss(model, data[0])
+        for path, output in recorder.outputs.items():
+            if path in measured:
+                start.setdefault(path, output)
+                rows.append(Row(width, seed, step, path, _rms(output), _rms(output - start[path])))
+        optimizer.zero_grad()
+        loss(model, data[step % len(data)]).backward()
+        optimizer.step()
+    return rows
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters(recurse=False))
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(tensor.double().square().mean().sqrt())

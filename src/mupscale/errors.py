@@ -1,0 +1,5 @@
+"""The one error type of the library: everything it refuses, it refuses with a MupscaleError."""
+
+
+class MupscaleError(Exception):
+    """Raised for anything the user can mend; the message names what is wrong and what to do about it."""

@@ -1,0 +1,221 @@
+"""A family: one architecture at every width, initialised and trained under μP with its own unmodified modules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mupscale import names as naming
+from mupscale.errors import MupscaleError
+from mupscale.noise import Noise
+from mupscale.optim import make_optimizer, param_groups
+from mupscale.plan import Entry, Plan, build_plan, initial_std
+from mupscale.roles import Role
+from mupscale.upscale import upscale
+
+Width = int | float | Mapping[str, int | float]
+_DRAWS = 4  # freshly built models that the initialisation is measured on
+_WIDE_ENOUGH = 64  # below this width an initialisation says little about wide ones
+
+
+class Family:
+    """`Family(lambda width: MLP(54, width, 7), base=64)`: a model for every width, or for every dict of widths.
+
+    base: at this width every factor is 1, so lr, weight decay and eps mean what they mean in plain PyTorch.
+    init_at: the width at which the model's own initialisation is taken as it is (default: base, at least 64).
+    roles: name patterns for what the modules cannot tell, as in `plan`.
+    """
+
+    def __init__(
+        self,
+        build: Callable[..., nn.Module],
+        base: Width,
+        *,
+        init_at: Width | None = None,
+        roles: Mapping[str, Role] | None = None,
+    ) -> None:
+        self._build, self.base, self.roles = build, base, roles
+        self.init_at = _default_init_at(base) if init_at is None else init_at
+        self._base_model = self.sketch(base)
+        self._width_dims = self._find_width_dims()
+        self._measured: dict[str, float] | None = None
+
+    def build(self, width: Width) -> nn.Module:
+        """The model as its author initialises it: the standard parametrisation."""
+        model = self._build(**width) if isinstance(width, Mapping) else self._build(width)
+        if not isinstance(model, nn.Module):
+            raise MupscaleError(
+                f"the family's build function gave {type(model).__name__} for width {width}, no nn.Module"
+            )
+        return model
+
+    def sketch(self, width: Width) -> nn.Module:
+        """The model without memory, on the meta device; a real one where its author's code needs values."""
+        try:
+            with torch.device("meta"):
+                return self.build(width)
+        except (RuntimeError, NotImplementedError):
+            with torch.random.fork_rng(devices=[]):
+                return self.build(width)
+
+    def plan(self, width: Width | nn.Module) -> Plan:
+        """μP at this width (or for this model): every factor relative to the base."""
+        return self._between(self._base_model, self._at(width), copying=False)
+
+    def widening(self, narrow: Width | nn.Module, wide: Width | nn.Module) -> Plan:
+        """The plan for widening one member of the family into another, noise units included."""
+        wide_model = self._at(wide)
+        made = self._between(self._at(narrow), wide_model, copying=True)
+        return replace(made, fresh=self._fresh(wide_model))
+
+    def init(self, width: Width, seed: int = 0) -> nn.Module:
+        """A model under μP: the author's own draw, each random parameter rescaled to its μP standard deviation.
+
+        That is the std the author's init has at `init_at`, times Rule.init; constant parameters are multiplied by
+        fold alone, and random ones without a width are drawn at `init_at`. Same seed, same weights.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self.build(width)
+            if width == self.init_at:
+                return model
+            torch.manual_seed(seed)
+            reference = naming.parameters(self.build(self.init_at))
+        entries = self._between(self.sketch(self.init_at), model, copying=False).parameters
+        measured = self._measure()
+        with torch.no_grad():
+            for name, p in naming.parameters(model).items():
+                if measured[name] == 0:
+                    p.mul_(float(entries[name].fold))
+                elif not entries[name].axes:
+                    p.copy_(reference[name])
+                else:
+                    _rescale(p, measured[name] * entries[name].init, float(entries[name].fold))
+        return model
+
+    def param_groups(
+        self,
+        model: nn.Module,
+        optimizer: type[Optimizer],
+        *,
+        groups: Sequence[Mapping[str, Any]] | None = None,
+        **hyper: Any,
+    ) -> list[dict[str, Any]]:
+        """Groups for the model under μP; lr, weight decay and eps are given at the base width."""
+        return param_groups(model, self.plan(model), optimizer, groups=groups, **hyper)
+
+    def optimizer(
+        self,
+        model: nn.Module,
+        optimizer: type[Optimizer],
+        *,
+        groups: Sequence[Mapping[str, Any]] | None = None,
+        **hyper: Any,
+    ) -> Optimizer:
+        """The optimizer for the model under μP; lr, weight decay and eps are given at the base width."""
+        return make_optimizer(model, self.plan(model), optimizer, groups=groups, **hyper)
+
+    def upscale(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        *,
+        width: Width,
+        noise: Noise = 0.0,
+        lr: float | None = None,
+        seed: int = 0,
+    ) -> tuple[nn.Module, Optimizer | None]:
+        """The model and its optimizer at a larger width: widened exactly, then perturbed; `lr` is at the base width."""
+        wide = self.sketch(width)
+        made = self.widening(model, wide)
+        first = next(model.parameters(), torch.empty(0))
+        memory = None if any(p.is_meta for p in wide.parameters()) else first.device
+        wide = wide.to(device=memory, dtype=first.dtype).train(model.training)
+        return upscale(naming.unwrap(model), wide, made, optimizer, noise=noise, lr=lr, seed=seed)
+
+    def _at(self, width: Width | nn.Module) -> nn.Module:
+        return width if isinstance(width, nn.Module) else self.sketch(width)
+
+    def _between(self, narrow: nn.Module, wide: nn.Module, *, copying: bool) -> Plan:
+        return build_plan(narrow, wide, roles=self.roles, copying=copying, is_width=self._is_width)
+
+    def _is_width(self, name: str, dim: int) -> bool:
+        return dim in self._width_dims.get(name, ())
+
+    def _find_width_dims(self) -> dict[str, set[int]]:
+        """Dimensions that change when the widths double, together or one at a time."""
+        names = list(self.base) if isinstance(self.base, Mapping) else []
+        probes: list[Width] = [_times(self.base, 2)]
+        for name in names if len(names) > 1 else []:
+            probes.append({**self.base, name: self.base[name] * 2})  # type: ignore[dict-item, index]
+        found: dict[str, set[int]] = {}
+        base = _tensors(self._base_model)
+        for number, widths in enumerate(probes):
+            try:
+                probe = _tensors(self.sketch(widths))
+            except Exception:  # a width alone may not be buildable; all of them together must be
+                if number == 0:
+                    raise
+                continue
+            for name, tensor in probe.items():
+                if name in base and base[name].dim() == tensor.dim():
+                    grown = {d for d in range(tensor.dim()) if tensor.shape[d] != base[name].shape[d]}
+                    found.setdefault(name, set()).update(grown)
+        if not any(found.values()):
+            raise MupscaleError(
+                f"no parameter changes when the width doubles from {self.base}: does build use its width?"
+            )
+        return found
+
+    def _measure(self) -> dict[str, float]:
+        """Std of the author's initialisation at `init_at`, over a few draws; 0 for what is not random."""
+        if self._measured is None:
+            with torch.random.fork_rng(devices=[]):
+                draws = []
+                for seed in range(_DRAWS):
+                    torch.manual_seed(seed)
+                    draws.append(naming.parameters(self.build(self.init_at)))
+            self._measured = initial_std(draws)
+        return self._measured
+
+    def _fresh(self, wide: nn.Module) -> dict[str, float]:
+        entries: Mapping[str, Entry] = self._between(self.sketch(self.init_at), wide, copying=False).parameters
+        return {name: std * entries[name].init for name, std in self._measure().items()}
+
+
+def _rescale(p: Tensor, std: float, fold: float) -> None:
+    """Give the tensor this standard deviation about its mean; a mean that is no accident is kept, times fold."""
+    values = p.detach().double()
+    mean, spread = float(values.mean()), float(values.std(correction=0))
+    if spread == 0:
+        p.mul_(fold)
+        return
+    center = mean if abs(mean) > 6 * spread / math.sqrt(p.numel()) else 0.0
+    p.sub_(center).mul_(std / spread).add_(center * fold)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters under all their names, and buffers."""
+    model = naming.unwrap(model)
+    pairs = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {naming.canonical(name): tensor for name, tensor in pairs}
+
+
+def _times(width: Width, factor: int) -> Width:
+    return {n: w * factor for n, w in width.items()} if isinstance(width, Mapping) else width * factor
+
+
+def _default_init_at(base: Width) -> Width:
+    """The base, or the smallest multiple of it whose largest width is 64."""
+    widths = list(base.values()) if isinstance(base, Mapping) else [base]
+    if not widths or not all(isinstance(w, int | float) and w > 0 for w in widths):
+        raise MupscaleError(f"base is a positive width or a dict of them, not {base!r}")
+    if any(isinstance(w, float) for w in widths):
+        return base
+    return _times(base, max(1, math.ceil(_WIDE_ENOUGH / max(widths))))

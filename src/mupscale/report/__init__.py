@@ -1,0 +1,1 @@
+"""Pictures of what happened. Needs the `plots` extra."""

@@ -1,0 +1,289 @@
+"""Does the wide model compute, and go on computing, what the narrow one does? And if not, where does it begin?
+
+A static check never suffices (grouped-query heads copied wrongly pass it), so equivalence is shown over
+optimizer steps: Theorem 'Dynamic equivalence' as a test that anyone can run on their own model.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from mupscale import names as naming
+from mupscale.axes import expand
+from mupscale.errors import MupscaleError
+from mupscale.optim import clip_grad_norm_
+from mupscale.plan import Plan
+from mupscale.upscale import grow_optimizer
+
+Loss = Callable[[nn.Module, Any], Tensor]
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where the two models differ, and what usually causes it there."""
+
+    name: str
+    kind: str
+    relative: float
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} '{self.name}' differs first (by {self.relative:.1e}). {self.advice}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Relative output differences before each step, both losses, and the first difference if there is one."""
+
+    differences: list[float]
+    losses: list[tuple[float, float]]
+    tolerance: float
+    first: Difference | None = None
+
+    @property
+    def max_relative_difference(self) -> float:
+        """The largest over all steps."""
+        return max(self.differences)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the two models agree at every step."""
+        return self.max_relative_difference <= self.tolerance
+
+    def __str__(self) -> str:
+        steps = len(self.differences) - 1
+        verdict = "equivalent" if self.ok else "NOT equivalent"
+        head = (
+            f"{verdict}: largest relative output difference {self.max_relative_difference:.1e} over {steps} steps "
+            f"(tolerance {self.tolerance:.0e}), loss {self.losses[0][0]:.4g} → {self.losses[-1][0]:.4g}"
+        )
+        return head if self.first is None else f"{head}\n{self.first}"
+
+
+def verify(
+    narrow: nn.Module,
+    wide: nn.Module,
+    plan: Plan,
+    batches: Iterable[Any],
+    loss: Loss,
+    *,
+    optimizer: Optimizer | type[Optimizer] | None = None,
+    steps: int = 20,
+    clip: float | None = None,
+    schedule: Callable[[Optimizer], LRScheduler] | None = None,
+    tolerance: float | None = None,
+    **hyper: Any,
+) -> Report:
+    """Train copies of both models side by side and compare their outputs before every step and after the last.
+
+    loss(model, batch) gives the training loss; batches are used in turn, again from the start if they run out.
+    optimizer: the narrow model's own (its state goes along), or a class with its hyperparameters; None checks the
+    outputs only. clip: width-invariant clipping in both. The models given are not changed.
+    """
+    data = list(itertools.islice(batches, steps + 1))
+    if not data:
+        raise MupscaleError("verify needs at least one batch")
+    plan.check(narrow, "narrow")
+    plan.check(wide)
+    small, small_optimizer = _copies(narrow, optimizer, hyper)
+    large = copy.deepcopy(naming.unwrap(wide))
+    for model in (small, large):
+        _silence_dropout(model)
+    large_optimizer = None
+    if small_optimizer is not None:
+        large_optimizer = grow_optimizer(small_optimizer, small, large, plan)
+    pair = [(small, small_optimizer), (large, large_optimizer)]
+    schedulers = [schedule(o) for _, o in pair if o is not None] if schedule is not None else []
+    tolerance = _tolerance(small) if tolerance is None else tolerance
+    differences, losses = list[float](), list[tuple[float, float]]()
+    first: Difference | None = None
+    for step in range((steps if small_optimizer is not None else 0) + 1):
+        batch = data[step % len(data)]
+        with _Recorder(small) as ours, _Recorder(large) as theirs:
+            values = [loss(small, batch), loss(large, batch)]
+        differences.append(ours.final_difference(theirs))
+        losses.append((values[0].item(), values[1].item()))
+        if first is None and not differences[-1] <= tolerance:
+            first = _first_parameter(small, large, plan, tolerance) if step else None
+            first = first or _first_module(ours, theirs, plan, tolerance)
+        if small_optimizer is None or step == steps:
+            break
+        for (model, opt), value in zip(pair, values, strict=True):
+            assert opt is not None
+            opt.zero_grad()
+            value.backward()
+            if clip is not None:
+                _clip(model, clip, plan, wide=model is large)
+            opt.step()
+        for scheduler in schedulers:
+            scheduler.step()
+    return Report(differences, losses, tolerance, first)
+
+
+def _copies(
+    narrow: nn.Module, optimizer: Optimizer | type[Optimizer] | None, hyper: dict[str, Any]
+) -> tuple[nn.Module, Optimizer | None]:
+    if isinstance(optimizer, Optimizer):
+        model, copied = copy.deepcopy((naming.unwrap(narrow), optimizer))
+        return model, copied
+    model = copy.deepcopy(naming.unwrap(narrow))
+    return model, None if optimizer is None else optimizer(model.parameters(), **hyper)
+
+
+def _clip(model: nn.Module, max_norm: float, plan: Plan, *, wide: bool) -> None:
+    if wide:
+        clip_grad_norm_(model, max_norm, plan)
+    else:
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+
+
+def _silence_dropout(model: nn.Module) -> None:
+    """Dropout draws other masks at another width, so it is switched off; everything else trains."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.eval()
+
+
+def _tolerance(model: nn.Module) -> float:
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    return _TOLERANCE.get(dtype, 5e-2)
+
+
+class _Recorder(AbstractContextManager["_Recorder"]):
+    """Outputs of every module of a model, in the order in which they were computed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.outputs: dict[str, Tensor] = {}
+        self.handles: list[Any] = []
+
+    def __enter__(self) -> _Recorder:
+        for path, module in naming.modules(self.model).items():
+            self.handles.append(module.register_forward_hook(self._hook(path)))
+        return self
+
+    def _hook(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
+        def record(module: nn.Module, inputs: Any, output: Any) -> None:
+            tensor = _first_tensor(output)
+            if tensor is not None:
+                self.outputs.setdefault(path, tensor.detach())
+
+        return record
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def final_difference(self, other: _Recorder) -> float:
+        if "" not in self.outputs or "" not in other.outputs:
+            raise MupscaleError("loss(model, batch) must call the model, and the model must return a tensor first")
+        ours, theirs = self.outputs[""], other.outputs[""]
+        if ours.shape != theirs.shape:
+            raise MupscaleError(
+                f"the models' outputs have shapes {tuple(ours.shape)} and {tuple(theirs.shape)}; "
+                f"verify needs models whose output does not grow with the width"
+            )
+        return relative_difference(ours, theirs)
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    """The first floating-point tensor in a module's output, which may be a tuple, a dict or a dataclass-like dict."""
+    if isinstance(output, Tensor):
+        return output if output.is_floating_point() else None
+    values = output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else ()
+    return next((t for t in map(_first_tensor, values) if t is not None), None)
+
+
+def relative_difference(ours: Tensor, theirs: Tensor) -> float:
+    """‖ours − theirs‖ / ‖ours‖, in double precision; infinite if either is not finite."""
+    a, b = ours.double(), theirs.double()
+    norm = float(a.norm())
+    difference = float((a - b).norm())
+    value = difference / norm if norm else difference
+    return value if value == value else float("inf")
+
+
+def _first_parameter(small: nn.Module, large: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
+    """After a step: the parameter that is furthest from the copies it should consist of."""
+    worst: tuple[float, str] = (tolerance, "")
+    theirs = naming.parameters(large)
+    for name, p in naming.parameters(small).items():
+        entry = plan.parameters[name]
+        expected = expand(p.detach(), entry.axes, torch.empty_like(theirs[name]), entry.rule.weight)
+        worst = max(worst, (relative_difference(expected, theirs[name].detach()), name))
+    if not worst[1]:
+        return None
+    return Difference(worst[1], "parameter", worst[0], f"The models agreed until an update: {_ADVICE['update']}")
+
+
+def _first_module(ours: _Recorder, theirs: _Recorder, plan: Plan, tolerance: float) -> Difference | None:
+    for path, output in ours.outputs.items():
+        if path in theirs.outputs:
+            relative = _difference_of_copies(output, theirs.outputs[path], plan, path)
+            if not relative <= tolerance:
+                return Difference(path, "module", relative, _advice(naming.modules(ours.model)[path]))
+    return None
+
+
+def _difference_of_copies(narrow: Tensor, wide: Tensor, plan: Plan, path: str) -> float:
+    """Whether the wide output consists of copies of the narrow one, in whatever order, up to a fold."""
+    if narrow.dim() != wide.dim():
+        return float("inf")
+    folds = {1.0, *(float(e.fold) for n, e in plan.parameters.items() if n.rpartition(".")[0] == path)}
+    expected = narrow
+    for d in range(narrow.dim()):
+        if narrow.shape[d] and wide.shape[d] % narrow.shape[d] == 0 and wide.shape[d] != narrow.shape[d]:
+            expected = expected.repeat_interleave(wide.shape[d] // narrow.shape[d], d).sort(dim=d).values
+            wide = wide.sort(dim=d).values
+    if expected.shape != wide.shape:
+        return float("inf")
+    return min(relative_difference(expected * fold, wide) for fold in folds)
+
+
+def _advice(module: nn.Module) -> str:
+    name = type(module).__name__.lower()
+    if "attention" in name or "attn" in name:
+        key = "heads"
+    elif isinstance(module, nn.Linear):
+        key = "flatten"
+    elif "norm" in name:
+        key = "constant"
+    else:
+        key = "other"
+    return _ADVICE[key]
+
+
+_ADVICE = {
+    "heads": (
+        "Usually heads: if their number grows, whole heads must be copied (Role(out_block=head_dim), in_block for the "
+        "output projection); if head_dim grows, attention must scale as 1/head_dim."
+    ),
+    "flatten": (
+        "Usually a flatten before it: after convolutions flattened to C·H·W its input is copied in blocks, "
+        "roles={'NAME.weight': Role(out=0, in_=1, in_block=H*W)}; else heads that were not "
+        "recognised, or a tied weight."
+    ),
+    "constant": "Usually a constant in forward that depends on the width, such as a division by √width, or an eps.",
+    "other": (
+        "Usually heads that were not recognised, a flatten that needs a block, a tied weight used in two roles, or a "
+        "constant in forward that depends on the width."
+    ),
+    "update": (
+        "usually copies that receive different gradients (grouped-query heads not copied as whole groups), plain "
+        "clipping instead of clip_grad_norm_ with the plan, or an optimizer registered with a wrong degree."
+    ),
+}
