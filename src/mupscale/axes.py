@@ -18,7 +18,7 @@ from mupscale.errors import MupscaleError
 from mupscale.rules import Number
 
 _SHORT_RUN = 16  # below this many contiguous entries per copy, a broadcast copy is slower than strided ones
-_CHUNK = 1 << 20  # output entries per step, so that rows are duplicated while they are in cache
+_CHUNK = 1 << 19  # output entries per thread and step, so that rows are duplicated while they are in cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,10 @@ class Axis:
     times: Number = 1
     block: int = 1
     sections: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if min((self.block, *(block for _, block in self.sections))) < 1:
+            raise MupscaleError(f"a block has at least one unit; {self} has a smaller one")
 
     @property
     def copies(self) -> int:
@@ -51,11 +55,13 @@ class Axis:
         if self.times == 1 or other.times == 1:
             kept = other if self.times == 1 else self
             return Axis(times, kept.block, kept.sections)
-        if self.block != other.block or self.sections or other.sections:
+        grown = tuple((length * self.times, block) for length, block in self.sections)
+        if self.block != other.block or grown != other.sections:
+            first, then = (axis.sections or axis.block for axis in (self, other))
             raise MupscaleError(
-                f"axes copied in blocks of {self.block} and then of {other.block} do not compose; widen in one step"
+                f"axes copied in blocks of {first} and then of {then} do not compose; widen in one step"
             )
-        return Axis(times, self.block)
+        return Axis(times, self.block, self.sections)
 
 
 def multiplier(narrow: int, wide: int) -> Number:
@@ -67,12 +73,15 @@ def multiplier(narrow: int, wide: int) -> Number:
 def expand(narrow: Tensor, axes: Mapping[int, Axis], out: Tensor, scale: float = 1.0) -> Tensor:
     """Write `scale` times the narrow tensor, copied along its axes, into `out`, in one pass over the output."""
     axes = {dim: axis for dim, axis in axes.items() if axis.times != 1}
-    for dim, axis in axes.items():
-        if axis.sections:
-            return _expand_sections(narrow, axes, dim, out, scale)
+    for dim in axes:
+        if not 0 <= dim < narrow.dim():
+            raise MupscaleError(f"a tensor of shape {tuple(narrow.shape)} has no dimension {dim} to widen")
     expected = tuple(n * axes[d].copies if d in axes else n for d, n in enumerate(narrow.shape))
     if tuple(out.shape) != expected:
         raise MupscaleError(f"a tensor of shape {tuple(narrow.shape)} widens to {expected}, not to {tuple(out.shape)}")
+    for dim, axis in axes.items():
+        if axis.sections:
+            return _expand_sections(narrow, axes, dim, out, scale)
     if out.numel():
         _copy(narrow, axes, out, scale)
     return out
@@ -104,29 +113,43 @@ def _copy(narrow: Tensor, axes: Mapping[int, Axis], out: Tensor, scale: float) -
         source = source.unflatten(dim, (-1, 1, block))
         target = target.unflatten(dim, (-1, k, block))
         copied = [dim + 1] + [d + 2 for d in copied]
-    rows = max(1, _CHUNK * target.shape[0] // target.numel()) if target.dim() else 1
-    for start in range(0, target.shape[0] if target.dim() else 1, rows):
-        part = source[start : start + rows] if source.dim() else source
-        to = target[start : start + rows] if target.dim() else target
-        _broadcast(part if scale == 1 else part * scale, to, copied)
+    if not target.is_cpu or not copied:
+        target.copy_(source if scale == 1 else source * scale)
+        return
+    rows = max(1, _CHUNK * torch.get_num_threads() * target.shape[0] // target.numel())
+    for start in range(0, target.shape[0], rows):
+        part = source[start : start + rows]
+        _broadcast(part if scale == 1 else part * scale, target[start : start + rows], copied)
 
 
 def _broadcast(source: Tensor, target: Tensor, copied: Sequence[int]) -> None:
     """target ← source, whose `copied` dimensions have size 1; short innermost runs go copy by copy."""
-    inner = copied[-1] if copied else None
-    if inner is None or _size_after(target, inner) >= _SHORT_RUN:
+    inner = copied[-1]
+    if _size_after(target, inner) >= _SHORT_RUN:
         target.copy_(source)
         return
     first = target
     for dim in copied[:-1]:
         first = first.narrow(dim, 0, 1)
-    for copy in range(target.shape[inner]):
-        first.narrow(inner, copy, 1).copy_(source)
+    if _are_pairs(source, first, inner):  # (x, x) is the complex number x + xi, which torch writes twice as fast
+        x = source.squeeze(-1).squeeze(-1)
+        torch.complex(x, x, out=torch.view_as_complex(first.squeeze(-1)))
+    else:
+        for copy in range(target.shape[inner]):
+            first.narrow(inner, copy, 1).copy_(source)
     if len(copied) > 1:
         target.narrow(copied[0], 1, target.shape[copied[0]] - 1).copy_(first)
         for dim in copied[1:-1]:  # three or more copied axes (Bilinear): the first slab still lacks these
             slab = target.narrow(copied[0], 0, 1)
             slab.narrow(dim, 1, slab.shape[dim] - 1).copy_(first)
+
+
+def _are_pairs(source: Tensor, target: Tensor, inner: int) -> bool:
+    """Whether entries are written twice, side by side, as a complex tensor stores its two parts."""
+    real = source.dtype == target.dtype and target.dtype in (torch.float32, torch.float64)
+    aligned = target.storage_offset() % 2 == 0 and all(stride % 2 == 0 for stride in target.stride()[:inner])
+    side_by_side = inner == target.dim() - 2 and target.shape[inner:] == (2, 1) and target.stride(inner) == 1
+    return real and aligned and side_by_side
 
 
 def _size_after(tensor: Tensor, dim: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import zipfile
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +50,7 @@ def save(
 ) -> Path:
     """Write a checkpoint; `extra` is anything JSON can hold. With several processes all must call, and one writes."""
     path = Path(path)
-    tensors: dict[str, Tensor] = {}
+    tensors = _Tensors()
     content = {
         "version": _VERSION,
         "model": _pack(_model_state(model), "model", tensors),
@@ -58,18 +58,25 @@ def save(
         "plan": None if plan is None else plan.to_json(),
         "extra": _pack(extra, "extra", tensors),
     }
-    if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
-        return path
+    several = dist.is_available() and dist.is_initialized()
+    if not several or dist.get_rank() == 0:
+        _write(path, tensors, content)
+    if several:
+        dist.barrier()  # when this returns, the file is there for every process
+    return path
+
+
+def _write(path: Path, tensors: _Tensors, content: Mapping[str, Any]) -> None:
+    """To a temporary name, flushed to the disk, and then in one step to its own."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        save_file(tensors, temporary, metadata={_HEADER: json.dumps(content)})
+        save_file(tensors.storable(), temporary, metadata={_HEADER: json.dumps(content)})
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    return path
 
 
 def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> Checkpoint:
@@ -91,29 +98,64 @@ def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer 
     plan = None if content["plan"] is None else Plan.from_json(content["plan"])
     checkpoint = Checkpoint(unpacked["model"], unpacked["optimizer"], plan, unpacked["extra"])
     if model is not None:
-        load_model(checkpoint.model, model)
+        check_model(checkpoint.model, model)
     if optimizer is not None:
         if checkpoint.optimizer is None:
             raise MupscaleError(f"{path} holds no optimizer state; load it without an optimizer")
-        optimizer.load_state_dict(checkpoint.optimizer)
+        load_optimizer(checkpoint.optimizer, optimizer)
+    if model is not None:
+        load_model(checkpoint.model, model)
     return checkpoint
+
+
+def load_optimizer(state: dict[str, Any], optimizer: Optimizer) -> None:
+    """As optimizer.load_state_dict; state of a sharded parameter is laid out as the parameter is."""
+    _check_shapes(state, optimizer)
+    try:
+        optimizer.load_state_dict(state)
+    except (ValueError, KeyError) as error:
+        raise MupscaleError(f"the checkpoint is of another optimizer: {error}") from None
+    for p, values in optimizer.state.items():
+        for key, value in values.items():
+            if isinstance(value, Tensor) and value.shape == p.shape and value.dim():
+                values[key] = sharded.like(value, p)
+
+
+def _check_shapes(state: dict[str, Any], optimizer: Optimizer) -> None:
+    """torch compares numbers of parameters only; state of a shape of its own (Adafactor's rows) has sizes 1 in it."""
+    ours = [p for group in optimizer.param_groups for p in group["params"]]
+    theirs = [key for group in state["param_groups"] for key in group["params"]]
+    for p, key in zip(ours, theirs, strict=False):
+        for name, value in state["state"].get(key, {}).items():
+            if not isinstance(value, Tensor) or value.dim() != p.dim():
+                continue
+            if any(size not in (1, n) for size, n in zip(value.shape, p.shape, strict=True)):
+                raise MupscaleError(
+                    f"the checkpoint is of another optimizer: its '{name}' number {key} has shape "
+                    f"{tuple(value.shape)} and the parameter {tuple(p.shape)}"
+                )
 
 
 def load_model(state: Mapping[str, Tensor], model: nn.Module) -> None:
     """Strictly: every name and shape must agree. Sharded and wrapped models included."""
+    for name, tensor in check_model(state, model).items():
+        sharded.write(state[name], tensor)
+
+
+def check_model(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The model's own tensors by canonical name, if they are the state's."""
     plain = naming.unwrap(model)
-    own = {naming.canonical(name): (name, tensor) for name, tensor in plain.state_dict().items()}
+    own: dict[str, Tensor] = {naming.canonical(name): tensor for name, tensor in plain.state_dict().items()}
     if own.keys() != state.keys():
         odd = min(own.keys() ^ state.keys())
         raise MupscaleError(f"the checkpoint is of another model: '{odd}' is in one of the two only")
-    for name, (_, tensor) in own.items():
+    for name, tensor in own.items():
         if tensor.shape != state[name].shape:
             raise MupscaleError(
                 f"the checkpoint is of another model: '{name}' has shape {tuple(state[name].shape)} there and "
                 f"{tuple(tensor.shape)} here"
             )
-    for name, (_, tensor) in own.items():
-        sharded.write(state[name], tensor)
+    return own
 
 
 def load_torch(path: str | Path) -> Any:
@@ -122,8 +164,13 @@ def load_torch(path: str | Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise MupscaleError(f"there is no file at {path}") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except Exception as error:  # a broken pickle may raise anything
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and found:
+            reason = f"it holds {found[1]}, which is code, and not tensors alone; save a state_dict instead"
+        else:
+            first = re.split(r"\n|\. ", str(error))[0] or type(error).__name__
+            reason = f"it is truncated, or no file of torch.save ({first})"
         raise MupscaleError(f"{path} cannot be loaded as weights only: {reason}") from None
 
 
@@ -131,15 +178,41 @@ def _model_state(model: nn.Module) -> dict[str, Tensor]:
     return {naming.canonical(name): tensor for name, tensor in naming.unwrap(model).state_dict().items()}
 
 
-def _pack(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON for the value; tensors go into `tensors` and leave their name, equal ones once."""
+class _Tensors:
+    """Tensors by a name of their own; one that is met again, as a tied weight is, is kept once."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Tensor] = {}
+        self.names: dict[Any, str] = {}
+
+    def add(self, tensor: Tensor, key: str) -> str:
+        """Keep the tensor, and return its name: the key, where that is free."""
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            kind = "one without values (meta)" if tensor.is_meta else "sparse or quantised"
+            raise MupscaleError(f"'{key}' is a tensor that a checkpoint cannot hold: {kind}")
+        memory = (tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        if memory not in self.names:
+            while key in self.by_name:
+                key += "+"
+            self.by_name[key], self.names[memory] = tensor, key
+        return self.names[memory]
+
+    def storable(self) -> dict[str, Tensor]:
+        """As safetensors wants them: contiguous, and none in the memory of another (two slices of one tensor)."""
+        made: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for name, tensor in self.by_name.items():
+            storage = tensor.untyped_storage().data_ptr()
+            own = tensor if storage not in seen else tensor.clone()
+            made[name] = own.contiguous()
+            seen.add(storage)
+        return made
+
+
+def _pack(value: Any, key: str, tensors: _Tensors) -> Any:
+    """JSON for the value; tensors go into `tensors` and leave their name."""
     if isinstance(value, Tensor):
-        whole = sharded.full(value.detach())
-        for name, known in tensors.items():
-            if known is whole or (_same_memory(known, whole) and whole.numel()):
-                return {"$tensor": name}
-        tensors[key] = whole
-        return {"$tensor": key}
+        return {"$tensor": tensors.add(sharded.full(value.detach()), key)}
     if isinstance(value, Mapping):
         return {"$items": [[_pack(k, key, tensors), _pack(v, f"{key}.{k}", tensors)] for k, v in value.items()]}
     if isinstance(value, tuple):
@@ -164,7 +237,3 @@ def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if tag == "$tuple":
         return tuple(_unpack(v, tensors) for v in content)
     return {_unpack(k, tensors): _unpack(v, tensors) for k, v in content}
-
-
-def _same_memory(a: Tensor, b: Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype

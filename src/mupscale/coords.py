@@ -7,7 +7,7 @@ the standard parametrisation they grow or vanish. One look tells whether a famil
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from mupscale import names as naming
 from mupscale.errors import MupscaleError
 from mupscale.family import Family, Width
-from mupscale.verify import Loss, _Recorder
+from mupscale.plan import Plan
+from mupscale.verify import Loss, _Recorder, _silence_dropout
 
 FLAT = 0.2
 """A power of the width within ±this counts as none."""
@@ -139,11 +140,13 @@ def coord_check(
     for width in widths:
         for seed in range(seeds):
             model = _member(family, width, seed, parametrization).to(dtype=dtype)
+            _silence_dropout(model)  # another mask at every look would count as change
             if parametrization == "mup":
                 opt = family.optimizer(model, optimizer, **hyper)
             else:
                 opt = optimizer(model.parameters(), **hyper)
-            rows += _measure(model, opt, data, loss, steps, _scalar(width), seed)
+            folds = _folds(family.plan(model)) if parametrization == "mup" else {}
+            rows += _measure(model, opt, data, loss, steps, _scalar(width), seed, folds)
     title = {"mup": "μP", "standard": "standard parametrisation"}[parametrization]
     return CoordCheck(rows, f"{title}, {optimizer.__name__}")
 
@@ -163,8 +166,27 @@ def _scalar(width: Width) -> float:
     return width if isinstance(width, int | float) else max(width.values())
 
 
+def _folds(plan: Plan) -> dict[str, float]:
+    """Constants that are folded into all of a module's parameters, and so into its output: the 1/k of a tied readout.
+
+    A weight whose forward has a multiplier of its own (MuReadout: fold = in_) gives its output as it is.
+    """
+    own: dict[str, set[float]] = {}
+    for name, entry in plan.parameters.items():
+        undone = entry.rule.weight == 1
+        own.setdefault(name.rpartition(".")[0], set()).add(1.0 if undone else float(entry.fold))
+    return {path: folds.pop() for path, folds in own.items() if len(folds) == 1}
+
+
 def _measure(
-    model: nn.Module, optimizer: Optimizer, data: list[Any], loss: Loss, steps: int, width: float, seed: int
+    model: nn.Module,
+    optimizer: Optimizer,
+    data: list[Any],
+    loss: Loss,
+    steps: int,
+    width: float,
+    seed: int,
+    folds: Mapping[str, float],
 ) -> list[Row]:
     rows, start = [], dict[str, Tensor]()
     measured = {path for path, module in naming.modules(model).items() if _is_layer(module)}
@@ -173,8 +195,11 @@ def _measure(
             loss(model, data[0])
         for path, output in recorder.outputs.items():
             if path in measured:
+                output = output / folds.get(path, 1.0)
                 start.setdefault(path, output)
                 rows.append(Row(width, seed, step, path, _rms(output), _rms(output - start[path])))
+        if step == steps:
+            break
         optimizer.zero_grad()
         loss(model, data[step % len(data)]).backward()
         optimizer.step()

@@ -40,11 +40,15 @@ class Family:
         init_at: Width | None = None,
         roles: Mapping[str, Role] | None = None,
     ) -> None:
+        _check_width("base", base)
+        if init_at is not None:
+            _check_width("init_at", init_at)
         self._build, self.base, self.roles = build, base, roles
         self.init_at = _default_init_at(base) if init_at is None else init_at
         self._base_model = self.sketch(base)
         self._width_dims = self._find_width_dims()
         self._measured: dict[str, float] | None = None
+        self._centred: set[str] = set()
 
     def build(self, width: Width) -> nn.Module:
         """The model as its author initialises it: the standard parametrisation."""
@@ -60,7 +64,7 @@ class Family:
         try:
             with torch.device("meta"):
                 return self.build(width)
-        except (RuntimeError, NotImplementedError):
+        except Exception:  # whatever it is: a mistake of its author's shows again
             with torch.random.fork_rng(devices=[]):
                 return self.build(width)
 
@@ -96,7 +100,8 @@ class Family:
                 elif not entries[name].axes:
                     p.copy_(reference[name])
                 else:
-                    _rescale(p, measured[name] * entries[name].init, float(entries[name].fold))
+                    fold = float(entries[name].fold)
+                    _rescale(p, measured[name] * entries[name].init, fold, centred=name in self._centred)
         return model
 
     def param_groups(
@@ -133,10 +138,11 @@ class Family:
     ) -> tuple[nn.Module, Optimizer | None]:
         """The model and its optimizer at a larger width: widened exactly, then perturbed; `lr` is at the base width."""
         wide = self.sketch(width)
+        if _has_plain_tensors(wide):  # their values cannot be had from the narrow model
+            with torch.random.fork_rng(devices=[]):
+                wide = self.build(width)
         made = self.widening(model, wide)
-        first = next(model.parameters(), torch.empty(0))
-        memory = None if any(p.is_meta for p in wide.parameters()) else first.device
-        wide = wide.to(device=memory, dtype=first.dtype).train(model.training)
+        _dress(wide, model)
         return upscale(naming.unwrap(model), wide, made, optimizer, noise=noise, lr=lr, seed=seed)
 
     def _at(self, width: Width | nn.Module) -> nn.Module:
@@ -182,6 +188,7 @@ class Family:
                     torch.manual_seed(seed)
                     draws.append(naming.parameters(self.build(self.init_at)))
             self._measured = initial_std(draws)
+            self._centred = {name for name, std in self._measured.items() if _has_mean([d[name] for d in draws], std)}
         return self._measured
 
     def _fresh(self, wide: nn.Module) -> dict[str, float]:
@@ -189,15 +196,47 @@ class Family:
         return {name: std * entries[name].init for name, std in self._measure().items()}
 
 
-def _rescale(p: Tensor, std: float, fold: float) -> None:
-    """Give the tensor this standard deviation about its mean; a mean that is no accident is kept, times fold."""
+def _has_mean(draws: list[nn.Parameter], std: float) -> bool:
+    """Whether the mean over the draws is no accident: six standard errors from 0."""
+    values = torch.cat([p.detach().double().flatten() for p in draws])
+    return std > 0 and abs(float(values.mean())) > 6 * std / math.sqrt(values.numel())
+
+
+def _rescale(p: Tensor, std: float, fold: float, *, centred: bool) -> None:
+    """Give the tensor this standard deviation, about 0, or about its own mean, which is kept, times fold."""
     values = p.detach().double()
-    mean, spread = float(values.mean()), float(values.std(correction=0))
+    center = float(values.mean()) if centred else 0.0
+    spread = float((values - center).square().mean().sqrt())
     if spread == 0:
         p.mul_(fold)
-        return
-    center = mean if abs(mean) > 6 * spread / math.sqrt(p.numel()) else 0.0
-    p.sub_(center).mul_(std / spread).add_(center * fold)
+    else:
+        p.sub_(center).mul_(std / spread).add_(center * fold)
+
+
+def _has_plain_tensors(model: nn.Module) -> bool:
+    """Whether modules keep tensors without memory as plain attributes, where a state dict does not show them."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            values = value.values() if isinstance(value, dict) else value
+            parts = values if isinstance(value, dict | list | tuple) else (value,)
+            plain = (part for part in parts if isinstance(part, Tensor) and not isinstance(part, nn.Parameter))
+            if name != "_buffers" and any(part.is_meta for part in plain):
+                return True
+    return False
+
+
+def _dress(wide: nn.Module, narrow: nn.Module) -> None:
+    """Give the wide model the narrow one's device, dtypes, frozen parameters and train or eval mode, part by part."""
+    for named in (naming.parameters, naming.buffers):
+        theirs: Mapping[str, Tensor] = named(wide)
+        for name, tensor in named(narrow).items():
+            if name in theirs:
+                device = theirs[name].device if theirs[name].is_meta else tensor.device
+                theirs[name].data = theirs[name].data.to(device, tensor.dtype)
+                theirs[name].requires_grad_(tensor.requires_grad)
+    modules = naming.modules(wide)
+    for path, module in naming.modules(narrow).items():
+        modules[path].training = module.training
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -214,8 +253,12 @@ def _times(width: Width, factor: int) -> Width:
 def _default_init_at(base: Width) -> Width:
     """The base, or the smallest multiple of it whose largest width is 64."""
     widths = list(base.values()) if isinstance(base, Mapping) else [base]
-    if not widths or not all(isinstance(w, int | float) and w > 0 for w in widths):
-        raise MupscaleError(f"base is a positive width or a dict of them, not {base!r}")
     if any(isinstance(w, float) for w in widths):
         return base
     return _times(base, max(1, math.ceil(_WIDE_ENOUGH / max(widths))))
+
+
+def _check_width(what: str, width: Width) -> None:
+    widths = list(width.values()) if isinstance(width, Mapping) else [width]
+    if not widths or not all(isinstance(w, int | float) and w > 0 for w in widths):
+        raise MupscaleError(f"{what} is a positive width or a dict of them, not {width!r}")

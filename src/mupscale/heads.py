@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from mupscale import names as naming
 from mupscale.axes import multiplier
 from mupscale.errors import MupscaleError
 from mupscale.roles import Role, Roles, registered
@@ -47,7 +48,8 @@ class _Attention:
         if heads is None:
             return None
         kv_heads, head_dim = _attribute(module, KV_HEADS), _attribute(module, HEAD_DIM)
-        scale = next((float(v) for n in SCALE if isinstance(v := getattr(module, n, None), float)), None)
+        told = (getattr(module, name, None) for name in SCALE)
+        scale = next((float(v) for v in told if isinstance(v, int | float) and v is not True and v > 0), None)
         return cls(heads, heads if kv_heads is None else kv_heads, head_dim, scale)
 
 
@@ -72,22 +74,26 @@ def attention_roles(narrow: nn.Module, wide: nn.Module, path: str) -> Roles:
     if any(_Attention.of(child) is not None for child in narrow.modules() if child is not narrow):
         return {}  # a container that merely knows the number of heads
     projections = _Projections.of(narrow)
-    head_dims = [a.head_dim or p.head_dim(a) for a, p in ((small, projections), (large, _Projections.of(wide)))]
-    if None in head_dims or (small.heads == large.heads and head_dims[0] == head_dims[1]):
+    few, many = (a.head_dim or p.head_dim(a) for a, p in ((small, projections), (large, _Projections.of(wide))))
+    same_heads = (small.heads, small.kv_heads) == (large.heads, large.kv_heads)
+    if same_heads and (few is None or many is None or few == many):
         return {}
     where = f"attention '{path}'" if path else "the attention module"
-    if not projections.complete:
+    if not same_heads and not projections.complete:
+        if few is None and "att" not in type(narrow).__name__.lower():
+            return {}  # heads of another kind
         raise MupscaleError(
-            f"{where} goes from {small.heads} heads of {head_dims[0]} to {large.heads} of "
-            f"{head_dims[1]}, but its query, key, value and output projections were not recognised by "
-            f"name ({', '.join(projections.linears)}); "
-            f'say which is which with roles={{"{path}.NAME.weight": Role(out=0, in_=1, out_block={head_dims[0]})}} '
-            f"for query, key and value and in_block={head_dims[0]} for the output projection"
+            f"{where} goes from {small.heads} heads of {few or 'head_dim'} to {large.heads} of "
+            f"{many or 'head_dim'}, but its query, key, value and output projections were not recognised by "
+            f"name ({', '.join(projections.linears)}); say which is which with roles="
+            f'{{"{path}.NAME.weight": Role(out=0, in_=1, out_block={few or "head_dim"})}} for query, key and value '
+            f"and in_block={few or 'head_dim'} for the output projection, and likewise for their biases"
         )
-    if head_dims[0] != head_dims[1]:
-        return _growing_head_dim(narrow, wide, projections, small, large, multiplier(*head_dims), where)  # type: ignore[arg-type]
-    assert head_dims[0] is not None
-    return _growing_heads(narrow, wide, projections, small, large, head_dims[0], where)
+    assert few is not None  # complete projections tell it
+    assert many is not None
+    if few != many:
+        return _growing_head_dim(narrow, wide, projections, small, large, multiplier(few, many), where)
+    return _growing_heads(narrow, wide, projections, small, large, few, where)
 
 
 @dataclass(frozen=True)
@@ -103,15 +109,18 @@ class _Projections:
 
     @classmethod
     def of(cls, module: nn.Module) -> _Projections:
-        linears = {n: m for n, m in module.named_modules() if n and _is_linear(m)}
-        norms = {n: m for n, m in module.named_modules() if n and "norm" in n.lower() and hasattr(m, "weight")}
+        inside = {name: m for name, m in naming.modules(module).items() if name}
+        linears = {name: m for name, m in inside.items() if _is_linear(m)}
+        norms = {name: m for name, m in inside.items() if "norm" in name.lower() and hasattr(m, "weight")}
 
         def matching(pattern: re.Pattern[str]) -> tuple[str, ...]:
             return tuple(n for n in linears if any(pattern.match(part) for part in n.split(".")))
 
-        return cls(
-            matching(_QUERY), matching(_KEY_VALUE), matching(_FUSED), matching(_OUT), linears, norms
-        )._by_order_if_unnamed()
+        inner, out = (_QUERY, _KEY_VALUE, _FUSED), matching(_OUT)
+        homes = {_home(name, pattern) for pattern in inner for name in matching(pattern)}
+        beside = tuple(name for name in out if _home(name, _OUT) in homes)  # not an MLP's c_proj
+        query, key_value, fused = map(matching, inner)
+        return cls(query, key_value, fused, beside or out, linears, norms)._by_order_if_unnamed()
 
     def _by_order_if_unnamed(self) -> _Projections:
         """Two unnamed linear layers are qkv and output, four are q, k, v and output."""
@@ -135,6 +144,12 @@ class _Projections:
         if self.fused:
             return _out_features(self.linears[self.fused[0]]) // (attention.heads + 2 * attention.kv_heads)
         return None
+
+
+def _home(name: str, pattern: re.Pattern[str]) -> str:
+    """The path of the module in which the part of the name that matches lies."""
+    parts = name.split(".")
+    return ".".join(parts[: next(i for i, part in enumerate(parts) if pattern.match(part))])
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -199,13 +214,26 @@ def _growing_head_dim(
     grow: Number,
     where: str,
 ) -> Roles:
-    if small.heads != large.heads:
-        raise MupscaleError(f"{where}: heads and head_dim both grow; grow one of them")
+    roles: dict[str, Role] = {}
+    why = f"{where}: heads and head_dim both grow; grow one of them" if small.heads != large.heads else ""
+    for name in (*projections.query, *projections.key_value, *projections.fused, *projections.out) if why else ():
+        roles.update(_edited(narrow, wide, name, lambda role: replace(role, uncopyable=why)))
     if small.scale is None or large.scale is None:
-        return {}  # nothing said: 1/head_dim is taken for granted, and verify tells if it is not so
+        return roles  # nothing said: 1/head_dim is taken for granted, and verify tells if it is not so
     ratio = large.scale / small.scale
     if math.isclose(ratio, 1 / grow, rel_tol=1e-6):
-        return {}
+        return roles
+    fold = 1 / (float(grow) * ratio)
+    norms = [name for name in projections.norms if _QUERY_NORM.match(name.rsplit(".", 1)[-1])]
+    if norms:  # a factor before a norm would be normalised away
+        gains = [f"{name}.{p}" for name in norms for p, _ in projections.norms[name].named_parameters(recurse=False)]
+        if not gains:
+            raise MupscaleError(
+                f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to {large.scale:.6g}; "
+                f"the missing factor {fold:.6g} belongs into the gain of '{norms[0]}', which has none. Give it one, or "
+                f"let the attention scale as 1/head_dim"
+            )
+        return {**roles, **dict.fromkeys(gains, Role(out=0, fold=fold))}
     if projections.fused:
         raise MupscaleError(
             f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to "
@@ -213,16 +241,21 @@ def _growing_head_dim(
             f"need another learning rate for the query part of one fused tensor. Let the attention scale as 1/head_dim "
             f"(attention_multiplier in mupscale.models.GPT2), or grow the number of heads"
         )
-    fold = 1 / (float(grow) * ratio)
-    roles: dict[str, Role] = {}
+    if not projections.query:
+        raise MupscaleError(
+            f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to {large.scale:.6g}; the "
+            f"missing factor {fold:.6g} belongs into the query projection, which was not recognised by name "
+            f"({', '.join(projections.linears)}): let the attention scale as 1/head_dim, or pass roles= for all of it, "
+            f"with fold={fold:.6g} for the query's weight and bias"
+        )
     for name in projections.query:
-        roles.update(_edited(narrow, wide, name, lambda role: replace(role, fold=fold)))
+        roles.update(_edited(narrow, wide, name, lambda role: replace(role, fold=fold, uncopyable=why)))
     return roles
 
 
 def _edited(narrow: nn.Module, wide: nn.Module, name: str, edit: Callable[[Role], Role]) -> Roles:
     """The roles that a descendant has anyway, each edited, under its dotted name."""
-    small, large = narrow.get_submodule(name), wide.get_submodule(name)
+    small, large = naming.modules(narrow)[name], naming.modules(wide)[name]
     function = registered(small)
     assert function is not None  # a linear layer
     return {f"{name}.{parameter}": edit(role) for parameter, role in function(small, large).items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -51,8 +51,12 @@ def aliases(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, ...]]:
         yield tuple(dict.fromkeys(names))
 
 
-def without_ddp(names: Iterable[str]) -> dict[str, str]:
-    """Canonical → given, for names read from a file, where DDP shows as a `module.` before every one of them."""
-    given = list(names)
-    strip = bool(given) and all(name.startswith("module.") for name in given)
-    return {canonical(name.removeprefix("module.") if strip else name): name for name in given}
+def without_ddp(names: Iterable[str], known: Container[str]) -> dict[str, str]:
+    """Canonical → given, for names read from a file, where DDP shows as a `module.` before every one of them.
+
+    known: the model's own canonical names, so that a child of its own called `module` keeps its name.
+    """
+    given = {canonical(name): name for name in names}
+    if given and all(name.startswith("module.") and name not in known for name in given):
+        given = {name.removeprefix("module."): original for name, original in given.items()}
+    return given

@@ -91,16 +91,10 @@ def perturb(wide: nn.Module, plan: Plan, noise: Noise, seed: int = 0) -> Gaussia
     Each parameter has a stream of its own, drawn on the CPU from the seed and its name: the same for every device,
     number of processes and order. Zero noise changes no bit.
     """
-    noise = GaussianNoise(noise) if isinstance(noise, int | float) else noise
+    noise = checked(noise, plan)
     unit: Unit = noise.unit if isinstance(noise, GaussianNoise) else "theory"
     parameters = plan.check(wide)
-    if isinstance(noise, GaussianNoise) and isinstance(noise.std, Mapping) and noise.std.keys() - parameters.keys():
-        stranger = min(noise.std.keys() - parameters.keys())
-        raise MupscaleError(
-            f"the noise has a constant for '{stranger}', which the model lacks: it is for another model"
-        )
-    silent = isinstance(noise, GaussianNoise) and not any(noise.of(name) for name in parameters)
-    scales = {} if silent else {name: unit_std(plan, name, unit) for name in parameters}
+    scales = {name: unit_std(plan, name, unit) for name in parameters} if _any(noise, plan) else {}
     constants: dict[str, float] = {}
     for name, p in parameters.items():
         if not scales.get(name):
@@ -120,6 +114,23 @@ def perturb(wide: nn.Module, plan: Plan, noise: Noise, seed: int = 0) -> Gaussia
     if isinstance(noise, SignalNoise):
         noise.effective = effective
     return effective
+
+
+def checked(noise: Noise, plan: Plan) -> GaussianNoise | SignalNoise:
+    """The noise as an object, if it can be given in this plan: asked before anything is written."""
+    noise = noise if isinstance(noise, GaussianNoise | SignalNoise) else GaussianNoise(noise)
+    constants = noise.std if isinstance(noise, GaussianNoise) and isinstance(noise.std, Mapping) else {}
+    if strangers := constants.keys() - plan.parameters.keys():
+        raise MupscaleError(
+            f"the noise has a constant for '{min(strangers)}', which the model lacks: it is for another model"
+        )
+    if isinstance(noise, GaussianNoise) and _any(noise, plan):
+        unit_std(plan, next(iter(plan.parameters)), noise.unit)
+    return noise
+
+
+def _any(noise: GaussianNoise | SignalNoise, plan: Plan) -> bool:
+    return isinstance(noise, SignalNoise) or any(noise.of(name) for name in plan.parameters)
 
 
 def unit_std(plan: Plan, name: str, unit: Unit) -> float:
@@ -147,9 +158,7 @@ def _theory_std(entry: Entry) -> float:
 
 def _input_dims(entry: Entry) -> list[int]:
     """The input axes and, behind them, a convolution's taps."""
-    last = max(entry.in_ + entry.out)
-    if len(entry.wide) > 2:
-        last = max(last, 1)
+    last = max(1, *entry.in_, *entry.out)  # a weight has an output and an input dimension before any taps
     return [*entry.in_, *range(last + 1, len(entry.wide))]
 
 
@@ -178,7 +187,10 @@ def spectral_norm(matrix: Tensor) -> float:
 
 
 def _lanczos_norm(matrix: Tensor, tolerance: float = 1e-6, steps: int = 400) -> float:
-    """Golub–Kahan bidiagonalisation with full reorthogonalisation; its largest Ritz value grows to ‖A‖."""
+    """Golub–Kahan bidiagonalisation with full reorthogonalisation; its largest Ritz value grows to ‖A‖.
+
+    A matrix of low rank, such as a widened one, exhausts its range early: the value is exact then.
+    """
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(matrix.shape[1], generator=generator, dtype=matrix.dtype).to(matrix.device)
     right, left = [start / start.norm()], list[Tensor]()
@@ -187,10 +199,13 @@ def _lanczos_norm(matrix: Tensor, tolerance: float = 1e-6, steps: int = 400) -> 
     for i in range(min(steps, *matrix.shape)):
         u = _orthogonal(matrix @ right[-1], left)
         bidiagonal[i, i] = u.norm()
+        if _exhausted(bidiagonal[i, i], bidiagonal, matrix.dtype):
+            break
         left.append(u / u.norm())
         v = _orthogonal(matrix.T @ left[-1], right)
-        if i + 1 < steps:
-            bidiagonal[i, i + 1] = v.norm()
+        if i + 1 == steps or _exhausted(v.norm(), bidiagonal, matrix.dtype):
+            break
+        bidiagonal[i, i + 1] = v.norm()
         right.append(v / v.norm())
         if i % 10 == 9:
             value = float(torch.linalg.matrix_norm(bidiagonal[: i + 1, : i + 1], 2))
@@ -198,6 +213,11 @@ def _lanczos_norm(matrix: Tensor, tolerance: float = 1e-6, steps: int = 400) -> 
                 return value
             previous = value
     return float(torch.linalg.matrix_norm(bidiagonal, 2))
+
+
+def _exhausted(norm: Tensor, bidiagonal: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a new direction is nothing but rounding."""
+    return float(norm) <= 100 * torch.finfo(dtype).eps * float(bidiagonal.max())
 
 
 def _orthogonal(vector: Tensor, basis: list[Tensor]) -> Tensor:

@@ -75,7 +75,11 @@ def _entrywise(
 
 
 def _adafactor_eps(entry: Entry, hyper: Hyper) -> tuple[float, float]:
-    """eps1 floors a second moment for matrices and the root of one for vectors; eps2 floors the weight's rms."""
+    """eps1 floors a second moment for matrices and the root of one for vectors; eps2 floors the weight's rms.
+
+    torch also floors single second moments of matrices at eps1², of another degree: equivalence is exact as long as
+    that second floor does not bind (at the default it is 1e-14).
+    """
     return entry.rule.gradient(1 if len(entry.narrow) < 2 else 2), entry.rule.weight
 
 
@@ -184,13 +188,12 @@ def register_optimizer(
 
 def traits(optimizer: type[Optimizer]) -> Traits:
     """The traits of an optimizer class, or of a base class whose `step` it keeps; refused with the reason."""
-    for cls in optimizer.__mro__:
-        if cls in _TRAITS:
-            return _TRAITS[cls]
-        if cls in _REFUSED:
-            raise MupscaleError(f"{optimizer.__name__} cannot follow the width: {_REFUSED[cls]}")
-        if "step" in vars(cls):
-            break  # an algorithm of its own
+    known = next((cls for cls in optimizer.__mro__ if cls in _TRAITS or cls in _REFUSED), None)
+    # torch wraps the step of every class it instantiates; another one below the wrappers is another algorithm
+    if known is not None and inspect.unwrap(optimizer.step) is inspect.unwrap(known.step):
+        if known in _TRAITS:
+            return _TRAITS[known]
+        raise MupscaleError(f"{optimizer.__name__} cannot follow the width: {_REFUSED[known]}")
     raise MupscaleError(
         f"unknown optimizer {optimizer.__name__}; if its update is entrywise and homogeneous of degree m in the "
         f"gradient, write mupscale.register_optimizer({optimizer.__name__}, degree=m, decoupled=…, eps=(…), "
@@ -215,7 +218,7 @@ def param_groups(
     known = traits(optimizer)
     found = plan.check(model)
     owned = {id(p): name for name, p in found.items()}
-    defaults = _signature_defaults(optimizer)
+    defaults = _defaults(optimizer, hyper)
     made = _Groups(known)
     for group in groups if groups is not None else [{"params": list(found)}]:
         given = {**hyper, **{k: v for k, v in group.items() if k not in ("params", "param_names")}}
@@ -225,7 +228,7 @@ def param_groups(
         missing = [n for n in known.hyper if n in defaults and complete[n] is inspect.Parameter.empty]
         if missing:
             raise MupscaleError(f"{optimizer.__name__} needs {', '.join(missing)}: pass {missing[0]}=…")
-        for name in _names_of(group["params"], found, owned):
+        for name in _names_of(group["params"], plan, found, owned):
             shown = {k: complete[k] for k in complete if k in given or k in known.hyper}
             made.add(name, found[name], plan.parameters[name], shown, complete)
     return made.groups()
@@ -324,17 +327,23 @@ def _hashable(value: Any) -> bool:
     return not isinstance(value, Tensor)
 
 
-def _signature_defaults(optimizer: type[Optimizer]) -> dict[str, Any]:
+def _defaults(optimizer: type[Optimizer], hyper: Hyper) -> dict[str, Any]:
+    """What the class would fill in: its signature's defaults, and what its constructor makes of them."""
     parameters = inspect.signature(optimizer.__init__).parameters.values()
-    return {p.name: p.default for p in parameters if p.name not in ("self", "params") and p.kind != p.VAR_KEYWORD}
+    signature = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    try:
+        made = optimizer([nn.Parameter(torch.zeros(1, 1))], **hyper).defaults
+    except Exception:  # it will say so itself when the user makes it
+        made = {}
+    return {n: v for n, v in {**signature, **made}.items() if n not in ("self", "params")}
 
 
-def _names_of(params: Any, found: Mapping[str, nn.Parameter], owned: Mapping[int, str]) -> list[str]:
+def _names_of(params: Any, plan: Plan, found: Mapping[str, nn.Parameter], owned: Mapping[int, str]) -> list[str]:
     """The names of a group's parameters, given as tensors, (name, tensor) pairs or names."""
     names = []
     for item in [params] if isinstance(params, Tensor | str) else params:
         tensor = item[1] if isinstance(item, tuple) else item
-        name = naming.canonical(tensor) if isinstance(tensor, str) else owned.get(id(tensor))
+        name = plan.names.get(naming.canonical(tensor)) if isinstance(tensor, str) else owned.get(id(tensor))
         if name is None or name not in found:
             raise MupscaleError(
                 f"groups: {tensor if isinstance(tensor, str) else 'a tensor'} is no parameter of the model"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from mupscale.errors import MupscaleError
 from mupscale.heads import attention_roles
 from mupscale.roles import Role, registered
 from mupscale.rules import Number, Rule
+from mupscale.sharded import plain_type
 
 Shape = tuple[int, ...]
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,12 @@ class Plan:
             later.fresh,
         )
 
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Every name of every parameter and buffer, tied ones under all of theirs → the name it has here."""
+        entries = {**self.buffers, **self.parameters}
+        return {alias: name for name, entry in entries.items() for alias in (name, *entry.names)}
+
     @property
     def rules(self) -> dict[str, Rule]:
         """The three numbers of every parameter."""
@@ -146,7 +155,10 @@ class Plan:
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a file that `save` wrote."""
-        return cls.from_json(Path(path).read_text())
+        try:
+            return cls.from_json(Path(path).read_text())
+        except OSError as error:
+            raise MupscaleError(f"there is no plan to read at {path} ({error.strerror})") from None
 
 
 _FORMAT = "mupscale.plan/1"
@@ -235,10 +247,16 @@ class _Walk:
         advice = "the two models must be of one class and depth; only widths may differ"
         _same_names("the narrow model", self.small, "the wide model", self.large, advice, what="module")
         for path, module in self.small.items():
-            if type(module) is not type(self.large[path]):
+            ours, theirs = plain_type(module), plain_type(self.large[path])
+            if ours is not theirs:
                 raise MupscaleError(
-                    f"'{path or 'the model'}' is a {type(module).__name__} in the narrow model and a "
-                    f"{type(self.large[path]).__name__} in the wide one; {advice}"
+                    f"'{path or 'the model'}' is a {ours.__name__} in the narrow model and a "
+                    f"{theirs.__name__} in the wide one; {advice}"
+                )
+            if ours.__module__.startswith("torch.ao.nn") and ".quantized" in ours.__module__:
+                raise MupscaleError(
+                    f"'{path or 'the model'}' is a quantised {ours.__name__}: only floating-point weights can be "
+                    f"widened; widen the model first and quantise the wide one"
                 )
 
     def _collect_roles(self) -> dict[str, Role]:
@@ -280,20 +298,17 @@ class _Walk:
         tied = {group[0]: group for group in naming.aliases(_named(self.narrow, kind))}
         tied_wide = {group[0]: group for group in naming.aliases(_named(self.wide, kind))}
         if tied != tied_wide and kind == "parameters":
-            odd = next(iter(set(tied.values()) ^ set(tied_wide.values())))
-            raise MupscaleError(
-                f"'{odd[0]}' is tied to other parameters in one of the two models only; tie both or none"
-            )
+            odd = next(g for g in sorted({*tied.values()} ^ {*tied_wide.values()}) if len(g) > 1)
+            raise MupscaleError(f"'{odd[0]}' is tied to '{odd[1]}' in one of the two models only; tie both or none")
         return {first: self._entry(group, small[first], large[first]) for first, group in tied.items()}
 
     def _entry(self, group: tuple[str, ...], small: Tensor, large: Tensor) -> Entry:
         name = group[0]
         if is_lazy(small) or is_lazy(large):
             raise MupscaleError(f"'{name}' is not initialised yet; run the lazy module on a batch first")
-        if isinstance(small, nn.Parameter) and not small.is_floating_point():
-            raise MupscaleError(
-                f"'{name}' has dtype {small.dtype}: only floating-point parameters can be widened; dequantise the model"
-            )
+        if isinstance(small, nn.Parameter):
+            for tensor in (small, large):
+                check_dtype(name, tensor)
         if small.dim() != large.dim():
             raise MupscaleError(
                 f"'{name}' has {small.dim()} dimensions in the narrow model and {large.dim()} in the wide"
@@ -311,16 +326,24 @@ class _Walk:
             return Role(out=tuple(grown))
         path, _, local = name.rpartition(".")
         cls = type(self.small[path]).__name__
+        line = f"mupscale.Role(out={grown[0]}, in_={grown[1]})"
+        advice = f"pass roles={{'{name}': {line}}}"
+        if local.isidentifier():  # not in a ParameterList
+            advice = f"write mupscale.register_roles({cls}, {local}={line}) or {advice}"
         raise MupscaleError(
             f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)} grows along dimensions "
-            f"{grown}, and {cls} does not tell which is output and which is input. Write "
-            f"mupscale.register_roles({cls}, {local}=mupscale.Role(out={grown[0]}, in_={grown[1]})), "
-            f"or the other way round, or pass roles={{'{name}': mupscale.Role(…)}}"
+            f"{grown}, and {cls} does not tell which is output and which is input: {advice}, "
+            f"or the other way round"
         )
 
     def _oriented(self, role: Role, name: str, small: Tensor, large: Tensor) -> Role:
         """The role with its dimensions narrowed to those that are widths, and checked to cover all that grow."""
         out, in_ = role.dims(small.dim())
+        if not role.fits(small.dim()):
+            raise MupscaleError(
+                f"'{name}' of shape {tuple(small.shape)} cannot have Role(out={role.out}, in_={role.in_}): each of "
+                f"its dimensions is output or input once; give it a pattern of its own in roles="
+            )
         for d in range(small.dim()):
             if small.shape[d] != large.shape[d]:
                 if d not in out + in_:
@@ -407,6 +430,15 @@ class _Walk:
             f"just before it, and none was found ('{last}' is a {type(module).__name__}). Untie the readout, end the "
             f"model with a LayerNorm or RMSNorm, or name the norm: roles={{'NORM.*': "
             f"mupscale.Role(out=0, fold=lambda out, in_: 1 / out)}}"
+        )
+
+
+def check_dtype(name: str, tensor: Tensor) -> None:
+    """Refuse what cannot be copied and scaled: integers, quantised and complex numbers, 8-bit floats."""
+    if tensor.dtype not in _DTYPES:
+        raise MupscaleError(
+            f"'{name}' has dtype {tensor.dtype}: only floating-point parameters of 16 bits or more can be widened; "
+            f"dequantise the model or convert it, as with model.to(torch.bfloat16)"
         )
 
 

@@ -44,6 +44,11 @@ class Role:
         in_ = tuple(d % ndim for d in _as_tuple(self.in_)) if ndim else ()
         return out, in_
 
+    def fits(self, ndim: int) -> bool:
+        """Whether a tensor of this many dimensions has all that are named here, each of them once."""
+        dims = _as_tuple(self.out) + _as_tuple(self.in_)
+        return ndim == 0 or (all(-ndim <= d < ndim for d in dims) and len({d % ndim for d in dims}) == len(dims))
+
     def blocks(self, *, out: int | None = None, in_: int | None = None) -> Role:
         """The same role with other block lengths."""
         return replace(
@@ -100,8 +105,15 @@ def _conv(narrow: nn.Conv2d, wide: nn.Conv2d) -> Roles:
 
 def _conv_transpose(narrow: nn.ConvTranspose2d, wide: nn.ConvTranspose2d) -> Roles:
     why = _split_groups(narrow, narrow.groups, wide.groups, narrow.in_channels, narrow.out_channels)
-    depthwise = narrow.groups == narrow.in_channels and wide.groups == wide.in_channels and wide.groups > 1
-    weight = OUTPUT if depthwise else Role(out=1, in_=0)
+    per_group = {m.in_channels // m.groups for m in (narrow, wide)}
+    if narrow.groups != wide.groups and len(per_group) > 1:
+        raise MupscaleError(
+            f"{type(narrow).__name__} goes from {narrow.groups} to {wide.groups} groups and from {narrow.in_channels} "
+            f"to {wide.in_channels} inputs, so that its first axis is output and input at once; keep the number of "
+            f"groups, or the inputs of each"
+        )
+    outputs = narrow.groups != wide.groups or (per_group == {1} and narrow.groups > 1)  # an input is its group's own
+    weight = Role(out=(0, 1)) if outputs else Role(out=1, in_=0)
     return {"weight": replace(weight, uncopyable=why), "bias": replace(OUTPUT, uncopyable=why)}
 
 
@@ -113,12 +125,12 @@ def _group_norm(narrow: nn.GroupNorm, wide: nn.GroupNorm) -> Roles:
 
 def _split_groups(module: nn.Module, few: int, many: int, in_: int, out: int) -> str:
     """Groups of one channel (depthwise) copy like channels; larger ones would need blocks all along the wire."""
-    if many == few or max(in_, out) == few:
+    if many == few or (max(in_, out) == few and many % few == 0):
         return ""
     return (
         f"{type(module).__name__} goes from {few} to {many} groups of more than one channel, and copying channels one "
-        f"by one would split its groups; keep the number of groups, or pass roles= with blocks for every parameter "
-        f"on these channels"
+        f"by one would split or mix its groups; keep the number of groups, or pass roles= with blocks for every "
+        f"parameter on these channels"
     )
 
 

@@ -1,9 +1,9 @@
-"""The two things that must be known about FSDP2's DTensors: gathering one, and laying a tensor out like one."""
+"""What must be known about FSDP2: gathering a DTensor, laying a tensor out like one, a module's own class."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def full(tensor: Tensor) -> Tensor:
@@ -26,3 +26,11 @@ def write(whole: Tensor, target: Tensor) -> None:
     """target ← whole, in place, whatever the layout of the target."""
     with torch.no_grad():
         target.copy_(like(whole.to(target.device), target))
+
+
+def plain_type(module: nn.Module) -> type[nn.Module]:
+    """The module's class as its author wrote it: fully_shard puts a class (FSDPModule, ITS_CLASS) before it."""
+    cls = type(module)
+    if any(base.__name__ == "FSDPModule" for base in cls.__bases__):
+        cls = next(base for base in cls.__bases__ if issubclass(base, nn.Module))
+    return cls

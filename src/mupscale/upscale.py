@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from mupscale.noise import Noise, perturb
+from mupscale.noise import Noise, checked, perturb
 from mupscale.optim import widened_groups
 from mupscale.plan import Plan
-from mupscale.widen import widen, widen_optimizer
+from mupscale.widen import prepare, widen_optimizer, write
 
 
 def upscale(
@@ -29,8 +29,10 @@ def upscale(
     The wide optimizer has the narrow one's class, hyperparameters (as they are now) and state, all rescaled; `lr`
     replaces the learning rate, in the units of a group with lr_factor 1.
     """
-    widen(narrow, wide, plan)
+    noise = checked(noise, plan)
+    sources = prepare(narrow, wide, plan)
     grown = None if optimizer is None else grow_optimizer(optimizer, narrow, wide, plan, lr)
+    write(sources, wide, plan)
     perturb(wide, plan, noise, seed)
     return wide, grown
 

@@ -154,6 +154,9 @@ def _silence_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()
+        for name, value in list(vars(module).items()):  # attention and recurrent layers keep a rate of their own
+            if "drop" in name.lower() and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def _tolerance(model: nn.Module) -> float:
@@ -233,25 +236,42 @@ def _first_parameter(small: nn.Module, large: nn.Module, plan: Plan, tolerance: 
 def _first_module(ours: _Recorder, theirs: _Recorder, plan: Plan, tolerance: float) -> Difference | None:
     for path, output in ours.outputs.items():
         if path in theirs.outputs:
-            relative = _difference_of_copies(output, theirs.outputs[path], plan, path)
+            expected, found = _as_copies(output, theirs.outputs[path])
+            relative = _up_to_folds(expected, found, plan, path)
             if not relative <= tolerance:
-                return Difference(path, "module", relative, _advice(naming.modules(ours.model)[path]))
+                advice = _constant_factor(expected, found, tolerance) or _advice(naming.modules(ours.model)[path])
+                return Difference(path or type(ours.model).__name__, "module", relative, advice)
     return None
 
 
-def _difference_of_copies(narrow: Tensor, wide: Tensor, plan: Plan, path: str) -> float:
-    """Whether the wide output consists of copies of the narrow one, in whatever order, up to a fold."""
+def _as_copies(narrow: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies of the narrow output and the wide output, both in order of size, so that they agree in whatever order."""
     if narrow.dim() != wide.dim():
-        return float("inf")
-    folds = {1.0, *(float(e.fold) for n, e in plan.parameters.items() if n.rpartition(".")[0] == path)}
+        return narrow, wide
     expected = narrow
     for d in range(narrow.dim()):
         if narrow.shape[d] and wide.shape[d] % narrow.shape[d] == 0 and wide.shape[d] != narrow.shape[d]:
             expected = expected.repeat_interleave(wide.shape[d] // narrow.shape[d], d).sort(dim=d).values
             wide = wide.sort(dim=d).values
+    return expected, wide
+
+
+def _up_to_folds(expected: Tensor, wide: Tensor, plan: Plan, path: str) -> float:
     if expected.shape != wide.shape:
         return float("inf")
+    folds = {1.0, *(float(e.fold) for n, e in plan.parameters.items() if n.rpartition(".")[0] == path)}
     return min(relative_difference(expected * fold, wide) for fold in folds)
+
+
+def _constant_factor(expected: Tensor, wide: Tensor, tolerance: float) -> str:
+    """Advice where the wide output is right up to one factor."""
+    if expected.shape != wide.shape:
+        return ""
+    a, b = expected.double().flatten(), wide.double().flatten()
+    factor = float(a @ b / (a @ a)) if float(a @ a) else 0.0
+    if factor and factor == factor and relative_difference(a * factor, b) <= tolerance:
+        return f"Its output is {factor:.4g} times what it should be. {_ADVICE['factor']}"
+    return ""
 
 
 def _advice(module: nn.Module) -> str:
@@ -275,7 +295,11 @@ _ADVICE = {
     "flatten": (
         "Usually a flatten before it: after convolutions flattened to C·H·W its input is copied in blocks, "
         "roles={'NAME.weight': Role(out=0, in_=1, in_block=H*W)}; else heads that were not "
-        "recognised, or a tied weight."
+        "recognised, a tied weight, or a constant in forward that depends on the width."
+    ),
+    "factor": (
+        "Usually a constant in forward that depends on the width, such as a division by √width, or a tied readout "
+        "whose 1/k is folded into no norm."
     ),
     "constant": "Usually a constant in forward that depends on the width, such as a division by √width, or an eps.",
     "other": (

@@ -17,7 +17,7 @@ from mupscale import sharded
 from mupscale.axes import Axis, expand
 from mupscale.errors import MupscaleError
 from mupscale.optim import Traits, scale, traits
-from mupscale.plan import Entry, Plan
+from mupscale.plan import Entry, Plan, check_dtype
 
 Source = nn.Module | Mapping[str, Tensor]
 
@@ -28,12 +28,26 @@ def widen(narrow: Source, wide: nn.Module, plan: Plan) -> nn.Module:
 
     A wide model on the meta device is given memory first, on the narrow one's device.
     """
-    sources = _sources(narrow, plan)
-    plan.check(wide)
-    for name in plan.parameters:
-        _refuse_nonfinite(name, sources[name])
+    return write(prepare(narrow, wide, plan), wide, plan)
+
+
+@torch.no_grad()
+def prepare(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, Tensor]:
+    """The narrow model's tensors by name, when all is checked; a wide model on the meta device then gets memory."""
+    sources = _sources(narrow, wide, plan)
+    for name, target in plan.check(wide).items():
+        for tensor in (sources[name], target):
+            check_dtype(name, tensor)
+    grown = [n for n, e in plan.buffers.items() if e.axes and n in sources and sources[n].is_floating_point()]
+    _refuse_nonfinite({name: sources[name] for name in (*plan.parameters, *grown)})
     if any(p.is_meta for p in wide.parameters()):
         materialize(wide, next(iter(sources.values())).device if sources else torch.device("cpu"))
+    return sources
+
+
+@torch.no_grad()
+def write(sources: Mapping[str, Tensor], wide: nn.Module, plan: Plan) -> nn.Module:
+    """What `prepare` gave, widened, into the wide model."""
     targets = naming.parameters(wide)
     for name, entry in plan.parameters.items():
         _write(sources[name], entry, targets[name], entry.rule.weight)
@@ -43,10 +57,17 @@ def widen(narrow: Source, wide: nn.Module, plan: Plan) -> nn.Module:
     return wide
 
 
-def _sources(narrow: Source, plan: Plan) -> dict[str, Tensor]:
+def _sources(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, Tensor]:
     if isinstance(narrow, nn.Module):
         return {**plan.check(narrow, "narrow"), **naming.buffers(narrow)}
-    given = {canonical: narrow[name] for canonical, name in naming.without_ddp(narrow).items()}
+    given = {canonical: narrow[name] for canonical, name in naming.without_ddp(narrow, plan.names).items()}
+    strangers = [name for name in given if name not in plan.names and isinstance(given[name], Tensor)]
+    if strangers:
+        raise MupscaleError(f"the state dict has '{strangers[0]}', which the plan's narrow model lacks")
+    saved = {naming.canonical(name) for name in naming.unwrap(wide).state_dict()}
+    for name in plan.buffers:
+        if name in saved and name not in given:
+            raise MupscaleError(f"the state dict lacks the buffer '{name}': it is not of the plan's narrow model")
     sources = {}
     for name, entry in plan.parameters.items():
         alias = next((n for n in entry.names if n in given), None)
@@ -60,10 +81,15 @@ def _sources(narrow: Source, plan: Plan) -> dict[str, Tensor]:
     return {**sources, **{name: given[name] for name in plan.buffers if name in given}}
 
 
-def _refuse_nonfinite(name: str, tensor: Tensor) -> None:
-    total = sharded.full(tensor.sum(dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32))
-    if not torch.isfinite(total) and not torch.isfinite(sharded.full(tensor)).all():
-        raise MupscaleError(f"'{name}' holds NaN or infinite values; load a checkpoint from before it diverged")
+def _refuse_nonfinite(tensors: Mapping[str, Tensor]) -> None:
+    """One sum per tensor and one look at all of them; entries are examined only where a sum is not finite."""
+    wide = {torch.float64: torch.float64}
+    sums = {n: sharded.full(t.detach().sum(dtype=wide.get(t.dtype, torch.float32))) for n, t in tensors.items()}
+    if not sums or torch.stack([total.double() for total in sums.values()]).isfinite().all():
+        return
+    for name, total in sums.items():
+        if not torch.isfinite(total) and not torch.isfinite(sharded.full(tensors[name])).all():
+            raise MupscaleError(f"'{name}' holds NaN or infinite values; load a checkpoint from before it diverged")
 
 
 def _write(source: Tensor, entry: Entry, target: Tensor, factor: float) -> None:
@@ -117,6 +143,11 @@ def widen_optimizer(
         if name not in targets:
             raise MupscaleError(f"the wide optimizer does not hold '{name}', whose state the narrow one has")
         p, group = targets[name]
+        if tuple(p.shape) != plan.parameters[name].wide:
+            raise MupscaleError(
+                f"this plan is for another model: '{name}' has shape {tuple(p.shape)} in the wide optimizer and the "
+                f"plan's wide shape is {plan.parameters[name].wide}"
+            )
         made[p] = _widen_state(name, state, plan.parameters[name], p, group, known)
     wide_optimizer.state.update(made)
     return wide_optimizer
@@ -156,7 +187,8 @@ def _resolve(
     """Names of an optimizer's parameters: by identity, by the names in its groups, or by the order of the plan."""
     count = sum(len(group["params"]) for group in groups)
     if all("param_names" in group for group in groups):
-        return list(naming.without_ddp(name for group in groups for name in group["param_names"]))
+        given = naming.without_ddp((name for group in groups for name in group["param_names"]), plan.names)
+        return [_in_plan(name, plan, side) for name in given]
     if model is not None and tensors is not None:
         owned = {id(p): name for name, p in plan.check(model, side).items()}
         if all(id(t) in owned for t in tensors):
@@ -169,10 +201,20 @@ def _resolve(
         )
     if in_order:
         return ordered
+    remedy = f"pass {side}= the model" if tensors is not None else f"load it into the {side} optimizer and pass that"
     raise MupscaleError(
-        f"which parameters the {side} optimizer's {len(groups)} group(s) hold cannot be told: pass "
-        f"{side}= the model, or build its groups with mupscale.param_groups or from named_parameters()"
+        f"which parameters the {side} optimizer holds in {len(groups)} group{'s' * (len(groups) != 1)} cannot be told: "
+        f"{remedy}, or build its groups with mupscale.param_groups or from named_parameters()"
     )
+
+
+def _in_plan(name: str, plan: Plan, side: str) -> str:
+    """The plan's own name of a parameter that an optimizer may hold under another name of its own (tied)."""
+    if name not in plan.names:
+        raise MupscaleError(
+            f"the plan has no parameter '{name}' that the {side} optimizer holds: it is of another model"
+        )
+    return plan.names[name]
 
 
 def _widen_state(
@@ -197,6 +239,7 @@ def _widen_value(label: str, value: Any, entry: Entry, p: Tensor, group: Mapping
     if not isinstance(value, Tensor):
         return scale(value, factor) if isinstance(value, float) else value
     value = sharded.full(value.detach())
+    _refuse_nonfinite({label: value})
     if value.dim() == 0 or (value.numel() == 1 and tuple(value.shape) != entry.narrow):
         on_device = group.get("capturable") or group.get("fused")
         return scale(value, factor).to(p.device if on_device else "cpu")

@@ -1,0 +1,435 @@
+"""Checkpoints: everything comes back bit for bit, a failed save leaves the old file, and no code is ever loaded."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+import mupscale as mu
+from mupscale import checkpoint
+from mupscale.models import GPT2, MLP, ResNet18
+
+FAMILY = mu.Family(lambda width: MLP(6, width, 5, depth=3), base=8)
+
+
+def train(model: nn.Module, opt: Optimizer, steps: int, start: int = 0) -> None:
+    for i in range(start, start + steps):
+        g = torch.Generator().manual_seed(i)
+        opt.zero_grad()
+        x = torch.randn(8, 6, generator=g).to(next(model.parameters()).dtype)
+        F.cross_entropy(model(x).float(), torch.randint(5, (8,), generator=g)).backward()
+        opt.step()
+
+
+def identical(a: Any, b: Any) -> bool:
+    """Equal in type, structure, dtype and every bit."""
+    if isinstance(a, Tensor):
+        raw = [t.detach().contiguous().flatten().view(torch.uint8) for t in (a, b) if isinstance(t, Tensor)]
+        return len(raw) == 2 and a.dtype == b.dtype and a.shape == b.shape and torch.equal(*raw)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(identical(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(identical, a, b))
+    return type(a) is type(b) and (a == b or a != a)
+
+
+def names_in(path: Path) -> list[str]:
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())
+
+
+# round trips
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    ("optimizer", "hyper"),
+    [
+        (torch.optim.AdamW, {"lr": 1e-2, "amsgrad": True, "betas": (0.8, 0.9)}),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (torch.optim.Adafactor, {"lr": 1e-2}),
+    ],
+)
+def test_model_optimizer_and_plan_come_back_bit_for_bit(
+    tmp_path: Path, optimizer: type[Optimizer], hyper: dict[str, Any], dtype: torch.dtype
+) -> None:
+    model = FAMILY.init(16).to(dtype)
+    opt = FAMILY.optimizer(model, optimizer, **hyper)
+    train(model, opt, 3)
+    path = mu.save(tmp_path / "deep" / "er" / "x.ckpt", model, opt, FAMILY.plan(16), step=3)
+    fresh = FAMILY.init(16, seed=9).to(dtype)
+    fresh_opt = FAMILY.optimizer(fresh, optimizer, **hyper)
+    loaded = mu.load(path, fresh, fresh_opt)
+    assert identical(dict(fresh.state_dict()), dict(model.state_dict()))
+    assert identical(fresh_opt.state_dict(), opt.state_dict())
+    assert identical(loaded.model, dict(model.state_dict()))
+    assert identical(loaded.optimizer, opt.state_dict())
+    assert loaded.plan == FAMILY.plan(16)
+    assert loaded.extra == {"step": 3}
+
+
+def test_a_plan_with_fractions_blocks_and_fresh_comes_back(tmp_path: Path) -> None:
+    family = mu.Family(lambda heads: GPT2(11, 8, layers=1, heads=heads, head_dim=4), base=3)
+    model = family.init(4)
+    for plan in (family.plan(4), family.widening(4, 8)):
+        assert mu.load(mu.save(tmp_path / "x.ckpt", model, plan=plan)).plan == plan
+
+
+def test_without_optimizer_and_plan(tmp_path: Path) -> None:
+    loaded = mu.load(mu.save(tmp_path / "x.ckpt", FAMILY.init(8)))
+    assert loaded.optimizer is None
+    assert loaded.plan is None
+    assert loaded.extra == {}
+
+
+EXTRA: dict[str, Any] = {
+    "scalars": [None, True, False, 1, -(2**70), 0.1, 1e-300, float("inf"), float("nan"), "text ∝ μ", ""],
+    "tuple": (1, (2.0, "x"), [3, (4,)]),
+    "keys": {1: "int", "1": "str", None: "none", (1, 2): "tuple", 0.5: "float"},
+    "empty": [{}, [], ()],
+    "tagged": {"$tensor": "no tensor", "$tuple": [1], "$items": []},
+    "history": {"loss": [1.0, 0.5], "best": {"lr": 1e-3}},
+}
+
+
+def test_extra_keeps_types_and_keys(tmp_path: Path) -> None:
+    loaded = mu.load(mu.save(tmp_path / "x.ckpt", FAMILY.init(8), **EXTRA))
+    assert identical(loaded.extra, EXTRA)
+
+
+def test_extra_tensors(tmp_path: Path) -> None:
+    extra = {
+        "rng": torch.get_rng_state(),
+        "nested": [{"a": torch.arange(6).view(2, 3)}, (torch.tensor(3.5), torch.empty(0, 4), torch.tensor([True]))],
+        "transposed": torch.randn(3, 5).T,
+        "expanded": torch.randn(3, 1).expand(3, 4),
+        "strided": torch.randn(10)[::3],
+    }
+    loaded = mu.load(mu.save(tmp_path / "x.ckpt", FAMILY.init(8), **extra))
+    assert identical(loaded.extra, extra)
+
+
+def test_names_that_would_collide_do_not(tmp_path: Path) -> None:
+    extra = {"a.b": torch.tensor(1.0), "a": {"b": torch.tensor(2.0)}, "c": {1: torch.ones(2), "1": torch.zeros(2)}}
+    loaded = mu.load(mu.save(tmp_path / "x.ckpt", FAMILY.init(8), **extra))
+    assert identical(loaded.extra, extra)
+
+
+def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
+    def build() -> GPT2:
+        return GPT2(11, 8, layers=1, heads=2, head_dim=4)
+
+    model, other = build(), build()
+    path = mu.save(tmp_path / "x.ckpt", model)
+    names = names_in(path)
+    assert "model.wte.weight" in names
+    assert "model.lm_head.weight" not in names
+    assert sorted(mu.load(path, other).model) == sorted(model.state_dict())
+    assert other.lm_head.weight is other.wte.weight
+    assert identical(dict(other.state_dict()), dict(model.state_dict()))
+
+
+class Slices(nn.Module):
+    """Two parameters, and a buffer that overlaps with both, in one storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        storage = torch.randn(20)
+        self.a, self.b = nn.Parameter(storage[:10]), nn.Parameter(storage[10:].view(2, 5))
+        self.register_buffer("c", storage[5:15])
+        self.register_buffer("whole", storage)
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: nn.LSTM(3, 4, num_layers=2, bidirectional=True),
+    "slices": Slices,
+    "batchnorm": lambda: ResNet18(2, classes=3),
+    "channels last": lambda: nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last),
+    "transposed": lambda: _with_transposed_weight(nn.Linear(3, 4)),
+    "0-d and empty": lambda: nn.ParameterList([torch.tensor(2.0), torch.empty(0, 3)]),
+}
+
+
+def _with_transposed_weight(linear: nn.Linear) -> nn.Linear:
+    linear.weight.data = torch.randn(3, 4).T
+    assert not linear.weight.is_contiguous()
+    return linear
+
+
+@pytest.mark.parametrize("build", MODULES.values(), ids=MODULES)
+def test_tensors_in_every_layout(tmp_path: Path, build: Callable[[], nn.Module]) -> None:
+    model = build()
+    expected = copy.deepcopy(dict(model.state_dict()))
+    loaded = mu.load(mu.save(tmp_path / "x.ckpt", model))
+    assert identical(loaded.model, expected)
+    other = build()
+    mu.load(tmp_path / "x.ckpt", other)
+    assert identical(dict(other.state_dict()), expected)
+
+
+def test_the_optimizers_0d_step_stays_a_tensor_of_its_own(tmp_path: Path) -> None:
+    model = FAMILY.init(8).to(torch.bfloat16)
+    opt = torch.optim.AdamW(model.parameters(), lr=0.01)
+    train(model, opt, 300)
+    path = mu.save(tmp_path / "x.ckpt", model, opt)
+    other = FAMILY.init(8, seed=1).to(torch.bfloat16)
+    other_opt = torch.optim.AdamW(other.parameters(), lr=0.01)
+    mu.load(path, other, other_opt)
+    steps = [other_opt.state[p]["step"] for p in other.parameters()]
+    assert all(step.dtype == torch.float32 and step.dim() == 0 and float(step) == 300 for step in steps)
+    train(other, other_opt, 1)
+    assert {float(step) for step in steps} == {301.0}
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda m: torch.compile(m, backend="eager")], ids=["dp", "compile"])
+def test_wrapped_models_save_and_load_under_plain_names(tmp_path: Path, wrap: Callable[..., nn.Module]) -> None:
+    model, other = FAMILY.init(8), FAMILY.init(8, seed=1)
+    path = mu.save(tmp_path / "x.ckpt", wrap(model))
+    assert list(mu.load(path).model) == list(model.state_dict())
+    mu.load(path, wrap(other))
+    assert identical(dict(other.state_dict()), dict(model.state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "hyper"),
+    [(torch.optim.AdamW, {"lr": 1e-2}), (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True})],
+)
+def test_resumed_training_is_bit_identical(tmp_path: Path, optimizer: type[Optimizer], hyper: dict[str, Any]) -> None:
+    """With a schedule, and into groups that started out with another rate."""
+    model = FAMILY.init(16)
+    opt = FAMILY.optimizer(model, optimizer, **hyper)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 20)
+    for i in range(5):
+        train(model, opt, 1, i)
+        schedule.step()
+    path = mu.save(tmp_path / "x.ckpt", model, opt, FAMILY.plan(16), schedule=schedule.state_dict(), step=5)
+    resumed = FAMILY.init(16, seed=1)
+    resumed_opt = FAMILY.optimizer(resumed, optimizer, **{**hyper, "lr": 7.0})
+    resumed_schedule = torch.optim.lr_scheduler.CosineAnnealingLR(resumed_opt, 20)
+    extra = mu.load(path, resumed, resumed_opt).extra
+    resumed_schedule.load_state_dict(extra["schedule"])
+    for i in range(extra["step"], 12):
+        for m, o, s in ((model, opt, schedule), (resumed, resumed_opt, resumed_schedule)):
+            train(m, o, 1, i)
+            s.step()
+    assert identical(dict(resumed.state_dict()), dict(model.state_dict()))
+    assert identical(resumed_opt.state_dict(), opt.state_dict())
+
+
+def test_a_loaded_narrow_checkpoint_can_be_widened(tmp_path: Path) -> None:
+    model = FAMILY.init(8)
+    opt = FAMILY.optimizer(model, torch.optim.AdamW, lr=1e-2)
+    train(model, opt, 3)
+    loaded = mu.load(mu.save(tmp_path / "x.ckpt", model, opt))
+    wide, wide_opt = FAMILY.upscale(model, opt, width=16)
+    again = FAMILY.init(16, seed=4)
+    again_opt = FAMILY.optimizer(again, torch.optim.AdamW, lr=1e-2)
+    plan = FAMILY.widening(8, 16)
+    mu.widen(loaded.model, again, plan)
+    assert loaded.optimizer is not None
+    mu.widen_optimizer(loaded.optimizer, again_opt, plan)
+    assert wide_opt is not None
+    train(wide, wide_opt, 3)
+    train(again, again_opt, 3)
+    assert identical(dict(wide.state_dict()), dict(again.state_dict()))
+
+
+# what goes wrong
+
+
+@pytest.mark.parametrize("where", ["write", "rename"])
+def test_a_failed_save_leaves_the_old_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    path = mu.save(tmp_path / "x.ckpt", FAMILY.init(8), step=1)
+    old = path.read_bytes()
+
+    def half(tensors: Any, filename: Path, **more: Any) -> None:
+        Path(filename).write_bytes(b"half a file")
+        raise OSError("disk full")
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError("disk full")
+
+    if where == "write":
+        monkeypatch.setattr(checkpoint, "save_file", half)
+    else:
+        monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="disk full"):
+        mu.save(path, FAMILY.init(8, seed=1), step=2)
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["x.ckpt"]
+    assert path.read_bytes() == old
+    assert mu.load(path).extra == {"step": 1}
+
+
+def test_saving_again_replaces_the_file_at_once(tmp_path: Path) -> None:
+    path = mu.save(tmp_path / "x.ckpt", FAMILY.init(8), step=1)
+    reader = path.open("rb")
+    old = reader.read(50)
+    mu.save(path, FAMILY.init(8, seed=1), step=2)
+    reader.seek(0)
+    assert reader.read(50) == old  # who had it open still reads the old one
+    assert mu.load(path).extra == {"step": 2}
+    assert [p.name for p in tmp_path.iterdir()] == ["x.ckpt"]
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 0.5, 0.99])
+def test_a_truncated_file_is_refused_and_changes_nothing(tmp_path: Path, keep: float) -> None:
+    path = mu.save(tmp_path / "x.ckpt", FAMILY.init(8))
+    content = path.read_bytes()
+    path.write_bytes(content[: int(keep * len(content)) if isinstance(keep, float) else keep])
+    model = FAMILY.init(8, seed=1)
+    before = copy.deepcopy(dict(model.state_dict()))
+    with pytest.raises(mu.MupscaleError, match=r"x\.ckpt is not a whole checkpoint.*truncated"):
+        mu.load(path, model)
+    assert identical(dict(model.state_dict()), before)
+
+
+def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "plain.safetensors")
+    with pytest.raises(mu.MupscaleError, match="no checkpoint written by mupscale"):
+        mu.load(tmp_path / "plain.safetensors")
+    (tmp_path / "text").write_text("hello " * 100)
+    with pytest.raises(mu.MupscaleError, match="not a whole checkpoint"):
+        mu.load(tmp_path / "text")
+    with pytest.raises(mu.MupscaleError, match="there is no checkpoint at"):
+        mu.load(tmp_path / "nothing")
+    with pytest.raises(mu.MupscaleError):
+        mu.load(tmp_path)
+    save_file({"a": torch.ones(2)}, tmp_path / "new", metadata={"mupscale": '{"version": 99}'})
+    with pytest.raises(mu.MupscaleError, match="version 99"):
+        mu.load(tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: FAMILY.init(16), r"'layers\.0\.weight' has shape \(8, 6\) there and \(16, 6\) here"),
+        (lambda: MLP(6, 8, 5, depth=4), r"'layers\.3\.\w+' is in one of the two only"),
+        (lambda: MLP(6, 8, 5, depth=3, bias=False), r"'layers\.0\.bias' is in one of the two only"),
+    ],
+)
+def test_a_checkpoint_of_another_model(tmp_path: Path, other: Callable[[], nn.Module], message: str) -> None:
+    path = mu.save(tmp_path / "x.ckpt", FAMILY.init(8))
+    model = other()
+    before = copy.deepcopy(dict(model.state_dict()))
+    with pytest.raises(mu.MupscaleError, match=message):
+        mu.load(path, model)
+    assert identical(dict(model.state_dict()), before)
+
+
+def regrouped(opt: Optimizer, model: nn.Module, other: nn.Module) -> list[dict[str, Any]]:
+    """The groups of one model's optimizer with the parameters of another of the same structure."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return [{"params": [other.get_parameter(names[id(p)]) for p in group["params"]]} for group in opt.param_groups]
+
+
+def test_optimizer_state_that_is_missing_or_of_another_model(tmp_path: Path) -> None:
+    model = FAMILY.init(8, seed=1)
+    opt = FAMILY.optimizer(model, torch.optim.AdamW, lr=1e-2)
+    before = copy.deepcopy(dict(model.state_dict()))
+    path = mu.save(tmp_path / "without.ckpt", FAMILY.init(8))
+    with pytest.raises(mu.MupscaleError, match="holds no optimizer state"):
+        mu.load(path, model, opt)
+    saved = FAMILY.init(8)
+    path = mu.save(tmp_path / "few.ckpt", saved, torch.optim.AdamW([saved.layers[0].weight]))
+    with pytest.raises(mu.MupscaleError, match="another optimizer"):
+        mu.load(path, model, torch.optim.AdamW(model.parameters()))
+    large = FAMILY.init(16)
+    large_opt = FAMILY.optimizer(large, torch.optim.AdamW, lr=1e-2)
+    train(large, large_opt, 1)
+    path = mu.save(tmp_path / "large.ckpt", large, large_opt)
+    small_opt = torch.optim.AdamW([{"params": g["params"]} for g in regrouped(large_opt, large, model)])
+    with pytest.raises(mu.MupscaleError, match=r"'exp_avg' number 0 has shape \(16, 6\) and the parameter \(8, 6\)"):
+        mu.load(path, optimizer=small_opt)
+    assert not small_opt.state
+    assert identical(dict(model.state_dict()), before)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [({1, 2}, "set"), (object(), "object"), (b"bytes", "bytes"), (lambda: 0, "function"), (1j, "complex")],
+)
+def test_extra_that_cannot_be_written_is_refused(tmp_path: Path, value: Any, name: str) -> None:
+    with pytest.raises(mu.MupscaleError, match=rf"'extra\.history\.1' is a {name}"):
+        mu.save(tmp_path / "x.ckpt", FAMILY.init(8), history=[0, value])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    for tensor in (torch.eye(3).to_sparse(), torch.empty(3, device="meta")):
+        with pytest.raises(mu.MupscaleError, match=r"'extra\.odd' is a tensor that a checkpoint cannot hold"):
+            mu.save(tmp_path / "x.ckpt", FAMILY.init(8), odd=tensor)
+    with pytest.raises(mu.MupscaleError, match=r"'model\.layers\.0\.weight'.*meta"):
+        mu.save(tmp_path / "x.ckpt", FAMILY.sketch(8))
+    assert list(tmp_path.iterdir()) == []
+
+
+# torch's own files
+
+
+def test_load_torch_reads_state_dicts(tmp_path: Path) -> None:
+    model = FAMILY.init(8)
+    opt = torch.optim.AdamW(model.parameters())
+    train(model, opt, 1)
+    state = {"model": model.state_dict(), "optimizer": opt.state_dict(), "epoch": 3}
+    torch.save(state, tmp_path / "x.pt")
+    loaded = mu.load_torch(tmp_path / "x.pt")
+    assert loaded["epoch"] == 3
+    assert identical(dict(loaded["model"]), dict(model.state_dict()))
+    assert identical(loaded["optimizer"], opt.state_dict())
+
+
+class Bomb:
+    """Unpickling this writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("how", ["torch", "legacy", "pickle"])
+def test_load_torch_runs_no_code(tmp_path: Path, how: str) -> None:
+    bomb, path = {"model": Bomb(tmp_path / "boom")}, tmp_path / "x.pt"
+    if how == "pickle":
+        path.write_bytes(pickle.dumps(bomb, protocol=2))
+    else:
+        torch.save(bomb, path, _use_new_zipfile_serialization=how == "torch")
+    with pytest.raises(
+        mu.MupscaleError, match=r"x\.pt cannot be loaded as weights only: it holds .*, which is"
+    ) as error:
+        mu.load_torch(path)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "boom").exists()
+
+
+def test_load_torch_refuses_whole_models_and_broken_files(tmp_path: Path) -> None:
+    torch.save(FAMILY.init(8), tmp_path / "model.pt")
+    with pytest.raises(mu.MupscaleError, match=r"it holds mupscale\.models\.mlp\.MLP.*save a state_dict"):
+        mu.load_torch(tmp_path / "model.pt")
+    torch.save(FAMILY.init(8).state_dict(), tmp_path / "x.pt")
+    content = (tmp_path / "x.pt").read_bytes()
+    for keep in (0, 10, len(content) // 2):
+        (tmp_path / "x.pt").write_bytes(content[:keep])
+        with pytest.raises(mu.MupscaleError, match="weights only: it is truncated, or no file of torch.save"):
+            mu.load_torch(tmp_path / "x.pt")
+    (tmp_path / "x.pt").write_text("hello world " * 20)
+    with pytest.raises(mu.MupscaleError, match="no file of torch.save"):
+        mu.load_torch(tmp_path / "x.pt")
+    with pytest.raises(mu.MupscaleError, match="there is no file at"):
+        mu.load_torch(tmp_path / "nothing.pt")

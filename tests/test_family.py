@@ -1,0 +1,561 @@
+"""A family: μP init measured from the author's own, groups at every width, exact upscaling in mid-training."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+import mupscale as mu
+from mupscale.models import GPT2, MLP, ResNet18
+
+INIT_AT = 64
+D_IN, D_OUT = 54, 7
+
+
+class Net(nn.Module):
+    """Input, hidden and readout layer with an optional initialisation of every matrix and norm gain."""
+
+    def __init__(self, width: int, init: Callable[[Tensor], Any] | None = None, gain: Callable[..., Any] | None = None):
+        super().__init__()
+        self.input = nn.Linear(D_IN, width)
+        self.norm = nn.LayerNorm(width)
+        self.hidden = nn.Linear(width, width)
+        self.readout = nn.Linear(width, D_OUT)
+        for p in self.parameters():
+            if p.dim() == 2 and init is not None:
+                init(p)
+        if gain is not None:
+            gain(self.norm.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.readout(torch.relu(self.hidden(self.norm(self.input(x)))))
+        return out
+
+
+def gpt2(width: int, vocab: int = 11) -> GPT2:
+    return GPT2(vocab, 16, layers=1, heads=2, head_dim=width // 2, attention_multiplier=2.0)
+
+
+INITS: dict[str, Callable[[int], nn.Module]] = {
+    "pytorch": Net,
+    "xavier": lambda width: Net(width, nn.init.xavier_uniform_),
+    "orthogonal": lambda width: Net(width, nn.init.orthogonal_),
+    "gpt2": lambda width: Net(width, lambda p: nn.init.normal_(p, 0.0, 0.02)),
+}
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    theirs = dict(b.named_parameters())
+    return all(torch.equal(p, theirs[n]) for n, p in a.named_parameters())
+
+
+def author_std(build: Callable[[int], nn.Module], name: str, width: int = INIT_AT) -> float:
+    """Std of the author's initialisation over many draws, measured here and not by the library."""
+    values = []
+    for seed in range(100, 120):
+        torch.manual_seed(seed)
+        values.append(build(width).get_parameter(name).detach().double().flatten())
+    return float(torch.cat(values).std())
+
+
+def std(model: nn.Module, name: str) -> float:
+    return float(model.get_parameter(name).detach().double().std())
+
+
+def batches(dtype: torch.dtype = torch.float32, count: int = 4, d_in: int = D_IN) -> list[tuple[Tensor, Tensor]]:
+    g = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(16, d_in, generator=g, dtype=dtype), torch.randint(D_OUT, (16,), generator=g))
+        for _ in range(count)
+    ]
+
+
+def step(model: nn.Module, opt: Optimizer, batch: tuple[Tensor, Tensor]) -> Tensor:
+    opt.zero_grad()
+    out: Tensor = model(batch[0])
+    F.cross_entropy(out, batch[1]).backward()
+    opt.step()
+    return out.detach()
+
+
+# DESIGN §3
+
+
+def test_the_snippets_of_the_readme_run() -> None:
+    family = mu.Family(lambda width: MLP(54, width, 7), base=64)
+    model = family.init(512, seed=0)
+    opt = family.optimizer(model, torch.optim.AdamW, lr=1e-3, weight_decay=1e-4, eps=1e-8)
+    step(model, opt, batches()[0])
+    assert float(mu.clip_grad_norm_(model, 1.0, family.plan(512))) > 0
+    wide, wide_opt = family.upscale(model, opt, width=2048, noise=1.0, lr=5e-4, seed=0)
+    assert wide.layers[1].weight.shape == (2048, 2048)
+    assert isinstance(wide_opt, torch.optim.AdamW)
+    step(wide, wide_opt, batches()[1])
+
+
+def test_the_snippets_for_a_bare_pair_run() -> None:
+    narrow, wide = MLP(54, 16, 7), MLP(54, 64, 7)
+    loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])  # noqa: E731
+    opt = torch.optim.AdamW(narrow.parameters(), lr=1e-3, weight_decay=0.1)
+    step(narrow, opt, batches()[0])
+    plan = mu.plan(narrow, wide, fresh=lambda: MLP(54, 16, 7))
+    assert mu.widen(narrow, wide, plan) is wide
+    groups = mu.param_groups(wide, plan, torch.optim.AdamW, lr=1e-3, weight_decay=0.1)
+    wide_opt = torch.optim.AdamW(groups)
+    mu.widen_optimizer(opt, wide_opt, plan)
+    report = mu.verify(narrow, wide, plan, batches(), loss, optimizer=opt, steps=20)
+    assert report.ok, report
+    assert report.max_relative_difference < 1e-4
+    mu.perturb(wide, plan, mu.GaussianNoise(0.3), seed=0)
+    assert not mu.verify(narrow, wide, plan, batches(), loss).ok
+
+
+def test_named_widths() -> None:
+    def build(d_model: int, heads: int) -> GPT2:
+        return GPT2(11, 8, layers=1, heads=heads, head_dim=d_model // heads)
+
+    family = mu.Family(build, base={"d_model": 16, "heads": 4})
+    assert family.init_at == {"d_model": 64, "heads": 16}
+    model = family.init({"d_model": 32, "heads": 8}, seed=0)
+    assert model.get_parameter("wte.weight").shape == (11, 32)
+    entry = family.plan({"d_model": 32, "heads": 8}).parameters["h.0.attn.c_attn.weight"]
+    assert (entry.rule.out, entry.rule.in_) == (2, 2)
+    assert entry.axes[0].block == 4  # whole heads
+    wide, _ = family.upscale(model, width={"d_model": 64, "heads": 16})
+    tokens = torch.randint(11, (2, 8))
+    torch.testing.assert_close(wide(tokens), model(tokens))
+
+
+def test_widths_that_are_named_one_by_one() -> None:
+    """Each may grow alone; an axis that does not grow today is a width all the same."""
+    family = mu.Family(lambda first, second: MLP(5, [first, second], 3), base={"first": 8, "second": 8})
+    rule = family.plan({"first": 32, "second": 8}).parameters["layers.1.weight"].rule
+    assert (rule.out, rule.in_) == (1, 4)
+    entry = family.plan({"first": 8, "second": 16}).parameters["layers.1.weight"]
+    assert (entry.rule.out, entry.rule.in_) == (2, 1)
+    assert entry.out_is_width
+    assert entry.in_is_width
+
+
+def test_float_widths() -> None:
+    family = mu.Family(lambda width: ResNet18(int(32 * width), classes=5), base=0.25)
+    assert family.init_at == 0.25
+    rule = family.plan(1.0).parameters["layer1.0.conv1.weight"].rule
+    assert (rule.out, rule.in_) == (4, 4)
+    model = family.init(0.5, seed=3)
+    wide, _ = family.upscale(model.eval(), width=1.0)
+    x = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(wide(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+# initialisation
+
+
+@pytest.mark.parametrize("build", INITS.values(), ids=INITS)
+def test_at_init_at_the_authors_init_is_taken_bit_for_bit(build: Callable[[int], nn.Module]) -> None:
+    for base, init_at in ((16, None), (64, None), (128, 100)):
+        family = mu.Family(build, base=base, init_at=init_at)
+        torch.manual_seed(5)
+        author = build(init_at or 64)
+        assert same(family.init(init_at or 64, seed=5), author)
+
+
+@pytest.mark.parametrize("width", [32, 256])
+@pytest.mark.parametrize("build", INITS.values(), ids=INITS)
+def test_init_std_follows_the_rule_at_other_widths(build: Callable[[int], nn.Module], width: int) -> None:
+    model = mu.Family(build, base=16).init(width, seed=1)
+    r = width / INIT_AT
+    factors = {"input.weight": 1.0, "hidden.weight": r**-0.5, "readout.weight": 1 / r}
+    for name, factor in factors.items():
+        assert std(model, name) == pytest.approx(author_std(build, name) * factor, rel=0.03), name
+    for name in ("input.bias", "hidden.bias"):
+        assert std(model, name) == pytest.approx(author_std(build, name), rel=0.15), name
+    assert torch.equal(model.get_parameter("norm.weight"), torch.ones(width))
+    assert torch.equal(model.get_parameter("norm.bias"), torch.zeros(width))
+
+
+def test_a_random_parameter_without_width_is_drawn_as_at_init_at() -> None:
+    torch.manual_seed(7)
+    reference = Net(INIT_AT)
+    family = mu.Family(Net, base=16)
+    for width in (16, 256):
+        assert torch.equal(family.init(width, seed=7).get_parameter("readout.bias"), reference.readout.bias)
+
+
+@pytest.mark.parametrize("width", [16, 512])
+def test_gains_around_one_keep_their_mean(width: int) -> None:
+    family = mu.Family(lambda w: Net(w, gain=lambda p: nn.init.normal_(p, 1.0, 0.02)), base=16)
+    gain = family.init(width, seed=0).get_parameter("norm.weight").detach()
+    assert float(gain.mean()) == pytest.approx(1.0, abs=0.02)
+    assert 0.013 < float(gain.std()) < 0.027
+
+
+def test_deterministic_parameters_are_untouched() -> None:
+    class Table(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.sin(torch.outer(torch.arange(9.0), torch.arange(float(width)))))
+            self.linear = nn.Linear(width, width)
+
+    model = mu.Family(Table, base=16).init(128)
+    assert torch.equal(model.get_parameter("table"), Table(128).table)
+
+
+def test_tied_readout_halves_the_last_gain_where_the_width_doubles() -> None:
+    """Constant parameters are multiplied by fold alone, and so is the std of random ones that only have an output."""
+    family = mu.Family(lambda d: gpt2(d, vocab=50), base=16)
+    for width in (16, 64, 256):
+        model = family.init(width)
+        assert torch.equal(model.get_parameter("ln_f.weight"), torch.full((width,), INIT_AT / width))
+        assert torch.equal(model.get_parameter("h.0.ln_1.weight"), torch.ones(width))
+        assert std(model, "wte.weight") == pytest.approx(0.02, rel=0.04)
+        assert std(model, "h.0.mlp.c_fc.weight") == pytest.approx(0.02 * (width / INIT_AT) ** -0.5, rel=0.04)
+        assert model.get_submodule("lm_head").weight is model.get_submodule("wte").weight
+
+
+def test_convolutions_and_batchnorm() -> None:
+    family = mu.Family(lambda w: ResNet18(w, classes=5), base=8, init_at=8)
+    model = family.init(32)
+    assert std(model, "conv1.weight") == pytest.approx(math.sqrt(2 / (8 * 9)), rel=0.1)
+    assert std(model, "layer3.0.conv2.weight") == pytest.approx(math.sqrt(2 / (32 * 9)) / 2, rel=0.05)
+    assert std(model, "fc.weight") == pytest.approx(math.sqrt(1 / (3 * 64)) / 4, rel=0.1)
+    assert torch.equal(model.get_parameter("bn1.weight"), torch.ones(32))
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_tiny_tensors_are_rescaled_without_accidents(width: int) -> None:
+    """Two entries that happen to be close must not be blown up to reach a spread about their mean."""
+    family = mu.Family(lambda w: Net(w, lambda p: nn.init.normal_(p, 0.0, 0.02)), base=1)
+    expected = 0.02 * math.sqrt(INIT_AT / width)
+    for seed in range(30):
+        hidden = family.init(width, seed).get_parameter("hidden.weight").detach()
+        assert float(hidden.square().mean().sqrt()) == pytest.approx(expected, rel=0.03)
+
+
+def test_base_one_and_the_papers_constants() -> None:
+    default = mu.Family(lambda w: MLP(D_IN, w, D_OUT), base=1)
+    assert default.init_at == 64
+    assert default.init(1).layers[1].weight.shape == (1, 1)
+    paper = mu.Family(lambda w: MLP(D_IN, w, D_OUT), base=1, init_at=100)
+    assert std(paper.init(400), "layers.1.weight") == pytest.approx(1 / math.sqrt(3 * 100) / 2, rel=0.03)
+    assert std(paper.init(400), "layers.3.weight") == pytest.approx(1 / math.sqrt(3 * 100) / 4, rel=0.03)
+    rules = paper.plan(400).rules
+    assert (rules["layers.1.weight"].out, rules["layers.1.weight"].in_) == (400, 400)
+    groups = {g["params"][0][0]: g for g in paper.param_groups(paper.init(400), torch.optim.SGD, lr=0.1)}
+    assert groups["layers.0.weight"]["lr"] == pytest.approx(0.1 * 400)
+    assert groups["layers.1.weight"]["lr"] == pytest.approx(0.1)
+    assert groups["layers.3.weight"]["lr"] == pytest.approx(0.1 / 400)
+
+
+def test_same_seed_same_weights_and_nothing_else_is_drawn_from() -> None:
+    family = mu.Family(Net, base=16)
+    before = torch.get_rng_state()
+    a, b, c = family.init(32, seed=0), family.init(32, seed=0), family.init(32, seed=1)
+    family.upscale(a, width=64, noise=1.0)
+    assert same(a, b)
+    for name, p in a.named_parameters():
+        assert torch.equal(p, c.get_parameter(name)) == name.startswith("norm"), name
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(99)
+    assert same(mu.Family(Net, base=16).init(32, seed=0), a)
+
+
+def test_init_does_not_share_memory_between_members() -> None:
+    family = mu.Family(Net, base=64)
+    a, b = family.init(64), family.init(64)
+    with torch.no_grad():
+        a.get_parameter("hidden.weight").zero_()
+    assert float(b.get_parameter("hidden.weight").detach().abs().sum()) > 0
+
+
+@pytest.mark.parametrize("value", ["item", "numpy"])
+def test_a_build_function_that_needs_values(value: str) -> None:
+    """It cannot run on the meta device, so the model is built for real; the global generator stays as it is."""
+
+    def build(width: int) -> nn.Module:
+        n = torch.tensor([width])
+        return MLP(D_IN, int(n.item() if value == "item" else n.numpy()[0]), D_OUT)
+
+    before = torch.get_rng_state()
+    family = mu.Family(build, base=16)
+    model = family.init(32)
+    opt = family.optimizer(model, torch.optim.SGD, lr=0.1)
+    step(model, opt, batches()[0])
+    wide, wide_opt = family.upscale(model, opt, width=64)
+    x = batches()[0][0]
+    torch.testing.assert_close(wide(x), model(x))
+    assert wide_opt is not None
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_tensors_kept_as_plain_attributes() -> None:
+    class Masked(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.net = MLP(D_IN, width, D_OUT)
+            self.mask = (torch.arange(D_IN) % 2).float()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.net(x * self.mask)
+            return out
+
+    family = mu.Family(Masked, base=16)
+    model = family.init(16)
+    wide, _ = family.upscale(model, width=32)
+    x = batches()[0][0]
+    torch.testing.assert_close(wide(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments", "message"),
+    [
+        (lambda w: MLP(5, 8, 3), {"base": 16}, "does build use its width"),
+        (lambda w: [MLP(5, w, 3)], {"base": 16}, "gave list for width 16, no nn.Module"),
+        (lambda w: MLP(5, w, 3), {"base": -16}, "base is a positive width"),
+        (lambda w: MLP(5, w, 3), {"base": -16, "init_at": 16}, "base is a positive width"),
+        (lambda w: MLP(5, w, 3), {"base": 16, "init_at": 0}, "init_at is a positive width"),
+        (lambda w: MLP(5, w, 3), {"base": "16"}, "base is a positive width"),
+        (lambda w: MLP(5, w, 3), {"base": {}}, "base is a positive width"),
+    ],
+)
+def test_what_is_no_family_is_refused(
+    build: Callable[[int], nn.Module], arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(mu.MupscaleError, match=message):
+        mu.Family(build, **arguments)
+
+
+def test_an_error_in_the_authors_code_is_shown() -> None:
+    def build(width: int) -> nn.Module:
+        raise ZeroDivisionError("the author's own")
+
+    with pytest.raises(ZeroDivisionError, match="the author's own"):
+        mu.Family(build, base=16)
+
+
+# optimizers
+
+
+def test_at_the_base_every_factor_is_one() -> None:
+    family = mu.Family(gpt2, base=16)
+    plan = family.plan(16)
+    for name, rule in plan.rules.items():
+        assert (rule.out, rule.in_, rule.fold) == (1, 1, 1), name
+    (group,) = family.param_groups(family.init(16), torch.optim.AdamW, lr=0.1, weight_decay=0.2, eps=1e-3)
+    assert (group["lr"], group["weight_decay"], group["eps"]) == (0.1, 0.2, 1e-3)
+    assert (group["lr_factor"], group["weight_decay_factor"], group["eps_factor"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("width", [16, 32, 100])
+@pytest.mark.parametrize(("optimizer", "m"), [(torch.optim.SGD, 1), (torch.optim.AdamW, 0)])
+def test_the_optimizers_groups_are_what_the_rules_say(optimizer: type[Optimizer], m: int, width: int) -> None:
+    """For multipliers that are no integers, too; the numbers are written out for the four kinds of parameters."""
+    family = mu.Family(Net, base=32)
+    model = family.init(width)
+    opt = family.optimizer(model, optimizer, lr=0.1, weight_decay=0.2, **({} if m else {"eps": 1e-3}))
+    owned = {id(p): name for name, p in model.named_parameters()}
+    r = width / 32
+    lr = {
+        "input.weight": r if m else 1.0,
+        "input.bias": r if m else 1.0,
+        "norm.weight": r if m else 1.0,
+        "hidden.weight": 1.0 if m else 1 / r,
+        "readout.weight": 1 / r,
+        "readout.bias": 1.0,
+    }
+    out = {name: 1.0 if name.startswith("readout") else r for name in lr}
+    in_ = {name: r if name in ("hidden.weight", "readout.weight") else 1.0 for name in lr}
+    seen = set()
+    for group in opt.param_groups:
+        for p in group["params"]:
+            name = owned[id(p)]
+            seen.add(name)
+            if name not in lr:
+                continue
+            assert group["lr"] == pytest.approx(0.1 * lr[name]), name
+            assert group["lr_factor"] == pytest.approx(lr[name]), name
+            decay = in_[name] / out[name] if m else 1 / lr[name]
+            assert group["weight_decay"] == pytest.approx(0.2 * decay), name
+            if not m:
+                assert group["eps"] == pytest.approx(1e-3 / out[name]), name
+    assert seen == set(owned.values())
+
+
+def test_plan_of_a_model_is_the_plan_of_its_width() -> None:
+    family = mu.Family(Net, base=16)
+    assert family.plan(48) == family.plan(family.init(48))
+
+
+@pytest.mark.parametrize("build", [Net, gpt2])
+def test_plan_at_a_width_then_widening_is_the_plan_at_the_wide_width(build: Callable[[int], nn.Module]) -> None:
+    family = mu.Family(build, base=16)
+    for n, k in ((16, 2), (24, 3), (8, 4)):
+        assert family.plan(n).then(family.widening(n, n * k)).rules == family.plan(n * k).rules
+
+
+# upscaling
+
+
+OPTIMIZERS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
+    "adamw": (torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.5, "eps": 1e-3}),
+    "sgd": (torch.optim.SGD, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.02}),
+}
+
+
+@pytest.mark.parametrize(("optimizer", "hyper"), OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_upscaling_without_noise_goes_on_exactly(
+    float64: None, optimizer: type[Optimizer], hyper: dict[str, Any]
+) -> None:
+    """Theorem 'Dynamic equivalence': mid-training, under a schedule whose initial_lr is carried along."""
+
+    def decay(epoch: int) -> float:
+        return 0.97**epoch
+
+    family = mu.Family(Net, base=4, init_at=4)
+    model = family.init(8)
+    opt = family.optimizer(model, optimizer, **hyper)
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, decay)
+    data = batches(torch.float64)
+    for i in range(10):
+        step(model, opt, data[i % 4])
+        schedule.step()
+    wide, wide_opt = family.upscale(model, opt, width=24)
+    assert wide_opt is not None
+    for name, p in wide.named_parameters():
+        group = next(g for g in wide_opt.param_groups if any(q is p for q in g["params"]))
+        assert group["initial_lr"] == pytest.approx(hyper["lr"] * group["lr_factor"]), name
+        assert group["lr"] == pytest.approx(hyper["lr"] * decay(10) * group["lr_factor"])
+    wide_schedule = torch.optim.lr_scheduler.LambdaLR(wide_opt, decay, last_epoch=schedule.last_epoch - 1)
+    losses = []
+    for i in range(10):
+        ours, theirs = step(model, opt, data[i % 4]), step(wide, wide_opt, data[i % 4])
+        schedule.step()
+        wide_schedule.step()
+        assert float((ours - theirs).norm() / ours.norm()) < 1e-11, i
+        losses.append(float(F.cross_entropy(ours, data[i % 4][1])))
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize(("optimizer", "hyper"), OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_the_upscaled_groups_are_those_of_the_family_at_that_width(
+    optimizer: type[Optimizer], hyper: dict[str, Any]
+) -> None:
+    family = mu.Family(Net, base=4)
+    model = family.init(8)
+    wide, wide_opt = family.upscale(model, family.optimizer(model, optimizer, **hyper), width=24)
+    assert wide_opt is not None
+    plain = family.optimizer(wide, optimizer, **hyper)
+    names = ("lr", "weight_decay", "eps", "lr_factor", "weight_decay_factor", "eps_factor")
+
+    def by_parameter(opt: Optimizer) -> dict[str, list[float]]:
+        owned = {id(p): name for name, p in wide.named_parameters()}
+        return {owned[id(p)]: [g[n] for n in names if n in g] for g in opt.param_groups for p in g["params"]}
+
+    ours, theirs = by_parameter(wide_opt), by_parameter(plain)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert ours[name] == pytest.approx(theirs[name]), name
+
+
+def test_lr_replaces_the_rate_in_units_of_the_base() -> None:
+    family = mu.Family(Net, base=4)
+    model = family.init(8)
+    opt = family.optimizer(model, torch.optim.AdamW, lr=0.02)
+    torch.optim.lr_scheduler.StepLR(opt, 5)
+    wide, wide_opt = family.upscale(model, opt, width=24, lr=5e-3)
+    assert wide_opt is not None
+    expected = {
+        id(p): g["lr"] for g in family.optimizer(wide, torch.optim.AdamW, lr=5e-3).param_groups for p in g["params"]
+    }
+    for group in wide_opt.param_groups:
+        assert group.get("initial_lr", group["lr"]) == group["lr"]
+        for p in group["params"]:
+            assert group["lr"] == pytest.approx(expected[id(p)])
+    assert {g["lr"] for g in opt.param_groups} == {0.02, 0.01}
+
+
+def test_noise_changes_the_wide_model_and_only_that() -> None:
+    family = mu.Family(Net, base=4)
+    model = family.init(8)
+    opt = family.optimizer(model, torch.optim.AdamW, lr=0.02)
+    step(model, opt, batches()[0])
+    kept, kept_state = copy.deepcopy(model), copy.deepcopy(opt.state_dict())
+    clean, _ = family.upscale(model, opt, width=24)
+    noisy, noisy_opt = family.upscale(model, opt, width=24, noise=0.5, seed=1)
+    again, _ = family.upscale(model, opt, width=24, noise=0.5, seed=1)
+    other, _ = family.upscale(model, opt, width=24, noise=0.5, seed=2)
+    assert same(noisy, again)
+    for name, p in clean.named_parameters():
+        constant = name.startswith("norm")
+        assert torch.equal(p, noisy.get_parameter(name)) == constant, name
+        assert torch.equal(other.get_parameter(name), noisy.get_parameter(name)) == constant, name
+    assert noisy_opt is not None
+    for p in noisy.parameters():
+        noisy_opt.state[p]["step"] += 5
+        noisy_opt.state[p]["exp_avg"].fill_(1.0)
+    step(noisy, noisy_opt, batches()[0])
+    assert same(model, kept)
+    assert str(opt.state_dict()) == str(kept_state)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("training", [True, False])
+def test_dtype_and_mode_are_kept(dtype: torch.dtype, training: bool) -> None:
+    family = mu.Family(lambda w: ResNet18(w, classes=5), base=4, init_at=4)
+    model = family.init(4).to(dtype).train(training)
+    opt = family.optimizer(model, torch.optim.SGD, lr=0.1, momentum=0.9)
+    wide, _ = family.upscale(model, opt, width=8, noise=0.1)
+    assert {p.dtype for p in wide.parameters()} == {dtype}
+    assert {b.dtype for b in wide.buffers()} == {dtype, torch.int64}
+    assert {m.training for m in wide.modules()} == {training}
+
+
+def test_mixed_dtypes_frozen_parameters_and_modes_are_kept_one_by_one() -> None:
+    family = mu.Family(Net, base=4)
+    model = family.init(4).to(torch.bfloat16)
+    model.norm.float().eval()
+    model.input.requires_grad_(False)
+    wide, _ = family.upscale(model, width=8)
+    assert {n for n, p in wide.named_parameters() if p.dtype == torch.float32} == {"norm.weight", "norm.bias"}
+    assert {n for n, p in wide.named_parameters() if not p.requires_grad} == {"input.weight", "input.bias"}
+    assert [n for n, m in wide.named_modules() if not m.training] == ["norm"]
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda m: torch.compile(m, backend="eager")], ids=["dp", "compile"])
+def test_wrapped_models(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    family = mu.Family(Net, base=4)
+    model = family.init(8)
+    wrapped = wrap(model)
+    opt = family.optimizer(wrapped, torch.optim.AdamW, lr=0.02)
+    assert family.plan(wrapped) == family.plan(8)
+    step(model, opt, batches()[0])
+    wide, wide_opt = family.upscale(wrapped, opt, width=16)
+    plain, _ = family.upscale(model, opt, width=16)
+    assert type(wide) is Net
+    assert same(wide, plain)
+    assert wide_opt is not None
+    assert len(wide_opt.state) == len(list(model.parameters()))
+
+
+def test_upscaling_without_an_optimizer() -> None:
+    family = mu.Family(Net, base=4)
+    model = family.init(8)
+    wide, nothing = family.upscale(model, width=16)
+    assert nothing is None
+    x = batches()[0][0]
+    torch.testing.assert_close(wide(x), model(x))
+
+
+@pytest.mark.parametrize(("width", "message"), [(12, "no multiple"), (4, "narrower")])
+def test_widths_that_cannot_be_reached(width: int, message: str) -> None:
+    family = mu.Family(Net, base=4)
+    with pytest.raises(mu.MupscaleError, match=message):
+        family.upscale(family.init(8), width=width)

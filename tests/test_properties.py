@@ -1,0 +1,130 @@
+"""Dynamic equivalence for random depths, widths, multipliers, blocks and hyperparameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import mupscale as mu
+from mupscale.models import MLP
+
+pytestmark = pytest.mark.usefixtures("float64")
+quick = settings(
+    max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+widths = st.integers(1, 5)
+multipliers = st.integers(1, 4)
+rates = st.floats(1e-3, 0.3)
+decays = st.floats(0, 1)
+epsilons = st.floats(1e-8, 1)
+
+
+@st.composite
+def optimizers(draw: st.DrawFn) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """An optimizer and hyperparameters from their whole range."""
+    lr, decay, eps = draw(rates), draw(decays), draw(epsilons)
+    return draw(
+        st.sampled_from(
+            [
+                (torch.optim.SGD, {"lr": lr, "weight_decay": decay, "momentum": 0.9, "dampening": draw(decays)}),
+                (torch.optim.Adam, {"lr": lr, "weight_decay": decay, "eps": eps, "amsgrad": draw(st.booleans())}),
+                (torch.optim.AdamW, {"lr": lr, "weight_decay": decay, "eps": eps}),
+                (torch.optim.RMSprop, {"lr": lr, "weight_decay": decay, "eps": eps, "momentum": draw(decays)}),
+                (torch.optim.Adagrad, {"lr": lr, "weight_decay": decay, "eps": eps}),
+                (torch.optim.Adamax, {"lr": lr, "weight_decay": decay, "eps": eps}),
+            ]
+        )
+    )
+
+
+def _check(
+    narrow: nn.Module,
+    wide: nn.Module,
+    plan: mu.Plan,
+    batch: tuple[Tensor, Tensor],
+    optimizer: tuple[type[torch.optim.Optimizer], dict[str, Any]],
+    clip: float | None,
+) -> None:
+    cls, hyper = optimizer
+    opt = cls(narrow.parameters(), **hyper)
+    for _ in range(3):
+        opt.zero_grad()
+        F.mse_loss(narrow(batch[0]), batch[1]).backward()
+        opt.step()
+    mu.widen(narrow, wide, plan)
+    report = mu.verify(
+        narrow,
+        wide,
+        plan,
+        [batch],
+        lambda model, b: F.mse_loss(model(b[0]), b[1]),
+        optimizer=opt,
+        steps=5,
+        clip=clip,
+        tolerance=1e-8,
+    )
+    assert report.ok, str(report)
+
+
+@quick
+@given(
+    layers=st.lists(st.tuples(widths, multipliers), min_size=1, max_size=4),
+    optimizer=optimizers(),
+    bias=st.booleans(),
+    clip=st.one_of(st.none(), st.floats(0.01, 10)),
+    seed=st.integers(0, 1000),
+)
+def test_proposition_dynamic_equivalence_of_mlps(
+    layers: list[tuple[int, int]],
+    optimizer: tuple[type[torch.optim.Optimizer], dict[str, Any]],
+    bias: bool,
+    clip: float | None,
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    narrow = MLP(3, [n for n, _ in layers], 2, bias=bias, activation="tanh")
+    wide = MLP(3, [n * k for n, k in layers], 2, bias=bias, activation="tanh")
+    batch = (torch.randn(6, 3), torch.randn(6, 2))
+    _check(narrow, wide, mu.plan(narrow, wide), batch, optimizer, clip)
+
+
+class Blocked(nn.Module):
+    """A hidden vector whose units belong together in blocks: each block is normalised on its own."""
+
+    def __init__(self, blocks: int, block: int) -> None:
+        super().__init__()
+        self.block = block
+        self.into = nn.Linear(3, blocks * block)
+        self.out = nn.Linear(blocks * block, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.into(x).unflatten(-1, (-1, self.block))
+        return self.out((h * h.softmax(-1)).flatten(-2))
+
+
+@quick
+@given(
+    blocks=widths,
+    block=st.integers(2, 4),
+    times=st.integers(2, 3),
+    optimizer=optimizers(),
+    seed=st.integers(0, 1000),
+)
+def test_blocks_are_copied_whole(
+    blocks: int, block: int, times: int, optimizer: tuple[type[torch.optim.Optimizer], dict[str, Any]], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    narrow, wide = Blocked(blocks, block), Blocked(blocks * times, block)
+    roles = {
+        "into.*": mu.Role(out=0, out_block=block),
+        "out.weight": mu.Role(in_=1, in_block=block),
+    }
+    batch = (torch.randn(6, 3), torch.randn(6, 2))
+    _check(narrow, wide, mu.plan(narrow, wide, roles=roles), batch, optimizer, None)

@@ -1,0 +1,136 @@
+"""The table: its values as the paper prints them, and that every exponent in it matters."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+
+from mupscale import Rule
+from zoo import ARCHITECTURES, TRAININGS, Outcome, train_pair
+
+K, L = 2, 3  # multipliers of the output and the input axis
+
+
+@pytest.mark.parametrize("m", [0, 1])
+def test_table_widening_vector_like(m: int) -> None:
+    rule = Rule(out=K)
+    assert rule.weight == 1
+    assert rule.lr(m) == K**m
+    assert rule.eps == 1 / K
+    assert rule.coupled_decay == 1 / K
+    assert rule.decoupled_decay(m) == K**-m
+
+
+@pytest.mark.parametrize("m", [0, 1])
+def test_table_widening_matrix_like(m: int) -> None:
+    rule = Rule(out=K, in_=L)
+    assert rule.weight == pytest.approx(1 / L)
+    assert rule.lr(m) == pytest.approx(K**m / L)
+    assert rule.eps == 1 / K
+    assert rule.coupled_decay == L / K
+    assert rule.decoupled_decay(m) == L / K**m
+    assert (rule.gradient(1), rule.gradient(2)) == (1 / K, 1 / K**2)
+
+
+def test_table_widening_scalar_like() -> None:
+    rule = Rule()
+    factors = [rule.weight, rule.lr(0), rule.lr(1), rule.eps, rule.coupled_decay, rule.decoupled_decay(0), rule.norm()]
+    assert factors == [1.0] * 7
+
+
+@pytest.mark.parametrize("m", [0, 1])
+def test_a_readout_that_keeps_its_multiplier_is_vector_like(m: int) -> None:
+    """The mup package's MuReadout divides by the width in forward: fold = in_ gives back the vector-like row."""
+    kept, vector = Rule(out=1, in_=K, fold=K), Rule(out=K)
+    assert kept.weight == vector.weight
+    assert kept.lr(m) == vector.lr(m)
+    assert kept.eps == vector.eps
+    assert kept.coupled_decay == vector.coupled_decay
+    assert kept.decoupled_decay(m) == vector.decoupled_decay(m)
+
+
+@pytest.mark.parametrize("m", [0, 1])
+def test_proposition_symmetry_of_scalings(m: int) -> None:
+    """A ← Aθ with B/θ², C/θ^(1+m), Dθ², D̃θ^(1+m), Eθ: a multiplier θ in forward is fold = 1/θ."""
+    theta, plain = 5.0, Rule(out=K, in_=L)
+    moved = Rule(out=K, in_=L, fold=1 / theta)
+    assert moved.lr(m) == pytest.approx(plain.lr(m) / theta ** (1 + m))
+    assert moved.coupled_decay == pytest.approx(plain.coupled_decay * theta**2)
+    assert moved.decoupled_decay(m) == pytest.approx(plain.decoupled_decay(m) * theta ** (1 + m))
+    assert moved.eps == pytest.approx(plain.eps * theta)
+    for out, in_ in ((True, True), (False, True), (True, False)):
+        scales = [r.init(out_is_width=out, in_is_width=in_) for r in (moved, plain)]
+        assert scales[0] == pytest.approx(scales[1] / theta)
+
+
+def test_table_mup_initial_std() -> None:
+    rule = Rule(out=K, in_=L)
+    assert rule.init(out_is_width=True, in_is_width=True) == pytest.approx(L**-0.5)
+    assert Rule(in_=L).init(out_is_width=False, in_is_width=True) == pytest.approx(1 / L)
+    assert Rule(out=K).init(out_is_width=True, in_is_width=False) == 1
+    assert Rule(in_=L).init(out_is_width=True, in_is_width=True) == pytest.approx(L**-0.5)  # an axis that rests today
+
+
+def test_norm_weights() -> None:
+    """K·L copies of entries that are 1/K as large."""
+    rule = Rule(out=K, in_=L)
+    for p in (1.0, 2.0, 3.0):
+        assert rule.norm(p) * (K * L) * K**-p == pytest.approx(1)
+    assert rule.norm(math.inf) == K
+    assert rule.norm() == pytest.approx(K / L)
+
+
+def test_rules_compose_exactly() -> None:
+    mup, widening = Rule(Fraction(7, 3), Fraction(5, 3), Fraction(3, 7)), Rule(3, 2, Fraction(1, 3))
+    assert mup * widening == Rule(7, Fraction(10, 3), Fraction(1, 7))
+    for m in (0, 1):
+        assert (mup * widening).lr(m) == pytest.approx(mup.lr(m) * widening.lr(m))
+
+
+SENSITIVE = [
+    ("mlp", "SGD-momentum", None),
+    ("mlp", "AdamW", None),
+    ("mlp", "Adam", None),
+    ("mlp", "ASGD", None),
+    ("mlp", "SGD", 0.1),
+    ("mlp", "Muon-reference", None),
+    ("gpt2-heads", "SGD-momentum", None),
+    ("gpt2-heads", "Adam", None),
+    ("gpt2-heads", "AdamW", None),
+    ("gpt2-heads", "ASGD", None),
+    ("gpt2-heads", "SGD", 0.05),
+    ("sqrt-attention", "Muon-reference", None),
+]
+
+
+def _sensitive(number: int) -> Outcome:
+    architecture, training, clip = SENSITIVE[number]
+    return train_pair(ARCHITECTURES[architecture], TRAININGS[training], before=3, after=4, clip=clip)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("number", range(len(SENSITIVE)))
+def test_the_unchanged_table_passes(number: int) -> None:
+    assert _sensitive(number).difference <= 1e-10
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("variable", ["out", "in_", "fold"])
+@pytest.mark.parametrize(
+    "factor", ["weight", "gradient", "lr", "spectral_lr", "eps", "coupled_decay", "decoupled_decay", "norm"]
+)
+def test_every_exponent_matters(factor: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One exponent at a time is changed by a half, and the matrix must fail."""
+    original = getattr(Rule, factor)
+
+    def wrong(self: Rule) -> float:
+        return float(getattr(self, variable)) ** 0.5
+
+    if isinstance(original, property):
+        changed: object = property(lambda self: original.fget(self) * wrong(self))
+    else:
+        changed = lambda self, *args: original(self, *args) * wrong(self)  # noqa: E731
+    monkeypatch.setattr(Rule, factor, changed)
+    assert any(not _sensitive(number).difference <= 1e-6 for number in range(len(SENSITIVE)))

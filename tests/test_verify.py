@@ -1,0 +1,456 @@
+"""verify: agreement over training steps, and where and why two models begin to differ."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+import mupscale as mu
+from mupscale.models import GPT2, MLP
+
+D_IN, D_OUT = 6, 5
+
+
+def classify(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def language(model: nn.Module, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def vectors(*shape: int, count: int = 4) -> list[tuple[Tensor, Tensor]]:
+    return [(torch.randn(8, *shape), torch.randint(D_OUT, (8,))) for _ in range(count)]
+
+
+def tokens(count: int = 3) -> list[Tensor]:
+    return [torch.randint(11, (4, 7)) for _ in range(count)]
+
+
+def pair(build: Callable[[int], nn.Module], n: int, wide: int, **plan: Any) -> tuple[nn.Module, nn.Module, mu.Plan]:
+    narrow, large = build(n), build(wide)
+    made = mu.plan(narrow, large, **plan)
+    return narrow, mu.widen(narrow, large, made), made
+
+
+def mlp(width: int) -> MLP:
+    return MLP(D_IN, width, D_OUT, depth=3)
+
+
+def gpt2(heads: int, **more: Any) -> GPT2:
+    return GPT2(11, 8, layers=1, heads=heads, head_dim=4, **more)
+
+
+def unchanged(model: nn.Module, before: nn.Module) -> bool:
+    old = before.state_dict()
+    return all(torch.equal(t, old[n]) for n, t in model.state_dict().items())
+
+
+# agreement
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_equivalent_models_agree_at_every_step(dtype: torch.dtype) -> None:
+    torch.set_default_dtype(dtype)
+    narrow, wide, plan = pair(mlp, 4, 12)
+    data = vectors(D_IN, count=1)
+    report = mu.verify(narrow, wide, plan, data, classify, optimizer=torch.optim.AdamW, lr=0.05, steps=12)
+    assert report.ok
+    assert report.first is None
+    assert len(report.differences) == len(report.losses) == 13
+    assert report.tolerance == {torch.float64: 1e-10, torch.float32: 1e-4}[dtype]
+    assert report.max_relative_difference == max(report.differences) < report.tolerance
+    assert report.losses[-1][0] < 0.9 * report.losses[0][0]
+    for ours, theirs in report.losses:
+        assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+def test_without_an_optimizer_only_the_outputs_are_compared() -> None:
+    narrow, wide, plan = pair(mlp, 4, 12)
+    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
+    assert report.ok
+    assert len(report.differences) == 1
+
+
+def test_batches_may_be_endless_and_are_used_again_from_the_start() -> None:
+    narrow, wide, plan = pair(mlp, 4, 8)
+    drawn = []
+
+    def endless() -> Any:
+        while True:
+            drawn.append(0)
+            yield vectors(D_IN, count=1)[0]
+
+    assert mu.verify(narrow, wide, plan, endless(), classify, optimizer=torch.optim.SGD, lr=0.1, steps=5).ok
+    assert len(drawn) == 6
+    one = vectors(D_IN, count=1)
+    report = mu.verify(narrow, wide, plan, one, classify, optimizer=torch.optim.SGD, lr=0.3, steps=5)
+    assert sorted(loss for loss, _ in report.losses) == [loss for loss, _ in reversed(report.losses)]
+
+
+def test_models_and_optimizer_are_left_as_they_were(float64: None) -> None:
+    narrow, wide, plan = pair(lambda n: nn.Sequential(nn.Linear(D_IN, n), nn.BatchNorm1d(n), nn.Linear(n, D_OUT)), 4, 8)
+    opt = torch.optim.AdamW(narrow.parameters(), lr=0.1)
+    classify(narrow, vectors(D_IN)[0]).backward()
+    opt.step()
+    mu.widen(narrow, wide, plan)
+    kept, kept_wide, state = copy.deepcopy(narrow), copy.deepcopy(wide), copy.deepcopy(opt.state_dict())
+    grads = [None if p.grad is None else p.grad.clone() for p in narrow.parameters()]
+    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify, optimizer=opt, steps=5, clip=0.1)
+    assert report.ok, report
+    assert unchanged(narrow, kept)
+    assert unchanged(wide, kept_wide)
+    assert str(opt.state_dict()) == str(state)
+    assert all(torch.equal(p.grad, g) for p, g in zip(narrow.parameters(), grads, strict=True))  # type: ignore[arg-type]
+    assert all(p.grad is None for p in wide.parameters())
+    assert not any(m._forward_hooks for m in (*narrow.modules(), *wide.modules()))
+    classify(narrow, vectors(D_IN)[0]).backward()
+    opt.step()  # still the narrow model's own
+    assert not unchanged(narrow, kept)
+
+
+def test_an_optimizers_state_goes_along(float64: None) -> None:
+    """A class starts without momentum, so it does something else than the object in mid-training."""
+    narrow, wide, plan = pair(mlp, 4, 8)
+    opt = torch.optim.SGD(narrow.parameters(), lr=0.2, momentum=0.9)
+    data = vectors(D_IN)
+    for batch in data:
+        opt.zero_grad()
+        classify(narrow, batch).backward()
+        opt.step()
+    mu.widen(narrow, wide, plan)
+    with_state = mu.verify(narrow, wide, plan, data, classify, optimizer=opt, steps=4)
+    without = mu.verify(narrow, wide, plan, data, classify, optimizer=torch.optim.SGD, lr=0.2, momentum=0.9, steps=4)
+    assert with_state.ok
+    assert without.ok
+    assert with_state.losses[0] == pytest.approx(without.losses[0])
+    assert with_state.losses[2] != pytest.approx(without.losses[2], rel=1e-3)
+
+
+def test_a_familys_optimizer_is_taken_as_it_is(float64: None) -> None:
+    family = mu.Family(mlp, base=4)
+    model = family.init(8)
+    opt = family.optimizer(model, torch.optim.AdamW, lr=0.05, weight_decay=0.1)
+    wide, _ = family.upscale(model, opt, width=24)
+    assert mu.verify(model, wide, family.widening(8, 24), vectors(D_IN), classify, optimizer=opt).ok
+
+
+def test_clipping_is_width_invariant_and_matters(float64: None) -> None:
+    narrow, wide, plan = pair(mlp, 4, 12)
+    arguments: dict[str, Any] = {"optimizer": torch.optim.SGD, "lr": 0.5, "steps": 6}
+    data = vectors(D_IN)
+    clipped = mu.verify(narrow, wide, plan, data, classify, clip=0.05, **arguments)
+    free = mu.verify(narrow, wide, plan, data, classify, **arguments)
+    assert clipped.ok
+    assert free.ok
+    assert clipped.losses[-1] != pytest.approx(free.losses[-1], rel=1e-2)
+
+
+def test_a_schedule_drives_both(float64: None) -> None:
+    narrow, wide, plan = pair(mlp, 4, 12)
+    data = vectors(D_IN)
+    reports = [
+        mu.verify(narrow, wide, plan, data, classify, optimizer=torch.optim.AdamW, lr=0.05, schedule=schedule, steps=8)
+        for schedule in (None, lambda opt: torch.optim.lr_scheduler.ExponentialLR(opt, 0.5))
+    ]
+    assert all(report.ok for report in reports)
+    assert reports[0].losses[-1] != pytest.approx(reports[1].losses[-1], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda n: nn.Sequential(nn.Linear(D_IN, 4 * n), nn.Dropout(0.5), nn.Linear(4 * n, D_OUT)),
+        lambda n: nn.Sequential(
+            nn.Unflatten(1, (2, 3)),
+            nn.Linear(3, 4 * n),
+            nn.TransformerEncoderLayer(4 * n, n, 4 * n, dropout=0.5, batch_first=True),
+            nn.Flatten(),
+            nn.Unflatten(1, (2, -1)),
+            nn.AdaptiveAvgPool2d((1, None)),
+            nn.Flatten(),
+            nn.Linear(4 * n, D_OUT),
+        ),
+    ],
+    ids=["module", "attention"],
+)
+def test_dropout_is_silenced_and_training_goes_on(float64: None, build: Callable[[int], nn.Module]) -> None:
+    narrow, wide, plan = pair(build, 2, 6)
+    report = mu.verify(narrow.train(), wide.train(), plan, vectors(D_IN), classify, optimizer=torch.optim.SGD, lr=0.1)
+    assert report.ok, report
+    assert any(isinstance(m, nn.Dropout) and m.training and m.p == 0.5 for m in narrow.modules())
+
+
+def test_dropout_inside_attention_is_silenced(float64: None) -> None:
+    """GPT2 hands its rate to scaled_dot_product_attention; no module of its own could be switched off."""
+    narrow, wide, plan = pair(lambda n: gpt2(n, dropout=0.3), 2, 4)
+    report = mu.verify(narrow, wide, plan, tokens(), language, optimizer=torch.optim.AdamW, lr=0.01, steps=4)
+    assert report.ok, report
+    assert narrow.h[0].attn.dropout == 0.3
+
+
+def test_wrapped_models() -> None:
+    narrow, wide, plan = pair(mlp, 4, 8)
+    opt = torch.optim.SGD(narrow.parameters(), lr=0.1)
+    report = mu.verify(nn.DataParallel(narrow), torch.compile(wide, backend="eager"), plan, vectors(D_IN), classify)
+    assert report.ok
+    report = mu.verify(nn.DataParallel(narrow), wide, plan, vectors(D_IN), classify, optimizer=opt)
+    assert report.ok
+
+
+# disagreement: the first module, and why
+
+
+class Attention(nn.Module):
+    """Multi-head attention that does not tell of its heads in words that are known; grouped queries if group > 1."""
+
+    def __init__(self, kv: int, group: int = 1, head: int = 4, width: int = 8) -> None:
+        super().__init__()
+        self.shape = (kv, group, head)
+        self.q = nn.Linear(width, kv * group * head)
+        self.k, self.v = nn.Linear(width, kv * head), nn.Linear(width, kv * head)
+        self.o = nn.Linear(kv * group * head, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kv, group, head = self.shape
+        q = self.q(x).unflatten(-1, (kv, group, head)).permute(0, 2, 3, 1, 4)
+        k, v = (p(x).unflatten(-1, (kv, 1, head)).permute(0, 2, 3, 1, 4) for p in (self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k.expand_as(q), v.expand_as(q))
+        out: Tensor = self.o(mixed.permute(0, 3, 1, 2, 4).flatten(2))
+        return out
+
+
+class Mixer(nn.Module):
+    """Attention over three positions between an input and an output layer of fixed width."""
+
+    def __init__(self, kv: int, group: int = 1) -> None:
+        super().__init__()
+        self.input = nn.Linear(D_IN, 8)
+        self.attn = Attention(kv, group)
+        self.output = nn.Linear(8, D_OUT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.input(x)
+        out: Tensor = self.output((x + self.attn(x)).mean(1))
+        return out
+
+
+class ConvNet(nn.Module):
+    """Two convolutions, a flatten to C·H·W, a readout."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, width, 3)
+        self.head = nn.Linear(width * 4, D_OUT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.relu(self.conv(x)).flatten(1))
+        return out
+
+
+class Divided(nn.Module):
+    """A division by √width in forward."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.input, self.hidden = nn.Linear(D_IN, width), nn.Linear(width, width)
+        self.output = nn.Linear(width, D_OUT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.hidden(torch.tanh(self.input(x)))) / self.width**0.5
+        out: Tensor = self.output(x)
+        return out
+
+
+def test_heads_that_were_not_recognised(float64: None) -> None:
+    narrow, wide, plan = pair(Mixer, 2, 4)
+    report = mu.verify(narrow, wide, plan, vectors(3, D_IN), classify)
+    assert not report.ok
+    assert report.first is not None
+    assert (report.first.name, report.first.kind) == ("attn.o", "module")
+    assert "heads" in report.first.advice
+    blocks = {"attn.[qkv].*": mu.Role(out=0, in_=1, out_block=4), "attn.o.weight": mu.Role(out=0, in_=1, in_block=4)}
+    blocks = {"attn.[qkv].bias": mu.Role(out=0, out_block=4), **blocks}
+    narrow, wide, plan = pair(Mixer, 2, 4, roles=blocks)
+    assert mu.verify(narrow, wide, plan, vectors(3, D_IN), classify, optimizer=torch.optim.SGD, lr=0.1).ok
+
+
+def test_a_flatten_that_needs_a_block(float64: None) -> None:
+    narrow, wide, plan = pair(ConvNet, 3, 6)
+    report = mu.verify(narrow, wide, plan, vectors(3, 4, 4), classify)
+    assert report.first is not None
+    assert (report.first.name, report.first.kind) == ("head", "module")
+    assert "flatten" in report.first.advice
+    assert "in_block" in report.first.advice
+    narrow, wide, plan = pair(ConvNet, 3, 6, roles={"head.weight": mu.Role(out=0, in_=1, in_block=4)})
+    assert mu.verify(narrow, wide, plan, vectors(3, 4, 4), classify, optimizer=torch.optim.AdamW, lr=0.01).ok
+
+
+def test_a_tied_readout_without_its_fold(float64: None) -> None:
+    narrow, wide, plan = pair(gpt2, 2, 6)
+    entries = {n: replace(e, fold=1) if n.startswith("ln_f") else e for n, e in plan.parameters.items()}
+    wrong = replace(plan, parameters=entries)
+    mu.widen(narrow, wide, wrong)
+    report = mu.verify(narrow, wide, wrong, tokens(), language)
+    assert report.first is not None
+    assert (report.first.name, report.first.kind) == ("lm_head", "module")
+    assert report.first.relative == pytest.approx(2.0)
+    assert "3 times what it should be" in report.first.advice
+    assert "tied" in report.first.advice
+
+
+def test_a_constant_in_forward_that_depends_on_the_width(float64: None) -> None:
+    narrow, wide, plan = pair(Divided, 4, 16)
+    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
+    assert report.first is not None
+    assert report.first.name == "output"
+    assert "constant in forward that depends on the width" in report.first.advice
+
+
+def test_a_constant_in_a_module_of_its_own_is_named_with_its_factor(float64: None) -> None:
+    class Scale(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.factor = width**-0.5
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.factor
+
+    def build(n: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(D_IN, n), Scale(n), nn.Linear(n, D_OUT))
+
+    narrow, wide, plan = pair(build, 4, 16)
+    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
+    assert report.first is not None
+    assert report.first.name == "1"
+    assert "0.5 times what it should be" in report.first.advice
+
+
+def test_a_bare_parameter_in_the_models_own_forward_is_put_on_the_model(float64: None) -> None:
+    class Bare(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.input = nn.Linear(D_IN, width)
+            self.out = nn.Parameter(torch.randn(width, D_OUT))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.input(x)) @ self.out + x.mean()
+
+    narrow, wide, plan = pair(Bare, 4, 8)  # "one width axis is an output vector", but this one is an input
+    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
+    assert report.first is not None
+    assert (report.first.name, report.first.kind) == ("Bare", "module")
+    assert "tied" in report.first.advice
+
+
+def test_grouped_queries_copied_head_by_head_differ_after_the_first_update(float64: None) -> None:
+    """Every static check passes; only training shows it, and then a parameter is named."""
+    q, o = mu.Role(out=0, in_=1, out_block=4), mu.Role(out=0, in_=1, in_block=4)
+    kv = {f"attn.{p}.weight": q for p in "kv"} | {f"attn.{p}.bias": mu.Role(out=0, out_block=4) for p in "kv"}
+    wrong = {"attn.q.weight": q, "attn.q.bias": mu.Role(out=0, out_block=4), "attn.o.weight": o, **kv}
+    narrow, wide, plan = pair(lambda k: Mixer(k, 2), 2, 4, roles=wrong)
+    data = vectors(3, D_IN)
+    assert mu.verify(narrow, wide, plan, data, classify).ok
+    report = mu.verify(narrow, wide, plan, data, classify, optimizer=torch.optim.AdamW, lr=0.05, steps=5)
+    assert not report.ok
+    assert report.differences[0] < 1e-10 < 1e-4 < report.differences[1]
+    assert report.first is not None
+    assert report.first.kind == "parameter"
+    assert report.first.name.startswith("attn.")
+    assert "grouped-query" in report.first.advice
+    right = {
+        "attn.q.weight": q.blocks(out=8),
+        "attn.q.bias": mu.Role(out=0, out_block=8),
+        "attn.o.weight": o.blocks(in_=8),
+        **kv,
+    }
+    narrow, wide, plan = pair(lambda k: Mixer(k, 2), 2, 4, roles=right)
+    assert mu.verify(narrow, wide, plan, data, classify, optimizer=torch.optim.AdamW, lr=0.05, steps=5).ok
+
+
+def test_a_wide_model_that_was_not_widened() -> None:
+    narrow, wide = mlp(4), mlp(8)
+    report = mu.verify(narrow, wide, mu.plan(narrow, wide), vectors(D_IN), classify)
+    assert report.first is not None
+    assert report.first.name == "layers.0"
+
+
+def test_an_optimizer_registered_with_a_wrong_degree(float64: None) -> None:
+    class Odd(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    mu.register_optimizer(Odd, degree=0, decoupled=False, eps=(), state={"momentum_buffer": 1})
+    narrow, wide, plan = pair(mlp, 4, 12)
+    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify, optimizer=Odd, lr=0.1, steps=3)
+    assert not report.ok
+    assert report.differences[0] < 1e-10
+    assert report.first is not None
+    assert report.first.kind == "parameter"
+    assert "degree" in report.first.advice
+
+
+def test_a_model_that_diverges_is_not_ok() -> None:
+    narrow, wide, plan = pair(mlp, 4, 8)
+    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify, optimizer=torch.optim.SGD, lr=1e30, steps=5)
+    assert not report.ok
+    assert report.max_relative_difference == float("inf")
+
+
+# errors and words
+
+
+def test_no_batches() -> None:
+    narrow, wide, plan = pair(mlp, 4, 8)
+    with pytest.raises(mu.MupscaleError, match="at least one batch"):
+        mu.verify(narrow, wide, plan, [], classify)
+
+
+def test_an_output_that_grows() -> None:
+    narrow, wide, plan = pair(lambda n: nn.Linear(D_IN, n), 8, 16)
+    with pytest.raises(mu.MupscaleError, match=r"\(8, 8\) and \(8, 16\).*does not grow"):
+        mu.verify(narrow, wide, plan, vectors(D_IN), classify)
+
+
+def test_a_loss_that_does_not_call_the_model() -> None:
+    narrow, wide, plan = pair(mlp, 4, 8)
+    with pytest.raises(mu.MupscaleError, match="must call the model"):
+        mu.verify(narrow, wide, plan, vectors(D_IN), lambda model, batch: sum(p.sum() for p in model.parameters()))
+
+
+def test_a_plan_for_another_pair() -> None:
+    _, wide, plan = pair(mlp, 4, 8)
+    with pytest.raises(mu.MupscaleError, match="another model"):
+        mu.verify(mlp(2), wide, plan, vectors(D_IN), classify)
+    with pytest.raises(mu.MupscaleError, match="another model"):
+        mu.verify(mlp(4), mlp(16), plan, vectors(D_IN), classify)
+
+
+def test_an_optimizer_of_another_model() -> None:
+    narrow, wide, plan = pair(mlp, 4, 8)
+    with pytest.raises(mu.MupscaleError, match="not the narrow model's"):
+        mu.verify(narrow, wide, plan, vectors(D_IN), classify, optimizer=torch.optim.SGD(mlp(4).parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("optimizer", [None, torch.optim.SGD])
+def test_the_report_reads_well(optimizer: type[Optimizer] | None) -> None:
+    narrow, wide, plan = pair(mlp, 4, 8)
+    hyper = {} if optimizer is None else {"lr": 0.1}
+    good = mu.verify(narrow, wide, plan, vectors(D_IN), classify, optimizer=optimizer, steps=3, **hyper)
+    steps = 0 if optimizer is None else 3
+    assert str(good).startswith("equivalent: largest relative output difference ")
+    assert f"over {steps} steps (tolerance 1e-04), loss " in str(good)
+    assert "\n" not in str(good)
+    bad = mu.verify(narrow, mlp(8), plan, vectors(D_IN), classify, optimizer=optimizer, steps=3, **hyper)
+    first, second = str(bad).splitlines()
+    assert first.startswith("NOT equivalent: ")
+    assert second.startswith("module 'layers.0' differs first (by ")
