@@ -169,7 +169,7 @@ def load_torch(path: str | Path) -> Any:
         if isinstance(error, pickle.UnpicklingError) and found:
             reason = f"it holds {found[1]}, which is code, and not tensors alone; save a state_dict instead"
         else:
-            first = re.split(r"\n|\. ", str(error))[0] or type(error).__name__
+            first = re.split(r"\n|\. ", f"{type(error).__name__}: {error}")[0]
             reason = f"it is truncated, or no file of torch.save ({first})"
         raise MupscaleError(f"{path} cannot be loaded as weights only: {reason}") from None
 
