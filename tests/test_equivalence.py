@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mupscale.optim import traits
+from mupscale.traits import traits
 from zoo import ARCHITECTURES, TRAININGS, VOCAB, Architecture, Training, train_pair
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -10,12 +10,14 @@ from mupscale.coords import coord_check
 from mupscale.errors import MupscaleError
 from mupscale.family import Family
 from mupscale.noise import GaussianNoise, SignalNoise, perturb
-from mupscale.optim import clip_grad_norm_, make_optimizer, param_groups, per_group, register_optimizer
-from mupscale.plan import Entry, Plan, plan
+from mupscale.optim import clip_grad_norm_, make_optimizer, param_groups, per_group
+from mupscale.plan import Entry, Plan
 from mupscale.roles import Role, register_roles
 from mupscale.rules import Rule
+from mupscale.traits import register_optimizer
 from mupscale.upscale import upscale
 from mupscale.verify import verify
+from mupscale.walk import plan
 from mupscale.widen import widen, widen_optimizer
 
 __version__ = "0.1.0"

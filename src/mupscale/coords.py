@@ -19,8 +19,10 @@ from torch.optim import Optimizer
 from mupscale import names as naming
 from mupscale.errors import MupscaleError
 from mupscale.family import Family, Width
+from mupscale.figures import COLORS, GREY, figure, save
 from mupscale.plan import Plan
-from mupscale.verify import Loss, _Recorder, _silence_dropout
+from mupscale.recorder import Recorder, silence_dropout
+from mupscale.verify import Loss
 
 FLAT = 0.2
 """A power of the width within ±this counts as none."""
@@ -111,9 +113,7 @@ class CoordCheck:
 
     def plot(self, path: str | Path) -> Path:
         """Change of each layer's activations against width at the last step; layers that are not flat in colour."""
-        from mupscale.report.plots import plot_coord_check
-
-        return plot_coord_check(self, Path(path))
+        return _plot(self, Path(path))
 
 
 def coord_check(
@@ -140,7 +140,7 @@ def coord_check(
     for width in widths:
         for seed in range(seeds):
             model = _member(family, width, seed, parametrization).to(dtype=dtype)
-            _silence_dropout(model)  # another mask at every look would count as change
+            silence_dropout(model)  # another mask at every look would count as change
             if parametrization == "mup":
                 opt = family.optimizer(model, optimizer, **hyper)
             else:
@@ -191,7 +191,7 @@ def _measure(
     rows, start = [], dict[str, Tensor]()
     measured = {path for path, module in naming.modules(model).items() if _is_layer(module)}
     for step in range(steps + 1):
-        with torch.no_grad(), _Recorder(model) as recorder:
+        with torch.no_grad(), Recorder(model) as recorder:
             loss(model, data[0])
         for path, output in recorder.outputs.items():
             if path in measured:
@@ -212,3 +212,50 @@ def _is_layer(module: nn.Module) -> bool:
 
 def _rms(tensor: Tensor) -> float:
     return float(tensor.double().square().mean().sqrt())
+
+
+_ODD = "#d8a48f"  # layers that are not flat and have no colour left
+
+
+def _plot(check: CoordCheck, path: Path) -> Path:
+    """Change since initialisation against width, one line per layer; what is not flat in colour, with its power."""
+    fig, ax = figure(7.5, 4.2)
+    last = max(row.step for row in check.rows)
+    odd = sorted((x for x in check.layers if not x.flat), key=lambda x: -abs(x.change_power))
+    named = {layer.module: COLORS[1 + i] for i, layer in enumerate(odd[: len(COLORS) - 1])}
+    drawn = list[float]()
+    for layer in check.layers:
+        values = [check.mean(layer.module, w, last, "change") for w in check.widths]
+        values = [v if math.isfinite(v) and v > 0 else math.nan for v in values]
+        drawn += [v for v in values if v == v]
+        style: dict[str, Any] = {"lw": 0.9, "color": GREY if layer.flat else _ODD}
+        if layer.module in named:
+            style = {"lw": 1.6, "color": named[layer.module], "label": _label(layer), "zorder": 3}
+        ax.plot(check.widths, values, "o-", ms=3, **style)
+    flat, more = len(check.layers) - len(odd), len(odd) - len(named)
+    for count, color, text in ((more, _ODD, "more not flat"), (flat, GREY, "flat")):
+        if count:
+            ax.plot([], [], "o-", ms=3, lw=0.9, color=color, label=f"{count} {text}")
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks(check.widths, [f"{w:g}" for w in check.widths])
+    ax.minorticks_off()
+    low, high = (min(drawn), max(drawn)) if drawn else (1.0, 1.0)
+    middle, half = math.sqrt(low * high), max(10.0, 1.3 * math.sqrt(high / low))
+    ax.set_ylim(middle / half, middle * half)  # at least two decades, so that what is flat looks flat
+    ax.set_xlabel("width")
+    ax.set_ylabel(f"rms change of the layer's output after {last} steps")
+    verdict = "flat" if check.ok else "not flat"
+    ax.set_title(f"Coordinate check, {check.title}: {verdict}", loc="left", fontsize=11)
+    beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
+    ax.legend(title="layers", frameon=False, fontsize=8, title_fontsize=8, alignment="left", **beside)
+    return save(fig, path)
+
+
+def _label(layer: Layer) -> str:
+    """The power that makes the layer not flat: of its change or, where that is flat, of its size."""
+    by_change = abs(layer.change_power) > FLAT
+    power = layer.change_power if by_change else layer.size_power
+    if math.isinf(power):
+        return f"{layer.module} {'diverges' if power > 0 else 'vanishes'}"
+    return f"{layer.module} {'∝' if by_change else 'size ∝'} width$^{{{power:+.2f}}}$"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,8 @@ from torch.optim import AdamW, Optimizer
 
 import mupscale as mu
 from mupscale.data import Split, covtype_sample
+from mupscale.figures import COLORS, GREY, figure, save
 from mupscale.models import MLP
-from mupscale.report.plots import plot_demo
 
 NARROW, WIDE = 32, 128
 BEFORE, AFTER = 500, 800
@@ -107,9 +108,44 @@ def run(out: Path, before: int = BEFORE, after: int = AFTER) -> dict[str, Curve]
         torch.set_num_threads(threads)
     gap = max(abs(a - b) for a, b in zip(curves["narrow"].losses, curves["exact"].losses, strict=True))
     print(f"Largest difference between the losses of (a) and (b) over {after} steps: {gap:.1e}")
-    picture = plot_demo(curves, before, gap, out / "demo.png")
+    picture = plot(curves, before, gap, out / "demo.png")
     print(f"Picture: {picture}")
     return curves
+
+
+def plot(curves: Mapping[str, Curve], upscaled_at: int, gap: float, path: Path) -> Path:
+    """The demonstration's curves, the exact wide model dotted on top of the narrow one."""
+    fig, ax = figure(8, 4.6)
+    before = curves["before"]
+    ax.plot(before.steps, before.losses, color=COLORS[0], lw=1.6)
+    styles: dict[str, dict[str, Any]] = {
+        "narrow": {"color": COLORS[0], "lw": 1.6},
+        "exact": {"color": COLORS[3], "lw": 3.0, "ls": (0, (0.1, 2.2)), "dash_capstyle": "round", "zorder": 5},
+        "noisy": {"color": COLORS[2], "lw": 1.8},
+        "scratch": {"color": COLORS[1], "lw": 1.6},
+    }
+    for name, style in styles.items():
+        ax.plot(curves[name].steps, curves[name].losses, label=curves[name].label, **style)
+    ax.axvline(upscaled_at, color=GREY, lw=0.8, ls="--", zorder=0)
+    ax.annotate(
+        "upscaled here",
+        (upscaled_at, 0.97),
+        xycoords=("data", "axes fraction"),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="top",
+        fontsize=8,
+        color="#6b7683",
+    )
+    ax.set_yscale("log")
+    ax.yaxis.set_major_formatter("{x:.2g}")
+    ax.yaxis.set_minor_formatter("{x:.2g}")
+    ax.tick_params(which="both", labelsize=8)
+    ax.set_xlabel("step")
+    ax.set_ylabel("training loss")
+    ax.set_title(f"Upscaling in mid-training; (a) and (b) differ by {gap:.0e} at most", loc="left", fontsize=11)
+    ax.legend(frameon=False, fontsize=9, loc="upper right")
+    return save(fig, path)
 
 
 def main() -> None:

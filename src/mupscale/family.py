@@ -15,9 +15,10 @@ from mupscale import names as naming
 from mupscale.errors import MupscaleError
 from mupscale.noise import Noise
 from mupscale.optim import make_optimizer, param_groups
-from mupscale.plan import Entry, Plan, build_plan, initial_std
+from mupscale.plan import Entry, Plan
 from mupscale.roles import Role
 from mupscale.upscale import upscale
+from mupscale.walk import build_plan, initial_std
 
 Width = int | float | Mapping[str, int | float]
 _DRAWS = 4  # freshly built models that the initialisation is measured on

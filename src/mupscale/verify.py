@@ -9,9 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ from mupscale.axes import expand
 from mupscale.errors import MupscaleError
 from mupscale.optim import clip_grad_norm_
 from mupscale.plan import Plan
+from mupscale.recorder import Recorder, silence_dropout
 from mupscale.upscale import grow_optimizer
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -100,7 +99,7 @@ def verify(
     small, small_optimizer = _copies(narrow, optimizer, hyper)
     large = copy.deepcopy(naming.unwrap(wide))
     for model in (small, large):
-        _silence_dropout(model)
+        silence_dropout(model)
     large_optimizer = None
     if small_optimizer is not None:
         large_optimizer = grow_optimizer(small_optimizer, small, large, plan)
@@ -111,9 +110,9 @@ def verify(
     first: Difference | None = None
     for step in range((steps if small_optimizer is not None else 0) + 1):
         batch = data[step % len(data)]
-        with _Recorder(small) as ours, _Recorder(large) as theirs:
+        with Recorder(small) as ours, Recorder(large) as theirs:
             values = [loss(small, batch), loss(large, batch)]
-        differences.append(ours.final_difference(theirs))
+        differences.append(_output_difference(ours, theirs))
         losses.append((values[0].item(), values[1].item()))
         if first is None and not differences[-1] <= tolerance:
             first = _first_parameter(small, large, plan, tolerance) if step else None
@@ -149,66 +148,22 @@ def _clip(model: nn.Module, max_norm: float, plan: Plan, *, wide: bool) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 
 
-def _silence_dropout(model: nn.Module) -> None:
-    """Dropout draws other masks at another width, so it is switched off; everything else trains."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.eval()
-        for name, value in list(vars(module).items()):  # attention and recurrent layers keep a rate of their own
-            if "drop" in name.lower() and isinstance(value, float):
-                setattr(module, name, 0.0)
-
-
 def _tolerance(model: nn.Module) -> float:
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     return _TOLERANCE.get(dtype, 5e-2)
 
 
-class _Recorder(AbstractContextManager["_Recorder"]):
-    """Outputs of every module of a model, in the order in which they were computed."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.outputs: dict[str, Tensor] = {}
-        self.handles: list[Any] = []
-
-    def __enter__(self) -> _Recorder:
-        for path, module in naming.modules(self.model).items():
-            self.handles.append(module.register_forward_hook(self._hook(path)))
-        return self
-
-    def _hook(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
-        def record(module: nn.Module, inputs: Any, output: Any) -> None:
-            tensor = _first_tensor(output)
-            if tensor is not None:
-                self.outputs.setdefault(path, tensor.detach())
-
-        return record
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for handle in self.handles:
-            handle.remove()
-
-    def final_difference(self, other: _Recorder) -> float:
-        if "" not in self.outputs or "" not in other.outputs:
-            raise MupscaleError("loss(model, batch) must call the model, and the model must return a tensor first")
-        ours, theirs = self.outputs[""], other.outputs[""]
-        if ours.shape != theirs.shape:
-            raise MupscaleError(
-                f"the models' outputs have shapes {tuple(ours.shape)} and {tuple(theirs.shape)}; "
-                f"verify needs models whose output does not grow with the width"
-            )
-        return relative_difference(ours, theirs)
-
-
-def _first_tensor(output: Any) -> Tensor | None:
-    """The first floating-point tensor in a module's output, which may be a tuple, a dict or a dataclass-like dict."""
-    if isinstance(output, Tensor):
-        return output if output.is_floating_point() else None
-    values = output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else ()
-    return next((t for t in map(_first_tensor, values) if t is not None), None)
+def _output_difference(small: Recorder, large: Recorder) -> float:
+    """Of the two models' own outputs."""
+    if "" not in small.outputs or "" not in large.outputs:
+        raise MupscaleError("loss(model, batch) must call the model, and the model must return a tensor first")
+    ours, theirs = small.outputs[""], large.outputs[""]
+    if ours.shape != theirs.shape:
+        raise MupscaleError(
+            f"the models' outputs have shapes {tuple(ours.shape)} and {tuple(theirs.shape)}; "
+            f"verify needs models whose output does not grow with the width"
+        )
+    return relative_difference(ours, theirs)
 
 
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:
@@ -233,7 +188,7 @@ def _first_parameter(small: nn.Module, large: nn.Module, plan: Plan, tolerance: 
     return Difference(worst[1], "parameter", worst[0], f"The models agreed until an update: {_ADVICE['update']}")
 
 
-def _first_module(ours: _Recorder, theirs: _Recorder, plan: Plan, tolerance: float) -> Difference | None:
+def _first_module(ours: Recorder, theirs: Recorder, plan: Plan, tolerance: float) -> Difference | None:
     for path, output in ours.outputs.items():
         if path in theirs.outputs:
             expected, found = _as_copies(output, theirs.outputs[path])

@@ -16,8 +16,9 @@ from mupscale import names as naming
 from mupscale import sharded
 from mupscale.axes import Axis, expand
 from mupscale.errors import MupscaleError
-from mupscale.optim import Traits, scale, traits
+from mupscale.optim import scale
 from mupscale.plan import Entry, Plan, check_dtype
+from mupscale.traits import Traits, traits
 
 Source = nn.Module | Mapping[str, Tensor]
 

@@ -1,1 +1,0 @@
-"""Pictures of what happened. Needs the `plots` extra."""
