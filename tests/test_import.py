@@ -27,7 +27,20 @@ def test_imports_go_one_way() -> None:
     import ast
     from pathlib import Path
 
-    order = ["errors", "rules", "axes", "roles", "names", "heads", "sharded", "plan", "walk", "traits", "optim"]
+    order = [
+        "errors",
+        "memory",
+        "rules",
+        "axes",
+        "roles",
+        "names",
+        "heads",
+        "sharded",
+        "plan",
+        "walk",
+        "traits",
+        "optim",
+    ]
     order += ["widen", "noise", "upscale", "family", "recorder", "verify", "figures", "coords", "checkpoint", "flops"]
     for position, module in enumerate(order):
         source = (Path(__file__).parents[1] / "src" / "mupscale" / f"{module}.py").read_text()

@@ -117,9 +117,12 @@ def _copy(narrow: Tensor, axes: Mapping[int, Axis], out: Tensor, scale: float) -
         target.copy_(source if scale == 1 else source * scale)
         return
     rows = max(1, _CHUNK * torch.get_num_threads() * target.shape[0] // target.numel())
+    scratch = torch.empty_like(source[:rows]) if scale != 1 else source
     for start in range(0, target.shape[0], rows):
         part = source[start : start + rows]
-        _broadcast(part if scale == 1 else part * scale, target[start : start + rows], copied)
+        if scale != 1:
+            part = torch.mul(part, scale, out=scratch[: part.shape[0]])
+        _broadcast(part, target[start : start + rows], copied)
 
 
 def _broadcast(source: Tensor, target: Tensor, copied: Sequence[int]) -> None:
