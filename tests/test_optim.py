@@ -421,35 +421,49 @@ def test_under_every_scheduler_the_rates_keep_their_ratios(name: str) -> None:
     assert len(seen) > 1, "the schedule does nothing"
 
 
+@pytest.mark.parametrize("at", [1, 3, 5, 6])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_under_every_scheduler_widened_groups_go_on(name: str) -> None:
-    """A scheduler's state dict, but for its rates, goes onto the wide optimizer in the middle of the schedule."""
+def test_every_scheduler_goes_on_after_widening(name: str, at: int) -> None:
+    """In the middle of a schedule, on its milestones and between them; the narrow one is left alone."""
     narrow, wide, plan = pair("gpt2")
     optimizer = optim.SGD(narrow.parameters(), lr=0.1, momentum=0.5)
     scheduler = SCHEDULERS[name](optimizer, lambda rate: rate)
-    for loss in LOSSES[:6]:
+    for loss in LOSSES[:at]:
         advance(optimizer, scheduler, loss)
     grown = grow_optimizer(optimizer, narrow, wide, plan)
     assert len(grown.param_groups) >= 3
-    now = [dict(group) for group in grown.param_groups]
     for group in grown.param_groups:
         for key in {"lr", "initial_lr"} & optimizer.param_groups[0].keys():
             assert group[key] == pytest.approx(optimizer.param_groups[0][key] * group["lr_factor"], rel=1e-12)
-    continued = SCHEDULERS[name](grown, lambda rate: mu.per_group(grown, rate))
-    load_schedule(continued, scheduler.state_dict())
-    for group, before in zip(grown.param_groups, now, strict=True):  # a scheduler sets its first rates when made
-        group.update({key: before[key] for key in ("lr", "initial_lr", "momentum") if key in before})
-    for loss in LOSSES[6:]:
+    continued = mu.widen_scheduler(scheduler, grown)
+    assert continued.get_last_lr() == pytest.approx([group["lr"] for group in grown.param_groups])
+    for loss in LOSSES[at:]:
+        rates = advance(grown, continued, loss)
         (expected,) = advance(optimizer, scheduler, loss)
-        for rate in advance(grown, continued, loss):
+        for rate in rates:
             assert rate == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
-def load_schedule(scheduler: Any, state: dict[str, Any]) -> None:
-    """Where the schedule is, without the lists of one value per group, which are those of other groups."""
-    for ours, theirs in zip(getattr(scheduler, "_schedulers", []), state.get("_schedulers", []), strict=True):
-        load_schedule(ours, theirs)
-    scheduler.__dict__.update({key: value for key, value in state.items() if not isinstance(value, list)})
+def test_a_scheduler_with_a_function_per_group() -> None:
+    narrow, wide, plan = pair()
+    weights = [p for p in narrow.parameters() if p.dim() > 1]
+    biases = [p for p in narrow.parameters() if p.dim() == 1]
+    optimizer = optim.SGD([{"params": weights}, {"params": biases}], lr=0.1)
+    scheduler = sched.LambdaLR(optimizer, [lambda e: 0.5**e, lambda e: 1.0])
+    advance(optimizer, scheduler, 0.0)
+    grown = grow_optimizer(optimizer, narrow, wide, plan)
+    continued = mu.widen_scheduler(scheduler, grown)
+    rates = advance(grown, continued, 0.0)
+    for group, rate in zip(grown.param_groups, rates, strict=True):
+        expected = 0.1 if all(p.dim() == 1 for p in group["params"]) else 0.025
+        assert rate == pytest.approx(expected)
+
+
+def test_a_scheduler_of_another_optimizer_is_refused() -> None:
+    _, wide, plan = pair()
+    optimizer = mu.make_optimizer(wide, plan, optim.SGD, lr=0.1)
+    with pytest.raises(mu.MupscaleError, match="upscale made"):
+        mu.widen_scheduler(sched.ExponentialLR(optimizer, 0.9), optimizer)
 
 
 RESUMED: dict[str, Callable[[optim.Optimizer, Rates, int], Any]] = {

@@ -14,6 +14,7 @@ from mupscale.optim import clip_grad_norm_, make_optimizer, param_groups, per_gr
 from mupscale.plan import Entry, Plan
 from mupscale.roles import Role, register_roles
 from mupscale.rules import Rule
+from mupscale.schedule import widen_scheduler
 from mupscale.traits import register_optimizer
 from mupscale.upscale import upscale
 from mupscale.verify import verify
@@ -49,4 +50,5 @@ __all__ = [
     "verify",
     "widen",
     "widen_optimizer",
+    "widen_scheduler",
 ]

@@ -74,8 +74,8 @@ def widened_groups(
     known = traits(type(optimizer))
     found, owned = plan.check(wide), {id(p): n for n, p in plan.check(narrow, "narrow").items()}
     made = _Groups(known)
-    for group in optimizer.param_groups:
-        hyper = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+    for number, group in enumerate(optimizer.param_groups):
+        hyper = {k: v for k, v in group.items() if k not in ("params", "param_names")} | {FROM_GROUP: number}
         for p in group["params"]:
             if id(p) not in owned:
                 raise MupscaleError("the optimizer holds a parameter that is not the narrow model's")
@@ -86,6 +86,10 @@ def widened_groups(
             group["lr"] = scale(lr, group["lr_factor"])
             group.pop("initial_lr", None)
     return grown
+
+
+FROM_GROUP = "from_group"
+"""Key of a widened group that says which of the narrow optimizer's groups it comes from."""
 
 
 def per_group(optimizer: Optimizer, lr: float) -> list[float]:
