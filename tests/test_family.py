@@ -314,6 +314,31 @@ def test_tensors_kept_as_plain_attributes() -> None:
     torch.testing.assert_close(wide(x), model(x))
 
 
+@pytest.mark.parametrize("depends", [False, True])
+def test_buffers_that_no_checkpoint_holds(depends: bool) -> None:
+    """Upscaling must look at the values that the wide model would compute for itself, on the meta device or not."""
+
+    class Scaled(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.net = MLP(D_IN, width, D_OUT)
+            self.register_buffer("scale", torch.tensor(width**0.5 if depends else 2.0), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.net(x) * self.scale
+            return out
+
+    family = mu.Family(Scaled, base=16)
+    model = family.init(16)
+    if depends:
+        with pytest.raises(mu.MupscaleError, match=r"'scale' .* depends on the width and is not saved"):
+            family.upscale(model, width=32)
+    else:
+        wide, _ = family.upscale(model, width=32)
+        x = batches()[0][0]
+        torch.testing.assert_close(wide(x), model(x))
+
+
 @pytest.mark.parametrize(
     ("build", "arguments", "message"),
     [

@@ -19,6 +19,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 import mupscale as mu
 from mupscale import Axis, Family, MupscaleError, Plan, Role, Rule
 from mupscale.models import GPT2, MLP, ResNet18
+from mupscale.roles import _REGISTRY as registry
 from mupscale.verify import Report
 
 ADAMW: dict[str, float] = {"lr": 0.02, "weight_decay": 0.3, "eps": 1e-3}
@@ -119,6 +120,63 @@ def test_buffers_are_planned_too() -> None:
     assert plan["bn1.running_mean"] is plan.buffers["bn1.running_mean"]
 
 
+class Tables(nn.Module):
+    """Input times a buffer over d units, or times a single number, which no state dict may hold."""
+
+    def __init__(self, d: int, values: Callable[[int], Tensor], *, saved: bool = False) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(3, d), nn.Linear(d, 2)
+        self.register_buffer("table", values(d), persistent=saved)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.stem(x) * self.table))
+        return out
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("values", [lambda d: torch.arange(d) / d, lambda d: torch.tensor(d**0.5)])
+def test_a_buffer_that_depends_on_the_width_and_is_not_saved_is_refused(values: Callable[[int], Tensor]) -> None:
+    """Its copy would be exact until the wide model is built anew, from a checkpoint say."""
+    with pytest.raises(MupscaleError, match=r"'table' .* depends on the width and is not saved .*persistent=True"):
+        mu.plan(Tables(4, values), Tables(8, values))
+    narrow, wide = Tables(4, values, saved=True), Tables(8, values, saved=True)
+    assert_equivalent(narrow, wide, sequences())
+    role = Role(out=tuple(range(narrow.table.dim())))
+    assert_equivalent(Tables(4, values), Tables(8, values), sequences(), roles={"table": role})
+
+
+def test_a_buffer_that_is_not_saved_may_be_computed_anew() -> None:
+    """Where that gives the copies, or where it has nothing to do with the width."""
+    for values in (torch.ones, lambda d: torch.tensor(0.5)):
+        assert mu.plan(Tables(4, values), Tables(8, values)).buffers["table"].narrow in ((4,), ())
+    with torch.device("meta"):
+        wide = Tables(8, torch.ones)
+    assert mu.plan(Tables(4, torch.ones), wide).buffers["table"].wide == (8,)
+    with pytest.raises(MupscaleError, match="is not saved"):
+        mu.plan(Tables(4, torch.arange), wide)
+
+
+@pytest.mark.usefixtures("float64")
+def test_parametrised_layers() -> None:
+    """torch gives each of them a class of its own; a weight norm's gain takes what the norm of copies lacks."""
+
+    class Normed(nn.Module):
+        def __init__(self, d: int) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(3, d), nn.Linear(d, 2)
+            self.body = nn.utils.parametrizations.weight_norm(nn.Linear(d, d))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(torch.tanh(self.body(torch.tanh(self.stem(x)))))
+            return out
+
+    narrow, wide = Normed(4), Normed(12)
+    with pytest.raises(MupscaleError, match=r"weight\.original1.*and roles for its other parts .*fold of in_\^-1/2"):
+        mu.plan(narrow, wide)
+    roles = {"*.original1": Role(out=0, in_=1), "*.original0": Role(out=0, fold=3**-0.5)}
+    assert_equivalent(narrow, wide, sequences(), roles=roles)
+
+
 def test_fresh_measures_the_narrow_models_own_initialisation() -> None:
     torch.manual_seed(0)
     plan = mu.plan(MLP(5, 200, 3), MLP(5, 400, 3), fresh=lambda: MLP(5, 200, 3))
@@ -212,6 +270,35 @@ def test_the_norm_of_a_tied_readout_can_be_named() -> None:
     named = {"norm.*": Role(out=0, fold=lambda out, in_: 1 / out)}
     assert mu.plan(narrow, wide, roles=named).rules["norm.bias"] == Rule(2, 1, 0.5)
     assert_equivalent(narrow, wide, tokens(), roles=named)
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_fold_of_another_kind_leaves_the_tied_readouts_to_its_norm() -> None:
+    narrow, wide = (Tied(d, nn.Linear(d, d), nn.Linear(d, d), nn.RMSNorm(d)) for d in (4, 8))
+    roles = {"between.0.weight": Role(out=0, in_=1, fold=0.25), "between.0.bias": Role(out=0, fold=0.25)}
+    assert mu.plan(narrow, wide, roles=roles).rules["between.2.weight"] == Rule(2, 1, Fraction(1, 2))
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_final_norm_registered_before_the_layers_is_asked_for() -> None:
+    """Each layer ends with a norm of its own, which is not the one before the readout."""
+
+    class Early(Tied):
+        def __init__(self, d: int) -> None:
+            super().__init__(d, norm_first=True)
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(d, d), nn.LayerNorm(d)) for _ in range(2))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.embedding(ids)
+            for layer in self.layers:
+                x = x + layer(x)
+            out: Tensor = self.readout(self.norm(x))
+            return out
+
+    narrow, wide = Early(4), Early(8)
+    with pytest.raises(MupscaleError, match=r"may be 'layers\.1\.1' or 'norm': name it, roles="):
+        mu.plan(narrow, wide)
+    assert_equivalent(narrow, wide, tokens(), roles={"norm.*": Role(out=0, fold=lambda out, in_: 1 / out)})
 
 
 def test_tied_in_one_model_only_is_refused() -> None:
@@ -350,6 +437,75 @@ def test_growing_heads_are_recognised(heads: str, head_dim: str, style: str) -> 
         return Block(3 * n, Heads(3 * n, n, 3, style, tells=tells))
 
     assert_equivalent(net(2), net(4), sequences())
+
+
+@pytest.mark.usefixtures("float64")
+def test_growing_heads_are_recognised_in_a_class_with_roles_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registering its bare matrix, as the error says, must not hide the heads."""
+    monkeypatch.setattr("mupscale.roles._REGISTRY", dict(registry))
+
+    class Skewed(Heads):
+        def __init__(self, n: int) -> None:
+            super().__init__(3 * n, n, 3, "fused", tells={"num_heads": n})
+            self.skew = nn.Parameter(0.3 * torch.randn(3 * n, 3 * n))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + x @ self.skew.T
+
+    narrow, wide = (Block(3 * n, Skewed(n)) for n in (2, 4))
+    with pytest.raises(MupscaleError, match="Skewed does not tell"):
+        mu.plan(narrow, wide)
+    mu.register_roles(Skewed, skew=Role(out=0, in_=1))
+    assert_equivalent(narrow, wide, sequences())
+
+
+@pytest.mark.usefixtures("float64")
+def test_two_layers_with_the_name_of_an_output_projection_are_asked_for() -> None:
+    """A model that is its own attention: its readout is called `out`, and is not of the heads."""
+
+    class Small(nn.Module):
+        def __init__(self, n: int) -> None:
+            super().__init__()
+            self.n_head = n
+            self.stem, self.qkv = nn.Linear(3, 2 * n), nn.Linear(2 * n, 6 * n)
+            self.proj, self.out = nn.Linear(2 * n, 2 * n), nn.Linear(2 * n, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = 2 * self.stem(x)
+            mixed = self.proj(attention(*self.qkv(x).chunk(3, -1), self.n_head, self.n_head, None))
+            out: Tensor = self.out(torch.tanh(x + mixed))
+            return out
+
+    narrow, wide = Small(2), Small(4)
+    with pytest.raises(MupscaleError, match=r"were not recognised by name \(stem, qkv, proj, out\); say which"):
+        mu.plan(narrow, wide)
+    roles = {
+        "qkv.weight": Role(out=0, in_=1, out_block=2),
+        "qkv.bias": Role(out=0, out_block=2),
+        "proj.weight": Role(out=0, in_=1, in_block=2),
+    }
+    assert_equivalent(narrow, wide, sequences(), roles=roles)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_query_key_value_holds_each_heads_three_parts_together(group: int) -> None:
+    """As in GPT-NeoX, BLOOM and Falcon: the query heads of a group, its key and its value, then the next group."""
+
+    class ByHead(nn.Module):
+        def __init__(self, kv: int, size: int = 2) -> None:
+            super().__init__()
+            self.num_heads, self.num_kv_heads, self.head_dim = kv * group, kv, size
+            self.query_key_value = nn.Linear(4 * kv, kv * (group + 2) * size)
+            self.dense = nn.Linear(kv * group * size, 4 * kv)
+
+        def forward(self, x: Tensor) -> Tensor:
+            parts = self.query_key_value(x).unflatten(-1, (self.num_kv_heads, group + 2, self.head_dim))
+            query, key, value = (p.flatten(2) for p in parts.split([group, 1, 1], -2))
+            out: Tensor = self.dense(attention(query, key, value, self.num_heads, self.num_kv_heads, None))
+            return out
+
+    assert_equivalent(*(Block(4 * kv, ByHead(kv)) for kv in (2, 4)), sequences())
 
 
 @pytest.mark.usefixtures("float64")

@@ -197,6 +197,96 @@ def test_dropout_inside_attention_is_silenced(float64: None) -> None:
     assert narrow.h[0].attn.dropout == 0.3
 
 
+def test_a_dropout_modules_rate_handed_on_is_silenced(float64: None) -> None:
+    """As in transformers: `attn_dropout.p` goes to scaled_dot_product_attention while the attention trains."""
+
+    class Handed(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.first, self.drop, self.last = nn.Linear(D_IN, width), nn.Dropout(0.5), nn.Linear(width, D_OUT)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(F.dropout(self.first(x), self.drop.p if self.training else 0.0))
+
+    narrow, wide, plan = pair(Handed, 4, 8)
+    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
+    assert report.ok, report
+    assert narrow.drop.p == wide.drop.p == 0.5
+
+
+def test_statistics_copied_otherwise_than_their_norm_are_seen_in_training(float64: None) -> None:
+    """Outputs agree as long as the model trains: only the buffers tell that evaluation will not."""
+
+    def build(n: int) -> nn.Module:
+        norm, join = nn.BatchNorm1d(2 * n), nn.Unflatten(1, (n, 2))
+        return nn.Sequential(nn.Linear(D_IN, 2 * n), norm, join, nn.Linear(2, 1), nn.Flatten(), nn.Linear(n, D_OUT))
+
+    blocks = {
+        "0.weight": mu.Role(out=0, in_=1, out_block=2),
+        "0.bias": mu.Role(out=0, out_block=2),
+        "1.weight": mu.Role(out=0, out_block=2),
+        "1.bias": mu.Role(out=0, out_block=2),
+    }
+    reports = []
+    for roles in (blocks, {**blocks, "1.running_*": mu.Role(out=0, out_block=2)}):
+        narrow, wide, plan = pair(build, 3, 6, roles=roles)
+        reports.append(mu.verify(narrow, wide, plan, vectors(D_IN), classify, optimizer=torch.optim.SGD, lr=0.1))
+    wrong, right = reports
+    assert right.ok, right
+    assert wrong.max_relative_difference < 1e-10
+    assert not wrong.ok
+    assert wrong.first is not None
+    assert (wrong.first.kind, wrong.first.name) == ("buffer", "1.running_mean")
+    assert "buffer '1.running_mean' differs first" in str(wrong)
+
+
+def test_buffers_that_are_not_finite_agree(float64: None) -> None:
+    """A causal mask of −∞."""
+
+    class Masked(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(D_IN, width), nn.Linear(width, D_OUT)
+            self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x) * self.mask.softmax(0)[0])
+
+    narrow, wide, plan = pair(Masked, 4, 8)
+    assert mu.verify(narrow, wide, plan, vectors(D_IN), classify).ok
+
+
+class SingleNorm(nn.Module):
+    """A norm that computes in float32, whatever it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), x.shape[-1:]).to(x)
+
+
+def test_rounding_is_told_from_the_cause(float64: None) -> None:
+    """A module that computes in float32 is named where nothing else differs, and not where something does."""
+
+    class Rounded(nn.Module):
+        def __init__(self, width: int, constant: float) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(D_IN, width), SingleNorm(), nn.Linear(width, D_OUT)
+            self.constant = constant
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.norm(self.first(x)) * self.constant)
+
+    narrow, wide, plan = pair(lambda n: Rounded(n, 1.0), 32, 96)
+    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
+    assert report.first is not None
+    assert report.first.name == "norm"
+    assert "tolerance=1e-4" in report.first.advice
+    assert mu.verify(narrow, wide, plan, vectors(D_IN), classify, tolerance=1e-4).ok
+    wide.constant = 1.5
+    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
+    assert report.first is not None
+    assert report.first.name == "last"
+
+
 def test_wrapped_models() -> None:
     narrow, wide, plan = pair(mlp, 4, 8)
     opt = torch.optim.SGD(narrow.parameters(), lr=0.1)

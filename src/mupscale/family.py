@@ -139,7 +139,7 @@ class Family:
     ) -> tuple[nn.Module, Optimizer | None]:
         """The model and its optimizer at a larger width: widened exactly, then perturbed; `lr` is at the base width."""
         wide = self.sketch(width)
-        if _has_plain_tensors(wide):  # their values cannot be had from the narrow model
+        if _has_plain_tensors(wide) or _has_unsaved_widths(wide, model):  # values that the narrow model cannot tell
             with torch.random.fork_rng(devices=[]):
                 wide = self.build(width)
         made = self.widening(model, wide)
@@ -223,6 +223,17 @@ def _has_plain_tensors(model: nn.Module) -> bool:
             plain = (part for part in parts if isinstance(part, Tensor) and not isinstance(part, nn.Parameter))
             if name != "_buffers" and any(part.is_meta for part in plain):
                 return True
+    return False
+
+
+def _has_unsaved_widths(wide: nn.Module, narrow: nn.Module) -> bool:
+    """Whether buffers without memory that no state dict holds may depend on the width."""
+    ours, modules = naming.buffers(narrow), naming.modules(wide)
+    for name, buffer in naming.buffers(wide).items():
+        path, _, local = name.rpartition(".")
+        unsaved = buffer.is_meta and local in modules[path]._non_persistent_buffers_set
+        if unsaved and name in ours and (buffer.numel() == 1 or buffer.shape != ours[name].shape):
+            return True
     return False
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from mupscale import names as naming
 from mupscale.axes import multiplier
 from mupscale.errors import MupscaleError
-from mupscale.roles import Role, Roles, registered
+from mupscale.roles import Role, Roles, is_torchs_own, registered
 from mupscale.rules import Number
 
 HEADS = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads")
@@ -29,6 +29,7 @@ SCALE = ("scale", "scaling", "attention_scale", "softmax_scale", "attn_scale")
 _QUERY = re.compile(r"^(to_|w|w_)?(q|query|queries)(_proj|_lin|_linear)?$", re.I)
 _KEY_VALUE = re.compile(r"^(to_|w|w_)?(k|v|key|value|keys|values|kv)(_proj|_lin|_linear)?$", re.I)
 _FUSED = re.compile(r"^(c_attn|in_proj|query_key_value|(to_|w|w_)?qkv(_proj|_lin|_linear)?)$", re.I)
+_FUSED_BY_HEAD = re.compile(r"(^|\.)query_key_value$")  # GPT-NeoX, BLOOM, Falcon: q, k and v of each head together
 _OUT = re.compile(r"^(o|out|wo|w_o|c_proj|proj|dense|to_out|output|(o|out)_(proj|lin|linear))$", re.I)
 _QUERY_NORM, _KEY_NORM = re.compile(r"^q\w*_?norm$", re.I), re.compile(r"^k\w*_?norm$", re.I)
 
@@ -69,7 +70,7 @@ def _attribute(module: nn.Module, names: Sequence[str]) -> int | None:
 def attention_roles(narrow: nn.Module, wide: nn.Module, path: str) -> Roles:
     """Roles for the projections of an attention module whose heads or head_dim grow; empty for anything else."""
     small, large = _Attention.of(narrow), _Attention.of(wide)
-    if small is None or large is None or registered(narrow) is not None:
+    if small is None or large is None or is_torchs_own(narrow):
         return {}
     if any(_Attention.of(child) is not None for child in narrow.modules() if child is not narrow):
         return {}  # a container that merely knows the number of heads
@@ -86,8 +87,8 @@ def attention_roles(narrow: nn.Module, wide: nn.Module, path: str) -> Roles:
             f"{where} goes from {small.heads} heads of {few or 'head_dim'} to {large.heads} of "
             f"{many or 'head_dim'}, but its query, key, value and output projections were not recognised by "
             f"name ({', '.join(projections.linears)}); say which is which with roles="
-            f'{{"{path}.NAME.weight": Role(out=0, in_=1, out_block={few or "head_dim"})}} for query, key and value '
-            f"and in_block={few or 'head_dim'} for the output projection, and likewise for their biases"
+            f'{{"{path and path + "."}NAME.weight": Role(out=0, in_=1, out_block={few or "head_dim"})}} for query, key '
+            f"and value and in_block={few or 'head_dim'} for the output projection, and likewise for their biases"
         )
     assert few is not None  # complete projections tell it
     assert many is not None
@@ -120,7 +121,11 @@ class _Projections:
         homes = {_home(name, pattern) for pattern in inner for name in matching(pattern)}
         beside = tuple(name for name in out if _home(name, _OUT) in homes)  # not an MLP's c_proj
         query, key_value, fused = map(matching, inner)
-        return cls(query, key_value, fused, beside or out, linears, norms)._by_order_if_unnamed()
+        out = beside or out
+        places = {(home := _home(name, _OUT), name.removeprefix(home).strip(".").split(".")[0]) for name in out}
+        if len(places) > len({home for home, _ in places}):
+            out = ()  # one of them is another's, such as a model's own readout
+        return cls(query, key_value, fused, out, linears, norms)._by_order_if_unnamed()
 
     def _by_order_if_unnamed(self) -> _Projections:
         """Two unnamed linear layers are qkv and output, four are q, k, v and output."""
@@ -195,7 +200,8 @@ def _growing_heads(
         )
     for names, edit in change:
         for name in names:
-            roles.update(_edited(narrow, wide, name, edit))
+            by_head = (lambda role: role.blocks(out=query + 2 * key)) if _FUSED_BY_HEAD.search(name) else edit
+            roles.update(_edited(narrow, wide, name, by_head))
     for name, norm in projections.norms.items():  # a norm across all heads sits on the heads' wire
         last = name.rsplit(".", 1)[-1]
         block = query if _QUERY_NORM.match(last) else key if _KEY_NORM.match(last) else None

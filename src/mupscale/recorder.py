@@ -53,6 +53,7 @@ def silence_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()
+            module.p = 0.0  # attention layers hand it on to scaled_dot_product_attention
         for name, value in list(vars(module).items()):  # attention and recurrent layers keep a rate of their own
             if "drop" in name.lower() and isinstance(value, float):
                 setattr(module, name, 0.0)

@@ -49,6 +49,11 @@ class Role:
         dims = _as_tuple(self.out) + _as_tuple(self.in_)
         return ndim == 0 or (all(-ndim <= d < ndim for d in dims) and len({d % ndim for d in dims}) == len(dims))
 
+    @property
+    def tells_of_heads(self) -> bool:
+        """Whether more is said than which dimension is which."""
+        return (self.out_block, self.in_block, self.out_sections, self.fold) != (1, 1, (), 1)
+
     def blocks(self, *, out: int | None = None, in_: int | None = None) -> Role:
         """The same role with other block lengths."""
         return replace(
@@ -76,12 +81,19 @@ MATRIX = Role(out=0, in_=1)
 
 
 def register_roles(module: type[nn.Module], function: RoleFunction | None = None, /, **roles: Role) -> None:
-    """Teach the library a module type: `register_roles(Experts, w_up=Role(out=1, in_=2))`, or give a function."""
+    """Teach the library a module type: `register_roles(Experts, w_up=Role(out=1, in_=2))`, or give a function.
+
+    Roles by name are added to what is known of the class or of the class it is derived from; a function stands alone.
+    """
     if not (isinstance(module, type) and issubclass(module, nn.Module)):
         raise MupscaleError(f"register_roles takes a module class, not {module!r}")
     if (function is None) == (not roles):
         raise MupscaleError("register_roles takes either a function or one Role per parameter name")
-    _REGISTRY[module] = function if function is not None else lambda narrow, wide: roles
+    known = next((_REGISTRY[cls] for cls in module.__mro__ if cls in _REGISTRY), None)
+    if function is None and known is not None:
+        _REGISTRY[module] = lambda narrow, wide: {**known(narrow, wide), **roles}
+    else:
+        _REGISTRY[module] = function if function is not None else lambda narrow, wide: roles
 
 
 def registered(module: nn.Module) -> RoleFunction | None:
@@ -92,6 +104,11 @@ def registered(module: nn.Module) -> RoleFunction | None:
         if cls.__name__ == "Conv1D" and hasattr(module, "nf"):
             return _transformers_conv1d
     return None
+
+
+def is_torchs_own(module: nn.Module) -> bool:
+    """Whether the module is, or is derived from, one of torch's registered layers."""
+    return any(cls in _REGISTRY and cls.__module__.startswith("torch.") for cls in type(module).__mro__)
 
 
 def _transformers_conv1d(narrow: nn.Module, wide: nn.Module) -> Roles:

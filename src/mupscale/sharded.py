@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 
 def full(tensor: Tensor) -> Tensor:
@@ -29,8 +30,11 @@ def write(whole: Tensor, target: Tensor) -> None:
 
 
 def plain_type(module: nn.Module) -> type[nn.Module]:
-    """The module's class as its author wrote it: fully_shard puts a class (FSDPModule, ITS_CLASS) before it."""
-    cls = type(module)
+    """The module's class as its author wrote it.
+
+    fully_shard puts a class (FSDPModule, ITS_CLASS) before it, and a parametrisation one for every instance.
+    """
+    cls = type_before_parametrizations(module)
     if any(base.__name__ == "FSDPModule" for base in cls.__bases__):
         cls = next(base for base in cls.__bases__ if issubclass(base, nn.Module))
     return cls

@@ -27,6 +27,7 @@ from mupscale.upscale import grow_optimizer
 
 Loss = Callable[[nn.Module, Any], Tensor]
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+_ROUNDING = 1e-5  # differences below it may be float32's
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether the two models agree at every step."""
-        return self.max_relative_difference <= self.tolerance
+        """Whether the two models agree at every step, in their buffers, too."""
+        return self.max_relative_difference <= self.tolerance and self.first is None
 
     def __str__(self) -> str:
         steps = len(self.differences) - 1
@@ -116,7 +117,10 @@ def verify(
         losses.append((values[0].item(), values[1].item()))
         if first is None and not differences[-1] <= tolerance:
             first = _first_parameter(small, large, plan, tolerance) if step else None
-            first = first or _first_module(ours, theirs, plan, tolerance)
+            level = max(tolerance, min(_ROUNDING, differences[-1] / 1000))  # not the first that merely rounds
+            first = first or _first_module(ours, theirs, plan, level)
+        if step == 0 and first is None:
+            first = _first_buffer(small, large, plan, tolerance)
         if small_optimizer is None or step == steps:
             break
         for (model, opt), value in zip(pair, values, strict=True):
@@ -188,6 +192,18 @@ def _first_parameter(small: nn.Module, large: nn.Module, plan: Plan, tolerance: 
     return Difference(worst[1], "parameter", worst[0], f"The models agreed until an update: {_ADVICE['update']}")
 
 
+def _first_buffer(small: nn.Module, large: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
+    """Before any update: a buffer that is not the copies it should be, which only evaluation would show."""
+    theirs = naming.buffers(large)
+    for name, buffer in naming.buffers(small).items():
+        if name in plan.buffers and buffer.is_floating_point():
+            entry = plan.buffers[name]
+            expected = expand(buffer, entry.axes, torch.empty_like(theirs[name]))
+            if not torch.allclose(expected, theirs[name], rtol=tolerance, atol=tolerance, equal_nan=True):
+                return Difference(name, "buffer", relative_difference(expected, theirs[name]), _ADVICE["buffer"])
+    return None
+
+
 def _first_module(ours: Recorder, theirs: Recorder, plan: Plan, tolerance: float) -> Difference | None:
     for path, output in ours.outputs.items():
         if path in theirs.outputs:
@@ -195,6 +211,8 @@ def _first_module(ours: Recorder, theirs: Recorder, plan: Plan, tolerance: float
             relative = _up_to_folds(expected, found, plan, path)
             if not relative <= tolerance:
                 advice = _constant_factor(expected, found, tolerance) or _advice(naming.modules(ours.model)[path])
+                if relative < _ROUNDING:
+                    advice = f"{_ADVICE['rounding']} {advice}"
                 return Difference(path or type(ours.model).__name__, "module", relative, advice)
     return None
 
@@ -214,7 +232,7 @@ def _as_copies(narrow: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
 def _up_to_folds(expected: Tensor, wide: Tensor, plan: Plan, path: str) -> float:
     if expected.shape != wide.shape:
         return float("inf")
-    folds = {1.0, *(float(e.fold) for n, e in plan.parameters.items() if n.rpartition(".")[0] == path)}
+    folds = {1.0, *(float(e.fold) for n, e in plan.parameters.items() if path and n.startswith(f"{path}."))}
     return min(relative_difference(expected * fold, wide) for fold in folds)
 
 
@@ -250,7 +268,8 @@ _ADVICE = {
     "flatten": (
         "Usually a flatten before it: after convolutions flattened to C·H·W its input is copied in blocks, "
         "roles={'NAME.weight': Role(out=0, in_=1, in_block=H*W)}; else heads that were not "
-        "recognised, a tied weight, or a constant in forward that depends on the width."
+        "recognised, a tied weight, a bare parameter on the input side (Role(in_=DIM)), or a constant in forward that "
+        "depends on the width."
     ),
     "factor": (
         "Usually a constant in forward that depends on the width, such as a division by √width, or a tied readout "
@@ -258,8 +277,16 @@ _ADVICE = {
     ),
     "constant": "Usually a constant in forward that depends on the width, such as a division by √width, or an eps.",
     "other": (
-        "Usually heads that were not recognised, a flatten that needs a block, a tied weight used in two roles, or a "
-        "constant in forward that depends on the width."
+        "Usually heads that were not recognised, a flatten that needs a block, a tied weight used in two roles, a bare "
+        "parameter on the input side (Role(in_=DIM)), or a constant in forward that depends on the width."
+    ),
+    "rounding": (
+        "So small a difference may be rounding in a module that computes in float32 whatever it is given (norms of "
+        "transformers do): pass tolerance=1e-4 then."
+    ),
+    "buffer": (
+        "The outputs agree in training and will not in evaluation: usually blocks that were given for a norm's weight "
+        "and bias and not for its running statistics, or buffers that were not widened."
     ),
     "update": (
         "usually copies that receive different gradients (grouped-query heads not copied as whole groups), plain "

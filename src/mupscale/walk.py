@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from mupscale import names as naming
-from mupscale.axes import Axis, multiplier
+from mupscale.axes import Axis, expand, multiplier
 from mupscale.errors import MupscaleError
 from mupscale.heads import attention_roles
 from mupscale.plan import Entry, Plan, check_dtype, same_names, tidy
@@ -123,15 +123,16 @@ class _Walk:
         for path, module in self.small.items():
             prefix = f"{path}." if path else ""
             function = registered(module)
+            said: dict[str, Role] = {}
             try:
                 if function is not None:
-                    said = function(module, self.large[path])
-                else:
-                    said = attention_roles(module, self.large[path], path)
+                    said.update(function(module, self.large[path]))
+                said = {**attention_roles(module, self.large[path], path), **said}
             except MupscaleError:
-                if all(self._override(prefix + name) is not None for name, _ in module.named_parameters()):
-                    continue
-                raise
+                told = {n: self._override(prefix + naming.canonical(n)) for n, _ in module.named_parameters()}
+                everything = all(n in said or role is not None for n, role in told.items())
+                if not everything and not any(role is not None and role.tells_of_heads for role in told.values()):
+                    raise
             for name, role in said.items():
                 resolved.setdefault(prefix + naming.canonical(name), role)
         return resolved
@@ -158,7 +159,30 @@ class _Walk:
         if tied != tied_wide and kind == "parameters":
             odd = next(g for g in sorted({*tied.values()} ^ {*tied_wide.values()}) if len(g) > 1)
             raise MupscaleError(f"'{odd[0]}' is tied to '{odd[1]}' in one of the two models only; tie both or none")
-        return {first: self._entry(group, small[first], large[first]) for first, group in tied.items()}
+        made = {first: self._entry(group, small[first], large[first]) for first, group in tied.items()}
+        for name, entry in made.items() if kind == "buffers" and self.copying else ():
+            self._check_recomputed(name, entry, small[name], large[name])
+        return made
+
+    def _check_recomputed(self, name: str, entry: Entry, small: Tensor, large: Tensor) -> None:
+        """A buffer that is not saved is computed anew with the model, which must not undo the widening."""
+        path, _, local = name.rpartition(".")
+        saved = local not in self.small[path]._non_persistent_buffers_set
+        constant = entry.narrow == entry.wide and small.numel() != 1  # a single number may be √width
+        if saved or constant or self._override(name) is not None:
+            return
+        if not small.is_meta and not large.is_meta:
+            copies = expand(small, entry.axes, torch.empty(entry.wide, dtype=small.dtype, device=small.device))
+            if torch.equal(copies, large.to(copies)):
+                return
+        elif entry.narrow == entry.wide or (not small.is_meta and small.unique().numel() <= 1):
+            return
+        raise MupscaleError(
+            f"the buffer '{name}' of shape {entry.narrow} → {entry.wide} depends on the width and is not saved with "
+            f"the model (persistent=False), so that the wide model loses its copy as soon as it is built anew. Where "
+            f"these are rotary frequencies, let the number of heads grow and not head_dim; else register it with "
+            f"persistent=True, or pass roles={{'{name}': mupscale.Role(out={entry.out})}} to copy it all the same"
+        )
 
     def _entry(self, group: tuple[str, ...], small: Tensor, large: Tensor) -> Entry:
         name = group[0]
@@ -186,7 +210,9 @@ class _Walk:
         cls = type(self.small[path]).__name__
         line = f"mupscale.Role(out={grown[0]}, in_={grown[1]})"
         advice = f"pass roles={{'{name}': {line}}}"
-        if local.isidentifier():  # not in a ParameterList
+        if cls == "ParametrizationList":
+            advice += " and roles for its other parts (a weight_norm's gain wants a fold of in_^-1/2)"
+        elif local.isidentifier():  # not in a ParameterList
             advice = f"write mupscale.register_roles({cls}, {local}={line}) or {advice}"
         raise MupscaleError(
             f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)} grows along dimensions "
@@ -223,7 +249,10 @@ class _Walk:
             raise MupscaleError(f"{where}: dimension {d} becomes narrower; the target must be at least as wide")
         if n == 0 or wide % n:
             fits = ", ".join(str(n * k) for k in (2, 3, 4)) if n else "none"
-            raise MupscaleError(f"{where}: dimension {d} is no multiple; widths that fit are {fits}, …")
+            raise MupscaleError(
+                f"{where}: dimension {d} is no multiple; widths that fit are {fits}, … (an axis that joins a width "
+                f"with a part that does not grow has none: give each part a layer of its own)"
+            )
         if role.uncopyable:
             raise MupscaleError(f"{where}: {role.uncopyable}")
 
@@ -263,13 +292,17 @@ class _Walk:
 
     def fold_tied_readouts(self, entries: dict[str, Entry]) -> dict[str, Entry]:
         """A tied readout wants W/k where the embedding wants W: the norm before it takes the 1/k."""
-        if any(role.fold != 1 for role in self.overrides.values()):
-            return entries  # the user says where it goes
         for embedding, (readout, times) in self.readouts.items():
+            if any(self._told_to_fold(name, times, entry) for name, entry in entries.items()):
+                continue  # the user says where it goes
             width = entries[embedding].narrow[entries[embedding].out[0]]
             for name in self._norm_before(readout, width):
                 entries[name] = replace(entries[name], fold=tidy(Fraction(1) / times))
         return entries
+
+    def _told_to_fold(self, name: str, times: Number, entry: Entry) -> bool:
+        role = self._override(name)
+        return role is not None and role.fold != 1 and math.isclose(entry.fold * times, 1)
 
     def _norm_before(self, readout: str, width: int) -> list[str]:
         """The parameters of the norm that is the last parametrised module before the readout."""
@@ -279,16 +312,36 @@ class _Walk:
             own = [n for n, _ in module.named_parameters(recurse=False)]
             if own and path != readout_path and not _is_embedding(module):
                 last = path
-        module = self.small[last]
-        gains = {f"{last}.{n}": p for n, p in module.named_parameters(recurse=False)}
-        if "norm" in type(module).__name__.lower() and all(tuple(p.shape) == (width,) for p in gains.values()):
-            return list(gains)
+        what = f"'{readout}' is tied to the embedding, so its 1/k must be folded into a norm with a gain just before it"
+        line = "roles={'NORM.*': mupscale.Role(out=0, fold=lambda out, in_: 1 / out)}"
+        gains = self._gains(last, width)
+        if beside := self._norm_beside(last, width):
+            which = f"'{last}' or '{beside}'" if gains else f"'{beside}'"
+            raise MupscaleError(f"{what}, which may be {which}: name it, {line}")
+        if gains:
+            return gains
         raise MupscaleError(
-            f"'{readout}' is tied to the embedding, so its 1/k must be folded into a norm with a gain "
-            f"just before it, and none was found ('{last}' is a {type(module).__name__}). Untie the readout, end the "
-            f"model with a LayerNorm or RMSNorm, or name the norm: roles={{'NORM.*': "
-            f"mupscale.Role(out=0, fold=lambda out, in_: 1 / out)}}"
+            f"{what}, and none was found ('{last}' is a {type(self.small[last]).__name__}). Untie the readout, end the "
+            f"model with a LayerNorm or RMSNorm, or name the norm: {line}"
         )
+
+    def _gains(self, path: str, width: int) -> list[str]:
+        """The parameters of a norm over this width; none of any other module."""
+        module = self.small[path]
+        own = {f"{path}.{n}": tuple(p.shape) for n, p in module.named_parameters(recurse=False)}
+        is_norm = "norm" in type(module).__name__.lower() and all(shape == (width,) for shape in own.values())
+        return list(own) if is_norm else []
+
+    def _norm_beside(self, path: str, width: int) -> str:
+        """A norm registered beside the list of layers in which the path lies, and so perhaps applied after it."""
+        parts = path.split(".")
+        for end in range(1, len(parts)):
+            if isinstance(self.small[".".join(parts[:end])], nn.ModuleList | nn.ModuleDict):
+                parent = "".join(f"{part}." for part in parts[: end - 1])
+                for name, _ in self.small[parent.rstrip(".")].named_children():
+                    if self._gains(parent + name, width):
+                        return parent + name
+        return ""
 
 
 def _is_embedding(module: nn.Module) -> bool:
