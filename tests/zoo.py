@@ -290,7 +290,7 @@ TRAININGS: dict[str, Training] = {
     "Adagrad": Training(_O.Adagrad, {"lr": 5e-2, "eps": 1e-2, "weight_decay": 0.05, "lr_decay": 0.01}),
     "Adamax": Training(_O.Adamax, _ADAM),
     # eps1 floors the mean of the rows' second moments (it binds), and its square floors single ones (it must not)
-    "Adafactor": Training(_O.Adafactor, {"lr": 0.1, "eps": (1e-6, 0.2), "weight_decay": 0.2}),
+    "Adafactor": Training(_O.Adafactor, {"lr": 0.1, "eps": (1e-7, 0.2), "weight_decay": 0.2}),
     "Adadelta": Training(_O.Adadelta, {"lr": 1.0, "eps": 1e-3, "weight_decay": 0.02}),
     "Rprop": Training(_O.Rprop, {"lr": 2e-3, "step_sizes": (1e-3, 5e-3)}),
     "ASGD": Training(_O.ASGD, {"lr": 0.3, "lambd": 0.02, "alpha": 0.5, "t0": 5, "weight_decay": 0.02}),
