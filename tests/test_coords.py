@@ -230,3 +230,36 @@ def test_errors() -> None:
         mu.coord_check(MLPS, [64, 128], [], classify, torch.optim.SGD, lr=0.1)
     with pytest.raises(mu.MupscaleError, match="'mup' or 'standard', not 'ntk'"):
         mu.coord_check(MLPS, [64, 128], vectors(), classify, torch.optim.SGD, lr=0.1, parametrization="ntk")  # type: ignore[arg-type]
+
+
+EVERY_OPTIMIZER: dict[type[torch.optim.Optimizer], dict[str, float]] = {
+    torch.optim.SGD: {"lr": 0.3, "momentum": 0.9},
+    torch.optim.Adam: {"lr": 3e-3},
+    torch.optim.AdamW: {"lr": 3e-3},
+    torch.optim.NAdam: {"lr": 3e-3},
+    torch.optim.RMSprop: {"lr": 1e-3},
+    torch.optim.Adagrad: {"lr": 1e-2},
+    torch.optim.Adamax: {"lr": 3e-3},
+    torch.optim.Adadelta: {"lr": 1.0, "eps": 1e-4},
+    torch.optim.Rprop: {"lr": 1e-3},
+    torch.optim.ASGD: {"lr": 0.3},
+    torch.optim.Adafactor: {"lr": 0.05},
+}
+
+
+@pytest.mark.parametrize("optimizer", EVERY_OPTIMIZER, ids=lambda optimizer: optimizer.__name__)
+def test_flat_under_every_optimizer(optimizer: type[torch.optim.Optimizer]) -> None:
+    """Adafactor's step is relative to the weights: under μP its rate for hidden matrices is ∝ in_^-1/2."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 20, generator=generator)
+    y = (x @ torch.randn(20, 5, generator=generator)).argmax(1)
+    family = mu.Family(lambda width: MLP(20, width, 5, activation="tanh"), base=64)
+    check = mu.coord_check(
+        family,
+        [64, 128, 512],
+        [(x, y)],
+        lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer,
+        **EVERY_OPTIMIZER[optimizer],
+    )
+    assert max(abs(layer.change_power) for layer in check.layers) < 0.1, str(check)

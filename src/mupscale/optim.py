@@ -36,6 +36,7 @@ def param_groups(
     `eps_factor`, for code that sets absolute values.
     """
     known = traits(optimizer)
+    known = known.under_mup if plan.mup and known.under_mup is not None else known
     found = plan.check(model)
     owned = {id(p): name for name, p in found.items()}
     defaults = _defaults(optimizer, hyper)

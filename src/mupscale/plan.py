@@ -75,11 +75,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class Plan:
-    """Entries by name, and (where known) the std that a fresh μP initialisation has at the wide width."""
+    """Entries by name, and (where known) the std that a fresh μP initialisation has at the wide width.
+
+    mup: whether the wide model starts afresh (μP) or from copies (widening), for optimizers whose step is relative to
+    the weights; for all others the two are one.
+    """
 
     parameters: Mapping[str, Entry]
     buffers: Mapping[str, Entry] = field(default_factory=dict)
     fresh: Mapping[str, float] | None = None
+    mup: bool = False
 
     def __getitem__(self, name: str) -> Entry:
         entry = self.parameters.get(name) or self.buffers.get(name)
@@ -98,6 +103,7 @@ class Plan:
             {name: entry.then(later.parameters[name]) for name, entry in self.parameters.items()},
             {name: entry.then(later.buffers[name]) for name, entry in self.buffers.items() if name in later.buffers},
             later.fresh,
+            self.mup,
         )
 
     @cached_property
@@ -129,7 +135,7 @@ class Plan:
         sides = {"parameters": self.parameters, "buffers": self.buffers}
         content = {side: {n: _entry_to_json(e) for n, e in entries.items()} for side, entries in sides.items()}
         fresh = None if self.fresh is None else dict(self.fresh)
-        return json.dumps({"format": _FORMAT, **content, "fresh": fresh}, indent=1)
+        return json.dumps({"format": _FORMAT, **content, "fresh": fresh, "mup": self.mup}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -139,7 +145,7 @@ class Plan:
             if content["format"] != _FORMAT:
                 raise KeyError("format")
             sides = [{n: _entry_from_json(e) for n, e in content[s].items()} for s in ("parameters", "buffers")]
-            return cls(sides[0], sides[1], content["fresh"])
+            return cls(sides[0], sides[1], content["fresh"], content["mup"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MupscaleError(f"this is not a plan written by mupscale ({type(error).__name__}: {error})") from None
 

@@ -35,6 +35,7 @@ class Traits:
     implicit: Callable[[Hyper, Tensor], Hyper] = lambda hyper, parameter: hyper
     as_is: frozenset[str] = frozenset({"step", "mu_product", "mu"})
     matrices_only: bool = False
+    under_mup: Traits | None = None
 
 
 def _gradient(degree: int) -> Factor:
@@ -47,6 +48,11 @@ def _weight(entry: Entry, hyper: Hyper) -> float:
 
 def _one(entry: Entry, hyper: Hyper) -> float:
     return 1.0
+
+
+def _relative_lr(entry: Entry, hyper: Hyper) -> float:
+    """A step relative to a fresh weight's own size, which μP scales otherwise than the step it wants."""
+    return entry.rule.lr(0) / entry.init
 
 
 def _entrywise(
@@ -81,6 +87,10 @@ def _adafactor_eps(entry: Entry, hyper: Hyper) -> tuple[float, float]:
     return entry.rule.gradient(1 if len(entry.narrow) < 2 else 2), entry.rule.weight
 
 
+def _adafactor_eps_under_mup(entry: Entry, hyper: Hyper) -> tuple[float, float]:
+    return _adafactor_eps(entry, hyper)[0], entry.init
+
+
 def _adafactor_implicit(hyper: Hyper, parameter: Tensor) -> Hyper:
     eps1, eps2 = hyper["eps"]
     return {**hyper, "eps": (torch.finfo(parameter.dtype).eps if eps1 is None else eps1, eps2)}
@@ -97,6 +107,23 @@ def _muon_adjustment(shape: tuple[int, ...], hyper: Hyper) -> float:
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1, rows / columns))
 
+
+# Adafactor's step is relative to the weight's rms: copies have the right one, so lr and decay stay
+_ADAFACTOR_STATE = {"row_var": _gradient(2), "col_var": _gradient(2), "variance": _gradient(2)}
+_ADAFACTOR = Traits(
+    hyper={"lr": _one, "weight_decay": _one, "eps": _adafactor_eps},
+    state=_ADAFACTOR_STATE,
+    implicit=_adafactor_implicit,
+    under_mup=Traits(
+        hyper={
+            "lr": _relative_lr,
+            "weight_decay": lambda entry, hyper: 1 / _relative_lr(entry, hyper),
+            "eps": _adafactor_eps_under_mup,
+        },
+        state=_ADAFACTOR_STATE,
+        implicit=_adafactor_implicit,
+    ),
+)
 
 _MUON = Traits(
     hyper={
@@ -147,12 +174,7 @@ _TRAITS: dict[type[Optimizer], Traits] = {
         more_state={"eta": _DEGREE_ONE_LR, "ax": _weight},
         hyper={"lambd": lambda entry, hyper: entry.rule.decoupled_decay(1)},
     ),
-    # Adafactor's step is relative to the weight's rms, so lr and decay stay
-    torch.optim.Adafactor: Traits(
-        hyper={"lr": _one, "weight_decay": _one, "eps": _adafactor_eps},
-        state={"row_var": _gradient(2), "col_var": _gradient(2), "variance": _gradient(2)},
-        implicit=_adafactor_implicit,
-    ),
+    torch.optim.Adafactor: _ADAFACTOR,
     torch.optim.Muon: _MUON,
 }
 

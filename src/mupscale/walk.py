@@ -79,7 +79,7 @@ def build_plan(
     parameters = walk.fold_tied_readouts(parameters)
     buffers = walk.entries("buffers")
     walk.check_patterns_used()
-    return Plan(parameters, buffers)
+    return Plan(parameters, buffers, mup=not copying)
 
 
 class _Walk:
