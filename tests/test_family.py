@@ -584,3 +584,20 @@ def test_widths_that_cannot_be_reached(width: int, message: str) -> None:
     family = mu.Family(Net, base=4)
     with pytest.raises(mu.MupscaleError, match=message):
         family.upscale(family.init(8), width=width)
+
+
+@pytest.mark.parametrize("base", [16, {"width": 16}])
+def test_a_plan_is_made_once_for_each_width(base: Any) -> None:
+    """It is asked for at every step, to clip."""
+    built = []
+
+    def build(width: int) -> nn.Module:
+        built.append(width)
+        return MLP(3, width, 2)
+
+    family = mu.Family(build, base)
+    width = {"width": 32} if isinstance(base, dict) else 32
+    first = family.plan(width)
+    count = len(built)
+    assert family.plan(width) is first
+    assert len(built) == count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import pickle
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -1128,3 +1129,13 @@ def test_an_axis_of_a_family_is_a_width_even_where_it_does_not_grow() -> None:
     assert (entry.out_is_width, entry.in_is_width) == (True, True)
     readout = mlp_family().plan(6)["layers.3.weight"]
     assert (readout.out_is_width, readout.in_is_width) == (False, True)
+
+
+def test_a_plan_is_copied_and_pickled_after_use() -> None:
+    """Worker processes get it so; what it keeps to be quick at every step must not stand in the way."""
+    family = mu.Family(lambda width: MLP(3, width, 2), base=8)
+    model, plan = family.init(16), family.plan(16)
+    model(torch.randn(2, 3)).sum().backward()
+    mu.clip_grad_norm_(model, 1.0, plan)
+    assert copy.deepcopy(plan) == plan
+    assert pickle.loads(pickle.dumps(plan)) == plan

@@ -48,6 +48,7 @@ class Family:
         self.init_at = _default_init_at(base) if init_at is None else init_at
         self._base_model = self.sketch(base)
         self._width_dims = self._find_width_dims()
+        self._plans: dict[Any, Plan] = {}
         self._measured: dict[str, float] | None = None
         self._centred: set[str] = set()
 
@@ -70,8 +71,13 @@ class Family:
                 return self.build(width)
 
     def plan(self, width: Width | nn.Module) -> Plan:
-        """μP at this width (or for this model): every factor relative to the base."""
-        return self._between(self._base_model, self._at(width), copying=False)
+        """μP at this width (or for this model): every factor relative to the base. Made once for each width."""
+        if isinstance(width, nn.Module):
+            return self._between(self._base_model, width, copying=False)
+        key = tuple(sorted(width.items())) if isinstance(width, Mapping) else width
+        if key not in self._plans:
+            self._plans[key] = self._between(self._base_model, self.sketch(width), copying=False)
+        return self._plans[key]
 
     def widening(self, narrow: Width | nn.Module, wide: Width | nn.Module) -> Plan:
         """The plan for widening one member of the family into another, noise units included."""

@@ -190,11 +190,11 @@ def clip_grad_norm_(
 
     Plain clipping breaks equivalence: copied gradients have another norm. Returns the invariant norm.
     """
-    found = plan.check(model)
+    found, weights = plan.check(model), plan.norm_weights(norm_type)
     by_weight: dict[float, list[Tensor]] = {}
     for name, p in found.items():
         if p.grad is not None:
-            by_weight.setdefault(plan.parameters[name].rule.norm(norm_type), []).append(p.grad)
+            by_weight.setdefault(weights[name], []).append(p.grad)
     if not by_weight:
         return torch.tensor(0.0)
     norms = {w: full(nn.utils.get_total_norm(g, norm_type, False, foreach)) for w, g in by_weight.items()}

@@ -39,7 +39,7 @@ class Entry:
     fold: Number = 1
     names: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def rule(self) -> Rule:
         """The three numbers of this parameter."""
         return Rule(self._times(self.out), self._times(self.in_), self.fold)
@@ -111,6 +111,16 @@ class Plan:
         """Every name of every parameter and buffer, tied ones under all of theirs → the name it has here."""
         entries = {**self.buffers, **self.parameters}
         return {alias: name for name, entry in entries.items() for alias in (name, *entry.names)}
+
+    @cached_property
+    def _norm_weights(self) -> dict[float, dict[str, float]]:
+        return {}
+
+    def norm_weights(self, p: float) -> dict[str, float]:
+        """Rule.norm of every parameter; asked for at every step, so computed once."""
+        if p not in self._norm_weights:
+            self._norm_weights[p] = {name: entry.rule.norm(p) for name, entry in self.parameters.items()}
+        return self._norm_weights[p]
 
     @property
     def rules(self) -> dict[str, Rule]:
