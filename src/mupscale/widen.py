@@ -16,7 +16,6 @@ from mupscale import names as naming
 from mupscale import sharded
 from mupscale.axes import Axis, expand
 from mupscale.errors import MupscaleError
-from mupscale.memory import empty_like
 from mupscale.optim import scale
 from mupscale.plan import Entry, Plan, check_dtype
 from mupscale.traits import Traits, traits
@@ -111,12 +110,12 @@ def materialize(model: nn.Module, device: torch.device) -> None:
             if p is not None and p.is_meta:
                 empty = made.get(id(p))
                 if empty is None:
-                    empty = made[id(p)] = nn.Parameter(empty_like(p, device), p.requires_grad)
+                    empty = made[id(p)] = nn.Parameter(torch.empty_like(p, device=device), p.requires_grad)
                 module._parameters[name] = empty
         for name, b in list(module._buffers.items()):
             if b is not None and b.is_meta:
                 if id(b) not in made:
-                    made[id(b)] = empty_like(b, device)
+                    made[id(b)] = torch.empty_like(b, device=device)
                 module._buffers[name] = made[id(b)]
 
 
