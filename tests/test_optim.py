@@ -917,3 +917,11 @@ def test_making_groups_changes_no_weight() -> None:
     for model, saved in zip((narrow, wide), before, strict=True):
         assert all(torch.equal(p, s) for p, s in zip(model.parameters(), saved, strict=True))
     assert optimizer.state_dict() == groups
+
+
+def test_a_groups_own_keys_stay() -> None:
+    """Also those that end like ours."""
+    narrow, wide, plan = pair()
+    optimizer = optim.SGD([{"params": list(narrow.parameters()), "warmup_factor": 3.0, "note": "mine"}], lr=0.1)
+    for group in grow_optimizer(optimizer, narrow, wide, plan).param_groups:
+        assert (group["warmup_factor"], group["note"]) == (3.0, "mine")

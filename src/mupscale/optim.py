@@ -35,8 +35,7 @@ def param_groups(
     a parameter may also be given by name. Every group comes back with `lr_factor`, `weight_decay_factor` and
     `eps_factor`, for code that sets absolute values.
     """
-    known = traits(optimizer)
-    known = known.under_mup if plan.mup and known.under_mup is not None else known
+    known = traits(optimizer).at(plan)
     found = plan.check(model)
     owned = {id(p): name for name, p in found.items()}
     defaults = _defaults(optimizer, hyper)
@@ -113,6 +112,7 @@ def scale(value: Any, factor: Any) -> Any:
 class _Groups:
     """Collects parameters into groups with equal hyperparameters."""
 
+    _FACTORS = ("lr", "weight_decay", "eps")  # whose factors a group shows
     _FOLLOW_LR = ("initial_lr", "max_lr", "min_lr", "swa_lr")  # what torch's schedulers leave in a group
 
     def __init__(self, known: Traits) -> None:
@@ -128,11 +128,12 @@ class _Groups:
         complete = self.known.implicit(complete, p)
         factors = {n: factor(entry, complete) for n, factor in self.known.hyper.items() if n in complete}
         follow = {n: factors["lr"] for n in self._FOLLOW_LR if n in shown}
-        before = {n: v for n, v in shown.items() if not n.endswith("_factor")}
+        ours = {f"{n}_factor" for n in self._FACTORS}
+        before = {n: v for n, v in shown.items() if n not in ours}
         if "eps" in before:
             before["eps"] = complete["eps"]
         values = tuple((n, v if _hashable(v) else id(v)) for n, v in sorted(before.items()))
-        kept = {f"{n}_factor": shown.get(f"{n}_factor", 1.0) for n in ("lr", "weight_decay", "eps") if n in factors}
+        kept = {f"{n}_factor": shown.get(f"{n}_factor", 1.0) for n in self._FACTORS if n in factors}
         total = {k: scale(factors[k.removesuffix("_factor")], v) for k, v in kept.items()}
         key = (values, tuple(sorted(factors.items())), tuple(total.items()))
         if key not in self.by_key:

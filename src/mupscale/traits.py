@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mupscale.errors import MupscaleError
-from mupscale.plan import Entry
+from mupscale.plan import Entry, Plan
 
 Hyper = Mapping[str, Any]
 Factor = Callable[[Entry, Hyper], Any]
@@ -35,11 +35,19 @@ class Traits:
     implicit: Callable[[Hyper, Tensor], Hyper] = lambda hyper, parameter: hyper
     as_is: frozenset[str] = frozenset({"step", "mu_product", "mu"})
     matrices_only: bool = False
-    under_mup: Traits | None = None
+    mup_hyper: Mapping[str, Factor] = field(default_factory=dict)
+
+    def at(self, plan: Plan) -> Traits:
+        """These traits for a plan: hyperparameters that scale otherwise where the wide model starts afresh (μP)."""
+        return replace(self, hyper={**self.hyper, **self.mup_hyper}) if plan.mup else self
 
 
 def _gradient(degree: int) -> Factor:
     return lambda entry, hyper: entry.rule.gradient(degree)
+
+
+def _lr(degree: int) -> Factor:
+    return lambda entry, hyper: entry.rule.lr(degree)
 
 
 def _weight(entry: Entry, hyper: Hyper) -> float:
@@ -65,14 +73,11 @@ def _entrywise(
 ) -> Traits:
     """An entrywise optimizer of degree m; `decoupled` may name the flag that decides it."""
 
-    def lr(entry: Entry, hyper: Hyper) -> float:
-        return entry.rule.lr(degree)
-
     def decay(entry: Entry, hyper: Hyper) -> float:
         on = bool(hyper.get(decoupled, False)) if isinstance(decoupled, str) else decoupled
         return entry.rule.decoupled_decay(degree) if on else entry.rule.coupled_decay
 
-    scaled: dict[str, Factor] = {"lr": lr, "weight_decay": decay}
+    scaled: dict[str, Factor] = {"lr": _lr(degree), "weight_decay": decay}
     scaled.update({name: lambda entry, hyper: entry.rule.eps for name in eps})
     states: dict[str, Factor] = {name: _gradient(d) for name, d in (state or {}).items()}
     return Traits({**scaled, **more.pop("hyper", {})}, {**states, **more.pop("more_state", {})}, **more)
@@ -85,10 +90,6 @@ def _adafactor_eps(entry: Entry, hyper: Hyper) -> tuple[float, float]:
     that second floor does not bind (at the default it is 1e-14).
     """
     return entry.rule.gradient(1 if len(entry.narrow) < 2 else 2), entry.rule.weight
-
-
-def _adafactor_eps_under_mup(entry: Entry, hyper: Hyper) -> tuple[float, float]:
-    return _adafactor_eps(entry, hyper)[0], entry.init
 
 
 def _adafactor_implicit(hyper: Hyper, parameter: Tensor) -> Hyper:
@@ -109,20 +110,15 @@ def _muon_adjustment(shape: tuple[int, ...], hyper: Hyper) -> float:
 
 
 # Adafactor's step is relative to the weight's rms: copies have the right one, so lr and decay stay
-_ADAFACTOR_STATE = {"row_var": _gradient(2), "col_var": _gradient(2), "variance": _gradient(2)}
 _ADAFACTOR = Traits(
     hyper={"lr": _one, "weight_decay": _one, "eps": _adafactor_eps},
-    state=_ADAFACTOR_STATE,
+    state={"row_var": _gradient(2), "col_var": _gradient(2), "variance": _gradient(2)},
     implicit=_adafactor_implicit,
-    under_mup=Traits(
-        hyper={
-            "lr": _relative_lr,
-            "weight_decay": lambda entry, hyper: 1 / _relative_lr(entry, hyper),
-            "eps": _adafactor_eps_under_mup,
-        },
-        state=_ADAFACTOR_STATE,
-        implicit=_adafactor_implicit,
-    ),
+    mup_hyper={
+        "lr": _relative_lr,
+        "weight_decay": lambda entry, hyper: 1 / _relative_lr(entry, hyper),
+        "eps": lambda entry, hyper: (_adafactor_eps(entry, hyper)[0], entry.init),
+    },
 )
 
 _MUON = Traits(
@@ -144,8 +140,6 @@ def _adagrad_check(hyper: Hyper) -> str:
 
 
 _ADAM = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
-_DEGREE_ONE_LR: Factor = lambda entry, hyper: entry.rule.lr(1)  # noqa: E731
-_DEGREE_ZERO_LR: Factor = lambda entry, hyper: entry.rule.lr(0)  # noqa: E731
 
 _TRAITS: dict[type[Optimizer], Traits] = {
     torch.optim.SGD: _entrywise(1, eps=(), state={"momentum_buffer": 1}),
@@ -164,14 +158,14 @@ _TRAITS: dict[type[Optimizer], Traits] = {
         0,
         eps=(),
         state={"prev": 1},
-        more_state={"step_size": _DEGREE_ZERO_LR},
-        hyper={"step_sizes": _DEGREE_ZERO_LR},
+        more_state={"step_size": _lr(0)},
+        hyper={"step_sizes": _lr(0)},
     ),
     # ASGD's eta is a learning rate, lambd a decoupled decay, ax an average of weights
     torch.optim.ASGD: _entrywise(
         1,
         eps=(),
-        more_state={"eta": _DEGREE_ONE_LR, "ax": _weight},
+        more_state={"eta": _lr(1), "ax": _weight},
         hyper={"lambd": lambda entry, hyper: entry.rule.decoupled_decay(1)},
     ),
     torch.optim.Adafactor: _ADAFACTOR,
