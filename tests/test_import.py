@@ -27,7 +27,7 @@ def test_imports_go_one_way() -> None:
     import ast
     from pathlib import Path
 
-    order = ["errors", "rules", "axes", "roles", "names", "heads", "sharded", "plan", "walk", "traits"]
+    order = ["errors", "seeds", "rules", "axes", "roles", "names", "heads", "sharded", "plan", "walk", "traits"]
     order += ["optim", "schedule", "widen", "noise", "upscale", "family", "recorder", "verify", "figures"]
     order += ["coords", "checkpoint", "flops"]
     for position, module in enumerate(order):

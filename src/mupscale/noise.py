@@ -6,7 +6,6 @@ initialisation does, so that a level tuned on a small pair of widths is right fo
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from mupscale import sharded
 from mupscale.errors import MupscaleError
 from mupscale.plan import Entry, Plan
+from mupscale.seeds import generator
 
 Unit = Literal["init", "theory"]
 _EXACT = 512  # up to this size the svd is as fast as anything
@@ -164,10 +164,8 @@ def _input_dims(entry: Entry) -> list[int]:
 
 def standard_normal(shape: tuple[int, ...], dtype: torch.dtype, seed: int, name: str) -> Tensor:
     """N(0, 1) entries that depend on the seed, the name and the shape alone; on the CPU."""
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
     drawn = torch.float64 if dtype == torch.float64 else torch.float32
-    return torch.randn(shape, generator=generator, dtype=drawn)
+    return torch.randn(shape, generator=generator(seed, name), dtype=drawn)
 
 
 def as_matrix(weight: Tensor, entry: Entry) -> Tensor:
@@ -191,8 +189,9 @@ def _lanczos_norm(matrix: Tensor, tolerance: float = 1e-6, steps: int = 400) -> 
 
     A matrix of low rank, such as a widened one, exhausts its range early: the value is exact then.
     """
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(matrix.shape[1], generator=generator, dtype=matrix.dtype).to(matrix.device)
+    start = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0), dtype=matrix.dtype).to(
+        matrix.device
+    )
     right, left = [start / start.norm()], list[Tensor]()
     bidiagonal = torch.zeros(steps, steps, dtype=torch.float64)
     previous = 0.0

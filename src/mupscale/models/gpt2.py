@@ -70,7 +70,8 @@ class Block(nn.Module):
 class GPT2(nn.Module):
     """GPT-2 of width heads * head_dim (Appendix F.3: 12 layers, 12 heads, head_dim 16, 32, 160 and 320).
 
-    An `attention_multiplier` a scales attention by a / head_dim, which muP needs where head_dim grows; the
+    Of width, heads and head_dim any two say the third; a family that grows by `width` alone then grows its number of
+    heads (head_dim given) or the heads themselves (heads given). By default there are 12 heads of dimension 64. An `attention_multiplier` a scales attention by a / head_dim, which muP needs where head_dim grows; the
     default is GPT-2's 1 / sqrt(head_dim). The two agree where a = sqrt(head_dim).
     """
 
@@ -79,15 +80,17 @@ class GPT2(nn.Module):
         vocab: int,
         context: int,
         *,
+        width: int | None = None,
         layers: int = 12,
-        heads: int = 12,
-        head_dim: int = 64,
+        heads: int | None = None,
+        head_dim: int | None = None,
         tied: bool = True,
         bias: bool = True,
         dropout: float = 0.0,
         attention_multiplier: float | None = None,
     ) -> None:
         super().__init__()
+        heads, head_dim = _heads(width, heads, head_dim)
         if min(vocab, context, layers, heads, head_dim) < 1:
             raise MupscaleError(
                 "a GPT2 needs positive sizes, but vocab, context, layers, heads and head_dim are "
@@ -126,3 +129,17 @@ class GPT2(nn.Module):
             x = block(x)
         logits: Tensor = self.lm_head(self.ln_f(x))
         return logits
+
+
+def _heads(width: int | None, heads: int | None, head_dim: int | None) -> tuple[int, int]:
+    """Number of heads and their dimension, from the two of the three numbers that are given."""
+    if width is None:
+        return heads if heads is not None else 12, head_dim if head_dim is not None else 64
+    if heads is None:
+        head_dim = head_dim if head_dim is not None else 64
+        heads = width // max(1, head_dim)
+    elif head_dim is None:
+        head_dim = width // max(1, heads)
+    if heads * head_dim != width:
+        raise MupscaleError(f"a GPT2 of width {width} cannot have {heads} heads of dimension {head_dim}")
+    return heads, head_dim

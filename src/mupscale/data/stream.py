@@ -1,0 +1,106 @@
+"""What a training run asks of its data: any stretch of an endless shuffled stream, and a fixed set to evaluate on.
+
+The stream is a function of a seed and a position alone. So nothing has to be saved for an exact resume, a growth of the
+model cannot disturb it, and any number of processes can share it: each asks for its own stretch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from mupscale.seeds import derive, generator
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Data(ABC):
+    """Examples to train on and to evaluate on. A source of your own says `size`, `examples` and `evaluation`.
+
+    unit, per_example: what metrics count, and how many of them an example holds (a window of text: its tokens).
+    classes: how many outputs a model needs; None where that has no meaning.
+    """
+
+    unit: str = "samples"
+    per_example: int = 1
+    classes: int | None = None
+    device: torch.device = torch.device("cpu")
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Training examples in an epoch."""
+
+    @abstractmethod
+    def examples(self, rows: Tensor) -> Batch:
+        """Inputs and targets of these training examples, on the device."""
+
+    @abstractmethod
+    def evaluation(self, batch: int) -> Iterator[Batch]:
+        """Everything to evaluate on, in batches, in a fixed order, on the device."""
+
+    def augment(self, x: Tensor, bits: Tensor) -> Tensor:
+        """The inputs as they are trained on; `bits` has 48 random bits for each."""
+        return x
+
+    def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Data:
+        """Move what is kept in memory to where the model is; dtype is that of continuous inputs."""
+        self.device = device
+        return self
+
+    def batch(self, seed: int, start: int, count: int) -> Batch:
+        """Examples start … start + count - 1 of the stream that this seed orders: epoch after epoch, each shuffled."""
+        order = self.__dict__.get("_order")
+        if order is None or order.key != (self.size, seed, self.device):
+            order = self.__dict__["_order"] = Order(self.size, seed, self.device)
+        x, y = self.examples(order.rows(start, count))
+        if type(self).augment is not Data.augment:
+            x = self.augment(x, random_bits(seed, start, count, x.device))
+        return x, y
+
+
+class Order:
+    """The rows of an endless stream: permutation after permutation, each from the seed and the epoch's number."""
+
+    def __init__(self, size: int, seed: int, device: torch.device) -> None:
+        self.key = (size, seed, device)
+        self._epochs: dict[int, Tensor] = {}
+
+    def rows(self, start: int, count: int) -> Tensor:
+        """The rows at these positions of the stream, on the device."""
+        size, parts = self.key[0], []
+        while count > 0:
+            epoch, offset = divmod(start, size)
+            parts.append(self._epoch(epoch)[offset : offset + count])
+            start, count = start + len(parts[-1]), count - len(parts[-1])
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _epoch(self, epoch: int) -> Tensor:
+        if epoch not in self._epochs:
+            size, seed, device = self.key
+            self._epochs = {e: rows for e, rows in self._epochs.items() if e == epoch - 1}
+            self._epochs[epoch] = torch.randperm(size, generator=generator(seed, "order", epoch)).to(device)
+        return self._epochs[epoch]
+
+
+def random_bits(seed: int, start: int, count: int, device: torch.device) -> Tensor:
+    """48 random bits for each position, however the stretch is cut: splitmix64 of the seed and the position."""
+    value = torch.arange(start, start + count, device=device) * _GOLDEN + derive(seed, "augment")
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        value = (value ^ _shifted(value, shift)) * factor
+    return _shifted(value ^ _shifted(value, 31), 16)
+
+
+def _shifted(value: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right; torch's is arithmetic."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+_GOLDEN, _MIX_1, _MIX_2 = (_signed(v) for v in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

@@ -1,0 +1,361 @@
+"""A recipe: everything that defines a training run, as plain values that JSON and YAML can hold."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mupscale.data.stream import Data
+from mupscale.errors import MupscaleError
+from mupscale.family import Family
+from mupscale.noise import GaussianNoise, Noise, SignalNoise
+
+Width = int | dict[str, int]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A class by its import path, and the arguments it is made with.
+
+    Args:
+        class_path: import path of the class, e.g. mupscale.models.MLP
+        init_args: arguments by name
+    """
+
+    class_path: str
+    init_args: dict[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Any:
+        """The class (or function) itself."""
+        return import_path(self.class_path)
+
+    def make(self, **more: Any) -> Any:
+        """An instance; `more` goes before init_args of the same name."""
+        target, given = self.load(), {**self.init_args, **more}
+        try:
+            inspect.signature(target).bind(**given)
+        except TypeError as error:
+            raise MupscaleError(f"{self.class_path} cannot be made: {error}") from None
+        return target(**given)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One growth of the model in the middle of the run.
+
+    Args:
+        at: after how many steps
+        width: the new width, a multiple of the one before
+        noise: how much symmetry-breaking noise; 0 goes on exactly as before
+        unit: what noise is measured in: a fresh initialisation ('init'), the paper's constants ('theory'),
+            or the spectral norm of each weight ('signal')
+        lr: learning rate from here on, at the base width; the same as before if not given
+    """
+
+    at: int
+    width: Width
+    noise: float = 0.0
+    unit: Literal["init", "theory", "signal"] = "init"
+    lr: float | None = None
+
+    def as_noise(self) -> Noise:
+        """The noise as the core knows it."""
+        return make_noise(self.noise, self.unit)
+
+
+def make_noise(level: float, unit: str) -> Noise:
+    """Noise of this level; none at all for 0, whatever the unit."""
+    if level == 0:
+        return 0.0
+    return SignalNoise(level) if unit == "signal" else GaussianNoise(level, unit=unit)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the learning rate goes over the run, as a multiple of the optimizer's lr.
+
+    Args:
+        kind: constant; cosine (after the warm-up down to floor); or wsd (stable after the warm-up, then a linear decay)
+        warmup: steps of linear warm-up
+        decay: wsd alone: steps of the decay at the end
+        floor: what remains of the rate at the end of a cosine or of a decay
+    """
+
+    kind: Literal["constant", "cosine", "wsd"] = "constant"
+    warmup: int = 0
+    decay: int = 0
+    floor: float = 0.0
+
+    def at(self, step: int, steps: int) -> float:
+        """The multiple for the step after `step` ones, of `steps`; a function of these alone, so without a state."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        if self.kind == "cosine":
+            done = (step - self.warmup) / max(1, steps - self.warmup)
+            return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        if self.kind == "wsd" and step >= steps - self.decay:
+            return self.floor + (1 - self.floor) * max(0, steps - step) / (self.decay + 1)
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Seeds kept apart, so that two runs can share one and differ in another.
+
+    Args:
+        init: initial weights
+        data: order of the data and its augmentation
+        noise: symmetry-breaking noise
+        dropout: what modules draw while they train
+    """
+
+    init: int = 0
+    data: int = 0
+    noise: int = 0
+    dropout: int = 0
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When checkpoints are written, and how many are kept.
+
+    Args:
+        every: steps between two; 0 for none but the last
+        minutes: and after so many minutes without one
+        keep: how many of the last ones to keep
+    """
+
+    every: int = 1000
+    minutes: float | None = None
+    keep: int = 2
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When the model is evaluated on the held-out data.
+
+    Args:
+        every: steps between two; 0 for the end alone
+        batch: examples at a time; the training batch if not given
+    """
+
+    every: int = 0
+    batch: int | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run: what is trained, on what, for how long, and when it grows.
+
+    Args:
+        model: the model's class and its arguments, all but the width
+        data: the data's class and its arguments
+        optimizer: the optimizer's class and its hyperparameters, which are those at the base width
+        width: the model's width: one number (its argument `width`), or several arguments by name
+        base: the width at which lr, weight decay and eps mean what they mean in plain PyTorch
+        init_at: the width at which the model's own initialisation is taken as it is (default: base, at least 64)
+        steps: optimizer steps in all
+        batch: examples in a step, over all processes
+        accumulate: into how many parts each step's batch is cut, to save memory
+        grow: growth events, e.g. [{at: 2000, width: 512, noise: 0.3, lr: 0.002}]
+        schedule: how the learning rate goes over the run
+        clip: largest norm of the gradient, a norm that does not depend on the width
+        loss: import path of a function of outputs and targets that gives their mean loss
+        precision: fp32; tf32 or bf16 (autocast) where the device has them; fp64 to check exactness
+        compile: whether to compile the model and its loss with torch.compile
+        seeds: seeds of initial weights, data order, noise and dropout
+        evaluation: when to evaluate on held-out data
+        checkpoints: when to write checkpoints
+        log_every: steps between two lines of metrics
+        tensorboard: whether to write metrics for TensorBoard, too
+        device: auto, cpu, cuda or cuda:1
+        parallel: with several processes (torchrun): ddp, or fsdp to shard the model over them
+        out: folder of the run; none writes nothing
+        start: (in files and on the command line: from) start from this checkpoint, a run's folder or a file of mupscale,
+            safetensors or torch weights, and upscale it to `width`
+        start_width: (from_width) the width of the model in that checkpoint, where it does not tell itself
+        noise: symmetry-breaking noise when upscaling from a checkpoint
+        noise_unit: what noise is measured in: init, theory or signal
+    """
+
+    model: Spec
+    data: Spec
+    optimizer: Spec
+    width: Width
+    base: Width
+    steps: int
+    batch: int
+    init_at: Width | None = None
+    accumulate: int = 1
+    grow: list[Growth] = field(default_factory=list)
+    schedule: Schedule = field(default_factory=Schedule)
+    clip: float | None = None
+    loss: str = "mupscale.train.cross_entropy"
+    precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
+    compile: bool = False
+    seeds: Seeds = field(default_factory=Seeds)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    log_every: int = 10
+    tensorboard: bool = False
+    device: str = "auto"
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    out: str | None = None
+    start: str | None = None
+    start_width: Width | None = None
+    noise: float = 0.0
+    noise_unit: Literal["init", "theory", "signal"] = "init"
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_growth()
+
+    def _check_numbers(self) -> None:
+        for name in ("steps", "batch", "accumulate", "log_every"):
+            if getattr(self, name) < 1:
+                raise MupscaleError(f"{name} is {getattr(self, name)}, but must be at least 1")
+        if self.batch % self.accumulate:
+            raise MupscaleError(f"a batch of {self.batch} cannot be cut into {self.accumulate} equal parts (accumulate)")
+        if self.checkpoints.keep < 1:
+            raise MupscaleError(f"checkpoints.keep is {self.checkpoints.keep}, but at least one must be kept")
+        if "lr" not in self.optimizer.init_args:
+            raise MupscaleError("the optimizer's init_args need lr, the learning rate at the base width")
+        if self.schedule.warmup + self.schedule.decay > self.steps:
+            raise MupscaleError(
+                f"the schedule's warm-up ({self.schedule.warmup}) and decay ({self.schedule.decay}) are longer than "
+                f"the run's {self.steps} steps"
+            )
+
+    def _check_growth(self) -> None:
+        step, width = 0, self.width
+        for growth in self.grow:
+            if not step < growth.at < self.steps:
+                before = f"the one before at {step}" if step else "the first step"
+                raise MupscaleError(
+                    f"growth at step {growth.at}: it must come after {before} and before the run's last step {self.steps}"
+                )
+            if growth.noise < 0:
+                raise MupscaleError(f"growth at step {growth.at}: noise is {growth.noise}, but cannot be negative")
+            check_multiple(width, growth.width, f"growth at step {growth.at}")
+            step, width = growth.at, growth.width
+
+    def width_after(self, step: int) -> Width:
+        """The width with which the step after `step` ones begins, growth at `step` itself not yet done."""
+        return next((g.width for g in reversed(self.grow) if g.at < step), self.width)
+
+    def growth_at(self, step: int) -> Growth | None:
+        """The growth event after `step` steps, if there is one."""
+        return next((growth for growth in self.grow if growth.at == step), None)
+
+    def family(self) -> Family:
+        """The model at every width."""
+        base, init_at = self.base, self.init_at
+        if any(isinstance(w, dict) != isinstance(base, dict) for w in (self.width, init_at) if w is not None):
+            raise MupscaleError(f"width {self.width}, base {base} and init_at {init_at} must name the same arguments")
+        if isinstance(base, dict):
+            return Family(lambda **widths: self._build(widths), base, init_at=init_at)
+        return Family(lambda width: self._build({"width": width}), base, init_at=init_at)
+
+    def _build(self, widths: Mapping[str, int | float]) -> nn.Module:
+        model = self.model.make(**widths)
+        if not isinstance(model, nn.Module):
+            raise MupscaleError(f"{self.model.class_path} is no nn.Module")
+        return model
+
+    def make_data(self) -> Data:
+        """The data."""
+        data = self.data.make()
+        if not isinstance(data, Data):
+            raise MupscaleError(f"{self.data.class_path} is no subclass of mupscale.data.Data")
+        return data
+
+    def optimizer_class(self) -> type[Optimizer]:
+        """The optimizer's class."""
+        made = self.optimizer.load()
+        if not (isinstance(made, type) and issubclass(made, Optimizer)):
+            raise MupscaleError(f"{self.optimizer.class_path} is no torch optimizer")
+        return made
+
+    def loss_function(self) -> Callable[[Any, Tensor], Tensor]:
+        """The loss."""
+        made: Callable[[Any, Tensor], Tensor] = import_path(self.loss)
+        return made
+
+    def dtype(self) -> torch.dtype:
+        """Of weights and continuous inputs; autocast computes in another."""
+        return torch.float64 if self.precision == "fp64" else torch.float32
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values as a YAML recipe has them, from which `from_json` makes the same recipe."""
+        return {_IN_FILES.get(name, name): value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Recipe:
+        """A recipe from nested plain values, as `to_json` gives them."""
+        parts: dict[str, Any] = {
+            "model": Spec,
+            "data": Spec,
+            "optimizer": Spec,
+            "schedule": Schedule,
+            "seeds": Seeds,
+            "evaluation": Evaluation,
+            "checkpoints": Checkpoints,
+        }
+        names = {shown: name for name, shown in _IN_FILES.items()}
+        made = {names.get(n, n): parts[n](**value) if n in parts else value for n, value in values.items()}
+        made["grow"] = [Growth(**growth) for growth in values.get("grow", [])]
+        return cls(**made)
+
+    def differs_from(self, other: Recipe, step: int) -> str | None:
+        """What in the other recipe would have led to another model after `step` steps, as a sentence; None if nothing.
+
+        How often something is logged or saved, the device and the like may change, and so may what comes later.
+        """
+        for name in (f.name for f in fields(self) if f.name not in _MAY_CHANGE):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if name == "grow":
+                ours, theirs = ([growth for growth in events if growth.at < step] for events in (ours, theirs))
+            if ours != theirs:
+                return f"{name} is {_shown(ours)} there and {_shown(theirs)} here"
+        return None
+
+
+_IN_FILES = {"start": "from", "start_width": "from_width"}  # `from` is no name in Python
+_MAY_CHANGE = frozenset(
+    "steps accumulate compile evaluation checkpoints log_every tensorboard device parallel out".split()
+)
+
+
+def check_multiple(narrow: Width, wide: Width, what: str) -> None:
+    """Every width must be a whole multiple of the one before; names must be the same."""
+    ours, theirs = (w if isinstance(w, dict) else {"width": w} for w in (narrow, wide))
+    if ours.keys() != theirs.keys():
+        raise MupscaleError(f"{what}: width {wide} does not name the same arguments as {narrow}")
+    for name, size in ours.items():
+        if theirs[name] < size or theirs[name] % size:
+            below, above = theirs[name] // size * size, (theirs[name] // size + 1) * size
+            near = f"{above}" if below == 0 else f"{below} or {above}"
+            raise MupscaleError(f"{what}: {name} {theirs[name]} is not a multiple of {size}; take {near}")
+
+
+def import_path(path: str) -> Any:
+    """What a dotted path names."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise MupscaleError(f"{path!r} cannot be imported: {error}") from None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Spec):
+        return f"{value.class_path} with {value.init_args}"
+    return str(value)
