@@ -49,21 +49,43 @@ def save(
     **extra: Any,
 ) -> Path:
     """Write a checkpoint; `extra` is anything JSON can hold. With several processes all must call, and one writes."""
+    return write(path, _model_state(model), None if optimizer is None else optimizer.state_dict(), plan, extra)
+
+
+def write(
+    path: str | Path,
+    model: Mapping[str, Tensor],
+    optimizer: Mapping[str, Any] | None,
+    plan: Plan | None,
+    extra: Mapping[str, Any],
+) -> Path:
+    """As `save`, from state dicts."""
     path = Path(path)
     tensors = _Tensors()
     content = {
         "version": _VERSION,
-        "model": _pack(_model_state(model), "model", tensors),
-        "optimizer": None if optimizer is None else _pack(optimizer.state_dict(), "optimizer", tensors),
+        "model": _pack(model, "model", tensors),
+        "optimizer": None if optimizer is None else _pack(optimizer, "optimizer", tensors),
         "plan": None if plan is None else plan.to_json(),
         "extra": _pack(extra, "extra", tensors),
     }
     several = dist.is_available() and dist.is_initialized()
-    if not several or dist.get_rank() == 0:
-        _write(path, tensors, content)
+    failure = None if several and dist.get_rank() else _failure(path, tensors, content)
     if several:
-        dist.barrier()  # when this returns, the file is there for every process
+        told = [failure]
+        dist.broadcast_object_list(told)  # when this returns, the file is there for every process, or for none
+        failure = told[0]
+    if failure is not None:
+        raise MupscaleError(f"the checkpoint {path} could not be written: {failure}; what was there before is whole")
     return path
+
+
+def _failure(path: Path, tensors: _Tensors, content: Mapping[str, Any]) -> str | None:
+    try:
+        _write(path, tensors, content)
+    except (OSError, SafetensorError) as error:
+        return str(error)
+    return None
 
 
 def _write(path: Path, tensors: _Tensors, content: Mapping[str, Any]) -> None:

@@ -142,14 +142,20 @@ class Family:
         noise: Noise = 0.0,
         lr: float | None = None,
         seed: int = 0,
+        place: Callable[[nn.Module], nn.Module] | None = None,
     ) -> tuple[nn.Module, Optimizer | None]:
-        """The model and its optimizer at a larger width: widened exactly, then perturbed; `lr` is at the base width."""
+        """The model and its optimizer at a larger width: widened exactly, then perturbed; `lr` is at the base width.
+
+        place: what is done to the wide model before it is written, which may be without memory then: fully_shard.
+        """
         wide = self.sketch(width)
         if _has_plain_tensors(wide) or _has_unsaved_widths(wide, model):  # values that the narrow model cannot tell
             with torch.random.fork_rng(devices=[]):
                 wide = self.build(width)
         made = self.widening(model, wide)
         _dress(wide, model)
+        if place is not None:
+            wide = place(wide)
         return upscale(naming.unwrap(model), wide, made, optimizer, noise=noise, lr=lr, seed=seed)
 
     def _at(self, width: Width | nn.Module) -> nn.Module:

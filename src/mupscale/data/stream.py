@@ -22,12 +22,14 @@ class Data(ABC):
 
     unit, per_example: what metrics count, and how many of them an example holds (a window of text: its tokens).
     classes: how many outputs a model needs; None where that has no meaning.
+    rows_on: where `examples` takes its rows, if not on the device: what the CPU reads must not wait for a GPU.
     """
 
     unit: str = "samples"
     per_example: int = 1
     classes: int | None = None
     device: torch.device = torch.device("cpu")
+    rows_on: torch.device | None = None
 
     @property
     @abstractmethod
@@ -53,9 +55,9 @@ class Data(ABC):
 
     def batch(self, seed: int, start: int, count: int) -> Batch:
         """Examples start … start + count - 1 of the stream that this seed orders: epoch after epoch, each shuffled."""
-        order = self.__dict__.get("_order")
-        if order is None or order.key != (self.size, seed, self.device):
-            order = self.__dict__["_order"] = Order(self.size, seed, self.device)
+        order, device = self.__dict__.get("_order"), self.rows_on or self.device
+        if order is None or order.key != (self.size, seed, device):
+            order = self.__dict__["_order"] = Order(self.size, seed, device)
         x, y = self.examples(order.rows(start, count))
         if type(self).augment is not Data.augment:
             x = self.augment(x, random_bits(seed, start, count, x.device))

@@ -179,8 +179,8 @@ class Recipe:
         device: auto, cpu, cuda or cuda:1
         parallel: with several processes (torchrun): ddp, or fsdp to shard the model over them
         out: folder of the run; none writes nothing
-        start: (in files and on the command line: from) start from this checkpoint, a run's folder or a file of mupscale,
-            safetensors or torch weights, and upscale it to `width`
+        start: (in files and on the command line: from) start from this checkpoint, a run's folder or a file of
+            mupscale's, safetensors or torch weights, and upscale it to `width`
         start_width: (from_width) the width of the model in that checkpoint, where it does not tell itself
         noise: symmetry-breaking noise when upscaling from a checkpoint
         noise_unit: what noise is measured in: init, theory or signal
@@ -223,7 +223,9 @@ class Recipe:
             if getattr(self, name) < 1:
                 raise MupscaleError(f"{name} is {getattr(self, name)}, but must be at least 1")
         if self.batch % self.accumulate:
-            raise MupscaleError(f"a batch of {self.batch} cannot be cut into {self.accumulate} equal parts (accumulate)")
+            raise MupscaleError(
+                f"a batch of {self.batch} cannot be cut into {self.accumulate} equal parts (accumulate)"
+            )
         if self.checkpoints.keep < 1:
             raise MupscaleError(f"checkpoints.keep is {self.checkpoints.keep}, but at least one must be kept")
         if "lr" not in self.optimizer.init_args:
@@ -238,9 +240,9 @@ class Recipe:
         step, width = 0, self.width
         for growth in self.grow:
             if not step < growth.at < self.steps:
-                before = f"the one before at {step}" if step else "the first step"
+                before = f"the one at {step}" if step else "the first step"
                 raise MupscaleError(
-                    f"growth at step {growth.at}: it must come after {before} and before the run's last step {self.steps}"
+                    f"growth at step {growth.at}: it must come after {before} and before the end at {self.steps}"
                 )
             if growth.noise < 0:
                 raise MupscaleError(f"growth at step {growth.at}: noise is {growth.noise}, but cannot be negative")
@@ -330,7 +332,18 @@ class Recipe:
 
 _IN_FILES = {"start": "from", "start_width": "from_width"}  # `from` is no name in Python
 _MAY_CHANGE = frozenset(
-    "steps accumulate compile evaluation checkpoints log_every tensorboard device parallel out".split()
+    [
+        "steps",
+        "accumulate",
+        "compile",
+        "evaluation",
+        "checkpoints",
+        "log_every",
+        "tensorboard",
+        "device",
+        "parallel",
+        "out",
+    ]
 )
 
 

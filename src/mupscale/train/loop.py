@@ -1,0 +1,430 @@
+"""The loop: plain PyTorch steps, growth in the middle of them, and nothing that a kill could lose.
+
+A run's state is its step, its model and its optimizer. Data, dropout and schedule are functions of seeds and the step,
+so a resumed run takes the same steps as one that was never stopped, bit for bit on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mupscale.data.stream import Data
+from mupscale.errors import MupscaleError
+from mupscale.flops import count_flops
+from mupscale.optim import clip_grad_norm_
+from mupscale.plan import Plan
+from mupscale.seeds import derive
+from mupscale.train import snapshot
+from mupscale.train.evaluate import evaluate
+from mupscale.train.folder import Folder
+from mupscale.train.loss import as_tensor
+from mupscale.train.parallel import Processes, processes
+from mupscale.train.progress import Progress, make_progress
+from mupscale.train.recipe import Growth, Recipe, Width
+from mupscale.train.start import hyperparameters, starting_point
+from mupscale.train.tensorboard import Board
+
+Status = Literal["finished", "diverged", "interrupted"]
+_SETTLE_EVERY = 100  # steps after which losses are fetched from the device at the latest
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended, and its model."""
+
+    status: Status
+    step: int
+    width: Width
+    model: nn.Module
+    optimizer: Optimizer
+    out: Path | None
+
+
+def train(recipe: Recipe, *, resume: bool = False) -> Result:
+    """Train as the recipe says; `resume` goes on from the last checkpoint in the run's folder, if there is one."""
+    with ExitStack() as stack:
+        stack.enter_context(_matmul_precision(recipe.precision))
+        among = stack.enter_context(processes(recipe.device, recipe.parallel))
+        run = Run(recipe, among)
+        stack.callback(run.close)
+        stop = stack.enter_context(_asked_to_stop())
+        run.begin(resume)
+        return run.go(stop)
+
+
+class Run:
+    """One training run: what it is made of, and what changes from step to step."""
+
+    def __init__(self, recipe: Recipe, among: Processes) -> None:
+        if recipe.batch % (recipe.accumulate * among.world):
+            raise MupscaleError(
+                f"a batch of {recipe.batch} in {recipe.accumulate} parts (accumulate) cannot be shared evenly by "
+                f"{among.world} processes"
+            )
+        self.recipe, self.processes = recipe, among
+        self.loss = recipe.loss_function()
+        self.data: Data = recipe.make_data().to(among.device, recipe.dtype())
+        self.family = recipe.family()
+        self.folder = None if recipe.out is None else Folder(recipe.out)
+        self.progress: Progress = make_progress(recipe.steps, self.data.unit, visible=among.main)
+        self.board = Board(recipe.out) if recipe.tensorboard and recipe.out and among.main else None
+        self.step = 0
+        self.flops = 0.0
+        self.seconds = 0.0
+        self.lr = float(recipe.optimizer.init_args["lr"])
+        self.losses = Series(among)
+        self.norms = Series(among)
+
+    # ------------------------------------------------------------------------------------------- beginning
+
+    def begin(self, resume: bool) -> None:
+        """The model and the optimizer: initialised, from somebody's checkpoint, or where this run stood."""
+        last = None
+        if self.folder is not None:
+            if self.processes.main:
+                self.folder.begin(self.recipe, resume)
+            self.processes.barrier()
+            last = self.folder.last() if resume else None
+        self._check_growth()
+        if last is not None:
+            self._restore(snapshot.read(last))
+        else:
+            model, optimizer = starting_point(self.recipe, self.family, self.processes)
+            self._adopt(model, optimizer, self.recipe.width)
+        self._began = self._saved = time.monotonic()
+        self._reported = (self.step, self._began)
+
+    def _check_growth(self) -> None:
+        """Whatever would be wrong with a growth is said now, not in the middle of the night."""
+        width = self.recipe.width
+        for growth in self.recipe.grow:
+            self.family.widening(width, growth.width)
+            width = growth.width
+
+    def _restore(self, saved: snapshot.Snapshot) -> None:
+        if "run" not in saved.content.extra:
+            raise MupscaleError(f"{saved.path} is a checkpoint, but not of a run, so it cannot be resumed")
+        state = saved.content.extra["run"]
+        self.step = state["step"]
+        if why := Recipe.from_json(state["recipe"]).differs_from(self.recipe, self.step):
+            raise MupscaleError(
+                f"{saved.path} is a checkpoint of another recipe: {why}; choose another folder (--out), or put it back"
+            )
+        self.lr, self.flops, self.seconds = state["lr"], state["flops"], state["seconds"]
+        self.losses.settled, self.norms.settled = list(state["losses"]), list(state["norms"])
+        width = self.recipe.width_after(self.step)
+        model = self.processes.place(self.family.build(width).to(self.recipe.dtype()))
+        saved.restore_model(model)
+        hyper = hyperparameters(self.recipe, self.processes.device)
+        optimizer = saved.restore_optimizer(self.recipe.optimizer_class(), hyper, model)
+        self._adopt(model, optimizer, width)
+        if self.folder is not None and self.processes.main:
+            self.folder.rewind(self.step)
+        self.processes.barrier()
+        self.progress.note(f"resumed after step {self.step} from {saved.path}")
+
+    def _adopt(self, model: nn.Module, optimizer: Optimizer, width: Width) -> None:
+        """Go on with this model and this optimizer."""
+        self.model, self.optimizer, self.width = model.train(), optimizer, width
+        self.plan: Plan = self.family.plan(width)
+        self.runner = self.processes.runner(model)
+        self.objective = self._make_objective()
+        self.flops_per_example = self._cost()
+        self.rate = math.nan
+
+    def _make_objective(self) -> Callable[[Tensor, Tensor], Tensor]:
+        runner, loss, device = self.runner, self.loss, self.processes.device.type
+        bf16 = self.recipe.precision == "bf16"
+
+        def objective(x: Tensor, y: Tensor) -> Tensor:
+            with torch.autocast(device, dtype=torch.bfloat16, enabled=bf16):
+                return loss(runner(x), y)
+
+        return torch.compile(objective) if self.recipe.compile else objective
+
+    def _cost(self) -> float | None:
+        """Training FLOPs of one example, counted on a model without memory; its outputs are checked on the way."""
+        x, _ = self.data.batch(0, 0, 1)
+        try:
+            sketch = self.family.sketch(self.width).to("meta", self.recipe.dtype())
+            outputs = as_tensor(sketch(x.to("meta")))
+            counted = float(count_flops(sketch, x.to("meta")))
+        except Exception:  # a model that needs values: its cost is not known, and its outputs are not checked
+            return None
+        if self.data.classes is not None and outputs.shape[-1] < self.data.classes:
+            raise MupscaleError(
+                f"the model has {outputs.shape[-1]} outputs and the data {self.data.classes} classes: set the model's "
+                f"number of outputs (vocab, classes, d_out) to at least that"
+            )
+        return counted
+
+    # ------------------------------------------------------------------------------------------- the loop
+
+    def go(self, stop: StopRequest) -> Result:
+        """From where the run stands to its end."""
+        recipe = self.recipe
+        while self.step < recipe.steps:
+            growth = recipe.growth_at(self.step)
+            if growth is not None:
+                self._grow(growth)
+            self._train_step()
+            logging = self.step % recipe.log_every == 0 or self.step == recipe.steps
+            if logging:
+                self._log()
+            elif len(self.losses.pending) >= _SETTLE_EVERY:
+                self._settle()
+            if not self.losses.finite:
+                return self._end("diverged")
+            if self.step == recipe.steps or (recipe.evaluation.every and self.step % recipe.evaluation.every == 0):
+                self._evaluate()
+            stopping, due = self._agreed(stop.asked, logging)
+            every = recipe.checkpoints.every
+            saving = stopping or due or self.step == recipe.steps or (every and self.step % every == 0)
+            if saving and not self._save():
+                return self._end("diverged")
+            if stopping and self.step < recipe.steps:
+                return self._end("interrupted")
+        return self._end("finished")
+
+    def _train_step(self) -> None:
+        recipe, parts = self.recipe, self.recipe.accumulate
+        self._seed_dropout()
+        part = recipe.batch // parts
+        losses = []
+        for number in range(parts):
+            stretch = self.processes.share(self.step * recipe.batch + number * part, part)
+            x, y = self.data.batch(recipe.seeds.data, *stretch)
+            with self.processes.accumulating(self.runner, number == parts - 1):
+                loss = self.objective(x, y)
+                (loss / parts if parts > 1 else loss).backward()
+            losses.append(loss.detach())
+        self.losses.add(torch.stack(losses).mean() if parts > 1 else losses[0])
+        if recipe.clip is not None:
+            self.norms.add(clip_grad_norm_(self.model, recipe.clip, self.plan))
+        self._set_rates()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.flops += (self.flops_per_example or 0.0) * recipe.batch
+
+    def _seed_dropout(self) -> None:
+        """What modules draw in this step depends on the seed, the step and the process alone."""
+        seed = derive(self.recipe.seeds.dropout, self.step, self.processes.rank)
+        torch.default_generator.manual_seed(seed)
+        if self.processes.device.type == "cuda":
+            torch.cuda.default_generators[self.processes.device.index].manual_seed(seed)
+
+    def _set_rates(self) -> None:
+        rate = self.lr * self.recipe.schedule.at(self.step, self.recipe.steps)
+        if rate != self.rate:
+            self.rate = rate
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate * group["lr_factor"]
+
+    def _grow(self, growth: Growth) -> None:
+        """Widen model, buffers and optimizer state in memory; the data goes on undisturbed."""
+        began = time.monotonic()
+        del self.runner, self.objective
+        if self.recipe.compile:
+            torch.compiler.reset()
+        before = self.width
+        wide, optimizer = self.family.upscale(
+            self.model,
+            self.optimizer,
+            width=growth.width,
+            noise=growth.as_noise(),
+            seed=derive(self.recipe.seeds.noise, "grow", growth.at),
+            place=self.processes.place,
+        )
+        assert optimizer is not None
+        self.lr = growth.lr if growth.lr is not None else self.lr
+        self._adopt(wide, optimizer, growth.width)
+        self._record("grow", width=growth.width, noise=growth.noise, unit=growth.unit, lr=self.lr)
+        seconds = time.monotonic() - began
+        self.progress.note(
+            f"step {self.step}  grown from width {_shown(before)} to {_shown(growth.width)}, noise {growth.noise:g}, "
+            f"lr {self.lr:g} ({seconds:.1f} s)"
+        )
+
+    # ------------------------------------------------------------------------------------------- what it tells
+
+    def _settle(self) -> None:
+        self.losses.settle()
+        self.norms.settle()
+
+    def _log(self) -> None:
+        self._settle()
+        if not self.losses.finite:
+            return
+        more = {"grad_norm": self.norms.flush()} if self.norms.settled else {}
+        record = self._record("train", loss=self.losses.flush(), lr=self.rate, width=self.width, **more)
+        (step, then), self._reported = self._reported, (self.step, time.monotonic())
+        units = (self.step - step) * self.recipe.batch * self.data.per_example
+        self.progress.update(record, units / (self._reported[1] - then))
+
+    def _evaluate(self) -> None:
+        scores = evaluate(self)
+        self.progress.update(self._record("eval", **scores), 0.0)
+
+    def _record(self, kind: str, **values: Any) -> dict[str, Any]:
+        """One line of metrics, with where the run stands."""
+        record = {
+            "kind": kind,
+            "step": self.step,
+            self.data.unit: self.step * self.recipe.batch * self.data.per_example,
+            "flops": None if self.flops_per_example is None else self.flops,
+            "seconds": round(self._elapsed(), 3),
+            **values,
+        }
+        if self.processes.main:
+            if self.folder is not None:
+                self.folder.write(record)
+            if self.board is not None:
+                self.board.write(record)
+        return record
+
+    def _elapsed(self) -> float:
+        """Seconds of training, over all sittings."""
+        return self.seconds + time.monotonic() - self._began
+
+    def _agreed(self, asked: bool, logging: bool) -> tuple[bool, bool]:
+        """Whether to stop, and whether a checkpoint is due by the clock; processes agree where they log."""
+        minutes = self.recipe.checkpoints.minutes
+        due = minutes is not None and time.monotonic() - self._saved >= 60 * minutes
+        if self.processes.world == 1:
+            return asked, due
+        if not logging:
+            return False, False
+        stopping, due = self.processes.any(asked, due and self.processes.main)
+        return stopping, due
+
+    def _save(self) -> bool:
+        """Write a checkpoint, unless the run has diverged: then the last good one stays."""
+        self._settle()
+        if not self.losses.finite:
+            return False
+        if self.folder is None:
+            return True
+        state = {
+            "step": self.step,
+            "width": self.width,
+            "lr": self.lr,
+            "flops": self.flops,
+            "seconds": self._elapsed(),
+            "losses": self.losses.settled,
+            "norms": self.norms.settled,
+            "recipe": self.recipe.to_json(),
+        }
+        path = self.folder.checkpoint(self.step, sharded=self.processes.sharded)
+        snapshot.save(path, self.model, self.optimizer, self.plan, self.processes, {"run": state})
+        if self.processes.main:
+            self.folder.forget(self.recipe.checkpoints.keep)
+        self._saved = time.monotonic()
+        return True
+
+    def _end(self, status: Status) -> Result:
+        more = {"at": self.losses.diverged_at(self.step)} if status == "diverged" else {}
+        self._record("end", status=status, **more)
+        out = None if self.folder is None else self.folder.path
+        if status == "diverged":
+            self.progress.note(f"diverged: the loss of step {more['at']} is not finite; the history is kept")
+        elif status == "interrupted":
+            where = f"; go on with: mupscale resume {out}" if out else ""
+            self.progress.note(f"interrupted after step {self.step}{where}")
+        return Result(status, self.step, self.width, self.model, self.optimizer, out)
+
+    def close(self) -> None:
+        """Leave the terminal and the files as they should be."""
+        self.progress.close()
+        if self.board is not None:
+            self.board.close()
+
+
+class Series:
+    """A number per step, fetched from the device and averaged over processes only when somebody looks."""
+
+    def __init__(self, among: Processes) -> None:
+        self.processes = among
+        self.pending: list[Tensor] = []
+        self.settled: list[float] = []
+
+    def add(self, value: Tensor) -> None:
+        """The number of the next step."""
+        self.pending.append(value)
+
+    def settle(self) -> None:
+        """Fetch what is pending."""
+        if self.pending:
+            values = torch.stack([value.detach() for value in self.pending]).double().to(self.processes.device)
+            self.settled += self.processes.mean(values).tolist()
+            self.pending = []
+
+    @property
+    def finite(self) -> bool:
+        """Whether everything fetched so far is."""
+        return all(map(math.isfinite, self.settled))
+
+    def diverged_at(self, step: int) -> int:
+        """The step whose number is the first that is not finite, if the last one is that of `step`."""
+        first = next(i for i, value in enumerate(self.settled) if not math.isfinite(value))
+        return step - len(self.settled) + first + 1
+
+    def flush(self) -> float:
+        """The mean of what is settled, which is then forgotten."""
+        mean = math.fsum(self.settled) / len(self.settled)
+        self.settled = []
+        return mean
+
+
+class StopRequest:
+    """Set by Ctrl-C and by a termination; a second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[StopRequest]:
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread alone
+        yield request
+        return
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _matmul_precision(precision: str) -> Iterator[None]:
+    """TF32 where it is asked for, or where autocast leaves something in float32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision in ("tf32", "bf16") else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _shown(width: Width) -> str:
+    return ", ".join(f"{n} {w}" for n, w in width.items()) if isinstance(width, dict) else str(width)

@@ -1,0 +1,123 @@
+"""Where a run begins: a fresh μP initialisation, or somebody's checkpoint, upscaled."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mupscale import checkpoint
+from mupscale.errors import MupscaleError
+from mupscale.family import Family
+from mupscale.names import without_ddp
+from mupscale.optim import make_optimizer
+from mupscale.plan import Plan
+from mupscale.seeds import derive
+from mupscale.train import snapshot
+from mupscale.train.folder import find_checkpoint
+from mupscale.train.parallel import Processes
+from mupscale.train.recipe import Recipe, Width, check_multiple, make_noise
+
+
+def starting_point(recipe: Recipe, family: Family, processes: Processes) -> tuple[nn.Module, Optimizer]:
+    """The model at the recipe's width and its optimizer."""
+    if recipe.start is None:
+        model = family.init(recipe.width, seed=recipe.seeds.init).to(recipe.dtype())
+        model = processes.place(model)
+        return model, _optimizer(recipe, family.plan(recipe.width), model, processes)
+    return _upscaled(recipe, family, processes, recipe.start)
+
+
+def _upscaled(recipe: Recipe, family: Family, processes: Processes, start: str) -> tuple[nn.Module, Optimizer]:
+    """Somebody's model, with its optimizer's state where the file has that of the same optimizer."""
+    path = find_checkpoint(start)
+    saved = _open(path)
+    width = _width_of(saved, recipe, path)
+    check_multiple(width, recipe.width, f"starting from {path}")
+    model = processes.place(family.build(width).to(recipe.dtype()))
+    if isinstance(saved, snapshot.Snapshot):
+        saved.restore_model(model)
+    else:
+        checkpoint.load_model(saved, model)
+    optimizer = _optimizer(recipe, family.plan(width), model, processes)
+    _give_state(optimizer, saved, recipe, model)
+    if width == recipe.width and not recipe.noise:
+        return model, optimizer
+    wide, grown = family.upscale(
+        model,
+        optimizer,
+        width=recipe.width,
+        noise=make_noise(recipe.noise, recipe.noise_unit),
+        seed=derive(recipe.seeds.noise, "start"),
+        place=processes.place,
+    )
+    assert grown is not None
+    return wide, grown
+
+
+def _open(path: Path) -> snapshot.Snapshot | Mapping[str, Tensor]:
+    """A checkpoint of ours, or a state dict in safetensors or from torch.save."""
+    if path.is_dir():
+        return snapshot.read(path)
+    if path.suffix != ".safetensors":
+        loaded = checkpoint.load_torch(path)
+        return _state_dict(loaded, path)
+    try:
+        return snapshot.read(path)
+    except MupscaleError as error:
+        if "no checkpoint written by mupscale" not in str(error):
+            raise
+    try:
+        return _state_dict(load_file(path), path)
+    except (SafetensorError, OSError) as error:
+        raise MupscaleError(f"{path} cannot be read: {error}") from None
+
+
+def _state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
+    """The model's tensors in what people save: a state dict, or one under 'model' or 'state_dict'."""
+    for key in ("model", "state_dict"):
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise MupscaleError(f"{path} holds no state dict of a model")
+    return {canonical: loaded[name] for canonical, name in without_ddp(loaded, ()).items()}
+
+
+def _width_of(saved: snapshot.Snapshot | Mapping[str, Tensor], recipe: Recipe, path: Path) -> Width:
+    told = saved.content.extra.get("run", {}).get("width") if isinstance(saved, snapshot.Snapshot) else None
+    width: Width | None = told if told is not None else recipe.start_width
+    if width is None:
+        raise MupscaleError(f"{path} does not tell the width of its model: give it as from_width")
+    return width
+
+
+def _give_state(
+    optimizer: Optimizer, saved: snapshot.Snapshot | Mapping[str, Tensor], recipe: Recipe, model: nn.Module
+) -> None:
+    """The moments of the checkpoint's optimizer, if it is one of this class; its hyperparameters stay this recipe's."""
+    if not isinstance(saved, snapshot.Snapshot) or saved.content.optimizer is None:
+        return
+    theirs = saved.content.extra.get("run", {}).get("recipe", {}).get("optimizer", {}).get("class_path")
+    if theirs == recipe.optimizer.class_path:
+        optimizer.state.update(saved.restore_optimizer(type(optimizer), optimizer.defaults, model).state)
+
+
+def hyperparameters(recipe: Recipe, device: torch.device) -> dict[str, Any]:
+    """The optimizer's arguments; on CUDA torch's fused step is taken where nothing speaks against it."""
+    given = {k: tuple(v) if isinstance(v, list) else v for k, v in recipe.optimizer.init_args.items()}
+    accepted = inspect.signature(recipe.optimizer_class()).parameters
+    rivals = ("fused", "foreach", "capturable", "differentiable")
+    if device.type == "cuda" and "fused" in accepted and not any(given.get(name) for name in rivals):
+        given["fused"] = True
+    return given
+
+
+def _optimizer(recipe: Recipe, plan: Plan, model: nn.Module, processes: Processes) -> Optimizer:
+    return make_optimizer(model, plan, recipe.optimizer_class(), **hyperparameters(recipe, processes.device))

@@ -1,0 +1,28 @@
+"""Metrics for TensorBoard, where it is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mupscale.errors import MupscaleError
+
+
+class Board:
+    """Writes every number of a record of metrics as `kind/name`."""
+
+    def __init__(self, folder: str) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MupscaleError("tensorboard is not installed: pip install 'mupscale[tensorboard]'") from None
+        self.writer = SummaryWriter(folder)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """One record."""
+        for name, value in record.items():
+            if name != "step" and isinstance(value, int | float):
+                self.writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+
+    def close(self) -> None:
+        """Flush."""
+        self.writer.close()
