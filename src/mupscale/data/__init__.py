@@ -1,5 +1,25 @@
-"""Data that ships with the package, so that everything runs offline from a fresh install."""
+"""What a run trains on: tables, images and text, from local files or shipped with the package."""
 
-from mupscale.data.embedded import Split, covtype_sample
+from mupscale.data.embedded import Split, covtype_sample, tinyshakespeare
+from mupscale.data.images import CIFAR100, Images, Shapes
+from mupscale.data.pack import info, tokenize
+from mupscale.data.stream import Data
+from mupscale.data.tabular import CoverType, CoverTypeSample, Table
+from mupscale.data.text import Shakespeare, Text
 
-__all__ = ["Split", "covtype_sample"]
+__all__ = [
+    "CIFAR100",
+    "CoverType",
+    "CoverTypeSample",
+    "Data",
+    "Images",
+    "Shakespeare",
+    "Shapes",
+    "Split",
+    "Table",
+    "Text",
+    "covtype_sample",
+    "info",
+    "tinyshakespeare",
+    "tokenize",
+]

@@ -1,7 +1,8 @@
-"""A stratified sample of Forest CoverType (Blackard, UCI Machine Learning Repository, CC BY 4.0), as tensors.
+"""What ships inside the package: a sample of Forest CoverType and Tiny Shakespeare.
 
-Made by tools/make_covtype_sample.py: 12,000 training and 3,000 test rows of the 581,012, with the paper's
-preprocessing: continuous columns standardised on the training part, binary columns left as they are.
+CoverType is by Jock A. Blackard (UCI Machine Learning Repository), licensed CC BY 4.0. The sample, made by
+tools/make_covtype_sample.py, has 12,000 training and 3,000 test rows of the 581,012.
+Tiny Shakespeare (collected by Andrej Karpathy) is 1.1 MB of plays in the public domain.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ WILDERNESS_AREAS, SOIL_TYPES = 4, 40
 
 
 class Split(NamedTuple):
-    """Training and test rows: 54 features each, and one of 7 classes."""
+    """Inputs and targets to train on, and to evaluate on."""
 
     train_x: Tensor
     train_y: Tensor
@@ -27,16 +28,26 @@ class Split(NamedTuple):
 
 
 def covtype_sample(dtype: torch.dtype = torch.float32) -> Split:
-    """The sample, preprocessed."""
+    """The CoverType sample with the paper's preprocessing: 54 features, 7 classes."""
     with resources.files("mupscale.data").joinpath("covtype.npz").open("rb") as file:
         columns = {name: torch.from_numpy(values) for name, values in np.load(file, allow_pickle=False).items()}
     train = columns["train"]
-    continuous = columns["continuous"].to(torch.float64)
-    std, mean = torch.std_mean(continuous[train], dim=0)
     binary = [
         one_hot(columns["wilderness"].long(), WILDERNESS_AREAS),
         one_hot(columns["soil"].long(), SOIL_TYPES),
     ]
-    x = torch.cat([(continuous - mean) / std, *binary], dim=1).to(dtype)
+    x = torch.cat([standardised(columns["continuous"], train), *binary], dim=1).to(dtype)
     y = columns["label"].long()
     return Split(x[train], y[train], x[~train], y[~train])
+
+
+def standardised(columns: Tensor, train: Tensor) -> Tensor:
+    """The columns with the training rows' mean 0 and standard deviation 1; a constant column becomes 0."""
+    columns = columns.double()
+    std, mean = torch.std_mean(columns[train], dim=0)
+    return (columns - mean) / torch.where(std > 0, std, 1.0)
+
+
+def tinyshakespeare() -> str:
+    """The text of Tiny Shakespeare."""
+    return resources.files("mupscale.data").joinpath("tinyshakespeare.txt").read_text(encoding="utf-8")

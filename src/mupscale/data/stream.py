@@ -72,7 +72,7 @@ class Order:
         self._epochs: dict[int, Tensor] = {}
 
     def rows(self, start: int, count: int) -> Tensor:
-        """The rows at these positions of the stream, on the device."""
+        """The rows at these positions of the stream."""
         size, parts = self.key[0], []
         while count > 0:
             epoch, offset = divmod(start, size)
@@ -84,7 +84,9 @@ class Order:
         if epoch not in self._epochs:
             size, seed, device = self.key
             self._epochs = {e: rows for e, rows in self._epochs.items() if e == epoch - 1}
-            self._epochs[epoch] = torch.randperm(size, generator=generator(seed, "order", epoch)).to(device)
+            rows = torch.randperm(size, generator=generator(seed, "order", epoch))
+            pinned = rows.pin_memory() if device.type == "cuda" else rows  # so that nobody waits for the copy
+            self._epochs[epoch] = pinned.to(device, non_blocking=True)
         return self._epochs[epoch]
 
 

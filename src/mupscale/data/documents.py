@@ -1,0 +1,246 @@
+"""Documents, one after the other: text files, JSON lines, Parquet, or a dataset of the `datasets` library."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from mupscale.errors import MupscaleError
+
+SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
+Errors = Literal["strict", "replace"]
+
+
+class Document(NamedTuple):
+    """A text and where it stands: the number of its file, its own in there, and the bytes read up to its end."""
+
+    text: str
+    file: int
+    number: int
+    read: int
+
+
+class _Raw(NamedTuple):
+    """What stands at the text field of a line or row, and the bytes of the file read so far."""
+
+    number: int
+    value: Any
+    read: int
+
+
+class _Unit(NamedTuple):
+    """A file, or a whole dataset: its name, its bytes if known, and how to read it after so many documents."""
+
+    name: str
+    size: int
+    read: Callable[[int], Iterator[_Raw]]
+
+
+class Corpus:
+    """All documents of a source, in an order that is always the same, from the start or from any place on.
+
+    source: a file, a folder (all files in it of a known kind), a glob, or datasets:NAME[:CONFIG], which the `datasets`
+    library streams, such as datasets:HuggingFaceFW/fineweb-edu:CC-MAIN-2013-20. field: where JSON lines, Parquet and
+    datasets have the text. errors: whether invalid UTF-8 is refused or replaced.
+    """
+
+    def __init__(self, source: str, field: str = "text", errors: Errors = "strict") -> None:
+        self.field, self.errors = field, errors
+        self.modified = ""
+        if source.startswith("datasets:"):
+            self._units = [_Unit(source, 0, lambda skip: _dataset(source, field, skip))]
+            identity: list[Any] = [source]
+        else:
+            files = _find(source)
+            self._units = [_Unit(str(file), file.stat().st_size, self._reader(file)) for file in files]
+            self.modified = datetime.fromtimestamp(max(file.stat().st_mtime for file in files), UTC).isoformat()
+            top = os.path.commonpath([file.absolute().parent for file in files])
+            names = [file.absolute().relative_to(top).as_posix() for file in files]
+            identity = [[name, unit.size] for name, unit in zip(names, self._units, strict=True)]
+        self.size = sum(unit.size for unit in self._units)
+        self.fingerprint = hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
+
+    def documents(self, after: tuple[int, int] = (0, 0)) -> Iterator[Document]:
+        """The documents after the one with this file and number; empty ones included."""
+        before = 0
+        for index, unit in enumerate(self._units):
+            if index >= after[0]:
+                for number, value, read in unit.read(after[1] if index == after[0] else 0):
+                    yield Document(self._text(value, unit.name, number), index, number, before + read)
+            before += unit.size
+
+    def _reader(self, file: Path) -> Callable[[int], Iterator[_Raw]]:
+        def read(skip: int) -> Iterator[_Raw]:
+            try:
+                if file.suffix == ".txt":
+                    yield from [] if skip else [_Raw(1, file.read_bytes(), file.stat().st_size)]
+                elif file.suffix == ".parquet":
+                    yield from _rows(file, self.field, skip)
+                else:
+                    yield from _lines(file, self.field, self.errors, skip)
+            except OSError as error:
+                raise MupscaleError(f"{file} cannot be read: {error.strerror or error}") from None
+
+        return read
+
+    def _text(self, value: Any, name: str, number: int) -> str:
+        """The text that a field holds; no value at all is an empty one."""
+        if value is None:
+            return ""
+        where = name if name.endswith(".txt") else f"document {number} of {name}"
+        if isinstance(value, bytes):
+            return _decode(value, self.errors, where)
+        if not isinstance(value, str):
+            raise MupscaleError(f"{where} has no text at {self.field!r}, but something of type {type(value).__name__}")
+        if value.isascii():
+            return value
+        try:  # JSON can spell half of a surrogate pair, which is no text
+            return value.encode("utf-8", self.errors).decode()
+        except UnicodeEncodeError as error:
+            raise MupscaleError(
+                f"{where} has half of a surrogate pair at character {error.start}, which is no text: mend it, or take "
+                f"errors 'replace'"
+            ) from None
+
+
+def source_name(source: str) -> str:
+    """What a source is called wherever it lies."""
+    return source if source.startswith("datasets:") else Path(source).name
+
+
+def _find(source: str) -> list[Path]:
+    """The files that a path or a glob means, sorted."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
+        if not found:
+            raise MupscaleError(f"the folder {path} has no file that ends in {', '.join(SUFFIXES)}")
+        return found
+    if path.is_file():
+        found = [path]
+    elif glob.has_magic(source):
+        found = sorted(file for file in map(Path, glob.glob(str(path), recursive=True)) if file.is_file())
+        if not found:
+            raise MupscaleError(f"no file matches {source}")
+    else:
+        raise MupscaleError(
+            f"there is no file or folder {source}: give one, a glob in quotes, or datasets:NAME:CONFIG for a dataset "
+            f"of the Hugging Face Hub"
+        )
+    for file in found:
+        if not file.name.endswith(SUFFIXES):
+            raise MupscaleError(f"{file} is of no kind that can be read: its name must end in {', '.join(SUFFIXES)}")
+    return found
+
+
+def _lines(file: Path, field: str, errors: Errors, skip: int) -> Iterator[_Raw]:
+    """JSON lines, compressed or not; empty lines are none."""
+    number = offset = 0
+    with file.open("rb") as raw:
+        try:
+            for number, line in enumerate(gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw, 1):
+                if number > skip and not line.isspace():
+                    yield _Raw(
+                        number, _value(_decode(line, errors, str(file), offset), field, file, number), raw.tell()
+                    )
+                offset += len(line)
+        except EOFError:
+            raise MupscaleError(
+                f"{file} is a gzip file cut short, after {number} whole lines with a document each: fetch it again"
+            ) from None
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise MupscaleError(
+                f"{file} is a damaged gzip file, after {number} whole lines with a document each ({error}): fetch it "
+                f"again"
+            ) from None
+
+
+def _value(line: str, field: str, file: Path, number: int) -> Any:
+    try:
+        fields = json.loads(line.rstrip())
+    except json.JSONDecodeError as error:
+        raise MupscaleError(
+            f"{file}, line {number} is not valid JSON at column {error.colno}: {error.msg.removesuffix(' at')}"
+        ) from None
+    except (ValueError, RecursionError) as error:  # numbers too long, brackets too deep
+        raise MupscaleError(f"{file}, line {number} is not JSON that can be read: {error}") from None
+    if not isinstance(fields, dict):
+        raise MupscaleError(f"{file}, line {number} is no JSON object, but of type {type(fields).__name__}")
+    return _pick(fields, field, f"{file}, line {number}")
+
+
+def _pick(fields: dict[str, Any], field: str, where: str) -> Any:
+    if field not in fields:
+        raise MupscaleError(f"{where} has no field {field!r}; it has {', '.join(map(repr, fields)) or 'none at all'}")
+    return fields[field]
+
+
+def _rows(file: Path, field: str, skip: int) -> Iterator[_Raw]:
+    """The rows of a Parquet file, row group by row group, so that it can be larger than memory."""
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        raise MupscaleError(f"{file} needs pyarrow to be read: pip install 'mupscale[text]'") from None
+    size, number = file.stat().st_size, 0
+    try:
+        with parquet.ParquetFile(file) as opened:
+            kind = _pick(dict(zip(opened.schema_arrow.names, opened.schema_arrow.types, strict=True)), field, str(file))
+            for group in range(opened.num_row_groups):
+                rows = opened.metadata.row_group(group).num_rows
+                if number + rows <= skip:
+                    number += rows
+                    continue
+                column = opened.read_row_group(group, columns=[field]).column(0)
+                if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+                    column = column.cast(pa.large_binary())  # whether it is UTF-8 is checked when it is decoded
+                for value in column.to_pylist():
+                    number += 1
+                    if number > skip:
+                        yield _Raw(number, value, size * number // opened.metadata.num_rows)
+    except (pa.ArrowException, OSError) as error:
+        raise MupscaleError(
+            f"{file} is no whole Parquet file: {_first_line(error)}, after {number} rows; fetch it again"
+        ) from None
+
+
+def _dataset(source: str, field: str, skip: int) -> Iterator[_Raw]:
+    """The training split of a dataset, streamed."""
+    try:
+        import datasets
+    except ImportError:
+        raise MupscaleError(f"{source} needs the datasets library: pip install 'mupscale[fetch]'") from None
+    _, name, *config = source.split(":", 2)
+    try:
+        rows = datasets.load_dataset(name, *config, split="train", streaming=True)
+        for number, row in enumerate(rows.skip(skip), skip + 1):
+            yield _Raw(number, _pick(row, field, f"row {number} of {source}"), 0)
+    except MupscaleError:
+        raise
+    except Exception as error:  # the network, the Hub, the dataset itself: any library below may raise
+        raise MupscaleError(
+            f"{source} cannot be had: {_first_line(error)}; without a network, give a folder of its files instead"
+        ) from error
+
+
+def _decode(raw: bytes, errors: Errors, where: str, offset: int = 0) -> str:
+    """Text, without the byte order mark that some programs put at the beginning."""
+    try:
+        text = raw.decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        raise MupscaleError(
+            f"{where} is not valid UTF-8 at byte {offset + error.start}: convert it to UTF-8, or take errors 'replace'"
+        ) from None
+    return text if offset else text.removeprefix("\ufeff")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,0 +1,238 @@
+"""Packed tokens: files of plain little-endian integers, mapped into memory, and an index that says what they hold.
+
+A folder has train-00000.bin, train-00001.bin, … and the same for validation; a part is its shards in this order. The
+index is written last, so a folder that has one is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from mupscale.errors import MupscaleError
+
+Part = Literal["train", "validation"]
+PARTS: tuple[Part, ...] = ("train", "validation")
+INDEX, TOKENIZER, PROGRESS = "index.json", "tokenizer.json", "progress.json"
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+_VERSION = 1
+
+
+@dataclass
+class Shard:
+    """One file: how many tokens it has, and how many documents end in it."""
+
+    file: str
+    tokens: int = 0
+    documents: int = 0
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"(train|validation)-\d{5,}\.bin", self.file):
+            raise ValueError(f"{self.file!r} is no name of a shard")
+        if not all(isinstance(count, int) and count >= 0 for count in (self.tokens, self.documents)):
+            raise ValueError(f"{self.file} has {self.tokens} tokens and {self.documents} documents")
+
+
+@dataclass(frozen=True)
+class Index:
+    """What a folder holds; `made_from` is the source and the options it was packed with."""
+
+    dtype: str
+    vocab_size: int
+    end_of_text: int
+    fingerprint: str
+    made_from: dict[str, Any]
+    empty: int
+    shards: dict[Part, list[Shard]]
+
+    def tokens(self, part: Part) -> int:
+        """Tokens in a part."""
+        return sum(shard.tokens for shard in self.shards[part])
+
+    def documents(self, part: Part) -> int:
+        """Documents in a part."""
+        return sum(shard.documents for shard in self.shards[part])
+
+    def write(self, folder: Path) -> None:
+        """To its file, which makes the folder complete."""
+        content = {
+            "version": _VERSION,
+            "dtype": self.dtype,
+            "vocab_size": self.vocab_size,
+            "end_of_text": self.end_of_text,
+            "tokenizer": {"file": TOKENIZER, "fingerprint": self.fingerprint},
+            "made_from": self.made_from,
+            "empty_documents_skipped": self.empty,
+            "train": [asdict(shard) for shard in self.shards["train"]],
+            "validation": [asdict(shard) for shard in self.shards["validation"]],
+        }
+        replace_text(folder / INDEX, json.dumps(content, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Index:
+        """From its file."""
+        path = folder / INDEX
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["version"] != _VERSION:
+                raise MupscaleError(
+                    f"{path} is of version {content['version']}, and this mupscale reads version {_VERSION}: pack the "
+                    f"text again, or install the version that packed it"
+                )
+            if 1 << 8 * DTYPES[content["dtype"]].itemsize < content["vocab_size"]:
+                raise ValueError(f"{content['dtype']} holds no vocabulary of {content['vocab_size']}")
+            return cls(
+                content["dtype"],
+                content["vocab_size"],
+                content["end_of_text"],
+                content["tokenizer"]["fingerprint"],
+                content["made_from"],
+                content["empty_documents_skipped"],
+                {part: [Shard(**shard) for shard in content[part]] for part in PARTS},
+            )
+        except FileNotFoundError:
+            if (folder / PROGRESS).exists():
+                raise MupscaleError(
+                    f"packing {folder} was interrupted: run the same `mupscale data tokenize` again to finish it"
+                ) from None
+            raise MupscaleError(
+                f"there are no packed tokens in {folder}: make them with `mupscale data tokenize SOURCE {folder}`"
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise MupscaleError(f"{path} is no index of packed tokens: {what}; pack the text again") from None
+
+    def open(self, folder: Path, part: Part) -> list[NDArray[Any]]:
+        """A part's shards, mapped into memory: nothing is read yet."""
+        dtype = DTYPES[self.dtype]
+        opened: list[NDArray[Any]] = []
+        for shard in self.shards[part]:
+            path = folder / shard.file
+            size = path.stat().st_size if path.exists() else 0
+            if size != shard.tokens * dtype.itemsize:
+                raise MupscaleError(
+                    f"{path} has {size} bytes, but {folder / INDEX} says {shard.tokens * dtype.itemsize}: copy it "
+                    f"again, or pack the text again"
+                )
+            if shard.tokens:
+                opened.append(np.memmap(path, dtype, "r"))
+        return opened
+
+
+class Windows:
+    """Consecutive windows of `context` tokens and the one after, on a stream that is cut into shards anywhere."""
+
+    def __init__(self, shards: Sequence[NDArray[Any]], context: int) -> None:
+        self.context = context
+        self._shards = [np.asarray(shard) for shard in shards]
+        self._starts = np.cumsum([0, *(len(shard) for shard in shards)])
+        self._views = [sliding_window_view(s, context + 1) if len(s) > context else None for s in self._shards]
+        self.tokens = int(self._starts[-1])
+
+    def __len__(self) -> int:
+        return max(0, self.tokens - 1) // self.context
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """These windows, as rows; only they are read."""
+        starts = rows * self.context
+        first = np.searchsorted(self._starts, starts, side="right") - 1
+        whole = starts + self.context < self._starts[first + 1]
+        taken = np.empty((len(rows), self.context + 1), self._shards[0].dtype)
+        for shard in np.unique(first[whole]):
+            inside = whole & (first == shard)
+            taken[inside] = self._views[shard][starts[inside] - self._starts[shard]]
+        for row in np.flatnonzero(~whole):
+            taken[row] = self._across(int(starts[row]), int(first[row]))
+        return taken
+
+    def _across(self, start: int, shard: int) -> NDArray[Any]:
+        """A window that goes on in the next shards."""
+        end, parts = start + self.context + 1, []
+        while start < end:
+            offset = int(self._starts[shard])
+            parts.append(self._shards[shard][start - offset : end - offset])
+            start, shard = start + len(parts[-1]), shard + 1
+        return np.concatenate(parts)
+
+
+class Writer:
+    """Appends documents to the shards of a part, starting a new one when the last is full."""
+
+    def __init__(self, folder: Path, part: Part, dtype: str, shard_tokens: int, shards: list[Shard]) -> None:
+        self._folder, self._part, self._dtype, self._full = folder, part, DTYPES[dtype], shard_tokens
+        self._file: IO[bytes] | None = None
+        self.shards = shards
+        self._go_back()
+
+    def _go_back(self) -> None:
+        """To where the shards say that everything was on the disk: what was written later is dropped."""
+        for path in self._folder.glob(f"{self._part}-*.bin"):
+            if path.name not in {shard.file for shard in self.shards}:
+                path.unlink()
+        for shard in self.shards:
+            path, size = self._folder / shard.file, shard.tokens * self._dtype.itemsize
+            there = path.stat().st_size if path.exists() else 0
+            if there < size:
+                raise MupscaleError(
+                    f"{path} has lost tokens since it was written: remove {self._folder} and start again"
+                )
+            if there > size:
+                os.truncate(path, size)
+
+    def append(self, tokens: NDArray[Any], *, ends: bool) -> bool:
+        """Write tokens, the last of a document if `ends`; whether a shard is full with them."""
+        if not len(tokens):
+            return False
+        if self._file is None:
+            if not self.shards or self.shards[-1].tokens >= self._full:
+                self.shards.append(Shard(f"{self._part}-{len(self.shards):05d}.bin"))
+            self._file = (self._folder / self.shards[-1].file).open("ab")
+        self._file.write(np.ascontiguousarray(tokens, self._dtype).data)
+        shard = self.shards[-1]
+        shard.tokens, shard.documents = shard.tokens + len(tokens), shard.documents + ends
+        full = ends and shard.tokens >= self._full
+        if full:
+            self.close()
+        return full
+
+    def sync(self) -> None:
+        """Make sure that everything is on the disk."""
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Let go of the file that is open, with everything in it on the disk."""
+        if self._file is not None:
+            with self._file:
+                self.sync()
+            self._file = None
+
+
+def check_same(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
+    """Refuse to take what was packed one way for what is asked for now."""
+    for key, value in here.items():
+        if there.get(key) != value:
+            raise MupscaleError(
+                f"{folder} was packed with {key} {there.get(key)!r}, not {value!r}: give another folder, or remove "
+                f"this one to pack it again"
+            )
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file so that it is, at every moment, the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

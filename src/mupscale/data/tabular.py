@@ -1,0 +1,178 @@
+"""Tables: a row of numbers and a class, all of it kept as tensors on the device. Forest CoverType is the paper's."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from io import BufferedReader
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mupscale.data.embedded import Split, covtype_sample, standardised
+from mupscale.data.stream import Batch, Data
+from mupscale.errors import MupscaleError
+from mupscale.seeds import generator
+
+CONTINUOUS, FEATURES, CLASSES = 10, 54, 7
+CLASS_NUMBERS = range(1, CLASSES + 1)
+LAYOUT = f"UCI's covtype.data has no header and {FEATURES + 1} numbers a line, the last of them a class 1 … {CLASSES}"
+
+
+class Table(Data):
+    """Any tensors that fit in memory: inputs and targets to train on, and to evaluate on."""
+
+    def __init__(self, split: Split, classes: int | None = None) -> None:
+        for part, x, y in (("training", split.train_x, split.train_y), ("test", split.test_x, split.test_y)):
+            if len(x) != len(y) or len(x) == 0:
+                raise MupscaleError(
+                    f"a {part} part needs as many inputs as targets and at least one, but has {len(x)} and {len(y)}"
+                )
+        if classes is None and not split.train_y.is_floating_point():
+            classes = int(max(split.train_y.max(), split.test_y.max())) + 1
+        self.split, self.classes, self.device = split, classes, split.train_x.device
+
+    @property
+    def size(self) -> int:
+        """Rows in the training part."""
+        return len(self.split.train_y)
+
+    def examples(self, rows: Tensor) -> Batch:
+        """These rows of the training part."""
+        return self.split.train_x.index_select(0, rows), self.split.train_y.index_select(0, rows)
+
+    def evaluation(self, batch: int) -> Iterator[Batch]:
+        """The test part."""
+        return zip(self.split.test_x.split(batch), self.split.test_y.split(batch), strict=True)
+
+    def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Self:
+        """Move all of it at once; whole numbers (classes, token ids) stay whole."""
+        self.device = device
+        self.split = Split(*(part.to(device, dtype if part.is_floating_point() else None) for part in self.split))
+        return self
+
+
+class CoverType(Table):
+    """Forest CoverType: 581,012 patches of forest, 54 features, 7 kinds of trees, with the paper's preprocessing.
+
+    path: UCI's covtype.data.gz, or the same unzipped; None fetches it with scikit-learn.
+    The split is stratified; continuous columns are standardised on the training part, binary ones left.
+    """
+
+    def __init__(self, path: str | Path | None = None, *, test_fraction: float = 0.2, split_seed: int = 0) -> None:
+        table = torch.from_numpy(_fetched() if path is None else _read(Path(path).expanduser()))
+        labels = table[:, FEATURES].long() - 1
+        test = stratified(labels, test_fraction, split_seed)
+        table[:, :CONTINUOUS] = standardised(table[:, :CONTINUOUS], ~test)
+        x = table[:, :FEATURES]
+        super().__init__(Split(x[~test], labels[~test], x[test], labels[test]), CLASSES)
+
+
+class CoverTypeSample(Table):
+    """The sample of Forest CoverType that ships with the package: 12,000 training rows and 3,000 test rows."""
+
+    def __init__(self) -> None:
+        super().__init__(covtype_sample(), CLASSES)
+
+
+def stratified(labels: Tensor, fraction: float, seed: int) -> Tensor:
+    """Which rows are the test part: this fraction of each class, rounded, chosen by the seed."""
+    if not 0 < fraction < 1:
+        raise MupscaleError(f"test_fraction must lie between 0 and 1, but is {fraction}")
+    counts = labels.bincount(minlength=CLASSES).tolist()
+    for label, count in enumerate(counts):
+        if count < 2:
+            raise MupscaleError(
+                f"a stratified split needs at least 2 rows of each class, but class {label + 1} has {count}; "
+                "use the whole data set or a larger sample"
+            )
+    order = torch.randperm(len(labels), generator=generator(seed, "split"))
+    by_class = order[labels[order].argsort(stable=True)]
+    test = torch.zeros(len(labels), dtype=torch.bool)
+    for rows in by_class.split(counts):
+        test[rows[: min(max(round(fraction * len(rows)), 1), len(rows) - 1)]] = True
+    return test
+
+
+def _read(path: Path) -> NDArray[np.float32]:
+    """The rows of the file as they stand: 54 features and a class."""
+    try:
+        with _opened(path) as file, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "loadtxt: input contained no data")
+            table = np.loadtxt(file, dtype=np.float32, delimiter=",", comments=None, ndmin=2)
+        if table.size == 0:
+            raise MupscaleError(f"{path} has no rows; {LAYOUT}")
+        if (
+            table.shape[1] == FEATURES + 1
+            and np.isfinite(table).all()
+            and np.isin(table[:, FEATURES], CLASS_NUMBERS).all()
+        ):
+            return table
+        problem = ""
+    except ValueError as error:
+        problem = str(error)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise MupscaleError(f"{path} is cut short or damaged ({error}); fetch it again") from None
+    except OSError as error:
+        raise MupscaleError(
+            f"cannot read {path}: {error.strerror or error}; path names UCI's covtype.data.gz"
+        ) from None
+    with _opened(path) as file:
+        raise MupscaleError(f"{path}, {_first_problem(file) or problem}; {LAYOUT}")
+
+
+def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
+    """The file, through gzip where its first bytes say so, whatever its name."""
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if zipped else path.open("rb")
+
+
+def _first_problem(lines: Iterable[bytes]) -> str | None:
+    """What is wrong with the first line that is wrong; slow, so only for a file that is known to have one."""
+    for number, line in enumerate(lines, start=1):
+        fields = line.decode("utf-8", "replace").strip().split(",")
+        if fields == [""]:
+            continue
+        if len(fields) != FEATURES + 1:
+            return f"line {number} has {len(fields)} column{'s' * (len(fields) != 1)} instead of {FEATURES + 1}"
+        for column, field in enumerate(fields, start=1):
+            if not _is_number(field):
+                return f"line {number}, column {column} is {field[:40]!r}, not a number"
+        if float(fields[-1]) not in CLASS_NUMBERS:
+            return f"line {number} has the class {fields[-1]}"
+    return None
+
+
+@lru_cache(1 << 16)  # few numbers are many fields
+def _is_number(field: str) -> bool:
+    try:
+        return math.isfinite(float(field))
+    except ValueError:
+        return False
+
+
+def _fetched() -> NDArray[np.float32]:
+    """The same rows from scikit-learn's copy, downloaded the first time."""
+    try:
+        from sklearn.datasets import fetch_covtype
+    except ImportError:
+        raise MupscaleError(
+            "CoverType without a path is fetched with scikit-learn, which is missing: pip install scikit-learn, "
+            "or give the path of covtype.data.gz"
+        ) from None
+    try:
+        features, labels = fetch_covtype(return_X_y=True)
+    except OSError as error:
+        raise MupscaleError(
+            f"CoverType could not be fetched ({error}); where there is no network, give the path of covtype.data.gz"
+        ) from None
+    return np.column_stack([features, labels]).astype(np.float32)

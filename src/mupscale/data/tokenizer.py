@@ -1,0 +1,219 @@
+"""Text as numbers: GPT-2's byte-pair encoding, one learnt from a corpus, or plain bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mupscale.errors import MupscaleError
+
+END_OF_TEXT = "<|endoftext|>"
+_LEARN_FROM = 100_000_000  # characters of the corpus: more changes a vocabulary little, and costs memory and time
+_PIECE = 10_000  # characters at a time: fastest, and a long document keeps all cores busy
+
+
+class Tokenizer(ABC):
+    """What packing and reading need to know of a tokenizer."""
+
+    vocab_size: int
+    end_of_text: int
+
+    @abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """The tokens of each text. What looks like a special token in it is text like any other."""
+
+    @abstractmethod
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of these tokens."""
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """All that `load_tokenizer` needs."""
+
+    def pieces(self, text: str) -> Iterator[str]:
+        """The text in parts whose tokens, one after the other, are those of the whole."""
+        yield text
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for tokenizers that are the same."""
+        return hashlib.blake2b(self.to_json().encode(), digest_size=16).hexdigest()
+
+
+class Bytes(Tokenizer):
+    """The bytes of UTF-8, and the end of a text."""
+
+    vocab_size = 257
+    end_of_text = 256
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        return [np.frombuffer(text.encode(), np.uint8) for text in texts]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        shown = (END_OF_TEXT.encode() if token == self.end_of_text else bytes([token]) for token in tokens)
+        return b"".join(shown).decode("utf-8", "replace")
+
+    def to_json(self) -> str:
+        return json.dumps({"mupscale": "bytes"})
+
+
+class BPE(Tokenizer):
+    """Byte-pair encoding on bytes with GPT-2's way to cut text into words; saved as the `tokenizers` library does."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        tokenizer.add_special_tokens([END_OF_TEXT])
+        tokenizer.encode_special_tokens = True  # as text
+        self._tokenizer = tokenizer
+        self.vocab_size = int(tokenizer.get_vocab_size())
+        self.end_of_text = int(tokenizer.token_to_id(END_OF_TEXT))
+
+    @classmethod
+    def gpt2(cls, folder: str | Path) -> BPE:
+        """GPT-2's, from its two files, under either of the names they are known by."""
+        tokenizers = _tokenizers()
+        vocab, merges = (_first(Path(folder), names) for names in (_VOCAB_FILES, _MERGES_FILES))
+        try:
+            model = tokenizers.models.BPE.from_file(str(vocab), str(merges))
+        except Exception as error:  # the library raises nothing more precise
+            raise MupscaleError(f"{vocab} and {merges} hold no byte-pair encoding: {error}") from None
+        if model.token_to_id(END_OF_TEXT) is None:
+            raise MupscaleError(f"{vocab} has no {END_OF_TEXT}, the token that GPT-2 ends a text with")
+        return cls(_with_words(model))
+
+    @classmethod
+    def learnt(cls, texts: Iterable[str], vocab: int) -> BPE:
+        """Learn the encoding from the first 100 million characters of these texts.
+
+        The vocabulary has `vocab` tokens, the 256 bytes and the end of a text included; fewer where no pair repeats.
+        """
+        tokenizers = _tokenizers()
+        tokenizer = _with_words(tokenizers.models.BPE())
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=vocab - 1,
+            min_frequency=2,
+            initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(_beginning(texts), trainer)
+        return cls(tokenizer)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(text.ids, np.uint32) for text in encoded]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(map(int, tokens)), skip_special_tokens=False))
+
+    def to_json(self) -> str:
+        return str(self._tokenizer.to_str())
+
+    def pieces(self, text: str) -> Iterator[str]:
+        start = 0
+        while found := _CUT.search(text, start + _PIECE):
+            yield text[start : found.start()]
+            start = found.start()
+        yield text[start:]
+
+
+# No word of GPT-2's goes on from what is no space to a space, so text can be cut there.
+_CUT = re.compile(r"(?<=\S)(?=[ \n])")
+_VOCAB_FILES, _MERGES_FILES = ("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")
+
+
+def parse_tokenizer(spec: str) -> tuple[str, str]:
+    """The kind of a tokenizer and what goes with it: bytes, bpe:8192 or gpt2:FOLDER."""
+    kind, _, argument = spec.partition(":")
+    if kind == "bpe" and argument.isdecimal() and int(argument) < 257:
+        raise MupscaleError(
+            f"a vocabulary of {argument} is too small: 256 bytes and the end of a text make 257 at least"
+        )
+    if not {"bytes": argument == "", "bpe": argument.isdecimal(), "gpt2": argument != ""}.get(kind, False):
+        raise MupscaleError(f"there is no tokenizer {spec!r}: take bytes, bpe:8192 (any size) or gpt2:FOLDER")
+    return kind, argument
+
+
+def tokenizer_name(spec: str) -> str:
+    """A tokenizer's name wherever its files are."""
+    kind, _ = parse_tokenizer(spec)
+    return kind if kind == "gpt2" else spec
+
+
+def make_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
+    """The tokenizer that `parse_tokenizer` explains; one that is learnt looks at the texts."""
+    kind, argument = parse_tokenizer(spec)
+    if kind == "bytes":
+        return Bytes()
+    return BPE.gpt2(argument) if kind == "gpt2" else BPE.learnt(texts, int(argument))
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """A tokenizer from the file that its `to_json` was written to."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        if json.loads(text) == {"mupscale": "bytes"}:
+            return Bytes()
+    except (OSError, ValueError) as error:
+        raise MupscaleError(f"the tokenizer {path} cannot be read: {error}") from None
+    try:
+        return BPE(_tokenizers().Tokenizer.from_str(text))
+    except MupscaleError:
+        raise
+    except Exception as error:  # the library raises nothing more precise
+        raise MupscaleError(f"{path} holds no tokenizer: {error}") from None
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Let `encode_batch` use the thread that calls it and no more, for callers that bring their own threads."""
+    variable = "TOKENIZERS_PARALLELISM"  # the one way to tell the library
+    before = os.environ.get(variable)
+    os.environ[variable] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
+
+
+def _tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise MupscaleError("byte-pair encoding needs tokenizers: pip install 'mupscale[text]'") from None
+    return tokenizers
+
+
+def _with_words(model: Any) -> Any:
+    tokenizers = _tokenizers()
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return tokenizer
+
+
+def _beginning(texts: Iterable[str]) -> Iterator[str]:
+    left = _LEARN_FROM
+    for text in texts:
+        yield text[:left]
+        left -= len(text)
+        if left <= 0:
+            return
+
+
+def _first(folder: Path, names: Sequence[str]) -> Path:
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise MupscaleError(f"the folder {folder} has no {' or '.join(names)}, which GPT-2's tokenizer is made of")
