@@ -1,6 +1,6 @@
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= plots,dev
+EXTRAS ?= train,text,plots,tensorboard,dev
 
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready

@@ -267,7 +267,7 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(
         monkeypatch.setattr(checkpoint, "save_file", half)
     else:
         monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(mu.MupscaleError, match="disk full"):
         mu.save(path, FAMILY.init(8, seed=1), step=2)
     monkeypatch.undo()
     assert [p.name for p in tmp_path.iterdir()] == ["x.ckpt"]

@@ -27,8 +27,8 @@ def test_imports_go_one_way() -> None:
     import ast
     from pathlib import Path
 
-    order = ["errors", "seeds", "rules", "axes", "roles", "names", "heads", "sharded", "plan", "walk", "traits"]
-    order += ["optim", "schedule", "widen", "noise", "upscale", "family", "recorder", "verify", "figures"]
+    order = ["errors", "files", "seeds", "rules", "axes", "roles", "names", "heads", "sharded", "plan", "walk"]
+    order += ["traits", "optim", "schedule", "widen", "noise", "upscale", "family", "recorder", "verify", "figures"]
     order += ["coords", "checkpoint", "flops"]
     for position, module in enumerate(order):
         source = (Path(__file__).parents[1] / "src" / "mupscale" / f"{module}.py").read_text()

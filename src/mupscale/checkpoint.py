@@ -7,7 +7,6 @@ previous one. Nothing is ever unpickled, except through torch's weights-only loa
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import re
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from torch.optim import Optimizer
 from mupscale import names as naming
 from mupscale import sharded
 from mupscale.errors import MupscaleError
+from mupscale.files import replacing
 from mupscale.plan import Plan
 
 _HEADER = "mupscale"
@@ -89,16 +89,9 @@ def _failure(path: Path, tensors: _Tensors, content: Mapping[str, Any]) -> str |
 
 
 def _write(path: Path, tensors: _Tensors, content: Mapping[str, Any]) -> None:
-    """To a temporary name, flushed to the disk, and then in one step to its own."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         save_file(tensors.storable(), temporary, metadata={_HEADER: json.dumps(content)})
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> Checkpoint:
@@ -128,6 +121,15 @@ def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer 
     if model is not None:
         load_model(checkpoint.model, model)
     return checkpoint
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether a safetensors file is one that `save` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _HEADER in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
 
 
 def load_optimizer(state: dict[str, Any], optimizer: Optimizer) -> None:

@@ -21,6 +21,7 @@ from mupscale.plan import Entry, Plan
 from mupscale.seeds import generator
 
 Unit = Literal["init", "theory"]
+_AT_A_TIME = 1 << 22  # entries that are moved to a device at a time
 _EXACT = 512  # up to this size the svd is as fast as anything
 
 
@@ -109,11 +110,21 @@ def perturb(wide: nn.Module, plan: Plan, noise: Noise, seed: int = 0) -> Gaussia
             signal = spectral_norm(as_matrix(sharded.full(p.detach()), entry))
             level *= signal / spectral_norm(as_matrix(delta, entry)) / scales[name]
         constants[name] = level
-        p.add_(sharded.like(delta.to(p.device), p), alpha=level * scales[name])
+        _add(p, delta, level * scales[name])
     effective = GaussianNoise(constants, unit)
     if isinstance(noise, SignalNoise):
         noise.effective = effective
     return effective
+
+
+def _add(p: Tensor, delta: Tensor, factor: float) -> None:
+    """p ← p + factor·delta, which lies on the CPU and travels in parts: no second copy stands by on the device."""
+    if p.device == delta.device or p.dim() == 0 or hasattr(p, "full_tensor"):
+        p.add_(sharded.like(delta.to(p.device), p), alpha=factor)
+        return
+    rows = max(1, _AT_A_TIME * len(p) // max(1, p.numel()))
+    for part, noise in zip(p.split(rows), delta.split(rows), strict=True):
+        part.add_(noise.to(p.device), alpha=factor)
 
 
 def checked(noise: Noise, plan: Plan) -> GaussianNoise | SignalNoise:

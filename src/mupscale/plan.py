@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mupscale import names as naming
 from mupscale.axes import Axis
 from mupscale.errors import MupscaleError
+from mupscale.files import replace_text
 from mupscale.rules import Number, Rule
 
 Shape = tuple[int, ...]
@@ -161,7 +162,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the JSON to a file."""
-        Path(path).write_text(self.to_json())
+        replace_text(Path(path), self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

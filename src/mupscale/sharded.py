@@ -13,6 +13,12 @@ def full(tensor: Tensor) -> Tensor:
     return tensor if gather is None else gather()
 
 
+def held(tensor: Tensor) -> Tensor:
+    """What this process has of a sharded tensor, which may be nothing; any other as it is."""
+    local = getattr(tensor, "to_local", None)
+    return tensor if local is None else local()
+
+
 def like(whole: Tensor, template: Tensor) -> Tensor:
     """The whole tensor, which every process has, laid out as the template is; no communication."""
     if not hasattr(template, "full_tensor"):

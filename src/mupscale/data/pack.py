@@ -34,11 +34,11 @@ from mupscale.data.shards import (
     Shard,
     Writer,
     check_same,
-    replace_text,
 )
 from mupscale.data.split import find_split
 from mupscale.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, one_thread_each, tokenizer_name
 from mupscale.errors import MupscaleError
+from mupscale.files import replace_text
 
 Progress = Callable[[int, int, int], None]
 In = TypeVar("In")

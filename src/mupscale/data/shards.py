@@ -19,6 +19,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from mupscale.errors import MupscaleError
+from mupscale.files import replace_text
 
 Part = Literal["train", "validation"]
 PARTS: tuple[Part, ...] = ("train", "validation")
@@ -226,13 +227,3 @@ def check_same(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> Non
                 f"{folder} was packed with {key} {there.get(key)!r}, not {value!r}: give another folder, or remove "
                 f"this one to pack it again"
             )
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file so that it is, at every moment, the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

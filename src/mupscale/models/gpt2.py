@@ -71,8 +71,9 @@ class GPT2(nn.Module):
     """GPT-2 of width heads * head_dim (Appendix F.3: 12 layers, 12 heads, head_dim 16, 32, 160 and 320).
 
     Of width, heads and head_dim any two say the third; a family that grows by `width` alone then grows its number of
-    heads (head_dim given) or the heads themselves (heads given). By default there are 12 heads of dimension 64. An `attention_multiplier` a scales attention by a / head_dim, which muP needs where head_dim grows; the
-    default is GPT-2's 1 / sqrt(head_dim). The two agree where a = sqrt(head_dim).
+    heads (head_dim given) or the heads themselves (heads given). By default there are 12 heads of dimension 64.
+    An `attention_multiplier` a scales attention by a / head_dim, which muP needs where head_dim grows; the default
+    is GPT-2's 1 / sqrt(head_dim). The two agree where a = sqrt(head_dim).
     """
 
     def __init__(

@@ -18,6 +18,7 @@ def evaluate(run: Run) -> dict[str, float]:
     """Mean loss over the evaluation set, and the accuracy where targets are classes."""
     recipe, among = run.recipe, run.processes
     totals = torch.zeros(4, dtype=torch.float64, device=among.device)  # loss, examples, correct, targets
+    among.share_buffers(run.model)
     run.model.eval()
     try:
         for x, y in run.data.evaluation(recipe.evaluation.batch or recipe.batch):
@@ -35,6 +36,7 @@ def evaluate(run: Run) -> dict[str, float]:
             totals[3] += weight * part_y.numel() * (right is not None)
     finally:
         run.model.train()
+        among.reshard(run.model)
     loss_sum, examples, right_sum, targets = among.sum(totals).tolist()
     if not examples:
         raise MupscaleError("there is nothing to evaluate on: the data's held-out part is empty")

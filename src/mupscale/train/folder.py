@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.errors import MupscaleError
+from mupscale.files import replace_text
 from mupscale.train.recipe import Recipe
 
 _CHECKPOINT = re.compile(r"step-(\d{9})(\.safetensors)?")
@@ -24,8 +25,8 @@ class Folder:
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
 
-    def begin(self, recipe: Recipe, resume: bool) -> Path | None:
-        """Make the folder ready; the checkpoint to go on from, if the run is to be resumed and has one."""
+    def begin(self, resume: bool) -> None:
+        """Make the folder, unless it holds a run that is not to be resumed."""
         last = self.last()
         if last is not None and not resume:
             raise MupscaleError(
@@ -35,10 +36,12 @@ class Folder:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         for unfinished in self.checkpoints.glob(".*.tmp"):
             _remove(unfinished)
+
+    def go_on(self, recipe: Recipe, step: int) -> None:
+        """Write the recipe, and drop the metrics that will come again after so many steps."""
         replace_text(self.path / "recipe.json", json.dumps(recipe.to_json(), indent=2) + "\n")
-        if last is None:
-            self.metrics.unlink(missing_ok=True)
-        return last
+        kept = [line for line, record in self._lines() if not _comes_again(record, step)]
+        replace_text(self.metrics, "".join(kept))
 
     def checkpoint(self, step: int, *, sharded: bool) -> Path:
         """Where the checkpoint after so many steps belongs."""
@@ -61,14 +64,10 @@ class Folder:
         return sorted(found, key=step_of)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one line of metrics; whole, whenever the process is killed."""
+        """Append one line of metrics, whole whenever the process is killed; JSON has null for what is not finite."""
+        record = {name: None if _endless(value) else value for name, value in record.items()}
         with open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
-
-    def rewind(self, step: int) -> None:
-        """Drop the lines that came after the checkpoint of this step was written: they will come again."""
-        kept = [line for line, record in self._lines() if not _comes_again(record, step)]
-        replace_text(self.metrics, "".join(kept))
 
     def records(self) -> list[dict[str, Any]]:
         """The metrics so far."""
@@ -80,12 +79,20 @@ class Folder:
         with open(self.metrics, encoding="utf-8", errors="replace") as file:
             for line in file:
                 try:
-                    yield line, json.loads(line)
-                except json.JSONDecodeError:  # the line that a kill cut short
+                    record = json.loads(line)
+                except json.JSONDecodeError:
                     return
+                if not line.endswith("\n"):  # the line that a kill cut short
+                    return
+                yield line, record
+
+
+def _endless(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _comes_again(record: dict[str, Any], step: int) -> bool:
+    """Whether the line came after the checkpoint of this step was written."""
     kind, at = record["kind"], int(record["step"])
     return at > step or kind == "end" or (kind == "grow" and at == step)
 
@@ -107,13 +114,6 @@ def find_checkpoint(path: str | Path) -> Path:
     if last is None:
         raise MupscaleError(f"{path} is a folder without checkpoints of a run")
     return last
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file so that it is, at every moment, the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def _remove(path: Path) -> None:

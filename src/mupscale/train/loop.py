@@ -7,6 +7,7 @@ so a resumed run takes the same steps as one that was never stopped, bit for bit
 from __future__ import annotations
 
 import math
+import shlex
 import signal
 import threading
 import time
@@ -27,6 +28,7 @@ from mupscale.flops import count_flops
 from mupscale.optim import clip_grad_norm_
 from mupscale.plan import Plan
 from mupscale.seeds import derive
+from mupscale.sharded import held
 from mupscale.train import snapshot
 from mupscale.train.evaluate import evaluate
 from mupscale.train.folder import Folder
@@ -79,14 +81,14 @@ class Run:
         self.data: Data = recipe.make_data().to(among.device, recipe.dtype())
         self.family = recipe.family()
         self.folder = None if recipe.out is None else Folder(recipe.out)
-        self.progress: Progress = make_progress(recipe.steps, self.data.unit, visible=among.main)
-        self.board = Board(recipe.out) if recipe.tensorboard and recipe.out and among.main else None
+        self.board: Board | None = None
         self.step = 0
         self.flops = 0.0
         self.seconds = 0.0
         self.lr = float(recipe.optimizer.init_args["lr"])
         self.losses = Series(among)
         self.norms = Series(among)
+        self.progress: Progress = make_progress(recipe.steps, self.data.unit, visible=among.main)
 
     # ------------------------------------------------------------------------------------------- beginning
 
@@ -94,18 +96,25 @@ class Run:
         """The model and the optimizer: initialised, from somebody's checkpoint, or where this run stood."""
         last = None
         if self.folder is not None:
-            if self.processes.main:
-                self.folder.begin(self.recipe, resume)
-            self.processes.barrier()
-            last = self.folder.last() if resume else None
+            folder = self.folder
+            self.processes.by_main(lambda: folder.begin(resume), f"{folder.path} cannot be written")
+            last = folder.last() if resume else None
         self._check_growth()
         if last is not None:
             self._restore(snapshot.read(last))
         else:
             model, optimizer = starting_point(self.recipe, self.family, self.processes)
             self._adopt(model, optimizer, self.recipe.width)
+        if (ready := self.folder) is not None:
+            self.processes.by_main(lambda: self._open(ready), f"{ready.path} cannot be written")
         self._began = self._saved = time.monotonic()
         self._reported = (self.step, self._began)
+
+    def _open(self, folder: Folder) -> None:
+        """The files of metrics; nothing that was there is touched before all else is known to be well."""
+        if self.recipe.tensorboard:
+            self.board = Board(folder.path, self.step)
+        folder.go_on(self.recipe, self.step)
 
     def _check_growth(self) -> None:
         """Whatever would be wrong with a growth is said now, not in the middle of the night."""
@@ -131,9 +140,6 @@ class Run:
         hyper = hyperparameters(self.recipe, self.processes.device)
         optimizer = saved.restore_optimizer(self.recipe.optimizer_class(), hyper, model)
         self._adopt(model, optimizer, width)
-        if self.folder is not None and self.processes.main:
-            self.folder.rewind(self.step)
-        self.processes.barrier()
         self.progress.note(f"resumed after step {self.step} from {saved.path}")
 
     def _adopt(self, model: nn.Module, optimizer: Optimizer, width: Width) -> None:
@@ -153,20 +159,21 @@ class Run:
             with torch.autocast(device, dtype=torch.bfloat16, enabled=bf16):
                 return loss(runner(x), y)
 
-        return torch.compile(objective) if self.recipe.compile else objective
+        mode = self.recipe.compile
+        return torch.compile(objective, mode="default" if mode is True else mode) if mode else objective
 
     def _cost(self) -> float | None:
         """Training FLOPs of one example, counted on a model without memory; its outputs are checked on the way."""
         x, _ = self.data.batch(0, 0, 1)
         try:
-            sketch = self.family.sketch(self.width).to("meta", self.recipe.dtype())
-            outputs = as_tensor(sketch(x.to("meta")))
+            sketch = self.family.sketch(self.width).to("meta", self.recipe.dtype()).eval()
             counted = float(count_flops(sketch, x.to("meta")))
+            logits = as_tensor(sketch(x.to("meta")))
         except Exception:  # a model that needs values: its cost is not known, and its outputs are not checked
             return None
-        if self.data.classes is not None and outputs.shape[-1] < self.data.classes:
+        if self.data.classes is not None and logits is not None and logits.shape[-1] < self.data.classes:
             raise MupscaleError(
-                f"the model has {outputs.shape[-1]} outputs and the data {self.data.classes} classes: set the model's "
+                f"the model has {logits.shape[-1]} outputs and the data {self.data.classes} classes: set the model's "
                 f"number of outputs (vocab, classes, d_out) to at least that"
             )
         return counted
@@ -175,34 +182,47 @@ class Run:
 
     def go(self, stop: StopRequest) -> Result:
         """From where the run stands to its end."""
+        status: Status | None = "finished" if self.step >= self.recipe.steps else None
+        while status is None:
+            status = self.advance(stop.asked)
+        return self._end(status)
+
+    def advance(self, asked_to_stop: bool = False) -> Status | None:
+        """One step, and what is due before and after it; the status with which the run is then over, if it is."""
         recipe = self.recipe
-        while self.step < recipe.steps:
-            growth = recipe.growth_at(self.step)
-            if growth is not None:
-                self._grow(growth)
-            self._train_step()
-            logging = self.step % recipe.log_every == 0 or self.step == recipe.steps
-            if logging:
-                self._log()
-            elif len(self.losses.pending) >= _SETTLE_EVERY:
-                self._settle()
-            if not self.losses.finite:
-                return self._end("diverged")
-            if self.step == recipe.steps or (recipe.evaluation.every and self.step % recipe.evaluation.every == 0):
-                self._evaluate()
-            stopping, due = self._agreed(stop.asked, logging)
-            every = recipe.checkpoints.every
-            saving = stopping or due or self.step == recipe.steps or (every and self.step % every == 0)
-            if saving and not self._save():
-                return self._end("diverged")
-            if stopping and self.step < recipe.steps:
-                return self._end("interrupted")
-        return self._end("finished")
+        growth = recipe.growth_at(self.step)
+        if growth is not None:
+            if not self._sound():  # there is nothing to widen
+                return "diverged"
+            self._grow(growth)
+        self._train_step()
+        last = self.step == recipe.steps
+        logging = last or self.step % recipe.log_every == 0
+        if logging:
+            self._log()
+        elif len(self.losses.pending) >= _SETTLE_EVERY:
+            self._settle()
+        if not self.losses.finite:
+            return "diverged"
+        evaluating = last or _due(self.step, recipe.evaluation.every)
+        stopping, late = self._agreed(asked_to_stop, logging)
+        saving = last or stopping or late or _due(self.step, recipe.checkpoints.every)
+        if (evaluating or saving) and not self._sound():  # then the last good checkpoint stays
+            return "diverged"
+        if evaluating:
+            self._evaluate()
+        if saving:
+            self._save()
+        if last:
+            return "finished"
+        return "interrupted" if stopping else None
 
     def _train_step(self) -> None:
         recipe, parts = self.recipe, self.recipe.accumulate
         self._seed_dropout()
-        part = recipe.batch // parts
+        part, graphed = recipe.batch // parts, recipe.compile in ("reduce-overhead", "max-autotune")
+        if graphed:
+            torch.compiler.cudagraph_mark_step_begin()
         losses = []
         for number in range(parts):
             stretch = self.processes.share(self.step * recipe.batch + number * part, part)
@@ -210,7 +230,7 @@ class Run:
             with self.processes.accumulating(self.runner, number == parts - 1):
                 loss = self.objective(x, y)
                 (loss / parts if parts > 1 else loss).backward()
-            losses.append(loss.detach())
+            losses.append(loss.detach().clone() if graphed else loss.detach())  # a graph writes to one place
         self.losses.add(torch.stack(losses).mean() if parts > 1 else losses[0])
         if recipe.clip is not None:
             self.norms.add(clip_grad_norm_(self.model, recipe.clip, self.plan))
@@ -265,6 +285,14 @@ class Run:
         self.losses.settle()
         self.norms.settle()
 
+    def _sound(self) -> bool:
+        """Whether losses so far are finite, and weights: a gradient may overflow where its loss does not."""
+        self._settle()
+        parts = [held(p.detach()) for p in self.model.parameters()]  # some processes may hold nothing of a small one
+        largest = nn.utils.get_total_norm([part for part in parts if part.numel()], math.inf)
+        (broken,) = self.processes.any(not largest.isfinite())
+        return self.losses.finite and not broken
+
     def _log(self) -> None:
         self._settle()
         if not self.losses.finite:
@@ -289,11 +317,10 @@ class Run:
             "seconds": round(self._elapsed(), 3),
             **values,
         }
-        if self.processes.main:
-            if self.folder is not None:
-                self.folder.write(record)
-            if self.board is not None:
-                self.board.write(record)
+        if (folder := self.folder) is not None:
+            self.processes.by_main(lambda: folder.write(record), f"{folder.metrics} cannot be written")
+        if self.board is not None:
+            self.board.write(record)
         return record
 
     def _elapsed(self) -> float:
@@ -311,13 +338,10 @@ class Run:
         stopping, due = self.processes.any(asked, due and self.processes.main)
         return stopping, due
 
-    def _save(self) -> bool:
-        """Write a checkpoint, unless the run has diverged: then the last good one stays."""
-        self._settle()
-        if not self.losses.finite:
-            return False
+    def _save(self) -> None:
+        """Write a checkpoint."""
         if self.folder is None:
-            return True
+            return
         state = {
             "step": self.step,
             "width": self.width,
@@ -328,12 +352,12 @@ class Run:
             "norms": self.norms.settled,
             "recipe": self.recipe.to_json(),
         }
-        path = self.folder.checkpoint(self.step, sharded=self.processes.sharded)
+        folder = self.folder
+        path = folder.checkpoint(self.step, sharded=self.processes.sharded)
         snapshot.save(path, self.model, self.optimizer, self.plan, self.processes, {"run": state})
-        if self.processes.main:
-            self.folder.forget(self.recipe.checkpoints.keep)
+        keep = self.recipe.checkpoints.keep
+        self.processes.by_main(lambda: folder.forget(keep), f"{folder.checkpoints} cannot be cleared of old ones")
         self._saved = time.monotonic()
-        return True
 
     def _end(self, status: Status) -> Result:
         more = {"at": self.losses.diverged_at(self.step)} if status == "diverged" else {}
@@ -342,12 +366,14 @@ class Run:
         if status == "diverged":
             self.progress.note(f"diverged: the loss of step {more['at']} is not finite; the history is kept")
         elif status == "interrupted":
-            where = f"; go on with: mupscale resume {out}" if out else ""
+            where = f"; go on with: mupscale resume {shlex.quote(str(out))}" if out else ""
             self.progress.note(f"interrupted after step {self.step}{where}")
         return Result(status, self.step, self.width, self.model, self.optimizer, out)
 
     def close(self) -> None:
         """Leave the terminal and the files as they should be."""
+        for name in ("runner", "objective"):  # DDP must be gone before the group of processes is, or both may hang
+            self.__dict__.pop(name, None)
         self.progress.close()
         if self.board is not None:
             self.board.close()
@@ -378,8 +404,8 @@ class Series:
         return all(map(math.isfinite, self.settled))
 
     def diverged_at(self, step: int) -> int:
-        """The step whose number is the first that is not finite, if the last one is that of `step`."""
-        first = next(i for i, value in enumerate(self.settled) if not math.isfinite(value))
+        """The step whose number is the first that is not finite, if the last one is that of `step`; or the next."""
+        first = next((i for i, value in enumerate(self.settled) if not math.isfinite(value)), len(self.settled))
         return step - len(self.settled) + first + 1
 
     def flush(self) -> float:
@@ -424,6 +450,10 @@ def _matmul_precision(precision: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
 
 
 def _shown(width: Width) -> str:

@@ -7,22 +7,29 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
+from mupscale.errors import MupscaleError
+
 
 def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
     """Mean cross-entropy of logits (…, classes) with integer targets (…)."""
     logits = as_tensor(outputs)
+    if logits is None:
+        raise MupscaleError(
+            f"cross_entropy is for outputs that are a tensor, or have one as `logits`, not for a "
+            f"{type(outputs).__name__}: give a loss of your own (loss: your.module.function)"
+        )
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
-def as_tensor(outputs: Any) -> Tensor:
+def as_tensor(outputs: Any) -> Tensor | None:
     """A model's output: a tensor, or an object that keeps it as `logits`, as transformers' models do."""
-    made: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
-    return made
+    made = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
+    return made if isinstance(made, Tensor) else None
 
 
 def correct(outputs: Any, targets: Tensor) -> Tensor | None:
     """How many targets are the class with the largest logit; None where outputs are not logits of classes."""
     logits = as_tensor(outputs)
-    if targets.is_floating_point() or logits.shape[:-1] != targets.shape:
+    if logits is None or targets.is_floating_point() or logits.shape[:-1] != targets.shape:
         return None
     return (logits.argmax(-1) == targets).sum()

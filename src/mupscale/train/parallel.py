@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mupscale.errors import MupscaleError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Processes:
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh(self.device.type, (self.world,))
-        for parent in model.modules():
+        for parent in reversed(list(model.modules())):  # inner blocks before those that hold them
             for block in parent if isinstance(parent, nn.ModuleList) else ():
                 fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -63,6 +68,20 @@ class Processes:
         if self.sharded:
             runner.set_requires_gradient_sync(last)  # type: ignore[operator]
         return nullcontext()
+
+    def reshard(self, model: nn.Module) -> None:
+        """Back to shards: after a forward pass without a backward one, FSDP leaves the outermost weights whole."""
+        if self.sharded:
+            from torch.distributed.fsdp import FSDPModule
+
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """The main process's buffers for all: each gathers its running statistics from its own examples."""
+        for buffer in model.buffers() if self.world > 1 else ():
+            dist.broadcast(buffer, 0)
 
     def share(self, start: int, count: int) -> tuple[int, int]:
         """This process's stretch of a stretch of examples."""
@@ -87,10 +106,22 @@ class Processes:
         dist.all_reduce(raised, op=dist.ReduceOp.MAX)
         return [bool(flag) for flag in raised.tolist()]
 
-    def barrier(self) -> None:
-        """Wait for all the others."""
-        if self.world > 1:
-            dist.barrier()
+    def by_main(self, action: Callable[[], object], what: str = "") -> None:
+        """Let the main process do something, while the others wait; where it fails, all of them fail with its words."""
+        failure: str | None = None
+        if self.main:
+            try:
+                action()
+            except MupscaleError as error:
+                failure = str(error)
+            except OSError as error:
+                failure = f"{what}: {error}"
+        (failed,) = self.any(failure is not None)
+        if failed:
+            told = [failure]
+            if self.world > 1:
+                dist.broadcast_object_list(told)
+            raise MupscaleError(str(told[0])) from None
 
 
 @contextmanager
@@ -105,12 +136,31 @@ def processes(device: str, mode: Literal["ddp", "fsdp"]) -> Iterator[Processes]:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if ours:
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        store, rank, world = _meeting_point()
+        store = PrefixStore(f"run-{next(_RUNS)}", store)
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", store=store, rank=rank, world_size=world)
     try:
         yield Processes(chosen, dist.get_rank(), dist.get_world_size(), mode)
     finally:
         if ours:
             dist.destroy_process_group()
+
+
+_RUNS = itertools.count()
+
+
+@functools.cache
+def _meeting_point() -> tuple[Store, int, int]:
+    """Where torchrun's processes find each other: one for all runs of a process, with a corner for each of them.
+
+    (To meet again where something of the last meeting is left can hang.)
+    """
+    from torch.distributed.rendezvous import rendezvous
+
+    met: tuple[Store, int, int] = next(iter(rendezvous("env://")))
+    return met
 
 
 def _device(name: str) -> torch.device:

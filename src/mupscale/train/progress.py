@@ -119,4 +119,4 @@ def _speed(speed: float, unit: str) -> str:
     if speed <= 0:
         return ""
     scale, prefix = next(((s, p) for s, p in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if speed >= s), (1.0, ""))
-    return f"  {speed / scale:.3g} {prefix} {unit}/s".replace("  ", "  ")
+    return "  " + " ".join(filter(None, (f"{speed / scale:.3g}", prefix, f"{unit}/s")))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from operator import attrgetter
+from pathlib import PurePath
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +36,9 @@ class Spec:
     class_path: str
     init_args: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "init_args", _plain(self.init_args))
+
     def load(self) -> Any:
         """The class (or function) itself."""
         return import_path(self.class_path)
@@ -45,6 +51,17 @@ class Spec:
         except TypeError as error:
             raise MupscaleError(f"{self.class_path} cannot be made: {error}") from None
         return target(**given)
+
+    def check_plain(self) -> None:
+        """Arguments that a file can hold, or a sentence that names the one it cannot."""
+        for name, value in self.init_args.items():
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError):
+                raise MupscaleError(
+                    f"{self.class_path}: {name} is a {type(value).__name__}, which a run's files cannot hold: "
+                    f"give plain values, or no folder (out)"
+                ) from None
 
 
 @dataclass(frozen=True)
@@ -170,7 +187,8 @@ class Recipe:
         clip: largest norm of the gradient, a norm that does not depend on the width
         loss: import path of a function of outputs and targets that gives their mean loss
         precision: fp32; tf32 or bf16 (autocast) where the device has them; fp64 to check exactness
-        compile: whether to compile the model and its loss with torch.compile
+        compile: compile the model and its loss with torch.compile: default, or reduce-overhead (CUDA graphs, for small
+            models whose steps are launches more than work), or max-autotune; true means default
         seeds: seeds of initial weights, data order, noise and dropout
         evaluation: when to evaluate on held-out data
         checkpoints: when to write checkpoints
@@ -200,7 +218,7 @@ class Recipe:
     clip: float | None = None
     loss: str = "mupscale.train.cross_entropy"
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
-    compile: bool = False
+    compile: bool | Literal["default", "reduce-overhead", "max-autotune"] = False
     seeds: Seeds = field(default_factory=Seeds)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
@@ -215,19 +233,37 @@ class Recipe:
     noise_unit: Literal["init", "theory", "signal"] = "init"
 
     def __post_init__(self) -> None:
+        _check_choices(self)
+        _check_choices(self.schedule, "schedule.")
+        self._check_widths()
         self._check_numbers()
         self._check_growth()
 
+    def _check_widths(self) -> None:
+        given = {"width": self.width, "base": self.base, "init_at": self.init_at}
+        for what, width in given.items():
+            sizes = width.values() if isinstance(width, dict) else [1 if width is None else width]
+            if not all(isinstance(size, int) and size > 0 for size in sizes):
+                raise MupscaleError(f"{what} is {width}, but widths are positive whole numbers")
+        names = [sorted(width) if isinstance(width, dict) else None for width in given.values() if width is not None]
+        if any(other != names[0] for other in names):
+            raise MupscaleError(
+                f"width {self.width}, base {self.base} and init_at {self.init_at} must name the same arguments"
+            )
+
     def _check_numbers(self) -> None:
-        for name in ("steps", "batch", "accumulate", "log_every"):
-            if getattr(self, name) < 1:
-                raise MupscaleError(f"{name} is {getattr(self, name)}, but must be at least 1")
+        for name, least in _LEAST.items():
+            value = attrgetter(name)(self)
+            if value is not None and value < least:
+                raise MupscaleError(f"{name} is {value}, but must be at least {least}")
+        if self.clip is not None and not self.clip > 0:
+            raise MupscaleError(f"clip is {self.clip}, but must be positive")
+        _check_positive("noise", self.noise)
+        _check_positive("checkpoints.minutes", self.checkpoints.minutes)
         if self.batch % self.accumulate:
             raise MupscaleError(
                 f"a batch of {self.batch} cannot be cut into {self.accumulate} equal parts (accumulate)"
             )
-        if self.checkpoints.keep < 1:
-            raise MupscaleError(f"checkpoints.keep is {self.checkpoints.keep}, but at least one must be kept")
         if "lr" not in self.optimizer.init_args:
             raise MupscaleError("the optimizer's init_args need lr, the learning rate at the base width")
         if self.schedule.warmup + self.schedule.decay > self.steps:
@@ -244,8 +280,9 @@ class Recipe:
                 raise MupscaleError(
                     f"growth at step {growth.at}: it must come after {before} and before the end at {self.steps}"
                 )
-            if growth.noise < 0:
-                raise MupscaleError(f"growth at step {growth.at}: noise is {growth.noise}, but cannot be negative")
+            _check_choices(growth, f"growth at step {growth.at}: ")
+            _check_positive(f"growth at step {growth.at}: noise", growth.noise)
+            _check_positive(f"growth at step {growth.at}: lr", growth.lr)
             check_multiple(width, growth.width, f"growth at step {growth.at}")
             step, width = growth.at, growth.width
 
@@ -259,12 +296,9 @@ class Recipe:
 
     def family(self) -> Family:
         """The model at every width."""
-        base, init_at = self.base, self.init_at
-        if any(isinstance(w, dict) != isinstance(base, dict) for w in (self.width, init_at) if w is not None):
-            raise MupscaleError(f"width {self.width}, base {base} and init_at {init_at} must name the same arguments")
-        if isinstance(base, dict):
-            return Family(lambda **widths: self._build(widths), base, init_at=init_at)
-        return Family(lambda width: self._build({"width": width}), base, init_at=init_at)
+        if isinstance(self.base, dict):
+            return Family(lambda **widths: self._build(widths), self.base, init_at=self.init_at)
+        return Family(lambda width: self._build({"width": width}), self.base, init_at=self.init_at)
 
     def _build(self, widths: Mapping[str, int | float]) -> nn.Module:
         model = self.model.make(**widths)
@@ -297,6 +331,8 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values as a YAML recipe has them, from which `from_json` makes the same recipe."""
+        for spec in (self.model, self.data, self.optimizer):
+            spec.check_plain()
         return {_IN_FILES.get(name, name): value for name, value in asdict(self).items()}
 
     @classmethod
@@ -312,16 +348,19 @@ class Recipe:
             "checkpoints": Checkpoints,
         }
         names = {shown: name for name, shown in _IN_FILES.items()}
-        made = {names.get(n, n): parts[n](**value) if n in parts else value for n, value in values.items()}
-        made["grow"] = [Growth(**growth) for growth in values.get("grow", [])]
-        return cls(**made)
+        try:
+            made = {names.get(n, n): parts[n](**value) if n in parts else value for n, value in values.items()}
+            made["grow"] = [Growth(**growth) for growth in values.get("grow", [])]
+            return cls(**made)
+        except TypeError as error:
+            raise MupscaleError(f"these values are no recipe: {error}") from None
 
     def differs_from(self, other: Recipe, step: int) -> str | None:
         """What in the other recipe would have led to another model after `step` steps, as a sentence; None if nothing.
 
         How often something is logged or saved, the device and the like may change, and so may what comes later.
         """
-        for name in (f.name for f in fields(self) if f.name not in _MAY_CHANGE):
+        for name in (f.name for f in fields(self) if f.name not in MAY_CHANGE):
             ours, theirs = getattr(self, name), getattr(other, name)
             if name == "grow":
                 ours, theirs = ([growth for growth in events if growth.at < step] for events in (ours, theirs))
@@ -330,8 +369,18 @@ class Recipe:
         return None
 
 
+_LEAST = {
+    "steps": 1,
+    "batch": 1,
+    "accumulate": 1,
+    "log_every": 1,
+    "checkpoints.every": 0,
+    "checkpoints.keep": 1,
+    "evaluation.every": 0,
+    "evaluation.batch": 1,
+}
 _IN_FILES = {"start": "from", "start_width": "from_width"}  # `from` is no name in Python
-_MAY_CHANGE = frozenset(
+MAY_CHANGE = frozenset(
     [
         "steps",
         "accumulate",
@@ -345,6 +394,26 @@ _MAY_CHANGE = frozenset(
         "out",
     ]
 )
+
+
+def _check_choices(part: Any, where: str = "") -> None:
+    """Fields that are one of a few words are: on the command line the parser checks that, in Python and JSON nobody."""
+    for name, hint in get_type_hints(type(part)).items():
+        value, choices = getattr(part, name), _choices(hint)
+        if choices and value not in choices and not (isinstance(value, bool) and bool in get_args(hint)):
+            allowed = f"{', '.join(choices[:-1])} or {choices[-1]}"
+            raise MupscaleError(f"{where}{name} is {value!r}, but must be {allowed}")
+
+
+def _choices(hint: Any) -> list[str]:
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [choice for part in get_args(hint) for choice in _choices(part)]
+
+
+def _check_positive(what: str, value: float | None) -> None:
+    if value is not None and not 0 <= value < math.inf:
+        raise MupscaleError(f"{what} is {value}, but must be 0 or more and finite")
 
 
 def check_multiple(narrow: Width, wide: Width, what: str) -> None:
@@ -366,6 +435,15 @@ def import_path(path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise MupscaleError(f"{path!r} cannot be imported: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back: lists for tuples, text for paths."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, PurePath) else value
 
 
 def _shown(value: Any) -> str:

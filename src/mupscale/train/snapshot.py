@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -31,27 +32,25 @@ def save(
     path: Path, model: nn.Module, optimizer: Optimizer, plan: Plan, processes: Processes, extra: Mapping[str, Any]
 ) -> None:
     """Write it all; it appears under its name when it is whole. Every process must call."""
+    processes.share_buffers(model)
     if not processes.sharded:
         checkpoint.save(path, model, optimizer, plan, **extra)
         return
+    from torch.distributed.checkpoint.api import CheckpointException
+
     temporary = path.with_name(f".{path.name}.tmp")
-    failure: Exception | None = None
+    what = f"the checkpoint {path} could not be written"
     try:
-        if processes.main:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-        processes.barrier()
+        processes.by_main(lambda: _make_empty(temporary), what)
         _write_shards(temporary, model, optimizer)
         checkpoint.write(temporary / _HEADER, {}, _without_tensors(model, optimizer), plan, extra)
-    except Exception as error:  # another process may have failed alone: all must know
-        failure = error
-    (failed,) = processes.any(failure is not None)
-    if failed:
-        reason = str(failure).strip().splitlines()[-1] if failure else "another process failed"
-        raise MupscaleError(f"the checkpoint {path} could not be written: {reason}; the one before is whole") from None
-    if processes.main:
-        os.replace(temporary, path)
-    processes.barrier()
+        processes.by_main(lambda: os.replace(temporary, path), what)
+    except (MupscaleError, CheckpointException) as error:  # all processes fail here, or none
+        if processes.main:
+            shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, MupscaleError):
+            raise
+        raise MupscaleError(f"{what}: {_reason(error)}; the one before is whole") from None
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,10 @@ class Snapshot:
         if not self.sharded:
             checkpoint.load_optimizer(saved, optimizer)
             return optimizer
-        state = _sharded_state(self.path, parameters)
+        on_device = {
+            name for group in optimizer.param_groups if _counts_on_device(group) for name in group["param_names"]
+        }
+        state = _sharded_state(self.path, parameters, on_device)
         _read_shards(self.path, {f"optimizer.{n}/{key}": t for n, values in state.items() for key, t in values.items()})
         for name, values in state.items():
             optimizer.state[parameters[name]] = values
@@ -115,13 +117,28 @@ def _write_shards(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     save_shards(state, storage_writer=HuggingFaceStorageWriter(str(folder / _SHARDS), save_distributed=True))
 
 
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _reason(error: Any) -> str:
+    """What a process that failed says, of all that torch.distributed.checkpoint tells of it."""
+    cause, _ = next(iter(error.failures.values()))
+    return " ".join(str(cause).split()) or type(cause).__name__
+
+
 def _read_shards(folder: Path, targets: dict[str, Any]) -> None:
     """Fill the targets, whatever their layout."""
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that one process alone reads is meant
-        load_shards(targets, storage_reader=_reader(folder))
+        try:
+            load_shards(targets, storage_reader=_reader(folder))
+        except CheckpointException as error:
+            raise MupscaleError(f"{folder} cannot be read: {_reason(error)}") from None
 
 
 def _reader(folder: Path) -> Any:
@@ -130,23 +147,43 @@ def _reader(folder: Path) -> Any:
     return HuggingFaceStorageReader(str(folder / _SHARDS))
 
 
-def _sharded_state(folder: Path, parameters: Mapping[str, nn.Parameter]) -> dict[str, dict[str, Tensor]]:
+def _stored(folder: Path) -> dict[str, Any]:
+    """The tensors in the shards, if all parts of each are there: torch would leave what is missing as it finds it."""
+    try:
+        found: dict[str, Any] = _reader(folder).read_metadata().state_dict_metadata
+    except (SafetensorError, OSError) as error:
+        raise MupscaleError(f"{folder} is not a whole checkpoint ({error}); it may be truncated") from None
+    for key, tensor in found.items():
+        if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():
+            raise MupscaleError(f"{folder} is not a whole checkpoint: the shard with a part of '{key}' is missing")
+    return found
+
+
+def _sharded_state(
+    folder: Path, parameters: Mapping[str, nn.Parameter], on_device: Container[str]
+) -> dict[str, dict[str, Tensor]]:
     """Empty tensors for the optimizer's state in the shards, each laid out as its parameter is."""
     state: dict[str, dict[str, Tensor]] = {}
-    for key, found in _reader(folder).read_metadata().state_dict_metadata.items():
+    for key, found in _stored(folder).items():
         if key.startswith("optimizer."):
             name, _, entry = key.removeprefix("optimizer.").rpartition("/")
             p = parameters[name]
             if found.size == p.shape and p.dim():
                 made = torch.empty_like(p.detach(), dtype=found.properties.dtype)
             else:
-                made = torch.empty(found.size, dtype=found.properties.dtype)
+                device = p.device if len(found.size) or name in on_device else "cpu"
+                made = torch.empty(found.size, dtype=found.properties.dtype, device=device)
             state.setdefault(name, {})[entry] = made
     return state
 
 
+def _counts_on_device(group: Mapping[str, Any]) -> bool:
+    """Whether the optimizer keeps its numbers of steps where the parameters are."""
+    return bool(group.get("fused") or group.get("capturable"))
+
+
 def _check_shapes(folder: Path, targets: Mapping[str, Tensor]) -> None:
-    there = {key: found.size for key, found in _reader(folder).read_metadata().state_dict_metadata.items()}
+    there = {key: found.size for key, found in _stored(folder).items()}
     for key, tensor in targets.items():
         if there.get(key) != tensor.shape:
             name = key.removeprefix("model.")
@@ -157,7 +194,11 @@ def _check_shapes(folder: Path, targets: Mapping[str, Tensor]) -> None:
 
 
 def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {naming.canonical(name): tensor.detach() for name, tensor in naming.unwrap(model).state_dict().items()}
+    """Weights and buffers; a tied one under its first name only, since a file of safetensors has no memory twice."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in naming.unwrap(model).state_dict(keep_vars=True).items():
+        found.setdefault(id(tensor), (naming.canonical(name), tensor.detach()))
+    return dict(found.values())
 
 
 def _without_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:

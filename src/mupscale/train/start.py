@@ -47,7 +47,7 @@ def _upscaled(recipe: Recipe, family: Family, processes: Processes, start: str) 
     else:
         checkpoint.load_model(saved, model)
     optimizer = _optimizer(recipe, family.plan(width), model, processes)
-    _give_state(optimizer, saved, recipe, model)
+    _give_state(optimizer, saved, recipe, model, processes.device)
     if width == recipe.width and not recipe.noise:
         return model, optimizer
     wide, grown = family.upscale(
@@ -64,20 +64,14 @@ def _upscaled(recipe: Recipe, family: Family, processes: Processes, start: str) 
 
 def _open(path: Path) -> snapshot.Snapshot | Mapping[str, Tensor]:
     """A checkpoint of ours, or a state dict in safetensors or from torch.save."""
-    if path.is_dir():
+    if path.is_dir() or checkpoint.is_checkpoint(path):
         return snapshot.read(path)
     if path.suffix != ".safetensors":
-        loaded = checkpoint.load_torch(path)
-        return _state_dict(loaded, path)
-    try:
-        return snapshot.read(path)
-    except MupscaleError as error:
-        if "no checkpoint written by mupscale" not in str(error):
-            raise
+        return _state_dict(checkpoint.load_torch(path), path)
     try:
         return _state_dict(load_file(path), path)
     except (SafetensorError, OSError) as error:
-        raise MupscaleError(f"{path} cannot be read: {error}") from None
+        raise MupscaleError(f"{path} is not a whole safetensors file ({error}); it may be truncated") from None
 
 
 def _state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
@@ -99,14 +93,35 @@ def _width_of(saved: snapshot.Snapshot | Mapping[str, Tensor], recipe: Recipe, p
 
 
 def _give_state(
-    optimizer: Optimizer, saved: snapshot.Snapshot | Mapping[str, Tensor], recipe: Recipe, model: nn.Module
+    optimizer: Optimizer,
+    saved: snapshot.Snapshot | Mapping[str, Tensor],
+    recipe: Recipe,
+    model: nn.Module,
+    device: torch.device,
 ) -> None:
-    """The moments of the checkpoint's optimizer, if it is one of this class; its hyperparameters stay this recipe's."""
+    """The moments of the checkpoint's optimizer, if it is one of this class and kept all that this one needs.
+
+    Hyperparameters stay this recipe's.
+    """
     if not isinstance(saved, snapshot.Snapshot) or saved.content.optimizer is None:
         return
     theirs = saved.content.extra.get("run", {}).get("recipe", {}).get("optimizer", {}).get("class_path")
-    if theirs == recipe.optimizer.class_path:
-        optimizer.state.update(saved.restore_optimizer(type(optimizer), optimizer.defaults, model).state)
+    if theirs != recipe.optimizer.class_path:
+        return
+    hyper = hyperparameters(recipe, device)
+    state = saved.restore_optimizer(type(optimizer), hyper, model).state
+    needed = _kinds_of_state(recipe)
+    if all(needed <= values.keys() for values in state.values()):
+        optimizer.state.update(state)
+
+
+def _kinds_of_state(recipe: Recipe) -> set[str]:
+    """What the optimizer keeps of a parameter with these hyperparameters (AMSGrad needs more than Adam has kept)."""
+    p = nn.Parameter(torch.zeros(2, 2))
+    p.grad = torch.zeros(2, 2)
+    optimizer = recipe.optimizer_class()([p], **hyperparameters(recipe, p.device))
+    optimizer.step()
+    return set(optimizer.state[p])
 
 
 def hyperparameters(recipe: Recipe, device: torch.device) -> dict[str, Any]:
@@ -120,4 +135,7 @@ def hyperparameters(recipe: Recipe, device: torch.device) -> dict[str, Any]:
 
 
 def _optimizer(recipe: Recipe, plan: Plan, model: nn.Module, processes: Processes) -> Optimizer:
-    return make_optimizer(model, plan, recipe.optimizer_class(), **hyperparameters(recipe, processes.device))
+    try:
+        return make_optimizer(model, plan, recipe.optimizer_class(), **hyperparameters(recipe, processes.device))
+    except (TypeError, ValueError) as error:
+        raise MupscaleError(f"{recipe.optimizer.class_path} cannot be made: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from mupscale.errors import MupscaleError
@@ -10,12 +11,12 @@ from mupscale.errors import MupscaleError
 class Board:
     """Writes every number of a record of metrics as `kind/name`."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: Path, step: int) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise MupscaleError("tensorboard is not installed: pip install 'mupscale[tensorboard]'") from None
-        self.writer = SummaryWriter(folder)
+        self.writer = SummaryWriter(str(folder), purge_step=step + 1)  # what a kill left of later steps comes again
 
     def write(self, record: dict[str, Any]) -> None:
         """One record."""

@@ -1,0 +1,333 @@
+"""The command `mupscale`. A subcommand is a function with a line in COMMANDS, and imports what it needs itself."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+from argparse import SUPPRESS
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mupscale.arguments import Option, UsageError, make_parser, parse, read_value, read_yaml, split, together
+from mupscale.errors import MupscaleError
+
+if TYPE_CHECKING:
+    from mupscale.train.recipe import Recipe
+
+TRAIN = """\
+Train a model as a recipe says; the recipe may let it grow in the middle of the run.
+
+  mupscale train recipes/mlp-covtype-tiny.yaml                      ten seconds on a laptop
+  mupscale train recipes/gpt2-text.yaml --width.head_dim 64 --optimizer.lr 0.002 --out runs/mine
+  mupscale train recipes/mlp-covtype.yaml --grow '[{at: 2000, width: 1000, noise: 1}]'
+  torchrun --nproc_per_node 8 -m mupscale train recipes/gpt2-text.yaml
+
+Every entry of a recipe can be given as an option, which then takes precedence; of several recipes, the later ones do.
+A model, an optimizer or data of your own is named by its import path (class_path), also from the current folder.
+--print_config shows the whole recipe with all its defaults."""
+
+RESUME = """\
+Go on with a run from its last checkpoint, exactly where it stood.
+
+  mupscale resume runs/mlp-covtype
+  mupscale resume runs/mlp-covtype --steps 20000 --grow+ '{at: 15000, width: 2000, noise: 1}'
+
+What made the run what it is stays; what may change is below."""
+
+CURVES = """\
+Draw the losses of runs into one picture, and where they grew.
+
+  mupscale curves runs/mlp-covtype-tiny runs/wide --against flops --out curves.png"""
+
+TOKENIZE = """\
+Turn text into tokens, once: a folder of memory-mapped shards and an index, which mupscale.data.Text reads.
+
+  mupscale data tokenize books.jsonl.gz data/books --vocab 8192     with a BPE trained on the text itself
+  mupscale data tokenize 'web/*.parquet' data/web --gpt2 gpt2-bpe   with GPT-2's, from encoder.json and vocab.bpe"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; the exit status. Whatever a person can mend is one line on stderr, never a traceback."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if os.getcwd() not in sys.path:  # a script has its own folder there: models of one's own are in the current one
+        sys.path.insert(0, os.getcwd())
+    debug = "--debug" in words or bool(os.environ.get("MUPSCALE_DEBUG"))
+    words = [word for word in words if word != "--debug"]
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview(COMMANDS))
+        return 0
+    if words[0] == "--version":
+        from mupscale import __version__
+
+        print(f"mupscale {__version__}")
+        return 0
+    name = next((n for n in (" ".join(words[:2]), words[0]) if n in COMMANDS), None)
+    if name is None:
+        return _unknown(words)
+    try:
+        return COMMANDS[name].run(words[len(name.split()) :])
+    except KeyboardInterrupt:
+        return 130
+    except MupscaleError as error:
+        if debug:
+            raise
+        usage = isinstance(error, UsageError)
+        return _say(f"mupscale{f' {name}' if usage else ''}: {error}", 2 if usage else 1)
+
+
+def _say(line: str, status: int) -> int:
+    """An error, from one process of many; the exit status."""
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)
+    return status
+
+
+def _overview(commands: dict[str, Command]) -> str:
+    width = max(map(len, commands)) + 3
+    lines = [f"  {name:<{width}}{command.about}" for name, command in commands.items()]
+    return "\n".join(
+        [
+            "usage: mupscale COMMAND …",
+            "",
+            "Train networks, and make them wider in the middle of training.",
+            "",
+            *lines,
+            "",
+            "mupscale COMMAND --help tells more; mupscale --version; --debug shows where an error comes from.",
+        ]
+    )
+
+
+def _unknown(words: list[str]) -> int:
+    group = {name: command for name, command in COMMANDS.items() if name.split()[0] == words[0]}
+    if group and (len(words) == 1 or words[1] in ("-h", "--help")):
+        print(_overview(group))
+        return 0
+    given = " ".join(words[:2]) if group else words[0]
+    near = difflib.get_close_matches(given, COMMANDS, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(COMMANDS)}"
+    return _say(f"mupscale: there is no command {given}{hint}", 2)
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+
+def _train(words: list[str]) -> int:
+    from mupscale.train import train
+
+    recipe, resume = read_recipe(words)
+    return _STATUS[train(recipe, resume=resume).status]
+
+
+def _resume(words: list[str]) -> int:
+    from mupscale.train import train
+
+    return _STATUS[train(read_run(words), resume=True).status]
+
+
+NO_GROWTH: Option = ("--grow", "[]")
+_STATUS = {"finished": 0, "diverged": 3, "interrupted": 130}
+
+
+def read_recipe(words: Sequence[str]) -> tuple[Recipe, bool]:
+    """The recipe that the arguments of `mupscale train` make, and whether to resume its run."""
+    from mupscale.train.recipe import Recipe
+
+    alone, options = split(words, flags=("--resume", "--print_config"))
+    named = alone + [value or "" for name, value in options if name == "--config"]
+    files = {file: read_yaml(file) for file in map(find_recipe, named)}
+    options = [(name, value) for name, value in options if name != "--config"]
+    if not files and not options:
+        raise UsageError("give a recipe, such as mlp-covtype-tiny (mupscale recipes lists those that ship)")
+    parser = _recipe_parser(_width_arguments(files.values(), options))
+    if files:
+        parser.set_defaults(out=str(Path("runs", "+".join(Path(file).stem for file in files))))
+    given: list[Option] = []
+    for file, values in files.items():
+        given += [*([NO_GROWTH] if "grow" in values else []), ("--config", file)]
+    parsed = parse(parser, together([*given, *_replacing(options)]))
+    resume = bool(parsed.pop("resume", False))
+    return Recipe.from_json(_plain(parser, parsed)), resume
+
+
+def read_run(words: Sequence[str]) -> Recipe:
+    """The recipe of a run to resume, with what the arguments of `mupscale resume` change."""
+    from mupscale.train.recipe import MAY_CHANGE, Recipe
+
+    alone, options = split(words, flags=())
+    if len(alone) != 1 and not {"-h", "--help"} & {name for name, _ in options}:
+        raise UsageError("give the folder of one run" + (f", not {len(alone)}: {', '.join(alone)}" if alone else ""))
+    values = _saved_recipe(Path(alone[0])) if alone else {}
+    changeable = (MAY_CHANGE - {"out"}) | {"grow"}
+    for name, _ in options:
+        field = name.lstrip("-").split(".")[0]
+        if field in values and field not in changeable:
+            raise UsageError(
+                f"{field} cannot change in the middle of a run; start another from it: "
+                f"mupscale train RECIPE --from {alone[0]} {name} …"
+            )
+    parser = make_parser("resume", "RUN [--option VALUE …]", RESUME)
+    parser.add_class_arguments(Recipe, as_group=False, skip=set(Recipe.__dataclass_fields__) - changeable)
+    for action in parser._actions:
+        action.required = False
+    parser.set_defaults({name: value for name, value in values.items() if name in changeable})
+    changed = _plain(parser, parse(parser, together(_replacing(options))))
+    return Recipe.from_json({**values, **changed, "out": alone[0]})
+
+
+def _saved_recipe(run: Path) -> dict[str, Any]:
+    try:
+        values = json.loads((run / "recipe.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{run} is no folder of a run: cannot read its recipe.json ({error.strerror})") from None
+    except ValueError as error:
+        raise UsageError(f"{run / 'recipe.json'} is damaged: {error}") from None
+    return dict(values)
+
+
+def _recipe_parser(width_arguments: Iterable[str]) -> Any:
+    """Everything in a recipe; the model's width arguments come from `width` and so are not asked for again."""
+    from torch import nn
+    from torch.optim import Optimizer
+
+    import mupscale.models  # noqa: F401  # so that MLP alone is enough of a name
+    from mupscale.data import Data
+    from mupscale.train.recipe import Recipe, Width
+
+    parser = make_parser("train", "RECIPE.yaml [more.yaml …] [--option VALUE …] [--resume]", TRAIN)
+    parser.add_argument("--config", action="config", help="a recipe, as without --config")
+    parser.add_argument("--resume", action="store_true", default=SUPPRESS, help="go on from the run's last checkpoint")
+    for name, base, skip, about in (
+        ("model", nn.Module, set(width_arguments), "mupscale.models.MLP, ResNet18, GPT2, or a module of your own"),
+        ("data", Data, set(), "mupscale.data.CoverType, CIFAR100, Text …, or a mupscale.data.Data of your own"),
+        ("optimizer", Optimizer, {"params"}, "torch.optim.SGD, AdamW …; its lr, weight decay and eps are at the base"),
+    ):
+        parser.add_subclass_arguments(
+            base, name, as_group=False, skip=skip, required=True, fail_untyped=False, metavar="CLASS", help=about
+        )
+    parser.add_class_arguments(Recipe, as_group=False, skip={"model", "data", "optimizer", "start", "start_width"})
+    parser.add_argument(
+        "--from", type=str | None, metavar="PATH", help="start from this checkpoint or run, upscaled to `width`"
+    )
+    parser.add_argument(
+        "--from_width", type=Width | None, help="the width in that checkpoint, where it does not tell itself"
+    )
+    return parser
+
+
+def _replacing(options: Iterable[Option]) -> Iterator[Option]:
+    """Growth events given anew take the place of those before: jsonargparse would merge them, one by one."""
+    for name, value in options:
+        if name == NO_GROWTH[0]:
+            yield NO_GROWTH
+        yield name, value
+
+
+def _width_arguments(files: Iterable[dict[str, Any]], options: Iterable[Option]) -> set[str]:
+    """The model's arguments that `width` gives: their names must be known before the rest can be read."""
+    width: Any = None
+    for values in files:
+        width = values.get("width", width)
+    for name, value in options:
+        if name == "--width":
+            width = read_value(value)
+        elif name.startswith("--width."):
+            width = {**(width if isinstance(width, dict) else {}), name.removeprefix("--width."): value}
+    return set(width) if isinstance(width, dict) else {"width"}
+
+
+def _plain(parser: Any, parsed: Any) -> dict[str, Any]:
+    """Parsed options as JSON has them."""
+    values = json.loads(parser.dump(parsed, format="json", skip_unset=False, skip_validation=True))
+    for name in parser.groups:
+        if not isinstance(values.get(name, {}), dict):
+            raise UsageError(f"{name} is {values[name]}, but must be a mapping")
+    for value in values.values():  # arguments that a class passes on as **kwargs
+        if isinstance(value, dict) and "dict_kwargs" in value:
+            value["init_args"] = {**value.get("init_args", {}), **value.pop("dict_kwargs")}
+    return dict(values)
+
+
+def _curves(words: list[str]) -> int:
+    from mupscale.train.curves import curves
+
+    alone, options = split(words, flags=())
+    parser = make_parser("curves", "RUN [RUN …] [--option VALUE …]", CURVES)
+    parser.add_function_arguments(curves, as_group=False, skip={"runs"})
+    chosen = parse(parser, together(options)).as_dict()
+    if not alone:
+        raise UsageError("give the folder of at least one run")
+    print(f"Picture: {curves(alone, **chosen)}")
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------ recipes that ship
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Recipes by name: inside an installed package, or beside its sources."""
+    here = Path(__file__).parent
+    folder = next((f for f in (here / "recipes", here.parents[1] / "recipes") if f.is_dir()), here)
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_recipe(name: str) -> str:
+    """A file, or a recipe that ships, by its name."""
+    if Path(name).is_file():
+        return name
+    shipped = shipped_recipes()
+    if name in shipped:
+        return str(shipped[name])
+    near = difflib.get_close_matches(Path(name).stem, shipped, n=1)
+    raise UsageError(f"there is no recipe {name}" + (f"; did you mean {near[0]}, which ships?" if near else ""))
+
+
+def _recipes(words: list[str]) -> int:
+    for name, path in shipped_recipes().items():
+        first = path.read_text(encoding="utf-8").partition("\n")[0]
+        print(f"  {name:<24}{first.lstrip('# ')}")
+    print("mupscale train NAME trains one; mupscale train NAME --print_config shows it.")
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------ data
+
+
+def _tokenize(words: list[str]) -> int:
+    from mupscale.data.pack import tokenize
+
+    return _call("data tokenize", "SOURCE OUT [--option VALUE …]", TOKENIZE, tokenize, words)
+
+
+def _info(words: list[str]) -> int:
+    from mupscale.data.pack import info
+
+    return _call("data info", "FOLDER", "What a folder of tokens holds.", info, words)
+
+
+def _call(command: str, usage: str, about: str, function: Callable[..., Any], words: list[str]) -> int:
+    """A function with its own parameters as options."""
+    parser = make_parser(command, usage, about)
+    parser.add_function_arguments(function, as_group=False, as_positional=True)
+    function(**parse(parser, words).as_dict())
+    return 0
+
+
+class Command(NamedTuple):
+    """What a command is for, in a line, and what it does with its arguments."""
+
+    about: str
+    run: Callable[[list[str]], int]
+
+
+COMMANDS = {
+    "train": Command("train a model as a recipe says", _train),
+    "resume": Command("go on with a run that was stopped", _resume),
+    "curves": Command("draw the losses of runs into one picture", _curves),
+    "recipes": Command("list the recipes that ship", _recipes),
+    "data tokenize": Command("turn text into tokens, once", _tokenize),
+    "data info": Command("what a folder of tokens holds", _info),
+}
