@@ -12,7 +12,7 @@ BENCHES := $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 PIP_ENV := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-gpu bench clean FORCE
+.PHONY: help setup demo check format test test-slow test-gpu bench clean FORCE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
@@ -48,6 +48,9 @@ format: $(READY) ## rewrite the sources in the project's format
 
 test: $(READY) ## the tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
+
+test-slow: $(READY) ## the tests that take too long for every change (torch.compile's C++ compiler)
+	$(PY) -m pytest -m slow
 
 test-gpu: $(READY) ## the checks that need CUDA
 	$(PY) -m pytest -m gpu

@@ -100,8 +100,10 @@ class Run:
             self.processes.by_main(lambda: folder.begin(resume), f"{folder.path} cannot be written")
             last = folder.last() if resume else None
         self._check_growth()
+        if next(iter(self.data.evaluation(1)), None) is None:
+            raise MupscaleError("there is nothing to evaluate on: the data's held-out part is empty")
         if last is not None:
-            self._restore(snapshot.read(last))
+            self._restore(_read(last))
         else:
             model, optimizer = starting_point(self.recipe, self.family, self.processes)
             self._adopt(model, optimizer, self.recipe.width)
@@ -164,7 +166,7 @@ class Run:
 
     def _cost(self) -> float | None:
         """Training FLOPs of one example, counted on a model without memory; its outputs are checked on the way."""
-        x, _ = self.data.batch(0, 0, 1)
+        x, _ = self.data.examples(torch.zeros(1, dtype=torch.int64, device=self.data.rows_on or self.data.device))
         try:
             sketch = self.family.sketch(self.width).to("meta", self.recipe.dtype()).eval()
             counted = float(count_flops(sketch, x.to("meta")))
@@ -450,6 +452,13 @@ def _matmul_precision(precision: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def _read(path: Path) -> snapshot.Snapshot:
+    try:
+        return snapshot.read(path)
+    except MupscaleError as error:
+        raise MupscaleError(f"{error}; remove it to go on from the one before") from None
 
 
 def _due(step: int, every: int) -> bool:

@@ -105,8 +105,8 @@ def _give_state(
     """
     if not isinstance(saved, snapshot.Snapshot) or saved.content.optimizer is None:
         return
-    theirs = saved.content.extra.get("run", {}).get("recipe", {}).get("optimizer", {}).get("class_path")
-    if theirs != recipe.optimizer.class_path:
+    theirs = saved.content.extra.get("run", {}).get("recipe", {}).get("optimizer", {}).get("class_path", "")
+    if theirs.rpartition(".")[2] != type(optimizer).__name__:
         return
     hyper = hyperparameters(recipe, device)
     state = saved.restore_optimizer(type(optimizer), hyper, model).state
