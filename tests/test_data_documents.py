@@ -172,7 +172,7 @@ def test_a_bad_line(tmp_path: Path, line: str, complaint: str) -> None:
 def test_invalid_utf8_is_refused_with_its_place_or_replaced(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"abc\xffdef")
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "good"}\n{"text": "b\xe9d"}\n')
-    with pytest.raises(MupscaleError, match=r"a\.txt is not valid UTF-8 at byte 3: .*errors 'replace'"):
+    with pytest.raises(MupscaleError, match=r"a\.txt is not valid UTF-8 at byte 3: .*errors replace"):
         texts(tmp_path / "a.txt")
     with pytest.raises(MupscaleError, match=r"a\.jsonl is not valid UTF-8 at byte 28"):
         texts(tmp_path / "a.jsonl")
@@ -196,3 +196,30 @@ def test_bad_parquet(tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match=r"document 2 of .*b\.parquet is not valid UTF-8 at byte 1"):
         texts(bad)
     assert texts(bad, errors="replace") == ["good", "b�d"]
+
+
+def test_a_folder_is_read_with_its_links_and_without_hidden_files(tmp_path: Path) -> None:
+    """A link into another folder is followed, a loop is not, and what a system hides among the files is left out."""
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    for path in (
+        folder / "a.txt",
+        folder / "sub" / "b.txt",
+        folder / "._a.txt",
+        folder / ".cache" / "c.txt",
+        other / "d.txt",
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(path.name)
+    (folder / "linked").symlink_to(other)
+    (folder / "sub" / "up").symlink_to(folder)
+    assert sorted(d.text for d in Corpus(str(folder)).documents()) == ["a.txt", "b.txt", "d.txt"]
+    globbed = [d.text for d in Corpus(str(folder / "**" / "*.txt")).documents()]
+    assert sorted(globbed) == ["a.txt", "b.txt", "d.txt"]
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="everything can be read here")
+def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "closed").mkdir(mode=0)
+    with pytest.raises(MupscaleError, match="closed cannot be read"):
+        Corpus(str(tmp_path))

@@ -6,6 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -269,3 +270,19 @@ def test_batches_on_the_gpu_are_those_on_the_cpu() -> None:
     for (x, y), (a, b) in zip(on_gpu.evaluation(20), on_cpu.evaluation(20), strict=True):
         torch.testing.assert_close(x.cpu(), a)
         assert torch.equal(y.cpu(), b)
+
+
+def test_one_wrong_bit_in_an_archive_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "c.tar.gz"
+    noise = np.random.default_rng(0).integers(0, 100, (4, 3074), dtype=np.uint8).tobytes()
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        for name in ("train.bin", "test.bin"):
+            member = tarfile.TarInfo(f"cifar-100-binary/{name}")
+            member.size = len(noise)
+            archive.addfile(member, io.BytesIO(noise))
+    CIFAR100(str(path))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(MupscaleError, match="cut short or damaged"):
+        CIFAR100(str(path))

@@ -236,3 +236,32 @@ def test_on_a_gpu_as_on_the_cpu(packed: Path) -> None:
             assert torch.equal(ours, theirs.cpu())
     for ours, theirs in zip(here.evaluation(4), there.evaluation(4), strict=True):
         assert torch.equal(ours[1], theirs[1].cpu())
+
+
+def test_another_source_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    for name, text in (("a", "one and two " * 50), ("b", "quite another text " * 90)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.txt").write_text(text)
+    tokens = str(tmp_path / "tokens")
+    Text(tokens, context=8, source=str(tmp_path / "a" / "train.txt"))
+    Text(tokens, context=8, source=str(tmp_path / "a" / "train.txt"))
+    with pytest.raises(MupscaleError, match="source_fingerprint"):
+        Text(tokens, context=8, source=str(tmp_path / "b" / "train.txt"))
+    (tmp_path / "a" / "train.txt").unlink()
+    Text(tokens, context=8, source=str(tmp_path / "a" / "train.txt"))  # packed is packed
+
+
+def test_too_many_shards_for_the_system(tmp_path: Path) -> None:
+    """A real limit on open files, in a process of its own."""
+    (tmp_path / "t.jsonl").write_text((json.dumps({"text": "words " * 20}) + "\n") * 300)
+    script = (
+        "import resource, sys\n"
+        "from mupscale.data.pack import pack\nfrom mupscale.data import Text\nfrom mupscale import MupscaleError\n"
+        "folder = pack(sys.argv[1], sys.argv[2], shard_tokens=100)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "try:\n    Text(str(folder), context=8)\nexcept MupscaleError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "t.jsonl"), str(tmp_path / "out")], capture_output=True, text=True
+    )
+    assert "ulimit -n" in done.stdout, done.stderr

@@ -204,8 +204,8 @@ OTHERS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "schedule": ({"schedule": Schedule("cosine")}, ("schedule", "constant", "cosine")),
     "loss": ({"loss": "small_runs.squared"}, ("loss", "cross_entropy", "squared")),
     "data": ({"data": Spec("small_runs.Slow")}, ("data", "small_runs.Rows", "small_runs.Slow")),
-    "growth": ({"grow": [Growth(9, 16, 0.25)]}, ("grow", "noise=0.5", "noise=0.25")),
-    "growth that was not": ({"grow": []}, ("grow", "[Growth(at=9", "[] here")),
+    "growth": ({"grow": [Growth(9, 16, 0.25)]}, ("grow", "'noise': 0.5", "'noise': 0.25")),
+    "growth that was not": ({"grow": []}, ("grow", "[{'at': 9", "[] here")),
 }
 
 

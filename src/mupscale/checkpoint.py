@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,17 +139,31 @@ def load_optimizer(state: dict[str, Any], optimizer: Optimizer) -> None:
         optimizer.load_state_dict(state)
     except (ValueError, KeyError) as error:
         raise MupscaleError(f"the checkpoint is of another optimizer: {error}") from None
+    _restore_scalars(state, optimizer)
     for p, values in optimizer.state.items():
         for key, value in values.items():
             if isinstance(value, Tensor) and value.shape == p.shape and value.dim():
                 values[key] = sharded.like(value, p)
 
 
-def _check_shapes(state: dict[str, Any], optimizer: Optimizer) -> None:
-    """torch compares numbers of parameters only; state of a shape of its own (Adafactor's rows) has sizes 1 in it."""
+def _pairs(state: dict[str, Any], optimizer: Optimizer) -> Iterator[tuple[Tensor, Any]]:
+    """The optimizer's parameters, and what a saved state calls them."""
     ours = [p for group in optimizer.param_groups for p in group["params"]]
     theirs = [key for group in state["param_groups"] for key in group["params"]]
-    for p, key in zip(ours, theirs, strict=False):
+    return zip(ours, theirs, strict=False)
+
+
+def _restore_scalars(state: dict[str, Any], optimizer: Optimizer) -> None:
+    """Numbers with their own dtype: torch casts all but `step` (NAdam's mu_product) to that of the parameter."""
+    for p, key in _pairs(state, optimizer):
+        for name, value in state["state"].get(key, {}).items():
+            if isinstance(value, Tensor) and value.dim() == 0:
+                optimizer.state[p][name] = value.to(optimizer.state[p][name].device, copy=True)
+
+
+def _check_shapes(state: dict[str, Any], optimizer: Optimizer) -> None:
+    """torch compares numbers of parameters only; state of a shape of its own (Adafactor's rows) has sizes 1 in it."""
+    for p, key in _pairs(state, optimizer):
         for name, value in state["state"].get(key, {}).items():
             if not isinstance(value, Tensor) or value.dim() != p.dim():
                 continue

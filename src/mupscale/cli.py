@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[name].run(words[len(name.split()) :])
     except KeyboardInterrupt:
-        return 130
+        again = "; run the same command again, and it goes on where it was" if name == "data tokenize" else ""
+        return _say(f"mupscale {name}: interrupted{again}", 130)
     except MupscaleError as error:
         if debug:
             raise

@@ -32,6 +32,10 @@ def save(fig: Any, path: Path) -> Path:
     import matplotlib.pyplot as plt
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path)
-    plt.close(fig)
+    try:
+        fig.savefig(path)
+    except ValueError as error:
+        raise MupscaleError(f"the picture {path} cannot be written: {error}") from None
+    finally:
+        plt.close(fig)
     return path

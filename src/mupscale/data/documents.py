@@ -59,9 +59,15 @@ class Corpus:
             self._units = [_Unit(source, 0, lambda skip: _dataset(source, field, skip))]
             identity: list[Any] = [source]
         else:
-            files = _find(source)
-            self._units = [_Unit(str(file), file.stat().st_size, self._reader(file)) for file in files]
-            self.modified = datetime.fromtimestamp(max(file.stat().st_mtime for file in files), UTC).isoformat()
+            try:
+                files = _find(source)
+                self._units = [_Unit(str(file), file.stat().st_size, self._reader(file)) for file in files]
+                self.modified = datetime.fromtimestamp(max(file.stat().st_mtime for file in files), UTC).isoformat()
+            except OSError as error:
+                raise MupscaleError(
+                    f"{error.filename or source} cannot be read: {error.strerror or error}; mend that, or give another "
+                    f"source"
+                ) from None
             top = os.path.commonpath([file.absolute().parent for file in files])
             names = [file.absolute().relative_to(top).as_posix() for file in files]
             identity = [[name, unit.size] for name, unit in zip(names, self._units, strict=True)]
@@ -106,8 +112,8 @@ class Corpus:
             return value.encode("utf-8", self.errors).decode()
         except UnicodeEncodeError as error:
             raise MupscaleError(
-                f"{where} has half of a surrogate pair at character {error.start}, which is no text: mend it, or take "
-                f"errors 'replace'"
+                f"{where} has half of a surrogate pair at character {error.start}, which is no text: mend it, or "
+                f"replace it (--errors replace)"
             ) from None
 
 
@@ -120,14 +126,15 @@ def _find(source: str) -> list[Path]:
     """The files that a path or a glob means, sorted."""
     path = Path(source).expanduser()
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
+        found = sorted(file for file in _below(path) if file.name.endswith(SUFFIXES) and file.is_file())
         if not found:
             raise MupscaleError(f"the folder {path} has no file that ends in {', '.join(SUFFIXES)}")
         return found
     if path.is_file():
         found = [path]
     elif glob.has_magic(source):
-        found = sorted(file for file in map(Path, glob.glob(str(path), recursive=True)) if file.is_file())
+        matching = sorted(file for file in map(Path, glob.glob(str(path), recursive=True)) if file.is_file())
+        found = list({os.path.realpath(file): file for file in reversed(matching)}.values())[::-1]  # each once
         if not found:
             raise MupscaleError(f"no file matches {source}")
     else:
@@ -139,6 +146,20 @@ def _find(source: str) -> list[Path]:
         if not file.name.endswith(SUFFIXES):
             raise MupscaleError(f"{file} is of no kind that can be read: its name must end in {', '.join(SUFFIXES)}")
     return found
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """The files in a folder and in those in it, linked ones too, each once; hidden ones are not meant, as in a glob."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    seen: set[str] = set()
+    for where, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        real = os.path.realpath(where)
+        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
+        yield from () if real in seen else (Path(where, name) for name in files if not name.startswith("."))
+        seen.add(real)
 
 
 def _lines(file: Path, field: str, errors: Errors, skip: int) -> Iterator[_Raw]:
@@ -237,7 +258,8 @@ def _decode(raw: bytes, errors: Errors, where: str, offset: int = 0) -> str:
         text = raw.decode("utf-8", errors)
     except UnicodeDecodeError as error:
         raise MupscaleError(
-            f"{where} is not valid UTF-8 at byte {offset + error.start}: convert it to UTF-8, or take errors 'replace'"
+            f"{where} is not valid UTF-8 at byte {offset + error.start}: convert it, or replace what is not "
+            f"(--errors replace)"
         ) from None
     return text if offset else text.removeprefix("\ufeff")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import tarfile
 import zlib
@@ -123,7 +124,7 @@ def _read(path: Path) -> list[bytes]:
     """The two parts of CIFAR-100, from a folder or straight out of the archive."""
     try:
         parts = _from_folder(path) if path.is_dir() else _from_archive(path)
-    except (tarfile.TarError, EOFError, zlib.error, LZMAError) as error:
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, LZMAError) as error:
         raise MupscaleError(f"{path} is no tar archive, or cut short or damaged ({error}); fetch it again") from None
     except OSError as error:
         raise MupscaleError(
@@ -144,14 +145,17 @@ def _from_folder(path: Path) -> dict[str, bytes]:
 def _from_archive(path: Path) -> dict[str, bytes]:
     """Read in one pass and in memory: nothing is extracted, so no name in the archive reaches the disk."""
     parts: dict[str, bytes] = {}
-    with tarfile.open(path, "r|*") as archive:
-        for member in archive:
-            name = member.name.rpartition("/")[2]
-            content = archive.extractfile(member) if name in PARTS and member.isfile() else None
-            if content is not None:
-                parts[name] = content.read()
-            if len(parts) == len(PARTS):
-                break
+    with path.open("rb") as raw:
+        zipped = raw.read(2) == b"\x1f\x8b"
+    with gzip.open(path) if zipped else path.open("rb") as file:
+        with tarfile.open(fileobj=file, mode="r|" if zipped else "r|*") as archive:
+            for member in archive:
+                name = member.name.rpartition("/")[2]
+                content = archive.extractfile(member) if name in PARTS and member.isfile() else None
+                if content is not None:
+                    parts[name] = content.read()
+        while file.read(1 << 20):  # to the end, where gzip has the checksum, which tarfile does not look at
+            pass
     return parts
 
 

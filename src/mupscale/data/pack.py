@@ -44,6 +44,7 @@ Progress = Callable[[int, int, int], None]
 In = TypeVar("In")
 Out = TypeVar("Out")
 _BATCH = 1_000_000  # characters that a thread tokenizes at a time
+_PIECES = 10_000  # that it takes at most, with text or without
 _NOTE_EVERY = 10.0  # seconds
 _LOCK = ".lock"
 
@@ -89,7 +90,7 @@ def pack(
         "shard_tokens": shard_tokens,
         "dtype": dtype,
     }
-    out = Path(out)
+    out = Path(out).expanduser()
     try:
         out.mkdir(parents=True, exist_ok=True)
         with _alone(out):
@@ -156,6 +157,8 @@ class _Packing:
         path, begun_with = self.out / PROGRESS, {**self.made_from, "source_modified": self.corpus.modified}
         if path.exists():
             note = _Note.read(path)
+            if begun_with["errors"] == "replace":  # what is packed already had nothing to replace
+                note.begun_with["errors"] = "replace"
             check_same(self.out, note.begun_with, begun_with)
             return note
         if any(not file.name.startswith(".") for file in self.out.iterdir()):
@@ -239,7 +242,7 @@ def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
     for piece in pieces:
         batch.append(piece)
         size += len(piece.text)
-        if size >= _BATCH:
+        if size >= _BATCH or len(batch) >= _PIECES:
             yield batch
             batch, size = [], 0
     if batch:
@@ -385,12 +388,12 @@ def info(tokens: str) -> None:
     Args:
         tokens: the folder
     """
-    folder = Path(tokens)
+    folder = Path(tokens).expanduser()
     index = Index.read(folder)
     shards = {part: index.open(folder, part) for part in PARTS}
     rows = {
-        "tokenizer": f"{index.made_from['tokenizer']}, {index.vocab_size:,} tokens, stored as {index.dtype}",
-        "source": f"{index.made_from['source']}, {index.made_from['source_bytes']:,} bytes",
+        "tokenizer": f"{index.made_from.get('tokenizer', '?')}, {index.vocab_size:,} tokens, stored as {index.dtype}",
+        "source": f"{index.made_from.get('source', '?')}, {index.made_from.get('source_bytes', 0):,} bytes",
     }
     for part in PARTS:
         rows[part] = f"{index.tokens(part):,} tokens, documents: {index.documents(part):,}, files: {len(shards[part])}"

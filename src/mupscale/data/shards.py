@@ -6,6 +6,7 @@ index is written last, so a folder that has one is complete.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -89,6 +90,10 @@ class Index:
                     f"{path} is of version {content['version']}, and this mupscale reads version {_VERSION}: pack the "
                     f"text again, or install the version that packed it"
                 )
+            if not isinstance(content["made_from"], dict):
+                raise ValueError("it does not say what it was made from")
+            if not all(content[part] for part in PARTS):
+                raise ValueError("a part has no shard")
             if 1 << 8 * DTYPES[content["dtype"]].itemsize < content["vocab_size"]:
                 raise ValueError(f"{content['dtype']} holds no vocabulary of {content['vocab_size']}")
             return cls(
@@ -118,14 +123,21 @@ class Index:
         opened: list[NDArray[Any]] = []
         for shard in self.shards[part]:
             path = folder / shard.file
-            size = path.stat().st_size if path.exists() else 0
+            try:
+                size = path.stat().st_size if path.exists() else 0
+                mapped = np.memmap(path, dtype, "r") if size else None
+            except OSError as error:
+                remedy = "raise `ulimit -n`, or pack into larger shards" if error.errno == errno.EMFILE else "mend that"
+                raise MupscaleError(f"{path} cannot be opened: {error.strerror}; {remedy}") from None
+            except ValueError:  # no whole number of tokens: the sizes below say so
+                mapped = None
             if size != shard.tokens * dtype.itemsize:
                 raise MupscaleError(
                     f"{path} has {size} bytes, but {folder / INDEX} says {shard.tokens * dtype.itemsize}: copy it "
                     f"again, or pack the text again"
                 )
-            if shard.tokens:
-                opened.append(np.memmap(path, dtype, "r"))
+            if mapped is not None:
+                opened.append(mapped)
         return opened
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import math
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator
@@ -139,9 +138,9 @@ def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
 def _first_problem(lines: Iterable[bytes]) -> str | None:
     """What is wrong with the first line that is wrong; slow, so only for a file that is known to have one."""
     for number, line in enumerate(lines, start=1):
-        fields = line.decode("utf-8", "replace").strip().split(",")
-        if fields == [""]:
+        if not line.strip(b"\r\n"):
             continue
+        fields = line.decode("utf-8", "replace").strip().split(",")
         if len(fields) != FEATURES + 1:
             return f"line {number} has {len(fields)} column{'s' * (len(fields) != 1)} instead of {FEATURES + 1}"
         for column, field in enumerate(fields, start=1):
@@ -155,7 +154,7 @@ def _first_problem(lines: Iterable[bytes]) -> str | None:
 @lru_cache(1 << 16)  # few numbers are many fields
 def _is_number(field: str) -> bool:
     try:
-        return math.isfinite(float(field))
+        return abs(float(field)) <= float(np.finfo(np.float32).max)
     except ValueError:
         return False
 
@@ -166,8 +165,8 @@ def _fetched() -> NDArray[np.float32]:
         from sklearn.datasets import fetch_covtype
     except ImportError:
         raise MupscaleError(
-            "CoverType without a path is fetched with scikit-learn, which is missing: pip install scikit-learn, "
-            "or give the path of covtype.data.gz"
+            "CoverType without a path is fetched with scikit-learn, which is missing: "
+            "pip install 'mupscale[fetch]', or give the path of covtype.data.gz"
         ) from None
     try:
         features, labels = fetch_covtype(return_X_y=True)

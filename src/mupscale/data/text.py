@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mupscale.data.documents import source_name
+from mupscale.data.documents import Corpus, Errors, source_name
 from mupscale.data.embedded import tinyshakespeare
 from mupscale.data.pack import pack, shown_progress
 from mupscale.data.shards import INDEX, TOKENIZER, Index, Windows, check_same
@@ -75,6 +75,7 @@ class Text(TokenWindows):
         field: where JSON lines, Parquet and datasets have the text
         validation: share of the documents kept for validation; a single document keeps its last tenth
         split_seed: which documents are kept for validation
+        errors: whether text that is not valid UTF-8 is refused (strict) or gets a replacement character (replace)
     """
 
     def __init__(
@@ -87,8 +88,9 @@ class Text(TokenWindows):
         field: str = "text",
         validation: float = 0.005,
         split_seed: int = 0,
+        errors: Errors = "strict",
     ) -> None:
-        folder = Path(tokens)
+        folder = Path(tokens).expanduser()
         if source is not None and not (folder / INDEX).exists():
             with shown_progress() as progress:
                 pack(
@@ -96,6 +98,7 @@ class Text(TokenWindows):
                     folder,
                     tokenizer or "bytes",
                     field=field,
+                    errors=errors,
                     validation=validation,
                     split_seed=split_seed,
                     progress=progress,
@@ -106,6 +109,8 @@ class Text(TokenWindows):
         if source is not None:
             asked = {"source": source_name(source), "field": field, "validation": validation, "split_seed": split_seed}
             check_same(folder, index.made_from, asked)
+            if not source.startswith("datasets:") and Path(source).expanduser().exists():  # it may be gone by now
+                check_same(folder, index.made_from, {"source_fingerprint": Corpus(source).fingerprint})
         super().__init__(index.open(folder, "train"), index.open(folder, "validation"), context, index.vocab_size)
         self._folder = folder
 

@@ -81,7 +81,7 @@ class BPE(Tokenizer):
     def gpt2(cls, folder: str | Path) -> BPE:
         """GPT-2's, from its two files, under either of the names they are known by."""
         tokenizers = _tokenizers()
-        vocab, merges = (_first(Path(folder), names) for names in (_VOCAB_FILES, _MERGES_FILES))
+        vocab, merges = (_first(Path(folder).expanduser(), names) for names in (_VOCAB_FILES, _MERGES_FILES))
         try:
             model = tokenizers.models.BPE.from_file(str(vocab), str(merges))
         except Exception as error:  # the library raises nothing more precise

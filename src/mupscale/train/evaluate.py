@@ -26,7 +26,7 @@ def evaluate(run: Run) -> dict[str, float]:
             if not len(part_x):  # all processes must take part, those without an example, too
                 part_x, part_y, weight = x[:1], y[:1], 0.0
             with torch.autocast(among.device.type, dtype=torch.bfloat16, enabled=recipe.precision == "bf16"):
-                outputs = run.model(part_x)
+                outputs = run.model(run.as_input(part_x))
                 loss = run.loss(outputs, part_y)
             right = correct(outputs, part_y)
             counts = [loss.double() * len(part_x), len(part_x), 0 if right is None else right]

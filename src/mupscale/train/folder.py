@@ -28,6 +28,11 @@ class Folder:
     def begin(self, resume: bool) -> None:
         """Make the folder, unless it holds a run that is not to be resumed."""
         last = self.last()
+        if last is None and not resume and self.records():
+            raise MupscaleError(
+                f"{self.path} holds the history of a run without checkpoints: choose another folder (--out), or start "
+                f"it over (--resume)"
+            )
         if last is not None and not resume:
             raise MupscaleError(
                 f"{self.path} holds a run at step {step_of(last)} already: resume it (--resume), or choose another "
@@ -81,10 +86,9 @@ class Folder:
                 try:
                     record = json.loads(line)
                 except json.JSONDecodeError:
-                    return
-                if not line.endswith("\n"):  # the line that a kill cut short
-                    return
-                yield line, record
+                    continue
+                if line.endswith("\n") and isinstance(record, dict) and {"kind", "step"} <= record.keys():
+                    yield line, record  # and not the line that a kill cut short
 
 
 def _endless(value: Any) -> bool:
@@ -108,6 +112,8 @@ def find_checkpoint(path: str | Path) -> Path:
     path = Path(path)
     if not path.exists():
         raise MupscaleError(f"there is no checkpoint at {path}")
+    if path.name == "checkpoints":
+        path = path.absolute().parent
     if path.is_file() or _CHECKPOINT.fullmatch(path.name):
         return path
     last = Folder(path).last()

@@ -100,6 +100,8 @@ class Run:
             self.processes.by_main(lambda: folder.begin(resume), f"{folder.path} cannot be written")
             last = folder.last() if resume else None
         self._check_growth()
+        if self.data.size < 1:
+            raise MupscaleError("there is nothing to train on: the data's training part is empty")
         if next(iter(self.data.evaluation(1)), None) is None:
             raise MupscaleError("there is nothing to evaluate on: the data's held-out part is empty")
         if last is not None:
@@ -130,6 +132,11 @@ class Run:
             raise MupscaleError(f"{saved.path} is a checkpoint, but not of a run, so it cannot be resumed")
         state = saved.content.extra["run"]
         self.step = state["step"]
+        if self.recipe.steps < self.step:
+            raise MupscaleError(
+                f"the run in {saved.path.parents[1]} stands at step {self.step}, beyond the {self.recipe.steps} steps "
+                f"asked for: give more steps"
+            )
         if why := Recipe.from_json(state["recipe"]).differs_from(self.recipe, self.step):
             raise MupscaleError(
                 f"{saved.path} is a checkpoint of another recipe: {why}; choose another folder (--out), or put it back"
@@ -142,7 +149,8 @@ class Run:
         hyper = hyperparameters(self.recipe, self.processes.device)
         optimizer = saved.restore_optimizer(self.recipe.optimizer_class(), hyper, model)
         self._adopt(model, optimizer, width)
-        self.progress.note(f"resumed after step {self.step} from {saved.path}")
+        over = "; it is finished: more --steps go on" if self.step == self.recipe.steps else ""
+        self.progress.note(f"resumed after step {self.step} from {saved.path}{over}")
 
     def _adopt(self, model: nn.Module, optimizer: Optimizer, width: Width) -> None:
         """Go on with this model and this optimizer."""
@@ -169,9 +177,11 @@ class Run:
         x, _ = self.data.examples(torch.zeros(1, dtype=torch.int64, device=self.data.rows_on or self.data.device))
         try:
             sketch = self.family.sketch(self.width).to("meta", self.recipe.dtype()).eval()
-            counted = float(count_flops(sketch, x.to("meta")))
-            logits = as_tensor(sketch(x.to("meta")))
+            example = self.as_input(x).to("meta")
+            counted = float(count_flops(sketch, example))
+            logits = as_tensor(sketch(example))
         except Exception:  # a model that needs values: its cost is not known, and its outputs are not checked
+            self._try(x)
             return None
         if self.data.classes is not None and logits is not None and logits.shape[-1] < self.data.classes:
             raise MupscaleError(
@@ -179,6 +189,25 @@ class Run:
                 f"number of outputs (vocab, classes, d_out) to at least that"
             )
         return counted
+
+    @torch.no_grad()
+    def _try(self, x: Tensor) -> None:
+        """Whether the model takes an example at all."""
+        self.model.eval()
+        try:
+            self.model(self.as_input(x))
+        except Exception as error:
+            raise MupscaleError(
+                f"{self.recipe.model.class_path} cannot take the data's examples of shape {tuple(x.shape[1:])}: "
+                f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            ) from error
+        finally:
+            self.model.train()
+            self.processes.reshard(self.model)
+
+    def as_input(self, x: Tensor) -> Tensor:
+        """Continuous inputs in the precision of the weights, whatever the data gives."""
+        return x.to(self.recipe.dtype()) if x.is_floating_point() else x
 
     # ------------------------------------------------------------------------------------------- the loop
 
@@ -230,7 +259,9 @@ class Run:
             stretch = self.processes.share(self.step * recipe.batch + number * part, part)
             x, y = self.data.batch(recipe.seeds.data, *stretch)
             with self.processes.accumulating(self.runner, number == parts - 1):
-                loss = self.objective(x, y)
+                loss = self.objective(self.as_input(x), y)
+                if loss.dim():
+                    raise MupscaleError(f"the loss {recipe.loss} gives shape {tuple(loss.shape)}, not one number")
                 (loss / parts if parts > 1 else loss).backward()
             losses.append(loss.detach().clone() if graphed else loss.detach())  # a graph writes to one place
         self.losses.add(torch.stack(losses).mean() if parts > 1 else losses[0])
@@ -388,6 +419,7 @@ class Series:
         self.processes = among
         self.pending: list[Tensor] = []
         self.settled: list[float] = []
+        self.finite = True  # whether everything fetched so far is
 
     def add(self, value: Tensor) -> None:
         """The number of the next step."""
@@ -397,13 +429,10 @@ class Series:
         """Fetch what is pending."""
         if self.pending:
             values = torch.stack([value.detach() for value in self.pending]).double().to(self.processes.device)
-            self.settled += self.processes.mean(values).tolist()
+            settled = self.processes.mean(values).tolist()
+            self.finite = self.finite and all(map(math.isfinite, settled))
+            self.settled += settled
             self.pending = []
-
-    @property
-    def finite(self) -> bool:
-        """Whether everything fetched so far is."""
-        return all(map(math.isfinite, self.settled))
 
     def diverged_at(self, step: int) -> int:
         """The step whose number is the first that is not finite, if the last one is that of `step`; or the next."""

@@ -170,6 +170,11 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise MupscaleError(f"there is no device {name!r}: give auto, cpu, cuda or cuda:0") from None
+    if device.type not in ("cpu", "cuda"):
+        try:
+            torch.zeros(1, device=device)
+        except Exception as error:
+            raise MupscaleError(f"device {name} cannot be used here: {str(error).splitlines()[0]}") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise MupscaleError("device cuda was asked for, but torch finds none here: take device auto or cpu")

@@ -241,7 +241,7 @@ class Recipe:
 
     def _check_widths(self) -> None:
         given = {"width": self.width, "base": self.base, "init_at": self.init_at}
-        for what, width in given.items():
+        for what, width in {**given, "from_width": self.start_width}.items():
             sizes = width.values() if isinstance(width, dict) else [1 if width is None else width]
             if not all(isinstance(size, int) and size > 0 for size in sizes):
                 raise MupscaleError(f"{what} is {width}, but widths are positive whole numbers")
@@ -259,6 +259,16 @@ class Recipe:
         if self.clip is not None and not self.clip > 0:
             raise MupscaleError(f"clip is {self.clip}, but must be positive")
         _check_positive("noise", self.noise)
+        if self.start is None and (self.noise or self.start_width is not None):
+            raise MupscaleError(
+                "noise and from_width are for a run that starts from a checkpoint (from); the noise of a growth "
+                "belongs in grow"
+            )
+        if not 0 <= self.schedule.floor <= 1:
+            raise MupscaleError(f"schedule.floor is {self.schedule.floor}, but must be from 0 to 1")
+        for name, seed in asdict(self.seeds).items():
+            if not 0 <= seed < 1 << 63:
+                raise MupscaleError(f"seeds.{name} is {seed}, but must be from 0 to 2^63 - 1")
         _check_positive("checkpoints.minutes", self.checkpoints.minutes)
         if self.batch % self.accumulate:
             raise MupscaleError(
@@ -323,6 +333,8 @@ class Recipe:
     def loss_function(self) -> Callable[[Any, Tensor], Tensor]:
         """The loss."""
         made: Callable[[Any, Tensor], Tensor] = import_path(self.loss)
+        if not callable(made):
+            raise MupscaleError(f"the loss {self.loss} is no function of outputs and targets")
         return made
 
     def dtype(self) -> torch.dtype:
@@ -350,7 +362,7 @@ class Recipe:
         names = {shown: name for name, shown in _IN_FILES.items()}
         try:
             made = {names.get(n, n): parts[n](**value) if n in parts else value for n, value in values.items()}
-            made["grow"] = [Growth(**growth) for growth in values.get("grow", [])]
+            made["grow"] = [Growth(**growth) for growth in values.get("grow") or []]
             return cls(**made)
         except TypeError as error:
             raise MupscaleError(f"these values are no recipe: {error}") from None
@@ -365,7 +377,7 @@ class Recipe:
             if name == "grow":
                 ours, theirs = ([growth for growth in events if growth.at < step] for events in (ours, theirs))
             if ours != theirs:
-                return f"{name} is {_shown(ours)} there and {_shown(theirs)} here"
+                return f"{_IN_FILES.get(name, name)} is {_shown(ours)} there and {_shown(theirs)} here"
         return None
 
 
@@ -374,6 +386,8 @@ _LEAST = {
     "batch": 1,
     "accumulate": 1,
     "log_every": 1,
+    "schedule.warmup": 0,
+    "schedule.decay": 0,
     "checkpoints.every": 0,
     "checkpoints.keep": 1,
     "evaluation.every": 0,
@@ -431,6 +445,8 @@ def check_multiple(narrow: Width, wide: Width, what: str) -> None:
 def import_path(path: str) -> Any:
     """What a dotted path names."""
     module, _, name = path.rpartition(".")
+    if not module:
+        raise MupscaleError(f"{path!r} is no import path: give module.name")
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -449,4 +465,6 @@ def _plain(value: Any) -> Any:
 def _shown(value: Any) -> str:
     if isinstance(value, Spec):
         return f"{value.class_path} with {value.init_args}"
+    if isinstance(value, list):
+        return str([asdict(growth) for growth in value])
     return str(value)

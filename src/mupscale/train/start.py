@@ -106,19 +106,20 @@ def _give_state(
     if not isinstance(saved, snapshot.Snapshot) or saved.content.optimizer is None:
         return
     theirs = saved.content.extra.get("run", {}).get("recipe", {}).get("optimizer", {}).get("class_path", "")
-    if theirs.rpartition(".")[2] != type(optimizer).__name__:
+    named = all("param_names" in group for group in saved.content.optimizer["param_groups"])
+    if not named or (theirs and theirs.rpartition(".")[2] != type(optimizer).__name__):
         return
     hyper = hyperparameters(recipe, device)
     state = saved.restore_optimizer(type(optimizer), hyper, model).state
-    needed = _kinds_of_state(recipe)
-    if all(needed <= values.keys() for values in state.values()):
+    needed = {dim: _kinds_of_state(recipe, dim) for dim in {p.dim() for p in state}}
+    if all(needed[p.dim()] <= values.keys() for p, values in state.items()):
         optimizer.state.update(state)
 
 
-def _kinds_of_state(recipe: Recipe) -> set[str]:
+def _kinds_of_state(recipe: Recipe, dim: int) -> set[str]:
     """What the optimizer keeps of a parameter with these hyperparameters (AMSGrad needs more than Adam has kept)."""
-    p = nn.Parameter(torch.zeros(2, 2))
-    p.grad = torch.zeros(2, 2)
+    p = nn.Parameter(torch.zeros((2,) * dim))
+    p.grad = torch.zeros_like(p)
     optimizer = recipe.optimizer_class()([p], **hyperparameters(recipe, p.device))
     optimizer.step()
     return set(optimizer.state[p])
