@@ -457,3 +457,9 @@ def test_as_a_module(here: Path) -> None:
     done = subprocess.run(words, env=environment(), capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "mupscale train: there is no option --stesp; did you mean --steps?\n"
+
+
+def test_a_word_where_a_mapping_belongs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in (("schedule", "cosine"), ("evaluation", "5"), ("seeds", "3")):
+        said = line(capsys, ["train", "mine.yaml", f"--{name}", value], 2)
+        assert said == f"mupscale train: {name} is {value}, but must be a mapping"

@@ -108,7 +108,7 @@ def condensed(message: str, parser: Any) -> str:
     """The several indented lines in which jsonargparse explains an error as one: key, value, what was expected."""
     if found := re.search(r"unrecognized arguments: (.*)", message):
         return _unknown_option(found[1], parser)
-    if found := re.search(r"Parser key \"([^\"]+)\": Unable to load config '([^']*)'", message):
+    if found := re.search(r"""Parser key "([^"]+)":\s+Unable to load config ['"]([^'"]*)""", message):
         return f"{found[1]} is {found[2]}, but must be a mapping"
     if found := re.search(r"argument (--\S+): expected one argument", message):
         return f"{found[1]} needs a value"
