@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 HEAVY = ["matplotlib", "optuna", "transformers", "tokenizers", "rich", "jsonargparse", "yaml", "sklearn", "datasets"]
 
@@ -24,9 +28,6 @@ def test_public_names() -> None:
 
 def test_imports_go_one_way() -> None:
     """Each module of the core imports only those before it: widths → axes and roles → rules → plan → the rest."""
-    import ast
-    from pathlib import Path
-
     order = ["errors", "files", "seeds", "rules", "axes", "roles", "names", "heads", "sharded", "plan", "walk"]
     order += ["traits", "optim", "schedule", "widen", "noise", "upscale", "family", "recorder", "verify", "figures"]
     order += ["coords", "checkpoint", "flops"]
@@ -36,3 +37,23 @@ def test_imports_go_one_way() -> None:
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("mupscale"):
                 imported = [node.module.partition(".")[2]] if "." in node.module else [a.name for a in node.names]
                 assert set(imported) <= set(order[:position]), f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize(
+    ("package", "order"),
+    [
+        ("data", "stream embedded tabular images documents tokenizer shards split pack text"),
+        ("train", "recipe loss parallel folder progress tensorboard snapshot start evaluate loop curves"),
+    ],
+)
+def test_imports_within_a_package_go_one_way(package: str, order: str) -> None:
+    """No circles, imports for types included."""
+    modules = order.split()
+    folder = Path(__file__).parents[1] / "src" / "mupscale" / package
+    assert {path.stem for path in folder.glob("*.py")} == {*modules, "__init__"}
+    for position, module in enumerate(modules):
+        for node in ast.walk(ast.parse((folder / f"{module}.py").read_text())):
+            name = node.module if isinstance(node, ast.ImportFrom) else None
+            if name and name.startswith(f"mupscale.{package}"):
+                parts = name.split(".")[2:3] or [alias.name for alias in node.names]
+                assert set(parts) <= set(modules[:position]), f"{module} imports {parts}"

@@ -30,7 +30,7 @@ from mupscale.plan import Plan
 from mupscale.seeds import derive
 from mupscale.sharded import held
 from mupscale.train import snapshot
-from mupscale.train.evaluate import evaluate
+from mupscale.train.evaluate import as_input, evaluate
 from mupscale.train.folder import Folder
 from mupscale.train.loss import as_tensor
 from mupscale.train.parallel import Processes, processes
@@ -177,7 +177,7 @@ class Run:
         x, _ = self.data.examples(torch.zeros(1, dtype=torch.int64, device=self.data.rows_on or self.data.device))
         try:
             sketch = self.family.sketch(self.width).to("meta", self.recipe.dtype()).eval()
-            example = self.as_input(x).to("meta")
+            example = as_input(x, self.recipe).to("meta")
             counted = float(count_flops(sketch, example))
             logits = as_tensor(sketch(example))
         except Exception:  # a model that needs values: its cost is not known, and its outputs are not checked
@@ -195,7 +195,7 @@ class Run:
         """Whether the model takes an example at all."""
         self.model.eval()
         try:
-            self.model(self.as_input(x))
+            self.model(as_input(x, self.recipe))
         except Exception as error:
             raise MupscaleError(
                 f"{self.recipe.model.class_path} cannot take the data's examples of shape {tuple(x.shape[1:])}: "
@@ -204,10 +204,6 @@ class Run:
         finally:
             self.model.train()
             self.processes.reshard(self.model)
-
-    def as_input(self, x: Tensor) -> Tensor:
-        """Continuous inputs in the precision of the weights, whatever the data gives."""
-        return x.to(self.recipe.dtype()) if x.is_floating_point() else x
 
     # ------------------------------------------------------------------------------------------- the loop
 
@@ -259,7 +255,7 @@ class Run:
             stretch = self.processes.share(self.step * recipe.batch + number * part, part)
             x, y = self.data.batch(recipe.seeds.data, *stretch)
             with self.processes.accumulating(self.runner, number == parts - 1):
-                loss = self.objective(self.as_input(x), y)
+                loss = self.objective(as_input(x, self.recipe), y)
                 if loss.dim():
                     raise MupscaleError(f"the loss {recipe.loss} gives shape {tuple(loss.shape)}, not one number")
                 (loss / parts if parts > 1 else loss).backward()
@@ -337,7 +333,7 @@ class Run:
         self.progress.update(record, units / (self._reported[1] - then))
 
     def _evaluate(self) -> None:
-        scores = evaluate(self)
+        scores = evaluate(self.model, self.data, self.recipe, self.processes)
         self.progress.update(self._record("eval", **scores), 0.0)
 
     def _record(self, kind: str, **values: Any) -> dict[str, Any]:
