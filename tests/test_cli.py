@@ -366,7 +366,7 @@ def test_without_the_extra(
 def test_ctrl_c_before_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "slow.py").write_text("raise KeyboardInterrupt\n")
     assert main(["train", "mine.yaml", "--model", "slow.Net"]) == 130
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "mupscale train: interrupted\n"
 
 
 # ------------------------------------------------------------------------------------------------ training
