@@ -459,6 +459,13 @@ def test_as_a_module(here: Path) -> None:
     assert done.stderr == "mupscale train: there is no option --stesp; did you mean --steps?\n"
 
 
+def test_a_reader_that_has_seen_enough(here: Path) -> None:
+    command = f"{sys.executable} -m mupscale recipes | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
 def test_a_word_where_a_mapping_belongs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in (("schedule", "cosine"), ("evaluation", "5"), ("seeds", "3")):
         said = line(capsys, ["train", "mine.yaml", f"--{name}", value], 2)

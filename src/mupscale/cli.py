@@ -68,7 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name is None:
         return _unknown(words)
     try:
-        return COMMANDS[name].run(words[len(name.split()) :])
+        status = COMMANDS[name].run(words[len(name.split()) :])
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         again = "; run the same command again, and it goes on where it was" if name == "data tokenize" else ""
         return _say(f"mupscale {name}: interrupted{again}", 130)
