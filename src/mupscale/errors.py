@@ -3,3 +3,7 @@
 
 class MupscaleError(Exception):
     """Raised for anything the user can mend; the message names what is wrong and what to do about it."""
+
+
+class Interrupted(MupscaleError):
+    """Somebody asked to stop; what was done is saved where there is a place for it."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from mupscale.seeds import derive, generator
 
 Batch = tuple[Tensor, Tensor]
+_ROWS_KEPT = 1 << 25  # of permutations, over all seeds: 256 MiB for an epoch
 
 
 class Data(ABC):
@@ -55,13 +56,20 @@ class Data(ABC):
 
     def batch(self, seed: int, start: int, count: int) -> Batch:
         """Examples start … start + count - 1 of the stream that this seed orders: epoch after epoch, each shuffled."""
-        order, device = self.__dict__.get("_order"), self.rows_on or self.device
-        if order is None or order.key != (self.size, seed, device):
-            order = self.__dict__["_order"] = Order(self.size, seed, device)
-        x, y = self.examples(order.rows(start, count))
+        x, y = self.examples(self._order(seed).rows(start, count))
         if type(self).augment is not Data.augment:
             x = self.augment(x, random_bits(seed, start, count, x.device))
         return x, y
+
+    def _order(self, seed: int) -> Order:
+        """The order of this seed; those of the last seeds asked for are kept, since a sweep goes round several."""
+        orders: dict[object, Order] = self.__dict__.setdefault("_orders", {})
+        key = (self.size, seed, self.rows_on or self.device)
+        found = orders.pop(key, None) or Order(*key)
+        orders[key] = found
+        while len(orders) > max(1, _ROWS_KEPT // self.size):
+            del orders[next(iter(orders))]
+        return found
 
 
 class Order:

@@ -24,7 +24,6 @@ from torch.optim import Optimizer
 
 from mupscale.data.stream import Data
 from mupscale.errors import MupscaleError
-from mupscale.flops import count_flops
 from mupscale.optim import clip_grad_norm_
 from mupscale.plan import Plan
 from mupscale.seeds import derive
@@ -32,11 +31,10 @@ from mupscale.sharded import held
 from mupscale.train import snapshot
 from mupscale.train.evaluate import as_input, evaluate
 from mupscale.train.folder import Folder
-from mupscale.train.loss import as_tensor
 from mupscale.train.parallel import Processes, processes
 from mupscale.train.progress import Progress, make_progress
 from mupscale.train.recipe import Growth, Recipe, Width
-from mupscale.train.start import hyperparameters, starting_point
+from mupscale.train.start import check_data, cost_per_example, hyperparameters, starting_point
 from mupscale.train.tensorboard import Board
 
 Status = Literal["finished", "diverged", "interrupted"]
@@ -58,11 +56,11 @@ class Result:
 def train(recipe: Recipe, *, resume: bool = False) -> Result:
     """Train as the recipe says; `resume` goes on from the last checkpoint in the run's folder, if there is one."""
     with ExitStack() as stack:
-        stack.enter_context(_matmul_precision(recipe.precision))
+        stack.enter_context(matmul_precision(recipe.precision))
         among = stack.enter_context(processes(recipe.device, recipe.parallel))
         run = Run(recipe, among)
         stack.callback(run.close)
-        stop = stack.enter_context(_asked_to_stop())
+        stop = stack.enter_context(asked_to_stop())
         run.begin(resume)
         return run.go(stop)
 
@@ -70,7 +68,9 @@ def train(recipe: Recipe, *, resume: bool = False) -> Result:
 class Run:
     """One training run: what it is made of, and what changes from step to step."""
 
-    def __init__(self, recipe: Recipe, among: Processes) -> None:
+    def __init__(
+        self, recipe: Recipe, among: Processes, progress: Progress | None = None, data: Data | None = None
+    ) -> None:
         if recipe.batch % (recipe.accumulate * among.world):
             raise MupscaleError(
                 f"a batch of {recipe.batch} in {recipe.accumulate} parts (accumulate) cannot be shared evenly by "
@@ -78,7 +78,8 @@ class Run:
             )
         self.recipe, self.processes = recipe, among
         self.loss = recipe.loss_function()
-        self.data: Data = recipe.make_data().to(among.device, recipe.dtype())
+        loaded = recipe.make_data() if data is None else data
+        self.data: Data = loaded.to(among.device, recipe.dtype())
         self.family = recipe.family()
         self.folder = None if recipe.out is None else Folder(recipe.out)
         self.board: Board | None = None
@@ -88,7 +89,7 @@ class Run:
         self.lr = float(recipe.optimizer.init_args["lr"])
         self.losses = Series(among)
         self.norms = Series(among)
-        self.progress: Progress = make_progress(recipe.steps, self.data.unit, visible=among.main)
+        self.progress = progress or make_progress(recipe.steps, self.data.unit, visible=among.main)
 
     # ------------------------------------------------------------------------------------------- beginning
 
@@ -100,10 +101,7 @@ class Run:
             self.processes.by_main(lambda: folder.begin(resume), f"{folder.path} cannot be written")
             last = folder.last() if resume else None
         self._check_growth()
-        if self.data.size < 1:
-            raise MupscaleError("there is nothing to train on: the data's training part is empty")
-        if next(iter(self.data.evaluation(1)), None) is None:
-            raise MupscaleError("there is nothing to evaluate on: the data's held-out part is empty")
+        check_data(self.data)
         if last is not None:
             self._restore(_read(last))
         else:
@@ -173,26 +171,15 @@ class Run:
         return torch.compile(objective, mode="default" if mode is True else mode) if mode else objective
 
     def _cost(self) -> float | None:
-        """Training FLOPs of one example, counted on a model without memory; its outputs are checked on the way."""
-        x, _ = self.data.examples(torch.zeros(1, dtype=torch.int64, device=self.data.rows_on or self.data.device))
-        try:
-            sketch = self.family.sketch(self.width).to("meta", self.recipe.dtype()).eval()
-            example = as_input(x, self.recipe).to("meta")
-            counted = float(count_flops(sketch, example))
-            logits = as_tensor(sketch(example))
-        except Exception:  # a model that needs values: its cost is not known, and its outputs are not checked
-            self._try(x)
-            return None
-        if self.data.classes is not None and logits is not None and logits.shape[-1] < self.data.classes:
-            raise MupscaleError(
-                f"the model has {logits.shape[-1]} outputs and the data {self.data.classes} classes: set the model's "
-                f"number of outputs (vocab, classes, d_out) to at least that"
-            )
-        return counted
+        """Training FLOPs of one example; where they cannot be counted, whether the model takes one at all."""
+        cost = cost_per_example(self.family, self.width, self.data, self.recipe)
+        if cost is None:
+            self._try()
+        return cost
 
     @torch.no_grad()
-    def _try(self, x: Tensor) -> None:
-        """Whether the model takes an example at all."""
+    def _try(self) -> None:
+        x, _ = self.data.examples(torch.zeros(1, dtype=torch.int64, device=self.data.rows_on or self.data.device))
         self.model.eval()
         try:
             self.model(as_input(x, self.recipe))
@@ -212,7 +199,7 @@ class Run:
         status: Status | None = "finished" if self.step >= self.recipe.steps else None
         while status is None:
             status = self.advance(stop.asked)
-        return self._end(status)
+        return self.end(status)
 
     def advance(self, asked_to_stop: bool = False) -> Status | None:
         """One step, and what is due before and after it; the status with which the run is then over, if it is."""
@@ -303,8 +290,9 @@ class Run:
         self._adopt(wide, optimizer, growth.width)
         self._record("grow", width=growth.width, noise=growth.noise, unit=growth.unit, lr=self.lr)
         seconds = time.monotonic() - began
+        noise = "by parameter" if isinstance(growth.noise, dict) else f"{growth.noise:g}"
         self.progress.note(
-            f"step {self.step}  grown from width {_shown(before)} to {_shown(growth.width)}, noise {growth.noise:g}, "
+            f"step {self.step}  grown from width {_shown(before)} to {_shown(growth.width)}, noise {noise}, "
             f"lr {self.lr:g} ({seconds:.1f} s)"
         )
 
@@ -388,7 +376,8 @@ class Run:
         self.processes.by_main(lambda: folder.forget(keep), f"{folder.checkpoints} cannot be cleared of old ones")
         self._saved = time.monotonic()
 
-    def _end(self, status: Status) -> Result:
+    def end(self, status: Status) -> Result:
+        """The last line of metrics, and what the person at the keyboard should know."""
         more = {"at": self.losses.diverged_at(self.step)} if status == "diverged" else {}
         self._record("end", status=status, **more)
         out = None if self.folder is None else self.folder.path
@@ -455,7 +444,8 @@ class StopRequest:
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[StopRequest]:
+def asked_to_stop() -> Iterator[StopRequest]:
+    """Ctrl-C and terminations are asked for here, and answered between two steps."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():  # signals reach the main thread alone
         yield request
@@ -469,7 +459,7 @@ def _asked_to_stop() -> Iterator[StopRequest]:
 
 
 @contextmanager
-def _matmul_precision(precision: str) -> Iterator[None]:
+def matmul_precision(precision: str) -> Iterator[None]:
     """TF32 where it is asked for, or where autocast leaves something in float32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision in ("tf32", "bf16") else "highest")

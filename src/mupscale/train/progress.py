@@ -22,16 +22,19 @@ class Progress(Protocol):
         """The end."""
 
 
-def make_progress(steps: int, unit: str, *, visible: bool) -> Progress:
-    """The bar where stderr is a terminal and rich is installed; nothing at all in processes that do not print."""
+def make_progress(steps: int, unit: str, *, visible: bool, passing: bool = False) -> Progress:
+    """The bar where stderr is a terminal and rich is installed; nothing at all in processes that do not print.
+
+    passing: leave nothing behind, since somebody else tells how it ended.
+    """
     if not visible:
         return Silence()
     if sys.stderr.isatty():
         try:
-            return Bar(steps, unit)
+            return Bar(steps, unit, passing)
         except ImportError:
             pass
-    return Lines(steps, unit)
+    return Lines(steps, unit, passing)
 
 
 class Silence:
@@ -50,13 +53,15 @@ class Silence:
 class Lines:
     """A line every few seconds, and one for whatever happens once."""
 
-    def __init__(self, steps: int, unit: str) -> None:
-        self.steps, self.unit, self.last = steps, unit, 0.0
+    def __init__(self, steps: int, unit: str, passing: bool = False) -> None:
+        self.steps, self.unit, self.passing = steps, unit, passing
+        self.last = time.monotonic() if passing else 0.0
 
     def update(self, record: dict[str, Any], speed: float) -> None:
         """A line, if the last one is some time ago; evaluations always."""
         now = time.monotonic()
-        if record["kind"] == "train" and now - self.last < _LINES_APART and record["step"] < self.steps:
+        last = record["step"] >= self.steps and not self.passing
+        if record["kind"] == "train" and now - self.last < _LINES_APART and not last:
             return
         self.last = now if record["kind"] == "train" else self.last
         print(f"step {record['step']}/{self.steps}  {describe(record)}{_speed(speed, self.unit)}", flush=True)
@@ -72,7 +77,7 @@ class Lines:
 class Bar:
     """A rich progress bar."""
 
-    def __init__(self, steps: int, unit: str) -> None:
+    def __init__(self, steps: int, unit: str, passing: bool = False) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
@@ -86,7 +91,7 @@ class Bar:
             TextColumn("left"),
             TimeRemainingColumn(elapsed_when_finished=False),
             console=Console(stderr=True),
-            transient=False,
+            transient=passing,
         )
         self.task = self.bar.add_task("", total=steps, shown="")
         self.bar.start()

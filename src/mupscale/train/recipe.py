@@ -22,6 +22,7 @@ from mupscale.family import Family
 from mupscale.noise import GaussianNoise, Noise, SignalNoise
 
 Width = int | dict[str, int]
+Level = float | dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Growth:
     Args:
         at: after how many steps
         width: the new width, a multiple of the one before
-        noise: how much symmetry-breaking noise; 0 goes on exactly as before
+        noise: how much symmetry-breaking noise; 0 goes on exactly as before; or constants by parameter name
         unit: what noise is measured in: a fresh initialisation ('init'), the paper's constants ('theory'),
             or the spectral norm of each weight ('signal')
         lr: learning rate from here on, at the base width; the same as before if not given
@@ -79,7 +80,7 @@ class Growth:
 
     at: int
     width: Width
-    noise: float = 0.0
+    noise: Level = 0.0
     unit: Literal["init", "theory", "signal"] = "init"
     lr: float | None = None
 
@@ -88,10 +89,12 @@ class Growth:
         return make_noise(self.noise, self.unit)
 
 
-def make_noise(level: float, unit: str) -> Noise:
-    """Noise of this level; none at all for 0, whatever the unit."""
+def make_noise(level: Level, unit: str) -> Noise:
+    """Noise of this level; none at all for 0, whatever the unit. Constants by name are never relative to a signal."""
     if level == 0:
         return 0.0
+    if isinstance(level, dict):
+        return GaussianNoise(level, unit="theory" if unit == "signal" else unit)  # type: ignore[arg-type]
     return SignalNoise(level) if unit == "signal" else GaussianNoise(level, unit=unit)  # type: ignore[arg-type]
 
 
@@ -200,7 +203,7 @@ class Recipe:
         start: (in files and on the command line: from) start from this checkpoint, a run's folder or a file of
             mupscale's, safetensors or torch weights, and upscale it to `width`
         start_width: (from_width) the width of the model in that checkpoint, where it does not tell itself
-        noise: symmetry-breaking noise when upscaling from a checkpoint
+        noise: symmetry-breaking noise when upscaling from a checkpoint, or constants by parameter name
         noise_unit: what noise is measured in: init, theory or signal
     """
 
@@ -229,7 +232,7 @@ class Recipe:
     out: str | None = None
     start: str | None = None
     start_width: Width | None = None
-    noise: float = 0.0
+    noise: Level = 0.0
     noise_unit: Literal["init", "theory", "signal"] = "init"
 
     def __post_init__(self) -> None:
@@ -425,9 +428,10 @@ def _choices(hint: Any) -> list[str]:
     return [choice for part in get_args(hint) for choice in _choices(part)]
 
 
-def _check_positive(what: str, value: float | None) -> None:
-    if value is not None and not 0 <= value < math.inf:
-        raise MupscaleError(f"{what} is {value}, but must be 0 or more and finite")
+def _check_positive(what: str, value: Level | None) -> None:
+    for number in value.values() if isinstance(value, dict) else [value]:
+        if number is not None and not 0 <= number < math.inf:
+            raise MupscaleError(f"{what} is {number}, but must be 0 or more and finite")
 
 
 def check_multiple(narrow: Width, wide: Width, what: str) -> None:

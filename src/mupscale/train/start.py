@@ -14,16 +14,46 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale import checkpoint
+from mupscale.data.stream import Data
 from mupscale.errors import MupscaleError
 from mupscale.family import Family
+from mupscale.flops import count_flops
 from mupscale.names import without_ddp
 from mupscale.optim import make_optimizer
 from mupscale.plan import Plan
 from mupscale.seeds import derive
 from mupscale.train import snapshot
+from mupscale.train.evaluate import as_input
 from mupscale.train.folder import find_checkpoint
+from mupscale.train.loss import as_tensor
 from mupscale.train.parallel import Processes
 from mupscale.train.recipe import Recipe, Width, check_multiple, make_noise
+
+
+def check_data(data: Data) -> None:
+    """There must be something to train on and to evaluate on."""
+    if data.size < 1:
+        raise MupscaleError("there is nothing to train on: the data's training part is empty")
+    if next(iter(data.evaluation(1)), None) is None:
+        raise MupscaleError("there is nothing to evaluate on: the data's held-out part is empty")
+
+
+def cost_per_example(family: Family, width: Width, data: Data, recipe: Recipe) -> float | None:
+    """Training FLOPs of one example, counted on a model without memory; its outputs are checked on the way."""
+    x, _ = data.examples(torch.zeros(1, dtype=torch.int64, device=data.rows_on or data.device))
+    try:
+        sketch = family.sketch(width).to("meta", recipe.dtype()).eval()
+        example = as_input(x, recipe).to("meta")
+        counted = float(count_flops(sketch, example))
+        logits = as_tensor(sketch(example))
+    except Exception:  # a model that needs values: its cost is not known, and its outputs are not checked
+        return None
+    if data.classes is not None and logits is not None and logits.shape[-1] < data.classes:
+        raise MupscaleError(
+            f"the model has {logits.shape[-1]} outputs and the data {data.classes} classes: set the model's "
+            f"number of outputs (vocab, classes, d_out) to at least that"
+        )
+    return counted
 
 
 def starting_point(recipe: Recipe, family: Family, processes: Processes) -> tuple[nn.Module, Optimizer]:

@@ -1,0 +1,131 @@
+"""What a sweep searches, learning rates and noise levels with zero always among them, and what it found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from mupscale.errors import MupscaleError
+
+Status = Literal["finished", "diverged", "pruned"]
+
+
+class Cell(NamedTuple):
+    """One choice of hyperparameters."""
+
+    lr: float
+    noise: float
+
+
+@dataclass(frozen=True)
+class Space:
+    """A grid of learning rates × noise levels, both in ascending order.
+
+    Noise levels beside 0 are what Sweep 2 searches; 0 itself is always one of them, since it is training on without
+    upscaling (the paper's 'Equivalence at zero noise'). A space with 0 alone is one of learning rates: Sweep 1.
+    """
+
+    lrs: tuple[float, ...]
+    noises: tuple[float, ...] = (0.0,)
+
+    def __post_init__(self) -> None:
+        for what, values in (("learning rate", self.lrs), ("noise level", self.noises)):
+            for value in values:
+                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+                    raise MupscaleError(
+                        f"{value!r} is no {what} for a sweep: it must be a number, 0 or more and finite"
+                    )
+        if not self.lrs or 0 in self.lrs:
+            raise MupscaleError("a sweep needs at least one learning rate, and all of them above 0")
+        object.__setattr__(self, "lrs", _sorted(self.lrs))
+        object.__setattr__(self, "noises", _sorted((0.0, *self.noises)))
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Every cell of the grid, noise by noise."""
+        return [Cell(lr, noise) for noise in self.noises for lr in self.lrs]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One cell, trained with every seed of the sweep.
+
+    loss: the mean over seeds of what the sweep measures, None unless finished. by_seed: each seed's (pruned trials:
+    where they stood). curve: steps and the mean loss there. steps: how far it came. flops: what it cost, all seeds.
+    """
+
+    lr: float
+    noise: float
+    status: Status
+    loss: float | None
+    by_seed: list[float] = field(default_factory=list)
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    steps: int = 0
+    flops: float = 0.0
+
+    @property
+    def cell(self) -> Cell:
+        """Its hyperparameters."""
+        return Cell(self.lr, self.noise)
+
+    @property
+    def spread(self) -> float:
+        """Largest minus smallest loss over seeds; 0 for one seed."""
+        return max(self.by_seed) - min(self.by_seed) if self.by_seed else 0.0
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A finished sweep.
+
+    name: sweep-1-width-64, sweep-2-width-64 … width: at which trials train. start: the width they are upscaled from,
+    None if they train from scratch. measure: whose loss was minimised, training or held-out.
+    """
+
+    name: str
+    width: Any
+    start: Any
+    space: Space
+    trials: list[Trial]
+    seeds: int = 1
+    measure: str = "train"
+    sampler: str = "grid"
+    pruner: str = "none"
+    seconds: float = 0.0
+
+    @property
+    def best(self) -> Trial:
+        """The trial with the lowest loss."""
+        finished = [trial for trial in self.trials if trial.status == "finished" and trial.loss is not None]
+        if not finished:
+            raise MupscaleError(
+                f"{self.name}: all {len(self.trials)} trials diverged, so there is nothing to choose: try learning "
+                f"rates below {min(self.space.lrs):g}"
+            )
+        return min(finished, key=lambda trial: (trial.loss, trial.noise, trial.lr))
+
+    @property
+    def flops(self) -> float:
+        """What all of it cost."""
+        return math.fsum(trial.flops for trial in self.trials)
+
+    def at(self, cell: Cell) -> Trial | None:
+        """The trial of a cell, if it was trained."""
+        return next((trial for trial in self.trials if trial.cell == cell), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, from which `from_json` makes the same."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Sweep:
+        """What to_json gave, or read back from a file."""
+        space = Space(tuple(values["space"]["lrs"]), tuple(values["space"]["noises"]))
+        trials = [Trial(**{**t, "curve": [(int(s), float(v)) for s, v in t["curve"]]}) for t in values["trials"]]
+        return cls(**{**values, "space": space, "trials": trials})
+
+
+def _sorted(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(sorted({float(value) for value in values}))

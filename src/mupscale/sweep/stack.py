@@ -1,0 +1,250 @@
+"""Many training runs of one architecture as one program: parameters stacked, the model vmapped over them.
+
+What differs between the runs (learning rate, weight decay, eps, noise, seeds, the checkpoint they start from) is a
+tensor with an entry for each; everything else is shared. Each run takes the steps that `train` would take with its
+recipe, so a stack is a faster way to the same numbers, never another experiment. On CUDA a step is one graph.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mupscale import checkpoint
+from mupscale import names as naming
+from mupscale.data.stream import Data
+from mupscale.errors import MupscaleError
+from mupscale.sweep.alike import OWN, NotStackable, check_alike, rate_after, same_beginnings
+from mupscale.sweep.graph import Graph, Losses
+from mupscale.sweep.program import Program
+from mupscale.sweep.replicas import Layout, Replicas
+from mupscale.sweep.update import Hyper, Kind, as_one, clip, kind_of
+from mupscale.train.parallel import Processes
+from mupscale.train.recipe import Recipe
+from mupscale.train.start import check_data, cost_per_example, starting_point
+
+__all__ = ["NotStackable", "Stack"]
+
+
+class Stack:
+    """Runs trained together: `Stack(recipes, device).advance(100)` takes a hundred steps with each of them.
+
+    Recipes must have the same model, width, data, batch, steps and schedule; `NotStackable` says what is in the way.
+    flops_per_step: training FLOPs of one step of one run, None where the model's cost cannot be counted.
+    norms: of the gradients in the last `advance`, before clipping (steps × runs); None where nothing is clipped.
+    """
+
+    def __init__(self, recipes: Sequence[Recipe], device: torch.device, data: Data | None = None) -> None:
+        self.recipes, self.device, self.step = list(recipes), device, 0
+        self.shared = check_alike(recipes)
+        self.data: Data = data if data is not None else self.shared.make_data().to(device, self.shared.dtype())
+        check_data(self.data)
+        self.family = self.shared.family()
+        self.plan = self.family.plan(self.shared.width)
+        cost = cost_per_example(self.family, self.shared.width, self.data, self.shared)
+        self.flops_per_step = None if cost is None else cost * self.shared.batch
+        self.norms: Tensor | None = None
+        self._begin()
+        self._changed()
+        self._check()
+
+    # ------------------------------------------------------------------------------------------- beginning
+
+    def _begin(self) -> None:
+        """Start every run as `train` does, and stack what comes out."""
+        for rows in same_beginnings(self.recipes):
+            model, optimizer = starting_point(self.recipes[rows[0]], self.family, Processes(self.device))
+            if rows[0] == 0:
+                self._allocate(model, optimizer)
+            for row in rows:
+                self.replicas.take(row, model, optimizer)
+        usual = inspect.signature(self.shared.optimizer_class()).parameters
+        columns = {}
+        for name in OWN:
+            default = usual[name].default if name in usual else 0.0
+            values = [float(recipe.optimizer.init_args.get(name, default)) for recipe in self.recipes]
+            columns[name] = torch.tensor(values, dtype=self.shared.dtype()).unsqueeze(1).to(self.device)
+        self.hyper = Hyper(shared=self.kind.shared, **columns)
+
+    def _allocate(self, model: nn.Module, optimizer: Optimizer) -> None:
+        decays = any(recipe.optimizer.init_args.get("weight_decay", 1) for recipe in self.recipes)
+        kind = kind_of(type(optimizer), {**optimizer.param_groups[0], "weight_decay": decays})
+        if isinstance(kind, str):
+            raise NotStackable(f"{kind} among what can train as one program")
+        frozen = [name for name, p in naming.parameters(model).items() if not p.requires_grad]
+        if frozen:
+            raise NotStackable(f"'{frozen[0]}' does not train, and a stack trains every parameter")
+        self.kind: Kind = kind
+        layout = Layout.of(model, optimizer, self.plan)
+        self.program = Program(model, layout, self.shared, self.device)
+        self.replicas = Replicas(layout, model, kind.state, len(self.recipes), self.shared.dtype())
+
+    def _changed(self) -> None:
+        """After runs have come or gone: which stream of data each reads (runs with one seed share its batches)."""
+        seeds = [recipe.seeds.data for recipe in self.recipes]
+        self.streams = list(dict.fromkeys(seeds))
+        self._stream_of = torch.tensor([self.streams.index(seed) for seed in seeds], device=self.device)
+        self._drops = {growth.at for recipe in self.recipes for growth in recipe.grow}
+        self._multiple: float | None = None
+        self._graph: Graph | None = None
+        segments = self.replicas.layout.segments
+        self._segments = as_one(segments, self.replicas.flat.detach()) if self.shared.compile else segments
+        self._compiled: dict[str, Callable[..., Any]] = {}
+
+    def _check(self) -> None:
+        """A few examples under vmap, trained on and evaluated on, before anybody relies on it."""
+        row = self.replicas.flat.detach()[0]
+        buffers = {name: buffer[0] for name, buffer in self.replicas.buffers.items()}
+        x, y = self.data.batch(self.streams[0], 0, min(self.shared.batch, 8))
+        self.program.check(row, buffers, x, y)
+        x, y = next(iter(self.data.evaluation(self.shared.evaluation.batch or self.shared.batch)))
+        self.program.check_scores(row, buffers, x[:8], y[:8])
+
+    # ------------------------------------------------------------------------------------------- steps
+
+    def advance(self, count: int, stop: Callable[[], bool] | None = None) -> Tensor:
+        """Take so many steps, fewer if told to stop; each run's loss at each (steps × runs), still on the device."""
+        self.program.template.train()
+        losses = torch.empty(count, len(self.recipes), dtype=self.shared.dtype(), device=self.device)
+        norms = None if self.shared.clip is None else torch.empty_like(losses)
+        taken = 0
+        while taken < count and not (taken and stop is not None and stop()):
+            x, y = self._batch()
+            self._set_rates()
+            losses[taken], norm = self._replay(x, y) if self.device.type == "cuda" else self._take_step(x, y)
+            if norms is not None and norm is not None:
+                norms[taken] = norm
+            self.step += 1
+            taken += 1
+        self.norms = None if norms is None else norms[:taken]
+        return losses[:taken]
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        start, count = self.step * self.shared.batch, self.shared.batch
+        batches = [self.data.batch(seed, start, count) for seed in self.streams]
+        if len(batches) == 1:
+            return batches[0]
+        xs, ys = (torch.stack(parts) for parts in zip(*batches, strict=True))
+        return (xs, ys) if len(batches) == len(self.recipes) else (xs[self._stream_of], ys[self._stream_of])
+
+    def _set_rates(self) -> None:
+        multiple = self.shared.schedule.at(self.step, self.shared.steps)
+        if multiple != self._multiple or self.step in self._drops:
+            self._multiple = multiple
+            rates = [rate_after(recipe, self.step) * multiple for recipe in self.recipes]
+            self.hyper.lr.copy_(torch.tensor(rates, dtype=self.hyper.lr.dtype).unsqueeze(1))
+
+    def rate(self, row: int) -> float:
+        """A run's learning rate in the last step, at the base width."""
+        last = max(0, self.step - 1)
+        return rate_after(self.recipes[row], last) * self.shared.schedule.at(last, self.shared.steps)
+
+    def _replay(self, x: Tensor, y: Tensor) -> Losses:
+        if self._graph is None:
+            self._graph = Graph(self._take_step, self.replicas, x, y)
+        return self._graph.replay(x, y)
+
+    def _take_step(self, x: Tensor, y: Tensor) -> Losses:
+        replicas = self.replicas
+        losses = self._part("losses", self.program.losses)(
+            replicas.flat, replicas.buffers, x, y, len(self.streams) == 1
+        )
+        (gradient,) = torch.autograd.grad(losses.sum(), replicas.flat)
+        with torch.no_grad():
+            norms = self._part("update", self._update)(gradient)
+        return losses.detach(), norms
+
+    def _update(self, gradient: Tensor) -> Tensor | None:
+        """Clip, and one update of all parameters of all runs."""
+        r, norms = self.replicas, None
+        if self.shared.clip is not None:
+            norms = clip(gradient, self.shared.clip, r.layout.segments)
+        r.taken += 1
+        self.kind.update(r.flat, gradient, r.state, r.taken, self.hyper, self._segments)
+        return norms
+
+    def _part(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A part of the step, compiled if the recipe says so."""
+        if not self.shared.compile:
+            return function
+        if name not in self._compiled:
+            self._compiled[name] = torch.compile(function, dynamic=False)
+        return self._compiled[name]
+
+    # ------------------------------------------------------------------------------------------- between steps
+
+    @torch.no_grad()
+    def evaluate(self) -> list[dict[str, float]]:
+        """Each run's loss on the evaluation set, and its accuracy where targets are classes."""
+        batch, rows, replicas = self.shared.evaluation.batch or self.shared.batch, len(self.recipes), self.replicas
+        most = max(1, rows * self.shared.batch // batch)  # so that it takes no more memory than training
+        totals = torch.zeros(4, rows, dtype=torch.float64, device=self.device)  # loss, examples, correct, targets
+        self.program.template.eval()
+        try:
+            for x, y in self.data.evaluation(batch):
+                for some in torch.arange(rows, device=self.device).split(most):
+                    part = slice(int(some[0]), int(some[-1]) + 1)
+                    buffers = {name: buffer[part] for name, buffer in replicas.buffers.items()}
+                    loss, right = self.program.scores(replicas.flat.detach()[part], buffers, x, y)
+                    known = right >= 0
+                    counts = (
+                        loss * len(x),
+                        torch.full_like(loss, len(x)),
+                        right.clamp(min=0),
+                        known.double() * y.numel(),
+                    )
+                    totals[:, part] += torch.stack(counts)
+        finally:
+            self.program.template.train()
+        return [_scores(*column) for column in totals.T.tolist()]
+
+    def sound(self) -> list[bool]:
+        """Whether each run's parameters are finite."""
+        return self.replicas.sound()
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these runs alone, so that the others cost nothing more."""
+        self.recipes = [self.recipes[row] for row in rows]
+        self.replicas.keep(rows)
+        own = {name: getattr(self.hyper, name)[list(rows)] for name in OWN}
+        self.hyper = Hyper(shared=self.hyper.shared, **own)
+        self._changed()
+
+    def export(self, row: int) -> tuple[nn.Module, Optimizer]:
+        """One run's model and optimizer, as `train` would have them."""
+        fresh = replace(self.recipes[row], start=None, noise=0.0, start_width=None)
+        model, optimizer = starting_point(fresh, self.family, Processes(self.device))
+        self.replicas.give(row, model, optimizer)
+        for group in optimizer.param_groups if self.step else ():
+            group["lr"] = self.rate(row) * group["lr_factor"]
+        return model, optimizer
+
+    # ------------------------------------------------------------------------------------------- on disk
+
+    def save(self, path: Path, extra: Mapping[str, Any]) -> None:
+        """Write where the stack stands, whole or not at all; extra: JSON values and tensors."""
+        checkpoint.write(path, self.replicas.tensors(), None, None, {"stack": {"step": self.step, **extra}})
+
+    @torch.no_grad()
+    def restore(self, saved: checkpoint.Checkpoint) -> None:
+        """Go on where a stack of the same runs stood."""
+        own = self.replicas.tensors()
+        shapes, theirs = ({name: t.shape for name, t in held.items()} for held in (own, saved.model))
+        if shapes != theirs:
+            odd = next((name for name in {**shapes, **theirs} if shapes.get(name) != theirs.get(name)), "")
+            raise MupscaleError(f"this is not where these runs stood: '{odd}' has another shape")
+        for name, tensor in own.items():
+            tensor.copy_(saved.model[name])
+        self.step, self._multiple = int(saved.extra["stack"]["step"]), None
+
+
+def _scores(loss: float, examples: float, right: float, targets: float) -> dict[str, float]:
+    accuracy = {"accuracy": right / targets} if targets else {}
+    return {"loss": loss / examples, **accuracy}

@@ -1,0 +1,133 @@
+"""One optimizer update for a whole stack of models, each with a learning rate, decay and eps of its own.
+
+A stack's parameters lie in one matrix, a row for each model, with parameters of equal factors side by side: a
+segment of columns is what a parameter group is to an optimizer. SGD, Adam and AdamW are written for such matrices as
+torch.optim writes them for tensors; the tests hold them against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+Rows = dict[str, Tensor]
+"""State tensors by their torch names, each a matrix like the parameters."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Columns whose hyperparameters are the model's own times these factors; norm: their weight in the clipped norm.
+
+    A factor may also be one for each column.
+    """
+
+    columns: slice
+    lr: float | Tensor
+    weight_decay: float | Tensor
+    eps: float | Tensor
+    norm: float | Tensor
+
+
+def as_one(segments: Sequence[Segment], like: Tensor) -> list[Segment]:
+    """All columns as one segment with factors for each: one pass over memory where a compiler fuses it."""
+
+    def columns(name: str) -> Tensor:
+        factors = like.new_empty(like.shape[1])
+        for segment in segments:
+            factors[segment.columns] = getattr(segment, name)
+        return factors
+
+    return [Segment(slice(None), *(columns(name) for name in ("lr", "weight_decay", "eps", "norm")))]
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Each model's hyperparameters at factor 1, as columns of numbers, and those that all models share."""
+
+    lr: Tensor
+    weight_decay: Tensor
+    eps: Tensor
+    shared: Mapping[str, Any]
+
+
+Update = Callable[[Tensor, Tensor, Rows, Tensor, Hyper, Sequence[Segment]], None]
+"""From parameters, gradients (which it may overwrite), state, steps taken so far and hyperparameters; in place."""
+
+
+def adam(p: Tensor, g: Tensor, state: Rows, step: Tensor, hyper: Hyper, segments: Sequence[Segment]) -> None:
+    """Adam, AMSGrad and AdamW."""
+    beta1, beta2 = hyper.shared["betas"]
+    correction1 = (1 - beta1**step).to(p.dtype)
+    correction2 = (1 - beta2**step).sqrt().to(p.dtype)
+    for segment in segments:
+        at = (slice(None), segment.columns)
+        weights, gradient = p[at], g[at]
+        lr, decay = hyper.lr * segment.lr, hyper.weight_decay * segment.weight_decay
+        if hyper.shared["decoupled"]:
+            weights.mul_(1 - lr * decay)
+        elif hyper.shared["decays"]:
+            gradient.addcmul_(weights, decay)
+        mean, square = state["exp_avg"][at], state["exp_avg_sq"][at]
+        mean.lerp_(gradient, 1 - beta1)
+        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        if hyper.shared["amsgrad"]:
+            square = state["max_exp_avg_sq"][at]
+            torch.maximum(square, state["exp_avg_sq"][at], out=square)
+        size = square.sqrt().add_(hyper.eps * segment.eps * correction2)
+        weights.addcmul_(torch.div(mean, size, out=size), -lr * correction2 / correction1)
+
+
+def sgd(p: Tensor, g: Tensor, state: Rows, step: Tensor, hyper: Hyper, segments: Sequence[Segment]) -> None:
+    """SGD, with momentum, dampening and Nesterov's."""
+    momentum, dampening = hyper.shared["momentum"], hyper.shared["dampening"]
+    for segment in segments:
+        at = (slice(None), segment.columns)
+        weights, gradient = p[at], g[at]
+        if hyper.shared["decays"]:
+            gradient.addcmul_(weights, hyper.weight_decay * segment.weight_decay)
+        if momentum:
+            buffer = state["momentum_buffer"][at]
+            first = (step == 1).to(p.dtype)  # torch takes the first gradient whole
+            buffer.mul_(momentum).add_(gradient * (1 - dampening * (1 - first)) if dampening else gradient)
+            gradient = gradient.add_(buffer, alpha=momentum) if hyper.shared["nesterov"] else buffer
+        weights.addcmul_(gradient, -hyper.lr * segment.lr)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An optimizer that a stack can take: its update and the state it keeps."""
+
+    update: Update
+    state: tuple[str, ...]
+    shared: Mapping[str, Any]
+
+
+def kind_of(cls: type[Optimizer], group: Mapping[str, Any]) -> Kind | str:
+    """How a stack takes this optimizer with the hyperparameters of such a group; or why it cannot, in words."""
+    if group.get("maximize"):
+        return "maximize is not"
+    if group.get("differentiable"):
+        return "differentiable is not"
+    decays = bool(group.get("weight_decay"))
+    if cls is SGD:
+        shared = {name: group[name] for name in ("momentum", "dampening", "nesterov")}
+        return Kind(sgd, ("momentum_buffer",) if group["momentum"] else (), {**shared, "decays": decays})
+    if cls in (Adam, AdamW):
+        decoupled = decays and bool(group.get("decoupled_weight_decay", cls is AdamW))
+        state = ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
+        shared = {"betas": tuple(map(float, group["betas"])), "amsgrad": group["amsgrad"]}
+        return Kind(adam, state, {**shared, "decays": decays, "decoupled": decoupled})
+    return f"{cls.__name__} is not (SGD, Adam and AdamW are)"
+
+
+def clip(g: Tensor, largest: float, segments: Sequence[Segment]) -> Tensor:
+    """Scale rows of gradients down to the largest width-invariant norm, as optim.clip_grad_norm_ does; the norms."""
+    parts = [torch.linalg.vector_norm(g[:, s.columns], dim=1, keepdim=True).square() * s.norm for s in segments]
+    norm = torch.stack(parts).sum(0).sqrt()
+    g.mul_((largest / (norm + 1e-6)).clamp(max=1.0))
+    return norm[:, 0]
