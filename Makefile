@@ -1,6 +1,6 @@
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= train,text,plots,tensorboard,dev
+EXTRAS ?= train,sweep,postgres,text,plots,tensorboard,dev
 
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready

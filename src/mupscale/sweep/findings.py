@@ -1,0 +1,96 @@
+"""What a finished sweep says beside its optimum: edges of the grid, zero noise, trials that were lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mupscale.sweep.space import Cell, Space, Status, Sweep, Trial
+
+CLOSE = 0.01
+"""A loss within this part of another is close to it, where one seed alone cannot tell the spread."""
+
+
+def findings(sweep: Sweep) -> list[str]:
+    """Sentences, those that matter most first."""
+    finished = [trial for trial in sweep.trials if trial.loss is not None and trial.status == "finished"]
+    if not finished:
+        return _lost(sweep)
+    best = sweep.best
+    return [*_zero_noise(sweep, best, finished), *_edges(sweep.space, best), *_lost(sweep)]
+
+
+def neighbours(space: Space, a: Cell, b: Cell) -> int:
+    """Grid steps between two cells: the larger of those in learning rate and in noise. 1 or less: neighbours."""
+    rates = abs(_nearest(space.lrs, a.lr) - _nearest(space.lrs, b.lr))
+    noises = abs(_nearest(space.noises, a.noise) - _nearest(space.noises, b.noise))
+    return max(rates, noises)
+
+
+def _zero_noise(sweep: Sweep, best: Trial, finished: Sequence[Trial]) -> list[str]:
+    """Whether noise, and with it upscaling, pays at all: zero noise is training on (Equivalence at zero noise)."""
+    if len(sweep.space.noises) == 1:
+        return []
+    if best.noise == 0:
+        return ["the sweep selects zero noise: upscaling does not pay here: training on without new capacity is best"]
+    zeros = [trial for trial in finished if trial.noise == 0]
+    if not zeros:
+        return []
+    zero = min(zeros, key=_loss)
+    gap, spread = _loss(zero) - _loss(best), max(zero.spread, best.spread)
+    losses = f"the best trial without noise reaches {_loss(zero):.4g}, the best with noise {_loss(best):.4g}"
+    if sweep.seeds > 1 and gap <= spread:
+        return [f"{losses}, which is within the spread between seeds ({spread:.2g}): noise may not pay here"]
+    if sweep.seeds == 1 and gap < CLOSE * abs(_loss(best)):
+        return [
+            f"{losses}, {gap / abs(_loss(best)):.1%} apart; with one seed the spread between seeds is unknown, so "
+            f"noise may not pay here: try sweep_seeds 3"
+        ]
+    return []
+
+
+def _edges(space: Space, best: Trial) -> list[str]:
+    """The optimum on the edge of the grid, and the range to try next in the grid's own ratio."""
+    found = []
+    if len(space.lrs) > 1:
+        at = _nearest(space.lrs, best.lr)
+        if at == 0:
+            further = _further(space.lrs[0], space.lrs[0] / space.lrs[1])[::-1]
+            found.append(_edge("learning rate", best.lr, "smallest", space.lrs[0], further))
+        if at == len(space.lrs) - 1:
+            further = _further(space.lrs[-1], space.lrs[-1] / space.lrs[-2])
+            found.append(_edge("learning rate", best.lr, "largest", space.lrs[-1], further))
+    if len(space.noises) > 1 and _nearest(space.noises, best.noise) == len(space.noises) - 1:
+        below = space.noises[-2]
+        further = _further(space.noises[-1], space.noises[-1] / below if below else 2.0)
+        found.append(_edge("noise", best.noise, "largest", space.noises[-1], further))
+    return found
+
+
+def _edge(what: str, best: float, which: str, edge: float, further: list[float]) -> str:
+    values = ", ".join(f"{value:.3g}" for value in further)
+    where = f"is the {which} tried" if best == edge else f"lies next to {edge:.3g}, the {which} tried"
+    return f"the best {what}, {best:.3g}, {where}: try {values}"
+
+
+def _further(edge: float, ratio: float) -> list[float]:
+    return [edge * ratio**i for i in range(3)]
+
+
+def _lost(sweep: Sweep) -> list[str]:
+    """How many trials did not come to their end."""
+    said: list[tuple[Status, str]] = [("diverged", "diverged"), ("pruned", "stopped early by pruning")]
+    found = []
+    for status, how in said:
+        if count := sum(trial.status == status for trial in sweep.trials):
+            found.append(f"{count} of {len(sweep.trials)} trials {how}")
+    return found
+
+
+def _nearest(values: Sequence[float], value: float) -> int:
+    """The index of the grid's value that is nearest: samplers other than the grid's leave it."""
+    return min(range(len(values)), key=lambda index: abs(values[index] - value))
+
+
+def _loss(trial: Trial) -> float:
+    assert trial.loss is not None
+    return trial.loss

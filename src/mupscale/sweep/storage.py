@@ -1,0 +1,221 @@
+"""Where studies are kept: a SQLite file, a journal or a database; what goes wrong there is said in one sentence."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mupscale.errors import MupscaleError
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+T = TypeVar("T")
+PATIENCE = 30.0  # seconds for which a storage may be locked or gone
+_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+
+
+class Storage:
+    """A storage of optuna's, by path, journal:PATH or URL, whose every use is patient and ends in a sentence."""
+
+    def __init__(self, place: str | Path, patience: float = PATIENCE) -> None:
+        self.place, self.patience = str(place), patience
+        self.shown = _shown(self.place)
+        with self._sentence("opened"):
+            self.optuna: BaseStorage = _open(self.place, patience)
+
+    def use(self, call: Callable[[], T]) -> T:
+        """What the call gives, tried again for a while where the storage is gone; then one sentence."""
+        end = time.monotonic() + self.patience
+        while True:
+            try:
+                return call()
+            except Exception as error:
+                if not _may_pass(error) or time.monotonic() > end:
+                    with self._sentence("used"):
+                        raise
+            time.sleep(min(1.0, self.patience / 10))
+
+    @contextmanager
+    def _sentence(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            cause = _cause(error, self.patience)
+            if cause is None:
+                raise
+            kept = "" if verb == "opened" else "; all that it was told is kept, and the same command goes on from there"
+            raise MupscaleError(f"the study's storage {self.shown} cannot be {verb}: {cause}{kept}") from error
+
+
+def _open(place: str, patience: float) -> BaseStorage:
+    optuna = load_optuna()
+    if place.startswith("journal:"):
+        path = place.removeprefix("journal:").removeprefix("//")
+        return optuna.storages.JournalStorage(_journal(path))
+    url = place if "://" in place else f"sqlite:///{place}"
+    for attempt in range(5):  # two workers may create the tables at the same moment: the second then finds them there
+        try:
+            made = optuna.storages.RDBStorage(url, engine_kwargs=_engine(url, patience))
+            break
+        except Exception as error:
+            if attempt == 4 or not _already_there(error):
+                raise
+            time.sleep(0.1 * (attempt + 1))
+    if made.engine.dialect.name == "sqlite":
+        _serialise(made.engine)
+    return optuna.storages.get_storage(made)
+
+
+def load_optuna() -> Any:
+    """Optuna, without its running commentary."""
+    try:
+        import optuna
+    except ImportError:
+        raise MupscaleError("sweeps need optuna: pip install 'mupscale[sweep]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _engine(url: str, patience: float) -> dict[str, Any]:
+    if url.startswith("sqlite"):
+        return {"connect_args": {"timeout": patience}}
+    waits = {"connect_timeout": max(2, int(patience / 3))} if url.startswith("postgresql") else {}
+    return {"pool_pre_ping": True, "connect_args": waits}
+
+
+def _serialise(engine: Any) -> None:
+    """One SQLite transaction at a time, from its first read on: or two workers could take the same trial."""
+    from sqlalchemy import event
+
+    @event.listens_for(engine, "connect")
+    def plain(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # transactions are begun below, not by the driver
+        connection.execute("PRAGMA synchronous=NORMAL")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    engine.dispose()
+    raw = engine.raw_connection()
+    try:
+        if raw.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            raw.execute("PRAGMA journal_mode=WAL")
+    except Exception as error:  # somebody else is at it, or the file system has no shared memory: it works without
+        if _cause(error, 0) is None:
+            raise
+    finally:
+        raw.close()
+
+
+def _journal(path: str) -> Any:
+    """Optuna's journal in a file, in which half a line, of a full disk or a killed process, does no harm."""
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.storages.journal._file import get_lock_file
+
+    class Journal(JournalFileBackend):  # type: ignore[misc]
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            text = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
+            with get_lock_file(self._lock), open(self._file_path, "r+b") as file:
+                size = _whole_lines(file)
+                file.truncate(size)
+                file.seek(size)
+                try:
+                    file.write(text.encode("utf-8"))
+                    file.flush()
+                    os.fsync(file.fileno())
+                except OSError:
+                    os.truncate(self._file_path, size)
+                    raise
+
+    return Journal(path)
+
+
+def _whole_lines(file: Any) -> int:
+    """How far the file consists of whole lines."""
+    end = int(file.seek(0, os.SEEK_END))
+    position = end
+    while position > 0:
+        start = max(0, position - 65536)
+        file.seek(start)
+        found = file.read(position - start).rfind(b"\n")
+        if found >= 0:
+            return start + int(found) + 1
+        position = start
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------ what goes wrong
+
+
+def _original(error: BaseException) -> BaseException:
+    """The database driver's own error, under optuna's and SQLAlchemy's."""
+    from optuna.exceptions import StorageInternalError
+
+    if isinstance(error, StorageInternalError) and error.__cause__ is not None:
+        error = error.__cause__
+    return getattr(error, "orig", None) or error
+
+
+def _is_storage_trouble(error: BaseException) -> bool:
+    import sqlite3
+
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return isinstance(error, StorageInternalError | SQLAlchemyError | sqlite3.Error | OSError)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether waiting could help: a server that restarts, a network that comes back; not a full disk or a long lock."""
+    if not _is_storage_trouble(error):
+        return False
+    text = str(_original(error)).lower()
+    hopeless = ("locked", "full", "disk i/o", "readonly", "read-only", "not a database", "malformed", "no such table")
+    if any(word in text for word in hopeless):
+        return False
+    return not isinstance(error, OSError) or error.errno not in (*_FULL, errno.EACCES, errno.EROFS)
+
+
+def _already_there(error: BaseException) -> bool:
+    text = str(_original(error)).lower()
+    return "already exists" in text or "unique" in text
+
+
+def _cause(error: BaseException, patience: float) -> str | None:
+    """What is wrong with the storage, in words; None for errors that are not the storage's."""
+    text = (str(_original(error)).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, ImportError):
+        return "its database driver is missing; for PostgreSQL, pip install 'mupscale[postgres]'"
+    if "database is locked" in text:
+        return f"another process has kept it locked for more than {patience:g} s"
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{os.strerror(error.errno)}{f' ({error.filename})' if error.filename else ''}"
+    if _is_storage_trouble(error):
+        return text
+    if isinstance(error, KeyError) and "does not exist" in text:
+        return "the study has been deleted from it"
+    if isinstance(error, RuntimeError) and ("schema" in text or "possess lock" in text):
+        return text
+    if isinstance(error, ValueError) and ("log format" in text or hasattr(error, "lineno")):
+        return "it is no journal of optuna's, or a damaged one"
+    return None
+
+
+def _shown(place: str) -> str:
+    """The place without its password."""
+    if "://" not in place or place.startswith("journal:"):
+        return place
+    try:
+        from sqlalchemy import make_url
+
+        return make_url(place).render_as_string(hide_password=True)
+    except Exception:
+        return place.split("://")[0] + "://…"

@@ -1,0 +1,134 @@
+"""What is said about a finished sweep: edges with the range to try next, zero noise, lost trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from mupscale.sweep.findings import findings, neighbours
+from mupscale.sweep.space import Cell, Space, Sweep, Trial
+
+LRS, NOISES = (0.1, 0.2, 0.4), (0.5, 1.0, 2.0, 4.0)
+
+
+def sweep(
+    loss: Callable[[float, float], float | None],
+    *,
+    lrs: tuple[float, ...] = LRS,
+    noises: tuple[float, ...] = NOISES,
+    spread: float = 0.0,
+    seeds: int = 1,
+) -> Sweep:
+    """A grid with these losses; infinite for diverged, None for pruned."""
+    space, trials = Space(lrs, noises), []
+    for cell in space.cells:
+        value = loss(*cell)
+        if value is None or math.isinf(value):
+            trials.append(Trial(*cell, "pruned" if value is None else "diverged", None))
+        else:
+            by_seed = [value - spread / 2, value + spread / 2] if seeds > 1 else [value]
+            trials.append(Trial(*cell, "finished", value, by_seed))
+    return Sweep("sweep-2-width-64", 128, 64, space, trials, seeds=seeds)
+
+
+def bowl(best_lr: float, best_noise: float, height: float = 1.0) -> Callable[[float, float], float]:
+    """Lowest, 1, at these; far above it without noise."""
+
+    def loss(lr: float, noise: float) -> float:
+        away = math.log2(noise / best_noise) ** 2 if noise and best_noise else 9.0 * (noise != best_noise)
+        return 1 + height * (math.log2(lr / best_lr) ** 2 + away)
+
+    return loss
+
+
+def test_an_optimum_inside_the_grid_has_nothing_to_be_said() -> None:
+    assert findings(sweep(bowl(0.2, 1.0))) == []
+
+
+@pytest.mark.parametrize(
+    ("lr", "noise", "said"),
+    [
+        (0.4, 1.0, "the best learning rate, 0.4, is the largest tried: try 0.4, 0.8, 1.6"),
+        (0.1, 1.0, "the best learning rate, 0.1, is the smallest tried: try 0.025, 0.05, 0.1"),
+        (0.2, 4.0, "the best noise, 4, is the largest tried: try 4, 8, 16"),
+    ],
+)
+def test_each_edge_is_named_with_the_range_to_try_next(lr: float, noise: float, said: str) -> None:
+    assert findings(sweep(bowl(lr, noise))) == [said]
+
+
+def test_both_edges_of_a_corner_are_named() -> None:
+    assert len(findings(sweep(bowl(0.4, 4.0)))) == 2
+
+
+def test_the_range_goes_on_in_the_ratio_at_that_edge() -> None:
+    (said,) = findings(sweep(bowl(3.0, 1.0), lrs=(0.1, 1.0, 3.0)))
+    assert said.endswith("try 3, 9, 27")
+
+
+def test_the_smallest_noise_above_zero_is_no_edge_since_zero_is_beyond_it() -> None:
+    assert findings(sweep(bowl(0.2, 0.5))) == []
+
+
+def test_grids_of_one_value_have_no_edges() -> None:
+    assert findings(sweep(bowl(0.2, 0.0), lrs=(0.2,), noises=())) == []
+
+
+def test_a_single_noise_level_beside_zero_goes_on_by_twos() -> None:
+    (said,) = findings(sweep(bowl(0.2, 3.0), noises=(3.0,)))
+    assert said == "the best noise, 3, is the largest tried: try 3, 6, 12"
+
+
+def test_values_off_the_grid_belong_to_the_nearest_edge() -> None:
+    found = Sweep("s", 128, 64, Space(LRS, NOISES), [Trial(0.37, 1.1, "finished", 1.0)], sampler="tpe")
+    assert findings(found) == [
+        "the best learning rate, 0.37, lies next to 0.4, the largest tried: try 0.4, 0.8, 1.6",
+    ]
+
+
+def test_a_sweep_that_selects_zero_noise_says_that_upscaling_does_not_pay() -> None:
+    (said,) = findings(sweep(bowl(0.2, 0.0)))
+    assert "upscaling does not pay here: training on without new capacity is best" in said
+
+
+def test_a_sweep_of_learning_rates_alone_says_nothing_of_noise() -> None:
+    assert findings(sweep(bowl(0.2, 0.0), noises=())) == []
+
+
+@pytest.mark.parametrize(("spread", "told"), [(0.06, True), (0.04, False)])
+def test_zero_noise_within_the_spread_between_seeds_is_told(spread: float, told: bool) -> None:
+    found = findings(sweep(lambda lr, noise: _near_zero(lr, noise, 0.05), spread=spread, seeds=2))
+    assert [("within the spread between seeds" in said) for said in found] == [True] * told
+
+
+@pytest.mark.parametrize(("gap", "told"), [(0.009, True), (0.011, False)])
+def test_with_one_seed_a_small_difference_is_called_unknown(gap: float, told: bool) -> None:
+    found = findings(sweep(lambda lr, noise: _near_zero(lr, noise, gap)))
+    assert [("with one seed the spread between seeds is unknown" in said) for said in found] == [True] * told
+
+
+def _near_zero(lr: float, noise: float, gap: float) -> float:
+    return 1 + gap if (lr, noise) == (0.4, 0.0) else bowl(0.2, 1.0)(lr, noise)
+
+
+def test_lost_trials_are_counted() -> None:
+    def loss(lr: float, noise: float) -> float | None:
+        if lr == 0.4:
+            return math.inf
+        return None if noise == 4.0 else bowl(0.2, 1.0)(lr, noise)
+
+    assert findings(sweep(loss)) == ["5 of 15 trials diverged", "2 of 15 trials stopped early by pruning"]
+
+
+def test_if_everything_diverged_that_is_all_there_is_to_say() -> None:
+    assert findings(sweep(lambda lr, noise: math.inf)) == ["15 of 15 trials diverged"]
+
+
+def test_neighbours_counts_grid_steps() -> None:
+    space = Space(LRS, NOISES)
+    assert neighbours(space, Cell(0.1, 0.0), Cell(0.1, 0.0)) == 0
+    assert neighbours(space, Cell(0.1, 0.0), Cell(0.2, 0.5)) == 1
+    assert neighbours(space, Cell(0.1, 4.0), Cell(0.4, 2.0)) == 2
+    assert neighbours(space, Cell(0.2, 4.0), Cell(0.2, 0.0)) == 4
