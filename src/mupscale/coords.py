@@ -111,9 +111,12 @@ class CoordCheck:
             lines.append(f"{layer.module:<{width}}  {numbers}  {layer.verdict}")
         return "\n".join(lines)
 
-    def plot(self, path: str | Path) -> Path:
-        """Change of each layer's activations against width at the last step; layers that are not flat in colour."""
-        return _plot(self, Path(path))
+    def plot(self, path: str | Path, *, narrow: bool = False) -> Path:
+        """Change of each layer's activations against width at the last step; layers that are not flat in colour.
+
+        narrow: a picture for a column or a phone, with the layers' names below.
+        """
+        return _plot(self, Path(path), narrow)
 
 
 def coord_check(
@@ -217,9 +220,9 @@ def _rms(tensor: Tensor) -> float:
 _ODD = "#d8a48f"  # layers that are not flat and have no colour left
 
 
-def _plot(check: CoordCheck, path: Path) -> Path:
+def _plot(check: CoordCheck, path: Path, narrow: bool) -> Path:
     """Change since initialisation against width, one line per layer; what is not flat in colour, with its power."""
-    fig, ax = figure(7.5, 4.2)
+    fig, ax = figure(*((4.8, 4.4) if narrow else (7.5, 4.2)))
     last = max(row.step for row in check.rows)
     odd = sorted((x for x in check.layers if not x.flat), key=lambda x: -abs(x.change_power))
     named = {layer.module: COLORS[1 + i] for i, layer in enumerate(odd[: len(COLORS) - 1])}
@@ -246,9 +249,13 @@ def _plot(check: CoordCheck, path: Path) -> Path:
     ax.set_xlabel("width")
     ax.set_ylabel(f"rms change of the layer's output after {last} steps")
     verdict = "flat" if check.ok else "not flat"
-    ax.set_title(f"Coordinate check, {check.title}: {verdict}", loc="left", fontsize=11)
-    beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
-    ax.legend(title="layers", frameon=False, fontsize=8, title_fontsize=8, alignment="left", **beside)
+    ax.set_title(f"Coordinate check, {check.title}: {verdict}", loc="left", fontsize=9.5 if narrow else 11)
+    names: dict[str, Any] = {"title": "layers", "fontsize": 8, "title_fontsize": 8}
+    names |= {"alignment": "left", "frameon": False}
+    if narrow:
+        fig.legend(loc="outside lower center", ncols=2, **names)
+    else:
+        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **names)
     return save(fig, path)
 
 

@@ -1,0 +1,84 @@
+"""What the method needs to know beside a training recipe: where to tune, over what, and what to compare with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args, get_type_hints
+
+from mupscale.errors import MupscaleError
+from mupscale.sweep.space import Space
+from mupscale.train.recipe import Width
+
+Baseline = Literal["scratch", "scratch-drop", "continued", "net2net", "naive"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """The section `method` of a recipe, for `mupscale run`: the paper's Steps 0 to 4.
+
+    The recipe itself says the rest: width n, steps up to its one growth event (the base model's), the width k·n it
+    grows to, and the steps from there on. The noise and the learning rate of the growth are what the method finds.
+
+    Args:
+        widths: small widths n₀ to tune at, e.g. [64]; with two, how the optimum moves between them counts
+        lrs: learning rates of Sweep 1, at the base width; none takes the optimizer's own
+        upscaled_lrs: learning rates of Sweep 2, after upscaling
+        noises: noise levels of Sweep 2, in the growth's unit; 0 is always one of them
+        seeds: how many seeds the large models train with
+        sweep_seeds: how many seeds each trial of a sweep trains with
+        measure: the loss that sweeps minimise: train, or held-out
+        sampler: grid (every cell), random, or tpe
+        trials: how many trials random and tpe take
+        pruner: none, median, or halving (successive halving): stop trials that fall behind
+        baselines: what the upscaled model is compared with; net2net and naive only on request
+        engine: auto trains many models as one where that works; serial trains one at a time
+        storage: where studies are kept: none for a SQLite file in the run's folder, journal:PATH, or a database URL
+    """
+
+    widths: list[Width]
+    upscaled_lrs: list[float]
+    noises: list[float]
+    lrs: list[float] = field(default_factory=list)
+    seeds: int = 3
+    sweep_seeds: int = 1
+    measure: Literal["train", "held-out"] = "train"
+    sampler: Literal["grid", "random", "tpe"] = "grid"
+    trials: int | None = None
+    pruner: Literal["none", "median", "halving"] = "none"
+    baselines: list[Baseline] = field(default_factory=lambda: ["scratch", "scratch-drop", "continued"])
+    engine: Literal["auto", "vectorised", "serial"] = "auto"
+    storage: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.widths:
+            raise MupscaleError("method.widths needs at least one small width to tune at, such as [64]")
+        self._check_words()
+        for name in ("seeds", "sweep_seeds"):
+            if getattr(self, name) < 1:
+                raise MupscaleError(f"method.{name} is {getattr(self, name)}, but must be at least 1")
+        if self.sampler != "grid" and (self.trials is None or self.trials < 1):
+            raise MupscaleError(f"method.sampler {self.sampler} needs method.trials, how many to take")
+        self.sweep_2()
+        if self.lrs:
+            self.sweep_1()
+
+    def _check_words(self) -> None:
+        """On the command line the parser checks these, in Python nobody."""
+        hints = get_type_hints(Method)
+        given = [(name, getattr(self, name)) for name in ("measure", "sampler", "pruner", "engine")]
+        for name, word in [*given, *(("baselines", word) for word in self.baselines)]:
+            words = get_args(Baseline if name == "baselines" else hints[name])
+            if word not in words:
+                raise MupscaleError(f"method.{name}: {word!r} is none of {', '.join(words)}")
+
+    def sweep_1(self) -> Space:
+        """Learning rates at n₀."""
+        return Space(tuple(self.lrs))
+
+    def sweep_2(self) -> Space:
+        """Learning rates × noise levels for n₀ → k·n₀."""
+        return Space(tuple(self.upscaled_lrs), tuple(self.noises))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)

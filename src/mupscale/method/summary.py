@@ -1,0 +1,156 @@
+"""What a run of the method found, as plain data: summary.json, which is all that the report needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from mupscale.errors import MupscaleError
+from mupscale.files import replace_text
+from mupscale.sweep.space import Sweep
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One seed's run: training loss (means between two points) and held-out scores, against steps.
+
+    status: finished or diverged. flops: of one step. Points lie at the same steps for all seeds of a run, as far as
+    each came; held-out points have their own. accuracy is empty where targets are no classes.
+    """
+
+    seed: int
+    status: str
+    steps: list[int]
+    losses: list[float]
+    held_out_steps: list[int] = field(default_factory=list)
+    held_out_losses: list[float] = field(default_factory=list)
+    accuracy: list[float] = field(default_factory=list)
+
+    def final(self) -> float | None:
+        """Mean training loss over the last tenth of the steps; None if it diverged."""
+        if self.status == "diverged" or not self.steps:
+            return None
+        return fmean(loss for step, loss in zip(self.steps, self.losses, strict=True) if step > 0.9 * self.steps[-1])
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A model of the comparison, trained with several seeds.
+
+    name: base, scratch (a), scratch-drop (b), continued (c), exact (d: upscaled without noise, which computes what (c)
+    does and so is read off its first steps), upscaled (e), upscaled-plain (e with the plain transfer, where two small
+    widths were tuned), continued-own (c with the learning rate that the zero-noise row likes best), net2net, naive.
+    after_base: whether it starts from the base model, whose cost then belongs to it. drop: the step at which the
+    learning rate changes from lr to drop_lr. noise: one number, or constants per parameter (signal-normalised noise).
+    """
+
+    name: str
+    label: str
+    width: Any
+    lr: float
+    steps: int
+    flops_per_step: float | None
+    curves: list[Curve]
+    after_base: bool = False
+    noise: float | dict[str, float] = 0.0
+    drop: int | None = None
+    drop_lr: float | None = None
+
+    def finals(self) -> list[float]:
+        """Each finished seed's final training loss."""
+        return [loss for curve in self.curves if (loss := curve.final()) is not None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage cost: FLOPs of training (None where a model's cost cannot be counted) and seconds."""
+
+    name: str
+    flops: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The hyperparameters for the large models: the base model's lr, and noise and lr for upscaling it.
+
+    plain: noise and lr as one small width alone would transfer them, where an extrapolated value is used instead.
+    """
+
+    base_lr: float
+    lr: float
+    noise: float
+    unit: str
+    plain: tuple[float, float] | None = None
+    constants: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All of it. costs, gain: see method/costs.py. verdict, warnings: sentences. coords: the coordinate check."""
+
+    name: str
+    command: str
+    recipe: dict[str, Any]
+    method: dict[str, Any]
+    sweeps: list[Sweep]
+    choice: Choice
+    runs: list[Runs]
+    stages: list[Stage]
+    costs: dict[str, float | None] = field(default_factory=dict)
+    gain: dict[str, float | None] = field(default_factory=dict)
+    verdict: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    coords: dict[str, Any] | None = None
+
+    def get(self, name: str) -> Runs | None:
+        """The runs of a name."""
+        return next((runs for runs in self.runs if runs.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, from which `from_json` makes the same."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Summary:
+        """What to_json gave."""
+        try:
+            given = {name: value for name, value in values.items() if name != "format"}
+            choice = dict(given["choice"])
+            if choice.get("plain") is not None:
+                choice["plain"] = tuple(choice["plain"])
+            given["choice"] = Choice(**choice)
+            given["sweeps"] = [Sweep.from_json(sweep) for sweep in given["sweeps"]]
+            given["stages"] = [Stage(**stage) for stage in given["stages"]]
+            given["runs"] = [Runs(**{**r, "curves": [Curve(**curve) for curve in r["curves"]]}) for r in given["runs"]]
+            return cls(**given)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise MupscaleError(f"this is no summary written by mupscale run ({error})") from None
+
+    def save(self, folder: Path) -> Path:
+        """Write summary.json, whole or not at all."""
+        path = folder / "summary.json"
+        try:
+            replace_text(path, json.dumps(self.to_json(), indent=1) + "\n")
+        except OSError as error:
+            raise MupscaleError(f"{path} cannot be written: {error.strerror or error}") from None
+        return path
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Summary:
+        """The summary in a run's folder."""
+        path = Path(folder) / "summary.json"
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise MupscaleError(
+                f"{folder} holds no finished run of the method: cannot read its summary.json ({error.strerror})"
+            ) from None
+        except ValueError as error:
+            raise MupscaleError(f"{path} is damaged: {error}") from None

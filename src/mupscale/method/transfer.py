@@ -1,0 +1,100 @@
+"""How far the best learning rate and noise move from width to width: the verdict of the transfer check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+
+def transfer_verdict(values: Mapping[str, Any]) -> list[str]:
+    """How far the best learning rate and the best noise move over the widths, in grid steps."""
+    return [*_moves(values["lr"], "learning rate"), *_moves(values["noise"], "noise")]
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One width's losses by seed, at the values where no seed diverged."""
+
+    width: str
+    losses: dict[float, list[float]]
+
+    @property
+    def best(self) -> float:
+        return min(self.losses, key=lambda x: fmean(self.losses[x]))
+
+    def loss(self, x: float) -> float:
+        return fmean(self.losses[x])
+
+    def tells_apart(self, x: float) -> bool:
+        """Whether every seed, with its own base model, does worse at x than at the best."""
+        return x not in self.losses or all(a > b for a, b in zip(self.losses[x], self.losses[self.best], strict=True))
+
+
+def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
+    grid = sorted({float(point["x"]) for entry in entries for point in entry["points"]})
+    if len(grid) < 2:
+        return []
+    lines = [_line(entry) for entry in entries]
+    said = [f"at width {line.width} every {what} tried diverged" for line in lines if not line.losses]
+    lines = [line for line in lines if line.losses]
+    if len(lines) < 2:
+        return [*said, f"whether the best {what} transfers cannot be seen at {len(lines)} width(s): give two or more"]
+    at = [grid.index(line.best) for line in lines]
+    moved = max(at) - min(at)
+    over = f"over widths {lines[0].width} … {lines[-1].width}"
+    if moved == 0:
+        end = "whether it transfers cannot be seen on the edge" if _on_edge(lines[0], grid) else "it transfers"
+        said.append(f"the best {what}, {grid[at[0]]:.3g}, does not move {over}: {end}")
+    elif moved == 1:
+        said.append(f"the best {what} moves by at most 1 grid step{_ratio(grid, at)} {over}: it transfers")
+    else:
+        path = ", ".join(f"{line.best:.3g} at {line.width}" for line in lines)
+        apart = any(line.tells_apart(lines[0].best) for line in lines)
+        end = "it does not transfer" if apart else "but not every seed agrees, so it may transfer"
+        said.append(f"the best {what} moves by {moved} grid steps{_ratio(grid, at)} {over} ({path}): {end}")
+    return [*said, *_price(lines[0], lines[-1], what), *_edges(lines, grid, what)]
+
+
+def _price(small: _Line, large: _Line, what: str) -> list[str]:
+    """What transferring from the smallest width costs at the largest."""
+    if small.best == large.best:
+        return []
+    taken = f"taking the best {what} of width {small.width}, {small.best:.3g}, to width {large.width}"
+    if small.best not in large.losses:
+        return [f"{taken} diverges there"]
+    more = large.loss(small.best) / large.loss(large.best) - 1 if large.loss(large.best) else math.inf
+    return [f"{taken} costs {more:.1%} of the loss there"]
+
+
+def _edges(lines: Sequence[_Line], grid: Sequence[float], what: str) -> list[str]:
+    where = [line.width for line in lines if _on_edge(line, grid)]
+    if not where:
+        return []
+    return [f"the best {what} lies on the edge of the grid at width {', '.join(where)}: try a wider range"]
+
+
+def _on_edge(line: _Line, grid: Sequence[float]) -> bool:
+    """The optimum may lie beyond the grid; below no noise at all there is nothing."""
+    return line.best == grid[-1] or 0 < line.best == grid[0]
+
+
+def _line(entry: Mapping[str, Any]) -> _Line:
+    points = {float(point["x"]): list(point["losses"]) for point in entry["points"]}
+    sound = {x: losses for x, losses in points.items() if losses and None not in losses}
+    return _Line(shown(entry["width"]), sound)
+
+
+def _ratio(grid: Sequence[float], at: Sequence[int]) -> str:
+    """The factor of a grid step, where all those that the optimum moved over have the same."""
+    steps = [(grid[i], grid[i + 1]) for i in range(min(at), max(at))]
+    ratios = {f"{after / before:.3g}" for before, after in steps if before > 0}
+    uniform = len(ratios) == 1 and all(before > 0 for before, _ in steps)
+    return f" (×{ratios.pop()}{' each' if len(steps) > 1 else ''})" if uniform else ""
+
+
+def shown(width: Any) -> str:
+    """A width in words."""
+    return ", ".join(f"{name} {size}" for name, size in width.items()) if isinstance(width, dict) else str(width)

@@ -1,0 +1,223 @@
+"""The answer in words: does widening pay here, against the best of the honest baselines, and what is the gain made of.
+
+Two models differ where the ranges over their seeds do not overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from mupscale.method.costs import final_loss, first_below, flops_until, mean_curve, total_cost
+from mupscale.method.summary import Runs
+from mupscale.sweep.findings import findings
+from mupscale.sweep.space import Sweep
+
+TRUSTED = 64
+"""Small widths below this are warned of."""
+RISE = 0.01
+"""Held-out loss that ends higher than its lowest by more than this part rises."""
+
+Numbers = Mapping[str, float | None]
+
+_BASELINES = {
+    "scratch": "training from scratch",
+    "scratch-drop": "training from scratch with the same drop of the learning rate",
+    "continued": "simply continuing the base model with the new learning rate",
+    "continued-own": "simply continuing the base model with the learning rate that suits it best",
+}
+_OTHERS = {
+    "upscaled-plain": "plain transfer, not extrapolated",
+    "net2net": "Net2Net",
+    "naive": "naive widening",
+}
+_PARTS = {"learning_rate": "the learning rate", "head_start": "the head start", "noise": "the noise"}
+
+
+def verdict(runs: Sequence[Runs], costs: Numbers, gain: Numbers) -> list[str]:
+    """Sentences, the answer first."""
+    upscaled = _named(runs, "upscaled")
+    if upscaled is None:
+        return ["Widening cannot be judged here: no upscaled model was trained."]
+    if not upscaled.finals():
+        return [
+            f"Widening does not pay here: {_all(len(upscaled.curves))} of the upscaled model diverged, so try a "
+            f"smaller learning rate or less noise (upscaled_lrs, noises)."
+        ]
+    best = _best(runs)
+    if best is None:
+        trained = [one.name for one in runs if one.name in _BASELINES]
+        why = f"{' and '.join(trained)} diverged" if trained else "there is no baseline to compare with"
+        return [
+            f"Widening cannot be judged here: the upscaled model ends at a loss of {fmean(upscaled.finals()):.4g}, "
+            f"but {why}."
+        ]
+    said = [_headline(upscaled, best), *_same_loss(upscaled, best, costs), *_as_the_paper_counts(upscaled, costs)]
+    return [*said, *_parts(gain), *_others(runs), *_one_seed(upscaled, best)]
+
+
+def _headline(upscaled: Runs, best: Runs) -> str:
+    ours, theirs = upscaled.finals(), best.finals()
+    if max(ours) < min(theirs):
+        answer = "Widening pays here"
+    elif min(ours) > max(theirs):
+        answer = "Widening does not pay here"
+    else:
+        answer = "Widening makes no difference beyond the spread between seeds"
+    return (
+        f"{answer}: at equal FLOPs the upscaled model ends at a loss of {_range(ours)}, and the best alternative, "
+        f"{_BASELINES[best.name]}, at {_range(theirs)}."
+    )
+
+
+def _same_loss(upscaled: Runs, best: Runs, costs: Numbers) -> list[str]:
+    """FLOPs to the same loss: what the better one needs to reach the final loss of the other, base model charged."""
+    ours, theirs = fmean(upscaled.finals()), fmean(best.finals())
+    better, worse = (upscaled, best) if ours <= theirs else (best, upscaled)
+    whole, until = total_cost(worse, costs.get("base")), flops_until(better, max(ours, theirs))
+    before = costs.get("base") if better.after_base else 0.0
+    if whole is None or until is None or before is None or until + before <= 0:
+        return []
+    who, whose = ("The upscaled model", "that") if better is upscaled else ("That", "the upscaled model's")
+    return [f"{who} reaches {whose} final loss {_times(whole / (until + before))} cheaper, the base model charged."]
+
+
+def _as_the_paper_counts(upscaled: Runs, costs: Numbers) -> list[str]:
+    """Speed-ups to the lowest loss from scratch (the paper's 'Evaluation criteria')."""
+    lowest = costs.get("scratch_min_loss")
+    if lowest is None:
+        return []
+    told = {
+        "speedup_sunk": "with the base model sunk",
+        "speedup_base_charged": "with it charged",
+        "speedup_all_charged": "with tuning charged too",
+    }
+    known = [f"{_times(speedup)} {how}" for name, how in told.items() if (speedup := costs.get(name)) is not None]
+    target = f"the lowest loss of as many steps from scratch, {lowest:.4g}"
+    if first_below(mean_curve(upscaled), lowest) is None:
+        return [f"As the paper counts: in its {upscaled.steps} steps the upscaled model does not reach {target}."]
+    return [f"As the paper counts: the speed-up to {target}, is {', '.join(known)}."] if known else []
+
+
+def _parts(gain: Numbers) -> list[str]:
+    """How much is the learning rate, the head start and the noise."""
+    scratch, upscaled = gain.get("scratch"), gain.get("upscaled")
+    known = {name: value for name in _PARTS if (value := gain.get(name)) is not None}
+    if scratch is None or upscaled is None or not {"head_start", "noise"} <= known.keys():
+        return []
+    total = scratch - upscaled
+    shares = [
+        f"{_signed(f'{value:.3g}')}{_signed(f' ({value / total:.0%})') if total > 0 else ''} is {_PARTS[name]}"
+        for name, value in known.items()
+    ]
+    whole = f"Of the {'gain' if total > 0 else 'difference'} of {_signed(f'{total:.3g}')} over training from scratch"
+    said = [f"{whole}, {', '.join(shares[:-1])} and {shares[-1]}."]
+    if "learning_rate" not in known:
+        said.append("Without the baseline scratch-drop, the learning rate's part is counted in the head start.")
+    if known["noise"] <= 0:
+        said.append("Noise does not help here: the upscaled model would end no higher without it.")
+    return said
+
+
+def _others(runs: Sequence[Runs]) -> list[str]:
+    ends = [
+        f"{called} ends at {_range(found.finals()) if found.finals() else 'nothing, for it diverged'}"
+        for name, called in _OTHERS.items()
+        if (found := _named(runs, name)) is not None
+    ]
+    return [f"For comparison: {'; '.join(ends)}."] if ends else []
+
+
+def _one_seed(*compared: Runs) -> list[str]:
+    if min(len(runs.finals()) for runs in compared) > 1:
+        return []
+    return ["This rests on one seed, so the spread between seeds is unknown: take 3 or more (seeds)."]
+
+
+def warnings(sweeps: Sequence[Sweep], runs: Sequence[Runs]) -> list[str]:
+    """What speaks against taking the numbers at their word."""
+    return [
+        *_small_widths(sweeps),
+        *(f"{sweep.name}: {found}" for sweep in sweeps for found in findings(sweep)),
+        *_diverged(runs),
+        *_held_out(runs),
+    ]
+
+
+def _small_widths(sweeps: Sequence[Sweep]) -> list[str]:
+    """Transfer is a statement about wide models."""
+    widths = {str(width): width for sweep in sweeps if (width := sweep.width if sweep.start is None else sweep.start)}
+    return [
+        f"the small width {shown} may be too small to trust what is tuned there: the paper advises about 100 units "
+        f"and more"
+        for shown, width in widths.items()
+        if max(width.values() if isinstance(width, Mapping) else [width]) < TRUSTED
+    ]
+
+
+def _diverged(runs: Sequence[Runs]) -> list[str]:
+    said = []
+    for one in runs:
+        lost = [curve.seed for curve in one.curves if curve.status == "diverged"]
+        if lost:
+            rest = "" if len(lost) == len(one.curves) else "; means are over the others"
+            said.append(f"{one.name}: {len(lost)} of {len(one.curves)} seeds diverged{rest}")
+    return said
+
+
+def _held_out(runs: Sequence[Runs]) -> list[str]:
+    """The paper's caution: the theory is about training, so look where held-out loss goes another way."""
+    upscaled, best, said = _named(runs, "upscaled"), _best(runs), []
+    held = _held_out_curve(upscaled)
+    if upscaled is None or not held:
+        return []
+    advice = "the method looks at training alone, and the paper advises caution where the two part"
+    (at, lowest), (_, last) = min(held, key=lambda point: point[1]), held[-1]
+    after = [loss for step, loss in mean_curve(upscaled) if step >= at]
+    if last > lowest + RISE * abs(lowest) and len(after) > 1 and after[-1] < after[0]:
+        said.append(
+            f"the upscaled model's held-out loss rises from {lowest:.4g} at step {at} to {last:.4g} while its training "
+            f"loss falls: {advice}"
+        )
+    ours, theirs, other = final_loss(upscaled), final_loss(best), _held_out_curve(best)
+    if best and other and ours is not None and theirs is not None and ours < theirs and last > other[-1][1]:
+        said.append(
+            f"the upscaled model ends with a higher held-out loss than {_BASELINES[best.name]} ({last:.4g} against "
+            f"{other[-1][1]:.4g}), though its training loss is lower: {advice}"
+        )
+    return said
+
+
+def _held_out_curve(runs: Runs | None) -> list[tuple[int, float]]:
+    """Held-out loss against steps, mean over the seeds that came to their end."""
+    ended = [] if runs is None else [curve for curve in runs.curves if curve.status != "diverged"]
+    curves = [dict(zip(curve.held_out_steps, curve.held_out_losses, strict=True)) for curve in ended]
+    common = set.intersection(*(set(curve) for curve in curves)) if curves else set()
+    return [(step, fmean(curve[step] for curve in curves)) for step in sorted(common)]
+
+
+def _best(runs: Sequence[Runs]) -> Runs | None:
+    """The baseline of (a) to (c) with the lowest final loss."""
+    ended = [one for one in runs if one.name in _BASELINES and one.finals()]
+    return min(ended, key=lambda one: fmean(one.finals()), default=None)
+
+
+def _named(runs: Sequence[Runs], name: str) -> Runs | None:
+    return next((one for one in runs if one.name == name), None)
+
+
+def _range(losses: Sequence[float]) -> str:
+    mean = f"{fmean(losses):.4g}"
+    return mean if len(losses) == 1 else f"{mean} ({min(losses):.4g} to {max(losses):.4g})"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.{2 if ratio < 1 else 1 if ratio < 100 else 0}f}×"
+
+
+def _signed(number: str) -> str:
+    return number if "e" in number else number.replace("-", "−")
+
+
+def _all(count: int) -> str:
+    return "the one run" if count == 1 else f"all {count} runs"

@@ -1,0 +1,109 @@
+"""Several runs side by side: their answers, a table with a column a run, and their pictures next to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from mupscale.method.summary import Summary
+from mupscale.report import curves, facts, gain, markup, sweeps, words
+from mupscale.report.drawing import Gallery, Picture
+from mupscale.report.page import verdict
+
+_MODELS = (
+    ("upscaled", "Final loss, upscaled"),
+    ("upscaled-plain", "Final loss, upscaled with the plain transfer"),
+    ("scratch", "Final loss, from scratch"),
+    ("scratch-drop", "Final loss, from scratch with the drop"),
+    ("continued", "Final loss, base model continued"),
+    ("continued-own", "Final loss, continued with its own learning rate"),
+    ("net2net", "Final loss, Net2Net"),
+    ("naive", "Final loss, naive widening"),
+    ("base", "Final loss, base model"),
+)
+
+
+def page(summaries: Sequence[Summary], folders: Sequence[Path], out: Path) -> str:
+    """The HTML; the pictures of all runs go into the folder as well."""
+    names = _names(summaries, folders)
+    galleries = [Gallery(out, prefix=f"{number}-{name}-") for number, name in enumerate(names, 1)]
+    drawn = [_drawn(summary, gallery) for summary, gallery in zip(summaries, galleries, strict=True)]
+    body = [
+        f"<header>\n<h1>{len(summaries)} runs side by side</h1>\n</header>",
+        _answers(names, summaries),
+        markup.section("In numbers", markup.table(("", *names), _rows(summaries), kind="wide", numbers=False)),
+        *(_row(title, names, [pictures[kind] for pictures in drawn]) for kind, title in enumerate(_TITLES)),
+        markup.section("To do it again", *(_again(*pair) for pair in zip(names, summaries, strict=True))),
+    ]
+    return markup.document(f"{', '.join(names)}: mupscale report", "\n".join(part for part in body if part))
+
+
+def _names(summaries: Sequence[Summary], folders: Sequence[Path]) -> list[str]:
+    """What tells the runs apart: their names, or those of their folders where two have the same."""
+    names = [summary.name for summary in summaries]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name} ({folder.resolve().name})" for name, folder in zip(names, folders, strict=True)]
+
+
+def _answers(names: Sequence[str], summaries: Sequence[Summary]) -> str:
+    inside = "\n".join(
+        f'<div class="card"><div class="what">{escape(name)}</div>'
+        f"{''.join(markup.paragraph(sentence) for sentence in verdict(summary))}"
+        f"{markup.paragraph(facts.setting(summary), 'muted')}</div>"
+        for name, summary in zip(names, summaries, strict=True)
+    )
+    return f'<div class="columns">\n{inside}\n</div>'
+
+
+def _rows(summaries: Sequence[Summary]) -> Iterable[list[str]]:
+    def row(what: str, value: Callable[[Summary], str]) -> list[str]:
+        return [what, *(value(summary) for summary in summaries)]
+
+    for key, what, _ in _all_costs(summaries):
+        yield row(what, lambda summary, key=key: facts.cost(summary, key) if key in summary.costs else "")  # type: ignore[misc]
+    for name, what in _MODELS:
+        if any(summary.get(name) for summary in summaries):
+            yield row(what, lambda summary, name=name: facts.final(summary, name))  # type: ignore[misc]
+    yield row("Chosen noise", lambda summary: f"{facts.noise(summary)[0]} ({summary.choice.unit})")
+    yield row("Chosen learning rate", lambda summary: words.setting(summary.choice.lr))
+    yield row("Base model's learning rate", lambda summary: words.setting(summary.choice.base_lr))
+    yield row("All stages, FLOPs", lambda summary: words.flops(facts.total(summary)[0]))
+    yield row("All stages, time", lambda summary: words.duration(facts.total(summary)[1]))
+    yield row("Warnings", lambda summary: " ".join(map(str, summary.warnings)) or "none")
+
+
+def _all_costs(summaries: Sequence[Summary]) -> list[tuple[str, str, str]]:
+    """Speed-ups first."""
+    found = {key: (key, what, value) for summary in summaries for key, what, value in facts.costs(summary)}
+    return sorted(found.values(), key=lambda item: "speedup" not in item[0])
+
+
+_TITLES = ("Training", "Held-out data", "Where the gain comes from", "Tuning")
+
+
+def _drawn(summary: Summary, gallery: Gallery) -> list[list[Picture]]:
+    """Pictures of a run, one list for each title."""
+    losses = list(curves.pictures(summary, gallery))
+    training = [picture for picture in losses if "-training-" in picture.name]
+    held_out = [picture for picture in losses if picture not in training]
+    return [training, held_out, list(gain.pictures(summary, gallery)), list(sweeps.pictures(summary, gallery))]
+
+
+def _row(title: str, names: Sequence[str], pictures: Sequence[Sequence[Picture]]) -> str:
+    """A column of pictures a run, so that those of one kind lie side by side."""
+    if not any(pictures):
+        return ""
+    none = markup.paragraph("none", "muted")
+    columns = "\n".join(
+        f"<div><h3>{escape(name)}</h3>{''.join(map(markup.picture, column)) or none}</div>"
+        for name, column in zip(names, pictures, strict=True)
+    )
+    return markup.section(title, f'<div class="columns stacked">\n{columns}\n</div>')
+
+
+def _again(name: str, summary: Summary) -> str:
+    return f"<h3>{escape(name)}</h3>" + "\n".join(
+        [markup.code(summary.command), markup.folded("The recipe", markup.code(facts.recipe(summary)))]
+    )

@@ -1,0 +1,219 @@
+"""Losses of the compared models: mean and min–max band over seeds, against steps and against total FLOPs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Literal
+
+from mupscale.method.summary import Curve, Runs, Summary
+from mupscale.report import words
+from mupscale.report.drawing import MUTED, RUN_COLORS, RUN_DASHES, Gallery, Picture, legend_below, plain
+
+Against = Literal["step", "flops"]
+What = Literal["training", "held-out", "accuracy"]
+Points = list[tuple[float, float]]
+_MOST = 300
+"""Points a line is drawn with."""
+_SHORT = {
+    "base": "base model",
+    "scratch": "(a) from scratch",
+    "scratch-drop": "(b) from scratch, lr dropped",
+    "continued": "(c) base continued",
+    "continued-own": "(c′) base continued, own lr",
+    "exact": "(d) upscaled, no noise",
+    "upscaled": "(e) upscaled",
+    "upscaled-plain": "(e′) plain transfer",
+    "net2net": "Net2Net",
+    "naive": "naive widening",
+}
+"""Names that fit below a picture; the table beside it has the whole ones."""
+_AXIS = {"training": "training loss", "held-out": "held-out loss", "accuracy": "held-out accuracy"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A model's curve: x, mean, lowest and highest over the seeds that finished, and the others as far as they came."""
+
+    runs: Runs
+    xs: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    diverged: list[Points]
+
+    @property
+    def label(self) -> str:
+        """Its name, and what became of it."""
+        lost = sum(curve.status == "diverged" for curve in self.runs.curves)
+        said = f" ({lost} of {len(self.runs.curves)} diverged)" if lost else ""
+        return (_SHORT.get(self.runs.name) or plain(self.runs.label or self.runs.name)) + said
+
+    @property
+    def look(self) -> dict[str, Any]:
+        """Colour and dashes, the same in all pictures."""
+        name = self.runs.name
+        return {"color": RUN_COLORS.get(name, MUTED), "ls": RUN_DASHES.get(name, "-")}
+
+
+def pictures(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
+    """Training loss against steps and FLOPs, whole and zoomed, then what was measured on held-out data."""
+    for against, axis in (("step", "steps"), ("flops", "total FLOPs")):
+        drawn = lines(summary, "training", against)  # type: ignore[arg-type]
+        if not drawn:
+            continue
+        alt = f"Training loss against {axis}. {_finals(drawn)}"
+        for zoom in (False, True) if any(line.xs for line in drawn) else (False,):
+            name = f"training-{against}{'-zoom' if zoom else ''}"
+            caption = _caption(against, zoom)
+
+            def sketch(ax: Any, drawn: list[Line] = drawn, zoom: bool = zoom, against: str = against) -> None:
+                _plot(ax, summary, drawn, "training", against, zoom)
+
+            yield gallery.draw(name, f"{alt} {'Zoom.' if zoom else ''}".strip(), caption, sketch, size=_size(drawn))
+    for what in ("held-out", "accuracy"):
+        drawn = lines(summary, what, "step")
+        if drawn:
+
+            def held_out(ax: Any, drawn: list[Line] = drawn, what: str = what) -> None:
+                _plot(ax, summary, drawn, what, "step", zoom=True)
+
+            axis = _AXIS[what].capitalize()
+            yield gallery.draw(what, f"{axis} against steps. {_finals(drawn)}", f"{axis}", held_out, size=_size(drawn))
+
+
+def lines(summary: Summary, what: What, against: Against) -> list[Line]:
+    """Every model that has such a curve. Those that start from the base model start where its cost ended."""
+    base = summary.get("base")
+    spent = summary.costs.get("base")
+    if not words.known(spent):
+        spent = base.steps * base.flops_per_step if base and words.known(base.flops_per_step) else None
+    found = []
+    for runs in summary.runs:
+        start, scale = 0.0, 1.0
+        if against == "flops":
+            if not words.known(runs.flops_per_step) or (runs.after_base and spent is None):
+                continue
+            start, scale = (spent or 0.0) if runs.after_base else 0.0, runs.flops_per_step
+        line = _line(runs, what, start, scale)
+        if line.xs or line.diverged:
+            found.append(line)
+    return found
+
+
+def _line(runs: Runs, what: What, start: float, scale: float) -> Line:
+    done = [points for curve in runs.curves if curve.status != "diverged" and (points := _points(curve, what))]
+    lost = [points for curve in runs.curves if curve.status == "diverged" and (points := _points(curve, what))]
+    columns = [dict(points) for points in done]
+    common = [step for step, _ in done[0] if all(step in column for column in columns)] if done else []
+    common = _thinned(common)
+    values = [[column[step] for column in columns] for step in common]
+    return Line(
+        runs,
+        [start + scale * step for step in common],
+        [fmean(v) for v in values],
+        [min(v) for v in values],
+        [max(v) for v in values],
+        [[(start + scale * step, value) for step, value in _thinned(points)] for points in lost],
+    )
+
+
+def _points(curve: Curve, what: What) -> Points:
+    if what == "training":
+        pairs = zip(curve.steps, curve.losses, strict=False)
+    else:
+        scores = curve.accuracy if what == "accuracy" else curve.held_out_losses
+        pairs = zip(curve.held_out_steps, scores, strict=False)
+    return [(step, value) for step, value in pairs if words.known(value)]
+
+
+def _thinned(points: Sequence[Any]) -> list[Any]:
+    """At most so many, the first and the last among them."""
+    if len(points) <= _MOST:
+        return list(points)
+    return [points[round(i * (len(points) - 1) / (_MOST - 1))] for i in range(_MOST)]
+
+
+def _plot(ax: Any, summary: Summary, drawn: list[Line], what: str, against: str, zoom: bool) -> None:
+    largest = max(max([*line.xs, *(x for points in line.diverged for x, _ in points)]) for line in drawn)
+    size, unit = words.flops_unit(largest) if against == "flops" else (1.0, "")
+    for line in drawn:
+        strong = line.runs.name == "upscaled"
+        xs = [x / size for x in line.xs]
+        dots = {"marker": "o", "ms": 2.5} if 0 < len(xs) <= 25 else {}
+        ax.plot(
+            xs, line.mean, lw=2.0 if strong else 1.4, label=line.label, zorder=4 if strong else 3, **line.look, **dots
+        )
+        if len([c for c in line.runs.curves if c.status != "diverged"]) > 1:
+            ax.fill_between(xs, line.low, line.high, color=line.look["color"], alpha=0.18, lw=0, zorder=2)
+        for points in line.diverged:
+            ax.plot([x / size for x, _ in points], [y for _, y in points], lw=0.7, color=line.look["color"], alpha=0.7)
+            ax.plot(points[-1][0] / size, points[-1][1], "x", ms=6, color=line.look["color"])
+    if zoom and (limits := _zoom(drawn, what)):
+        ax.set_ylim(*limits)
+    elif what != "accuracy":
+        _log_if_wide(ax, drawn)
+    lowest = summary.costs.get("scratch_min_loss")
+    if zoom and what == "training" and words.known(lowest):
+        ax.axhline(lowest, color=MUTED, lw=0.9, ls=(0, (1, 2)), zorder=1, label="(a)'s lowest in (e)'s steps")
+    ax.set_xlabel(f"training cost, {unit}" if against == "flops" else "steps of its own training")
+    ax.set_ylabel(_AXIS[what] + (", zoomed" if zoom and what == "training" else ""))
+    ax.xaxis.set_major_formatter("{x:,g}")
+    ax.locator_params(axis="x", nbins=6)
+    legend_below(ax, _columns(drawn))
+
+
+def _zoom(drawn: list[Line], what: str) -> tuple[float, float] | None:
+    """From the best value to what the wide models had after the first quarter: where the comparison is decided."""
+    compared = [line for line in drawn if line.xs and line.runs.name not in ("base", "naive")]
+    compared = compared or [line for line in drawn if line.xs]
+    if not compared:
+        return None
+    if what == "accuracy":
+        top = max(max(line.high) for line in compared)
+        bottom = min(line.mean[len(line.mean) // 4] for line in compared)
+    else:
+        bottom = min(min(line.low) for line in compared)
+        top = max(line.mean[len(line.mean) // 4] for line in compared)
+    room = 0.08 * (top - bottom)
+    return (bottom - room, top + room) if room > 0 else None
+
+
+def _log_if_wide(ax: Any, drawn: list[Line]) -> None:
+    values = [v for line in drawn for v in [*line.low, *line.high, *(y for p in line.diverged for _, y in p)]]
+    if min(values) > 0 and max(values) > 5 * min(values):
+        from matplotlib.ticker import LogLocator, NullFormatter
+
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.yaxis.set_major_formatter("{x:.4g}")
+        ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _size(drawn: list[Line]) -> tuple[float, float]:
+    return 4.8, 3.2 + 0.19 * -(-(len(drawn) + 1) // _columns(drawn))
+
+
+def _columns(drawn: list[Line]) -> int:
+    """As many columns of names as fit below a picture."""
+    return 2 if max(len(line.label) for line in drawn) <= 28 else 1
+
+
+def _caption(against: str, zoom: bool) -> str:
+    if zoom:
+        return "The same, zoomed to where the comparison is decided"
+    if against == "step":
+        return "Training loss against steps; every model from its own first step, mean and min–max over seeds"
+    return "Training loss against total cost; models that start from the base model start where its training ended"
+
+
+def _finals(drawn: list[Line]) -> str:
+    return (
+        "At the end: "
+        + ", ".join(
+            f"{_SHORT.get(line.runs.name, line.runs.label)} {words.loss(line.mean[-1]) if line.mean else 'diverged'}"
+            for line in drawn
+        )
+        + "."
+    )

@@ -1,0 +1,167 @@
+"""What a summary says, as rows of words: final losses, costs, stages, the recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from mupscale.method.summary import Runs, Summary
+from mupscale.report import words
+
+_COSTS = (
+    ("base", "The base model, one run", words.flops),
+    ("tuning", "Tuning: all sweeps and their small base models", words.flops),
+    ("scratch_total", "The wide model from scratch, for as many steps as the upscaled one", words.flops),
+    ("scratch_min_loss", "Its lowest training loss in these steps", words.loss),
+    ("upscaled_to_scratch_loss", "The upscaled model, until it reaches that loss", words.flops),
+    ("speedup_sunk", "Speed-up if the base model is there already", words.times),
+    ("speedup_base_charged", "Speed-up with the base model's training charged", words.times),
+    ("speedup_all_charged", "Speed-up with the base model and tuning charged", words.times),
+    ("tuning_speedup", "Tuning runs small for the price of one at the target width", words.times),
+)
+_REACHED = {"upscaled_to_scratch_loss", "speedup_sunk", "speedup_base_charged", "speedup_all_charged"}
+
+
+def costs(summary: Summary) -> list[tuple[str, str, str]]:
+    """Key, meaning and value of each cost that is there."""
+    return [(key, what, cost(summary, key)) for key, what, _ in _COSTS if key in summary.costs]
+
+
+def cost(summary: Summary, key: str) -> str:
+    """One of them; without a number it says whether the loss was not reached or the cost is not known."""
+    value = summary.costs.get(key)
+    if words.known(value):
+        return next(shown for name, _, shown in _COSTS if name == key)(value)
+    reachable = words.known(summary.costs.get("scratch_total"))
+    return "not reached" if key in _REACHED and reachable else "unknown"
+
+
+def finals(summary: Summary) -> list[list[str]]:
+    """A row per model: label, width, learning rate, noise, steps, final losses, accuracy, cost of a run."""
+    return [
+        [
+            _labelled(runs),
+            words.width(runs.width),
+            _rate(runs),
+            "per parameter" if isinstance(runs.noise, dict) else words.setting(runs.noise),
+            words.count(runs.steps),
+            _two_lines(runs.finals()),
+            _two_lines(last(runs, "held_out_losses")),
+            _two_lines(last(runs, "accuracy")),
+            words.flops(run_flops(runs)) if run_flops(runs) is not None else "unknown",
+        ]
+        for runs in summary.runs
+    ]
+
+
+FINALS_HEAD = (
+    "model",
+    "width",
+    "learning rate",
+    "noise",
+    "steps",
+    "final training loss",
+    "held-out loss",
+    "accuracy",
+    "cost of a run",
+)
+
+
+def last(runs: Runs, what: str) -> list[float]:
+    """Each finished seed's last held-out score of a kind."""
+    scores = [getattr(curve, what) for curve in runs.curves if curve.status != "diverged"]
+    return [values[-1] for values in scores if values and words.known(values[-1])]
+
+
+def final(summary: Summary, name: str) -> str:
+    """A model's final loss, with its range; or that it diverged."""
+    runs = summary.get(name)
+    if runs is None:
+        return words.UNKNOWN
+    return words.spread(runs.finals()) if runs.finals() else "diverged"
+
+
+def run_flops(runs: Runs) -> float | None:
+    """Of one run, the base model's not included."""
+    return runs.steps * runs.flops_per_step if words.known(runs.flops_per_step) else None
+
+
+def total(summary: Summary) -> tuple[float | None, float]:
+    """FLOPs and seconds of all stages."""
+    known = [stage.flops for stage in summary.stages if words.known(stage.flops)]
+    seconds = sum(stage.seconds for stage in summary.stages if words.known(stage.seconds))
+    return (sum(known) if known and len(known) == len(summary.stages) else None), seconds
+
+
+def stages(summary: Summary) -> Iterator[list[str]]:
+    """A row per stage, and the total."""
+    for stage in summary.stages:
+        yield [stage.name, _or_unknown(stage.flops), words.duration(stage.seconds)]
+    flops, seconds = total(summary)
+    if len(summary.stages) > 1:
+        yield ["together", _or_unknown(flops), words.duration(seconds)]
+
+
+def recipe(summary: Summary) -> str:
+    """The recipe with its section `method`, as YAML where PyYAML is there; JSON is YAML, too."""
+    values = {**summary.recipe, "method": summary.recipe.get("method") or summary.method}
+    try:
+        import yaml
+    except ImportError:
+        return json.dumps(values, indent=2, ensure_ascii=False)
+    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
+
+
+def noise(summary: Summary) -> tuple[str, str]:
+    """The chosen noise, and what it is measured in."""
+    unit = {
+        "init": "1 is as much as a fresh initialisation has",
+        "theory": "in the paper's constants",
+        "signal": "relative to the spectral norm of each weight",
+    }
+    choice = summary.choice
+    more = unit.get(choice.unit, f"unit {choice.unit}")
+    if choice.plain is not None:
+        more += f"; plain transfer: {words.setting(choice.plain[1])}"
+    return words.setting(choice.noise), more
+
+
+def setting(summary: Summary) -> str:
+    """What was trained, in a line: model, data, optimizer, widths."""
+    names = [_class(summary.recipe.get(part)) for part in ("model", "data", "optimizer")]
+    widths = _widths(summary)
+    return " · ".join(part for part in (*names, widths) if part)
+
+
+def _widths(summary: Summary) -> str:
+    base, upscaled = summary.get("base"), summary.get("upscaled") or summary.get("scratch")
+    if base is None or upscaled is None:
+        return ""
+    small = summary.method.get("widths") or []
+    tuned = f", tuned at {' and '.join(words.width(width) for width in small)}" if small else ""
+    return f"width {words.width(base.width)} → {words.width(upscaled.width)}{tuned}"
+
+
+def _two_lines(values: list[float]) -> str:
+    return words.spread(values).replace(" (", "\n(")
+
+
+def _class(spec: Any) -> str:
+    path = spec.get("class_path", "") if isinstance(spec, dict) else ""
+    return str(path).rpartition(".")[2]
+
+
+def _labelled(runs: Runs) -> str:
+    lost = sum(curve.status == "diverged" for curve in runs.curves)
+    return (runs.label or runs.name) + (f" ({lost} of {len(runs.curves)} diverged)" if lost else "")
+
+
+def _rate(runs: Runs) -> str:
+    if runs.drop is None or runs.drop_lr is None:
+        return words.setting(runs.lr)
+    return f"{words.setting(runs.lr)} → {words.setting(runs.drop_lr)}"
+
+
+def _or_unknown(flops: float | None) -> str:
+    return words.flops(flops) if words.known(flops) else "unknown"

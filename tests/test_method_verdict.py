@@ -1,0 +1,181 @@
+"""The answer in words, and the warnings beside it, for runs whose answer is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mupscale.method.costs import costs, gain
+from mupscale.method.summary import Curve, Runs
+from mupscale.method.verdict import verdict, warnings
+from mupscale.sweep.space import Space, Sweep, Trial
+
+STEPS = list(range(10, 101, 10))
+
+
+def runs(name: str, *finals: float | None, start: float = 2.0, **changes: Any) -> Runs:
+    """A seed for each final loss (None: diverged), straight down to it; a wide step costs 4, a narrow one 1."""
+    narrow = name in ("base", "continued", "continued-own")
+    curves = []
+    for seed, final in enumerate(finals):
+        losses = [start + ((final or 0) - start) * min(1.0, step / 90) for step in STEPS]
+        curves.append(Curve(seed, "diverged" if final is None else "finished", STEPS, losses))
+    late = not name.startswith(("base", "scratch"))
+    made = Runs(name, name, 128, 0.1, 100, 1.0 if narrow else 4.0, curves, after_base=late)
+    return replace(made, **changes)
+
+
+def said(*trained: Runs) -> list[str]:
+    return verdict(trained, costs(trained, [], []), gain(trained))
+
+
+BASE = runs("base", 1.0)
+
+
+def test_widening_pays_against_the_best_baseline() -> None:
+    first, *rest = said(
+        BASE,
+        runs("scratch", 0.9, 0.92),
+        runs("scratch-drop", 0.7, 0.72),
+        runs("continued", 0.8, 0.82),
+        runs("upscaled", 0.5, 0.52),
+    )
+    assert first == (
+        "Widening pays here: at equal FLOPs the upscaled model ends at a loss of 0.51 (0.5 to 0.52), and the best "
+        "alternative, training from scratch with the same drop of the learning rate, at 0.71 (0.7 to 0.72)."
+    )
+    # scratch-drop costs 400; upscaled is at 0.71 after 90 * 1.29 / 1.49 steps of 4, and the base model before it 100
+    assert rest[0].startswith(f"The upscaled model reaches that final loss {400 / (100 + 4 * 90 * 1.29 / 1.49):.2f}×")
+    assert not any("one seed" in sentence for sentence in rest)
+
+
+def test_widening_does_not_pay_where_a_cheaper_way_is_better() -> None:
+    first, second, *_ = said(BASE, runs("scratch", 0.9, 0.92), runs("continued", 0.4, 0.42), runs("upscaled", 0.5, 0.5))
+    assert first.startswith("Widening does not pay here: ")
+    assert "simply continuing the base model" in first
+    assert second.startswith("That reaches the upscaled model's final loss ")
+    assert "× cheaper" in second
+
+
+def test_ranges_over_seeds_that_overlap_make_no_difference() -> None:
+    first, *_ = said(BASE, runs("scratch", 0.6, 0.5), runs("upscaled", 0.49, 0.51))
+    assert first.startswith("Widening makes no difference beyond the spread between seeds: ")
+
+
+def test_the_best_is_of_scratch_and_continued_alone() -> None:
+    first, *rest = said(runs("scratch", 0.9), runs("exact", 0.3), runs("net2net", 0.1), runs("upscaled", 0.5))
+    assert first.startswith("Widening pays here: ")
+    assert "For comparison: Net2Net ends at 0.1." in rest
+
+
+def test_one_seed_is_called_so() -> None:
+    sentences = said(runs("scratch", 0.9), runs("upscaled", 0.5))
+    assert sentences[0].startswith("Widening pays here: ")
+    assert "one seed" in sentences[-1]
+
+
+def test_a_seed_left_over_is_one_seed() -> None:
+    assert "one seed" in said(runs("scratch", 0.9, 0.91), runs("upscaled", 0.5, None))[-1]
+
+
+@pytest.mark.parametrize(("seeds", "who"), [(3, "all 3 runs"), (1, "the one run")])
+def test_if_all_upscaled_runs_diverged_widening_does_not_pay(seeds: int, who: str) -> None:
+    (only,) = said(runs("scratch", 0.9), runs("upscaled", *[None] * seeds))
+    assert only.startswith(f"Widening does not pay here: {who} of the upscaled model diverged")
+
+
+def test_without_a_baseline_there_is_no_judgement() -> None:
+    assert "there is no baseline" in said(runs("upscaled", 0.5))[0]
+    assert "scratch diverged" in said(runs("scratch", None), runs("upscaled", 0.5))[0]
+    assert "no upscaled model" in said(runs("scratch", 0.5))[0]
+
+
+def test_the_gain_is_taken_apart() -> None:
+    trained = [runs("scratch", 1.0), runs("scratch-drop", 0.9), runs("exact", 0.7), runs("upscaled", 0.5)]
+    (parts,) = [sentence for sentence in said(*trained) if sentence.startswith("Of the gain")]
+    assert parts == (
+        "Of the gain of 0.5 over training from scratch, 0.1 (20%) is the learning rate, 0.2 (40%) is the head start "
+        "and 0.2 (40%) is the noise."
+    )
+
+
+def test_a_loss_taken_apart_has_signs_and_no_shares() -> None:
+    trained = [runs("scratch", 0.5), runs("scratch-drop", 0.4), runs("exact", 0.6), runs("upscaled", 0.7)]
+    sentences = said(*trained)
+    assert (
+        "Of the difference of −0.2 over training from scratch, 0.1 is the learning rate, −0.2 is the head start and "
+        "−0.1 is the noise."
+    ) in sentences
+    assert any(sentence.startswith("Noise does not help here") for sentence in sentences)
+
+
+def test_speedups_are_told_as_the_paper_counts() -> None:
+    trained = [BASE, runs("scratch", 1.0), runs("upscaled", 0.5, start=1.5)]
+    # at 1.0 after 45 steps of 4, of which scratch takes 100
+    assert any("1, is 2.2× with the base model sunk, 1.4× with it charged" in sentence for sentence in said(*trained))
+    never = said(BASE, runs("scratch", 0.4), runs("upscaled", 0.5))
+    assert any("in its 100 steps the upscaled model does not reach" in sentence for sentence in never)
+
+
+def test_unknown_costs_leave_the_losses() -> None:
+    trained = [runs("scratch", 0.9, flops_per_step=None), runs("upscaled", 0.5, flops_per_step=None)]
+    assert said(*trained)[0].startswith("Widening pays here: ")
+    assert not any("×" in sentence for sentence in said(*trained))
+
+
+# ------------------------------------------------------------------------------------------------ warnings
+
+
+def sweep(width: Any, start: Any, name: str = "sweep-2") -> Sweep:
+    return Sweep(name, width, start, Space((0.1, 0.2, 0.4)), [Trial(0.2, 0.0, "finished", 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("width", "start", "told"),
+    [(64, None, 0), (63, None, 1), (128, 32, 1), (256, 64, 0), ({"head_dim": 16, "d": 256}, None, 0)],
+)
+def test_a_small_width_that_is_too_small_is_warned_of(width: Any, start: Any, told: int) -> None:
+    found = warnings([sweep(width, start)], [])
+    assert len(found) == told
+    assert all("the paper advises about 100 units and more" in warning for warning in found)
+
+
+def test_one_warning_for_each_small_width() -> None:
+    assert len(warnings([sweep(32, None, "sweep-1"), sweep(64, 32), sweep({"head_dim": 8}, None)], [])) == 2
+
+
+def test_findings_of_sweeps_carry_their_name() -> None:
+    edge = Sweep("sweep-1-width-64", 64, None, Space((0.1, 0.2)), [Trial(0.2, 0.0, "finished", 1.0)])
+    (only,) = warnings([edge], [])
+    assert only == "sweep-1-width-64: the best learning rate, 0.2, is the largest tried: try 0.2, 0.4, 0.8"
+
+
+def test_diverged_seeds_are_warned_of() -> None:
+    found = warnings([], [runs("scratch", 0.9, None, 0.8), runs("upscaled", None)])
+    assert found == [
+        "scratch: 1 of 3 seeds diverged; means are over the others",
+        "upscaled: 1 of 1 seeds diverged",
+    ]
+
+
+def held_out(of: Runs, *losses: float) -> Runs:
+    steps = [20 * (i + 1) for i in range(len(losses))]
+    curves = [replace(c, held_out_steps=steps, held_out_losses=list(losses)) for c in of.curves]
+    return replace(of, curves=curves)
+
+
+def test_held_out_loss_that_rises_while_training_loss_falls_is_warned_of() -> None:
+    upscaled = runs("upscaled", 0.5, 0.52)
+    (only,) = warnings([], [held_out(upscaled, 1.0, 0.8, 0.9)])
+    assert "rises from 0.8 at step 40 to 0.9" in only
+    assert warnings([], [held_out(upscaled, 1.0, 0.8, 0.805)]) == []
+    assert warnings([], [held_out(runs("upscaled", 2.5, start=2.0), 1.0, 0.8, 0.9)]) == []
+
+
+def test_held_out_loss_above_that_of_the_best_baseline_is_warned_of() -> None:
+    scratch, upscaled = held_out(runs("scratch", 0.9), 1.0, 0.7), held_out(runs("upscaled", 0.5), 1.0, 0.75)
+    (only,) = warnings([], [scratch, upscaled])
+    assert "higher held-out loss than training from scratch (0.75 against 0.7)" in only
+    assert warnings([], [held_out(scratch, 1.0, 0.76), upscaled]) == []
