@@ -34,8 +34,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PIP_ENV) $(PY) -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]'
 	@echo '$(EXTRAS)' > $@
 
-demo: $(READY) ## run the demonstration; its output goes to demo/
-	$(PY) -m mupscale.demo --out demo
+demo: $(READY) ## the whole method on embedded data, two minutes; its page of pictures is demo/report/index.html
+	$(PY) -m mupscale run mlp-covtype-demo --out demo
 
 check: $(READY) ## lint, formatting and types
 	$(PY) -m ruff check $(SOURCES)

@@ -21,14 +21,14 @@ PRUNERS = ("halving", "median")
 TARGETS = {"halving": "  (targets: ≤ 0.333 of the FLOPs, ≤ 1 step, ≤ +1 %)"}
 
 
-def pruned_search(device: str = "auto", base_steps: int = 1000, steps: int = 1500) -> None:
+def pruned_search(device: str = "auto", base_steps: int = 1000, steps: int = 1500, seed: int = 0) -> None:
     """Print what pruning saves, and what it costs."""
     with tempfile.TemporaryDirectory() as folder:
-        base = _base(Path(folder), device, base_steps)
+        base = _base(Path(folder), device, base_steps, seed)
         train_many([base])
         grid = _sweep(base, steps, "none", folder)
         best = grid.best
-        print(f"grid of {len(grid.trials)} trials: {grid.flops:.3g} FLOPs, best {_shown(grid)}")
+        print(f"seed {seed}, grid of {len(grid.trials)} trials: {grid.flops:.3g} FLOPs, best {_shown(grid)}")
         for pruner in PRUNERS:
             found = _sweep(base, steps, pruner, folder)
             away = neighbours(SPACE, found.best.cell, best.cell)
@@ -38,7 +38,7 @@ def pruned_search(device: str = "auto", base_steps: int = 1000, steps: int = 150
             print(f"  {away} grid steps from the grid's optimum, loss {more:+.2%}{TARGETS.get(pruner, '')}")
 
 
-def _base(folder: Path, device: str, steps: int) -> Recipe:
+def _base(folder: Path, device: str, steps: int, seed: int) -> Recipe:
     return Recipe(
         Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
         Spec("mupscale.data.CoverTypeSample"),
@@ -51,6 +51,7 @@ def _base(folder: Path, device: str, steps: int) -> Recipe:
         evaluation=Evaluation(every=0),
         checkpoints=Checkpoints(every=0),
         device=device,
+        seeds=Seeds(init=seed, data=seed),
         out=str(folder / "base"),
     )
 
@@ -59,7 +60,7 @@ def _sweep(base: Recipe, steps: int, pruner: str, folder: str) -> Sweep:
     def recipes(cell: Cell) -> list[Recipe]:
         optimizer = Spec(base.optimizer.class_path, {**base.optimizer.init_args, "lr": cell.lr})
         wide = replace(base, width=128, start=base.out, out=None, noise=cell.noise, optimizer=optimizer, steps=steps)
-        return [replace(wide, seeds=Seeds(data=1, noise=1))]
+        return [replace(wide, seeds=Seeds(data=1 + base.seeds.data, noise=1 + base.seeds.data))]
 
     task = Task(f"sweep-2-{pruner}", 128, 64, SPACE, recipes, steps, pruner=pruner)  # type: ignore[arg-type]
     return sweep(task, f"{folder}/study.db")

@@ -1,9 +1,9 @@
 """Many runs as one program against the same runs one after another, side by side; `--cpu-only` where there is no time.
 
-For the paper's MLP with AdamW: 125 trials (25 learning rates × 5 seeds of initial weights), each step of all of them by the
-engine, against 125 steps of a plain eager loop. On a GPU with batches of 2000 at widths 100 and 400, on the CPU with
-batches of 256 at width 100. Beside each figure: the engine's model FLOPs as a share of what a large matrix product reaches
-on the same device in the same precision in the same run.
+For the paper's MLP with AdamW: 125 trials (25 learning rates × 5 seeds of initial weights), each step of all of them by
+the engine, against 125 steps of an eager loop. On a GPU with batches of 2000 at widths 100 and 400, on the CPU with
+batches of 256 at width 100. Beside each figure: the engine's model FLOPs as a share of what a large matrix product
+reaches on the same device in the same precision in the same run. Then what a pruned search costs and finds.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from _pruned import pruned_search
 from mupscale.data import CoverTypeSample
 from mupscale.flops import mlp_flops
-from mupscale.models import MLP
 from mupscale.sweep.stack import Stack
 from mupscale.train.loop import matmul_precision
 from mupscale.train.recipe import Recipe, Seeds, Spec
 
 LRS, SEEDS = 25, 5
+ROUNDS = 7
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -55,21 +56,22 @@ def recipes(width: int, batch: int, precision: str, compiled: bool, streams: int
     ]
 
 
-def timed(step: Callable[[int], object], device: torch.device, seconds: float, rounds: int = 3) -> float:
-    """Seconds a step, the best of a few rounds after a warm-up."""
-    step(3)
+def taking_turns(steps: Sequence[Callable[[int], object]], device: torch.device, seconds: float) -> list[float]:
+    """Seconds a step of each, in blocks that alternate, so that what else the machine does hits all alike; medians."""
+    counts = []
+    for step in steps:
+        step(3)
+        counts.append(max(2, int(seconds / ROUNDS / max(1e-6, _seconds(step, 3, device)))))
+    found = [[_seconds(s, n, device) for s, n in zip(steps, counts, strict=True)] for _ in range(ROUNDS)]
+    return [statistics.median(column) for column in zip(*found, strict=True)]
+
+
+def _seconds(step: Callable[[int], object], count: int, device: torch.device) -> float:
     _wait(device)
     began = time.perf_counter()
-    step(3)
+    step(count)
     _wait(device)
-    count = max(3, int(seconds / rounds / max(1e-6, (time.perf_counter() - began) / 3)))
-    found = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        step(count)
-        _wait(device)
-        found.append((time.perf_counter() - began) / count)
-    return statistics.median(found)
+    return (time.perf_counter() - began) / count
 
 
 def _wait(device: torch.device) -> None:
@@ -77,19 +79,25 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def eager(width: int, batch: int, precision: str, device: torch.device) -> Callable[[int], None]:
-    """What a person writes: a plain model, AdamW as torch sets it up, data on the device, nothing waited for."""
-    model = MLP(54, width, 7).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-4)
+def eager(recipe: Recipe, device: torch.device, groups: bool) -> Callable[[int], None]:
+    """What a person writes: the model, AdamW as torch sets it up, data on the device, nothing waited for.
+
+    groups: with μP's parameter groups, which the trials have; or all parameters in one group, which is cheaper.
+    """
+    family = recipe.family()
+    model = family.init(recipe.width).to(device)
+    hyper = {"lr": 0.01, "weight_decay": 1e-4}
+    adamw = torch.optim.AdamW
+    optimizer = family.optimizer(model, adamw, **hyper) if groups else adamw(model.parameters(), **hyper)
     data = CoverTypeSample().to(device)
     position = 0
 
     def steps(count: int) -> None:
         nonlocal position
         for _ in range(count):
-            x, y = data.batch(0, position, batch)
-            position += batch
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+            x, y = data.batch(0, position, recipe.batch)
+            position += recipe.batch
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=recipe.precision == "bf16"):
                 loss = F.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
@@ -109,7 +117,7 @@ def peak(device: torch.device, precision: str) -> float:
             out = a @ b
         del out
 
-    return 2 * size**3 / timed(products, device, 0.5)
+    return 2 * size**3 / taking_turns([products], device, 0.5)[0]
 
 
 def compare(width: int, batch: int, precision: str, compiled: bool, streams: int, device: torch.device) -> str:
@@ -117,20 +125,21 @@ def compare(width: int, batch: int, precision: str, compiled: bool, streams: int
     trials = LRS * SEEDS
     with matmul_precision(precision):
         best = peak(device, precision)
+        asked = recipes(width, batch, precision, compiled, streams)
         began = time.perf_counter()
-        stack = Stack(recipes(width, batch, precision, compiled, streams), device)
+        stack = Stack(asked, device)
         stack.advance(3)
         _wait(device)
         ready = time.perf_counter() - began
-        together = timed(stack.advance, device, 1.0 if device.type == "cuda" else 6.0)
-        del stack
-        alone = timed(eager(width, batch, precision, device), device, 1.0)
+        alone = [eager(asked[0], device, groups) for groups in (True, False)]
+        together, same, plain = taking_turns([stack.advance, *alone], device, 1.5 if device.type == "cuda" else 8.0)
     flops = mlp_flops(54, width, 7) * batch * trials
     return (
         f"width {width:>4}  batch {batch:>4}  {precision}{' compiled' if compiled else '         '}  "
-        f"{streams} stream{'s' if streams > 1 else ' '}  engine {1e3 * together:8.3f} ms for {trials} steps   "
-        f"eager {1e3 * alone:6.3f} ms a step   {trials * alone / together:6.1f}×   "
-        f"{flops / together / 1e12:7.2f} TFLOP/s, {flops / together / best:5.1%} of a large product   "
+        f"{streams} stream{'s' if streams > 1 else ' '}  engine {1e3 * together:7.2f} ms for {trials} steps  "
+        f"eager {1e3 * same:5.2f} ms a step: {trials * same / together:5.1f}×  "
+        f"(one group: {1e3 * plain:5.2f} ms, {trials * plain / together:5.1f}×)  "
+        f"{flops / together / 1e12:6.2f} TFLOP/s, {flops / together / best:5.1%} of a large product  "
         f"(ready in {ready:.0f} s)"
     )
 
@@ -140,6 +149,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu-only", action="store_true", help="leave the GPU out even if there is one")
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile, which takes its time")
+    parser.add_argument("--no-search", action="store_true", help="leave out the pruned search")
+    parser.add_argument("--seeds", type=int, default=1, help="with how many seeds to repeat the pruned search")
     options = parser.parse_args()
     if torch.cuda.is_available() and not options.cpu_only:
         device = torch.device("cuda", 0)
@@ -151,6 +162,10 @@ def main() -> None:
             print(compare(width, 2000, "bf16", not options.no_compile, SEEDS, device), flush=True)
     print(f"On the CPU, {torch.get_num_threads()} threads:")
     print(compare(100, 256, "fp32", False, 1, torch.device("cpu")), flush=True)
+    if not options.no_search:
+        print("Pruned search against the grid, Sweep 2 of an MLP from width 64 to 128:")
+        for seed in range(options.seeds):
+            pruned_search(seed=seed)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,17 @@ def test_imports_go_one_way() -> None:
     ("package", "order"),
     [
         ("data", "stream embedded tabular images documents tokenizer shards split pack text"),
-        ("train", "recipe loss parallel folder progress tensorboard snapshot start evaluate loop curves"),
+        ("train", "recipe loss parallel folder progress tensorboard snapshot evaluate start loop curves"),
+        (
+            "sweep",
+            "space findings update alike outcome replicas program graph stack memory work passage together serial "
+            "engine storage pruning study workers search",
+        ),
+        (
+            "method",
+            "transfer stages settings summary drift costs verdict peers check workshop tuning large estimate run",
+        ),
+        ("report", "words drawing markup facts gain sweeps curves transfer page compare"),
     ],
 )
 def test_imports_within_a_package_go_one_way(package: str, order: str) -> None:
@@ -57,3 +67,15 @@ def test_imports_within_a_package_go_one_way(package: str, order: str) -> None:
             if name and name.startswith(f"mupscale.{package}"):
                 parts = name.split(".")[2:3] or [alias.name for alias in node.names]
                 assert set(parts) <= set(modules[:position]), f"{module} imports {parts}"
+
+
+def test_packages_go_one_way() -> None:
+    """Data, training, sweeps, the method, its report: each knows those before it alone; the core knows none of them."""
+    packages = ["data", "train", "sweep", "method", "report"]
+    source = Path(__file__).parents[1] / "src" / "mupscale"
+    for position, package in enumerate(packages):
+        later = tuple(f"mupscale.{name}" for name in packages[position + 1 :])
+        for path in (source / package).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                name = node.module if isinstance(node, ast.ImportFrom) else None
+                assert not (name and later and name.startswith(later)), f"{package}/{path.name} imports {name}"

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import os
+import shlex
 import sys
 from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mupscale.arguments import Option, UsageError, make_parser, parse, read_value, read_yaml, split, together
-from mupscale.errors import MupscaleError
+from mupscale.errors import Interrupted, MupscaleError
 
 if TYPE_CHECKING:
+    from mupscale.method.settings import Method
     from mupscale.train.recipe import Recipe
 
 TRAIN = """\
@@ -41,6 +45,40 @@ CURVES = """\
 Draw the losses of runs into one picture, and where they grew.
 
   mupscale curves runs/mlp-covtype-tiny runs/wide --against flops --out curves.png"""
+
+RUN = """\
+The whole method: tune noise and learning rate small, transfer, upscale large, compare, and a page of pictures.
+
+  mupscale run mlp-covtype-tiny                             three minutes on a laptop, data included
+  mupscale run mlp-covtype-tiny --dry-run                   what it would train, its FLOPs, and about how long
+  mupscale run recipes/mlp-covtype.yaml --data.path covtype.data.gz --method.seeds 5 --out runs/paper
+
+The recipe's growth event tells the two widths and how long each model trains; its section `method` tells where to tune
+and over what. A run that was stopped, however, goes on with the same command: what is done is not done again."""
+
+SWEEP = """\
+Step 0 alone: Sweep 1 and Sweep 2 at the small widths. Many machines can work on one study:
+
+  mupscale sweep mlp-covtype-tiny                                          here, on a SQLite file in the run's folder
+  mupscale sweep recipes/mlp-covtype.yaml --storage postgresql+psycopg://user@host/studies --worker
+  mupscale run   recipes/mlp-covtype.yaml --method.storage postgresql+psycopg://user@host/studies
+
+Each worker takes trials that are free until none is left; one that is killed loses nothing but its own trials, which
+another takes over."""
+
+CHECK = """\
+Does the optimum stay where it is as the width grows? Loss against learning rate at a fixed noise, and against noise
+at a fixed learning rate, for base models of several widths, upscaled; with a verdict in grid steps.
+
+  mupscale transfer-check mlp-covtype-tiny --widths '[32, 64, 128]' --at_lr 0.004 --at_noise 2
+
+Grids, steps and how many times wider are the recipe's (method.upscaled_lrs, method.noises, grow)."""
+
+REPORT = """\
+One page with the answer: curves, heatmaps, costs. Opens from disk, without a network.
+
+  mupscale report runs/mlp-covtype-tiny
+  mupscale report runs/adamw runs/sgd --out both              two runs side by side"""
 
 TOKENIZE = """\
 Turn text into tokens, once: a folder of memory-mapped shards and an index, which mupscale.data.Text reads.
@@ -75,13 +113,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
-        again = "; run the same command again, and it goes on where it was" if name == "data tokenize" else ""
-        return _say(f"mupscale {name}: interrupted{again}", 130)
+        return _say(f"mupscale {name}: interrupted{_again(name)}", 130)
+    except Interrupted as error:
+        return _say(f"mupscale {name}: {error}{_again(name)}", 130)
+    except OSError as error:
+        if debug or error.errno not in _FULL:
+            raise
+        where = f"{error.filename} cannot be written: " if error.filename else ""
+        return _say(f"mupscale {name}: {where}{error.strerror}; free some space{_again(name)}", 1)
     except MupscaleError as error:
         if debug:
             raise
         usage = isinstance(error, UsageError)
         return _say(f"mupscale{f' {name}' if usage else ''}: {error}", 2 if usage else 1)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _again(name: str) -> str:
+    going_on = ("run", "sweep", "transfer-check", "data tokenize")
+    return "; run the same command again, and it goes on where it was" if name in going_on else ""
 
 
 def _say(line: str, status: int) -> int:
@@ -142,21 +194,77 @@ def read_recipe(words: Sequence[str]) -> tuple[Recipe, bool]:
     """The recipe that the arguments of `mupscale train` make, and whether to resume its run."""
     from mupscale.train.recipe import Recipe
 
-    alone, options = split(words, flags=("--resume", "--print_config"))
+    def extend(parser: Any) -> None:
+        parser.add_argument("--resume", action="store_true", default=SUPPRESS, help="go on from the last checkpoint")
+        parser.add_argument("--method", type=dict, help=SUPPRESS)  # what `mupscale run` reads in the same file
+
+    values = _read_recipe("train", "[--resume]", TRAIN, words, extend, flags=("--resume",))
+    values.pop("method", None)
+    resume = bool(values.pop("resume", False))
+    return Recipe.from_json(values), resume
+
+
+def read_method(command: str, about: str, words: Sequence[str], extend: Callable[[Any], None]) -> _Asked:
+    """The recipe and the settings of the method that the arguments of `mupscale run` make, and what else was asked."""
+    from mupscale.method.settings import Method
+    from mupscale.train.recipe import Recipe
+
+    def complete(parser: Any) -> None:
+        parser.add_class_arguments(Method, "method")
+        extend(parser)
+
+    values = _read_recipe(command, "", about, words, complete, flags=("--dry-run", "--worker"), method=True)
+    method = Method(**values.pop("method"))
+    rest = {name: values.pop(name) for name in list(values) if name not in _recipe_keys()}
+    return _Asked(Recipe.from_json(values), method, rest)
+
+
+class _Asked(NamedTuple):
+    recipe: Recipe
+    method: Method
+    rest: dict[str, Any]
+
+
+def _recipe_keys() -> set[str]:
+    from mupscale.train.recipe import Recipe
+
+    return {*Recipe.__dataclass_fields__, "from", "from_width"}
+
+
+def _read_recipe(
+    command: str,
+    usage: str,
+    about: str,
+    words: Sequence[str],
+    extend: Callable[[Any], None],
+    flags: Sequence[str],
+    method: bool = False,
+) -> dict[str, Any]:
+    """Recipes and options as one mapping of plain values."""
+    alone, options = split(words, flags=(*flags, "--print_config"))
     named = alone + [value or "" for name, value in options if name == "--config"]
     files = {file: read_yaml(file) for file in map(find_recipe, named)}
     options = [(name, value) for name, value in options if name != "--config"]
     if not files and not options:
         raise UsageError("give a recipe, such as mlp-covtype-tiny (mupscale recipes lists those that ship)")
-    parser = _recipe_parser(_width_arguments(files.values(), options))
+    if method and files and not any("method" in values for values in files.values()):
+        _need_method(next(iter(files)), [name for name, _ in options])
+    parser = _recipe_parser(command, usage, about, _width_arguments(files.values(), options))
+    extend(parser)
     if files:
         parser.set_defaults(out=str(Path("runs", "+".join(Path(file).stem for file in files))))
     given: list[Option] = []
     for file, values in files.items():
         given += [*([NO_GROWTH] if "grow" in values else []), ("--config", file)]
-    parsed = parse(parser, together([*given, *_replacing(options)]))
-    resume = bool(parsed.pop("resume", False))
-    return Recipe.from_json(_plain(parser, parsed)), resume
+    return _plain(parser, parse(parser, together([*given, *_replacing(options)])))
+
+
+def _need_method(file: str, options: Sequence[str]) -> None:
+    if not any(name in ("-h", "--help", "--print_config") or name.startswith("--method") for name in options):
+        raise UsageError(
+            f"{file} has no section `method`, which says where to tune and over what: add, for example, "
+            "method: {widths: [64], lrs: [0.001, 0.003, 0.01], upscaled_lrs: [0.001, 0.003, 0.01], noises: [0.5, 1, 2]}"
+        )
 
 
 def read_run(words: Sequence[str]) -> Recipe:
@@ -194,7 +302,7 @@ def _saved_recipe(run: Path) -> dict[str, Any]:
     return dict(values)
 
 
-def _recipe_parser(width_arguments: Iterable[str]) -> Any:
+def _recipe_parser(command: str, usage: str, about: str, width_arguments: Iterable[str]) -> Any:
     """Everything in a recipe; the model's width arguments come from `width` and so are not asked for again."""
     from torch import nn
     from torch.optim import Optimizer
@@ -203,16 +311,15 @@ def _recipe_parser(width_arguments: Iterable[str]) -> Any:
     from mupscale.data import Data
     from mupscale.train.recipe import Recipe, Width
 
-    parser = make_parser("train", "RECIPE.yaml [more.yaml …] [--option VALUE …] [--resume]", TRAIN)
+    parser = make_parser(command, f"RECIPE.yaml [more.yaml …] [--option VALUE …] {usage}".rstrip(), about)
     parser.add_argument("--config", action="config", help="a recipe, as without --config")
-    parser.add_argument("--resume", action="store_true", default=SUPPRESS, help="go on from the run's last checkpoint")
-    for name, base, skip, about in (
+    for name, base, skip, meaning in (
         ("model", nn.Module, set(width_arguments), "mupscale.models.MLP, ResNet18, GPT2, or a module of your own"),
         ("data", Data, set(), "mupscale.data.CoverType, CIFAR100, Text …, or a mupscale.data.Data of your own"),
         ("optimizer", Optimizer, {"params"}, "torch.optim.SGD, AdamW …; its lr, weight decay and eps are at the base"),
     ):
         parser.add_subclass_arguments(
-            base, name, as_group=False, skip=skip, required=True, fail_untyped=False, metavar="CLASS", help=about
+            base, name, as_group=False, skip=skip, required=True, fail_untyped=False, metavar="CLASS", help=meaning
         )
     parser.add_class_arguments(Recipe, as_group=False, skip={"model", "data", "optimizer", "start", "start_width"})
     parser.add_argument(
@@ -267,6 +374,104 @@ def _curves(words: list[str]) -> int:
     if not alone:
         raise UsageError("give the folder of at least one run")
     print(f"Picture: {curves(alone, **chosen)}")
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------ the method
+
+
+def _run(words: list[str]) -> int:
+    from mupscale.method.estimate import estimate
+    from mupscale.method.run import run
+    from mupscale.report import report
+
+    def extend(parser: Any) -> None:
+        parser.add_argument("--dry-run", action="store_true", help="print what would be trained, and train nothing")
+
+    recipe, method, rest = read_method("run", RUN, words, extend)
+    folder = Path(recipe.out or "runs/method")
+    if rest["dry_run"]:
+        print(estimate(recipe, method, folder))
+        return 0
+    summary = run(recipe, method, folder, command=shlex.join(["mupscale", "run", *words]))
+    page = report([folder])
+    print("", *summary.verdict, *(f"Note: {warning}" for warning in summary.warnings), "", sep="\n")
+    print(f"Report: {page}")
+    return 0
+
+
+def _sweep(words: list[str]) -> int:
+    from mupscale.method.run import run_sweeps
+    from mupscale.sweep.findings import findings
+
+    def extend(parser: Any) -> None:
+        parser.add_argument("--worker", action="store_true", help="join the study that others work on, too")
+        parser.add_argument("--storage", type=str | None, help="where the study is: the same as --method.storage")
+
+    recipe, method, rest = read_method("sweep", SWEEP, words, extend)
+    if rest["storage"] is not None:
+        method = replace(method, storage=rest["storage"])
+    tuned = run_sweeps(recipe, method, Path(recipe.out or "runs/method"), worker=rest["worker"])
+    for sweep in tuned.sweeps:
+        for sentence in findings(sweep):
+            print(f"{sweep.name}: {sentence}")
+    print(*tuned.sentences, sep="\n", end="\n" if tuned.sentences else "")
+    choice = tuned.choice
+    print(
+        f"For the large models: learning rate {choice.base_lr:g}; to upscale: noise {choice.noise:g}, lr {choice.lr:g}"
+    )
+    return 0
+
+
+def _transfer_check(words: list[str]) -> int:
+    from mupscale.method.check import transfer_check
+    from mupscale.report.transfer import transfer_picture
+    from mupscale.train.recipe import Width
+
+    def extend(parser: Any) -> None:
+        parser.add_argument(
+            "--widths", type=list[Width] | None, help="base widths (default: the recipe's, small and large)"
+        )
+        parser.add_argument(
+            "--at_lr", type=float | None, help="learning rate at which noise varies (default: the growth's)"
+        )
+        parser.add_argument(
+            "--at_noise", type=float | None, help="noise at which the learning rate varies (the growth's)"
+        )
+
+    recipe, method, rest = read_method("transfer-check", CHECK, words, extend)
+    folder, growth = Path(recipe.out or "runs/method"), recipe.grow[0] if recipe.grow else None
+    lr = rest["at_lr"] if rest["at_lr"] is not None else growth.lr if growth else None
+    noise = rest["at_noise"] if rest["at_noise"] is not None else growth.noise if growth else None
+    if lr is None or not isinstance(noise, int | float):
+        raise UsageError("say at which learning rate and noise the other varies: --at_lr X --at_noise Y")
+    found = transfer_check(
+        recipe,
+        widths=rest["widths"] or [*method.widths, recipe.width],
+        lrs=method.upscaled_lrs,
+        noises=[0.0, *method.noises],
+        lr=lr,
+        noise=noise,
+        seeds=method.seeds,
+        engine=method.engine,
+        out=folder,
+        note=print,
+    )
+    print(*found["verdict"], sep="\n")
+    print(f"Picture: {transfer_picture(found, folder)}")
+    return 0
+
+
+def _report(words: list[str]) -> int:
+    from mupscale.report import report
+
+    alone, options = split(words, flags=())
+    parser = make_parser("report", "RUN [RUN …] [--out FOLDER]", REPORT)
+    parser.add_argument("--out", type=str | None, help="folder of the page and its pictures (default: RUN/report)")
+    out = parse(parser, together(options)).out
+    if not alone:
+        raise UsageError("give the folder of at least one run of the method")
+    print(f"Report: {report(alone, None if out is None else Path(out))}")
     return 0
 
 
@@ -332,6 +537,10 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("train a model as a recipe says", _train),
     "resume": Command("go on with a run that was stopped", _resume),
+    "run": Command("the whole method: tune small, transfer, upscale large, compare", _run),
+    "sweep": Command("tune at the small widths alone, or help others do it", _sweep),
+    "transfer-check": Command("does the optimum stay where it is as widths grow?", _transfer_check),
+    "report": Command("a page of pictures from runs of the method", _report),
     "curves": Command("draw the losses of runs into one picture", _curves),
     "recipes": Command("list the recipes that ship", _recipes),
     "data tokenize": Command("turn text into tokens, once", _tokenize),

@@ -50,7 +50,8 @@ class Table(Data):
 
     def evaluation(self, batch: int) -> Iterator[Batch]:
         """The test part."""
-        return zip(self.split.test_x.split(batch), self.split.test_y.split(batch), strict=True)
+        x, y = self.split.test_x, self.split.test_y
+        return ((x[start : start + batch], y[start : start + batch]) for start in range(0, len(y), batch))
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Self:
         """Move all of it at once; whole numbers (classes, token ids) stay whole."""

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from mupscale.data.stream import Data
 from mupscale.sweep.stack import Stack
@@ -26,18 +25,10 @@ def runs_at_once(recipe: Recipe, device: torch.device, data: Data, memory: int |
     """
     probe = Stack([replace(recipe, out=None)], device, data)
     x, y = data.batch(recipe.seeds.data, 0, recipe.batch)
-    kept: dict[int, int] = {}
-
-    def count(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
     replicas = probe.replicas
-    held = {name: buffer.clone() for name, buffer in replicas.buffers.items()}
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        probe.program.losses(replicas.flat, held, x, y, shared=True)
+    kept = probe.program.kept(*replicas.one(0), x, y)
     rows = replicas.flat.nbytes
-    each = 2 * sum(kept.values()) + (6 + len(replicas.state)) * rows + 2 * (x.nbytes + y.nbytes)
+    each = 2 * kept + (6 + len(replicas.state)) * rows + 2 * (x.nbytes + y.nbytes)
     return max(1, int(_SPARE * (free_memory(device) if memory is None else memory) / each))
 
 

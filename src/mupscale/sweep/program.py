@@ -47,6 +47,20 @@ class Program:
                     buffers[name].copy_(buffer)
         return losses
 
+    def kept(self, row: Tensor, buffers: Named, x: Tensor, y: Tensor) -> int:
+        """Bytes that a step of one run keeps for its backward pass."""
+        sizes: dict[int, int] = {}
+
+        def count(tensor: Tensor) -> Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        flat = row.detach().unsqueeze(0).clone().requires_grad_()
+        held = {name: buffer.unsqueeze(0).clone() for name, buffer in buffers.items()}
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            self.losses(flat, held, x, y, shared=True)
+        return sum(sizes.values())
+
     def scores(self, flat: Tensor, buffers: Named, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Every run's mean loss on some examples, and how many targets it gets right; -1 where they are no classes."""
 

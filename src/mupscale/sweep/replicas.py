@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -123,6 +124,19 @@ class Replicas:
         self.state = {name: matrix[index] for name, matrix in self.state.items()}
         self.taken = self.taken[index]
         self.buffers = {name: buffer[index] for name, buffer in self.buffers.items()}
+
+    def part(self, rows: slice) -> Replicas:
+        """Some of the runs, in the same memory."""
+        made = copy(self)
+        made.flat = self.flat.detach()[rows].requires_grad_()
+        made.state = {name: matrix[rows] for name, matrix in self.state.items()}
+        made.taken = self.taken[rows]
+        made.buffers = {name: buffer[rows] for name, buffer in self.buffers.items()}
+        return made
+
+    def one(self, row: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """One run's parameters and buffers, in the same memory."""
+        return self.flat.detach()[row], {name: buffer[row] for name, buffer in self.buffers.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it by name, in place."""

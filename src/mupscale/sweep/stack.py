@@ -8,7 +8,9 @@ recipe, so a stack is a faster way to the same numbers, never another experiment
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,10 @@ from mupscale.train.recipe import Recipe
 from mupscale.train.start import check_data, cost_per_example, starting_point
 
 __all__ = ["NotStackable", "Stack"]
+
+_CACHED = 20 << 20  # bytes for which a CPU's caches are good, from measurements at widths 32 to 256
+_LEAST = 8  # runs in a block: with fewer, calls cost more than caches save
+_SHARED = 4 << 20  # bytes kept by a block below which threads wait for each other more than they help
 
 
 class Stack:
@@ -94,14 +100,16 @@ class Stack:
         self._drops = {growth.at for recipe in self.recipes for growth in recipe.grow}
         self._multiple: float | None = None
         self._graph: Graph | None = None
+        self._blocks: list[tuple[slice, Replicas, Hyper]] | None = None
+        self._one_thread = False
         segments = self.replicas.layout.segments
-        self._segments = as_one(segments, self.replicas.flat.detach()) if self.shared.compile else segments
+        self._compiles = bool(self.shared.compile) and self.device.type == "cuda"  # on the CPU it makes a stack slower
+        self._segments = as_one(segments, self.replicas.flat.detach()) if self._compiles else segments
         self._compiled: dict[str, Callable[..., Any]] = {}
 
     def _check(self) -> None:
         """A few examples under vmap, trained on and evaluated on, before anybody relies on it."""
-        row = self.replicas.flat.detach()[0]
-        buffers = {name: buffer[0] for name, buffer in self.replicas.buffers.items()}
+        row, buffers = self.replicas.one(0)
         x, y = self.data.batch(self.streams[0], 0, min(self.shared.batch, 8))
         self.program.check(row, buffers, x, y)
         x, y = next(iter(self.data.evaluation(self.shared.evaluation.batch or self.shared.batch)))
@@ -115,14 +123,17 @@ class Stack:
         losses = torch.empty(count, len(self.recipes), dtype=self.shared.dtype(), device=self.device)
         norms = None if self.shared.clip is None else torch.empty_like(losses)
         taken = 0
-        while taken < count and not (taken and stop is not None and stop()):
-            x, y = self._batch()
-            self._set_rates()
-            losses[taken], norm = self._replay(x, y) if self.device.type == "cuda" else self._take_step(x, y)
-            if norms is not None and norm is not None:
-                norms[taken] = norm
-            self.step += 1
-            taken += 1
+        if self._blocks is None:
+            self._blocks = self._cut()
+        with one_thread() if self._one_thread else nullcontext():
+            while taken < count and not (taken and stop is not None and stop()):
+                x, y = self._batch()
+                self._set_rates()
+                losses[taken], norm = self._replay(x, y) if self.device.type == "cuda" else self._take_step(x, y)
+                if norms is not None and norm is not None:
+                    norms[taken] = norm
+                self.step += 1
+                taken += 1
         self.norms = None if norms is None else norms[:taken]
         return losses[:taken]
 
@@ -152,27 +163,52 @@ class Stack:
         return self._graph.replay(x, y)
 
     def _take_step(self, x: Tensor, y: Tensor) -> Losses:
-        replicas = self.replicas
+        """A step of every run, block by block."""
+        assert self._blocks is not None
+        shared = len(self.streams) == 1
+        made = [
+            self._step_of(replicas, hyper, x if shared else x[rows], y if shared else y[rows])
+            for rows, replicas, hyper in self._blocks
+        ]
+        if len(made) == 1:
+            return made[0]
+        losses, norms = zip(*made, strict=True)
+        return torch.cat(losses), None if norms[0] is None else torch.cat(norms)
+
+    def _cut(self) -> list[tuple[slice, Replicas, Hyper]]:
+        """The runs in blocks; on a CPU small enough for what a step keeps to stay in its caches."""
+        rows = count = len(self.recipes)
+        if self.device.type == "cpu":
+            x, y = self.data.batch(self.streams[0], self.step * self.shared.batch, self.shared.batch)
+            kept = max(1, self.program.kept(*self.replicas.one(0), x, y))
+            count = math.ceil(rows / math.ceil(rows / max(_LEAST, _CACHED // kept)))
+            self._one_thread = count * kept < _SHARED
+        if count == rows:
+            return [(slice(None), self.replicas, self.hyper)]
+        blocks = [slice(start, min(start + count, rows)) for start in range(0, rows, count)]
+        return [(block, self.replicas.part(block), self.hyper.of(block)) for block in blocks]
+
+    def _step_of(self, replicas: Replicas, hyper: Hyper, x: Tensor, y: Tensor) -> Losses:
         losses = self._part("losses", self.program.losses)(
             replicas.flat, replicas.buffers, x, y, len(self.streams) == 1
         )
         (gradient,) = torch.autograd.grad(losses.sum(), replicas.flat)
         with torch.no_grad():
-            norms = self._part("update", self._update)(gradient)
+            norms = self._part("update", self._update)(gradient, replicas, hyper)
         return losses.detach(), norms
 
-    def _update(self, gradient: Tensor) -> Tensor | None:
-        """Clip, and one update of all parameters of all runs."""
-        r, norms = self.replicas, None
+    def _update(self, gradient: Tensor, replicas: Replicas, hyper: Hyper) -> Tensor | None:
+        """Clip, and one update of all parameters of these runs."""
+        norms = None
         if self.shared.clip is not None:
-            norms = clip(gradient, self.shared.clip, r.layout.segments)
-        r.taken += 1
-        self.kind.update(r.flat, gradient, r.state, r.taken, self.hyper, self._segments)
+            norms = clip(gradient, self.shared.clip, replicas.layout.segments)
+        replicas.taken += 1
+        self.kind.update(replicas.flat, gradient, replicas.state, replicas.taken, hyper, self._segments)
         return norms
 
     def _part(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A part of the step, compiled if the recipe says so."""
-        if not self.shared.compile:
+        if not self._compiles:
             return function
         if name not in self._compiled:
             self._compiled[name] = torch.compile(function, dynamic=False)
@@ -213,8 +249,7 @@ class Stack:
         """Go on with these runs alone, so that the others cost nothing more."""
         self.recipes = [self.recipes[row] for row in rows]
         self.replicas.keep(rows)
-        own = {name: getattr(self.hyper, name)[list(rows)] for name in OWN}
-        self.hyper = Hyper(shared=self.hyper.shared, **own)
+        self.hyper = self.hyper.of(list(rows))
         self._changed()
 
     def export(self, row: int) -> tuple[nn.Module, Optimizer]:
@@ -243,6 +278,17 @@ class Stack:
         for name, tensor in own.items():
             tensor.copy_(saved.model[name])
         self.step, self._multiple = int(saved.extra["stack"]["step"]), None
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Models so small train as fast, and do not suffer where other programs want the cores, too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _scores(loss: float, examples: float, right: float, targets: float) -> dict[str, float]:

@@ -54,6 +54,10 @@ class Hyper:
     eps: Tensor
     shared: Mapping[str, Any]
 
+    def of(self, rows: slice | list[int]) -> Hyper:
+        """Those of some models: of a slice, in the same memory."""
+        return Hyper(self.lr[rows], self.weight_decay[rows], self.eps[rows], self.shared)
+
 
 Update = Callable[[Tensor, Tensor, Rows, Tensor, Hyper, Sequence[Segment]], None]
 """From parameters, gradients (which it may overwrite), state, steps taken so far and hyperparameters; in place."""

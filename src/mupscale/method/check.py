@@ -1,0 +1,159 @@
+"""The transfer check: do the best learning rate and noise stay where they are as widths grow?
+
+The paper's 'Verification of hyperparameter transfer': base models of several widths n are upscaled to k·n, with one
+hyperparameter varied and the other fixed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mupscale.errors import MupscaleError
+from mupscale.files import replace_text
+from mupscale.method.stages import Protocol, label, size
+from mupscale.method.transfer import shown, transfer_verdict
+from mupscale.sweep.engine import Engine, Outcome, train_many
+from mupscale.sweep.space import Cell, Space
+from mupscale.train.recipe import MAY_CHANGE, Recipe, Width
+
+FILE = "transfer-check.json"
+_NOT_ASKED = {*MAY_CHANGE, "width", "grow", "from", "from_width", "noise", "noise_unit"}  # trials have their own
+
+
+def transfer_check(
+    recipe: Recipe,
+    *,
+    widths: Sequence[Width],
+    lrs: Sequence[float],
+    noises: Sequence[float],
+    lr: float,
+    noise: float,
+    out: Path,
+    seeds: int = 3,
+    base_lr: float | None = None,
+    engine: Engine = "auto",
+    note: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Loss against learning rate at the fixed noise, and against noise at the fixed learning rate, at each width.
+
+    The recipe's growth says how many times wider models become, how long base models train and how long upscaled ones
+    do. Written to `out`; what is done there already is kept.
+    """
+    rate = float(recipe.optimizer.init_args["lr"] if base_lr is None else base_lr)
+    check = _Check(Protocol(recipe, Path(out) / "transfer"), seeds, rate, engine, note or (lambda text: None))
+    if not widths:
+        raise MupscaleError("a transfer check needs base widths, two or more, such as [64, 128]")
+    space = Space(tuple(lrs), (*noises, noise))
+    Space((lr,))
+    sweeps = {
+        "lr": [Cell(x, float(noise)) for x in space.lrs],
+        "noise": [Cell(float(lr), x) for x in sorted({float(x) for x in noises})],
+    }
+    cells = list(dict.fromkeys(cell for line in sweeps.values() for cell in line))
+    values: dict[str, Any] = {
+        "times": size(check.protocol.wide) / size(recipe.width),
+        "steps": check.protocol.wide_steps,
+        "fixed": {"lr": lr, "noise": noise},
+        "unit": check.protocol.growth.unit,
+        **{axis: [] for axis in sweeps},
+    }
+    for width in widths:
+        check.protocol.check_small(width)
+    for width in sorted(widths, key=size):
+        losses = check.at(width, cells)
+        for axis, line in sweeps.items():
+            points = [{"x": getattr(cell, axis), "losses": losses[cell]} for cell in line]
+            values[axis].append({"width": check.protocol.upscaled_width(width), "from": width, "points": points})
+    values["verdict"] = transfer_verdict(values)
+    _write(Path(out) / FILE, values)
+    return values
+
+
+@dataclass(frozen=True)
+class _Check:
+    """One check: its settings, and the trials of a width, kept in the folder as they are done."""
+
+    protocol: Protocol
+    seeds: int
+    base_lr: float
+    engine: Engine
+    note: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise MupscaleError(f"seeds is {self.seeds}, but a transfer check needs at least 1")
+
+    def at(self, width: Width, cells: Sequence[Cell]) -> dict[Cell, list[float | None]]:
+        """The final training losses of each cell by seed; None for those that diverged."""
+        path = self.protocol.folder / f"width-{label(width)}.json"
+        done = self._done(path, width)
+        missing = [cell for cell in cells if cell not in done]
+        if missing:
+            self._keep(path, width, done)  # nobody with other settings may take up what is begun here
+            self._train_bases(width)
+            wide = self.protocol.upscaled_width(width)
+            self.note(f"width {shown(width)} → {shown(wide)}: {len(missing)} trials × {self.seeds} seeds")
+            recipes = [self.protocol.trial(width, cell, seed) for cell in missing for seed in range(self.seeds)]
+            save = path.with_suffix(".stack.safetensors")
+            outcomes = iter(self._train(recipes, save))
+            done |= {cell: [next(outcomes).loss for _ in range(self.seeds)] for cell in missing}
+            self._keep(path, width, done)
+        return done
+
+    def _keep(self, path: Path, width: Width, done: Mapping[Cell, list[float | None]]) -> None:
+        trials = [{**cell._asdict(), "losses": losses} for cell, losses in done.items()]
+        _write(path, {"asked": self._asked(width), "trials": trials})
+
+    def _train_bases(self, width: Width) -> None:
+        self.note(f"width {shown(width)}: {self.seeds} base models")
+        recipes = [self.protocol.small(width, self.base_lr, seed) for seed in range(self.seeds)]
+        save = self.protocol.folder / f"base-{label(width)}.stack.safetensors"
+        for outcome in self._train(recipes, save, resume=True):
+            if outcome.status != "finished":
+                raise MupscaleError(
+                    f"the base model of width {shown(width)} diverged at learning rate {self.base_lr:g}: take a "
+                    f"smaller one (--optimizer.lr)"
+                )
+
+    def _train(self, recipes: Sequence[Recipe], save: Path, *, resume: bool = False) -> list[Outcome]:
+        data = self.protocol.data
+        return train_many(recipes, engine=self.engine, resume=resume, save=save, note=self.note, data=data)
+
+    def _asked(self, width: Width) -> dict[str, Any]:
+        """What a trial depends on beside its cell, as JSON gives it back."""
+        protocol = self.protocol
+        recipe = {name: value for name, value in protocol.recipe.to_json().items() if name not in _NOT_ASKED}
+        steps = {"base steps": protocol.base_steps, "upscaled steps": protocol.wide_steps}
+        own = {"unit": protocol.growth.unit, "from": width, "to": protocol.upscaled_width(width)}
+        more = {"seeds in all": self.seeds, "base_lr": self.base_lr}
+        made: dict[str, Any] = json.loads(json.dumps({**recipe, **steps, **own, **more}))
+        return made
+
+    def _done(self, path: Path, width: Width) -> dict[Cell, list[float | None]]:
+        """The trials of this width that are in the folder already."""
+        if not path.exists():
+            return {}
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            theirs = values["asked"]
+            trials = {Cell(float(t["lr"]), float(t["noise"])): list(t["losses"]) for t in values["trials"]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise MupscaleError(f"{path} is damaged ({error}): remove it, and its trials are made again") from None
+        ours = self._asked(width)
+        if differing := sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)):
+            raise MupscaleError(
+                f"{path} is of a check with other settings ({', '.join(differing)}): choose another folder (--out)"
+            )
+        return trials
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, json.dumps(values, indent=1) + "\n")
+    except OSError as error:
+        raise MupscaleError(f"{path} cannot be written: {error.strerror}") from None

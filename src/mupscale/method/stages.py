@@ -1,0 +1,222 @@
+"""The runs that the paper's protocol consists of, as ordinary recipes: small and large, tuned, upscaled, compared with.
+
+A recipe with one growth event says it all: the base model trains at `width` up to the growth, the wide one has the
+growth's width and trains from there to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mupscale.data.stream import Data
+from mupscale.errors import MupscaleError
+from mupscale.sweep.space import Cell
+from mupscale.train.recipe import Growth, Level, Recipe, Seeds, Width
+from mupscale.train.start import cost_per_example
+
+POINTS = 40  # of a run's curve at least, where it has so many steps: final losses are means over the last tenth
+_AFTER = 10_000  # added to the seed of the data's order after upscaling, where all runs go on with other batches
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is trained, for how long, and where it is kept; `folder` is the run's own."""
+
+    recipe: Recipe
+    folder: Path
+
+    def __post_init__(self) -> None:
+        recipe = self.recipe
+        if len(recipe.grow) != 1:
+            raise MupscaleError(
+                f"the method upscales once, so its recipe needs one growth event, and this one has {len(recipe.grow)}: "
+                f"write grow: [{{at: STEPS OF THE BASE MODEL, width: WIDE}}]"
+            )
+        if recipe.start is not None:
+            raise MupscaleError(
+                "mupscale run trains its own base model, so its recipe cannot start from a checkpoint (from); to "
+                "upscale yours with what a run has found: mupscale train RECIPE --from PATH --width W --noise X"
+            )
+        if recipe.width == self.growth.width:
+            raise MupscaleError(f"the recipe's growth keeps the width at {recipe.width}: there is nothing to upscale")
+
+    @property
+    def growth(self) -> Growth:
+        """The growth event."""
+        return self.recipe.grow[0]
+
+    @property
+    def base_steps(self) -> int:
+        """Steps of a base model."""
+        return self.growth.at
+
+    @property
+    def wide_steps(self) -> int:
+        """Steps of an upscaled model."""
+        return self.recipe.steps - self.growth.at
+
+    @property
+    def wide(self) -> Width:
+        """The width k·n."""
+        return self.growth.width
+
+    def upscaled_width(self, width: Width) -> Width:
+        """k times a small width, k as between the recipe's two widths."""
+        base, wide = self.recipe.width, self.wide
+        if isinstance(width, dict) and isinstance(base, dict) and isinstance(wide, dict):
+            if width.keys() != base.keys():
+                raise MupscaleError(f"the small width {width} does not name the same arguments as {base}")
+            return {name: size * (wide[name] // base[name]) for name, size in width.items()}
+        if isinstance(width, dict) or isinstance(base, dict) or isinstance(wide, dict):
+            raise MupscaleError(f"the small width {width} must be of the same form as the recipe's width {base}")
+        return width * (wide // base)
+
+    def times(self, width: Width, factor: int) -> Width:
+        """A width so many times as large, in the sizes that grow."""
+        if not isinstance(width, dict):
+            return width * factor
+        grown = self.upscaled_width(width)
+        assert isinstance(grown, dict)
+        return {name: old * factor if grown[name] > old else old for name, old in width.items()}
+
+    def check_all_small(self, widths: Sequence[Width]) -> None:
+        """All of the widths to tune at, before anything is trained."""
+        sizes = [size(width) for width in widths]
+        if len(set(sizes)) < len(sizes):
+            raise MupscaleError(f"method.widths is {list(widths)}, but small widths must differ from each other")
+        for width in widths:
+            self.check_small(width)
+
+    def check_small(self, width: Width) -> None:
+        """A small width is one, or the error says why not."""
+        if not all(number > 0 for number in (width.values() if isinstance(width, dict) else [width])):
+            raise MupscaleError(f"the small width is {width}, but widths are positive whole numbers")
+        wide = self.upscaled_width(width)
+        try:
+            self.recipe.family().widening(width, wide)
+        except MupscaleError:
+            raise
+        except Exception as error:  # the model's own
+            raise MupscaleError(
+                f"the model cannot be built at the small width {width} and at {wide}: "
+                f"{type(error).__name__}: {' '.join(str(error).split())}"
+            ) from None
+
+    # ------------------------------------------------------------------------------------------- recipes
+
+    def fresh(self, width: Width, lr: float, steps: int, seed: int, out: str | None = None) -> Recipe:
+        """A model from its initialisation; in the run's folder, under a name, if it has one."""
+        seeds = self._seeds(seed)
+        every = near_divisor(steps, min(self.recipe.log_every, steps // POINTS))
+        return self._make(width=width, steps=steps, seeds=seeds, lr=lr, log_every=every, out=self._at(out, seed))
+
+    def with_drop(self, recipe: Recipe, at: int, lr: float) -> Recipe:
+        """The same run with another learning rate from a step on, which is a growth to the width it has."""
+        return replace(recipe, grow=[Growth(at=at, width=recipe.width, lr=lr)])
+
+    def after(
+        self, start: str, width: Width, lr: float, steps: int, seed: int, noise: Level, out: str | None = None
+    ) -> Recipe:
+        """A model that starts from those under another name, upscaled to `width` if that is wider."""
+        seeds = replace(self._seeds(seed), data=self._seeds(seed).data + _AFTER)
+        unit = "theory" if isinstance(noise, dict) else self.growth.unit
+        return self._make(
+            width=width,
+            steps=steps,
+            seeds=seeds,
+            lr=lr,
+            start=self._at(start, seed),
+            noise=noise,
+            noise_unit=unit,
+            log_every=self.points_apart,
+            evaluation=replace(self.recipe.evaluation, every=self.evaluations_apart),
+            out=self._at(out, seed),
+        )
+
+    @property
+    def points_apart(self) -> int:
+        """Steps between two points of the curve of whatever starts from a base model; the upscaled end on one."""
+        return near_divisor(self.wide_steps, min(self.recipe.log_every, self.wide_steps // POINTS))
+
+    @property
+    def evaluations_apart(self) -> int:
+        """Steps between two evaluations of these."""
+        return near_divisor(self.wide_steps, self.recipe.evaluation.every or self.wide_steps)
+
+    @property
+    def exact_is_a_beginning(self) -> bool:
+        """Whether the first steps of a longer run are those of a short one, with a point at the short one's end."""
+        return self.recipe.schedule.kind == "constant" and self.wide_steps % self.points_apart == 0
+
+    def small(self, width: Width, lr: float, seed: int) -> Recipe:
+        """A small base model, which Sweep 2 upscales."""
+        return self.fresh(width, lr, self.base_steps, seed, small_name(width))
+
+    def trial(self, width: Width, cell: Cell, seed: int) -> Recipe:
+        """A trial of Sweep 2: a small base model upscaled, with this noise and learning rate."""
+        return self.after(small_name(width), self.upscaled_width(width), cell.lr, self.wide_steps, seed, cell.noise)
+
+    def _make(self, *, lr: float, **changes: Any) -> Recipe:
+        arguments = {**self.recipe.optimizer.init_args, "lr": lr}
+        return replace(self.recipe, optimizer=replace(self.recipe.optimizer, init_args=arguments), grow=[], **changes)
+
+    def _at(self, name: str | None, seed: int) -> str | None:
+        return None if name is None else str(self.folder / name / f"seed-{seed}")
+
+    def _seeds(self, seed: int) -> Seeds:
+        given = self.recipe.seeds
+        return Seeds(given.init + seed, given.data + seed, given.noise + seed, given.dropout + seed)
+
+    # ------------------------------------------------------------------------------------------- what they cost
+
+    @cached_property
+    def data(self) -> Data:
+        """The data of all runs, loaded once."""
+        return self.recipe.make_data()
+
+    @cached_property
+    def _costs(self) -> dict[str, float | None]:
+        return {}
+
+    def flops_per_step(self, width: Width) -> float | None:
+        """Training FLOPs of a step at a width; None where the model's cost cannot be counted."""
+        known = self._costs
+        if (name := label(width)) not in known:
+            each = cost_per_example(self.recipe.family(), width, self.data, self.recipe)
+            known[name] = None if each is None else each * self.recipe.batch
+        return known[name]
+
+    def equal_cost(self, steps: int, width: Width, other: Width) -> int:
+        """How many steps at another width cost as much as so many at this one; as many where that is not known."""
+        ours, theirs = self.flops_per_step(width), self.flops_per_step(other)
+        return steps if ours is None or theirs is None else max(1, round(steps * ours / theirs))
+
+
+def near_divisor(steps: int, most: int) -> int:
+    """The largest number up to `most`, and not far below it, that divides the steps; `most` where there is none."""
+    most = max(1, most)
+    return next((every for every in range(most, most // 4, -1) if steps % every == 0), most)
+
+
+def small_name(width: Width) -> str:
+    """Where small base models are kept."""
+    return f"small/width-{label(width)}"
+
+
+def label(width: Width) -> str:
+    """A width as a part of a file's name."""
+    return "-".join(f"{name}{size}" for name, size in width.items()) if isinstance(width, dict) else str(width)
+
+
+def size(width: Width) -> int:
+    """One number for a width: of several, the product."""
+    if not isinstance(width, dict):
+        return width
+    product = 1
+    for value in width.values():
+        product *= value
+    return product
