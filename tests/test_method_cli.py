@@ -59,7 +59,9 @@ def test_a_whole_run_from_nothing_to_a_page(file: str, tmp_path: Path, capsys: p
         "",
         f"Report: {folder / 'report' / 'index.html'}",
     ]
-    assert len(lines[: at - 1]) == 2 * len(stages)  # for each stage what is trained, and what came of it
+    checked = [line for line in lines if line.startswith("coordinate check: ")]
+    assert len(checked) == 1
+    assert len(lines[: at - 1]) == 2 * len(stages) + 1  # for each stage what is trained, and what came of it
     assert len(set(lines)) > len(lines) - 3
     assert output.err == ""
 
@@ -119,7 +121,7 @@ def test_another_recipe_in_the_folder_is_refused_in_one_sentence(
 ) -> None:
     Path("run").mkdir()
     values = {"recipe": short(30).to_json(), "method": METHOD.to_json()}
-    Path("run/recipe.json").write_text(json.dumps(values))
+    Path("run/method.json").write_text(json.dumps(values))
     assert main(["run", file, "--out", "run"]) == 1
     (line,) = said(capsys)
     assert line == (
@@ -188,3 +190,9 @@ def test_a_report_of_nothing_is_one_sentence(capsys: pytest.CaptureFixture[str])
     assert main(["report", "nowhere"]) == 1
     (line,) = said(capsys)
     assert line.startswith("mupscale: nowhere holds no finished run of the method")
+
+
+def test_torchrun_is_told_how_it_is_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["run", "mlp-covtype-tiny"]) == 2
+    assert "the method runs in one process" in capsys.readouterr().err

@@ -74,7 +74,6 @@ def test_beside_a_trial_that_did_not_end_the_grid_value_is_taken(status: str) ->
 def test_at_an_edge_and_beside_zero_the_grid_value_is_taken() -> None:
     drift = extrapolate([(n, sweep(5.0, 0.11)) for n in (64, 128)], 256)
     assert (drift.lr, drift.noise) == (SPACE.lrs[-1], SPACE.noises[1])
-    assert sum("the largest tried" in said for said in drift.sentences) == 2
 
 
 @pytest.mark.parametrize(("power", "factor"), [(1.5, 4.0), (-1.5, 0.25)])

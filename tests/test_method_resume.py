@@ -192,22 +192,22 @@ def test_fewer_baselines_are_not_charged_for_the_others(done: Path) -> None:
 def test_another_recipe_in_the_same_folder_is_refused(
     whole: tuple[Path, int], recipe: dict[str, object], method: dict[str, object], why: str
 ) -> None:
-    before = (whole[0] / "recipe.json").read_text()
+    before = (whole[0] / "method.json").read_text()
     other = small(**{"steps": 24, "growth": {"at": 10}, **recipe})
     with pytest.raises(MupscaleError, match=rf"holds a run of another recipe: {why}; choose another folder"):
         run_quietly(whole[0], other, few(**method))
-    assert (whole[0] / "recipe.json").read_text() == before
+    assert (whole[0] / "method.json").read_text() == before
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "recipe.json").write_text("{}")
-    with pytest.raises(MupscaleError, match="is not of a run of the method"):
+    (tmp_path / "method.json").write_text("{}")
+    with pytest.raises(MupscaleError, match="is damaged"):
         run_quietly(tmp_path, short(), few())
 
 
 def test_a_file_where_the_folder_belongs(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
-    with pytest.raises(MupscaleError, match=r"recipe\.json cannot be written"):
+    with pytest.raises(MupscaleError, match=r"method\.json cannot be written"):
         run_quietly(tmp_path / "run", short(), few())
 
 

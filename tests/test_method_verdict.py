@@ -143,7 +143,8 @@ def test_a_small_width_that_is_too_small_is_warned_of(width: Any, start: Any, to
 
 
 def test_one_warning_for_each_small_width() -> None:
-    assert len(warnings([sweep(32, None, "sweep-1"), sweep(64, 32), sweep({"head_dim": 8}, None)], [])) == 2
+    (only,) = warnings([sweep(32, None, "sweep-1"), sweep(64, 32), sweep({"head_dim": 8}, None)], [])
+    assert only.startswith("the small width 32 may be too small")  # of heads of 8 nobody knows how many there are
 
 
 def test_findings_of_sweeps_carry_their_name() -> None:

@@ -452,3 +452,12 @@ def test_recipe_is_shown_with_its_method() -> None:
 
 def test_summary_survives_its_file(tmp_path: Path) -> None:
     assert Summary.load(write(tmp_path / "run")) == summaries.example()
+
+
+def test_plain_transfer_stands_under_what_it_is(tmp_path: Path) -> None:
+    made = example()
+    choice = replace(made.choice, noise=3.0, lr=0.004, plain=(7.77, 0.00123))
+    replace(made, choice=choice).save(tmp_path)
+    text = Seen(report([tmp_path])).text
+    noise, rate = text.index("Chosen noise"), text.index("Chosen learning rate")
+    assert noise < text.index("7.77") < rate < text.index("0.00123")

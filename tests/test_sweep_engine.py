@@ -668,3 +668,23 @@ def test_public_names() -> None:
     assert sorted(mupscale.sweep.__all__) == mupscale.sweep.__all__
     for name in mupscale.sweep.__all__:
         assert (getattr(mupscale.sweep, name).__doc__ or "").strip(), f"{name} has no docstring"
+
+
+class Smooth(nn.Module):
+    """No unit of which is ever dead, so that no gradient is ever zero."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, width), nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def test_without_eps_only_what_is_trained_must_be_finite() -> None:
+    """Between parameters lie columns without gradients, where Adam without eps divides nothing by nothing."""
+    bare = Spec("torch.optim.AdamW", {"lr": 0.02, "eps": 0.0})
+    made = recipe(steps=30, optimizer=bare, model=Spec(f"{__name__}.Smooth"), data=Spec("small_runs.Rows"))
+    ours = train_many([made], engine="vectorised", evaluate=True)
+    assert ours[0].status == "finished"
+    assert far(ours, train_many([made], engine="serial", evaluate=True)) <= TOLERANCE

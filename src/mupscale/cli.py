@@ -49,8 +49,8 @@ Draw the losses of runs into one picture, and where they grew.
 RUN = """\
 The whole method: tune noise and learning rate small, transfer, upscale large, compare, and a page of pictures.
 
-  mupscale run mlp-covtype-tiny                             three minutes on a laptop, data included
-  mupscale run mlp-covtype-tiny --dry-run                   what it would train, its FLOPs, and about how long
+  mupscale run mlp-covtype-demo                             two minutes on a laptop, data included
+  mupscale run mlp-covtype-demo --dry-run                   what it would train, its FLOPs, and about how long
   mupscale run recipes/mlp-covtype.yaml --data.path covtype.data.gz --method.seeds 5 --out runs/paper
 
 The recipe's growth event tells the two widths and how long each model trains; its section `method` tells where to tune
@@ -208,6 +208,12 @@ def read_method(command: str, about: str, words: Sequence[str], extend: Callable
     """The recipe and the settings of the method that the arguments of `mupscale run` make, and what else was asked."""
     from mupscale.method.settings import Method
     from mupscale.train.recipe import Recipe
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError(
+            "the method runs in one process: for many machines start mupscale sweep --worker --storage URL on each, "
+            "without torchrun"
+        )
 
     def complete(parser: Any) -> None:
         parser.add_class_arguments(Method, "method")

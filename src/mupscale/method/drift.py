@@ -60,7 +60,6 @@ def extrapolate(sweeps: Sequence[tuple[float, Sweep]], width: float) -> Drift:
             f"{found[-1]:.3g} (×{2**power:.2f} for each doubling); at width {width:g} that makes {value[axis]:.3g}"
             f"{limited}, where plain transfer has {getattr(plain, axis):.3g}"
         )
-        said += _edges(ordered, axis)
     return Drift(value["lr"], value["noise"], plain.lr, plain.noise, slope["lr"], slope["noise"], said)
 
 
@@ -98,20 +97,6 @@ def _limited(last: float, doublings: float, sweep: Sweep, axis: str) -> tuple[fl
     if value > safe:
         value, remark = safe, f" (limited: {diverged[0]:.3g} diverged)"
     return value, remark
-
-
-def _edges(ordered: Sequence[tuple[float, Sweep]], axis: str) -> list[str]:
-    """Where an optimum is on the edge of its grid, its movement is a bound at best."""
-    said = []
-    for small, sweep in ordered:
-        values, best = _values(sweep, axis), getattr(sweep.best, axis)
-        if len(values) > 1 and best in (values[0], values[-1]):
-            which = "smallest" if best == values[0] else "largest"
-            said.append(
-                f"at width {small:g} the best {_AXES[axis]} is the {which} tried, so how it moves is not well known: "
-                f"widen the grid"
-            )
-    return said
 
 
 def _no_noise(zeros: Sequence[float], plain: Cell) -> str:

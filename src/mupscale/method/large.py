@@ -34,6 +34,7 @@ LABELS = {
     "net2net": "Net2Net, tuned at width {width}",
     "naive": "naive widening, width {width}",
 }
+NO_NOISE = "(e) upscaled, width {width}, for which the sweep chose no noise"
 
 
 def train_large(shop: Workshop, tuned: Tuned) -> tuple[list[Runs], list[Sweep]]:
@@ -195,7 +196,8 @@ class _Large:
     ) -> Runs:
         curves = [curve_of(outcome, seed, steps) for outcome, seed in zip(outcomes, seeds, strict=True)]
         cost = self.protocol.flops_per_step(width)
-        return Runs(name, LABELS[name].format(width=label(width)), width, lr, steps, cost, curves, after_base)
+        shown = NO_NOISE if name == "upscaled" and self.choice.noise == 0 else LABELS[name]
+        return Runs(name, shown.format(width=label(width)), width, lr, steps, cost, curves, after_base)
 
 
 def curve_of(outcome: Outcome, seed: int, steps: int) -> Curve:

@@ -20,7 +20,7 @@ FORMAT = 1
 class Curve:
     """One seed's run: training loss (means between two points) and held-out scores, against steps.
 
-    status: finished or diverged. flops: of one step. Points lie at the same steps for all seeds of a run, as far as
+    status: finished or diverged. Points lie at the same steps for all seeds of a run, as far as
     each came; held-out points have their own. accuracy is empty where targets are no classes.
     """
 

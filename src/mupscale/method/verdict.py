@@ -10,6 +10,7 @@ from statistics import fmean
 
 from mupscale.method.costs import final_loss, first_below, flops_until, mean_curve, total_cost
 from mupscale.method.summary import Runs
+from mupscale.method.transfer import shown
 from mupscale.sweep.findings import findings
 from mupscale.sweep.space import Sweep
 
@@ -146,12 +147,12 @@ def warnings(sweeps: Sequence[Sweep], runs: Sequence[Runs]) -> list[str]:
 
 def _small_widths(sweeps: Sequence[Sweep]) -> list[str]:
     """Transfer is a statement about wide models."""
-    widths = {str(width): width for sweep in sweeps if (width := sweep.width if sweep.start is None else sweep.start)}
+    widths = {shown(width): width for sweep in sweeps if (width := sweep.width if sweep.start is None else sweep.start)}
     return [
-        f"the small width {shown} may be too small to trust what is tuned there: the paper advises about 100 units "
-        f"and more"
-        for shown, width in widths.items()
-        if max(width.values() if isinstance(width, Mapping) else [width]) < TRUSTED
+        f"the small width {name} may be too small to trust what is tuned there: the paper advises about 100 units and "
+        f"more"
+        for name, width in widths.items()
+        if not isinstance(width, Mapping) and width < TRUSTED  # of a width by parts nobody here knows the whole
     ]
 
 

@@ -46,11 +46,11 @@ class Workshop:
 
     def open(self) -> None:
         """Make the folder, unless it is that of another run."""
-        path = self.folder / "recipe.json"
+        path = self.folder / "method.json"
         ours = json.loads(json.dumps({"recipe": self.recipe.to_json(), "method": self.method.to_json()}))
         if path.exists() and (why := self._differs(path, ours["method"])):
             raise MupscaleError(f"{self.folder} holds a run of another recipe: {why}; choose another folder (--out)")
-        self._write("recipe.json", ours)
+        self.write("method.json", ours)
 
     def _differs(self, path: Path, method: Mapping[str, Any]) -> str | None:
         """What in the run that is there is not as in this one."""
@@ -58,9 +58,7 @@ class Workshop:
             theirs = json.loads(path.read_text(encoding="utf-8"))
             before, kept = Recipe.from_json(theirs["recipe"]), dict(theirs["method"])
         except (OSError, ValueError, KeyError, TypeError, MupscaleError) as error:
-            raise MupscaleError(
-                f"{path} is not of a run of the method ({error}): choose another folder (--out)"
-            ) from None
+            raise MupscaleError(f"{path} is damaged ({error}): choose another folder (--out)") from None
         if before.steps != self.recipe.steps:
             return f"steps is {before.steps} there and {self.recipe.steps} here"
         if why := before.differs_from(self.recipe, before.steps):
@@ -225,7 +223,7 @@ class Workshop:
     def _keep(self, stage: str, **values: float | None) -> None:
         kept = self._kept()
         kept[stage] = {**kept.get(stage, {}), **values}
-        self._write("stages.json", kept)
+        self.write("stages.json", kept)
 
     def _kept(self) -> dict[str, dict[str, Any]]:
         try:
@@ -233,7 +231,8 @@ class Workshop:
         except (OSError, ValueError):
             return {}
 
-    def _write(self, name: str, values: Mapping[str, Any]) -> None:
+    def write(self, name: str, values: Mapping[str, Any]) -> None:
+        """A file of values in the folder, whole or not at all."""
         with self._writing(name):
             self.folder.mkdir(parents=True, exist_ok=True)
             replace_text(self.folder / name, json.dumps(values, indent=1) + "\n")

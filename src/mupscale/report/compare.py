@@ -40,11 +40,13 @@ def page(summaries: Sequence[Summary], folders: Sequence[Path], out: Path) -> st
 
 
 def _names(summaries: Sequence[Summary], folders: Sequence[Path]) -> list[str]:
-    """What tells the runs apart: their names, or those of their folders where two have the same."""
-    names = [summary.name for summary in summaries]
-    if len(set(names)) == len(names):
-        return names
-    return [f"{name} ({folder.resolve().name})" for name, folder in zip(names, folders, strict=True)]
+    """What tells the runs apart: their names, with their folders where two have the same, or else numbers."""
+    names, paths = [summary.name for summary in summaries], [folder.resolve() for folder in folders]
+    for more in ([""] * len(names), [path.name for path in paths], [f"{p.parent.name}/{p.name}" for p in paths]):
+        told = [f"{name} ({extra})" if extra else name for name, extra in zip(names, more, strict=True)]
+        if len(set(told)) == len(told):
+            return told
+    return [f"{name} ({number})" for number, name in enumerate(names, start=1)]
 
 
 def _answers(names: Sequence[str], summaries: Sequence[Summary]) -> str:

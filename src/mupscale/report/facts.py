@@ -123,7 +123,7 @@ def noise(summary: Summary) -> tuple[str, str]:
     choice = summary.choice
     more = unit.get(choice.unit, f"unit {choice.unit}")
     if choice.plain is not None:
-        more += f"; plain transfer: {words.setting(choice.plain[1])}"
+        more += f"; plain transfer: {words.setting(choice.plain[0])}"
     return words.setting(choice.noise), more
 
 

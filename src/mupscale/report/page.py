@@ -71,7 +71,7 @@ def _cards(summary: Summary) -> list[tuple[str, str, str]]:
             items.append((what, mean, over))
     noise, unit = facts.noise(summary)
     items.append(("Chosen noise", noise, unit))
-    plain = f"; plain transfer: {words.setting(choice.plain[0])}" if choice.plain is not None else ""
+    plain = f"; plain transfer: {words.setting(choice.plain[1])}" if choice.plain is not None else ""
     more = f"after upscaling; {words.setting(choice.base_lr)} before{plain}"
     items.append(("Chosen learning rate", words.setting(choice.lr), more))
     flops, seconds = facts.total(summary)

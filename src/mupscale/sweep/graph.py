@@ -13,6 +13,10 @@ Losses = tuple[Tensor, Tensor | None]
 """Of every run, and the norms of their gradients where those are clipped."""
 
 
+class NotCapturable(Exception):
+    """What a model or its loss does cannot be part of a graph; it can still be launched step by step."""
+
+
 class Graph:
     """A captured step: inputs are copied to one place, everything else stays where it is."""
 
@@ -24,9 +28,11 @@ class Graph:
             with torch.cuda.graph(self.graph):
                 self.losses = step(self.x, self.y)
         except RuntimeError as error:  # what ends a capture that ran out of memory may hide that it did
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
             if isinstance(error.__context__, torch.OutOfMemoryError):
                 raise error.__context__ from None
-            raise
+            raise NotCapturable(str(error)) from error
 
     def _warm_up(self, step: Callable[[Tensor, Tensor], Losses], replicas: Replicas) -> None:
         """A few steps on a stream of their own, as capturing needs, and back to where the runs stood."""

@@ -145,6 +145,7 @@ class Replicas:
         return made | {f"buffer/{name}": buffer for name, buffer in self.buffers.items()}
 
     def sound(self) -> list[bool]:
-        """Whether each run's parameters are finite."""
-        finite: list[bool] = self.flat.detach().isfinite().all(1).tolist()
+        """Whether each run's parameters are finite; what lies between them for alignment does not matter."""
+        parts = self.layout.cut(self.flat.detach()).values()
+        finite: list[bool] = torch.stack([p.reshape(len(p), -1).isfinite().all(1) for p in parts]).all(0).tolist()
         return finite

@@ -155,7 +155,9 @@ class _Search:
             running = sum(fate(trial) == "running" for trial in self.study.all())
             if not running:
                 return
-            self._say(f"{self.task.name}: waiting for {running} trials that other workers have")
+            self._say(
+                f"{self.task.name}: waiting for {running} trial{'' if running == 1 else 's'} that other workers have"
+            )
             time.sleep(min(1.0, self.me.grace / 10))
 
     def _share(self, count: int) -> int:
@@ -189,6 +191,8 @@ class _Search:
                     try:
                         batch.finished(self._train(batch))
                     except NotStackable as error:
+                        if self.task.engine == "vectorised":
+                            raise
                         self._say(f"{self.task.name}: one run at a time: {error}")
                         self.engine = "serial"
                         self._give_back(batch)
@@ -381,7 +385,8 @@ class _Batch:
                 curve = [[(int(s), float(v)) for s, v in result.pop("curve")] for result in values["results"]]
                 batch.results = [Trial(**r, curve=c) for r, c in zip(values["results"], curve, strict=True)]
             batch.seconds, batch.worker = float(values["seconds"]), str(values["worker"])
-            return None if values["place"] == here() and is_alive(int(values["pid"])) else batch
+            working = values["place"] == here() and is_alive(int(values["pid"])) and me.at_work(batch.worker)
+            return None if working else batch
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

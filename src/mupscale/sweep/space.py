@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -100,6 +101,12 @@ class Sweep:
         """The trial with the lowest loss."""
         finished = [trial for trial in self.trials if trial.status == "finished" and trial.loss is not None]
         if not finished:
+            counts = Counter(trial.status for trial in self.trials)
+            if counts["pruned"]:
+                raise MupscaleError(
+                    f"{self.name}: no trial came to its end ({counts['diverged']} diverged, {counts['pruned']} were "
+                    f"pruned), so there is nothing to choose: try rates below {min(self.space.lrs):g}, or no pruner"
+                )
             raise MupscaleError(
                 f"{self.name}: all {len(self.trials)} trials diverged, so there is nothing to choose: try learning "
                 f"rates below {min(self.space.lrs):g}"

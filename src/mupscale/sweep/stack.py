@@ -24,7 +24,7 @@ from mupscale import names as naming
 from mupscale.data.stream import Data
 from mupscale.errors import MupscaleError
 from mupscale.sweep.alike import OWN, NotStackable, check_alike, rate_after, same_beginnings
-from mupscale.sweep.graph import Graph, Losses
+from mupscale.sweep.graph import Graph, Losses, NotCapturable
 from mupscale.sweep.program import Program
 from mupscale.sweep.replicas import Layout, Replicas
 from mupscale.sweep.update import Hyper, Kind, as_one, clip, kind_of
@@ -57,6 +57,7 @@ class Stack:
         cost = cost_per_example(self.family, self.shared.width, self.data, self.shared)
         self.flops_per_step = None if cost is None else cost * self.shared.batch
         self.norms: Tensor | None = None
+        self._captures = True
         self._begin()
         self._changed()
         self._check()
@@ -158,9 +159,12 @@ class Stack:
         return rate_after(self.recipes[row], last) * self.shared.schedule.at(last, self.shared.steps)
 
     def _replay(self, x: Tensor, y: Tensor) -> Losses:
-        if self._graph is None:
-            self._graph = Graph(self._take_step, self.replicas, x, y)
-        return self._graph.replay(x, y)
+        if self._graph is None and self._captures:
+            try:
+                self._graph = Graph(self._take_step, self.replicas, x, y)
+            except NotCapturable:
+                self._captures = False
+        return self._take_step(x, y) if self._graph is None else self._graph.replay(x, y)
 
     def _take_step(self, x: Tensor, y: Tensor) -> Losses:
         """A step of every run, block by block."""

@@ -68,7 +68,7 @@ class Study:
                 storage=self.storage.optuna,
                 load_if_exists=True,
                 direction="minimize",
-                sampler=_sampler(optuna, sampler, seed),
+                sampler=_sampler(optuna, sampler, seed, trials),
                 pruner=make_pruner(pruner, steps, space.noises),
             )
         )
@@ -294,9 +294,10 @@ def _row(space: Space, sampler: str, trials: int | None) -> list[Cell]:
     return [Cell(space.lrs[i], 0.0) for i in spread]
 
 
-def _sampler(optuna: Any, name: str, seed: int) -> Any:
+def _sampler(optuna: Any, name: str, seed: int, trials: int | None) -> Any:
     if name == "tpe":  # trials are asked for in batches: those under way count as bad, so that others differ from them
-        return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        at_random = min(10, max(2, (trials or 10) // 4))
+        return optuna.samplers.TPESampler(seed=seed, constant_liar=True, n_startup_trials=at_random)
     return optuna.samplers.RandomSampler(seed=seed)
 
 

@@ -80,6 +80,12 @@ class Worker:
                 if name.startswith(_PREFIX) and (who not in self.seen or self.seen[who].sign != sign):
                     self.seen[who] = Sighting(sign)
 
+    def at_work(self, who: str) -> bool:
+        """Whether a worker's last sign says that it works; one that nobody has seen may."""
+        with self._lock:
+            sighting = self.seen.get(who)
+        return sighting is None or sighting.sign is None or sighting.sign["state"] == "works"
+
     def others(self) -> int:
         """How many other workers are alive."""
         with self._lock:
