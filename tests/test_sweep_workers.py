@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor
 
 import small_runs
 from mupscale.data.stream import Batch
-from mupscale.errors import MupscaleError
+from mupscale.errors import Interrupted, MupscaleError
 from mupscale.sweep.search import Task, sweep
 from mupscale.sweep.space import Cell, Space, Sweep
 from mupscale.sweep.storage import Storage
@@ -332,6 +332,24 @@ def test_an_interrupted_worker_goes_on_where_it_was(number: int, alone: Sweep, t
     assert any("going on after step" in text for text in said)
     assert fates(place) == ["finished"] * len(SPACE.cells)
     assert list(folder.iterdir()) == []
+
+
+def test_a_sweep_interrupted_in_a_notebook_goes_on_in_it(alone: Sweep, tmp_path: Path) -> None:
+    """The same process asks again: it is alive, but it is not at work any more."""
+    place, said = f"{tmp_path}/study.db", list[str]()
+    asked = False
+
+    def interrupt(step: int, values: Mapping[int, float]) -> None:
+        nonlocal asked
+        if not asked and step > 1:
+            asked = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        sweep(task(), place, folder=tmp_path / "run", note=said.append, watch=interrupt)
+    assert_same(sweep(task(), place, folder=tmp_path / "run", note=said.append), alone)
+    assert not any("waiting" in sentence for sentence in said)
+    assert not list((tmp_path / "run").iterdir())
 
 
 def test_an_interrupted_worker_without_a_folder_gives_its_trials_back(alone: Sweep, tmp_path: Path) -> None:

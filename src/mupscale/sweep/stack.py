@@ -34,7 +34,7 @@ from mupscale.train.start import check_data, cost_per_example, starting_point
 
 __all__ = ["NotStackable", "Stack"]
 
-_CACHED = 20 << 20  # bytes for which a CPU's caches are good, from measurements at widths 32 to 256
+_CACHED = 10 << 20  # bytes for which a core's caches are good, from measurements at widths 32 to 256
 _LEAST = 8  # runs in a block: with fewer, calls cost more than caches save
 _SHARED = 4 << 20  # bytes kept by a block below which threads wait for each other more than they help
 
@@ -185,7 +185,7 @@ class Stack:
         if self.device.type == "cpu":
             x, y = self.data.batch(self.streams[0], self.step * self.shared.batch, self.shared.batch)
             kept = max(1, self.program.kept(*self.replicas.one(0), x, y))
-            count = math.ceil(rows / math.ceil(rows / max(_LEAST, _CACHED // kept)))
+            count = math.ceil(rows / math.ceil(rows / max(_LEAST, _CACHED * torch.get_num_threads() // kept)))
             self._one_thread = count * kept < _SHARED
         if count == rows:
             return [(slice(None), self.replicas, self.hyper)]
