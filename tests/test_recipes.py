@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("jsonargparse")
 
-from mupscale.cli import main, read_recipe, shipped_recipes
+from mupscale.cli import main, read_method, read_recipe, shipped_recipes
+from mupscale.method.stages import Protocol, size
 from mupscale.train.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +37,17 @@ def test_recipe_can_be_read_and_grown(path: Path) -> None:
     if path not in TINY:  # those are grown below
         plan = recipe.family().widening(recipe.width, recipe.grow[0].width)
         assert any(entry.axes for entry in plan.parameters.values())
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_tells_where_to_tune(path: Path, tmp_path: Path) -> None:
+    """Its section `method` is one, for widths that are smaller than its own and can be upscaled as it is."""
+    recipe, method, _ = read_method("run", "", [str(path)], lambda parser: None)
+    protocol = Protocol(recipe, tmp_path)
+    protocol.check_all_small(method.widths)
+    assert all(size(width) < size(recipe.width) for width in method.widths)
+    assert len(method.sweep_2().cells) >= 9
+    assert recipe == read_recipe([str(path)])[0]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

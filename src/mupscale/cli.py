@@ -400,9 +400,8 @@ def _run(words: list[str]) -> int:
         print(estimate(recipe, method, folder))
         return 0
     summary = run(recipe, method, folder, command=shlex.join(["mupscale", "run", *words]))
-    page = report([folder])
-    print("", *summary.verdict, *(f"Note: {warning}" for warning in summary.warnings), "", sep="\n")
-    print(f"Report: {page}")
+    print("", *summary.verdict, *(f"Note: {warning}" for warning in summary.warnings), "", sep="\n", flush=True)
+    print(f"Report: {report([folder])}")
     return 0
 
 
