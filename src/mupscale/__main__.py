@@ -1,8 +1,14 @@
-"""`python -m mupscale`, for torchrun and wherever the script is not on the path."""
+"""`python -m mupscale` is the command `mupscale`; torchrun starts it so."""
 
+import os
 import sys
 
 from mupscale.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # all is written; threads of torch's may abort a longer goodbye
+        os._exit(status)
+    sys.exit(status)
