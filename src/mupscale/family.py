@@ -103,7 +103,8 @@ class Family:
         with torch.no_grad():
             for name, p in naming.parameters(model).items():
                 if measured[name] == 0:
-                    p.mul_(float(entries[name].fold))
+                    fold, offset = float(entries[name].fold), float(entries[name].offset)
+                    p.mul_(fold).add_(offset * (fold - 1))
                 elif not entries[name].axes:
                     p.copy_(reference[name])
                 else:

@@ -125,6 +125,11 @@ class _Groups:
             raise MupscaleError(
                 f"Muon is for matrices, and '{name}' has shape {entry.wide}; give it another optimizer (groups=)"
             )
+        if entry.shift and complete.get("weight_decay"):
+            raise MupscaleError(
+                f"'{name}' is stored without the {entry.offset} that the model adds to it, so that weight decay pulls "
+                f"the wide model's elsewhere than the narrow one's; give it a group with weight_decay=0 (groups=)"
+            )
         complete = self.known.implicit(complete, p)
         factors = {n: factor(entry, complete) for n, factor in self.known.hyper.items() if n in complete}
         follow = {n: factors["lr"] for n in self._FOLLOW_LR if n in shown}

@@ -30,7 +30,10 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter or buffer: its shapes, its width axes by dimension, and what each dimension is to it."""
+    """One parameter or buffer: its shapes, its width axes by dimension, and what each dimension is to it.
+
+    offset: what the model adds to the stored value before it uses it, as a norm with gain 1 + w does.
+    """
 
     narrow: Shape
     wide: Shape
@@ -39,6 +42,7 @@ class Entry:
     in_: tuple[int, ...] = ()
     fold: Number = 1
     names: tuple[str, ...] = ()
+    offset: Number = 0
 
     @cached_property
     def rule(self) -> Rule:
@@ -59,13 +63,22 @@ class Entry:
         return any(d in self.axes for d in self.in_)
 
     @property
+    def shift(self) -> float:
+        """What is added to the copied and scaled weight: w + offset is what scales, and w is what is stored."""
+        return float(self.offset) * (self.rule.weight - 1)
+
+    @property
     def init(self) -> float:
         """Factor of the initial standard deviation under μP."""
         return self.rule.init(out_is_width=self.out_is_width, in_is_width=self.in_is_width)
 
     def then(self, later: Entry) -> Entry:
         """This widening followed by a later one."""
-        if self.wide != later.narrow or (self.out, self.in_) != (later.out, later.in_):
+        if self.wide != later.narrow or (self.out, self.in_, self.offset) != (
+            later.out,
+            later.in_,
+            later.offset,
+        ):
             raise MupscaleError(
                 f"plans of different models do not compose: '{self.names[0]}' ends with shape {self.wide} "
                 f"in the first and starts with {later.narrow} in the second"
@@ -226,6 +239,7 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
         "in": list(entry.in_),
         "fold": _number_to_json(entry.fold),
         "names": list(entry.names),
+        "offset": _number_to_json(entry.offset),
     }
 
 
@@ -242,4 +256,5 @@ def _entry_from_json(content: dict[str, Any]) -> Entry:
         tuple(content["in"]),
         _number_from_json(content["fold"]),
         tuple(content["names"]),
+        _number_from_json(content.get("offset", 0)),
     )

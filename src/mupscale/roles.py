@@ -23,6 +23,7 @@ class Role:
     """The output and input dimensions of one parameter or buffer, and the blocks in which their units are copied.
 
     `fold` is a constant for the stored weight, as in Rule; a callable gets the multipliers (out, in_).
+    `offset` is what the module adds to the stored weight before it uses it: 1 for a norm with gain 1 + w.
     `uncopyable`, where not empty, says why the axes may scale (μP) but their units cannot be copied (widening).
     """
 
@@ -33,6 +34,7 @@ class Role:
     out_sections: tuple[tuple[int, int], ...] = ()
     fold: Number | Callable[[Number, Number], Number] = 1
     uncopyable: str = ""
+    offset: Number = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", _as_tuple(self.out))

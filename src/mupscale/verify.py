@@ -185,7 +185,7 @@ def _first_parameter(small: nn.Module, large: nn.Module, plan: Plan, tolerance: 
     theirs = naming.parameters(large)
     for name, p in naming.parameters(small).items():
         entry = plan.parameters[name]
-        expected = expand(p.detach(), entry.axes, torch.empty_like(theirs[name]), entry.rule.weight)
+        expected = expand(p.detach(), entry.axes, torch.empty_like(theirs[name]), entry.rule.weight) + entry.shift
         worst = max(worst, (relative_difference(expected, theirs[name].detach()), name))
     if not worst[1]:
         return None

@@ -288,7 +288,7 @@ class _Walk:
                 )
         entry = Entry(tuple(small.shape), tuple(large.shape), axes, out, in_, 1, group)
         fold = role.fold(entry.rule.out, entry.rule.in_) if callable(role.fold) else role.fold
-        return replace(entry, fold=tidy(fold))
+        return replace(entry, fold=tidy(fold), offset=role.offset)
 
     def fold_tied_readouts(self, entries: dict[str, Entry]) -> dict[str, Entry]:
         """A tied readout wants W/k where the embedding wants W: the norm before it takes the 1/k."""

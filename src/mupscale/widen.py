@@ -51,7 +51,7 @@ def write(sources: Mapping[str, Tensor], wide: nn.Module, plan: Plan) -> nn.Modu
     """What `prepare` gave, widened, into the wide model."""
     targets = naming.parameters(wide)
     for name, entry in plan.parameters.items():
-        _write(sources[name], entry, targets[name], entry.rule.weight)
+        _write(sources[name], entry, targets[name], entry.rule.weight, entry.shift)
     for name, buffer in naming.buffers(wide).items():
         if name in plan.buffers and name in sources:
             _write(sources[name], plan.buffers[name], buffer, 1.0)
@@ -93,13 +93,15 @@ def _refuse_nonfinite(tensors: Mapping[str, Tensor]) -> None:
             raise MupscaleError(f"'{name}' holds NaN or infinite values; load a checkpoint from before it diverged")
 
 
-def _write(source: Tensor, entry: Entry, target: Tensor, factor: float) -> None:
+def _write(source: Tensor, entry: Entry, target: Tensor, factor: float, shift: float = 0.0) -> None:
     source = sharded.full(source.detach())
     if hasattr(target, "full_tensor") or source.device != target.device:
         out = torch.empty(entry.wide, dtype=target.dtype, device=source.device)
         sharded.write(expand(source, entry.axes, out, factor), target)
     else:
         expand(source, entry.axes, target.detach(), factor)
+    if shift:
+        target.detach().add_(shift)
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:

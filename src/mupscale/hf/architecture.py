@@ -1,0 +1,214 @@
+"""What the library knows of an architecture: which config fields grow, and which wires each tensor lies between.
+
+A description is data; nothing of the modelling code is repeated. `docs/huggingface.md` shows how to write one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import translate
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from mupscale.errors import MupscaleError
+from mupscale.hf.growth import Times
+from mupscale.hf.wires import Layout, Wire
+from mupscale.plan import Entry, Plan, Shape, tidy
+from mupscale.rules import Number
+
+Config = Mapping[str, Any]
+Wires = Mapping[str, Wire]
+
+
+@dataclass(frozen=True)
+class Tied:
+    """A readout that is the embedding itself: the models that have one, its names, and the norm that takes its 1/k.
+
+    models: endings of the class names in config.json's `architectures` whose readout it is.
+    norm: patterns of the gain (and bias) of the norm just before the readout.
+    """
+
+    embedding: str
+    readouts: tuple[str, ...]
+    norm: tuple[str, ...]
+    models: tuple[str, ...] = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")
+    default: bool = False
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture of transformers, by its `model_type`.
+
+    tensors: layouts by name pattern (`*` as in a shell; the first that fits counts), for the names in the files and in
+    the model. hidden … head_dim: names of config fields; kv and head_dim are None where the config has no such field.
+    defaults: values of fields that a config.json may leave out. wires: more wires than hidden, ffn, queries and keys,
+    from those and the config. also: more config fields of the wide model. scaled_embedding: the model multiplies its
+    embeddings by √hidden. init: by pattern, std of a fresh initialisation relative to the config's (1 for every tensor
+    of two dimensions or more, 0 for vectors, unless named here).
+    """
+
+    model_type: str
+    tensors: Mapping[str, Layout]
+    tied: Tied | None = None
+    hidden: str = "hidden_size"
+    ffn: str = "intermediate_size"
+    heads: str = "num_attention_heads"
+    kv: str | None = None
+    head_dim: str | None = None
+    std: str = "initializer_range"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    wires: Callable[[Wires, Config], Wires] = lambda wires, config: {}
+    also: Callable[[Config, Times], Config] = lambda config, times: {}
+    scaled_embedding: bool = False
+    init: Mapping[str, Callable[[Config], float]] = field(default_factory=dict)
+    refuse: Callable[[Config], str] = lambda config: ""
+
+    def value(self, config: Config, name: str) -> Any:
+        """A field of the config, or what transformers takes where it is absent or null."""
+        given = config.get(name)
+        if given is None:
+            given = self.defaults.get(name)
+        return given(config) if callable(given) else given
+
+    def _number(self, config: Config, name: str) -> int:
+        value = self.value(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise MupscaleError(f"config.json of a {self.model_type} model has no usable '{name}' (it is {value!r})")
+        return value
+
+    def all_wires(self, config: Config, times: Times) -> dict[str, Wire]:
+        """The wires of a narrow config that grows so many times."""
+        hidden, heads = self._number(config, self.hidden), self._number(config, self.heads)
+        kv_heads = heads if self.kv is None or self.value(config, self.kv) is None else self._number(config, self.kv)
+        head_dim = self.head_size(config)
+        if times.hidden != times.heads and self.head_dim is None:
+            raise MupscaleError(
+                f"in {self.model_type} head_dim is {self.hidden} / {self.heads}, and it must stay: let hidden and "
+                f"heads grow alike, as in --times hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
+            )
+        if times.kv != times.heads and self.kv is None:
+            raise MupscaleError(
+                f"{self.model_type} has as many key/value heads as heads, so that its kv heads cannot grow apart from "
+                f"them; leave kv out of --times"
+            )
+        group = heads // kv_heads if times.kv == times.heads else 1
+        wires = {
+            "hidden": Wire(hidden, times.hidden),
+            "ffn": Wire(self._number(config, self.ffn), times.ffn),
+            "queries": Wire(heads * head_dim, times.heads, group * head_dim),
+            "keys": Wire(kv_heads * head_dim, times.kv, head_dim),
+        }
+        return {**wires, **self.wires(wires, config)}
+
+    def head_size(self, config: Config) -> int:
+        """Units of one attention head."""
+        if self.head_dim is not None and self.value(config, self.head_dim) is not None:
+            return self._number(config, self.head_dim)
+        hidden, heads = self._number(config, self.hidden), self._number(config, self.heads)
+        if hidden % heads:
+            raise MupscaleError(f"config.json has {self.hidden} {hidden}, which {heads} heads do not divide")
+        return hidden // heads
+
+    def wide_config(self, config: Config, times: Times) -> dict[str, Any]:
+        """config.json of the wide model."""
+        if why := self.refuse(config):
+            raise MupscaleError(why)
+        self.all_wires(config, times)
+        wide = {**config, self.hidden: config[self.hidden] * times.hidden, self.heads: config[self.heads] * times.heads}
+        if config.get(self.ffn) is not None or times.ffn != times.hidden:
+            wide[self.ffn] = self._number(config, self.ffn) * times.ffn
+        if self.kv is not None and self.value(config, self.kv) is not None:
+            wide[self.kv] = self._number(config, self.kv) * times.kv
+        if self.head_dim is not None and (config.get(self.head_dim) is not None or times.hidden != times.heads):
+            wide[self.head_dim] = self.head_size(config)
+        return {**wide, **self.also(config, times)}
+
+    def is_tied(self, config: Config) -> bool:
+        """Whether the model that the config names reads its logits out with the embedding."""
+        if self.tied is None:
+            return False
+        tied = config.get("tie_word_embeddings")
+        classes = config.get("architectures") or [self.tied.models[0]]
+        return (self.tied.default if tied is None else bool(tied)) and classes[0].endswith(self.tied.models)
+
+    @cached_property
+    def _patterns(self) -> list[tuple[re.Pattern[str], Layout]]:
+        return [(re.compile(translate(pattern)), layout) for pattern, layout in self.tensors.items()]
+
+    def layout(self, name: str) -> Layout:
+        """The layout of a tensor by its name."""
+        for pattern, layout in self._patterns:
+            if pattern.match(name):
+                return layout
+        raise MupscaleError(
+            f"'{name}' is a tensor that the description of {self.model_type} does not know; tell what it is with "
+            f"mupscale.hf.extend({self.model_type!r}, {{'{name}': mupscale.hf.linear('hidden', 'hidden')}}) or the like"
+        )
+
+    def plan(self, config: Config, times: Times, shapes: Mapping[str, Shape], *, wide: bool = False) -> Plan:
+        """The plan for tensors of these names and narrow shapes: a file's or a model's, all of them or some.
+
+        config: the narrow model's. wide: the shapes are the wide model's.
+        """
+        wires, tied = self.all_wires(config, times), self.is_tied(config)
+        entries: dict[str, Entry] = {}
+        for name, shape in shapes.items():
+            layout = self.layout(name)
+            narrow = layout.narrowed(shape, wires) if wide else shape
+            entries[name] = layout.entry(name, narrow, wires, self._fold(name, times, tied))
+        if tied:
+            entries = self._joined(entries)
+        std = float(self.value(config, self.std) or 0)
+        fresh = {name: self._init(name, entry, config) * std * entry.init for name, entry in entries.items()}
+        return Plan(entries, fresh=fresh)
+
+    def _fold(self, name: str, times: Times, tied: bool) -> Number:
+        """Where the model scales its embeddings by √hidden, they take that back; a tied readout's 1/k is the norm's."""
+        if self.tied is None:
+            return 1
+        root = math.isqrt(times.hidden)
+        scale: Number = 1 if not self.scaled_embedding else root if root**2 == times.hidden else math.sqrt(times.hidden)
+        if _fits(name, (self.tied.embedding,)) or (tied and _fits(name, self.tied.readouts)):
+            return tidy(_inverse(scale))
+        if tied and _fits(name, self.tied.norm):
+            return tidy(_inverse(times.hidden) * scale)
+        return 1
+
+    def _joined(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+        """Tied names as one entry, under the embedding's."""
+        assert self.tied is not None
+        joined = dict(entries)
+        embedding = next((name for name in entries if _fits(name, (self.tied.embedding,))), None)
+        for name in [n for n in entries if embedding is not None and _fits(n, self.tied.readouts)]:
+            assert embedding is not None
+            del joined[name]
+            joined[embedding] = replace(joined[embedding], names=(*joined[embedding].names, name))
+        return joined
+
+    def _init(self, name: str, entry: Entry, config: Config) -> float:
+        for pattern, factor in self.init.items():
+            if _fits(name, (pattern,)):
+                return factor(config)
+        return 1.0 if len(entry.narrow) > 1 else 0.0
+
+
+def _inverse(number: Number) -> Number:
+    return 1 / number if isinstance(number, float) else Fraction(1) / number
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(re.match(translate(pattern), name) for pattern in patterns)
+
+
+KNOWN: dict[str, Architecture] = {}
+"""Descriptions by model_type; `mupscale.hf.architectures` fills it."""
+
+
+def register(architecture: Architecture) -> Architecture:
+    """Make a description known under its model_type, in place of any other."""
+    KNOWN[architecture.model_type] = architecture
+    return architecture

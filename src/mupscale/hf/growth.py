@@ -1,0 +1,77 @@
+"""By how much each part of a transformer grows, and the config that says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from mupscale.errors import MupscaleError
+
+
+@dataclass(frozen=True)
+class Times:
+    """Multipliers of the hidden size, the feed-forward layers, the attention heads and the key/value heads.
+
+    head_dim stays, so rotary embeddings and the attention's scale stay.
+    """
+
+    hidden: int = 1
+    ffn: int = 1
+    heads: int = 1
+    kv: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise MupscaleError(
+                    f"{name} cannot grow {value} times: units are copied whole, so choose a whole number, as in "
+                    f"--times 2 or --times hidden=2,ffn=3,heads=2"
+                )
+
+    @classmethod
+    def of(cls, given: int | str | Mapping[str, int] | Times) -> Times:
+        """From a number for everything, a text such as 'hidden=2,ffn=3,heads=2', or a mapping; what is not named stays.
+
+        Key/value heads grow with the heads unless they are named.
+        """
+        if isinstance(given, Times):
+            return given
+        if isinstance(given, str):
+            given = _parsed(given)
+        if not isinstance(given, Mapping):
+            return cls(given, given, given, given)
+        if strangers := given.keys() - {f.name for f in fields(cls)}:
+            raise MupscaleError(
+                f"--times names '{min(strangers)}', which is nothing that grows: hidden, ffn, heads and kv are"
+            )
+        times = cls(**{"kv": given.get("heads", 1), **given})
+        if times.kv not in (1, times.heads):
+            raise MupscaleError(
+                f"key/value heads cannot grow {times.kv} times while heads grow {times.heads} times: whole groups are "
+                f"copied (kv={times.heads}), or the key/value heads stay (kv=1)"
+            )
+        return times
+
+    def __mul__(self, other: Times) -> Times:
+        """First this, then the other."""
+        return Times(*(getattr(self, f.name) * getattr(other, f.name) for f in fields(self)))
+
+    def __str__(self) -> str:
+        values = asdict(self)
+        return str(self.hidden) if len({*values.values()}) == 1 else ",".join(f"{k}={v}" for k, v in values.items())
+
+
+def _parsed(text: str) -> int | dict[str, int]:
+    def number(word: str) -> int:
+        if not re.fullmatch(r"\d+", word):
+            raise MupscaleError(
+                f"--times {text}: '{word}' is no whole number; units are copied whole, as in --times 2 or "
+                f"--times hidden=2,ffn=3,heads=2"
+            )
+        return int(word)
+
+    if "=" not in text:
+        return number(text.strip())
+    pairs = [part.partition("=") for part in text.split(",")]
+    return {name.strip(): number(value.strip()) for name, _, value in pairs}
