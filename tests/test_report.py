@@ -324,7 +324,7 @@ def test_heatmap_stars_the_optimum_and_leaves_diverged_cells_empty() -> None:
     from matplotlib.colors import to_hex
 
     sweep = sweep_2()
-    ax = axes(lambda ax: sweeps._heatmap(ax, sweep, 0.016))
+    ax = axes(lambda ax: sweeps.heatmap(ax, sweep, 0.016))
     star = next(line for line in ax.lines if line.get_label() == "optimum")
     assert (star.get_xdata()[0], round(star.get_ydata()[0])) == (LRS.index(0.004), NOISES.index(1.0))
     cells = {(round(p.get_x() + 0.5), round(p.get_y() + 0.5)): p for p in ax.patches}

@@ -532,6 +532,39 @@ def _call(command: str, usage: str, about: str, function: Callable[..., Any], wo
     return 0
 
 
+# ------------------------------------------------------------------------------------------------ checkpoints
+
+
+def _upscale(words: list[str]) -> int:
+    from mupscale.hf.commands import upscale_command
+
+    return upscale_command(words)
+
+
+def _verify(words: list[str]) -> int:
+    from mupscale.hf.commands import verify_command
+
+    return verify_command(words)
+
+
+def _inspect(words: list[str]) -> int:
+    from mupscale.hf.commands import inspect_command
+
+    return inspect_command(words)
+
+
+# ------------------------------------------------------------------------------------------------ infinite width
+
+
+def _limit(which: str) -> Callable[[list[str]], int]:
+    def command(words: list[str]) -> int:
+        from mupscale.theory.commands import limit_command
+
+        return limit_command(which, words)
+
+    return command
+
+
 class Command(NamedTuple):
     """What a command is for, in a line, and what it does with its arguments."""
 
@@ -548,6 +581,12 @@ COMMANDS = {
     "report": Command("a page of pictures from runs of the method", _report),
     "curves": Command("draw the losses of runs into one picture", _curves),
     "recipes": Command("list the recipes that ship", _recipes),
+    "upscale": Command("make a Hugging Face checkpoint wider, exactly", _upscale),
+    "verify": Command("do a checkpoint and its wider one compute, and train, alike?", _verify),
+    "inspect": Command("what upscaling would do to a checkpoint, as a table", _inspect),
+    "limit examples": Command("the paper's worked examples at infinite width, and finite networks", _limit("examples")),
+    "limit mlp": Command("upscale an MLP at infinite width and at finite ones: do they meet?", _limit("mlp")),
+    "limit sweep": Command("tune noise and learning rate at infinite width", _limit("sweep")),
     "data tokenize": Command("turn text into tokens, once", _tokenize),
     "data info": Command("what a folder of tokens holds", _info),
 }

@@ -30,7 +30,7 @@ def pictures(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
         shape = (4.8, 1.7 + 0.36 * len(sweep.space.noises)) if grid else (4.8, 3.6)
 
         def sketch(ax: Any, sweep: Sweep = sweep, grid: bool = grid, base_lr: float = base_lr) -> None:
-            _heatmap(ax, sweep, base_lr) if grid else _scatter(ax, sweep)
+            heatmap(ax, sweep, base_lr) if grid else _scatter(ax, sweep)
 
         yield gallery.draw(sweep.name, _alt(sweep), f"{_title(sweep)}: {_measure(sweep)}", sketch, size=shape)
         chosen = _by_noise(sweep)
@@ -76,7 +76,8 @@ def _alt(sweep: Sweep) -> str:
 # ---------------------------------------------------------------------------------------------- grids
 
 
-def _heatmap(ax: Any, sweep: Sweep, base_lr: float) -> None:
+def heatmap(ax: Any, sweep: Sweep, base_lr: float) -> None:
+    """Losses by learning rate and noise, with the optimum; base_lr: the rate before the upscaling."""
     from matplotlib.patches import Patch, Rectangle
 
     lrs, noises = sweep.space.lrs, sweep.space.noises

@@ -1,0 +1,97 @@
+"""A program's numbers with error bars: over seeds of the limit's samples, or over draws of a finite network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mupscale.errors import MupscaleError
+from mupscale.theory.kets import Limit
+from mupscale.theory.program import Diverged, Program
+from mupscale.theory.real import Finite
+
+_CROWDED = 20  # samples for each latent below which orthonormal normals are no longer nearly independent
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean and standard error over seeds, entry by entry; `values` are those of each seed, `note` what to beware of."""
+
+    values: Tensor
+    note: str = ""
+
+    @property
+    def mean(self) -> Tensor:
+        """Over seeds."""
+        return self.values.mean(0)
+
+    @property
+    def standard_error(self) -> Tensor:
+        """Of the mean."""
+        return self.spread / math.sqrt(len(self.values))
+
+    @property
+    def spread(self) -> Tensor:
+        """Standard deviation of one seed."""
+        return self.values.std(0)
+
+
+def limit(
+    program: Callable[[Program], Tensor],
+    *,
+    k: int = 1,
+    samples: int = 20_000,
+    seeds: int = 4,
+    device: str | torch.device | None = None,
+    dots: bool = True,
+) -> Estimate:
+    """What a program's numbers tend to as the width grows (Master theorem), with a standard error over seeds.
+
+    The note is a sentence where there are too many latents for the samples.
+    """
+    latents = 0
+
+    def one(seed: int) -> Tensor:
+        nonlocal latents
+        backend = Limit(samples, k, seed, device=device, dots=dots)
+        found = program(backend)
+        latents = max(latents, backend.latents)
+        return found
+
+    values = _over(one, seeds)
+    note = ""
+    if samples < _CROWDED * latents:
+        note = (
+            f"{latents} latents are many for {samples} samples: take at least {_CROWDED * latents}, or the limit "
+            f"may be biased by more than its error bar says"
+        )
+    return Estimate(values, note)
+
+
+def finite(
+    program: Callable[[Program], Tensor],
+    n: int,
+    *,
+    k: int = 1,
+    seeds: int = 8,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    dense: bool = True,
+) -> Estimate:
+    """The same numbers of real networks of width n·k, over several draws; dense=False as in `Finite`."""
+    return Estimate(_over(lambda seed: program(Finite(n, k, seed, device=device, dtype=dtype, dense=dense)), seeds))
+
+
+def _over(one: Callable[[int], Tensor], seeds: int) -> Tensor:
+    if seeds < 2:
+        raise MupscaleError(f"a standard error needs at least two seeds, not {seeds}")
+    values = []
+    for seed in range(seeds):
+        values.append(torch.as_tensor(one(seed)).detach().cpu().double())
+        if not values[-1].isfinite().all():
+            raise Diverged(f"the program has diverged: its numbers are not finite for seed {seed}")
+    return torch.stack(values)

@@ -1,0 +1,181 @@
+"""The paper's two worked examples in closed form: linear MLPs on one input, input and readout frozen.
+
+Example 1 is y = ⟨A B C x⟩ with B trained, Example 2 y = ⟨A B C D x⟩ with B and C trained; weights start with std σ̄.
+Here `before` updates come before the upscaling and `after` updates behind it: the paper's T means T − 1 applied
+updates, so T = before + 1. Times count updates: outputs are before + after + 1 numbers, and the upscaling happens at
+time `before`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mupscale.errors import MupscaleError
+
+Slope = Callable[[float], float]
+"""𝓛′, the derivative of the loss by the output."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What both examples share. noise: σ̄_Δ of each weight by its letter; those not named get none."""
+
+    slope: Slope
+    lr: float
+    upscaled_lr: float
+    before: int
+    after: int
+    x: float = 1.0
+    sigma: float = 1.0
+    times: int = 2
+    noise: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if unknown := dict(self.noise).keys() - set("ABCD"):
+            raise MupscaleError(f"'{min(unknown)}' is no weight of the examples, which are A, B, C and D")
+        if self.before < 0 or self.after < 0 or self.times < 1:
+            raise MupscaleError(
+                f"updates before and after the upscaling are 0 or more and copies 1 or more, not {self.before}, "
+                f"{self.after} and {self.times}"
+            )
+        _positive(self.sigma)
+
+    def variance(self, letter: str) -> float:
+        """σ̄_Δ² of a weight."""
+        return dict(self.noise).get(letter, 0.0) ** 2
+
+
+def example_1(s: Settings) -> list[float]:
+    """Appendix 'Example: 3-layer MLP': both recursions of the readout, one after the other."""
+    gain = s.lr * s.x**2 * s.sigma**4
+    upscaled = s.upscaled_lr * s.x**2 * (s.sigma**2 + s.variance("C")) * (s.sigma**2 + s.variance("A"))
+    outputs = [0.0]
+    for t in range(s.before + s.after):
+        outputs.append(outputs[-1] - (gain if t < s.before else upscaled) * s.slope(outputs[-1]))
+    return outputs
+
+
+def matched_learning_rate(lr: float, sigma: float, noise_c: float, noise_a: float) -> float:
+    """The learning rate with which example 1's limit goes on as if nothing had been added to A, B and C."""
+    _positive(sigma)
+    return lr * sigma**4 / ((sigma**2 + noise_c**2) * (sigma**2 + noise_a**2))
+
+
+def _positive(sigma: float) -> None:
+    if not sigma > 0:
+        raise MupscaleError(f"σ̄ of the initial weights must be above 0, not {sigma}")
+
+
+class Coefficients(NamedTuple):
+    """|h²⟩ = M |C₀h¹⟩ + N |B₀ᵀdh³⟩ before, and with M′, N′ for the same of the noisy vectors after the upscaling."""
+
+    m: float
+    n: float
+    m_new: float = 0.0
+    n_new: float = 0.0
+
+
+def example_2(s: Settings) -> list[float]:
+    """Appendix 'Example: 4-layer MLP': the outputs."""
+    return [output for output, _ in _example_2(s)]
+
+
+def coefficients(s: Settings) -> list[Coefficients]:
+    """Example 2's M, N, M′ and N′ over time."""
+    return [found for _, found in _example_2(s)]
+
+
+def overlap(s: Settings, then: Coefficients, now: Coefficients) -> float:
+    """Tr⟨h²|h²⟩ / k of example 2 between two times: the paper's ①, ①′ and ②′ in one, since M′ = N′ = 0 before.
+
+    σ_B = σ_C = 0 alone does not turn ②′ into ①: the terms with 1/k stay.
+    """
+    square = s.sigma**2
+    a, b, c, d = map(s.variance, "ABCD")
+    same = s.x**2 * (then.m + then.m_new) * (now.m + now.m_new) + (then.n + then.n_new) * (now.n + now.n_new)
+    forward = then.m_new * now.m_new * (square * d / s.times + square * c + c * d) * s.x**2
+    backward = then.n_new * now.n_new * (square * a / s.times + square * b + a * b)
+    return square**2 * same + forward + backward
+
+
+def coefficients_unchanged(s: Settings) -> bool:
+    """Whether M + M′ and N + N′ of example 2 follow the recursion of before.
+
+    The paper's condition γ↑²(σ̄²+σ_D²)(σ̄²+σ_A²) = γ²σ̄⁴ is not enough: both of its factors must agree, so σ_A = σ_D.
+    """
+    wanted = s.lr * s.sigma**2
+    return all(abs(s.upscaled_lr * (s.sigma**2 + s.variance(x)) - wanted) <= 1e-12 * abs(wanted) for x in "AD")
+
+
+def printed_condition(s: Settings) -> bool:
+    """The condition that the paper prints for the same."""
+    product = (s.sigma**2 + s.variance("A")) * (s.sigma**2 + s.variance("D"))
+    wanted = s.lr**2 * s.sigma**4
+    return abs(s.upscaled_lr**2 * product - wanted) <= 1e-12 * abs(wanted)
+
+
+def _example_2(s: Settings) -> list[tuple[float, Coefficients]]:
+    history: list[tuple[float, Coefficients]] = []
+    slopes: list[float] = []
+    for t in range(s.before + s.after + 1):
+        upscaled = t >= s.before and (s.after > 0 or t > s.before)
+        found = _after(s, slopes, history, t) if upscaled else _before(s, slopes, history, t)
+        output = _output(s, slopes, history, found, t, upscaled)
+        history.append((output, found))
+        slopes.append(s.slope(output))
+    return history
+
+
+def _before(s: Settings, slopes: list[float], history: list[tuple[float, Coefficients]], t: int) -> Coefficients:
+    """Equation 'MN_bf_upscaling'."""
+    square, c = s.lr**2 * s.x**2 * s.sigma**4, [found for _, found in history]
+    pairs = [(i, j) for i in range(t) for j in range(i)]
+    m = 1 + square * sum(slopes[i] * slopes[j] * c[j].m for i, j in pairs)
+    n = -s.lr * s.x**2 * s.sigma**2 * sum(slopes[:t]) + square * sum(slopes[i] * slopes[j] * c[j].n for i, j in pairs)
+    return Coefficients(m, n)
+
+
+def _after(s: Settings, slopes: list[float], history: list[tuple[float, Coefficients]], t: int) -> Coefficients:
+    """Equation 'MN_after_upscaling'."""
+    start, c = s.before, [found for _, found in history]
+    old = s.lr * s.sigma**2
+    forward = s.upscaled_lr * (s.sigma**2 + s.variance("D"))
+    backward = s.upscaled_lr * (s.sigma**2 + s.variance("A"))
+    early = [(i, j) for i in range(start) for j in range(i)]
+    late = [(i, j) for i in range(start, t) for j in range(start, i)]
+    across = [(i, j) for i in range(start, t) for j in range(start)]
+
+    def both(value: Callable[[Coefficients], float]) -> float:
+        return s.x**2 * (
+            old**2 * sum(slopes[i] * slopes[j] * value(c[j]) for i, j in early)
+            + forward * old * sum(slopes[i] * slopes[j] * value(c[j]) for i, j in across)
+            + forward * backward * sum(slopes[i] * slopes[j] * value(c[j]) for i, j in late)
+        )
+
+    def new(value: Callable[[Coefficients], float]) -> float:
+        return s.x**2 * forward * backward * sum(slopes[i] * slopes[j] * value(c[j]) for i, j in late)
+
+    return Coefficients(
+        m=both(lambda found: found.m),
+        n=-(s.x**2) * old * sum(slopes[:start]) + both(lambda found: found.n),
+        m_new=1 + new(lambda found: found.m_new),
+        n_new=-(s.x**2) * forward * sum(slopes[start:t]) + new(lambda found: found.n_new),
+    )
+
+
+def _output(
+    s: Settings,
+    slopes: list[float],
+    history: list[tuple[float, Coefficients]],
+    now: Coefficients,
+    t: int,
+    upscaled: bool,
+) -> float:
+    """Equations 'final-recursion-bf-upscaling' and 'final_recursion_af_upscaling'."""
+    square, a, b = s.sigma**2, s.variance("A"), s.variance("B")
+    start = s.before if upscaled else t
+    met = [slope * overlap(s, then, now) for slope, (_, then) in zip(slopes, history, strict=True)]
+    output = square**2 * (now.n + now.n_new) + (square * b + square * a / s.times + a * b) * now.n_new
+    return output - square * s.lr * sum(met[:start]) - (square + a) * s.upscaled_lr * sum(met[start:])

@@ -1,0 +1,279 @@
+"""MLPs as tensor programs: trained under μP, upscaled in the middle, at any width or at infinity.
+
+h¹ = U ξ, hˡ⁺¹ = Wˡ φ(hˡ), y = ⟨A φ(hᴸ)⟩; every weight is its initial value, the noise of upscalings, and its updates.
+The whole run is lifted to n·k units from the start, as in the paper: until an upscaling the copies of a unit are equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mupscale.errors import MupscaleError
+from mupscale.theory.optimizers import Entrywise, Momentum, State
+from mupscale.theory.program import Diverged, Program
+from mupscale.theory.weights import Outer, Pairs, Weight
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""From outputs and targets, both inputs × outputs, to one number."""
+
+Function = Callable[[Tensor], Tensor]
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Half the squared error, averaged over inputs."""
+    return 0.5 * (outputs - targets).square().sum(-1).mean()
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A nonlinearity and its derivative, which is found by autograd where it is not given."""
+
+    value: Function
+    slope: Function | None = None
+
+    def derivative(self, h: Tensor) -> Tensor:
+        """φ′(h)."""
+        if self.slope is not None:
+            return self.slope(h)
+        at = h.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(self.value(at).sum(), at)[0]
+
+
+def _gelu_slope(h: Tensor) -> Tensor:
+    return 0.5 * (1 + torch.erf(h / math.sqrt(2))) + h * torch.exp(-h.square() / 2) / math.sqrt(2 * math.pi)
+
+
+ACTIVATIONS = {
+    "linear": Activation(lambda h: h, torch.ones_like),
+    "relu": Activation(torch.relu, lambda h: (h > 0).to(h.dtype)),
+    "tanh": Activation(torch.tanh, lambda h: 1 - torch.tanh(h).square()),
+    "gelu": Activation(torch.nn.functional.gelu, _gelu_slope),
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`steps` updates at one learning rate, and the upscaling that comes before them.
+
+    times: how many copies of each unit the upscaling makes. noise: σ̄_Δ, one number for all layers or one for each, from
+    the input to the readout. The paper's 'upscale at step T' is a first stage of T − 1 updates.
+    """
+
+    steps: int
+    lr: float
+    times: int = 1
+    noise: float | Sequence[float] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.times < 1:
+            raise MupscaleError(
+                f"a stage has 0 steps or more and widens 1 time or more, not {self.steps} and {self.times}"
+            )
+
+
+@dataclass(frozen=True)
+class MLP:
+    """An MLP of `layers` weight layers, and how it is trained.
+
+    activation: one of ACTIVATIONS, or any function of a tensor. sigma: std of the initial weights (σ̄), one number or
+    one for each layer. trained: which layers learn, all by default. momentum: of SGD, carried through upscalings.
+    entrywise: an optimizer that acts on every entry of n·gradient, a function (of the velocity where there is momentum)
+    such as Sign or an object such as Adam, at a cost of order (samples·k)² a step; None is SGD.
+    """
+
+    layers: int = 3
+    activation: str | Activation | Function = "tanh"
+    sigma: float | Sequence[float] = 1.0
+    trained: Sequence[bool] | None = None
+    momentum: float = 0.0
+    loss: Loss = squared
+    entrywise: Entrywise | Function | None = None
+
+    def __post_init__(self) -> None:
+        if self.layers < 2:
+            raise MupscaleError(
+                f"an MLP has an input and a readout layer and more between them, not {self.layers} layers"
+            )
+        if isinstance(self.activation, str) and self.activation not in ACTIVATIONS:
+            raise MupscaleError(f"'{self.activation}' is no activation known here: {', '.join(ACTIVATIONS)} are")
+        if self.trained is not None and len(self.trained) != self.layers:
+            raise MupscaleError(
+                f"trained says of {len(self.trained)} layers whether they learn, and there are {self.layers}"
+            )
+        if isinstance(self.entrywise, Entrywise) and self.momentum:
+            raise MupscaleError(f"{type(self.entrywise).__name__} has its own memory: leave momentum out")
+        _per_layer(self.sigma, self.layers, "sigma")
+
+    @property
+    def phi(self) -> Activation:
+        """The activation with its derivative."""
+        if isinstance(self.activation, str):
+            return ACTIVATIONS[self.activation]
+        return self.activation if isinstance(self.activation, Activation) else Activation(self.activation)
+
+    @property
+    def optimizer(self) -> Entrywise:
+        """What acts on every entry."""
+        return self.entrywise if isinstance(self.entrywise, Entrywise) else Momentum(self.momentum, self.entrywise)
+
+    def copies(self, stages: Sequence[Stage]) -> int:
+        """k: how many copies of a unit there are in the end."""
+        return math.prod(stage.times for stage in stages)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run was like: before every step and after the last.
+
+    outputs: times × inputs × outputs; losses; kernels: of the last hidden layer's preactivations, inputs × k × k;
+    hidden: the last hidden layer's preactivations at the end, inputs × units × k. upscaled: the times of upscalings.
+    """
+
+    outputs: Tensor
+    losses: Tensor
+    kernels: Tensor
+    hidden: Tensor
+    upscaled: tuple[int, ...]
+
+
+@torch.no_grad()
+def run(program: Program, mlp: MLP, inputs: Tensor, targets: Tensor, stages: Sequence[Stage]) -> Run:
+    """Train an MLP on these inputs (batch × features) and targets (batch × outputs) through all stages."""
+    inputs, targets = (t.to(program.device, program.dtype) for t in (inputs, targets))
+    if inputs.dim() != 2 or targets.dim() != 2 or len(inputs) != len(targets):
+        raise MupscaleError(
+            f"inputs and targets are batch × features and batch × outputs, not {tuple(inputs.shape)} and "
+            f"{tuple(targets.shape)}"
+        )
+    if mlp.copies(stages) != program.k:
+        raise MupscaleError(
+            f"the upscalings make {mlp.copies(stages)} copies of a unit, and the program has {program.k}: give it "
+            f"k={mlp.copies(stages)}"
+        )
+    net = Network(program, mlp, inputs.shape[1], targets.shape[1])
+    outputs, losses, kernels, upscaled = list[Tensor](), list[Tensor](), list[Tensor](), list[int]()
+
+    def look() -> Tensor:
+        outputs.append(net.forward(inputs))
+        slope, loss = _loss(mlp, outputs[-1], targets)
+        if not torch.isfinite(loss):
+            raise Diverged(
+                f"training has diverged: the loss is not finite after {len(losses)} updates; take a smaller learning "
+                f"rate"
+            )
+        losses.append(loss)
+        kernels.append(program.kernel(net.h[-1]))
+        return slope
+
+    for stage in stages:
+        if stage.times != 1 or any(_per_layer(stage.noise, mlp.layers, "noise")):
+            upscaled.append(len(outputs))
+            net.upscale(stage.times, stage.noise)
+        for _ in range(stage.steps):
+            net.step(look(), stage.lr)
+    look()
+    return Run(torch.stack(outputs), torch.stack(losses), torch.stack(kernels), net.h[-1], tuple(upscaled))
+
+
+def _loss(mlp: MLP, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """dL/dy and L."""
+    y = outputs.detach().requires_grad_()
+    with torch.enable_grad():
+        loss = mlp.loss(y, targets)
+        if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
+            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise MupscaleError(f"the loss is one number for the batch that depends on the outputs, not {found}")
+        (slope,) = torch.autograd.grad(loss, y)
+    return slope, loss.detach()
+
+
+class Network:
+    """An MLP in the middle of its training; each layer has its power of n (μP) built in."""
+
+    def __init__(self, program: Program, mlp: MLP, features: int, outputs: int) -> None:
+        self.program, self.mlp, self.phi = program, mlp, mlp.phi
+        self.equal = program.k  # copies of a unit that are still equal
+        self.trained = list(mlp.trained or [True] * mlp.layers)
+        sigma = _per_layer(mlp.sigma, mlp.layers, "sigma")
+        self.input = sigma[0] * program.vector(program.k, features)
+        self.readout = sigma[-1] * program.vector(program.k, outputs)
+        self.hidden = [self._weight(layer, sigma[layer]) for layer in range(1, mlp.layers - 1)]
+        self._state: tuple[State, State] = ({}, {})
+        self._steps = 0
+
+    def _weight(self, layer: int, sigma: float) -> Weight:
+        if not self.trained[layer]:
+            return Weight(self.program, sigma, None)
+        sgd = self.mlp.entrywise is None
+        learned = Outer(self.program, self.mlp.momentum) if sgd else Pairs(self.program, self.mlp.optimizer)
+        return Weight(self.program, sigma, learned)
+
+    def upscale(self, times: int, noise: float | Sequence[float]) -> None:
+        """Step 2 of Meta-algorithm 'Upscaling procedure': noise on every weight; the copies are there already."""
+        if self.equal % times:
+            raise MupscaleError(f"{self.equal} equal copies of a unit cannot be told apart {times} ways")
+        self.equal //= times
+        std = _per_layer(noise, self.mlp.layers, "noise")
+        if std[0]:
+            self.input = self.input + std[0] * self.program.vector(self.equal, len(self.input))
+        if std[-1]:
+            self.readout = self.readout + std[-1] * self.program.vector(self.equal, len(self.readout))
+        for weight, level in zip(self.hidden, std[1:-1], strict=True):
+            weight.perturb(level, self.equal)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The outputs, batch × outputs; preactivations h and activations x are kept."""
+        self.inputs, self.h = inputs, [torch.einsum("bf,fuk->buk", inputs, self.input)]
+        self.x = [self._activated(self.h[0])]
+        for weight in self.hidden:
+            self.h.append(weight.times(self.x[-1]))
+            self.x.append(self._activated(self.h[-1]))
+        return self.program.inner(self.x[-1], self.readout)
+
+    def step(self, slope: Tensor, lr: float) -> None:
+        """Backpropagation of dL/dy from the last forward pass, and one update of every trained layer."""
+        self._steps += 1
+        lowest = self.trained.index(True) if any(self.trained) else self.mlp.layers
+        back = torch.einsum("bo,ouk->buk", slope, self.readout)
+        deltas: dict[int, Tensor] = {}
+        for layer in range(len(self.hidden), lowest - 1, -1):
+            deltas[layer] = back * self.phi.derivative(self.h[layer])
+            if layer > lowest:
+                back = self.hidden[layer - 1].times(deltas[layer], transposed=True)
+        if self.trained[0]:
+            self.input = self.input - lr * self._update(0, torch.einsum("bf,buk->fuk", self.inputs, deltas[0]))
+        if self.trained[-1]:
+            self.readout = self.readout - lr * self._update(1, torch.einsum("bo,buk->ouk", slope, self.x[-1]))
+        for layer, weight in enumerate(self.hidden, start=1):
+            if weight.learned is not None:
+                weight.learned.step(deltas[layer], self.x[layer - 1], lr)
+
+    def weights(self) -> list[Tensor]:
+        """The weights of the nn.Linear layers that this is, the readout's with its 1/(nk); for real matrices alone."""
+        size = self.program.units * self.program.k
+        readout = self.readout.reshape(len(self.readout), -1) / size
+        return [self.input.reshape(len(self.input), -1).T, *(weight.full() for weight in self.hidden), readout]
+
+    def _update(self, which: int, gradient: Tensor) -> Tensor:
+        return self.mlp.optimizer(gradient, self._state[which], self._steps)
+
+    def _activated(self, h: Tensor) -> Tensor:
+        x = self.phi.value(h)
+        if x.shape != h.shape:
+            raise MupscaleError(
+                f"the activation returned shape {tuple(x.shape)} for {tuple(h.shape)}; it must act entry by entry"
+            )
+        return x
+
+
+def _per_layer(value: float | Sequence[float], layers: int, what: str) -> list[float]:
+    values = [float(v) for v in value] if isinstance(value, Sequence) else [float(value)] * layers
+    if len(values) != layers:
+        raise MupscaleError(f"{what} is one number or {layers}, one for each layer, not {len(values)}")
+    return values

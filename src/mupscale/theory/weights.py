@@ -1,0 +1,128 @@
+"""A trained hidden matrix of a program: σ̄·W, the noise of upscalings, and its updates as what they are made of."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from mupscale.errors import MupscaleError
+from mupscale.theory.optimizers import Entrywise, State
+from mupscale.theory.program import Matrix, Program
+from mupscale.theory.real import DenseMatrix
+from mupscale.theory.reveal import Rows
+
+_ENTRIES = 1 << 28  # of a matrix of all pairs of entries, at most
+
+
+class Learned(ABC):
+    """The sum of a matrix's updates, in units of 1/(nk)."""
+
+    @abstractmethod
+    def times(self, x: Tensor, transposed: bool) -> Tensor:
+        """It, or its transpose, times a batch."""
+
+    @abstractmethod
+    def step(self, left: Tensor, right: Tensor, lr: float) -> None:
+        """One update; nk times the gradient is the sum of leftᵢ rightᵢᵀ over the batch."""
+
+    @abstractmethod
+    def full(self) -> Tensor:
+        """All nk × nk entries."""
+
+
+class Outer(Learned):
+    """Under SGD with momentum: Σ cₛ leftₛ rightₛᵀ, memory for two vectors a step and input.
+
+    The velocity is made of the same vectors, with coefficients of its own.
+    """
+
+    def __init__(self, program: Program, momentum: float) -> None:
+        self.program, self.momentum = program, momentum
+        size = program.units * program.k
+        self.left, self.right = Rows(size, program), Rows(size, program)
+        self.weight = self.velocity = torch.zeros(0, device=program.device, dtype=program.dtype)
+
+    def times(self, x: Tensor, transposed: bool) -> Tensor:
+        """Avg and OuterNonlin with r = 0: rank by rank."""
+        left, right = (self.right.rows, self.left.rows) if transposed else (self.left.rows, self.right.rows)
+        flat = x.reshape(len(x), -1)
+        return ((flat @ right.T) * (self.weight / flat.shape[1]) @ left).reshape(x.shape)
+
+    def step(self, left: Tensor, right: Tensor, lr: float) -> None:
+        """Coefficients change; what is new is kept."""
+        new = self.weight.new_ones(len(left))
+        self.velocity = torch.cat([self.momentum * self.velocity, new])
+        self.weight = torch.cat([self.weight, 0 * new]) - lr * self.velocity
+        self.left.add(left.reshape(len(left), -1))
+        self.right.add(right.reshape(len(right), -1))
+
+    def full(self) -> Tensor:
+        """The sum of the outer products."""
+        return self.left.rows.T * self.weight @ self.right.rows / self.left.rows.shape[1]
+
+
+class Pairs(Learned):
+    """Under any entrywise optimizer: OuterNonlin with r = 1 of all vectors of the past, ψ kept for every pair (α, β).
+
+    Time and memory are of order (samples·k)², for each step and not for each product.
+    """
+
+    def __init__(self, program: Program, optimizer: Entrywise) -> None:
+        size = program.units * program.k
+        if size**2 > _ENTRIES:
+            raise MupscaleError(
+                f"an entrywise optimizer keeps a number for every pair of {size} entries (units or samples × copies), "
+                f"and {math.isqrt(_ENTRIES)} entries are the most; take fewer of them, and more seeds"
+            )
+        self.optimizer, self.state, self.count = optimizer, State(), 0
+        self.entries = torch.zeros(size, size, device=program.device, dtype=program.dtype)
+
+    def times(self, x: Tensor, transposed: bool) -> Tensor:
+        """⟨ψ_αβ x_β⟩ over β."""
+        flat = x.reshape(len(x), -1)
+        return (flat @ (self.entries if transposed else self.entries.T) / flat.shape[1]).reshape(x.shape)
+
+    def step(self, left: Tensor, right: Tensor, lr: float) -> None:
+        """The optimizer sees every pair's gradient."""
+        self.count += 1
+        gradient = left.reshape(len(left), -1).T @ right.reshape(len(right), -1)
+        self.entries.sub_(self.optimizer(gradient, self.state, self.count), alpha=lr)
+
+    def full(self) -> Tensor:
+        """As a matrix of the network."""
+        return self.entries / len(self.entries)
+
+
+class Weight:
+    """A hidden matrix."""
+
+    def __init__(self, program: Program, sigma: float, learned: Learned | None) -> None:
+        self.program, self.learned = program, learned
+        self.parts: list[tuple[float, Matrix]] = []
+        self.perturb(sigma, program.k)
+
+    def perturb(self, std: float, copies: int) -> None:
+        """Entries N(0, std²/N) more, N the width so far, duplicated for upscalings to come: the start, and noise."""
+        if std:
+            scale = std / (copies * math.sqrt(self.program.distinct(copies)))
+            self.parts.append((scale, self.program.matrix(copies)))
+
+    def times(self, x: Tensor, *, transposed: bool = False) -> Tensor:
+        """It, or its transpose, times a batch."""
+        total = torch.zeros_like(x) if self.learned is None else self.learned.times(x, transposed)
+        for scale, matrix in self.parts:
+            total = total + scale * matrix.times(x, transposed=transposed)
+        return total
+
+    def full(self) -> Tensor:
+        """All entries, where its matrices have them."""
+        size = self.program.units * self.program.k
+        total = torch.zeros(size, size, device=self.program.device, dtype=self.program.dtype)
+        for scale, matrix in self.parts:
+            if not isinstance(matrix, DenseMatrix):
+                raise MupscaleError("only networks with real matrices have weights to show: take Finite(n, k) as it is")
+            total += scale * matrix.full()
+        return total if self.learned is None else total + self.learned.full()
