@@ -1,6 +1,6 @@
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= train,sweep,postgres,text,plots,tensorboard,dev
+EXTRAS ?= train,sweep,postgres,text,plots,tensorboard,hf,dev
 
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -28,10 +28,12 @@ $(READY): FORCE
 endif
 endif
 
+# mup is for the tests alone, and asks for torchvision, which it does not use.
 $(READY): pyproject.toml constraints.txt
 	@echo "Installing mupscale[$(EXTRAS)] and its pinned dependencies into $(VENV) (a few minutes, once)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP_ENV) $(PY) -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(PIP_ENV) $(PY) -m pip install -qq -c constraints.txt --no-deps mup
 	@echo '$(EXTRAS)' > $@
 
 demo: $(READY) ## the whole method on embedded data, two minutes; its page of pictures is demo/report/index.html

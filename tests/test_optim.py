@@ -925,3 +925,23 @@ def test_a_groups_own_keys_stay() -> None:
     optimizer = optim.SGD([{"params": list(narrow.parameters()), "warmup_factor": 3.0, "note": "mine"}], lr=0.1)
     for group in grow_optimizer(optimizer, narrow, wide, plan).param_groups:
         assert (group["warmup_factor"], group["note"]) == (3.0, "mine")
+
+
+def test_a_weight_with_an_offset_refuses_what_goes_by_the_stored_value() -> None:
+    """w is not what scales where the model adds 1 to it: decay pulls elsewhere, and sizes are no multiples."""
+
+    class Gain(nn.Module):
+        def __init__(self, d: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(d))
+
+    wide = Gain(8)
+    plan = mu.plan(Gain(4), wide, roles={"weight": mu.Role(out=0, fold=0.5, offset=1)})
+    with pytest.raises(mu.MupscaleError, match=r"'weight' is stored without the 1 .*weight_decay=0 \(groups="):
+        mu.param_groups(wide, plan, optim.AdamW, lr=0.1, weight_decay=0.1)
+    for optimizer in (optim.Adafactor, optim.ASGD):
+        with pytest.raises(mu.MupscaleError, match=r"goes by the size of what is stored.*use AdamW"):
+            mu.param_groups(wide, plan, optimizer, lr=0.1, weight_decay=0.0)
+    assert mu.param_groups(wide, plan, optim.AdamW, lr=0.1, weight_decay=0.0)[0]["lr"] == 0.05
+    unfolded = mu.plan(Gain(4), wide, roles={"weight": mu.Role(out=0, offset=1)})
+    assert mu.param_groups(wide, unfolded, optim.AdamW, lr=0.1, weight_decay=0.1)

@@ -509,6 +509,49 @@ def test_a_query_key_value_holds_each_heads_three_parts_together(group: int) -> 
     assert_equivalent(*(Block(4 * kv, ByHead(kv)) for kv in (2, 4)), sequences())
 
 
+class Projections(nn.Module):
+    """Queries, keys and values with the number of heads, as in BERT's attention.self; the output is another's."""
+
+    def __init__(self, n: int, style: str) -> None:
+        super().__init__()
+        self.num_attention_heads, self.style = n, style
+        if style == "separate":
+            self.query, self.key, self.value = (nn.Linear(3 * n, 3 * n) for _ in range(3))
+        else:
+            self.qkv = nn.Linear(3 * n, 9 * n)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [project(x) for project in self.children()]
+        return attention(*torch.cat(parts, -1).chunk(3, -1), self.num_attention_heads, self.num_attention_heads, None)
+
+
+class Around(nn.Module):
+    """BERT's attention: `self` and, beside it, the output projection under some name."""
+
+    def __init__(self, n: int, style: str, output: str) -> None:
+        super().__init__()
+        self.add_module("self", Projections(n, style))
+        self.add_module(output, nn.Sequential())
+        self.get_submodule(output).add_module("dense" if output == "output" else "last", nn.Linear(3 * n, 3 * n))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for module in self.children():
+            x = module(x)
+        return x
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("style", ["separate", "fused"])
+def test_an_output_projection_beside_the_module_that_knows_the_heads(style: str) -> None:
+    assert_equivalent(*(Block(3 * n, Around(n, style, "output")) for n in (2, 4)), sequences())
+
+
+def test_an_output_projection_that_nobody_can_tell_is_asked_for() -> None:
+    narrow, wide = (Block(3 * n, Around(n, "separate", "final")) for n in (2, 4))
+    with pytest.raises(MupscaleError, match=r"attention 'attn\.self' .* not recognised by name \(query, key, value\)"):
+        mu.plan(narrow, wide)
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("style", ["separate", "fused"])
 def test_heads_that_nothing_tells_of_are_split(style: str) -> None:
@@ -995,6 +1038,18 @@ def test_widening_twice_is_widening_once(build: Callable[[int], nn.Module]) -> N
         torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=0)
 
 
+@pytest.mark.usefixtures("float64")
+def test_widening_one_axis_and_then_another_is_widening_both() -> None:
+    """What did not grow in one of the two plans has no axis there."""
+    small, middle, large = MLP(5, [4, 6], 3), MLP(5, [8, 6], 3), MLP(5, [8, 18], 3)
+    first, second = mu.plan(small, middle), mu.plan(middle, large)
+    assert first["layers.1.weight"].out != second["layers.1.weight"].out
+    assert first.then(second) == mu.plan(small, large)
+    mu.widen(mu.widen(small, middle, first), large, second)
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(large(x), small(x), rtol=1e-12, atol=1e-12)
+
+
 def test_plans_of_different_models_do_not_compose() -> None:
     plan = mu.plan(MLP(5, 4, 3), MLP(5, 8, 3))
     with pytest.raises(MupscaleError, match="different models do not compose: their parameters have different names"):
@@ -1139,3 +1194,65 @@ def test_a_plan_is_copied_and_pickled_after_use() -> None:
     mu.clip_grad_norm_(model, 1.0, plan)
     assert copy.deepcopy(plan) == plan
     assert pickle.loads(pickle.dumps(plan)) == plan
+
+
+# A norm with gain 1 + w: what scales is not what is stored.
+
+
+class OffsetNorm(nn.Module):
+    """RMSNorm with gain 1 + w, as Gemma's."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.rms_norm(x, x.shape[-1:], 1 + self.weight)
+
+
+OFFSET = {"between.1.weight": Role(out=0, fold=lambda out, in_: 1 / out, offset=1)}
+
+
+def offset_model(d: int) -> Tied:
+    model = Tied(d, nn.Linear(d, d), OffsetNorm(d))
+    with torch.no_grad():
+        model.between[1].weight.normal_(0, 0.3)
+    return model
+
+
+def test_an_offset_is_kept_in_files_and_compositions() -> None:
+    first = mu.plan(offset_model(4), offset_model(8), roles=OFFSET)
+    entry = first["between.1.weight"]
+    assert (entry.rule, entry.offset, entry.shift) == (Rule(2, 1, 0.5), 1, -0.5)
+    assert exactly_equal(Plan.from_json(first.to_json()), first)
+    assert first["between.0.weight"].shift == first["embedding.weight"].shift == 0
+    both = first.then(mu.plan(offset_model(8), offset_model(24), roles=OFFSET))
+    assert both["between.1.weight"].shift == pytest.approx(1 / 6 - 1)
+    plain = {"between.1.weight": Role(out=0, fold=lambda out, in_: 1 / out)}
+    with pytest.raises(MupscaleError, match=r"do not compose: 'between\.1\.weight'"):
+        first.then(mu.plan(offset_model(8), offset_model(24), roles=plain))
+
+
+@pytest.mark.usefixtures("float64")
+def test_gain_1_plus_w_takes_the_fold_of_a_tied_readout_and_trains_alike() -> None:
+    narrow, wide = offset_model(4), offset_model(12)
+    plan = mu.plan(narrow, wide, roles=OFFSET)
+    mu.widen(narrow, wide, plan)
+    gains = 1 + narrow.between[1].weight.repeat_interleave(3)
+    torch.testing.assert_close(1 + wide.between[1].weight, gains / 3)
+    gain, rest = [narrow.between[1].weight], [p for n, p in narrow.named_parameters() if n not in OFFSET]
+    groups = [{"params": gain, "weight_decay": 0.0}, {"params": rest}]
+    optimizer = torch.optim.AdamW(groups, **ADAMW)
+    report = mu.verify(narrow, wide, plan, tokens(), loss, optimizer=optimizer, steps=20, clip=0.5)
+    assert report.ok, str(report)
+    without = {"between.1.weight": Role(out=0, fold=lambda out, in_: 1 / out)}
+    report = trained_apart(narrow, wide, tokens(), static=True, roles=without)
+    assert report.max_relative_difference > 1e-2
+
+
+def test_a_fresh_gain_of_1_plus_w_starts_at_its_fold() -> None:
+    """μP's initial value of a constant is the constant times its fold: 1 + w = 1/k."""
+    family = Family(lambda d: Tied(d, nn.Linear(d, d), OffsetNorm(d)), base=64, roles=OFFSET)
+    model = family.init(128)
+    assert isinstance(model, Tied)
+    torch.testing.assert_close(model.between[1].weight, torch.full((128,), -0.5))

@@ -69,10 +69,11 @@ def _attribute(module: nn.Module, names: Sequence[str]) -> int | None:
 
 def attention_roles(narrow: nn.Module, wide: nn.Module, path: str) -> Roles:
     """Roles for the projections of an attention module whose heads or head_dim grow; empty for anything else."""
-    small, large = _Attention.of(narrow), _Attention.of(wide)
+    inner = _inner_attention(narrow)
+    small, large = (_Attention.of(model.get_submodule(inner)) for model in (narrow, wide))
     if small is None or large is None or is_torchs_own(narrow):
         return {}
-    if any(_Attention.of(child) is not None for child in narrow.modules() if child is not narrow):
+    if not inner and any(_Attention.of(child) is not None for child in narrow.modules() if child is not narrow):
         return {}  # a container that merely knows the number of heads
     projections = _Projections.of(narrow)
     few, many = (a.head_dim or p.head_dim(a) for a, p in ((small, projections), (large, _Projections.of(wide))))
@@ -95,6 +96,16 @@ def attention_roles(narrow: nn.Module, wide: nn.Module, path: str) -> Roles:
     if few != many:
         return _growing_head_dim(narrow, wide, projections, small, large, multiplier(few, many), where)
     return _growing_heads(narrow, wide, projections, small, large, few, where)
+
+
+def _inner_attention(module: nn.Module) -> str:
+    """The child that knows the heads, where its output projection lies beside it (BERT's attention.self), or ''."""
+    known = [name for name, child in module.named_children() if _Attention.of(child) is not None]
+    if len(known) != 1 or is_torchs_own(module) or is_torchs_own(module.get_submodule(known[0])):
+        return ""
+    found = _Projections.of(module.get_submodule(known[0]))
+    beside = bool(found.fused or (found.query and found.key_value)) and not found.out
+    return known[0] if beside and _Projections.of(module).complete else ""
 
 
 @dataclass(frozen=True)

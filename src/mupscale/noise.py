@@ -22,6 +22,7 @@ from mupscale.seeds import generator
 
 Unit = Literal["init", "theory"]
 _AT_A_TIME = 1 << 22  # entries that are moved to a device at a time
+_BLOCK = 1 << 16  # entries that are drawn from one stream
 _EXACT = 512  # up to this size the svd is as fast as anything
 
 
@@ -89,7 +90,7 @@ def _check_level(what: str, level: float) -> None:
 def perturb(wide: nn.Module, plan: Plan, noise: Noise, seed: int = 0) -> GaussianNoise:
     """Add noise to the wide model in place; returns the constants per parameter that it amounted to.
 
-    Each parameter has a stream of its own, drawn on the CPU from the seed and its name: the same for every device,
+    Each parameter has streams of its own, drawn on the CPU from the seed and its name: the same for every device,
     number of processes and order. Zero noise changes no bit.
     """
     noise = checked(noise, plan)
@@ -176,7 +177,26 @@ def _input_dims(entry: Entry) -> list[int]:
 def standard_normal(shape: tuple[int, ...], dtype: torch.dtype, seed: int, name: str) -> Tensor:
     """N(0, 1) entries that depend on the seed, the name and the shape alone; on the CPU."""
     drawn = torch.float64 if dtype == torch.float64 else torch.float32
-    return torch.randn(shape, generator=generator(seed, name), dtype=drawn)
+    flat = torch.empty(math.prod(shape), dtype=drawn)
+    return draw_normal(flat, 0, flat.numel(), seed, name).reshape(shape)
+
+
+def draw_normal(out: Tensor, start: int, total: int, seed: int, name: str) -> Tensor:
+    """Entries start, start + 1, … of a flattened tensor of `total` standard normal ones, into `out`.
+
+    Every block of entries has a stream of its own, so that any part of a tensor can be drawn alone, by any thread.
+    """
+    stop = start + out.numel()
+    for first in range(start // _BLOCK * _BLOCK, stop, _BLOCK):
+        last = min(first + _BLOCK, total)
+        stream = generator(seed, name, *([first // _BLOCK] if first else []))
+        if start <= first and last <= stop:
+            out[first - start : last - start].normal_(generator=stream)
+        else:  # a stream's numbers depend on how many are drawn at once, so the block is drawn whole
+            block = torch.empty(last - first, dtype=out.dtype).normal_(generator=stream)
+            a, b = max(first, start), min(last, stop)
+            out[a - start : b - start] = block[a - first : b - first]
+    return out
 
 
 def as_matrix(weight: Tensor, entry: Entry) -> Tensor:

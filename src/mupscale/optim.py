@@ -38,8 +38,8 @@ def param_groups(
     known = traits(optimizer).at(plan)
     found = plan.check(model)
     owned = {id(p): name for name, p in found.items()}
-    defaults = _defaults(optimizer, hyper)
-    made = _Groups(known)
+    defaults = default_hyper(optimizer, hyper)
+    made = Groups(known)
     for group in groups if groups is not None else [{"params": list(found)}]:
         given = {**hyper, **{k: v for k, v in group.items() if k not in ("params", "param_names")}}
         complete = {**defaults, **given}
@@ -73,7 +73,7 @@ def widened_groups(
     """The narrow optimizer's groups as they are now, for the wide model; `lr` (at lr_factor 1) replaces the rate."""
     known = traits(type(optimizer))
     found, owned = plan.check(wide), {id(p): n for n, p in plan.check(narrow, "narrow").items()}
-    made = _Groups(known)
+    made = Groups(known)
     for number, group in enumerate(optimizer.param_groups):
         hyper = {k: v for k, v in group.items() if k not in ("params", "param_names")} | {FROM_GROUP: number}
         for p in group["params"]:
@@ -109,7 +109,7 @@ def scale(value: Any, factor: Any) -> Any:
     return value if factor == 1 else value * factor
 
 
-class _Groups:
+class Groups:
     """Collects parameters into groups with equal hyperparameters."""
 
     _FACTORS = ("lr", "weight_decay", "eps")  # whose factors a group shows
@@ -128,7 +128,13 @@ class _Groups:
         if entry.shift and complete.get("weight_decay"):
             raise MupscaleError(
                 f"'{name}' is stored without the {entry.offset} that the model adds to it, so that weight decay pulls "
-                f"the wide model's elsewhere than the narrow one's; give it a group with weight_decay=0 (groups=)"
+                f"the wide model's elsewhere than the narrow one's; give it a group with weight_decay=0 (groups=; "
+                f"mupscale.hf.decay_groups makes such groups of a Hugging Face model)"
+            )
+        if entry.shift and self.known.by_size:
+            raise MupscaleError(
+                f"'{name}' is stored without the {entry.offset} that the model adds to it, and this optimizer goes by "
+                f"the size of what is stored, which the wide model's does not share; use AdamW"
             )
         complete = self.known.implicit(complete, p)
         factors = {n: factor(entry, complete) for n, factor in self.known.hyper.items() if n in complete}
@@ -158,7 +164,7 @@ def _hashable(value: Any) -> bool:
     return not isinstance(value, Tensor)
 
 
-def _defaults(optimizer: type[Optimizer], hyper: Hyper) -> dict[str, Any]:
+def default_hyper(optimizer: type[Optimizer], hyper: Hyper) -> dict[str, Any]:
     """What the class would fill in: its signature's defaults, and what its constructor makes of them."""
     parameters = inspect.signature(optimizer.__init__).parameters.values()
     signature = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

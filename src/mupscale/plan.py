@@ -73,18 +73,20 @@ class Entry:
         return self.rule.init(out_is_width=self.out_is_width, in_is_width=self.in_is_width)
 
     def then(self, later: Entry) -> Entry:
-        """This widening followed by a later one."""
-        if self.wide != later.narrow or (self.out, self.in_, self.offset) != (
-            later.out,
-            later.in_,
-            later.offset,
-        ):
+        """This widening followed by a later one; a dimension that did not grow in one of them need not be told of."""
+        if self.wide != later.narrow:
             raise MupscaleError(
                 f"plans of different models do not compose: '{self.names[0]}' ends with shape {self.wide} "
                 f"in the first and starts with {later.narrow} in the second"
             )
+        out, in_ = {*self.out, *later.out}, {*self.in_, *later.in_}
+        if out & in_ or self.offset != later.offset:
+            raise MupscaleError(
+                f"plans of different models do not compose: '{self.names[0]}' is not stored alike in the two"
+            )
         axes = {d: self.axes.get(d, Axis()) * later.axes.get(d, Axis()) for d in sorted({*self.axes, *later.axes})}
-        return replace(self, wide=later.wide, axes=axes, fold=tidy(Fraction(1) * self.fold * later.fold))
+        fold = tidy(Fraction(1) * self.fold * later.fold)
+        return replace(self, wide=later.wide, axes=axes, out=tuple(sorted(out)), in_=tuple(sorted(in_)), fold=fold)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Only the module type can tell: a Linear stores (out, in), an Embedding (tokens, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -99,12 +100,14 @@ def register_roles(module: type[nn.Module], function: RoleFunction | None = None
 
 
 def registered(module: nn.Module) -> RoleFunction | None:
-    """The role function of the nearest registered base class, or of transformers' Conv1D, known by its name."""
+    """The role function of the nearest registered base class; classes of other packages are known by their names."""
     for cls in type(module).__mro__:
         if cls in _REGISTRY:
             return _REGISTRY[cls]
         if cls.__name__ == "Conv1D" and hasattr(module, "nf"):
             return _transformers_conv1d
+        if cls.__name__ == "MuReadout" and hasattr(module, "width_mult"):
+            return _mup_readout
     return None
 
 
@@ -115,6 +118,23 @@ def is_torchs_own(module: nn.Module) -> bool:
 
 def _transformers_conv1d(narrow: nn.Module, wide: nn.Module) -> Roles:
     return {"weight": Role(out=1, in_=0), "bias": OUTPUT}
+
+
+def _mup_readout(narrow: Any, wide: Any) -> Roles:
+    """The `mup` package's readouts divide by the width in forward: what is left for the weight is fold = in_."""
+    ratio = _mup_multiplier(narrow, "narrow") / _mup_multiplier(wide, "wide")
+    weight = replace(MATRIX, fold=lambda out, in_: in_ if math.isclose(ratio, in_) else ratio)
+    return {"weight": weight, "bias": OUTPUT}
+
+
+def _mup_multiplier(readout: Any, side: str) -> float:
+    """What forward multiplies a MuReadout's input by."""
+    if not hasattr(readout.weight, "infshape"):
+        raise MupscaleError(
+            f"the {side} model has a {type(readout).__name__} without base shapes: call mup.set_base_shapes(model, "
+            f"base) with one base for both models before this (rescale_params=False where weights are trained already)"
+        )
+    return float(readout.output_mult / readout.width_mult())
 
 
 def _conv(narrow: nn.Conv2d, wide: nn.Conv2d) -> Roles:

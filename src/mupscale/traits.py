@@ -27,7 +27,10 @@ Factor = Callable[[Entry, Hyper], Any]
 
 @dataclass(frozen=True)
 class Traits:
-    """How an optimizer's hyperparameters and state scale; see the constructors below for the usual cases."""
+    """How an optimizer's hyperparameters and state scale; see the constructors below for the usual cases.
+
+    by_size: whether steps or state follow the stored weight itself, which is not what scales where there is an offset.
+    """
 
     hyper: Mapping[str, Factor]
     state: Mapping[str, Factor]
@@ -35,6 +38,7 @@ class Traits:
     implicit: Callable[[Hyper, Tensor], Hyper] = lambda hyper, parameter: hyper
     as_is: frozenset[str] = frozenset({"step", "mu_product", "mu"})
     matrices_only: bool = False
+    by_size: bool = False
     mup_hyper: Mapping[str, Factor] = field(default_factory=dict)
 
     def at(self, plan: Plan) -> Traits:
@@ -114,6 +118,7 @@ _ADAFACTOR = Traits(
     hyper={"lr": _one, "weight_decay": _one, "eps": _adafactor_eps},
     state={"row_var": _gradient(2), "col_var": _gradient(2), "variance": _gradient(2)},
     implicit=_adafactor_implicit,
+    by_size=True,
     mup_hyper={
         "lr": _relative_lr,
         "weight_decay": lambda entry, hyper: 1 / _relative_lr(entry, hyper),
@@ -167,6 +172,7 @@ _TRAITS: dict[type[Optimizer], Traits] = {
         eps=(),
         more_state={"eta": _lr(1), "ax": _weight},
         hyper={"lambd": lambda entry, hyper: entry.rule.decoupled_decay(1)},
+        by_size=True,
     ),
     torch.optim.Adafactor: _ADAFACTOR,
     torch.optim.Muon: _MUON,

@@ -24,6 +24,7 @@ from mupscale.optim import clip_grad_norm_
 from mupscale.plan import Plan
 from mupscale.recorder import Recorder, silence_dropout
 from mupscale.upscale import grow_optimizer
+from mupscale.widen import keep_base_shape
 
 Loss = Callable[[nn.Module, Any], Tensor]
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -98,7 +99,7 @@ def verify(
     plan.check(narrow, "narrow")
     plan.check(wide)
     small, small_optimizer = _copies(narrow, optimizer, hyper)
-    large = copy.deepcopy(naming.unwrap(wide))
+    large, _ = _copy(wide)
     for model in (small, large):
         silence_dropout(model)
     large_optimizer = None
@@ -118,7 +119,7 @@ def verify(
         if first is None and not differences[-1] <= tolerance:
             first = _first_parameter(small, large, plan, tolerance) if step else None
             level = max(tolerance, min(_ROUNDING, differences[-1] / 1000))  # not the first that merely rounds
-            first = first or _first_module(ours, theirs, plan, level)
+            first = first or first_module(ours, theirs, plan, level)
         if step == 0 and first is None:
             first = _first_buffer(small, large, plan, tolerance)
         if small_optimizer is None or step == steps:
@@ -139,10 +140,18 @@ def _copies(
     narrow: nn.Module, optimizer: Optimizer | type[Optimizer] | None, hyper: dict[str, Any]
 ) -> tuple[nn.Module, Optimizer | None]:
     if isinstance(optimizer, Optimizer):
-        model, copied = copy.deepcopy((naming.unwrap(narrow), optimizer))
-        return model, copied
-    model = copy.deepcopy(naming.unwrap(narrow))
+        return _copy(narrow, optimizer)
+    model, _ = _copy(narrow)
     return model, None if optimizer is None else optimizer(model.parameters(), **hyper)
+
+
+def _copy(model: nn.Module, optimizer: Optimizer | None = None) -> tuple[nn.Module, Optimizer | None]:
+    """Copies that know each other; what deepcopy leaves behind of a parameter comes along."""
+    original = naming.unwrap(model)
+    copied, its_optimizer = copy.deepcopy((original, optimizer))
+    for old, new in zip(original.parameters(), copied.parameters(), strict=True):
+        keep_base_shape(old, new)
+    return copied, its_optimizer
 
 
 def _clip(model: nn.Module, max_norm: float, plan: Plan, *, wide: bool) -> None:
@@ -204,13 +213,14 @@ def _first_buffer(small: nn.Module, large: nn.Module, plan: Plan, tolerance: flo
     return None
 
 
-def _first_module(ours: Recorder, theirs: Recorder, plan: Plan, tolerance: float) -> Difference | None:
+def first_module(ours: Recorder, theirs: Recorder, plan: Plan, tolerance: float) -> Difference | None:
+    """The first module, in the order in which they run, whose output in the wide model is not the narrow one's."""
     for path, output in ours.outputs.items():
         if path in theirs.outputs:
             expected, found = _as_copies(output, theirs.outputs[path])
             relative = _up_to_folds(expected, found, plan, path)
             if not relative <= tolerance:
-                advice = _constant_factor(expected, found, tolerance) or _advice(naming.modules(ours.model)[path])
+                advice = _constant_factor(expected, found, tolerance) or _advice(path, naming.modules(ours.model)[path])
                 if relative < _ROUNDING:
                     advice = f"{_ADVICE['rounding']} {advice}"
                 return Difference(path or type(ours.model).__name__, "module", relative, advice)
@@ -247,9 +257,9 @@ def _constant_factor(expected: Tensor, wide: Tensor, tolerance: float) -> str:
     return ""
 
 
-def _advice(module: nn.Module) -> str:
-    name = type(module).__name__.lower()
-    if "attention" in name or "attn" in name:
+def _advice(path: str, module: nn.Module) -> str:
+    name, place = type(module).__name__.lower(), path.lower()
+    if any(word in name or (word in place and not isinstance(module, nn.Linear)) for word in ("attention", "attn")):
         key = "heads"
     elif isinstance(module, nn.Linear):
         key = "flatten"
@@ -263,7 +273,8 @@ def _advice(module: nn.Module) -> str:
 _ADVICE = {
     "heads": (
         "Usually heads: if their number grows, whole heads must be copied (Role(out_block=head_dim), in_block for the "
-        "output projection); if head_dim grows, attention must scale as 1/head_dim."
+        "output projection); if head_dim grows, attention must scale as 1/head_dim. A bias that depends on the number "
+        "of heads (ALiBi's slopes) cannot be copied at all."
     ),
     "flatten": (
         "Usually a flatten before it: after convolutions flattened to C·H·W its input is copied in blocks, "

@@ -129,7 +129,8 @@ class _Walk:
                     said.update(function(module, self.large[path]))
                 said = {**attention_roles(module, self.large[path], path), **said}
             except MupscaleError:
-                told = {n: self._override(prefix + naming.canonical(n)) for n, _ in module.named_parameters()}
+                full = {n: prefix + naming.canonical(n) for n, _ in module.named_parameters()}
+                told = {n: self._override(name) or resolved.get(name) for n, name in full.items()}
                 everything = all(n in said or role is not None for n, role in told.items())
                 if not everything and not any(role is not None and role.tells_of_heads for role in told.values()):
                     raise
@@ -267,7 +268,10 @@ class _Walk:
                 f"roles= for all names"
             )
         times = multiplier(math.prod(small.shape), math.prod(large.shape))
-        self.readouts[group[0]] = (next(n for n in group if self._reads_out(n)), times)
+        fold = as_input[0].fold
+        left = Fraction(1) * times / (fold(1, times) if callable(fold) else fold)
+        if left != 1:  # a MuSharedReadout divides by its width itself
+            self.readouts[group[0]] = (next(n for n in group if self._reads_out(n)), tidy(left))
         return as_output[0]
 
     def _reads_out(self, name: str) -> bool:

@@ -40,7 +40,7 @@ def prepare(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, Tensor]:
         for tensor in (sources[name], target):
             check_dtype(name, tensor)
     grown = [n for n, e in plan.buffers.items() if e.axes and n in sources and sources[n].is_floating_point()]
-    _refuse_nonfinite({name: sources[name] for name in (*plan.parameters, *grown)})
+    refuse_nonfinite({name: sources[name] for name in (*plan.parameters, *grown)})
     if any(p.is_meta for p in wide.parameters()):
         materialize(wide, next(iter(sources.values())).device if sources else torch.device("cpu"))
     return sources
@@ -82,7 +82,7 @@ def _sources(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, Tensor]:
     return {**sources, **{name: given[name] for name in plan.buffers if name in given}}
 
 
-def _refuse_nonfinite(tensors: Mapping[str, Tensor]) -> None:
+def refuse_nonfinite(tensors: Mapping[str, Tensor]) -> None:
     """One sum per tensor and one look at all of them; entries are examined only where a sum is not finite."""
     wide = {torch.float64: torch.float64}
     sums = {n: sharded.full(t.detach().sum(dtype=wide.get(t.dtype, torch.float32))) for n, t in tensors.items()}
@@ -113,12 +113,19 @@ def materialize(model: nn.Module, device: torch.device) -> None:
                 empty = made.get(id(p))
                 if empty is None:
                     empty = made[id(p)] = nn.Parameter(torch.empty_like(p, device=device), p.requires_grad)
+                    keep_base_shape(p, empty)
                 module._parameters[name] = empty
         for name, b in list(module._buffers.items()):
             if b is not None and b.is_meta:
                 if id(b) not in made:
                     made[id(b)] = torch.empty_like(b, device=device)
                 module._buffers[name] = made[id(b)]
+
+
+def keep_base_shape(old: Tensor, new: Tensor) -> None:
+    """What the `mup` package hangs on a parameter, which its readouts and optimizers ask for."""
+    if hasattr(old, "infshape"):
+        new.infshape = old.infshape  # type: ignore[attr-defined]
 
 
 def widen_optimizer(
@@ -225,28 +232,33 @@ def _widen_state(
 ) -> dict[str, Any]:
     widened: dict[str, Any] = {}
     for key, value in state.items():
-        if key in known.as_is:
-            factor = 1.0
-        elif key in known.state:
-            factor = known.state[key](entry, group)
-        else:
-            raise MupscaleError(
-                f"'{name}': optimizer state '{key}' is not known, so it cannot be rescaled; register "
-                f"the optimizer with state={{'{key}': DEGREE}}"
-            )
+        factor = state_factor(name, key, entry, group, known)
         widened[key] = _widen_value(f"{name}/{key}", value, entry, p, group, factor)
     return widened
+
+
+def state_factor(name: str, key: str, entry: Entry, group: Mapping[str, Any], known: Traits) -> float:
+    """By what a state tensor of this key is rescaled."""
+    if key in known.as_is:
+        return 1.0
+    if key not in known.state:
+        raise MupscaleError(
+            f"'{name}': optimizer state '{key}' is not known, so it cannot be rescaled; register "
+            f"the optimizer with state={{'{key}': DEGREE}}"
+        )
+    factor: float = known.state[key](entry, group)
+    return factor
 
 
 def _widen_value(label: str, value: Any, entry: Entry, p: Tensor, group: Mapping[str, Any], factor: float) -> Any:
     if not isinstance(value, Tensor):
         return scale(value, factor) if isinstance(value, float) else value
     value = sharded.full(value.detach())
-    _refuse_nonfinite({label: value})
-    if value.dim() == 0 or (value.numel() == 1 and tuple(value.shape) != entry.narrow):
+    refuse_nonfinite({label: value})
+    if is_scalar(value, entry):
         on_device = group.get("capturable") or group.get("fused")
         return scale(value, factor).to(p.device if on_device else "cpu")
-    axes = _axes_of_state(label, value, entry)
+    axes = axes_of_state(label, value, entry)
     shape = [n * axes[d].copies if d in axes else n for d, n in enumerate(value.shape)]
     dtype = p.dtype if tuple(value.shape) == entry.narrow else value.dtype
     out = expand(value, axes, torch.empty(shape, dtype=dtype, device=value.device), factor)
@@ -255,7 +267,12 @@ def _widen_value(label: str, value: Any, entry: Entry, p: Tensor, group: Mapping
     return out.to(p.device)
 
 
-def _axes_of_state(label: str, value: Tensor, entry: Entry) -> dict[int, Axis]:
+def is_scalar(value: Tensor, entry: Entry) -> bool:
+    """Whether a state tensor is one number for the whole parameter, as `step` is."""
+    return value.dim() == 0 or (value.numel() == 1 and tuple(value.shape) != entry.narrow)
+
+
+def axes_of_state(label: str, value: Tensor, entry: Entry) -> dict[int, Axis]:
     """The parameter's axes along the dimensions that the state has, too; others are reduced to 1 (Adafactor)."""
     if value.dim() == len(entry.narrow) and all(
         size in (1, n) for size, n in zip(value.shape, entry.narrow, strict=True)

@@ -1,1 +1,61 @@
-"""Hugging Face checkpoints: upscale one on disk, verify it, and train it on with the right parameter groups."""
+"""Hugging Face checkpoints: upscale one on disk, verify it, and train it on with the right parameter groups.
+
+`upscale`, `verify` and `inspect` are the commands of these names; `param_groups`, `plan`, `decay_groups`,
+`resume_optimizer` and `Clip` are for training; `Architecture`, `register`, `extend` and the layouts describe models.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mupscale.hf.architecture import Architecture, Tied, register
+from mupscale.hf.architectures import extend
+from mupscale.hf.compare import Comparison, verify
+from mupscale.hf.growth import Times
+from mupscale.hf.inspect import Inspection, inspect
+from mupscale.hf.record import Record
+from mupscale.hf.training import decay_groups, param_groups, plan, resume_optimizer
+from mupscale.hf.upscale import Upscaled, upscale
+from mupscale.hf.wires import Layout, Wire, column, conv1d, linear, patches, readout, same, table, vector
+
+if TYPE_CHECKING:
+    from mupscale.hf.trainer import Clip
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Clip":  # imports transformers
+        from mupscale.hf.trainer import Clip
+
+        return Clip
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = [
+    "Architecture",
+    "Clip",
+    "Comparison",
+    "Inspection",
+    "Layout",
+    "Record",
+    "Tied",
+    "Times",
+    "Upscaled",
+    "Wire",
+    "column",
+    "conv1d",
+    "decay_groups",
+    "extend",
+    "inspect",
+    "linear",
+    "param_groups",
+    "patches",
+    "plan",
+    "readout",
+    "register",
+    "resume_optimizer",
+    "same",
+    "table",
+    "upscale",
+    "vector",
+    "verify",
+]

@@ -28,6 +28,11 @@ class Times:
                     f"{name} cannot grow {value} times: units are copied whole, so choose a whole number, as in "
                     f"--times 2 or --times hidden=2,ffn=3,heads=2"
                 )
+        if self.heads % self.kv:
+            raise MupscaleError(
+                f"key/value heads cannot grow {self.kv} times while heads grow {self.heads} times: each serves whole "
+                f"groups of heads, so grow both alike (kv={self.heads}) or leave the key/value heads as they are (kv=1)"
+            )
 
     @classmethod
     def of(cls, given: int | str | Mapping[str, int] | Times) -> Times:
@@ -45,13 +50,7 @@ class Times:
             raise MupscaleError(
                 f"--times names '{min(strangers)}', which is nothing that grows: hidden, ffn, heads and kv are"
             )
-        times = cls(**{"kv": given.get("heads", 1), **given})
-        if times.kv not in (1, times.heads):
-            raise MupscaleError(
-                f"key/value heads cannot grow {times.kv} times while heads grow {times.heads} times: whole groups are "
-                f"copied (kv={times.heads}), or the key/value heads stay (kv=1)"
-            )
-        return times
+        return cls(**{"kv": given.get("heads", 1), **given})
 
     def __mul__(self, other: Times) -> Times:
         """First this, then the other."""
@@ -74,4 +73,7 @@ def _parsed(text: str) -> int | dict[str, int]:
     if "=" not in text:
         return number(text.strip())
     pairs = [part.partition("=") for part in text.split(",")]
-    return {name.strip(): number(value.strip()) for name, _, value in pairs}
+    found = [(name.strip(), number(value.strip())) for name, _, value in pairs]
+    if twice := [name for i, (name, _) in enumerate(found) if name in dict(found[:i])]:
+        raise MupscaleError(f"--times {text} names '{twice[0]}' twice: say once how much it grows")
+    return dict(found)

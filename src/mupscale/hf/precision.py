@@ -10,10 +10,17 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _LESS = (torch.float32, torch.bfloat16, torch.float16)
+_NAMED = tuple(f"torch.{device}{kind}Tensor" for device in ("", "cuda.") for kind in ("Float", "BFloat16", "Half"))
+_LOWER = (Tensor.float, Tensor.bfloat16, Tensor.half)
+_LIKE_ANOTHER = (Tensor.to, Tensor.type_as)
 
 
 class KeepDouble(TorchFunctionMode):
-    """While it is entered, no operation turns a float64 tensor into one of less precision, and none is made in less."""
+    """While it is entered, no operation turns a float64 tensor into one of less precision.
+
+    What was less before (rotary frequencies, positions as floats) stays as it is: it does not depend on the width.
+    Autocast leaves float64 alone by itself.
+    """
 
     def __torch_function__(
         self,
@@ -23,15 +30,22 @@ class KeepDouble(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
-        first = args[0] if args else None
-        if isinstance(first, Tensor) and first.dtype == torch.float64:
-            if function in (Tensor.float, Tensor.half, Tensor.bfloat16):
-                return first
-            args = tuple(torch.float64 if a in _LESS else a for a in args) if _hold_dtypes(args) else args
-            if kwargs.get("dtype") in _LESS:
-                kwargs["dtype"] = torch.float64
-        return function(*args, **kwargs)
+        given = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        if not isinstance(given, Tensor) or given.dtype != torch.float64 or function is Tensor.view:
+            return function(*args, **kwargs)
+        if function in _LOWER:
+            return given
+        if function in _LIKE_ANOTHER and (other := _another(args, kwargs)) is not None and other.dtype in _LESS:
+            return given.to(other.device)
+        return function(*(_double(a) for a in args), **{name: _double(value) for name, value in kwargs.items()})
 
 
-def _hold_dtypes(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(a, torch.dtype) for a in args)
+def _another(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The tensor whose dtype a cast takes over."""
+    return next((a for a in (*args[1:], *kwargs.values()) if isinstance(a, Tensor)), None)
+
+
+def _double(value: Any) -> Any:
+    """A dtype of less precision, or the name of one, as float64; anything else as it is."""
+    lower = isinstance(value, torch.dtype) and value in _LESS
+    return torch.float64 if lower or (isinstance(value, str) and value in _NAMED) else value

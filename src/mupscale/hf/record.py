@@ -13,6 +13,7 @@ from mupscale.errors import MupscaleError
 from mupscale.files import replace_text
 from mupscale.hf.architectures import known
 from mupscale.hf.growth import Times
+from mupscale.noise import Unit
 from mupscale.plan import Plan, Shape
 
 FILE = "mupscale.json"
@@ -21,11 +22,12 @@ _FORMAT = "mupscale.hf/1"
 
 @dataclass(frozen=True)
 class Growth:
-    """One upscaling: by how much, with which noise, drawn from which seed."""
+    """One upscaling: by how much, with which noise (unit: as in GaussianNoise), drawn from which seed."""
 
     times: Times
     noise: float | Mapping[str, float] = 0.0
     seed: int = 0
+    unit: Unit = "init"
 
 
 @dataclass(frozen=True)
@@ -80,16 +82,23 @@ class Record:
             content = json.loads(file.read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
                 raise KeyError("format")
-            growths = tuple(Growth(Times(**g["times"]), g["noise"], g["seed"]) for g in content["growths"])
+            growths = tuple(
+                Growth(Times(**g["times"]), g["noise"], g["seed"], g.get("unit", "init")) for g in content["growths"]
+            )
             plan = None if content["plan"] is None else Plan.from_json(json.dumps(content["plan"]))
+            if not isinstance(content["config"], dict):
+                raise TypeError("its config is no mapping")
             return cls(content["config"], growths, plan)
         except OSError:
             raise MupscaleError(
                 f"there is no {FILE} at {path}: give the folder that mupscale upscale wrote (a model saved elsewhere "
                 f"needs a copy of that file beside it)"
             ) from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise MupscaleError(f"{file} is no {FILE} of this version ({type(error).__name__}: {error})") from None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise MupscaleError(
+                f"{file} is no {FILE} of this version ({type(error).__name__}: {error}); copy the one that mupscale "
+                f"upscale wrote"
+            ) from None
 
     @classmethod
     def found(cls, folder: Path) -> Record | None:

@@ -18,12 +18,16 @@ from mupscale.rules import Number
 
 @dataclass(frozen=True)
 class Wire:
-    """An axis of `size` narrow units that grows `times`, in blocks; `sections` as in Axis, where blocks differ."""
+    """An axis of `size` narrow units that grows `times`, in blocks; `sections` as in Axis, where blocks differ.
+
+    width: False for a size that never grows, such as OPT's word embeddings behind a projection.
+    """
 
     size: int
     times: int = 1
     block: int = 1
     sections: tuple[tuple[int, int], ...] = ()
+    width: bool = True
 
     @property
     def axis(self) -> Axis:
@@ -33,7 +37,7 @@ class Wire:
     def __mul__(self, number: int) -> Wire:
         """`number` units for each one, kept together: a head's query, key and value side by side."""
         sections = tuple((length * number, block * number) for length, block in self.sections)
-        return Wire(self.size * number, self.times, self.block * number, sections)
+        return replace(self, size=self.size * number, block=self.block * number, sections=sections)
 
     def __or__(self, other: Wire) -> Wire:
         """One wire after the other in one packed axis: q|k|v."""
@@ -42,8 +46,11 @@ class Wire:
                 f"one tensor packs an axis that grows {self.times} times with one that grows {other.times} times, "
                 f"which would need two learning rates in it; let both grow alike"
             )
-        parts = [part for wire in (self, other) for part in wire.sections or ((wire.size, wire.block),)]
-        return Wire(self.size + other.size, self.times, 1, tuple(parts))
+        size = self.size + other.size
+        parts = tuple(part for wire in (self, other) for part in wire.sections or ((wire.size, wire.block),))
+        if len({block for _, block in parts}) == 1:
+            return Wire(size, self.times, parts[0][1])
+        return Wire(size, self.times, 1, parts)
 
 
 @dataclass(frozen=True)
@@ -59,22 +66,49 @@ class Layout:
 
     def entry(self, name: str, shape: Shape, wires: Mapping[str, Wire], fold: Number = 1) -> Entry:
         """The tensor's part of a plan; `shape` is the narrow one, and must be what the wires say."""
-        named = {d % len(shape): wires[wire] for side in (self.out, self.in_) for d, wire in side.items()}
-        for (d, wire), label in zip(named.items(), (*self.out.values(), *self.in_.values()), strict=True):
-            if shape[d] != wire.size:
+        labels = self._labels(name, shape, wires)
+        for d, label in labels.items():
+            if shape[d] != wires[label].size:
                 raise MupscaleError(
-                    f"'{name}' has shape {shape}, and its dimension {d} should be '{label}' of {wire.size} units "
-                    f"according to the config: the checkpoint and its config.json do not belong together"
+                    f"'{name}' has shape {shape}, and its dimension {d} should be '{label}' of {wires[label].size} "
+                    f"units according to the config: the checkpoint and its config.json do not belong together"
                 )
-        axes = {d: wire.axis for d, wire in sorted(named.items())}
-        wide = tuple(n * named[d].times if d in named else n for d, n in enumerate(shape))
-        out, in_ = (tuple(sorted(d % len(shape) for d in side)) for side in (self.out, self.in_))
+        axes = {d: wires[label].axis for d, label in sorted(labels.items()) if wires[label].width}
+        wide = tuple(n * wires[labels[d]].times if d in labels else n for d, n in enumerate(shape))
+        out, in_ = (tuple(d for d in axes if d - len(shape) in side) for side in (self.out, self.in_))
         return Entry(shape, wide, axes, out, in_, fold, (name,), self.offset)
 
-    def narrowed(self, shape: Shape, wires: Mapping[str, Wire]) -> Shape:
+    def narrowed(self, name: str, shape: Shape, wires: Mapping[str, Wire]) -> Shape:
         """The narrow shape of a tensor that has this shape in the wide model."""
-        times = {d % len(shape): wires[wire].times for side in (self.out, self.in_) for d, wire in side.items()}
-        return tuple(n // times.get(d, 1) for d, n in enumerate(shape))
+        narrow = list(shape)
+        for d, label in self._labels(name, shape, wires).items():
+            narrow[d], rest = divmod(shape[d], wires[label].times)
+            if rest:
+                raise MupscaleError(
+                    f"'{name}' has shape {shape}, and its dimension {d} is no multiple of {wires[label].times}, by "
+                    f"which '{label}' has grown: the model and its record do not belong together"
+                )
+        return tuple(narrow)
+
+    def _labels(self, name: str, shape: Shape, wires: Mapping[str, Wire]) -> dict[int, str]:
+        """The wires by dimension, counted from the first (0)."""
+        named = {**self.out, **self.in_}
+        if named and len(shape) < -min(named):
+            raise MupscaleError(
+                f"'{name}' has shape {shape}, and its description tells of {-min(named)} dimensions: the checkpoint is "
+                f"of another kind than its config.json says"
+            )
+        for label in named.values():
+            if label not in wires:
+                raise MupscaleError(
+                    f"'{name}' is said to lie at the wire '{label}', which is none of {', '.join(wires)}"
+                )
+        return {d % len(shape): label for d, label in named.items()}
+
+    @property
+    def wired(self) -> bool:
+        """Whether it lies at any wire."""
+        return bool(self.out or self.in_)
 
     def with_offset(self, offset: Number) -> Layout:
         """The same, of a tensor that is stored without `offset`."""
@@ -106,6 +140,11 @@ def patches(out: str) -> Layout:
     return Layout({-4: out}, {})
 
 
+def pixels(in_: str) -> Layout:
+    """(colours, in, 1, 1): a convolution that reads the hidden units out as pixels."""
+    return Layout({}, {-3: in_})
+
+
 def vector(out: str) -> Layout:
     """(…, out): a bias, a norm's gain, a token of its own."""
     return Layout({-1: out}, {})
@@ -117,5 +156,5 @@ def readout(in_: str) -> Layout:
 
 
 def same() -> Layout:
-    """No wire: a bias of logits, a per-head norm, a mask; it is copied as it is."""
+    """No wire: a bias of logits, a per-head norm, a mask; it is copied as it is, and gets no noise."""
     return Layout({}, {})

@@ -25,4 +25,5 @@ def extend(model_type: str, tensors: Mapping[str, Layout]) -> Architecture:
     found = known(model_type)
     if found is None:
         raise MupscaleError(f"'{model_type}' is not described yet: {', '.join(sorted(KNOWN))} are; register it whole")
-    return register(replace(found, tensors={**tensors, **found.tensors}))
+    others = {pattern: layout for pattern, layout in found.tensors.items() if pattern not in tensors}
+    return register(replace(found, tensors={**tensors, **others}))

@@ -10,7 +10,7 @@ ATTENTION = {
     "*.self_attn.[kv]_proj.bias": vector("keys"),
     "*.self_attn.o_proj.weight": linear("hidden", "queries"),
     "*.self_attn.o_proj.bias": vector("hidden"),
-    "*.rotary_emb.inv_freq": same(),
+    "*rotary_emb.inv_freq": same(),  # a buffer that old files hold
 }
 
 FEED_FORWARD = {
@@ -22,17 +22,31 @@ FEED_FORWARD = {
     "*.mlp.down_proj.bias": vector("hidden"),
 }
 
-AROUND = {
-    "*embed_tokens.weight": table("hidden"),
-    "*norm.weight": vector("hidden"),
+HEADS = {
     "lm_head.weight": readout("hidden"),
     "score.weight": readout("hidden"),  # …ForSequenceClassification, …ForTokenClassification
     "score.bias": same(),
-    "*qa_outputs.weight": readout("hidden"),
-    "*qa_outputs.bias": same(),
+    "classifier.weight": readout("hidden"),
+    "classifier.bias": same(),
+    "qa_outputs.weight": readout("hidden"),
+    "qa_outputs.bias": same(),
 }
 
-TIED = Tied(embedding="*embed_tokens.weight", readouts=("lm_head.weight",), norm=("model.norm.weight", "norm.weight"))
+OTHERS = tuple(name for name, layout in HEADS.items() if layout.in_ and name != "lm_head.weight")
+"""Heads that a tied model may be given in place of its readout: they, too, read the norm that has its 1/k."""
+
+AROUND = {
+    "*embed_tokens.weight": table("hidden"),
+    "*norm.weight": vector("hidden"),
+    **HEADS,
+}
+
+TIED = Tied(
+    embedding="*embed_tokens.weight",
+    readouts=("lm_head.weight",),
+    norm=("model.norm.weight", "norm.weight"),
+    others=OTHERS,
+)
 
 LLAMA = register(
     Architecture(
@@ -41,6 +55,12 @@ LLAMA = register(
         tied=TIED,
         kv="num_key_value_heads",
         head_dim="head_dim",
-        defaults={"initializer_range": 0.02},
+        divisible=True,
+        defaults={
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_attention_heads": 32,
+            "initializer_range": 0.02,
+        },
     )
 )

@@ -1,0 +1,83 @@
+"""A model's parameters as plans and optimizers see them: names, shapes, which are one tensor, which are decayed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from mupscale import names as naming
+from mupscale.errors import MupscaleError
+from mupscale.plan import Entry, Plan, Shape
+
+_NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm(\.|$)")
+
+
+def shapes_of(model: nn.Module) -> dict[str, Shape]:
+    """Shapes of all parameters, tied ones under each of their names."""
+    named = naming.unwrap(model).named_parameters(remove_duplicate=False)
+    return {naming.canonical(name): tuple(p.shape) for name, p in named}
+
+
+def named_as_in(model: nn.Module, plan: Plan) -> Plan:
+    """The plan with the parameters that the model has, under its own names, tied as they are there."""
+    taken: dict[str, str] = {}
+    parameters: dict[str, Entry] = {}
+    fresh: dict[str, float] = {}
+    for group in naming.aliases(naming.unwrap(model).named_parameters(remove_duplicate=False)):
+        if strangers := [name for name in group if name not in plan.names]:
+            raise MupscaleError(f"the model has the parameter '{strangers[0]}', which the upscaled one lacks")
+        found = {plan.names[name]: replace(plan.parameters[plan.names[name]], names=()) for name in group}
+        first = next(iter(found))
+        if any(entry != found[first] for entry in found.values()):
+            raise MupscaleError(
+                f"'{group[0]}' and '{group[1]}' are one tensor in this model and were two when it was upscaled: load "
+                f"it with tie_word_embeddings as in its config.json"
+            )
+        if first in taken:
+            raise MupscaleError(
+                f"'{taken[first]}' and '{group[0]}' are two tensors in this model and were one when it was upscaled: "
+                f"load it with tie_word_embeddings as in its config.json"
+            )
+        taken.update(dict.fromkeys(found, group[0]))
+        parameters[group[0]] = replace(found[first], names=group)
+        fresh[group[0]] = (plan.fresh or {}).get(first, 0.0)
+    if missing := [name for name in plan.parameters if name not in taken]:
+        raise MupscaleError(f"the model lacks the parameter '{missing[0]}', which the upscaled one has")
+    return replace(plan, parameters=parameters, buffers={}, fresh=None if plan.fresh is None else fresh)
+
+
+def refuse_untrainable(model: nn.Module) -> None:
+    """Adapters and quantised weights are no parameters that a width's rules could speak of."""
+    for path, module in naming.modules(model).items():
+        if type(module).__module__.split(".")[0] == "peft":
+            raise MupscaleError(
+                f"the model has a LoRA or another PEFT adapter ('{path or type(module).__name__}'): its small matrices "
+                f"have no wide axes to scale; merge it (merge_and_unload) and train the whole model"
+            )
+    quantised = getattr(naming.unwrap(model), "is_quantized", False)
+    for name, p in naming.parameters(model).items():
+        if re.search(r"(^|[._])lora_", name):
+            raise MupscaleError(
+                f"'{name}' is a parameter of a LoRA adapter, which has no wide axes to scale; merge the adapter and "
+                f"train the whole model"
+            )
+        if quantised or not p.is_floating_point() or p.itemsize < 2:
+            raise MupscaleError(
+                f"the model is quantised ('{name}' is stored as {p.dtype}), so that its weights cannot be trained on; "
+                f"load it in float32 or bfloat16, without a quantization_config"
+            )
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups by name as transformers' Trainer makes them: weight decay for all but biases and norms.
+
+    For `groups=` of param_groups. Frozen parameters are in neither.
+    """
+    norms = tuple(f"{path}." for path, module in naming.modules(model).items() if isinstance(module, nn.LayerNorm))
+    trained = [name for name, p in naming.parameters(model).items() if p.requires_grad]
+    spared = [name for name in trained if name.startswith(norms) or _NO_DECAY.search(name.lower())]
+    decayed = [name for name in trained if name not in {*spared}]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]

@@ -1,0 +1,100 @@
+"""Checkpoints as files, written without transformers: LLaMA-shaped random tensors, in one file or in shards."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mupscale.hf.tensors import header
+
+
+def llama_config(**changed: Any) -> dict[str, Any]:
+    """A config.json: two key/value groups of two heads of four units."""
+    sizes = {"hidden_size": 16, "intermediate_size": 12, "num_attention_heads": 4, "num_key_value_heads": 2}
+    more = {"num_hidden_layers": 2, "vocab_size": 11, "initializer_range": 0.02, "tie_word_embeddings": False}
+    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **sizes, **more, **changed}
+
+
+def llama_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """By the names of LlamaForCausalLM; a tied readout is left out, as save_pretrained does."""
+    hidden, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    for i in range(config["num_hidden_layers"]):
+        block = {
+            **{f"self_attn.{n}_proj.weight": (hidden if n in "qo" else keys, hidden) for n in "qkvo"},
+            **{f"mlp.{n}_proj.weight": (ffn, hidden) for n in ("gate", "up")},
+            "mlp.down_proj.weight": (hidden, ffn),
+            **{f"{n}_layernorm.weight": (hidden,) for n in ("input", "post_attention")},
+        }
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in block.items()}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (vocab, hidden)
+    return shapes
+
+
+def llama_tensors(config: dict[str, Any], dtype: torch.dtype = torch.float32, seed: int = 0) -> dict[str, Tensor]:
+    """Random ones."""
+    shapes = llama_shapes(config)
+    generator = torch.Generator().manual_seed(seed)
+    made = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    return {name: tensor.to(dtype) for name, tensor in made.items()}
+
+
+def write_checkpoint(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], shards: int = 1) -> Path:
+    """config.json and the weights, through safetensors itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+    names = list(tensors)
+    files = {name: f"model-{i % shards + 1:05}-of-{shards:05}.safetensors" for i, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({n: tensors[n] for n in names if files[n] == file}, folder / file, metadata={"format": "pt"})
+    write_index(folder, files)
+    return folder
+
+
+def write_index(folder: Path, files: Any, name: str = "model.safetensors.index.json") -> None:
+    """An index of shards."""
+    (folder / name).write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+
+def write_llama(folder: Path, dtype: torch.dtype = torch.float32, shards: int = 1, **changed: Any) -> dict[str, Tensor]:
+    """A small LLaMA checkpoint; returns its tensors."""
+    config = llama_config(**changed)
+    tensors = llama_tensors(config, dtype)
+    write_checkpoint(folder, config, tensors, shards)
+    return tensors
+
+
+def write_zeros(folder: Path, **changed: Any) -> None:
+    """A LLaMA of zeros, of any size: it takes no room on the disk."""
+    config = llama_config(**changed)
+    shapes = llama_shapes(config)
+    first, _ = header({name: (torch.float32, shape) for name, shape in shapes.items()})
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(first)
+        file.truncate(len(first) + 4 * sum(math.prod(shape) for shape in shapes.values()))
+
+
+def read_checkpoint(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder's safetensors files, through safetensors itself."""
+    found: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            assert file.metadata() == {"format": "pt"}
+            names = list(file.keys())
+            assert not found.keys() & {*names}
+            found |= {name: file.get_tensor(name) for name in names}
+    return found
