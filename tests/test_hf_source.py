@@ -71,6 +71,10 @@ BROKEN = {
     "deep JSON": (with_header(b"[" * 100_000), "no JSON"),
     "not UTF-8": (with_header(b"\xff\xfe\xff"), "no JSON"),
     "a list": (with_header([]), "no JSON object"),
+    "a list for a dtype": (
+        with_header({"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}, b"1234"),
+        "has dtype",
+    ),
     "no offsets": (with_header({"a": {"dtype": "F32", "shape": [1]}}, b"1234"), "where 'a' lies"),
     "three offsets": (with_header({"a": {**entry(0, 4), "data_offsets": [0, 2, 4]}}, b"1234"), "where 'a' lies"),
     "no object": (with_header({"a": 3}, b"1234"), "where 'a' lies"),

@@ -251,7 +251,7 @@ def test_integers_do_not_grow(tmp_path: Path) -> None:
 def test_what_is_not_finite_is_refused(tmp_path: Path, bad: float, dtype: torch.dtype) -> None:
     tensors = llama_tensors(llama_config(), dtype)
     tensors["model.layers.1.mlp.up_proj.weight"][3, 2] = bad
-    with pytest.raises(MupscaleError, match=r"'model.layers.1.mlp.up_proj.weight' holds NaN or infinite values; take"):
+    with pytest.raises(MupscaleError, match=r"'model.layers.1.mlp.up_proj.weight' holds NaN or infinite values; load"):
         run(tmp_path, tensors, llama_plan(llama_config(), 2, tensors), threads=3)
 
 

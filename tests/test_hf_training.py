@@ -265,6 +265,13 @@ def test_clip_takes_over_and_gives_back(tmp_path: Path) -> None:
     assert moved < 1e-7  # as float32 can show
 
 
+def test_clip_puts_the_record_beside_what_the_trainer_saves(tmp_path: Path) -> None:
+    _, wide = pair(tmp_path)
+    args = arguments(tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
+    transformers.Trainer(wide, args, train_dataset=Data(tokens()), callbacks=[Clip(tmp_path)]).train()
+    assert Record.load(tmp_path / "run" / "checkpoint-2") == Record.load(tmp_path)
+
+
 def test_clip_knows_the_norm_after_an_interrupted_run(tmp_path: Path) -> None:
     """As in a notebook: the arguments stay, and Trainer and Clip are made anew."""
     _, wide = pair(tmp_path)

@@ -144,6 +144,16 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path, Path], Any], str]] = {
         ),
         "'ghost' is a tensor that the description of llama does not know",
     ),
+    "quantised in a way of its own": (
+        {},
+        lambda small, out: (small / "config.json").write_text(json.dumps(llama_config(quantization_config="mine"))),
+        r"quantised \(mine\)",
+    ),
+    "record of another model": (
+        {},
+        lambda small, out: Record(llama_config(hidden_size=4), (Growth(Times.of(2)),)).save(small),
+        "tells of a model that grew 2 times",
+    ),
     "broken record": ({}, lambda small, out: (small / "mupscale.json").write_text("{}"), "is no mupscale.json of this"),
 }
 
@@ -159,6 +169,13 @@ def test_refused_in_a_sentence_and_nothing_left(small: Path, tmp_path: Path, kin
         plainly(small, out, **options)
     assert "\n" not in str(error.value)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_code_comes_along_where_the_config_names_it(small: Path, tmp_path: Path) -> None:
+    (small / "config.json").write_text(json.dumps(llama_config(auto_map={"AutoConfig": "configuration_mine.Mine"})))
+    (small / "configuration_mine.py").write_text("Mine = None")
+    plainly(small, tmp_path / "wide")
+    assert (tmp_path / "wide" / "configuration_mine.py").read_text() == "Mine = None"
 
 
 def test_not_into_the_checkpoint_itself(small: Path) -> None:
@@ -470,6 +487,16 @@ def test_an_architecture_that_is_not_described_is_verified(zoo: Any, tmp_path: P
     assert sorted(os.listdir(tmp_path)) == ["noisy", "small", "wide"]
 
 
+def test_a_blank_model_of_an_undescribed_architecture_shows_nothing(zoo: Any, tmp_path: Path) -> None:
+    model = stablelm(tmp_path / "small")
+    for p in model.parameters():
+        p.data.zero_()
+    model.save_pretrained(tmp_path / "small")
+    with pytest.raises(MupscaleError, match="are all alike, so that comparing them shows nothing"):
+        upscale(tmp_path / "small", tmp_path / "wide", times=2)
+    assert os.listdir(tmp_path) == ["small"]
+
+
 def test_an_architecture_that_does_not_exist(zoo: Any, tmp_path: Path) -> None:
     config = llama_config(model_type="gpt17", architectures=["GPT17ForCausalLM"])
     write_checkpoint(tmp_path / "small", config, llama_tensors(config))
@@ -489,6 +516,8 @@ def test_the_optimizer_comes_along(zoo: Any, tmp_path: Path) -> None:
     names = [name for group in state["param_groups"] for name in group["param_names"]]
     assert {*names} == {name for name, _ in model.named_parameters()}
     (tmp_path / "small" / "optimizer.pt").write_text("no optimizer")
+    told: list[str] = []
     with pytest.raises(MupscaleError, match=r"optimizer.pt"):
-        upscale(tmp_path / "small", tmp_path / "other", optimizer=tmp_path / "small" / "optimizer.pt")
+        upscale(tmp_path / "small", tmp_path / "other", optimizer=tmp_path / "small" / "optimizer.pt", note=told.append)
+    assert told == []  # before any work
     assert sorted(os.listdir(tmp_path)) == ["small", "wide"]

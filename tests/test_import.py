@@ -56,12 +56,13 @@ def test_imports_go_one_way() -> None:
         ("report", "words drawing markup facts gain sweeps curves transfer page compare"),
         (
             "theory",
-            "program reveal kets real estimate optimizers weights network examples study pictures commands",
+            "program reveal kets real estimate optimizers weights network examples conditions study sweep pictures "
+            "commands",
         ),
         (
             "hf",
             "growth wires architecture precision tensors models source record generic parameters saved optimizer "
-            "training trainer inspect shards stream weights relation compare upscale commands",
+            "training trainer shards stream weights relation inspect compare upscale commands",
         ),
     ],
 )

@@ -150,6 +150,11 @@ def verify(
     batches = _batches(ours, relation, max(2, min(train + 1, _BATCHES)), tokens, seed, text, device)
     with _kept(precision):
         measured, losses = _compare_outputs(ours, theirs, batches[:2])
+        if relation is not None and not relation.described and _is_blank(ours, batches[0]):
+            raise MupscaleError(
+                f"the outputs of {relation.small.folder} are all alike, so that comparing them shows nothing, and "
+                f"'{relation.small.model_type}' is not described: take a checkpoint with weights in it"
+            )
         limit = math.inf if noisy and tolerance is None else allowed
         rows += [Row(what, off, limit, "moved by the noise" if noisy else "") for what, off in measured.items()]
         if noisy:  # the files are compared with it; that config and plan are right shows without it
@@ -312,6 +317,12 @@ def _compare_outputs(
         for side, found in enumerate((small, _averaged(wide, _widths(small)))):
             losses[side] += float(_loss(ours, found, batch)) / len(batches)
     return worst, (losses[0], losses[1])
+
+
+@torch.no_grad()
+def _is_blank(model: nn.Module, batch: Batch) -> bool:
+    """Whether the outputs do not depend on anything, as with weights that are all zero."""
+    return all(bool((t == t.flatten()[0]).all()) for t in _outputs(model, batch).values())
 
 
 def _copied(small: Tensor, wide: Tensor) -> Tensor:

@@ -72,8 +72,8 @@ class Inspection:
         if self.record is not None:
             steps = " and then ".join(str(growth.times) for growth in self.record.growths)
             lines.append(
-                f"it has been upscaled before, by {steps}: param_groups counts from the first model, and the factors here "
-                f"are those of this growth alone"
+                f"it has been upscaled before, by {steps}: param_groups counts from the first model, and the factors "
+                f"shown here count from this one"
             )
         groups = f"{self.groups} parameter group{'s' * (self.groups != 1)}"
         lines.append(f"{self.optimizer} gets {groups}; its factors are in the last columns")

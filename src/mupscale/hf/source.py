@@ -77,8 +77,8 @@ def open_source(path: str | Path | Source) -> Source:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     config = _read_json(folder / "config.json", "give the folder that save_pretrained wrote, or one of the hub")
-    if config.get("quantization_config") is not None:
-        method = (config["quantization_config"] or {}).get("quant_method", "some method")
+    if (quantised := config.get("quantization_config")) is not None:
+        method = quantised.get("quant_method", "some method") if isinstance(quantised, dict) else quantised
         raise MupscaleError(
             f"the checkpoint in {folder} is quantised ({method}) and cannot be widened: take the original one in "
             f"float32, bfloat16 or float16, or dequantise it"

@@ -24,6 +24,7 @@ from mupscale.hf.shards import Job, Shard
 from mupscale.hf.tensors import Stored, raw
 from mupscale.noise import GaussianNoise, draw_normal, unit_std
 from mupscale.plan import Plan, Shape
+from mupscale.widen import refuse_nonfinite
 
 _PIECE = 1 << 19  # wide entries that are made at a time
 _WRITE = 1 << 20  # bytes that are written at a time: larger writes cost Linux up to three times as much
@@ -197,7 +198,7 @@ class _Hand:
         narrow = self._read(job.source, piece)
         if not narrow.is_floating_point():
             return self._write(narrow, job.target, piece.at[0])
-        _refuse_nonfinite(job, narrow)
+        refuse_nonfinite({job.name: narrow})
         # rounding comes once, at the end: what is only copied and scaled may stay in its own dtype
         exact = torch.float64 if narrow.dtype == torch.float64 else torch.float32
         if narrow.dtype != exact and (level or entry.shift or narrow.dtype != job.target.dtype):
@@ -261,10 +262,3 @@ class _Hand:
         if use not in self._buffers or len(self._buffers[use]) < length:
             self._buffers[use] = torch.empty(length, dtype=torch.uint8)
         return self._buffers[use][:length].view(dtype).view(*shape)
-
-
-def _refuse_nonfinite(job: Job, narrow: Tensor) -> None:
-    """One sum; entries are looked at only where it is not finite, as a sum of large numbers may overflow."""
-    total = narrow.sum(dtype=torch.float64 if narrow.dtype == torch.float64 else torch.float32)
-    if not math.isfinite(float(total)) and not torch.isfinite(narrow).all():
-        raise MupscaleError(f"'{job.name}' holds NaN or infinite values; take a checkpoint from before it diverged")

@@ -100,7 +100,7 @@ def _place(path: Path, name: str, entry: Any) -> tuple[str, int, int, torch.dtyp
         whole = False
     if not whole:
         raise _broken(path, f"its header does not say where '{name}' lies")
-    if code not in DTYPES:
+    if not isinstance(code, str) or code not in DTYPES:
         raise MupscaleError(
             f"'{name}' in {path} has dtype {code}, as in a quantised checkpoint, which cannot be widened: take the "
             f"original one in float32, bfloat16 or float16, or dequantise it"

@@ -10,6 +10,7 @@ import torch
 from mupscale.errors import MupscaleError
 from mupscale.hf import training
 from mupscale.hf.models import require_transformers
+from mupscale.hf.record import Record
 from mupscale.optim import clip_grad_norm_
 from mupscale.plan import Plan
 
@@ -20,7 +21,8 @@ class Clip(require_transformers().TrainerCallback):  # type: ignore[misc]
     """`Trainer(…, callbacks=[Clip("path/to/wide")])`: clips by the norm that the small model's gradient would have.
 
     It takes over max_grad_norm of the training arguments (or a max_norm of its own; 0 is none) and switches the
-    Trainer's clipping off while it trains. The norm is logged as `invariant_grad_norm`.
+    Trainer's clipping off while it trains. The norm is logged as `invariant_grad_norm`. Every checkpoint that the
+    Trainer saves gets its mupscale.json, so that it can be upscaled again.
     """
 
     def __init__(self, path: str | Path, max_norm: float | None = None) -> None:
@@ -55,6 +57,12 @@ class Clip(require_transformers().TrainerCallback):  # type: ignore[misc]
         """Note the norm in the Trainer's history."""
         if self.norm is not None and state.log_history and "loss" in state.log_history[-1]:
             state.log_history[-1]["invariant_grad_norm"] = self.norm.item()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put mupscale.json beside what was saved."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and folder.is_dir():
+            Record.load(self.path).save(folder)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave the arguments as they were."""

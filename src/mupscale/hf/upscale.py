@@ -22,7 +22,9 @@ from mupscale.errors import MupscaleError
 from mupscale.files import appearing, replace_text
 from mupscale.hf.architectures import known
 from mupscale.hf.growth import Times
+from mupscale.hf.optimizer import check_optimizer_file, widen_optimizer_file
 from mupscale.hf.record import FILE, Growth, Record
+from mupscale.hf.relation import recorded
 from mupscale.hf.shards import Shard, arrange, write_index
 from mupscale.hf.source import Source, open_source
 from mupscale.hf.stream import write_shards
@@ -175,8 +177,9 @@ def _prepare(
         optimizer = optimizer / "optimizer.pt" if optimizer.is_dir() else optimizer
         if not optimizer.is_file():
             raise MupscaleError(f"there is no saved optimizer at {optimizer}")
+        check_optimizer_file(optimizer, source, times, of_model)
     shards = arrange(source, plan, dtype=dtype, shard_size=shard_size)
-    growth, before = Growth(times, given.std, seed, given.unit), Record.found(source.folder)
+    growth, before = Growth(times, given.std, seed, given.unit), recorded(source)
     work = _Work(source, config, plan, of_model, before, shards, given, growth, seed, optimizer)
     _check_space(work, out)
     return work
@@ -197,8 +200,6 @@ def _make(
         if verify:
             found, why = _verified(work, folder, exact=noise is None, note=note)
     if work.optimizer is not None:
-        from mupscale.hf.optimizer import widen_optimizer_file
-
         widen_optimizer_file(work.optimizer, folder / "optimizer.pt", work.source, work.growth.times, work.of_model)
     return found, why
 
@@ -207,15 +208,16 @@ def _write_beside(work: _Work, folder: Path) -> None:
     """Config, index, tokenizer and the like."""
     replace_text(folder / "config.json", json.dumps(work.config, indent=2, ensure_ascii=False) + "\n")
     write_index(work.shards, folder)
-    for file in _beside(work.source.folder):
+    for file in _beside(work.source):
         target = folder / file.relative_to(work.source.folder)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target)
 
 
-def _beside(folder: Path) -> list[Path]:
-    """Small files that are the same for the wide model: tokenizer, generation config, chat templates."""
-    found = [f for f in folder.iterdir() if f.suffix in _BESIDE and f.is_file()]
+def _beside(source: Source) -> list[Path]:
+    """Small files that are the same for the wide model: tokenizer, generation config, chat templates, its own code."""
+    folder, kinds = source.folder, (*_BESIDE, *([".py"] if source.config.get("auto_map") else []))
+    found = [f for f in folder.iterdir() if f.suffix in kinds and f.is_file()]
     own = [f for f in found if f.name not in _OF_THE_SMALL_ONE and not f.name.endswith(".index.json")]
     templates = (folder / "additional_chat_templates").glob("*.jinja")
     return sorted(f for f in (*own, *templates) if not f.stem.lower().startswith("readme"))
@@ -283,7 +285,7 @@ def _check_place(out: Path, source: Source) -> None:
 
 def _check_space(work: _Work, out: Path) -> None:
     """Before hours of writing; the disk may still fill up meanwhile."""
-    needed = work.bytes + sum(file.stat().st_size for file in _beside(work.source.folder))
+    needed = work.bytes + sum(file.stat().st_size for file in _beside(work.source))
     if work.optimizer is not None:
         before, after = work.numbers
         needed += work.optimizer.stat().st_size * after // max(1, before)
