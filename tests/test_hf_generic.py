@@ -18,6 +18,7 @@ from mupscale.hf.architectures import known  # noqa: E402
 from mupscale.hf.compare import verify  # noqa: E402
 from mupscale.hf.growth import Times  # noqa: E402
 from mupscale.hf.record import Record  # noqa: E402
+from mupscale.hf.source import open_source  # noqa: E402
 from mupscale.hf.upscale import upscale  # noqa: E402
 
 SIZES = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 29}
@@ -94,7 +95,7 @@ def test_exact_in_outputs_and_training(name: str, tmp_path: Path) -> None:
     assert all(row.difference < 1e-12 for row in found.rows)
     plan = Record.load(tmp_path / "wide").plan
     assert plan is not None
-    plan.check(models.load(tmp_path / "wide", torch.float32))
+    plan.check(models.load(open_source(tmp_path / "wide"), torch.float32).model)
 
 
 @pytest.mark.parametrize("name", REFUSED)

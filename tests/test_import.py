@@ -61,7 +61,7 @@ def test_imports_go_one_way() -> None:
         ),
         (
             "hf",
-            "growth wires architecture precision tensors models source record generic parameters saved optimizer "
+            "growth wires architecture precision tensors source models record generic parameters saved optimizer "
             "training trainer shards stream weights relation inspect compare upscale commands",
         ),
     ],

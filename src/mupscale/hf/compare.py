@@ -221,7 +221,7 @@ def _both_models(
         if isinstance(checkpoint, nn.Module):
             loaded.append(models.Loaded(checkpoint, ()))
         else:
-            loaded.append(models.load_whole(open_source(checkpoint).folder, precision, device=device))
+            loaded.append(models.load(open_source(checkpoint), precision, device=device))
     notes = []
     if unused := loaded[0].unused:
         more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""

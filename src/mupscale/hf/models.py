@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import warnings
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.errors import MupscaleError
+from mupscale.hf.source import Source
 from mupscale.seeds import generator
 
 Batch = dict[str, Tensor]
@@ -119,22 +119,12 @@ class Loaded:
     unused: tuple[str, ...]
 
 
-def load(folder: str | Path, dtype: torch.dtype, *, device: str | torch.device | None = None) -> nn.Module:
-    """The model of a checkpoint in evaluation mode, with eager attention, every parameter from the files."""
-    loaded = load_whole(folder, dtype, device=device)
-    if loaded.unused:
-        raise MupscaleError(
-            f"{folder} holds '{loaded.unused[0]}'{_more(loaded.unused)}, which {type(loaded.model).__name__} has no "
-            f"use for: correct 'architectures' in config.json, or remove the tensor"
-        )
-    return loaded.model
+def load(source: Source, dtype: torch.dtype, *, device: str | torch.device | None = None) -> Loaded:
+    """The model of a checkpoint, in evaluation mode, with eager attention.
 
-
-def load_whole(folder: str | Path, dtype: torch.dtype, *, device: str | torch.device | None = None) -> Loaded:
-    """As `load`, for files that hold more than the model uses; less is an error, never a random initial value."""
-    folder = Path(folder)
-    config = read_config(folder)
-    cls, made = model_class(config), config_of(config)
+    Every parameter comes from the files, never from a random initial value; they may hold more than the model uses.
+    """
+    folder, cls, made = source.folder, model_class(source.config), config_of(source.config)
     try:
         with quiet():
             model, info = cls.from_pretrained(
@@ -156,19 +146,6 @@ def load_whole(folder: str | Path, dtype: torch.dtype, *, device: str | torch.de
             )
     model = model.eval() if device is None else model.eval().to(device)
     return Loaded(model, tuple(sorted(info.get("unexpected_keys", ()))))
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a folder."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except OSError:
-        raise MupscaleError(f"{folder} has no config.json: give the folder of a checkpoint") from None
-    except ValueError as error:
-        raise MupscaleError(f"{folder / 'config.json'} is no JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise MupscaleError(f"{folder / 'config.json'} is no JSON object")
-    return config
 
 
 def batches(

@@ -21,7 +21,7 @@ from torch import Tensor
 from mupscale.axes import Axis, expand
 from mupscale.errors import MupscaleError
 from mupscale.hf.shards import Job, Shard
-from mupscale.hf.tensors import Stored, raw
+from mupscale.hf.tensors import Stored, raw, read_into
 from mupscale.noise import GaussianNoise, draw_normal, unit_std
 from mupscale.plan import Plan, Shape
 from mupscale.widen import refuse_nonfinite
@@ -239,14 +239,7 @@ class _Hand:
         if source.file not in self._sources:
             self._sources[source.file] = self._open_files.enter_context(source.file.open("rb", buffering=0))
         file, narrow = self._sources[source.file], self._buffer("narrow", piece.shape, source.dtype)
-        file.seek(source.start + piece.start * source.dtype.itemsize)
-        left = raw(narrow)
-        while left.nbytes:
-            count = file.readinto(left)  # type: ignore[attr-defined]
-            if not count:
-                raise MupscaleError(f"{source.file} has become shorter while it was read; download or copy it again")
-            left = left[count:]
-        return narrow
+        return read_into(narrow, file, source.start + piece.start * source.dtype.itemsize)
 
     def _write(self, wide: Tensor, target: Stored, at: int) -> int:
         self._target.seek(target.start + at * target.dtype.itemsize)

@@ -128,6 +128,18 @@ def header(tensors: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes, dic
     return len(text).to_bytes(8, "little") + text, {name: 8 + len(text) + at for name, at in offsets.items()}
 
 
+def read_into(tensor: Tensor, file: Any, at: int) -> Tensor:
+    """Fill a contiguous tensor from an unbuffered file, from this byte on."""
+    file.seek(at)
+    left = raw(tensor)
+    while left.nbytes:
+        count = file.readinto(left)
+        if not count:
+            raise MupscaleError(f"{file.name} has become shorter while it was read; download or copy it again")
+        left = left[count:]
+    return tensor
+
+
 def raw(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU, which share its memory."""
     array: Any = tensor.detach().view(-1).view(torch.uint8).numpy()

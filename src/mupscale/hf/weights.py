@@ -16,7 +16,7 @@ from mupscale.axes import expand
 from mupscale.errors import MupscaleError
 from mupscale.hf.shards import plan_names
 from mupscale.hf.source import Source
-from mupscale.hf.tensors import Stored, raw
+from mupscale.hf.tensors import Stored, read_into
 from mupscale.noise import GaussianNoise, standard_normal, unit_std
 from mupscale.plan import Entry, Plan
 
@@ -99,16 +99,8 @@ def _grown(name: str, narrow: Tensor, planned: str, step: Step, dtype: torch.dty
 
 
 def _read(stored: Stored) -> Tensor:
-    tensor = torch.empty(stored.shape, dtype=stored.dtype)
     with open(stored.file, "rb", buffering=0) as file:
-        file.seek(stored.start)
-        left = raw(tensor)
-        while left.nbytes:
-            count = file.readinto(left)
-            if not count:
-                raise MupscaleError(f"{stored.file} has become shorter while it was read; copy it again")
-            left = left[count:]
-    return tensor
+        return read_into(torch.empty(stored.shape, dtype=stored.dtype), file, stored.start)
 
 
 def _relative(expected: Tensor, found: Tensor) -> float:
