@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from mupscale.cli import main
-from mupscale.sweep.space import Sweep
+from mupscale.sweep.space import Space, Sweep
 from mupscale.theory import commands
 from mupscale.theory.study import Meeting
+from mupscale.theory.sweep import sweep as swept
 
 MLP = ["limit", "mlp", "--samples", "1500", "--seeds", "2", "--networks", "3", "--steps", "2", "--after", "2"]
 EXAMPLES = ["limit", "examples", "--networks", "4", "--steps", "3", "--after", "3"]
@@ -50,7 +51,14 @@ def test_mlp_prints_a_table_and_writes_pictures_and_results(capsys: pytest.Captu
     assert found["settings"]["widths"] == [32, 64]
     assert len(met.limit.losses.values) == 2
     assert {len(each.losses.values) for each in met.finite} == {3}
-    for cell in ("∞", "64", "128", f"{met.errors[-1]:.2g}", f"n^{met.slope:.2f}", "Results and pictures: limit/mlp"):
+    for cell in (
+        "∞",
+        "64",
+        "128",
+        f"{met.errors[-1]:.2g}",
+        f"n^{met.slope:.2f}, give",
+        "Results and pictures: limit/mlp",
+    ):
         assert cell in said.out
     assert said.err == ""
 
@@ -101,6 +109,9 @@ def test_several_upscalings_frozen_layers_and_the_limit_alone(capsys: pytest.Cap
     said = capsys.readouterr().out
     assert "Master theorem" not in said
     assert "latents are many for 400 samples" in said
+    assert (
+        f"Correlation between copies of a unit that part first, in the limit: {met.limit.correlation.min():.3f}" in said
+    )
 
 
 # ------------------------------------------------------------------------------------------------ examples
@@ -147,6 +158,32 @@ def test_a_sweep_names_its_best_cell(capsys: pytest.CaptureFixture[str]) -> None
         assert sum(trial.status == "diverged" for trial in sweep.trials) == 2
         assert f"{sweep.best.loss:.4g}" in said
         assert f"n → {width}: 2 of 4 trials diverged." in said
+
+
+def test_a_sweep_that_is_lost_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here k = 3 diverges as a whole, and then every k."""
+    lost = {3}
+
+    def one(experiment: Any, space: Any, times: int, **rest: Any) -> Any:
+        return swept(experiment, Space((1e9,), (1.0,)) if times in lost else space, times=times, **rest)
+
+    monkeypatch.setattr("mupscale.theory.sweep.sweep", one)
+    words = [*SWEEP, "--lrs", "0.1", "--noises", "1", "--times", "3", "2"]
+    assert main(words) == 0
+    assert set(pictures("limit/sweep")) == {"limit-times-2", "limit-times-3"}
+    gone, found = (Sweep.from_json(each) for each in results("limit/sweep")["sweeps"])
+    assert {trial.status for trial in gone.trials} == {"diverged"}
+    said = capsys.readouterr().out
+    assert "all diverged" in said
+    assert "n → 3n: 2 of 2 trials diverged." in said
+    assert f"{found.best.loss:.4g}" in said
+
+    lost.add(2)
+    assert main([*words, "--out", "nothing"]) == 1
+    assert "all 2 trials diverged" in capsys.readouterr().err
+    assert len(results("nothing")["sweeps"]) == 2
 
 
 def test_a_sweep_says_where_latents_are_many(capsys: pytest.CaptureFixture[str]) -> None:

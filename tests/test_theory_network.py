@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from mupscale.theory import MLP, Activation, Adam, Diverged, Estimate, Finite, L
 from mupscale.theory import finite as finite_estimate
 from mupscale.theory import limit as limit_estimate
 from mupscale.theory import run as train
-from mupscale.theory.network import ACTIVATIONS, squared
+from mupscale.theory.network import ACTIVATIONS, copies_made, squared
 
 
 def batch(inputs: int = 4, features: int = 3, outputs: int = 1) -> tuple[Tensor, Tensor]:
@@ -219,7 +221,7 @@ KINDS = [MLP(3, "tanh"), MLP(4, "relu", momentum=0.7), MLP(3, "tanh", entrywise=
 def outputs(mlp: MLP, *stages: Stage, samples: int = 500) -> Tensor:
     inputs, targets = batch()
     samples = samples if mlp.entrywise is None else samples // 2
-    return train(Limit(samples, mlp.copies(stages), 5, device="cpu"), mlp, inputs, targets, stages).outputs
+    return train(Limit(samples, copies_made(stages), 5, device="cpu"), mlp, inputs, targets, stages).outputs
 
 
 @pytest.mark.parametrize("mlp", KINDS, ids=["SGD", "momentum", "sign"])
@@ -335,6 +337,13 @@ def test_memory_is_linear_in_samples_times_latents(k: int) -> None:
         (lambda: Stage(3, 0.1, times=0), "not 3 and 0"),
         (lambda: outputs(MLP(3), Stage(1, 0.1), Stage(1, 0.1, 2, [0.1, 0.2])), "noise is one number or 3"),
         (lambda: train(Limit(50, 2), MLP(3), *batch(), [Stage(1, 0.1)]), "give it k=1"),
+        (
+            lambda: outputs(MLP(3), Stage(1, 0.1, 2, torch.ones(2))),
+            "noise is one number or 3, one for each layer, not 2",
+        ),
+        (lambda: outputs(MLP(3), Stage(1, 0.1, 2, torch.ones(3, 1))), r"not an array of shape \(3, 1\)"),
+        (lambda: outputs(MLP(3), Stage(1, 0.1, 2, "loud")), "noise is one number or 3, one for each layer, not 'loud'"),
+        (lambda: Finite(5, dtype=torch.float16), r"torch\.float32 or torch\.float64, not in torch\.float16"),
         (lambda: train(Limit(50), MLP(3), torch.ones(3), torch.ones(3), []), r"not \(3,\) and \(3,\)"),
         (lambda: outputs(MLP(3, lambda h: h.sum(-1)), Stage(1, 0.1)), "act entry by entry"),
         (lambda: outputs(MLP(3, loss=lambda y, t: y - t), Stage(1, 0.1)), r"shape \(4, 1\)"),
@@ -358,6 +367,30 @@ def test_divergence_says_when(backend: type[Finite | Limit]) -> None:
     inputs, targets = batch()
     with pytest.raises(Diverged, match=r"diverged.*smaller learning rate"):
         train(backend(200), MLP(3, "linear"), inputs, targets, [Stage(30, 1e60)])
+
+
+@pytest.mark.parametrize("noise", [torch.tensor([0.2, 0.5, 0.3]), np.array([0.2, 0.5, 0.3]), (0.2, 0.5, 0.3)])
+def test_noise_may_be_any_array(noise: Any) -> None:
+    wanted = outputs(MLP(3), Stage(1, 0.3), Stage(2, 0.3, 2, [0.2, 0.5, 0.3]))
+    torch.testing.assert_close(outputs(MLP(3), Stage(1, 0.3), Stage(2, 0.3, 2, noise)), wanted, rtol=0, atol=1e-6)
+    same = outputs(MLP(3), Stage(1, 0.3), Stage(2, 0.3, 2, np.float64(0.5)))
+    assert torch.equal(outputs(MLP(3), Stage(1, 0.3), Stage(2, 0.3, 2, torch.tensor(0.5))), same)
+
+
+def test_functions_that_work_in_place_are_as_good() -> None:
+    stages = Stage(2, 0.3), Stage(2, 0.3, 2, 0.5)
+    known = ACTIVATIONS["tanh"]
+    wanted = outputs(MLP(3, known), *stages)
+    torch.testing.assert_close(outputs(MLP(3, torch.tanh_), *stages), wanted, rtol=0, atol=1e-12)
+    with_slope = Activation(torch.tanh_, lambda h: h.tanh_().square_().neg_().add_(1))
+    torch.testing.assert_close(outputs(MLP(3, with_slope), *stages), wanted, rtol=0, atol=1e-12)
+    h = torch.linspace(-1, 1, 5, dtype=torch.float64)
+    torch.testing.assert_close(with_slope.derivative(h), known.derivative(h), rtol=0, atol=1e-12)
+    assert torch.equal(h, torch.linspace(-1, 1, 5, dtype=torch.float64))
+    steady = outputs(MLP(3, momentum=0.7, entrywise=torch.tanh), *stages)
+    torch.testing.assert_close(
+        outputs(MLP(3, momentum=0.7, entrywise=torch.tanh_), *stages), steady, rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -72,6 +72,22 @@ def test_an_initial_vector_has_its_class(backend: Backend, copies: int) -> None:
     assert p.vector(copies, 3).shape == (3, 4000, 4)
 
 
+def test_backends_and_widths_draw_independent_numbers() -> None:
+    """Equal seeds do not make their errors equal; k does, so that a run before its upscaling is the same at every k."""
+    size = 500
+    drawn = [
+        Finite(size, 1, 3, device="cpu").vector(),
+        Finite(size, 1, 4, device="cpu").vector(),
+        Finite(size + 1, 1, 3, device="cpu").vector()[:-1],
+        Limit(size, 1, 3, device="cpu").vector(),
+        Limit(size + 1, 1, 3, device="cpu").vector()[:-1],
+    ]
+    correlations = torch.corrcoef(torch.cat(drawn, 1).T)
+    assert float((correlations - torch.eye(len(drawn), dtype=torch.float64)).abs().max()) < 5 / size**0.5
+    close(Finite(size, 3, 3, device="cpu").vector(3), drawn[0])
+    close(Limit(size, 3, 3, device="cpu").vector(3), drawn[3])
+
+
 def test_a_real_matrix_is_what_it_does() -> None:
     p = Finite(5, 4, device="cpu")
     w, x = p.matrix(2), p.vector()

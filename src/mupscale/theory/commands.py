@@ -53,6 +53,7 @@ def limit_command(which: str, words: list[str]) -> int:
 def examples_command(words: list[str]) -> int:
     """mupscale limit examples."""
     from mupscale.theory import pictures, study
+    from mupscale.theory.conditions import conditions
     from mupscale.theory.examples import Settings
 
     parser = make_parser("limit examples", "[--option VALUE …]", EXAMPLES)
@@ -102,7 +103,7 @@ def examples_command(words: list[str]) -> int:
             )
             for number in (1, 2)
         ]
-    unchanged = study.conditions(settings)
+    unchanged = conditions(settings)
     for each in found:
         pictures.outputs(each, gallery)
     pictures.errors({f"example {each.number}": each.meeting for each in found}, gallery)
@@ -117,7 +118,7 @@ def examples_command(words: list[str]) -> int:
             ["step", "closed form", "limit − it", *(f"n = {n}" for n in each.meeting.widths)],
             _output_rows(each),
         )
-        print(f"The limit backend is within {each.difference:.1e} of the closed form.{_slope(each.meeting.slope)}\n")
+        print(f"The limit backend is within {each.difference:.1e} of the closed form.{_slope(each.meeting)}\n")
     _show(
         "How far from the run that is never upscaled",
         ["with", "of", "changes by"],
@@ -177,9 +178,10 @@ def mlp_command(words: list[str]) -> int:
     if found.times > 1:
         correlation = found.limit.correlation
         least = f"{float(correlation.min()):.3f} at its lowest, {float(correlation[-1]):.3f} at the end"
-        print(f"Correlation between copies of a unit, in the limit: {least}.")
+        which = "copies of a unit that part first" if len(found.upscaled) > 1 else "copies of a unit"
+        print(f"Correlation between {which}, in the limit: {least}.")
     if found.slope is not None:
-        print(_slope(found.slope).strip())
+        print(_slope(found).strip())
     if found.limit.outputs.note:
         print(f"Note: {found.limit.outputs.note}.")
     return _written(gallery.folder, {"settings": _settings(chosen), "meeting": found.to_json()})
@@ -189,8 +191,10 @@ def sweep_command(words: list[str]) -> int:
     """mupscale limit sweep."""
     from mupscale.sweep.findings import findings
     from mupscale.sweep.space import Space
-    from mupscale.theory import pictures, study
+    from mupscale.theory import pictures
     from mupscale.theory.network import Stage
+    from mupscale.theory.study import Experiment, save
+    from mupscale.theory.sweep import sweep
 
     parser = make_parser("limit sweep", "[--option VALUE …]", SWEEP)
     _add_network(parser)
@@ -219,13 +223,13 @@ def sweep_command(words: list[str]) -> int:
     if not chosen.times or min(chosen.times) < 2 or len(set(chosen.times)) < len(chosen.times):
         raise UsageError(f"--times takes different numbers of 2 or more, not {_joined(chosen.times) or 'nothing'}")
     space = Space(tuple(chosen.lrs), tuple(chosen.noises))
-    experiment = study.Experiment(_network(chosen), *_batch(chosen), [Stage(chosen.steps, chosen.lr)])
+    experiment = Experiment(_network(chosen), *_batch(chosen), [Stage(chosen.steps, chosen.lr)])
     device = _device(chosen)
     gallery = _gallery(chosen)
     notes = list[str]()
     with _bar(len(space.cells) * len(chosen.times), "cells") as tick, _fits():
         sweeps = [
-            study.sweep(
+            sweep(
                 experiment,
                 space,
                 times=times,
@@ -238,30 +242,20 @@ def sweep_command(words: list[str]) -> int:
             )
             for times in chosen.times
         ]
-    for sweep in sweeps:
-        pictures.heat(sweep, gallery, chosen.lr)
-    rows = []
-    for sweep in sweeps:
-        best = sweep.best
-        zero = min((t.loss for t in sweep.trials if t.noise == 0 and t.loss is not None), default=math.nan)
-        rows.append(
-            (
-                sweep.width,
-                f"{best.noise:g}",
-                f"{best.lr:g}",
-                f"{best.loss:.4g} ± {_error(best.by_seed):.1g}",
-                f"{zero:.4g}",
-            )
-        )
-    _show(
-        "The best cell at infinite width", ["upscaled to", "noise", "learning rate", "loss", "best without noise"], rows
-    )
-    for sweep in sweeps:
-        for sentence in findings(sweep):
-            print(f"{sweep.start} → {sweep.width}: {sentence}.")
+    for found in sweeps:
+        pictures.heat(found, gallery, chosen.lr)
+    results = {"settings": _settings(chosen), "sweeps": [found.to_json() for found in sweeps]}
+    if not any(trial.loss is not None for found in sweeps for trial in found.trials):
+        save(gallery.folder / "results.json", results)
+        _ = sweeps[0].best  # says why there is none
+    columns = ["upscaled to", "noise", "learning rate", "loss", "best without noise"]
+    _show("The best cell at infinite width", columns, map(_best_row, sweeps))
+    for found in sweeps:
+        for sentence in findings(found):
+            print(f"{found.start} → {found.width}: {sentence}.")
     for note in notes:
         print(f"Note: {note}.")
-    return _written(gallery.folder, {"settings": _settings(chosen), "sweeps": [sweep.to_json() for sweep in sweeps]})
+    return _written(gallery.folder, results)
 
 
 # ---------------------------------------------------------------------------------------- options
@@ -400,15 +394,27 @@ def _output_rows(worked: Any) -> Iterator[tuple[str, ...]]:
         yield str(step), f"{closed:.6f}", f"{limit[step] - closed:.1e}", *cells
 
 
+def _best_row(sweep: Any) -> tuple[str, ...]:
+    losses = [trial.loss for trial in sweep.trials if trial.noise == 0 and trial.loss is not None]
+    zero = f"{min(losses):.4g}" if losses else "diverged"
+    if all(trial.loss is None for trial in sweep.trials):
+        return sweep.width, "", "", "all diverged", zero
+    best = sweep.best
+    return sweep.width, f"{best.noise:g}", f"{best.lr:g}", f"{best.loss:.4g} ± {_error(best.by_seed):.1g}", zero
+
+
 def _value(estimate: Any) -> str:
     mean, error = float(estimate.mean[-1]), float(estimate.standard_error[-1])
     return f"{mean:.4g} ± {error:.1g}"
 
 
-def _slope(slope: float | None) -> str:
-    if slope is None:
+def _slope(found: Any) -> str:
+    if found.slope is None:
         return ""
-    return f" Networks come closer as n^{slope:.2f}; the Master theorem says n^-0.5."
+    return (
+        f" Networks come closer as n^{found.slope:.2f}, give or take {found.slope_error:.2f}; the Master theorem says "
+        f"n^-0.5."
+    )
 
 
 def _error(values: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ time `before`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mupscale.errors import MupscaleError
@@ -45,6 +45,11 @@ class Settings:
     def variance(self, letter: str) -> float:
         """σ̄_Δ² of a weight."""
         return dict(self.noise).get(letter, 0.0) ** 2
+
+
+def never_upscaled(s: Settings) -> Settings:
+    """The same run, all of its updates before the upscaling and at the first learning rate."""
+    return replace(s, before=s.before + s.after, after=0, noise=())
 
 
 def example_1(s: Settings) -> list[float]:

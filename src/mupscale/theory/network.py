@@ -23,6 +23,9 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 Function = Callable[[Tensor], Tensor]
 
+PerLayer = float | Sequence[float] | Tensor
+"""One number for all layers, or one for each, from the input to the readout; arrays will do."""
+
 
 def squared(outputs: Tensor, targets: Tensor) -> Tensor:
     """Half the squared error, averaged over inputs."""
@@ -31,18 +34,22 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Activation:
-    """A nonlinearity and its derivative, which is found by autograd where it is not given."""
+    """A nonlinearity and its derivative, which is found by autograd where it is not given; they may work in place."""
 
     value: Function
     slope: Function | None = None
 
+    def __call__(self, h: Tensor) -> Tensor:
+        """φ(h)."""
+        return self.value(h.clone())
+
     def derivative(self, h: Tensor) -> Tensor:
         """φ′(h)."""
         if self.slope is not None:
-            return self.slope(h)
+            return self.slope(h.clone())
         at = h.detach().requires_grad_()
         with torch.enable_grad():
-            return torch.autograd.grad(self.value(at).sum(), at)[0]
+            return torch.autograd.grad(self(at).sum(), at)[0]
 
 
 def _gelu_slope(h: Tensor) -> Tensor:
@@ -68,13 +75,25 @@ class Stage:
     steps: int
     lr: float
     times: int = 1
-    noise: float | Sequence[float] = 0.0
+    noise: PerLayer = 0.0
 
     def __post_init__(self) -> None:
         if self.steps < 0 or self.times < 1:
             raise MupscaleError(
                 f"a stage has 0 steps or more and widens 1 time or more, not {self.steps} and {self.times}"
             )
+
+
+def copies_made(stages: Sequence[Stage]) -> int:
+    """k: how many copies of a unit there are in the end."""
+    return math.prod(stage.times for stage in stages)
+
+
+def parted_first(stages: Sequence[Stage]) -> Tensor:
+    """Which pairs of the k copies the first upscaling makes two, as a k × k mask; later ones part those in between."""
+    k, first = copies_made(stages), next((stage.times for stage in stages if stage.times > 1), 1)
+    group = torch.arange(k) // (k // first)
+    return group[:, None] != group
 
 
 @dataclass(frozen=True)
@@ -89,7 +108,7 @@ class MLP:
 
     layers: int = 3
     activation: str | Activation | Function = "tanh"
-    sigma: float | Sequence[float] = 1.0
+    sigma: PerLayer = 1.0
     trained: Sequence[bool] | None = None
     momentum: float = 0.0
     loss: Loss = squared
@@ -122,10 +141,6 @@ class MLP:
         """What acts on every entry."""
         return self.entrywise if isinstance(self.entrywise, Entrywise) else Momentum(self.momentum, self.entrywise)
 
-    def copies(self, stages: Sequence[Stage]) -> int:
-        """k: how many copies of a unit there are in the end."""
-        return math.prod(stage.times for stage in stages)
-
 
 @dataclass(frozen=True)
 class Run:
@@ -151,11 +166,8 @@ def run(program: Program, mlp: MLP, inputs: Tensor, targets: Tensor, stages: Seq
             f"inputs and targets are batch × features and batch × outputs, not {tuple(inputs.shape)} and "
             f"{tuple(targets.shape)}"
         )
-    if mlp.copies(stages) != program.k:
-        raise MupscaleError(
-            f"the upscalings make {mlp.copies(stages)} copies of a unit, and the program has {program.k}: give it "
-            f"k={mlp.copies(stages)}"
-        )
+    if (k := copies_made(stages)) != program.k:
+        raise MupscaleError(f"the upscalings make {k} copies of a unit, and the program has {program.k}: give it k={k}")
     net = Network(program, mlp, inputs.shape[1], targets.shape[1])
     outputs, losses, kernels, upscaled = list[Tensor](), list[Tensor](), list[Tensor](), list[int]()
 
@@ -214,7 +226,7 @@ class Network:
         learned = Outer(self.program, self.mlp.momentum) if sgd else Pairs(self.program, self.mlp.optimizer)
         return Weight(self.program, sigma, learned)
 
-    def upscale(self, times: int, noise: float | Sequence[float]) -> None:
+    def upscale(self, times: int, noise: PerLayer) -> None:
         """Step 2 of Meta-algorithm 'Upscaling procedure': noise on every weight; the copies are there already."""
         if self.equal % times:
             raise MupscaleError(f"{self.equal} equal copies of a unit cannot be told apart {times} ways")
@@ -264,7 +276,7 @@ class Network:
         return self.mlp.optimizer(gradient, self._state[which], self._steps)
 
     def _activated(self, h: Tensor) -> Tensor:
-        x = self.phi.value(h)
+        x = self.phi(h)
         if x.shape != h.shape:
             raise MupscaleError(
                 f"the activation returned shape {tuple(x.shape)} for {tuple(h.shape)}; it must act entry by entry"
@@ -272,8 +284,14 @@ class Network:
         return x
 
 
-def _per_layer(value: float | Sequence[float], layers: int, what: str) -> list[float]:
-    values = [float(v) for v in value] if isinstance(value, Sequence) else [float(value)] * layers
-    if len(values) != layers:
-        raise MupscaleError(f"{what} is one number or {layers}, one for each layer, not {len(values)}")
-    return values
+def _per_layer(value: PerLayer, layers: int, what: str) -> list[float]:
+    try:
+        given = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise MupscaleError(f"{what} is one number or {layers}, one for each layer, not {value!r}") from None
+    if given.dim() == 0:
+        given = given.expand(layers)
+    if given.shape != (layers,):
+        found = str(len(given)) if given.dim() == 1 else f"an array of shape {tuple(given.shape)}"
+        raise MupscaleError(f"{what} is one number or {layers}, one for each layer, not {found}")
+    return [float(level) for level in given]

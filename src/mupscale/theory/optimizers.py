@@ -47,7 +47,9 @@ class Momentum(Entrywise):
         """SGD as torch has it, without dampening."""
         if self.momentum:
             gradient = state["velocity"] = gradient + self.momentum * state["velocity"] if state else gradient
-        return gradient if self.of is None else self.of(gradient)
+        if self.of is None:
+            return gradient
+        return self.of(gradient.clone() if self.momentum else gradient)  # which may work in place
 
 
 @dataclass(frozen=True)

@@ -115,12 +115,16 @@ def errors(meetings: Mapping[str, Meeting], pictures: Gallery, name: str = "erro
 
 
 def copies(found: Meeting, pictures: Gallery, name: str = "copies") -> Picture:
-    """The copy kernel ⟨h|h⟩ over time: a copy with itself, and with another copy of the same unit."""
+    """The copy kernel ⟨h|h⟩ over time: a copy with itself, and with another copy of the same unit.
+
+    After several upscalings, with one that the first of them parted from it: copies that part later are one until then.
+    """
 
     def sketch(ax: Any) -> None:
         _line(ax, found.limit.same, COLORS[1], "a copy with itself, ⟨h|h⟩ᵢᵢ")
         if found.times > 1:
-            _line(ax, found.limit.other, COLORS[2], "two copies, ⟨h|h⟩ᵢⱼ")
+            which = "two copies that part first" if len(found.upscaled) > 1 else "two copies"
+            _line(ax, found.limit.other, COLORS[2], f"{which}, ⟨h|h⟩ᵢⱼ")
         if found.finite:
             widest = found.finite[-1]
             steps = range(len(widest.same.mean))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mupscale.errors import MupscaleError
+from mupscale.seeds import derive
 
 Psi = Callable[..., Tensor]
 _AT_A_TIME = 1 << 24  # entries of an outer product that are in memory at once
@@ -77,9 +78,13 @@ class Program(ABC):
     def __init__(self, units: int, k: int, seed: int, device: str | torch.device | None, dtype: torch.dtype) -> None:
         if units < 1 or k < 1:
             raise MupscaleError(f"a program needs at least one unit and one copy of it, not {units} and {k}")
+        if dtype not in (torch.float32, torch.float64):
+            raise MupscaleError(f"a program computes in torch.float32 or torch.float64, not in {dtype}")
         self.units, self.k, self.dtype = units, k, dtype
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.generator = torch.Generator(self.device).manual_seed(seed)
+        # Backends and widths are independent of each other; k is not in it, so that a run before its upscaling is the
+        # same at every k.
+        self.generator = torch.Generator(self.device).manual_seed(derive(seed, type(self).__name__, units))
 
     def vector(self, copies: int = 1, count: int | None = None) -> Tensor:
         """An initial vector with entries N(0, 1): iid (copies = 1) or duplicated (copies = k); or `count` of them."""

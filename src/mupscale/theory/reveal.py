@@ -17,8 +17,7 @@ from torch import Tensor
 
 from mupscale.theory.program import Diverged, Matrix, Program
 
-_RANK = {torch.float64: 1e-7}  # what is left of a vector beyond the basis, relative to it, that counts as new
-_RANK_ELSE = 1e-4
+_NEW = {torch.float64: 1e-7, torch.float32: 1e-4}  # what part of a vector, beyond the basis, counts as a new direction
 
 
 class Rows:
@@ -56,7 +55,6 @@ class Revealed(Matrix):
         super().__init__(program, copies)
         self.projected, self.dots = projected, dots
         self.sides = tuple(Side(program.units * self.distinct, program) for _ in range(2))
-        self.rank = _RANK.get(program.dtype, _RANK_ELSE)
 
     def _times(self, x: Tensor, transposed: bool) -> Tensor:
         side, other = self.sides[transposed], self.sides[not transposed]
@@ -78,7 +76,7 @@ class Revealed(Matrix):
         lengths = vectors.norm(dim=1).tolist()
         if not all(length < float("inf") for length in lengths):
             raise Diverged("the program has diverged: a vector is not finite; take a smaller learning rate")
-        found = _orthonormal(rest, [self.rank * length for length in lengths], n)
+        found = _orthonormal(rest, [_NEW[self.program.dtype] * length for length in lengths], n)
         if not len(found):
             return None
         return _orthonormal(found - (found @ known.T / n) @ known, [0.0] * len(found), n)

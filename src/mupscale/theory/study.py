@@ -1,36 +1,33 @@
-"""What a theorist looks at: networks that meet their limit, copies that drift apart, sweeps at infinite width."""
+"""What a theorist looks at: networks that meet their limit, and copies of a unit that drift apart."""
 
 from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mupscale.errors import MupscaleError
 from mupscale.files import replace_text
-from mupscale.sweep.space import Cell, Space, Sweep, Trial
 from mupscale.theory.estimate import Estimate, finite, limit
-from mupscale.theory.examples import Settings, coefficients, example_1, example_2, matched_learning_rate
-from mupscale.theory.network import MLP, Run, Stage, run
-from mupscale.theory.program import Diverged, Program
+from mupscale.theory.examples import Settings, example_1, example_2, never_upscaled
+from mupscale.theory.network import MLP, Run, Stage, copies_made, parted_first, run
+from mupscale.theory.program import Program
 
 Tick = Callable[[], None]
 """Called whenever one network, or one seed of the limit, is done."""
 
 _BINS = 60
-_LOST = 100  # times the untrained network's loss at which a trial counts as diverged
 _REACH = 3.5  # standard deviations to each side that a histogram shows
 
 
-def _nothing(*_: str) -> None:
-    pass
+def nothing(*_: str) -> None:
+    """No tick, no note."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class Experiment:
     @property
     def times(self) -> int:
         """k: how many times wider the network is in the end."""
-        return self.mlp.copies(self.stages)
+        return copies_made(self.stages)
 
     def __call__(self, program: Program) -> Run:
         """Run it, on either backend."""
@@ -68,8 +65,9 @@ def gaussian_batch(inputs: int = 4, features: int = 3, seed: int = 0) -> tuple[T
 class Measured:
     """Networks of one width n (k·n in the end), or the limit, where width is None.
 
-    outputs: times × inputs × outputs; losses: times; same and other: ⟨h|h⟩ᵢᵢ and ⟨h|h⟩ᵢⱼ of the copies i ≠ j of a unit
-    in the last hidden layer, mean over inputs, by time. density: of its preactivations at the end, first input.
+    outputs: times × inputs × outputs; losses: times; same and other: ⟨h|h⟩ᵢᵢ and ⟨h|h⟩ᵢⱼ in the last hidden layer, mean
+    over inputs, by time, where i and j are copies of a unit that the first upscaling parts. density: of its
+    preactivations at the end, first input.
     """
 
     width: int | None
@@ -81,7 +79,7 @@ class Measured:
 
     @property
     def correlation(self) -> Tensor:
-        """Of two copies of a unit, by time: 1 until an upscaling with noise tells them apart."""
+        """Of two copies of a unit that part first, by time: 1 until an upscaling with noise tells them apart."""
         return (self.other.mean / self.same.mean).nan_to_num(1.0)  # 0/0: equal as well
 
     def to_json(self) -> dict[str, Any]:
@@ -139,6 +137,19 @@ class Meeting:
         """Of the errors against n on log axes, fitted; −1/2 by the Master theorem. None without two errors above 0."""
         return fitted_slope(self.widths, self.errors) if len(self.finite) > 1 and min(self.errors) > 0 else None
 
+    @property
+    def slope_error(self) -> float | None:
+        """Its standard error, by how much networks of one width differ in their distance from the limit."""
+        if self.slope is None:
+            return None
+        limit, variances = self.limit.outputs.mean, []
+        for found in self.finite:
+            squares = (found.outputs.values - limit).square().flatten(1).mean(1)
+            variances.append(squares.var() / len(squares) / (2 * squares.mean()).square())  # of the error's logarithm
+        x = _tensor(self.widths).log()
+        off = (x - x.mean()) / (x - x.mean()).square().sum()
+        return float((off.square() * torch.stack(variances)).sum().sqrt())
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, from which from_json makes the same; what was found from them is beside them to be read."""
         return {
@@ -146,6 +157,7 @@ class Meeting:
             "upscaled": list(self.upscaled),
             "errors": self.errors,
             "slope": self.slope,
+            "slope_error": self.slope_error,
             "limit": self.limit.to_json(),
             "finite": [found.to_json() for found in self.finite],
             "edges": self.edges.tolist(),
@@ -178,7 +190,7 @@ def meeting(
     networks: int = 8,
     device: str | None = None,
     dense: bool = True,
-    tick: Tick = _nothing,
+    tick: Tick = nothing,
 ) -> Meeting:
     """Run an experiment in the limit, with `seeds` of `samples`, and on `networks` real ones of each width.
 
@@ -196,13 +208,13 @@ def meeting(
 
     k, dtype = experiment.times, torch.float32 if dense else torch.float64
     outputs = limit(program, k=k, samples=samples, seeds=seeds, device=device)
-    edges = _edges(runs)
-    infinite, upscaled = _measured(None, outputs, runs, edges), runs[0].upscaled
+    edges, parted = _edges(runs), parted_first(experiment.stages)
+    infinite, upscaled = _measured(None, outputs, runs, parted, edges), runs[0].upscaled
     met = []
     for n in sorted(widths):
         runs.clear()
         drawn = finite(program, n, k=k, seeds=networks, device=device, dtype=dtype, dense=dense)
-        met.append(_measured(n, drawn, runs, edges))
+        met.append(_measured(n, drawn, runs, parted, edges))
     return Meeting(k, upscaled, infinite, tuple(met), edges)
 
 
@@ -217,19 +229,17 @@ def _edges(runs: Sequence[Run]) -> Tensor:
     return torch.linspace(-reach, reach, _BINS + 1, dtype=torch.float64)
 
 
-def _measured(width: int | None, outputs: Estimate, runs: Sequence[Run], edges: Tensor) -> Measured:
+def _measured(width: int | None, outputs: Estimate, runs: Sequence[Run], parted: Tensor, edges: Tensor) -> Measured:
     kernels = torch.stack([found.kernels for found in runs]).mean(2)  # seeds × times × k × k
-    k = kernels.shape[-1]
-    diagonal = kernels.diagonal(dim1=-2, dim2=-1).sum(-1)
-    others = (kernels.sum((-2, -1)) - diagonal) / (k * (k - 1)) if k > 1 else diagonal
+    same = kernels.diagonal(dim1=-2, dim2=-1).mean(-1)
     hidden = torch.cat([found.hidden.flatten() for found in runs])
     counts = torch.histogram(hidden, edges).hist
     return Measured(
         width=width,
         outputs=outputs,
         losses=Estimate(torch.stack([found.losses for found in runs])),
-        same=Estimate(diagonal / k),
-        other=Estimate(others),
+        same=Estimate(same),
+        other=Estimate(kernels[..., parted].mean(-1) if parted.any() else same),
         density=counts / (len(hidden) * (edges[1] - edges[0])),
     )
 
@@ -273,7 +283,7 @@ def worked_example(
     seeds: int = 2,
     networks: int = 16,
     dense: bool = True,
-    tick: Tick = _nothing,
+    tick: Tick = nothing,
 ) -> Worked:
     """Example 1 or 2 with the loss (y − target)²/2: by its recursion, in the limit, and on finite networks."""
     letters = {1: "CBA", 2: "DCBA"}[number]  # from the input to the readout
@@ -285,123 +295,7 @@ def worked_example(
     experiment = Experiment(MLP(len(letters), "linear", settings.sigma, trained), x, y, stages)
     recursion = example_1 if number == 1 else example_2
     met = meeting(experiment, widths, samples=samples, seeds=seeds, networks=networks, dense=dense, tick=tick)
-    return Worked(number, recursion(settings), recursion(_never(settings)), met)
-
-
-class Finding(NamedTuple):
-    """A choice of hyperparameters, and how far what it should leave unchanged moves from the run never upscaled."""
-
-    choice: str
-    what: str
-    change: float
-
-
-def conditions(settings: Settings) -> list[Finding]:
-    """When does noise leave the limit unchanged? The paper's conclusions, and the conditions that hold.
-
-    The noise of A and D is the settings'; the loss of example 2 is linear, so that coefficients depend on nothing else.
-    """
-    a, c, d = (math.sqrt(settings.variance(letter)) for letter in "ACD")
-    sigma, lr = settings.sigma, settings.lr
-    first = replace(settings, noise=(("A", a), ("B", 1.0), ("C", c)))
-    matched = replace(first, upscaled_lr=matched_learning_rate(lr, sigma, c, a))
-    linear = replace(settings, slope=lambda y: -1.0)
-    squares = (sigma**2 + a**2) * (sigma**2 + d**2)
-    printed = replace(linear, upscaled_lr=lr * sigma**2 / math.sqrt(squares), noise=(("A", a), ("D", d)))
-    both = replace(linear, upscaled_lr=lr * sigma**2 / (sigma**2 + a**2), noise=(("A", a), ("D", a)))
-    tenfold = replace(both, times=10 * both.times)
-    pair = f"σ_A = σ_D = {a:g}, γ↑(σ̄² + σ_A²) = γσ̄²"
-    return [
-        Finding("example 1, γ↑ = γ", "output", _change(replace(first, upscaled_lr=lr), example_1)),
-        Finding("example 1, γ↑ = matched_learning_rate", "output", _change(matched, example_1)),
-        Finding(f"example 2, printed condition, σ_A = {a:g}, σ_D = {d:g}", "M + M′", _change(printed, _sums_of_m)),
-        Finding(f"example 2, printed condition, σ_A = {a:g}, σ_D = {d:g}", "N + N′", _change(printed, _sums_of_n)),
-        Finding(f"example 2, {pair}", "M + M′", _change(both, _sums_of_m)),
-        Finding(f"example 2, {pair}", "N + N′", _change(both, _sums_of_n)),
-        Finding(f"example 2, {pair}, σ_B = σ_C = 0, k = {both.times}", "output", _change(both, example_2)),
-        Finding(f"example 2, {pair}, σ_B = σ_C = 0, k = {tenfold.times}", "output", _change(tenfold, example_2)),
-    ]
-
-
-def _change(settings: Settings, values: Callable[[Settings], list[float]]) -> float:
-    return max(abs(a - b) for a, b in zip(values(settings), values(_never(settings)), strict=True))
-
-
-def _never(settings: Settings) -> Settings:
-    return replace(settings, before=settings.before + settings.after, after=0, noise=())
-
-
-def _sums_of_m(settings: Settings) -> list[float]:
-    return [found.m + found.m_new for found in coefficients(settings)]
-
-
-def _sums_of_n(settings: Settings) -> list[float]:
-    return [found.n + found.n_new for found in coefficients(settings)]
-
-
-# ---------------------------------------------------------------------------------------- sweeps
-
-
-def sweep(
-    experiment: Experiment,
-    space: Space,
-    *,
-    times: int = 2,
-    after: int = 5,
-    samples: int = 5000,
-    seeds: int = 2,
-    device: str | None = None,
-    tick: Tick = _nothing,
-    note: Callable[[str], None] = _nothing,
-) -> Sweep:
-    """Noise × learning rate at infinite width: the experiment's stages, an upscaling by `times`, `after` steps more.
-
-    The loss is that of the batch at the end. Every cell has the same seeds, so that cells differ by more than chance. A
-    trial that ends far above the loss of the untrained network counts as diverged: few steps do not reach infinity.
-    note: called with a sentence where there are too many latents for the samples.
-    """
-    if times < 2 or after < 1:
-        raise MupscaleError(
-            f"a sweep upscales by 2 times or more and trains for a step or more, not {times} and {after}"
-        )
-    start = time.monotonic()
-    trials, notes = list[Trial](), list[str]()
-    for cell in space.cells:
-        trial, said = _trial(experiment, cell, times, after, samples, seeds, device)
-        trials.append(trial)
-        notes += [said] if said else []
-        tick()
-    if notes:
-        note(notes[-1])  # the noisiest cell's, which has the most latents
-    return Sweep(
-        name=f"limit-times-{times}",
-        width=f"{times * experiment.times}n",
-        start="n" if experiment.times == 1 else f"{experiment.times}n",
-        space=space,
-        trials=trials,
-        seeds=seeds,
-        seconds=time.monotonic() - start,
-    )
-
-
-def _trial(
-    experiment: Experiment, cell: Cell, times: int, after: int, samples: int, seeds: int, device: str | None
-) -> tuple[Trial, str]:
-    """A cell, and what to beware of."""
-    copies = times if cell.noise else 1  # 'Equivalence at zero noise': then one copy of each unit says it all
-    last = Stage(after, cell.lr, copies, cell.noise)
-    whole = Experiment(experiment.mlp, experiment.inputs, experiment.targets, [*experiment.stages, last])
-    before = sum(stage.steps for stage in experiment.stages)
-    try:
-        found = limit(lambda program: whole(program).losses, k=whole.times, samples=samples, seeds=seeds, device=device)
-    except Diverged:
-        return Trial(cell.lr, cell.noise, "diverged", None), ""
-    losses = found.values
-    curve = list(enumerate(losses[:, before:].mean(0).tolist()))
-    ends = losses[:, -1].tolist()
-    if max(ends) > _LOST * float(losses[:, 0].max()):
-        return Trial(cell.lr, cell.noise, "diverged", None, curve=curve, steps=after), found.note
-    return Trial(cell.lr, cell.noise, "finished", math.fsum(ends) / seeds, ends, curve, after), found.note
+    return Worked(number, recursion(settings), recursion(never_upscaled(settings)), met)
 
 
 # ---------------------------------------------------------------------------------------- files
