@@ -198,9 +198,10 @@ class _Hand:
         narrow = self._read(job.source, piece)
         if not narrow.is_floating_point():
             return self._write(narrow, job.target, piece.at[0])
-        refuse_nonfinite({job.name: narrow})
-        # rounding comes once, at the end: what is only copied and scaled may stay in its own dtype
         exact = torch.float64 if narrow.dtype == torch.float64 else torch.float32
+        if not math.isfinite(float(narrow.sum(dtype=exact))):  # a quick look; sums of large numbers may overflow
+            refuse_nonfinite({job.name: narrow})
+        # rounding comes once, at the end: what is only copied and scaled may stay in its own dtype
         if narrow.dtype != exact and (level or entry.shift or narrow.dtype != job.target.dtype):
             narrow = self._buffer("exact", narrow.shape, exact).copy_(narrow)
         if entry.rule.weight != 1:
