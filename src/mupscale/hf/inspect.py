@@ -20,6 +20,7 @@ from mupscale.hf.generic import plan_by_modules
 from mupscale.hf.growth import Times
 from mupscale.hf.record import Record
 from mupscale.hf.relation import recorded
+from mupscale.hf.shards import in_short
 from mupscale.hf.source import Source, open_source
 from mupscale.optim import default_hyper
 from mupscale.plan import Entry, Plan
@@ -63,7 +64,7 @@ class Inspection:
     def summary(self) -> list[str]:
         """A few sentences."""
         known_by = "as described" if self.described else "not described: read off its modules, to be verified"
-        before, after = (f"{n / 1e6:,.1f} M" if n < 1e9 else f"{n / 1e9:,.2f} B" for n in self.numbers)
+        before, after = map(in_short, self.numbers)
         lines = [f"{self.model_type} ({known_by}), {before} → {after} numbers with --times {self.times}"]
         lines += [", ".join(f"{name} {a} → {b}" for name, (a, b) in self.sizes.items())]
         folds = [row.name for row in self.rows if row.entry.fold != 1]

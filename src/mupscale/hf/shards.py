@@ -55,6 +55,17 @@ def parse_size(size: int | str) -> int:
     return int(float(found[1]) * _SIZES[found[2]])
 
 
+def size_in_words(size: int) -> str:
+    """2.79 GB."""
+    return in_short(size, (" GB", " MB", " kB", " bytes"))
+
+
+def in_short(number: int, units: tuple[str, ...] = (" B", " M", " k", "")) -> str:
+    """697.1 M: four digits and the power of a thousand."""
+    scale, unit = next((s, u) for s, u in zip((1e9, 1e6, 1e3, 1.0), units, strict=True) if number >= s or s == 1)
+    return f"{number / scale:,.4g}{unit}"
+
+
 def arrange(
     source: Source, plan: Plan, *, dtype: torch.dtype | None = None, shard_size: int | str = "5GB"
 ) -> list[Shard]:

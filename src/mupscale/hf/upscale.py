@@ -25,7 +25,7 @@ from mupscale.hf.growth import Times
 from mupscale.hf.optimizer import check_optimizer_file, widen_optimizer_file
 from mupscale.hf.record import FILE, Growth, Record
 from mupscale.hf.relation import recorded
-from mupscale.hf.shards import Shard, arrange, write_index
+from mupscale.hf.shards import Shard, arrange, in_short, size_in_words, write_index
 from mupscale.hf.source import Source, open_source
 from mupscale.hf.stream import write_shards
 from mupscale.noise import GaussianNoise, Noise, checked
@@ -54,8 +54,8 @@ class Upscaled:
     unverified: str = ""
 
     def __str__(self) -> str:
-        before, after = (_short(n, (" B", " M", " k", "")) for n in self.numbers)
-        size = f"{_human(self.bytes)} in {self.files} file{'s' * (self.files != 1)}"
+        before, after = map(in_short, self.numbers)
+        size = f"{size_in_words(self.bytes)} in {self.files} file{'s' * (self.files != 1)}"
         checked = f"not verified: {self.unverified}" if self.comparison is None else self.comparison.verdict
         return f"{self.path}: {before} → {after} numbers with --times {self.times}, {size}\n{checked}"
 
@@ -237,7 +237,7 @@ def _verified(work: _Work, folder: Path, *, exact: bool, note: Callable[[str], N
     dtypes, wide = (("float64", "float32") if steps else ("float32",)), open_source(folder)
     dtype = next((d for d in dtypes if fits(needed_bytes(work.source, wide, d, steps))), None)
     if dtype is None:
-        needed = _human(needed_bytes(work.source, wide, "float32", steps))
+        needed = size_in_words(needed_bytes(work.source, wide, "float32", steps))
         if steps:
             raise MupscaleError(
                 f"'{work.source.model_type}' is not described, so that both models must be compared in training, which "
@@ -292,8 +292,8 @@ def _check_space(work: _Work, out: Path) -> None:
     parent = next(p for p in out.absolute().parents if p.exists())
     if (free := shutil.disk_usage(parent).free) < needed:
         raise MupscaleError(
-            f"the wide checkpoint needs {_human(needed)} and the disk of {parent} has {_human(free)} left: free some "
-            f"space, or choose another disk"
+            f"the wide checkpoint needs {size_in_words(needed)} and the disk of {parent} has {size_in_words(free)} "
+            f"left: free some space, or choose another disk"
         )
 
 
@@ -317,12 +317,3 @@ def _bar(total: int, visible: bool) -> Iterator[Callable[[int], None]]:
     with progress.Progress(*columns, *left, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda bytes: bar.advance(task, bytes)
-
-
-def _human(size: int) -> str:
-    return _short(size, (" GB", " MB", " kB", " bytes"))
-
-
-def _short(number: int, units: tuple[str, ...]) -> str:
-    scale, unit = next((s, u) for s, u in zip((1e9, 1e6, 1e3, 1.0), units, strict=True) if number >= s or s == 1)
-    return f"{number / scale:,.4g}{unit}"
