@@ -154,7 +154,7 @@ def test_a_fold_is_named(tmp_path: Path) -> None:
         (["inspect", "SMALL", "--times", "ffn=2,ffn=3"], "'ffn' twice"),
         (["inspect", "SMALL", "--optimizer", "adan"], "no optimizer 'adan'"),
         (["inspect", "SMALL", "--optimizer", "radam"], "RAdam"),
-        (["upscale", "SMALL", "OUT", "--dtype", "int8"], "must be one of"),
+        (["upscale", "SMALL", "OUT", "--dtype", "int8"], "float32, bfloat16, float16, float64, not int8"),
         (["upscale", "SMALL", "OUT", "--describe", "no_such_module"], "no_such_module"),
         (["upscale", "SMALL", "OUT", "--noice", "1"], "--noise"),
         (["upscale", "SMALL", "OUT", "--noise", "-1"], "0 or more"),

@@ -22,6 +22,8 @@ from mupscale.rules import Number
 
 Config = Mapping[str, Any]
 Wires = Mapping[str, Wire]
+CAUSAL = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")
+"""Endings of the class names of language models that predict the next token."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Tied:
     embedding: str
     readouts: tuple[str, ...]
     norm: tuple[str, ...]
-    models: tuple[str, ...] = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")
+    models: tuple[str, ...] = CAUSAL
     default: bool = False
     others: tuple[str, ...] = ()
     biases: Mapping[str, str] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mupscale import names as naming
 from mupscale.errors import MupscaleError
 from mupscale.hf import models, weights
+from mupscale.hf.architecture import CAUSAL
 from mupscale.hf.generic import how_to_describe
 from mupscale.hf.models import Batch
 from mupscale.hf.parameters import decay_groups, named_as_in, shapes_of
@@ -34,7 +35,6 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 _LR, _DECAY = 1e-3, 0.1
 _BATCHES = 8  # of training, used in turn
 _WITHOUT = ", without the noise"
-_CAUSAL = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")
 _FILES_ADVICE = (
     "It is not the small one's copied and rescaled as mupscale.json says: the file was changed or trained on since, "
     "SMALL is not the checkpoint it was made from, or another description made it."
@@ -352,7 +352,7 @@ def _loss(model: nn.Module, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
     """The next token's for a causal language model; else of targets drawn once for each output."""
     total: Tensor | None = None
     for name, t in outputs.items():
-        if name == "logits" and type(model).__name__.endswith(_CAUSAL) and t.dim() == 3:
+        if name == "logits" and type(model).__name__.endswith(CAUSAL) and t.dim() == 3:
             value = F.cross_entropy(t[:, :-1].flatten(0, -2), batch["input_ids"][:, 1:].flatten())
         elif "logits" in name and t.shape[-1] > 1 and t.dim() > 1:
             classes = torch.randint(t.shape[-1], t.shape[:-1], generator=generator(0, name)).to(t.device)

@@ -24,7 +24,7 @@ MLP = """\
 Train an MLP, upscale it in the middle and train on: in the limit of infinite width, with error bars, and on real
 networks of several widths, which come closer to it as n^(-1/2).
 
-  mupscale limit mlp                                                      a minute on two cores
+  mupscale limit mlp                                                      15 seconds on two cores
   mupscale limit mlp --activation relu --layers 4 --widths 256 512 1024 2048 --times 3 --noise 0.5
   mupscale limit mlp --lr 0.5 --upscaled-lr 0.3 --noise 0 1 0 --frozen 1 3 --out limit/hidden-alone
   mupscale limit mlp --times 2 2 --after 4                                 upscaled twice, 4 steps after each
@@ -36,7 +36,7 @@ SWEEP = """\
 Noise × learning rate at infinite width: which cell ends with the lowest loss on the batch, as in the method's Sweep 2,
 but with no network trained.
 
-  mupscale limit sweep                                                   a minute on two cores
+  mupscale limit sweep                                                   15 seconds on two cores
   mupscale limit sweep --noises 1 2 4 8 --lrs 0.25 0.5 1 2 --times 2
   mupscale limit sweep --times 2 4 --activation relu --after 10 --out limit/relu      one sweep for each k
 
