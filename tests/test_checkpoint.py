@@ -433,3 +433,25 @@ def test_load_torch_refuses_whole_models_and_broken_files(tmp_path: Path) -> Non
         mu.load_torch(tmp_path / "x.pt")
     with pytest.raises(mu.MupscaleError, match="there is no file at"):
         mu.load_torch(tmp_path / "nothing.pt")
+
+
+def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Header and tensors are of one file, whichever: safetensors opens the path twice."""
+    path, opened = tmp_path / "c", checkpoint.safe_open
+
+    def write(number: float, length: int) -> None:
+        checkpoint.write(path, {"a": torch.full((length,), number)}, None, None, {"number": number})
+
+    def replaced_meanwhile(*args: object, **named: object) -> object:
+        file = opened(*args, **named)
+        if len(calls) < 2:
+            calls.append(1)
+            write(float(len(calls)), 3)
+        return file
+
+    calls = list[int]()
+    write(0.0, 3)
+    monkeypatch.setattr(checkpoint, "safe_open", replaced_meanwhile)
+    found = checkpoint.load(path)
+    assert found.extra["number"] == 2.0
+    assert (found.model["a"] == 2.0).all()

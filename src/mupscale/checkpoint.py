@@ -7,6 +7,7 @@ previous one. Nothing is ever unpickled, except through torch's weights-only loa
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
 from collections.abc import Iterator, Mapping
@@ -97,14 +98,10 @@ def _write(path: Path, tensors: _Tensors, content: Mapping[str, Any]) -> None:
 def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> Checkpoint:
     """Read a checkpoint, and put it into the model and the optimizer where given."""
     try:
-        with safe_open(path, framework="pt") as file:
-            header = (file.metadata() or {}).get(_HEADER)
-            if header is None:
-                raise MupscaleError(f"{path} is a safetensors file, but no checkpoint written by mupscale")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header, tensors = _read(Path(path))
     except FileNotFoundError:
         raise MupscaleError(f"there is no checkpoint at {path}") from None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:
         raise MupscaleError(f"{path} is not a whole checkpoint ({error}); it may be truncated") from None
     content = json.loads(header)
     if content["version"] != _VERSION:
@@ -121,6 +118,25 @@ def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer 
     if model is not None:
         load_model(checkpoint.model, model)
     return checkpoint
+
+
+def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
+    """Header and tensors of one file: safetensors opens a path twice, and a writer may replace it meanwhile."""
+    while True:
+        before = path.stat()
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = (file.metadata() or {}).get(_HEADER)
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, RuntimeError):
+            if os.path.samestat(before, path.stat()):
+                raise
+            continue
+        if os.path.samestat(before, path.stat()):
+            break
+    if header is None:
+        raise MupscaleError(f"{path} is a safetensors file, but no checkpoint written by mupscale")
+    return header, tensors
 
 
 def is_checkpoint(path: str | Path) -> bool:
