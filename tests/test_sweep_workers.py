@@ -26,6 +26,7 @@ from mupscale.sweep.search import Task, sweep
 from mupscale.sweep.space import Cell, Space, Sweep
 from mupscale.sweep.storage import Storage
 from mupscale.sweep.study import Study, fate
+from mupscale.sweep.workers import Worker
 from mupscale.train.recipe import Recipe, Seeds, Spec
 from small_runs import ADAMW, Rows, limit_files, recipe
 
@@ -288,6 +289,18 @@ def test_a_worker_killed_twice_at_its_trials_leaves_them(tmp_path: Path) -> None
     found = sweep(task(space=one), place, note=said.append)
     assert found.trials == []
     assert any("lr 0.1 and noise 0 is given up, since two workers died at it" in text for text in said)
+
+
+def test_a_trial_whose_worker_has_not_yet_said_who_it_is(place: str, alone: Sweep) -> None:
+    """Taken, and cut before its worker was noted: others work on, and take it over when there is still no sign."""
+    made = Study(place, "s", SPACE, task().facts(), steps=STEPS)
+    made.enqueue(lambda cell: None)
+    made.study.ask(made.ranges)
+    with Worker(made) as me:
+        assert me.bury() == 0
+        assert me.others() == 0
+    assert_same(sweep(task(), place, grace=1.0, note=silent), alone)
+    assert fates(place) == ["died", *["finished"] * len(SPACE.cells)]
 
 
 def test_the_living_notice_a_death_and_take_over(alone: Sweep, tmp_path: Path) -> None:

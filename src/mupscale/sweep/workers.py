@@ -24,9 +24,9 @@ _PREFIX = "worker/"
 
 @dataclass
 class Sighting:
-    """Another worker's last sign of life, and when, by our own clock, it was a new one."""
+    """Another worker's last sign of life, and when, by our own clock, it was a new one; None where none was found."""
 
-    sign: Any
+    sign: dict[str, Any] | None
     since: float = field(default_factory=time.monotonic)
 
 
@@ -87,10 +87,10 @@ class Worker:
         return sighting is None or sighting.sign is None or sighting.sign["state"] == "works"
 
     def others(self) -> int:
-        """How many other workers are alive."""
+        """How many other workers are alive; a trial whose worker is not noted yet has no sign, and is none."""
         with self._lock:
-            seen = dict(self.seen)
-        return sum(s.sign["state"] == "works" and not self._dead(s) for who, s in seen.items() if who != self.id)
+            seen = [sighting for who, sighting in self.seen.items() if who != self.id]
+        return sum(s.sign is not None and s.sign["state"] == "works" and not self._dead(s) for s in seen)
 
     def bury(self) -> int:
         """End the trials of workers that died, and of those that were interrupted and did not come back."""
