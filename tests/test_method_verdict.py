@@ -111,6 +111,14 @@ def test_a_loss_taken_apart_has_signs_and_no_shares() -> None:
     assert any(sentence.startswith("Noise does not help here") for sentence in sentences)
 
 
+def test_parts_that_outweigh_the_whole_are_no_shares_of_it() -> None:
+    trained = [runs("scratch", 0.6), runs("scratch-drop", 0.6), runs("exact", 0.9), runs("upscaled", 0.5)]
+    assert (
+        "Of the gain of 0.1 over training from scratch, 0 is the learning rate, −0.3 is the head start and 0.4 is "
+        "the noise."
+    ) in said(*trained)
+
+
 def test_speedups_are_told_as_the_paper_counts() -> None:
     trained = [BASE, runs("scratch", 1.0), runs("upscaled", 0.5, start=1.5)]
     # at 1.0 after 45 steps of 4, of which scratch takes 100

@@ -107,8 +107,9 @@ def _parts(gain: Numbers) -> list[str]:
     if scratch is None or upscaled is None or not {"head_start", "noise"} <= known.keys():
         return []
     total = scratch - upscaled
+    are_shares = total > 0 and all(abs(value) <= total for value in known.values())  # else some outweigh the whole
     shares = [
-        f"{_signed(f'{value:.3g}')}{_signed(f' ({value / total:.0%})') if total > 0 else ''} is {_PARTS[name]}"
+        f"{_signed(f'{value:.3g}')}{_signed(f' ({value / total:.0%})') if are_shares else ''} is {_PARTS[name]}"
         for name, value in known.items()
     ]
     whole = f"Of the {'gain' if total > 0 else 'difference'} of {_signed(f'{total:.3g}')} over training from scratch"
