@@ -147,6 +147,26 @@ def test_every_model_gives_the_losses_of_one_at_a_time(kind: str, changes: dict[
     assert far(ours, theirs) <= TOLERANCE
 
 
+@pytest.mark.parametrize("streams", [1, 2, 3], ids=["one for all", "more runs than streams", "one for each"])
+def test_batches_that_are_made_ahead_are_the_same(streams: int) -> None:
+    """As on a GPU; over the ends of epochs, and where somebody asks to stop in between."""
+    asked = [
+        replace(one, seeds=replace(one.seeds, data=number % streams))
+        for number, one in enumerate(varied(recipe(batch=70)))
+    ]
+    ahead, one_by_one = Stack(asked, torch.device("cpu")), Stack(asked, torch.device("cpu"))
+    ahead._ahead = 1 << 20
+    asked_for, batch = list[int](), ahead.data.batch
+    ahead.data.batch = lambda seed, start, count: asked_for.append(count) or batch(seed, start, count)  # type: ignore[method-assign, func-returns-value]
+    stops = iter([False] * 20 + [True])
+    for count in (5, 17, 40):
+        ours, theirs = ahead.advance(count, lambda: next(stops)), one_by_one.advance(count)
+        assert torch.equal(ours, theirs[: len(ours)])
+    assert ahead.step == 5 + 17 + 1
+    assert 70 * 17 > ahead.data.size > 70
+    assert sorted(set(asked_for)) == [70, 70 * 4, 70 * 16, 70 * 39]
+
+
 def test_batch_norms_buffers_are_each_runs_own() -> None:
     base = recipe(kind="resnet", optimizer=SGD, steps=5)
     recipes = varied(base)

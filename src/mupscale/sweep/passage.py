@@ -18,7 +18,7 @@ from mupscale.sweep.stack import Stack
 from mupscale.sweep.work import Work
 from mupscale.train.loop import StopRequest
 
-_LOOK_EVERY = 20  # steps after which losses are fetched from the device at the latest
+_LOOK_EVERY = 100  # steps after which losses are fetched from the device at the latest
 _MINUTES = 2.0  # between two saves of a stack, if the recipe says nothing
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -37,6 +38,7 @@ __all__ = ["NotStackable", "Stack"]
 _CACHED = 10 << 20  # bytes for which a core's caches are good, from measurements at widths 32 to 256
 _LEAST = 8  # runs in a block: with fewer, calls cost more than caches save
 _SHARED = 4 << 20  # bytes kept by a block below which threads wait for each other more than they help
+_AHEAD = 64 << 20  # bytes of batches that are made at once on a GPU: a launch for each would take longer than a step
 
 
 class Stack:
@@ -58,6 +60,7 @@ class Stack:
         self.flops_per_step = None if cost is None else cost * self.shared.batch
         self.norms: Tensor | None = None
         self._captures = True
+        self._ahead = _AHEAD if device.type == "cuda" else 0
         self._begin()
         self._changed()
         self._check()
@@ -107,6 +110,8 @@ class Stack:
         self._compiles = bool(self.shared.compile) and self.device.type == "cuda"  # on the CPU it makes a stack slower
         self._segments = as_one(segments, self.replicas.flat.detach()) if self._compiles else segments
         self._compiled: dict[str, Callable[..., Any]] = {}
+        if self._compiles:
+            torch.compiler.reset()  # it gives up, silently, on a function that it has compiled for eight stacks
 
     def _check(self) -> None:
         """A few examples under vmap, trained on and evaluated on, before anybody relies on it."""
@@ -127,8 +132,9 @@ class Stack:
         if self._blocks is None:
             self._blocks = self._cut()
         with one_thread() if self._one_thread else nullcontext():
-            while taken < count and not (taken and stop is not None and stop()):
-                x, y = self._batch()
+            for x, y in self._batches(count):
+                if taken and stop is not None and stop():
+                    break
                 self._set_rates()
                 losses[taken], norm = self._replay(x, y) if self.device.type == "cuda" else self._take_step(x, y)
                 if norms is not None and norm is not None:
@@ -138,13 +144,19 @@ class Stack:
         self.norms = None if norms is None else norms[:taken]
         return losses[:taken]
 
-    def _batch(self) -> tuple[Tensor, Tensor]:
-        start, count = self.step * self.shared.batch, self.shared.batch
-        batches = [self.data.batch(seed, start, count) for seed in self.streams]
-        if len(batches) == 1:
-            return batches[0]
-        xs, ys = (torch.stack(parts) for parts in zip(*batches, strict=True))
-        return (xs, ys) if len(batches) == len(self.recipes) else (xs[self._stream_of], ys[self._stream_of])
+    def _batches(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of the next steps: one for all runs, or one for each."""
+        batch, at, last = self.shared.batch, self.step, self.step + count
+        own = len(self.streams) not in (1, len(self.recipes))  # more runs than streams
+        ahead = 1
+        while at < last:
+            ahead = min(ahead, last - at)
+            stretches = [self.data.batch(seed, at * batch, ahead * batch) for seed in self.streams]
+            xs, ys = (_by_step(parts, ahead) for parts in zip(*stretches, strict=True))
+            for x, y in zip(xs, ys, strict=True):
+                yield (x[self._stream_of], y[self._stream_of]) if own else (x, y)
+            at += ahead
+            ahead = max(1, self._ahead // (xs[0].nbytes + ys[0].nbytes))
 
     def _set_rates(self) -> None:
         multiple = self.shared.schedule.at(self.step, self.shared.steps)
@@ -215,6 +227,9 @@ class Stack:
         if not self._compiles:
             return function
         if name not in self._compiled:
+            warnings.filterwarnings(
+                "ignore", r"\s*Online softmax is disabled", UserWarning
+            )  # at every stack, to no use
             self._compiled[name] = torch.compile(function, dynamic=False)
         return self._compiled[name]
 
@@ -293,6 +308,12 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _by_step(stretches: Sequence[Tensor], steps: int) -> Tensor:
+    """The streams' stretches, cut into steps; a dimension of streams follows where there are several."""
+    views = [stretch.unflatten(0, (steps, -1)) for stretch in stretches]
+    return views[0] if len(views) == 1 else torch.stack(views, dim=1)
 
 
 def _scores(loss: float, examples: float, right: float, targets: float) -> dict[str, float]:
