@@ -4,7 +4,7 @@ EXTRAS ?= train,sweep,postgres,text,plots,tensorboard,hf,dev
 
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
-SOURCES := $(wildcard src tests bench)
+SOURCES := $(wildcard src tests bench results)
 BENCHES := $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 
 # pip builds the package in an environment of its own, which takes its pins from these variables and not
@@ -12,7 +12,7 @@ BENCHES := $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 PIP_ENV := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-slow test-gpu bench clean FORCE
+.PHONY: help setup demo check format test test-slow test-gpu bench reproduce clean FORCE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
@@ -59,6 +59,9 @@ test-gpu: $(READY) ## the checks that need CUDA
 
 bench: $(READY) ## the benchmarks in bench/, one after the other
 	@set -e; for script in $(BENCHES); do echo "== $$script"; $(PY) "$$script"; done
+
+reproduce: $(READY) ## the experiments of docs/results.md, which says how, on a machine with a GPU
+	$(PY) results/reproduce.py $(if $(COVTYPE),--covtype '$(COVTYPE)') $(if $(TEXT),--text '$(TEXT)') $(ARGS)
 
 clean: ## remove caches, build products and demo output (the virtual environment stays)
 	rm -rf build dist demo .mypy_cache .pytest_cache .ruff_cache .hypothesis

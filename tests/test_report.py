@@ -21,6 +21,7 @@ from mupscale import MupscaleError
 from mupscale.method.summary import Summary
 from mupscale.report import curves, facts, gain, report, sweeps, transfer, words
 from mupscale.report.drawing import INK, Gallery, recoloured
+from mupscale.sweep.space import Space, Sweep, Trial
 from summaries import LRS, NOISES, diverged, example, sweep_1, sweep_2, transfer_check, write
 
 plt = pytest.importorskip("matplotlib.pyplot")
@@ -359,6 +360,29 @@ def test_waterfall_leads_from_one_loss_to_the_other() -> None:
     )
     tiny = small(gain={"scratch": 0.004, "noise": 8e-5})
     assert "noise −0.00008." in gain.in_words(tiny)
+
+
+def test_a_last_point_of_few_steps_is_left_out() -> None:
+    """It is the mean of fewer losses than the others, and would jump."""
+    curve = [(100, 1.0), (200, 0.9), (300, 0.8)]
+    assert sweeps._whole(curve) == curve
+    assert sweeps._whole([*curve, (316, 1.2)]) == curve
+    assert sweeps._whole([*curve, (380, 0.7)]) == [*curve, (380, 0.7)]
+
+
+@pytest.mark.usefixtures("_close")
+@pytest.mark.parametrize(("highest", "scale"), [(0.2, "linear"), (4.0, "log")])
+def test_losses_that_lie_far_apart_get_a_logarithmic_axis(highest: float, scale: str) -> None:
+    """Else the best curves, which are what the picture is for, lie on top of each other."""
+    space = Space((0.1,), (0.0, 1.0, 8.0))
+    trials = [
+        Trial(0.1, noise, "finished", top / 2, curve=[(500 * k, top / (1 + k / 40)) for k in range(1, 41)])
+        for noise, top in ((0.0, 0.2), (1.0, 0.1), (8.0, highest))
+    ]
+    ax = axes(lambda ax: sweeps._noise_curves(ax, trials, Sweep("sweep-2-width-16", 64, 16, space, trials)))
+    assert ax.get_yscale() == scale
+    shown = [tick for tick in ax.get_xticks() if 0 <= tick <= 20_000]
+    assert 3 <= len(shown) <= 6
 
 
 @pytest.mark.usefixtures("_close")

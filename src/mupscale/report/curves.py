@@ -9,7 +9,17 @@ from typing import Any, Literal
 
 from mupscale.method.summary import Curve, Runs, Summary
 from mupscale.report import words
-from mupscale.report.drawing import MUTED, RUN_COLORS, RUN_DASHES, Gallery, Picture, legend_below, plain
+from mupscale.report.drawing import (
+    MUTED,
+    RUN_COLORS,
+    RUN_DASHES,
+    Gallery,
+    Picture,
+    count_along,
+    legend_below,
+    log_if_wide,
+    plain,
+)
 
 Against = Literal["step", "flops"]
 What = Literal["training", "held-out", "accuracy"]
@@ -153,14 +163,15 @@ def _plot(ax: Any, summary: Summary, drawn: list[Line], what: str, against: str,
     if zoom and (limits := _zoom(drawn, what)):
         ax.set_ylim(*limits)
     elif what != "accuracy":
-        _log_if_wide(ax, drawn)
+        log_if_wide(
+            ax, [v for line in drawn for v in [*line.low, *line.high, *(y for p in line.diverged for _, y in p)]]
+        )
     lowest = summary.costs.get("scratch_min_loss")
     if zoom and what == "training" and words.known(lowest):
         ax.axhline(lowest, color=MUTED, lw=0.9, ls=(0, (1, 2)), zorder=1, label="(a)'s lowest in (e)'s steps")
     ax.set_xlabel(f"training cost, {unit}" if against == "flops" else "steps of its own training")
     ax.set_ylabel(_AXIS[what] + (", zoomed" if zoom and what == "training" else ""))
-    ax.xaxis.set_major_formatter("{x:,g}")
-    ax.locator_params(axis="x", nbins=6)
+    count_along(ax)
     legend_below(ax, _columns(drawn))
 
 
@@ -178,17 +189,6 @@ def _zoom(drawn: list[Line], what: str) -> tuple[float, float] | None:
         top = max(line.mean[len(line.mean) // 4] for line in compared)
     room = 0.08 * (top - bottom)
     return (bottom - room, top + room) if room > 0 else None
-
-
-def _log_if_wide(ax: Any, drawn: list[Line]) -> None:
-    values = [v for line in drawn for v in [*line.low, *line.high, *(y for p in line.diverged for _, y in p)]]
-    if min(values) > 0 and max(values) > 5 * min(values):
-        from matplotlib.ticker import LogLocator, NullFormatter
-
-        ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        ax.yaxis.set_major_formatter("{x:.4g}")
-        ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _size(drawn: list[Line]) -> tuple[float, float]:

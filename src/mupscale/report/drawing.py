@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +154,25 @@ def levels() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("levels", LEVELS, N=64)
+
+
+def log_if_wide(ax: Any, losses: Sequence[float], factor: float = 5.0) -> bool:
+    """A logarithmic axis for losses that lie further apart than this factor; whether it is one."""
+    if not (losses and min(losses) > 0 and max(losses) > factor * min(losses)):
+        return False
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_major_formatter("{x:.4g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    return True
+
+
+def count_along(ax: Any) -> None:
+    """Whole numbers along x, such as steps, few enough to stand beside each other."""
+    ax.xaxis.set_major_formatter("{x:,g}")
+    ax.locator_params(axis="x", nbins=6)
 
 
 def legend_below(ax: Any, columns: int = 2) -> None:

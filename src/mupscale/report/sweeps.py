@@ -11,7 +11,18 @@ from mupscale.errors import MupscaleError
 from mupscale.figures import COLORS
 from mupscale.method.summary import Summary
 from mupscale.report import words
-from mupscale.report.drawing import BAD, INK, MUTED, PAPER, Gallery, Picture, legend_below, levels
+from mupscale.report.drawing import (
+    BAD,
+    INK,
+    MUTED,
+    PAPER,
+    Gallery,
+    Picture,
+    count_along,
+    legend_below,
+    levels,
+    log_if_wide,
+)
 from mupscale.sweep.space import Cell, Sweep, Trial
 
 _STAR = {"marker": "*", "color": "#ff4d2e", "markeredgecolor": "#14181d", "markeredgewidth": 0.8}
@@ -288,6 +299,12 @@ def _by_noise(sweep: Sweep) -> list[Trial]:
     return sorted((t for t in those if t.status != "pruned"), key=lambda trial: trial.noise)
 
 
+def _whole(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The points without a last one that is the mean of far fewer steps than the others, and so jumps."""
+    steps = [step for step, _ in points]
+    return points[:-1] if len(points) > 2 and 2 * (steps[-1] - steps[-2]) < steps[1] - steps[0] else points
+
+
 def _noise_curves(ax: Any, trials: list[Trial], sweep: Sweep) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm, Normalize
@@ -299,7 +316,7 @@ def _noise_curves(ax: Any, trials: list[Trial], sweep: Sweep) -> None:
     color = ScalarMappable(scale, cmap)
     tops, bottoms = [], []
     for trial in trials:
-        points = [(step, value) for step, value in trial.curve if words.known(value)]
+        points = _whole([(step, value) for step, value in trial.curve if words.known(value)])
         if not points:
             continue
         look: dict[str, Any] = {"color": cmap(scale(trial.noise))} if trial.noise else {"color": INK, "ls": "--"}
@@ -310,11 +327,14 @@ def _noise_curves(ax: Any, trials: list[Trial], sweep: Sweep) -> None:
             bottoms.append(min(value for _, value in points))
             tops.append(points[len(points) // 8][1])
     if bottoms and max(tops) > min(bottoms):
-        room = 0.06 * (max(tops) - min(bottoms))
-        ax.set_ylim(min(bottoms) - room, max(tops) + room)
+        if log_if_wide(ax, [*bottoms, *tops]):
+            ax.set_ylim(0.9 * min(bottoms), 1.1 * max(tops))
+        else:
+            room = 0.06 * (max(tops) - min(bottoms))
+            ax.set_ylim(min(bottoms) - room, max(tops) + room)
     ax.set_xlabel("steps after upscaling" if sweep.start is not None else "steps")
     ax.set_ylabel("training loss")
-    ax.xaxis.set_major_formatter("{x:,g}")
+    count_along(ax)
     _color_bar(ax, color, "noise")
     bar = ax.figure.axes[-1]
     if high > low:
