@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -103,13 +104,49 @@ def test_zero_noise_at_one_width_transfers_plainly() -> None:
     drift = extrapolate([(64, sweep(0.11, 0)), (128, sweep(0.05, 1.3))], 256)
     best = sweep(0.05, 1.3).best
     assert (drift.lr, drift.noise) == (best.lr, best.noise)
-    assert drift.sentences == ["at width 64 the best noise is 0, so it is not extrapolated: noise 1 is transferred"]
+    assert drift.sentences[0] == "at width 64 the best noise is 0, so it is not extrapolated: noise 1 is transferred"
+    assert drift.sentences[1].startswith("noise lowers the best loss by 0.0% at width 64 and 8")
+    assert len(drift.sentences) == 2
 
 
 def test_what_moved_is_said() -> None:
     said = extrapolate(tuned([64, 128], -0.5, 0.5), 256).sentences
     assert said[0].startswith("from width 64 to 128 the best noise goes from 1.29 to 1.83 (×1.41 for each doubling)")
     assert "the best learning rate goes from 0.109 to 0.0765" in said[1]
+
+
+def gaining(*parts: float) -> list[tuple[float, Sweep]]:
+    """Sweeps at widths 32, 64 … in which noise lowers the best loss by these parts."""
+    return [
+        (
+            32 * 2**i,
+            Sweep("s", 4, 2, SPACE, [Trial(0.1, 0, "finished", 2.0), Trial(0.1, 1, "finished", 2 * (1 - part))]),
+        )
+        for i, part in enumerate(parts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "end"),
+    [
+        (
+            (0.5, 0.4),
+            "noise lowers the best loss by 50.0% at width 32 and 40.0% at width 64; along the logarithm of the "
+            "width that makes 10.0% at width 512",
+        ),
+        ((0.5, 0.3, 0.1), "that makes nothing at width 512: widening may not pay there"),
+        ((0.5, 0.9), "that makes 100.0% at width 512"),
+    ],
+)
+def test_what_noise_gains_is_followed_to_the_large_width(parts: tuple[float, ...], end: str) -> None:
+    """New capacity helps a wide model less: at n₀ it may pay, and at n no more."""
+    assert extrapolate(gaining(*parts), 512).sentences[-1].endswith(end)
+
+
+def test_without_two_trials_without_noise_nothing_is_said_of_its_gain() -> None:
+    (small, first), (large, second) = gaining(0.5, 0.4)
+    lost = replace(second, trials=[replace(second.trials[0], status="diverged", loss=None), second.trials[1]])
+    assert not any("lowers" in said for said in extrapolate([(small, first), (large, lost)], 512).sentences)
 
 
 def test_small_widths_must_differ() -> None:

@@ -48,6 +48,7 @@ def extrapolate(sweeps: Sequence[tuple[float, Sweep]], width: float) -> Drift:
     zeros = [small for small, best in zip(widths, bests, strict=True) if best.noise == 0]
     said = [_no_noise(zeros, plain)] if zeros else []
     if zeros and len(zeros) < len(widths):  # with and without noise are two different optima
+        said += _gains(ordered, width)
         return Drift(plain.lr, plain.noise, plain.lr, plain.noise, sentences=said)
     value, slope = {"noise": plain.noise, "lr": plain.lr}, {"noise": 0.0, "lr": 0.0}
     for axis in ["lr"] if zeros else ["noise", "lr"]:
@@ -60,7 +61,21 @@ def extrapolate(sweeps: Sequence[tuple[float, Sweep]], width: float) -> Drift:
             f"{found[-1]:.3g} (×{2**power:.2f} for each doubling); at width {width:g} that makes {value[axis]:.3g}"
             f"{limited}, where plain transfer has {getattr(plain, axis):.3g}"
         )
+    said += _gains(ordered, width)
     return Drift(value["lr"], value["noise"], plain.lr, plain.noise, slope["lr"], slope["noise"], said)
+
+
+def _gains(sweeps: Sequence[tuple[float, Sweep]], width: float) -> list[str]:
+    """What noise gains at each small width, and where that leads: new capacity helps a wide model less."""
+    known = [(small, sweep.best.loss, sweep.best_without_noise) for small, sweep in sweeps]
+    gains = {n: 1 - loss / zero.loss for n, loss, zero in known if loss is not None and zero is not None and zero.loss}
+    if len(gains) < 2 or not any(gains.values()):
+        return []
+    line = linear_regression([math.log2(n) for n in gains], list(gains.values()))
+    there = min(1.0, line.slope * math.log2(width) + line.intercept)
+    at_each = " and ".join(f"{gain:.1%} at width {n:g}" for n, gain in gains.items())
+    end = f"{there:.1%} at width {width:g}" if there > 0 else f"nothing at width {width:g}: widening may not pay there"
+    return [f"noise lowers the best loss by {at_each}; along the logarithm of the width that makes {end}"]
 
 
 def _between(sweep: Sweep, axis: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
@@ -45,8 +44,9 @@ def tune(shop: Workshop, worker: bool = False) -> Tuned:
         _small(shop, width, base_lr)
         pairs.append((size(width), _sweep_2(shop, width, worker)))
     drift = extrapolate(pairs, size(shop.recipe.width))
-    choice = _choice(shop, drift, base_lr, widths[-1])
-    return Tuned([*sweeps, *(sweep for _, sweep in pairs)], choice, _zero_lr(pairs[-1][1]), drift.sentences)
+    choice, last = _choice(shop, drift, base_lr, widths[-1]), pairs[-1][1]
+    zero_lr = (last.best_without_noise or last.best).lr
+    return Tuned([*sweeps, *(sweep for _, sweep in pairs)], choice, zero_lr, drift.sentences)
 
 
 def _sweep_1(shop: Workshop, width: Width, worker: bool) -> Sweep:
@@ -96,9 +96,3 @@ def _constants(shop: Workshop, width: Width, base_lr: float, t: float) -> dict[s
         assert isinstance(noise.effective.std, Mapping)
         found.append(noise.effective.std)
     return {name: fmean(constants[name] for constants in found) for name in found[0]}
-
-
-def _zero_lr(sweep: Sweep) -> float:
-    """The best learning rate without noise; the best of all where no such trial finished."""
-    zero = [(t.loss, t.lr) for t in sweep.trials if t.noise == 0 and t.status == "finished" and t.loss is not None]
-    return min(zero, default=(math.inf, sweep.best.lr))[1]

@@ -16,7 +16,7 @@ def findings(sweep: Sweep) -> list[str]:
     if not finished:
         return _lost(sweep)
     best = sweep.best
-    return [*_zero_noise(sweep, best, finished), *_edges(sweep.space, best), *_lost(sweep)]
+    return [*_zero_noise(sweep, best), *_edges(sweep.space, best), *_lost(sweep)]
 
 
 def neighbours(space: Space, a: Cell, b: Cell) -> int:
@@ -26,16 +26,15 @@ def neighbours(space: Space, a: Cell, b: Cell) -> int:
     return max(rates, noises)
 
 
-def _zero_noise(sweep: Sweep, best: Trial, finished: Sequence[Trial]) -> list[str]:
+def _zero_noise(sweep: Sweep, best: Trial) -> list[str]:
     """Whether noise, and with it upscaling, pays at all: zero noise is training on (Equivalence at zero noise)."""
     if len(sweep.space.noises) == 1:
         return []
     if best.noise == 0:
         return ["the sweep selects zero noise: upscaling does not pay here: training on without new capacity is best"]
-    zeros = [trial for trial in finished if trial.noise == 0]
-    if not zeros:
+    zero = sweep.best_without_noise
+    if zero is None:
         return []
-    zero = min(zeros, key=_loss)
     gap, spread = _loss(zero) - _loss(best), max(zero.spread, best.spread)
     losses = f"the best trial without noise reaches {_loss(zero):.4g}, the best with noise {_loss(best):.4g}"
     if sweep.seeds > 1 and gap <= spread:

@@ -114,6 +114,12 @@ class Sweep:
         return min(finished, key=lambda trial: (trial.loss, trial.noise, trial.lr))
 
     @property
+    def best_without_noise(self) -> Trial | None:
+        """The trial with the lowest loss among those that go on without new capacity; None where none finished."""
+        zeros = [t for t in self.trials if t.noise == 0 and t.status == "finished" and t.loss is not None]
+        return min(zeros, key=lambda trial: (trial.loss, trial.lr), default=None)
+
+    @property
     def flops(self) -> float:
         """What all of it cost."""
         return math.fsum(trial.flops for trial in self.trials)
