@@ -53,8 +53,9 @@ def verdict(runs: Sequence[Runs], costs: Numbers, gain: Numbers) -> list[str]:
             f"Widening cannot be judged here: the upscaled model ends at a loss of {fmean(upscaled.finals()):.4g}, "
             f"but {why}."
         ]
-    said = [_headline(upscaled, best), *_same_loss(upscaled, best, costs), *_as_the_paper_counts(upscaled, costs)]
-    return [*said, *_parts(gain), *_others(runs), *_one_seed(upscaled, best)]
+    said = [_headline(upscaled, best), *_same_loss(upscaled, best, costs), *_held_out(runs, upscaled)]
+    said += [*_as_the_paper_counts(upscaled, costs), *_parts(gain), *_others(runs)]
+    return [*said, *_one_seed(upscaled, best)]
 
 
 def _headline(upscaled: Runs, best: Runs) -> str:
@@ -81,6 +82,19 @@ def _same_loss(upscaled: Runs, best: Runs, costs: Numbers) -> list[str]:
         return []
     who, whose = ("The upscaled model", "that") if better is upscaled else ("That", "the upscaled model's")
     return [f"{who} reaches {whose} final loss {_times(whole / (until + before))} cheaper, the base model charged."]
+
+
+def _held_out(runs: Sequence[Runs], upscaled: Runs) -> list[str]:
+    """The same question of unseen data, each model where it does best: training on may fit the training set alone."""
+    lowest = {one.name: min(loss for _, loss in held) for one in runs if (held := _held_out_curve(one))}
+    others = {name: loss for name, loss in lowest.items() if name in _BASELINES}
+    if upscaled.name not in lowest or not others:
+        return []
+    best = min(others, key=lambda name: others[name])
+    return [
+        f"On held-out data the upscaled model's loss comes down to {lowest[upscaled.name]:.4g}, that of the best "
+        f"alternative, {_BASELINES[best]}, to {others[best]:.4g}."
+    ]
 
 
 def _as_the_paper_counts(upscaled: Runs, costs: Numbers) -> list[str]:
@@ -142,7 +156,7 @@ def warnings(sweeps: Sequence[Sweep], runs: Sequence[Runs]) -> list[str]:
         *_small_widths(sweeps),
         *(f"{sweep.name}: {found}" for sweep in sweeps for found in findings(sweep)),
         *_diverged(runs),
-        *_held_out(runs),
+        *_parting(runs),
     ]
 
 
@@ -167,7 +181,7 @@ def _diverged(runs: Sequence[Runs]) -> list[str]:
     return said
 
 
-def _held_out(runs: Sequence[Runs]) -> list[str]:
+def _parting(runs: Sequence[Runs]) -> list[str]:
     """The paper's caution: the theory is about training, so look where held-out loss goes another way."""
     upscaled, best, said = _named(runs, "upscaled"), _best(runs), []
     held = _held_out_curve(upscaled)
