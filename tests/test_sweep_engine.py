@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from mupscale import checkpoint
 from mupscale.errors import MupscaleError
 from mupscale.sweep import NotStackable, Outcome, Stack, train_many
 from mupscale.sweep.engine import finished
@@ -378,6 +379,152 @@ def test_kept_rows_keep_all_that_is_theirs(kind: str) -> None:
     assert [r.seeds.init for r in cut.recipes] == [3, 1]
     ours, theirs = cut.evaluate(), whole.evaluate()
     assert ours[0]["loss"] == pytest.approx(theirs[3]["loss"], abs=TOLERANCE)
+
+
+# ------------------------------------------------------------------------------------------------ rows for nobody
+
+
+class Dear(Stack):
+    """A stack that keeps its shape as a compiled one does, and makes batches ahead as on a GPU."""
+
+    shapes: list[tuple[int, int]]  # runs and rows, whenever some of the runs have gone
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._dear, self._ahead = True, 1 << 20
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Noted."""
+        super().keep(rows)
+        Dear.shapes.append((len(self.recipes), len(self.replicas)))
+
+
+@pytest.fixture
+def shapes() -> list[tuple[int, int]]:
+    """Those that the test's stacks go through."""
+    Dear.shapes = []
+    return Dear.shapes
+
+
+def scheduled(kind: str, count: int, streams: int) -> list[Recipe]:
+    """Runs with all that a row has of its own: a schedule, drops of the rate, clipping, so many streams of data."""
+    changes = {"optimizer": SGD} if kind == "resnet" else {}
+    base = varied(recipe(kind=kind, steps=40, schedule=Schedule("cosine", warmup=3), **CLIPPED, **changes), count)
+    return [
+        replace(
+            one, seeds=replace(one.seeds, data=row % streams), grow=[Growth(7 + row, one.width, lr=0.01 + row / 99)]
+        )
+        for row, one in enumerate(base)
+    ]
+
+
+def assert_same_steps(ours: Stack, theirs: Stack, count: int) -> None:
+    """Losses and norms of the next steps, and then all else that can be asked of a run."""
+    far_off = [(ours.advance(count) - theirs.advance(count)).abs().max()]
+    assert ours.norms is not None
+    assert theirs.norms is not None
+    far_off.append(((ours.norms - theirs.norms) / theirs.norms).abs().max())
+    assert ours.recipes == theirs.recipes
+    assert ours.sound() == theirs.sound() == [True] * len(theirs.recipes)
+    for row, (a, b) in enumerate(zip(ours.evaluate(), theirs.evaluate(), strict=True)):
+        assert a == pytest.approx(b, abs=TOLERANCE)
+        assert ours.rate(row) == theirs.rate(row)
+        (model, optimizer), (their_model, their_optimizer) = ours.export(row), theirs.export(row)
+        held, expected = model.state_dict(), their_model.state_dict()
+        far_off += [(held[name] - expected[name]).abs().max() for name in expected]
+        state, their_state = optimizer.state_dict(), their_optimizer.state_dict()
+        assert state["param_groups"] == their_state["param_groups"]
+        for number, moments in their_state["state"].items():
+            far_off += [(state["state"][number][name] - moments[name]).abs().max() for name in moments]
+    assert all(float(distance) <= TOLERANCE for distance in far_off)
+
+
+@pytest.mark.parametrize("streams", [1, 3, 5], ids=["one for all", "more runs than streams", "one for each"])
+@pytest.mark.parametrize("kind", ["mlp", "resnet"])
+def test_where_a_shape_is_dear_runs_go_and_their_rows_stay(
+    kind: str, streams: int, shapes: list[tuple[int, int]]
+) -> None:
+    """Also as many runs, in the end, as there were streams for more of them."""
+    recipes = scheduled(kind, 5, streams)
+    ours, theirs = Dear(recipes, CPU), Stack(recipes, CPU)
+    assert_same_steps(ours, theirs, 5)
+    blocks, rows = ours._blocks, ours.replicas.flat
+    for stack in (ours, theirs):
+        stack.keep([0, 2, 4])
+    assert_same_steps(ours, theirs, 9)
+    assert shapes == [(3, 5)]
+    assert len(theirs.replicas) == 3
+    assert ours.replicas.flat is rows  # where a graph or a compiled step would look for it
+    assert ours._blocks is blocks
+    for stack in (ours, theirs):
+        stack.keep([1, 2])
+    assert_same_steps(ours, theirs, 9)
+    assert shapes == [(3, 5), (2, 2)]
+
+
+@pytest.mark.parametrize("cached", [None, 1], ids=["whole", "in blocks"])
+def test_again_and_again(cached: int | None, shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before the first step, and in another order."""
+    if cached is not None:
+        monkeypatch.setattr("mupscale.sweep.stack._CACHED", cached)
+    recipes = scheduled("mlp", 10, 3)
+    ours, theirs = Dear(recipes, CPU), Stack(recipes, CPU)
+    order = [*range(9, -1, -1)], [0, 2, 3, 4, 5, 6, 7, 9], [7, 6, 5, 2, 1, 0], [4, 0, 1, 2, 3], [3, 0, 2, 4], [1, 0]
+    for rows in order:
+        for stack in (ours, theirs):
+            stack.keep(rows)
+        assert_same_steps(ours, theirs, 4)
+        assert len(ours._blocks or ()) == (2 if cached and len(ours.replicas) > 8 else 1)
+    assert shapes == [(10, 10), (8, 10), (6, 10), (5, 5), (4, 5), (2, 2)]
+
+
+@pytest.mark.parametrize("kind", ["mlp", "resnet"])
+def test_a_row_for_nobody_may_hold_anything(kind: str, shapes: list[tuple[int, int]]) -> None:
+    recipes = scheduled(kind, 5, 2)
+    ours, theirs = Dear(recipes, CPU), Stack(recipes, CPU)
+    for stack in (ours, theirs):
+        stack.advance(5)
+        stack.keep([0, 3, 4])
+    for tensor in ours.replicas.tensors().values():
+        if tensor.is_floating_point():
+            tensor[1], tensor[2] = float("nan"), float("inf")
+    assert_same_steps(ours, theirs, 9)
+    assert shapes == [(3, 5)]
+    assert ours.replicas.sound() == [True, False, False, True, True]
+
+
+@pytest.mark.parametrize("kind", ["mlp", "resnet"])
+def test_a_file_holds_the_runs_alone(kind: str, tmp_path: Path, shapes: list[tuple[int, int]]) -> None:
+    recipes = scheduled(kind, 5, 2)
+    ours = Dear(recipes, CPU)
+    ours.advance(5)
+    ours.keep([1, 4, 2])
+    assert shapes == [(3, 5)]
+    ours.advance(4)
+    ours.save(tmp_path / "stack", {})
+    saved, gone = checkpoint.load(tmp_path / "stack"), ours.replicas.flat.detach()[3].clone()
+    assert {len(tensor) for tensor in saved.model.values()} == {3}
+    other, whole = Stack([recipes[row] for row in (1, 4, 2)], CPU), Stack(recipes, CPU)
+    other.restore(saved)
+    assert_same_steps(ours, other, 5)
+    for stack in (ours, other):
+        stack.restore(saved)
+        assert stack.step == 9
+    assert not torch.equal(ours.replicas.flat.detach()[3], gone)  # it has gone on, and is nobody's to restore
+    assert_same_steps(ours, other, 9)
+    with pytest.raises(MupscaleError, match="not where these runs stood"):
+        whole.restore(saved)
+
+
+def test_runs_that_diverge_where_a_shape_is_dear(
+    shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes = rated(recipe(optimizer=optimizer("SGD", lr=0.1, momentum=0.9), steps=50), 0.1, 1e200, 0.05, 1e40, 1e100)
+    monkeypatch.setattr("mupscale.sweep.together.Stack", Dear)
+    ours, theirs = both(recipes, points=50)
+    assert far(ours, theirs) <= TOLERANCE
+    assert [outcome.status for outcome in ours] == ["finished", "diverged", "finished", "diverged", "diverged"]
+    assert shapes == [(4, 5), (3, 5), (2, 2)]
 
 
 # ------------------------------------------------------------------------------------------------ memory is short

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from mupscale.sweep import Outcome, Stack, train_many
 from mupscale.sweep.memory import free_memory, runs_at_once
@@ -112,6 +113,27 @@ def test_compiled_is_the_same_program(kind: str, precision: str) -> None:
     compiled = train_many([replace(one, compile=True) for one in recipes], **asked)
     assert far(compiled, plain) <= {"fp64": 1e-9, "fp32": 1e-2, "tf32": 5e-2, "bf16": 1e-1}[precision]
     assert plain[0].curve[-1][1] < plain[0].curve[0][1]
+
+
+def test_a_compiled_stack_is_not_compiled_anew_before_half_of_its_runs_have_gone() -> None:
+    """Nor captured; and what is left trains as in a stack that is not compiled, and shrinks at once."""
+    recipes, device = several(recipe(), 6), torch.device("cuda", 0)
+    compiled, plain = Stack([replace(one, compile=True) for one in recipes], device), Stack(recipes, device)
+    made, graphs, shapes = [counters["stats"]["unique_graphs"]], [], []
+    for rows in ([0, 1, 2, 3, 4, 5], [0, 2, 3, 4, 5], [4, 2, 1, 0], [0, 1, 3]):
+        for stack in (compiled, plain):
+            stack.keep(rows)
+        assert (compiled.advance(5) - plain.advance(5)).abs().max() <= 1e-9
+        losses = [[scores["loss"] for scores in stack.evaluate()] for stack in (compiled, plain)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+        assert compiled.sound() == [True] * len(rows)
+        made.append(counters["stats"]["unique_graphs"])
+        graphs.append(compiled._graph)
+        shapes.append((len(compiled.replicas), len(plain.replicas)))
+    assert shapes == [(6, 6), (6, 5), (6, 4), (3, 3)]
+    assert made[0] < made[1] == made[2] == made[3] < made[4]
+    assert graphs[0] is not None
+    assert graphs[0] is graphs[1] is graphs[2] is not graphs[3]
 
 
 def test_a_stack_that_is_too_large_is_cut_up() -> None:

@@ -47,6 +47,7 @@ class Stack:
     Recipes must have the same model, width, data, batch, steps and schedule; `NotStackable` says what is in the way.
     flops_per_step: training FLOPs of one step of one run, None where the model's cost cannot be counted.
     norms: of the gradients in the last `advance`, before clipping (steps × runs); None where nothing is clipped.
+    recipes: of the runs, by whose order all is numbered; `replicas` may also have rows of runs that have gone (`keep`).
     """
 
     def __init__(self, recipes: Sequence[Recipe], device: torch.device, data: Data | None = None) -> None:
@@ -60,6 +61,8 @@ class Stack:
         self.flops_per_step = None if cost is None else cost * self.shared.batch
         self.norms: Tensor | None = None
         self._captures = True
+        self._compiles = bool(self.shared.compile) and device.type == "cuda"  # on the CPU it makes a stack slower
+        self._dear = self._compiles  # to change the number of rows: compiling anew costs more than some for nobody
         self._ahead = _AHEAD if device.type == "cuda" else 0
         self._begin()
         self._changed()
@@ -97,7 +100,9 @@ class Stack:
         self.replicas = Replicas(layout, model, kind.state, len(self.recipes), self.shared.dtype())
 
     def _changed(self) -> None:
-        """After runs have come or gone: which stream of data each reads (runs with one seed share its batches)."""
+        """After rows have come or gone: which stream of data each reads (runs with one seed share its batches)."""
+        self._alive = list(range(len(self.replicas)))  # each run's row; the others are of runs that have gone
+        self._rates = [0.0] * len(self.replicas)  # of every row; where a run has gone, its last
         seeds = [recipe.seeds.data for recipe in self.recipes]
         self.streams = list(dict.fromkeys(seeds))
         self._stream_of = torch.tensor([self.streams.index(seed) for seed in seeds], device=self.device)
@@ -107,7 +112,6 @@ class Stack:
         self._blocks: list[tuple[slice, Replicas, Hyper]] | None = None
         self._one_thread = False
         segments = self.replicas.layout.segments
-        self._compiles = bool(self.shared.compile) and self.device.type == "cuda"  # on the CPU it makes a stack slower
         self._segments = as_one(segments, self.replicas.flat.detach()) if self._compiles else segments
         self._compiled: dict[str, Callable[..., Any]] = {}
         if self._compiles:
@@ -126,7 +130,7 @@ class Stack:
     def advance(self, count: int, stop: Callable[[], bool] | None = None) -> Tensor:
         """Take so many steps, fewer if told to stop; each run's loss at each (steps × runs), still on the device."""
         self.program.template.train()
-        losses = torch.empty(count, len(self.recipes), dtype=self.shared.dtype(), device=self.device)
+        losses = torch.empty(count, len(self.replicas), dtype=self.shared.dtype(), device=self.device)
         norms = None if self.shared.clip is None else torch.empty_like(losses)
         taken = 0
         if self._blocks is None:
@@ -141,13 +145,13 @@ class Stack:
                     norms[taken] = norm
                 self.step += 1
                 taken += 1
-        self.norms = None if norms is None else norms[:taken]
-        return losses[:taken]
+        self.norms = None if norms is None else norms[:taken, self._alive]
+        return losses[:taken, self._alive]
 
     def _batches(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of the next steps: one for all runs, or one for each."""
+        """The batches of the next steps: one for all rows, or one for each."""
         batch, at, last = self.shared.batch, self.step, self.step + count
-        own = len(self.streams) not in (1, len(self.recipes))  # more runs than streams
+        own = len(self.streams) not in (1, len(self.replicas))  # more rows than streams
         ahead = 1
         while at < last:
             ahead = min(ahead, last - at)
@@ -162,8 +166,9 @@ class Stack:
         multiple = self.shared.schedule.at(self.step, self.shared.steps)
         if multiple != self._multiple or self.step in self._drops:
             self._multiple = multiple
-            rates = [rate_after(recipe, self.step) * multiple for recipe in self.recipes]
-            self.hyper.lr.copy_(torch.tensor(rates, dtype=self.hyper.lr.dtype).unsqueeze(1))
+            for row, recipe in zip(self._alive, self.recipes, strict=True):
+                self._rates[row] = rate_after(recipe, self.step) * multiple
+            self.hyper.lr.copy_(torch.tensor(self._rates, dtype=self.hyper.lr.dtype).unsqueeze(1))
 
     def rate(self, row: int) -> float:
         """A run's learning rate in the last step, at the base width."""
@@ -179,7 +184,7 @@ class Stack:
         return self._take_step(x, y) if self._graph is None else self._graph.replay(x, y)
 
     def _take_step(self, x: Tensor, y: Tensor) -> Losses:
-        """A step of every run, block by block."""
+        """A step of every row, block by block."""
         assert self._blocks is not None
         shared = len(self.streams) == 1
         made = [
@@ -192,8 +197,8 @@ class Stack:
         return torch.cat(losses), None if norms[0] is None else torch.cat(norms)
 
     def _cut(self) -> list[tuple[slice, Replicas, Hyper]]:
-        """The runs in blocks; on a CPU small enough for what a step keeps to stay in its caches."""
-        rows = count = len(self.recipes)
+        """The rows in blocks; on a CPU small enough for what a step keeps to stay in its caches."""
+        rows = count = len(self.replicas)
         if self.device.type == "cpu":
             x, y = self.data.batch(self.streams[0], self.step * self.shared.batch, self.shared.batch)
             kept = max(1, self.program.kept(*self.replicas.one(0), x, y))
@@ -238,7 +243,9 @@ class Stack:
     @torch.no_grad()
     def evaluate(self) -> list[dict[str, float]]:
         """Each run's loss on the evaluation set, and its accuracy where targets are classes."""
-        batch, rows, replicas = self.shared.evaluation.batch or self.shared.batch, len(self.recipes), self.replicas
+        batch, rows = self.shared.evaluation.batch or self.shared.batch, len(self.recipes)
+        flat = self._living(self.replicas.flat.detach())
+        held = {name: self._living(buffer) for name, buffer in self.replicas.buffers.items()}
         most = max(1, rows * self.shared.batch // batch)  # so that it takes no more memory than training
         totals = torch.zeros(4, rows, dtype=torch.float64, device=self.device)  # loss, examples, correct, targets
         self.program.template.eval()
@@ -246,8 +253,8 @@ class Stack:
             for x, y in self.data.evaluation(batch):
                 for some in torch.arange(rows, device=self.device).split(most):
                     part = slice(int(some[0]), int(some[-1]) + 1)
-                    buffers = {name: buffer[part] for name, buffer in replicas.buffers.items()}
-                    loss, right = self.program.scores(replicas.flat.detach()[part], buffers, x, y)
+                    buffers = {name: buffer[part] for name, buffer in held.items()}
+                    loss, right = self.program.scores(flat[part], buffers, x, y)
                     known = right >= 0
                     counts = (
                         loss * len(x),
@@ -262,20 +269,32 @@ class Stack:
 
     def sound(self) -> list[bool]:
         """Whether each run's parameters are finite."""
-        return self.replicas.sound()
+        sound = self.replicas.sound()
+        return [sound[row] for row in self._alive]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these runs alone, so that the others cost nothing more."""
+        """Go on with these runs alone, so that the others cost nothing more.
+
+        Where another number of rows is dear, those of the others stay, computing what nobody reads, until they are
+        half of all: the step, its graph and what it was compiled to go on as they are.
+        """
         self.recipes = [self.recipes[row] for row in rows]
-        self.replicas.keep(rows)
-        self.hyper = self.hyper.of(list(rows))
+        self._alive = [self._alive[row] for row in rows]
+        if self._dear and 2 * len(self._alive) > len(self.replicas):
+            return
+        self.replicas.keep(self._alive)
+        self.hyper = self.hyper.of(self._alive)
         self._changed()
+
+    def _living(self, rows: Tensor) -> Tensor:
+        """Those of the runs; a copy only where there are others among them."""
+        return rows if self._alive == list(range(len(rows))) else rows[self._alive]
 
     def export(self, row: int) -> tuple[nn.Module, Optimizer]:
         """One run's model and optimizer, as `train` would have them."""
         fresh = replace(self.recipes[row], start=None, noise=0.0, start_width=None)
         model, optimizer = starting_point(fresh, self.family, Processes(self.device))
-        self.replicas.give(row, model, optimizer)
+        self.replicas.give(self._alive[row], model, optimizer)
         for group in optimizer.param_groups if self.step else ():
             group["lr"] = self.rate(row) * group["lr_factor"]
         return model, optimizer
@@ -284,18 +303,20 @@ class Stack:
 
     def save(self, path: Path, extra: Mapping[str, Any]) -> None:
         """Write where the stack stands, whole or not at all; extra: JSON values and tensors."""
-        checkpoint.write(path, self.replicas.tensors(), None, None, {"stack": {"step": self.step, **extra}})
+        tensors = {name: self._living(tensor.cpu()) for name, tensor in self.replicas.tensors().items()}
+        checkpoint.write(path, tensors, None, None, {"stack": {"step": self.step, **extra}})
 
     @torch.no_grad()
     def restore(self, saved: checkpoint.Checkpoint) -> None:
         """Go on where a stack of the same runs stood."""
         own = self.replicas.tensors()
-        shapes, theirs = ({name: t.shape for name, t in held.items()} for held in (own, saved.model))
+        shapes = {name: self._living(tensor).shape for name, tensor in own.items()}
+        theirs = {name: tensor.shape for name, tensor in saved.model.items()}
         if shapes != theirs:
             odd = next((name for name in {**shapes, **theirs} if shapes.get(name) != theirs.get(name)), "")
             raise MupscaleError(f"this is not where these runs stood: '{odd}' has another shape")
         for name, tensor in own.items():
-            tensor.copy_(saved.model[name])
+            tensor[self._alive] = saved.model[name].to(tensor)
         self.step, self._multiple = int(saved.extra["stack"]["step"]), None
 
 
