@@ -132,10 +132,10 @@ def gaining(*parts: float) -> list[tuple[float, Sweep]]:
         (
             (0.5, 0.4),
             "noise lowers the best loss by 50.0% at width 32 and 40.0% at width 64; along the logarithm of the "
-            "width that makes 10.0% at width 512",
+            "width that would make 10% at width 512",
         ),
-        ((0.5, 0.3, 0.1), "that makes nothing at width 512: widening may not pay there"),
-        ((0.5, 0.9), "that makes 100.0% at width 512"),
+        ((0.5, 0.3, 0.1), "that would make nothing at width 512, so widening may not pay there"),
+        ((0.5, 0.9), "50.0% at width 32 and 90.0% at width 64; that does not fall with the width"),
     ],
 )
 def test_what_noise_gains_is_followed_to_the_large_width(parts: tuple[float, ...], end: str) -> None:

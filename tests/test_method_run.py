@@ -15,11 +15,14 @@ from torch import Tensor
 from method_runs import BASE_STEPS, STEPS, WIDE_STEPS, facts, run_quietly, settings, small
 from mupscale.errors import MupscaleError
 from mupscale.method.estimate import estimate, outline, scaled
+from mupscale.method.large import train_large
 from mupscale.method.peers import load_model, net2net
 from mupscale.method.run import run
 from mupscale.method.settings import Method
 from mupscale.method.stages import Protocol
 from mupscale.method.summary import Summary
+from mupscale.method.tuning import tune
+from mupscale.method.workshop import Workshop
 from mupscale.noise import SignalNoise
 from mupscale.seeds import derive
 from mupscale.train import Recipe, train
@@ -152,6 +155,27 @@ def test_from_scratch_with_the_drop_of_the_upscaled_run(done: Summary, tmp_path:
     assert plain.curves[0].losses[drop.drop + 1] != drop.curves[0].losses[drop.drop + 1]
 
 
+def test_baselines_with_the_learning_rate_that_is_best_without_noise(tmp_path: Path) -> None:
+    """(b′) and (c′); and where the upscaled model keeps the base model's rate, (b) is (a) and not trained again."""
+    shop = Workshop(small(), settings(lrs=LRS, seeds=1), tmp_path / "run", lambda text: None)
+    shop.open()
+    tuned = tune(shop)
+    lr = tuned.choice.base_lr
+    changed = replace(tuned, choice=replace(tuned.choice, lr=lr), zero_lr=lr / 8)
+    models = {runs.name: runs for runs in train_large(shop, changed)[0]}
+    plain, drop, own = (models[name] for name in ("scratch", "scratch-drop", "scratch-own"))
+    assert drop.curves == plain.curves
+    assert not (tmp_path / "run" / "scratch-drop").exists()
+    assert (drop.drop_lr, own.drop_lr, own.drop) == (lr, lr / 8, drop.drop)
+    grow = [{"at": own.drop, "width": 16, "lr": lr / 8}]
+    values = recipe(tmp_path / "b", width=16, base=4, init_at=4, steps=own.steps).to_json()
+    values["optimizer"]["init_args"]["lr"] = lr
+    train(Recipe.from_json({**values, "grow": grow}))
+    assert own.curves[0].losses == pytest.approx(column(tmp_path / "b", "loss"), **EXACT)
+    assert (models["continued"].lr, models["continued-own"].lr) == (lr, lr / 8)
+    assert models["continued"].curves != models["continued-own"].curves
+
+
 # ------------------------------------------------------------------------------------------------ what they cost
 
 
@@ -185,14 +209,17 @@ def test_a_dry_run_tells_what_the_run_will_cost_and_writes_nothing(done: Summary
     table = estimate(recipe, method, tmp_path / "never")
     assert not list(tmp_path.iterdir())
     protocol = Protocol(recipe, tmp_path)
+    trained = {"scratch": 2 / 3, "continued": 1 / 2}  # without (b′) and (c′), since one learning rate is best for all
+    total = 0.0
     for stage, planned in zip(done.stages, outline(protocol, method), strict=True):
         assert stage.name == planned.name
         each = protocol.flops_per_step(planned.width)
         assert each is not None
-        assert stage.flops == each * planned.steps * planned.runs
+        cost = each * planned.steps * planned.runs
+        assert stage.flops == pytest.approx(cost * trained.get(stage.name, 1))
         (line,) = [line for line in table.splitlines() if line.startswith(f"{stage.name} ")]
-        assert scaled(stage.flops) in line
-    total = sum(stage.flops or 0.0 for stage in done.stages)
+        assert scaled(cost) in line
+        total += cost
     assert scaled(total) in table.splitlines()[-1]
 
 

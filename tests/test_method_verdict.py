@@ -44,7 +44,7 @@ def test_widening_pays_against_the_best_baseline() -> None:
     )
     assert first == (
         "Widening pays here: at equal FLOPs the upscaled model ends at a loss of 0.51 (0.5 to 0.52), and the best "
-        "alternative, training from scratch with the same drop of the learning rate, at 0.71 (0.7 to 0.72)."
+        "alternative, training from scratch with the same change of the learning rate, at 0.71 (0.7 to 0.72)."
     )
     # scratch-drop costs 400; upscaled is at 0.71 after 90 * 1.29 / 1.49 steps of 4, and the base model before it 100
     assert rest[0].startswith(f"The upscaled model reaches that final loss {400 / (100 + 4 * 90 * 1.29 / 1.49):.2f}×")

@@ -110,7 +110,16 @@ def test_with_one_seed_a_small_difference_is_called_unknown(gap: float, told: bo
 
 
 def _near_zero(lr: float, noise: float, gap: float) -> float:
-    return 1 + gap if (lr, noise) == (0.4, 0.0) else bowl(0.2, 1.0)(lr, noise)
+    return 1 + gap if (lr, noise) == (0.2, 0.0) else bowl(0.2, 1.0)(lr, noise)
+
+
+@pytest.mark.parametrize(
+    ("at", "said"), [(0.1, "the smallest tried: try 0.025, 0.05, 0.1"), (0.4, "the largest tried")]
+)
+def test_the_edge_of_the_row_without_noise_is_named_too(at: float, said: str) -> None:
+    """Baselines are trained with its learning rate."""
+    (found,) = findings(sweep(lambda lr, noise: 5 + abs(lr - at) if noise == 0 else bowl(0.2, 1.0)(lr, noise)))
+    assert found.startswith(f"without noise, the best learning rate, {at}, is {said}")
 
 
 def test_lost_trials_are_counted() -> None:

@@ -66,16 +66,20 @@ def extrapolate(sweeps: Sequence[tuple[float, Sweep]], width: float) -> Drift:
 
 
 def _gains(sweeps: Sequence[tuple[float, Sweep]], width: float) -> list[str]:
-    """What noise gains at each small width, and where that leads: new capacity helps a wide model less."""
+    """What noise gains at each small width, and where that leads; it may fall, since wide models lack less capacity."""
     known = [(small, sweep.best.loss, sweep.best_without_noise) for small, sweep in sweeps]
-    gains = {n: 1 - loss / zero.loss for n, loss, zero in known if loss is not None and zero is not None and zero.loss}
+    losses = {n: (best, zero.loss) for n, best, zero in known if best and zero is not None and zero.loss}
+    gains = {n: 1 - best / zero for n, (best, zero) in losses.items() if best > 0 and zero > 0}
     if len(gains) < 2 or not any(gains.values()):
         return []
     line = linear_regression([math.log2(n) for n in gains], list(gains.values()))
-    there = min(1.0, line.slope * math.log2(width) + line.intercept)
+    there = line.slope * math.log2(width) + line.intercept
     at_each = " and ".join(f"{gain:.1%} at width {n:g}" for n, gain in gains.items())
-    end = f"{there:.1%} at width {width:g}" if there > 0 else f"nothing at width {width:g}: widening may not pay there"
-    return [f"noise lowers the best loss by {at_each}; along the logarithm of the width that makes {end}"]
+    end = "that does not fall with the width"
+    if line.slope < 0:
+        leads = f"{there:.0%} at width {width:g}" if there > 0 else f"nothing at width {width:g}"
+        end = f"along the logarithm of the width that would make {leads}"
+    return [f"noise lowers the best loss by {at_each}; {end}{'' if there > 0 else ', so widening may not pay there'}"]
 
 
 def _between(sweep: Sweep, axis: str) -> float:

@@ -35,7 +35,10 @@ class Planned:
 
 
 def outline(protocol: Protocol, method: Method) -> list[Planned]:
-    """The stages of a run of the method, none of them pruned, and no plain transfer beside an extrapolated one."""
+    """The stages of a run of the method, none of them pruned, and no plain transfer beside an extrapolated one.
+
+    With (b′) and (c′), which are trained where another learning rate is best without noise, as it mostly is.
+    """
     base, after = protocol.base_steps, protocol.wide_steps
     n, wide = protocol.recipe.width, protocol.wide
     widths = sorted(method.widths, key=size)
@@ -49,12 +52,12 @@ def outline(protocol: Protocol, method: Method) -> list[Planned]:
         count = trials * method.sweep_seeds
         made.append(Planned(f"sweep-2-width-{label(width)}", count, protocol.upscaled_width(width), after))
     made.append(Planned("base", method.seeds, n, base))
-    scratch = sum(name in method.baselines for name in ("scratch", "scratch-drop"))
+    scratch = ("scratch" in method.baselines) + 2 * ("scratch-drop" in method.baselines)
     if scratch:
         steps = after + protocol.equal_cost(base, n, wide)
         made.append(Planned("scratch", scratch * method.seeds, wide, steps))
     if "continued" in method.baselines:
-        made.append(Planned("continued", method.seeds, n, protocol.equal_cost(after, wide, n)))
+        made.append(Planned("continued", 2 * method.seeds, n, protocol.equal_cost(after, wide, n)))
         if not protocol.exact_is_a_beginning:
             made.append(Planned("exact", method.seeds, n, after))
     made.append(Planned("upscaled", method.seeds, wide, after))

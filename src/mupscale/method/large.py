@@ -25,9 +25,10 @@ POINTS = 400
 LABELS = {
     "base": "base model, width {width}",
     "scratch": "(a) from scratch, width {width}",
-    "scratch-drop": "(b) from scratch, with the same drop of the learning rate",
+    "scratch-drop": "(b) from scratch, with the same change of the learning rate",
+    "scratch-own": "(b′) from scratch, changed to the learning rate that is best without noise",
     "continued": "(c) base model continued, width {width}",
-    "continued-own": "(c′) base model continued, with its own best learning rate",
+    "continued-own": "(c′) base model continued, with the learning rate that is best without noise",
     "exact": "(d) upscaled without noise, width {width}",
     "upscaled": "(e) upscaled with noise, width {width}",
     "upscaled-plain": "(e′) upscaled, plain transfer",
@@ -71,19 +72,31 @@ class _Large:
         return self._runs("base", self.width, lr, steps, outcomes, range(len(outcomes)))
 
     def scratch(self) -> Iterator[Runs]:
-        """(a) and (b): the wide model from scratch, for what the base model and the upscaled one cost together."""
+        """(a), (b) and (b′): the wide model from scratch, for what the base model and the upscaled one cost together.
+
+        Where the learning rate does not change after all, (b) is (a), and need not be trained.
+        """
         base, after = self.protocol.base_steps, self.protocol.wide_steps
         steps = after + self.protocol.equal_cost(base, self.width, self.wide)
         drop = max(1, min(steps - 1, round(steps * base / (base + after))))
-        seeds, lr, recipes = range(self.shop.method.seeds), self.choice.base_lr, dict[str, list[Recipe]]()
+        seeds, lr, rates = range(self.shop.method.seeds), self.choice.base_lr, dict[str, float]()
         if "scratch" in self.asked:
-            recipes["scratch"] = [self.protocol.fresh(self.wide, lr, steps, seed, "scratch") for seed in seeds]
+            rates["scratch"] = lr
         if "scratch-drop" in self.asked:
-            dropped = [self.protocol.fresh(self.wide, lr, steps, seed, "scratch-drop") for seed in seeds]
-            recipes["scratch-drop"] = [self.protocol.with_drop(recipe, drop, self.choice.lr) for recipe in dropped]
-        for name, outcomes in self.shop.train("scratch", recipes).items():
-            made = self._runs(name, self.wide, lr, steps, outcomes, seeds)
-            yield replace(made, drop=drop, drop_lr=self.choice.lr) if name == "scratch-drop" else made
+            rates["scratch-drop"] = self.choice.lr
+            if self.tuned.zero_lr != self.choice.lr:
+                rates["scratch-own"] = self.tuned.zero_lr
+        recipes = dict[str, list[Recipe]]()
+        for name, rate in rates.items():
+            fresh = [self.protocol.fresh(self.wide, lr, steps, seed, name) for seed in seeds]
+            if name == "scratch":
+                recipes[name] = fresh
+            elif rate != lr or "scratch" not in rates:
+                recipes[name] = [self.protocol.with_drop(recipe, drop, rate) for recipe in fresh]
+        outcomes = self.shop.train("scratch", recipes)
+        for name, rate in rates.items():
+            made = self._runs(name, self.wide, lr, steps, outcomes[name if name in outcomes else "scratch"], seeds)
+            yield made if name == "scratch" else replace(made, drop=drop, drop_lr=rate)
 
     def continued(self) -> Iterator[Runs]:
         """(c): the base model goes on at its own width, for what the upscaled one costs; and (d).

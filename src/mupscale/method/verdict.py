@@ -23,9 +23,10 @@ Numbers = Mapping[str, float | None]
 
 _BASELINES = {
     "scratch": "training from scratch",
-    "scratch-drop": "training from scratch with the same drop of the learning rate",
+    "scratch-drop": "training from scratch with the same change of the learning rate",
+    "scratch-own": "training from scratch, changed to the learning rate that is best without noise",
     "continued": "simply continuing the base model with the new learning rate",
-    "continued-own": "simply continuing the base model with the learning rate that suits it best",
+    "continued-own": "simply continuing the base model with the learning rate that is best without noise",
 }
 _OTHERS = {
     "upscaled-plain": "plain transfer, not extrapolated",

@@ -16,7 +16,7 @@ def findings(sweep: Sweep) -> list[str]:
     if not finished:
         return _lost(sweep)
     best = sweep.best
-    return [*_zero_noise(sweep, best), *_edges(sweep.space, best), *_lost(sweep)]
+    return [*_zero_noise(sweep, best), *_edges(sweep.space, best), *_zero_edge(sweep, best), *_lost(sweep)]
 
 
 def neighbours(space: Space, a: Cell, b: Cell) -> int:
@@ -63,6 +63,14 @@ def _edges(space: Space, best: Trial) -> list[str]:
         further = _further(space.noises[-1], space.noises[-1] / below if below else 2.0)
         found.append(_edge("noise", best.noise, "largest", space.noises[-1], further))
     return found
+
+
+def _zero_edge(sweep: Sweep, best: Trial) -> list[str]:
+    """The same of the best trial without noise, whose learning rate baselines are trained with."""
+    zero = sweep.best_without_noise
+    if zero is None or zero.lr == best.lr:  # said already
+        return []
+    return [f"without noise, {said}" for said in _edges(Space(sweep.space.lrs), zero)]
 
 
 def _edge(what: str, best: float, which: str, edge: float, further: list[float]) -> str:
