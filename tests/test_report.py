@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import math
 import re
@@ -18,9 +19,10 @@ import pytest
 
 import summaries
 from mupscale import MupscaleError
-from mupscale.method.summary import Summary
+from mupscale.figures import figure
+from mupscale.method.summary import Curve, Summary
 from mupscale.report import curves, facts, gain, report, sweeps, transfer, words
-from mupscale.report.drawing import INK, Gallery, recoloured
+from mupscale.report.drawing import INK, RUN_DASHES, Gallery, recoloured, whole
 from mupscale.sweep.space import Space, Sweep, Trial
 from summaries import LRS, NOISES, diverged, example, sweep_1, sweep_2, transfer_check, write
 
@@ -302,6 +304,89 @@ def test_against_flops_what_starts_from_the_base_model_starts_where_that_ended()
     assert next(line for line in charged if line.runs.name == "upscaled").xs[0] > 5e12
 
 
+def rising(summary: Summary, name: str, last: float) -> Summary:
+    """The same, but one model's held-out loss climbs to this value."""
+
+    def climb(curve: Curve) -> Curve:
+        first, count = curve.held_out_losses[0], len(curve.held_out_losses)
+        return replace(curve, held_out_losses=[first + (last - first) * i / (count - 1) for i in range(count)])
+
+    return replace(
+        summary,
+        runs=[replace(r, curves=[climb(c) for c in r.curves]) if r.name == name else r for r in summary.runs],
+    )
+
+
+def held_out(summary: Summary, what: str = "held-out") -> Any:
+    """Axes with the picture as the report draws it, and its words as their title."""
+    found: dict[str, Any] = {}
+
+    class Kept(Gallery):
+        def draw(self, name: str, alt: str, caption: str, sketch: Callable[[Any], None], **_: Any) -> Any:
+            if name == what:
+                found[name] = axes(sketch)
+                found[name].set_title(caption)
+
+    list(curves.pictures(summary, Kept(Path())))
+    return found[what]
+
+
+@pytest.mark.usefixtures("_close")
+@pytest.mark.parametrize("what", ["held-out", "accuracy"])
+def test_held_out_scores_are_drawn_against_cost_where_all_costs_are_known(what: str) -> None:
+    """Against steps, a small model's many steps leave no room for the comparison."""
+    summary = example()
+    ax = held_out(summary, what)
+    assert ax.get_xlabel() == "training cost, TFLOPs"
+    assert ax.get_title() == f"{curves._AXIS[what].capitalize()} against total cost"
+    ends = {line.get_label(): line.get_xdata()[[0, -1]] for line in ax.lines}
+    assert list(ends["(e) upscaled"]) == pytest.approx([0.8 + 0.1 * 2.73, 0.8 + 2.73])
+    assert ends["base model"][-1] == pytest.approx(0.8)
+    unknown = [replace(r, flops_per_step=None) if r.name == "continued" else r for r in summary.runs]
+    steps = held_out(replace(summary, runs=unknown), what)
+    assert steps.get_xlabel() == "steps of its own training"
+    assert steps.get_title().endswith("against steps")
+    assert len(steps.lines) == len(ax.lines)  # none is left out
+
+
+@pytest.mark.usefixtures("_close")
+def test_a_zoomed_picture_shows_where_every_compared_model_ends() -> None:
+    flat = held_out(example())
+    ax = held_out(rising(example(), "continued", 0.7))
+    assert ax.get_yscale() == flat.get_yscale() == "linear"
+    assert flat.get_ylim()[1] < 0.7 < ax.get_ylim()[1] < 0.75
+    far = held_out(rising(example(), "continued", 9.0))
+    assert far.get_yscale() == "log"
+    assert 9 < far.get_ylim()[1] < 15
+    assert 0.25 < far.get_ylim()[0] < 0.38
+    naive = replace(example().runs[-1], name="naive")  # there to be worse
+    worse = rising(example(runs=[*example().runs, naive]), "naive", 9.0)
+    assert held_out(worse).get_ylim() == flat.get_ylim()
+
+
+@pytest.mark.usefixtures("_close")
+def test_a_zoomed_axis_ends_where_values_do() -> None:
+    assert curves._with_room(0.01, 0.5, log=False, most=math.inf) == (0.0, pytest.approx(0.5392))
+    assert curves._with_room(-0.01, 0.5, log=False, most=math.inf)[0] < -0.01
+    assert curves._with_room(0.5, 0.99, log=False, most=1.0) == (pytest.approx(0.4608), 1.0)
+    assert curves._with_room(0.01, 1.0, log=True, most=math.inf)[0] > 0
+
+
+@pytest.mark.usefixtures("_close")
+def test_both_of_two_lines_that_coincide_are_seen() -> None:
+    """Where the learning rate does not change, (b) is (a)."""
+    summary = example()
+    scratch = summary.get("scratch")
+    assert scratch is not None
+    same = replace(scratch, name="scratch-drop")
+    ax = held_out(replace(summary, runs=[scratch, same]))
+    below, above = ax.lines
+    assert (below.is_dashed(), above.is_dashed()) == (False, True)
+    _, (on, off) = RUN_DASHES["scratch-drop"]
+    assert off >= on
+    assert above.get_color() != below.get_color()
+
+
 def test_long_curves_are_thinned_to_their_ends() -> None:
     points = curves._thinned(list(range(10_000)))
     assert (len(points), points[0], points[-1]) == (300, 0, 9999)
@@ -349,6 +434,26 @@ def test_heatmap_stars_the_optimum_and_leaves_diverged_cells_empty() -> None:
 
 
 @pytest.mark.usefixtures("_close")
+@pytest.mark.parametrize(("first", "apart"), [(4.324, 0.02), (0.1, 0.013), (2.3, 1e-4), (0.4, 0.0), (7000.0, 90.0)])
+def test_numbers_beside_the_colours_are_distinct_and_even(first: float, apart: float) -> None:
+    sweep = sweep_2()
+    finished = [trial for trial in sweep.trials if trial.status == "finished"]
+    trials = [replace(trial, loss=first + apart * number / 4) for number, trial in enumerate(finished)]
+    ax = axes(lambda ax: sweeps.heatmap(ax, replace(sweep, trials=trials), 0.016))
+    bar = ax.figure.axes[-1]
+    ax.figure.canvas.draw()
+    texts = [label.get_text() for label in bar.get_yticklabels()]
+    if not apart:
+        assert texts == ["0.400"]
+        return
+    values = [float(text.replace(",", "")) for text in texts]
+    gaps = [b - a for a, b in itertools.pairwise(values)]
+    assert len(texts) > 3
+    assert len({len(text.partition(".")[2]) for text in texts}) == 1
+    assert gaps == pytest.approx([gaps[0]] * len(gaps), rel=0.01)
+
+
+@pytest.mark.usefixtures("_close")
 def test_waterfall_leads_from_one_loss_to_the_other() -> None:
     ax = axes(lambda ax: gain._waterfall(ax, example().gain))
     ends = [(bar.get_y(), bar.get_y() + bar.get_height()) for bar in ax.patches]
@@ -362,12 +467,52 @@ def test_waterfall_leads_from_one_loss_to_the_other() -> None:
     assert "noise −0.00008." in gain.in_words(tiny)
 
 
+def test_waterfall_shows_the_better_of_the_continued_base_models(tmp_path: Path) -> None:
+    """It is what widening has to beat, and the other one would hide it."""
+    both = {**example().gain, "continued": 0.417, "continued_own": 0.34}
+    for given, value, label in (
+        (both, 0.34, "base model continued, own lr"),
+        ({**both, "continued_own": 0.42}, 0.417, "base model continued"),
+        ({**both, "continued_own": None}, 0.417, "base model continued"),
+        ({**both, "continued": None}, 0.34, "base model continued, own lr"),
+    ):
+        ax = axes(lambda ax, given=given: gain._waterfall(ax, given))  # type: ignore[misc]
+        (line,) = [line for line in ax.lines if "continued" in str(line.get_label())]
+        assert (line.get_ydata()[0], line.get_label()) == (value, label)
+        assert ax.get_ylim()[0] < value
+        (picture,) = gain.pictures(small(gain=given), Gallery(tmp_path))
+        assert picture.alt.endswith(f" {label.capitalize()}: {value:.3f}.")
+        assert picture.caption.endswith(f"; the line: {label}")
+    (picture,) = gain.pictures(small(gain={"scratch": 0.5, "upscaled": 0.4}), Gallery(tmp_path))
+    assert "continued" not in picture.alt + picture.caption
+    low = axes(lambda ax: gain._waterfall(ax, {"scratch": 0.045, "upscaled": 0.015, "continued": 0.001}))
+    assert low.get_ylim()[0] == 0  # no loss is below
+
+
 def test_a_last_point_of_few_steps_is_left_out() -> None:
-    """It is the mean of fewer losses than the others, and would jump."""
-    curve = [(100, 1.0), (200, 0.9), (300, 0.8)]
-    assert sweeps._whole(curve) == curve
-    assert sweeps._whole([*curve, (316, 1.2)]) == curve
-    assert sweeps._whole([*curve, (380, 0.7)]) == [*curve, (380, 0.7)]
+    """It is the mean of fewer losses than the others, and would jump; where a run diverged it is where it ended."""
+    curve = [(100.0, 1.0), (200.0, 0.9), (300.0, 0.8)]
+    assert whole(curve, "finished") == curve
+    assert whole([*curve, (316, 1.2)], "finished") == curve
+    assert whole([*curve, (380, 0.7)], "finished") == [*curve, (380, 0.7)]
+    assert whole([*curve, (316, 1.2)], "diverged") == [*curve, (316, 1.2)]
+    assert whole(curve[:2], "finished") == curve[:2]
+
+
+@pytest.mark.usefixtures("_close")
+def test_the_cross_of_what_diverged_lies_where_it_ended() -> None:
+    """Also where that is soon after the last whole point, in curves by noise and in those of the large models."""
+    points = [(100, 1.0), (200, 0.9), (300, 0.8), (316, 4.0)]
+    trials = [Trial(0.1, 0.0, "diverged", None, curve=points), Trial(0.1, 1.0, "finished", 0.8, curve=points)]
+    space = Space((0.1,), (0.0, 1.0))
+    ax = axes(lambda ax: sweeps._noise_curves(ax, trials, Sweep("sweep-2-width-16", 64, 16, space, trials)))
+    assert [line.get_xdata()[-1] for line in ax.lines] == [316, 316, 300]
+    assert ax.lines[1].get_marker() == "x"
+    steps, losses = [list(column) for column in zip(*points, strict=True)]
+    both = [Curve(seed, status, steps, losses) for seed, status in enumerate(("finished", "diverged"))]  # type: ignore[arg-type]
+    runs = replace(example().runs[0], curves=both)
+    (line,) = curves.lines(small(runs=[runs]), "training", "step")
+    assert (line.xs[-1], line.diverged[0][-1]) == (300, (316, 4.0))
 
 
 @pytest.mark.usefixtures("_close")
@@ -408,10 +553,75 @@ def test_transfer_panels_mark_each_width_s_optimum(tmp_path: Path) -> None:
     assert transfer.transfer_picture(values, tmp_path / "t.svg").read_text().startswith("<?xml")
 
 
+def crosses(ax: Any) -> dict[tuple[float, float], str]:
+    """Colours of the × in a panel, by place."""
+    from matplotlib.colors import to_hex
+
+    marks = [line for line in ax.lines if line.get_marker() == "x" and len(line.get_xdata())]
+    return {(m.get_xdata()[0], round(float(m.get_ydata()[0]), 3)): to_hex(m.get_color()) for m in marks}
+
+
+@pytest.mark.usefixtures("_close")
+def test_transfer_panels_mark_what_diverged(tmp_path: Path) -> None:
+    """Else a value that diverged looks like one that was not tried."""
+    values = transfer_check()
+    for number, line in enumerate(values["lr"]):
+        line["points"][-1]["losses"] = [None, None, None]
+        if number in (1, 3):
+            line["points"][-2]["losses"] = [None, None, None]
+    values["lr"][2]["points"][2]["losses"][0] = None  # a seed of the best value
+    ax = axes(lambda ax: transfer._panel(ax, values, "lr"))
+    marks = crosses(ax)
+    colors = [line.get_color() for line in ax.lines if line.get_marker() == "o"]
+    assert sorted(x for x, _ in marks) == [0.004, 0.016, 0.016, 0.032, 0.032, 0.032, 0.032]
+    assert len(set(marks)) == 7  # none above another
+    assert len({color for (x, _), color in marks.items() if x == 0.032}) == len(colors) == 4
+    assert min(y for _, y in marks) > 0.75
+    drawn = max(line.get_ydata().max() for line in ax.lines if line.get_marker() == "o")
+    bottom, top = ax.get_ylim()
+    assert (drawn - bottom) / (top - bottom) < min(y for _, y in marks)  # the curves stay below
+    assert ax.get_xlim()[1] > 0.032
+    stars = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "*"]
+    assert (stars[0], stars[2] != 0.004) == (0.004, True)  # as the check itself sees it
+    alts = {picture.name: picture.alt for picture in transfer.pictures(values, Gallery(tmp_path))}
+    assert "Diverged: 0.032 at width 128, 0.016 and 0.032 at width 256, 0.004 and 0.032" in alts["transfer-lr"]
+    assert "Diverged" not in alts["transfer-noise"]
+    transfer._legend(ax.figure)
+    assert [text.get_text() for text in ax.figure.legends[0].get_texts()][-2:] == ["1,024", "diverged"]
+
+
+@pytest.mark.usefixtures("_close")
+@pytest.mark.parametrize(
+    ("xs", "all_fit"),
+    [
+        ([0, 0.125, 0.25, 0.5, 1, 1.5, 2, 3], True),
+        ([0.001 * 1.5**k for k in range(20)], False),
+        ([0.1, 0.101, 0.102, 0.8], False),
+        ([0.5], True),
+    ],
+)
+def test_values_along_the_axis_are_labelled_where_there_is_room(xs: list[float], all_fit: bool) -> None:
+    values = {**transfer_check(), "noise": [{"width": 64, "points": [{"x": x, "losses": [1.0 + x]} for x in xs]}]}
+    fig, (ax, _) = figure(9.2, 3.8, columns=2)
+    transfer._panel(ax, values, "noise")
+    fig.canvas.draw()
+    assert list(ax.get_xticks()) == xs
+    labels = [label for label in ax.get_xticklabels() if label.get_text()]
+    assert (len(labels) == len(xs)) == all_fit
+    assert [labels[0].get_text(), labels[-1].get_text()] == [words.setting(xs[0]), words.setting(xs[-1])]
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
 def test_transfer_check_where_all_seeds_of_a_point_diverged(tmp_path: Path) -> None:
     values = transfer_check()
     for point in values["lr"][0]["points"]:
         point["losses"] = [None, None, None]
+    for point in values["noise"][0]["points"]:
+        point["losses"] = [None, None, None]
+    lost = [{**values["noise"][0]}]
+    (alone,) = [p for p in transfer.pictures({**values, "noise": lost}, Gallery(tmp_path)) if "noise" in p.name]
+    assert alone.alt.endswith("Diverged: 0 and 0.1 and 0.3 and 1 and 3 and 10 at width 128.")
     values["noise"] = []
     assert transfer.transfer_picture(values, tmp_path / "t.png").exists()
     assert [picture.name for picture in transfer.pictures(values, Gallery(tmp_path))] == ["transfer-lr"]

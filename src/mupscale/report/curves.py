@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Literal
 
 from mupscale.method.summary import Curve, Runs, Summary
@@ -15,21 +16,24 @@ from mupscale.report.drawing import (
     RUN_DASHES,
     Gallery,
     Picture,
+    Point,
     count_along,
     legend_below,
     log_if_wide,
     plain,
+    whole,
 )
 
 Against = Literal["step", "flops"]
 What = Literal["training", "held-out", "accuracy"]
-Points = list[tuple[float, float]]
+Points = list[Point]
 _MOST = 300
 """Points a line is drawn with."""
 _SHORT = {
     "base": "base model",
     "scratch": "(a) from scratch",
-    "scratch-drop": "(b) from scratch, lr dropped",
+    "scratch-drop": "(b) from scratch, lr changed",
+    "scratch-own": "(b′) from scratch, own lr",
     "continued": "(c) base continued",
     "continued-own": "(c′) base continued, own lr",
     "exact": "(d) upscaled, no noise",
@@ -83,14 +87,17 @@ def pictures(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
 
             yield gallery.draw(name, f"{alt} {'Zoom.' if zoom else ''}".strip(), caption, sketch, size=_size(drawn))
     for what in ("held-out", "accuracy"):
-        drawn = lines(summary, what, "step")
+        drawn, charged = lines(summary, what, "step"), lines(summary, what, "flops")
+        against, axis = "step", "steps"
+        if len(charged) == len(drawn):  # all costs are known
+            drawn, against, axis = charged, "flops", "total cost"
         if drawn:
 
-            def held_out(ax: Any, drawn: list[Line] = drawn, what: str = what) -> None:
-                _plot(ax, summary, drawn, what, "step", zoom=True)
+            def held_out(ax: Any, drawn: list[Line] = drawn, what: str = what, against: str = against) -> None:
+                _plot(ax, summary, drawn, what, against, zoom=True)
 
-            axis = _AXIS[what].capitalize()
-            yield gallery.draw(what, f"{axis} against steps. {_finals(drawn)}", f"{axis}", held_out, size=_size(drawn))
+            caption = f"{_AXIS[what].capitalize()} against {axis}"
+            yield gallery.draw(what, f"{caption}. {_finals(drawn)}", caption, held_out, size=_size(drawn))
 
 
 def lines(summary: Summary, what: What, against: Against) -> list[Line]:
@@ -135,7 +142,8 @@ def _points(curve: Curve, what: What) -> Points:
     else:
         scores = curve.accuracy if what == "accuracy" else curve.held_out_losses
         pairs = zip(curve.held_out_steps, scores, strict=False)
-    return [(step, value) for step, value in pairs if words.known(value)]
+    points: Points = [(step, value) for step, value in pairs if words.known(value)]
+    return whole(points, curve.status) if what == "training" else points
 
 
 def _thinned(points: Sequence[Any]) -> list[Any]:
@@ -153,7 +161,7 @@ def _plot(ax: Any, summary: Summary, drawn: list[Line], what: str, against: str,
         xs = [x / size for x in line.xs]
         dots = {"marker": "o", "ms": 2.5} if 0 < len(xs) <= 25 else {}
         ax.plot(
-            xs, line.mean, lw=2.0 if strong else 1.4, label=line.label, zorder=4 if strong else 3, **line.look, **dots
+            xs, line.mean, lw=2.0 if strong else 1.6, label=line.label, zorder=4 if strong else 3, **line.look, **dots
         )
         if len([c for c in line.runs.curves if c.status != "diverged"]) > 1:
             ax.fill_between(xs, line.low, line.high, color=line.look["color"], alpha=0.18, lw=0, zorder=2)
@@ -161,7 +169,8 @@ def _plot(ax: Any, summary: Summary, drawn: list[Line], what: str, against: str,
             ax.plot([x / size for x, _ in points], [y for _, y in points], lw=0.7, color=line.look["color"], alpha=0.7)
             ax.plot(points[-1][0] / size, points[-1][1], "x", ms=6, color=line.look["color"])
     if zoom and (limits := _zoom(drawn, what)):
-        ax.set_ylim(*limits)
+        log = what == "held-out" and log_if_wide(ax, limits)
+        ax.set_ylim(*_with_room(*limits, log=log, most=1.0 if what == "accuracy" and limits[1] <= 1 else math.inf))
     elif what != "accuracy":
         log_if_wide(
             ax, [v for line in drawn for v in [*line.low, *line.high, *(y for p in line.diverged for _, y in p)]]
@@ -176,19 +185,35 @@ def _plot(ax: Any, summary: Summary, drawn: list[Line], what: str, against: str,
 
 
 def _zoom(drawn: list[Line], what: str) -> tuple[float, float] | None:
-    """From the best value to what the wide models had after the first quarter: where the comparison is decided."""
+    """From the best value to the worst that a compared model had after its first quarter, or ends at.
+
+    That is where the comparison is decided; a single jump, or a model that is there to be worse, does not count.
+    """
     compared = [line for line in drawn if line.xs and line.runs.name not in ("base", "naive")]
     compared = compared or [line for line in drawn if line.xs]
     if not compared:
         return None
     if what == "accuracy":
         top = max(max(line.high) for line in compared)
-        bottom = min(line.mean[len(line.mean) // 4] for line in compared)
+        bottom = min(value for line in compared for value in _typical(line))
     else:
         bottom = min(min(line.low) for line in compared)
-        top = max(line.mean[len(line.mean) // 4] for line in compared)
+        top = max(value for line in compared for value in _typical(line))
+    return (bottom, top) if top > bottom else None
+
+
+def _typical(line: Line) -> tuple[float, float]:
+    """What it had after the first quarter, and what it ends at."""
+    return line.mean[len(line.mean) // 4], median(line.mean[-max(1, len(line.mean) // 10) :])
+
+
+def _with_room(bottom: float, top: float, *, log: bool, most: float) -> tuple[float, float]:
+    """Limits of an axis for values between these: a little further, but not to where none can be."""
+    if log:
+        room = (top / bottom) ** 0.08
+        return bottom / room, top * room
     room = 0.08 * (top - bottom)
-    return (bottom - room, top + room) if room > 0 else None
+    return max(0.0, bottom - room) if bottom >= 0 else bottom - room, min(most, top + room)
 
 
 def _size(drawn: list[Line]) -> tuple[float, float]:

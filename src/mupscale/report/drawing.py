@@ -14,11 +14,13 @@ from mupscale.errors import MupscaleError
 from mupscale.figures import COLORS, GREY, figure
 from mupscale.report.words import file_name
 
+Point = tuple[float, float]
 INK, PAPER, MUTED = "#1f2933", "#ffffff", "#66727f"
 RUN_COLORS = {
     "base": GREY,
     "scratch": COLORS[0],
     "scratch-drop": COLORS[1],
+    "scratch-own": "#6a5acd",
     "continued": COLORS[3],
     "exact": COLORS[4],
     "upscaled": COLORS[2],
@@ -27,7 +29,13 @@ RUN_COLORS = {
     "net2net": COLORS[7],
     "naive": "#b5538a",
 }
-RUN_DASHES = {"scratch-drop": "--", "continued": "-.", "exact": ":", "continued-own": (0, (4, 1, 1, 1, 1, 1))}
+RUN_DASHES = {
+    "scratch-drop": (0, (5, 5)),  # gaps as long as the dashes: (a), which it often lies upon, is seen through them
+    "scratch-own": (0, (6, 1, 2, 1)),
+    "continued": "-.",
+    "exact": ":",
+    "continued-own": (0, (4, 1, 1, 1, 1, 1)),
+}
 LEVELS = ("#2a7fb8", "#6f63b0", "#c2477f", "#d9603f", "#e0a030")
 """From low to high, legible on white and on black."""
 GOOD, BAD = COLORS[4], COLORS[2]
@@ -45,6 +53,7 @@ _DARK = {
     COLORS[6]: "#cfab7e",
     COLORS[7]: "#3fd0d0",
     "#b5538a": "#ea8cc0",
+    "#6a5acd": "#a79cff",
 }
 _STYLE: dict[str, Any] = {
     "text.color": INK,
@@ -154,6 +163,17 @@ def levels() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("levels", LEVELS, N=64)
+
+
+def whole(points: list[Point], status: str) -> list[Point]:
+    """A curve without a last point that is the mean of far fewer steps than the others, and so jumps.
+
+    One that diverged keeps it: it is where it ended.
+    """
+    if status == "diverged" or len(points) < 3:
+        return points
+    (first, _), (second, _), (before, _), (last, _) = *points[:2], *points[-2:]
+    return points[:-1] if 2 * (last - before) < second - first else points
 
 
 def log_if_wide(ax: Any, losses: Sequence[float], factor: float = 5.0) -> bool:

@@ -9,9 +9,14 @@ from typing import Any
 from mupscale.figures import COLORS
 from mupscale.method.summary import Summary
 from mupscale.report import words
-from mupscale.report.drawing import BAD, GOOD, MUTED, PAPER, Gallery, Picture
+from mupscale.report.drawing import BAD, GOOD, MUTED, PAPER, RUN_COLORS, RUN_DASHES, Gallery, Picture
 
 _EFFECTS = (("learning_rate", "learning\nrate"), ("head_start", "head\nstart"), ("noise", "noise"))
+_CONTINUED = (
+    ("continued", "continued", "base model continued"),
+    ("continued_own", "continued-own", "base model continued, own lr"),
+)
+"""Keys of the gain, names of the runs, and words."""
 
 
 def pictures(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
@@ -21,6 +26,9 @@ def pictures(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
     if words.known(start) and words.known(end):
         alt = f"From scratch {words.loss(start)}, upscaled {words.loss(end)}. {in_words(summary)}"
         caption = "Final training loss at equal total cost, from the from-scratch model's to the upscaled one's"
+        if (other := _alternative(gain)) is not None:
+            alt = f"{alt.strip()} {other[2].capitalize()}: {words.loss(other[0])}."
+            caption += f"; the line: {other[2]}"
         yield gallery.draw("gain", alt.strip(), caption, lambda ax: _waterfall(ax, gain), size=(4.8, 3.3))
 
 
@@ -44,6 +52,12 @@ def _digits(gain: dict[str, float | None]) -> int:
     return max(3, 2 - math.floor(math.log10(whole))) if words.known(whole) and whole > 0 else 3
 
 
+def _alternative(gain: dict[str, float | None]) -> tuple[float, str, str] | None:
+    """What widening competes with: loss, run and words of the base model continued, with the better of its rates."""
+    found = [(value, run, said) for key, run, said in _CONTINUED if words.known(value := gain.get(key))]
+    return min(found, key=lambda item: item[0], default=None)
+
+
 def _waterfall(ax: Any, gain: dict[str, float | None]) -> None:
     start, end = gain["scratch"], gain["upscaled"]
     assert start is not None
@@ -65,13 +79,14 @@ def _waterfall(ax: Any, gain: dict[str, float | None]) -> None:
     for at, value, color in ((0, start, COLORS[0]), (len(names) - 1, end, COLORS[2])):
         ax.plot(at, value, "D", ms=8, color=color, zorder=4)
         _number(ax, at, value, words.loss(value), 7)
-    continued = gain.get("continued")
-    if words.known(continued):
-        seen.append(continued)
-        ax.axhline(continued, color=COLORS[3], lw=1.2, ls="-.", zorder=1, label="base model continued")
+    if (other := _alternative(gain)) is not None:
+        value, run, label = other
+        seen.append(value)
+        ax.axhline(value, color=RUN_COLORS[run], lw=1.2, ls=RUN_DASHES[run], zorder=1, label=label)
         ax.legend(loc="upper right")
     room = max(seen) - min(seen) or abs(start) or 1.0
-    ax.set_ylim(min(seen) - 0.15 * room, max(seen) + 0.3 * room)
+    lowest = min(seen) - 0.15 * room
+    ax.set_ylim(max(0.0, lowest) if min(seen) >= 0 else lowest, max(seen) + 0.3 * room)
     ax.set_xlim(-0.5, len(names) - 0.5)
     ax.set_xticks(range(len(names)), names)
     ax.grid(axis="x", visible=False)

@@ -22,6 +22,7 @@ from mupscale.report.drawing import (
     legend_below,
     levels,
     log_if_wide,
+    whole,
 )
 from mupscale.sweep.space import Cell, Sweep, Trial
 
@@ -176,13 +177,20 @@ def _colors(values: Sequence[float | None]) -> Any:
 
 
 def _color_bar(ax: Any, color: Any, label: str = "loss") -> None:
+    from matplotlib.ticker import ScalarFormatter
+
     if color is None:
         return
+    digits = ScalarFormatter(useOffset=False)  # as many as tell the ticks apart, the same for all
+    digits.set_scientific(False)
     bar = ax.figure.colorbar(color, ax=ax, pad=0.02, aspect=24)
     bar.solids.set_rasterized(True)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, labelsize=8)
-    bar.ax.yaxis.set_major_formatter("{x:.3g}")
+    bar.ax.yaxis.set_major_formatter(digits)
+    low, high = color.get_clim()
+    if high - low <= 1e-9 * abs(low):  # all losses are the same
+        bar.set_ticks([low], labels=[words.loss(low)])
     bar.ax.set_title(label, fontsize=8, loc="left", color=INK)
 
 
@@ -299,12 +307,6 @@ def _by_noise(sweep: Sweep) -> list[Trial]:
     return sorted((t for t in those if t.status != "pruned"), key=lambda trial: trial.noise)
 
 
-def _whole(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """The points without a last one that is the mean of far fewer steps than the others, and so jumps."""
-    steps = [step for step, _ in points]
-    return points[:-1] if len(points) > 2 and 2 * (steps[-1] - steps[-2]) < steps[1] - steps[0] else points
-
-
 def _noise_curves(ax: Any, trials: list[Trial], sweep: Sweep) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm, Normalize
@@ -316,7 +318,7 @@ def _noise_curves(ax: Any, trials: list[Trial], sweep: Sweep) -> None:
     color = ScalarMappable(scale, cmap)
     tops, bottoms = [], []
     for trial in trials:
-        points = _whole([(step, value) for step, value in trial.curve if words.known(value)])
+        points = whole([(step, value) for step, value in trial.curve if words.known(value)], trial.status)
         if not points:
             continue
         look: dict[str, Any] = {"color": cmap(scale(trial.noise))} if trial.noise else {"color": INK, "ls": "--"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from mupscale.errors import MupscaleError
 from mupscale.figures import figure
 from mupscale.report import words
-from mupscale.report.drawing import Gallery, Picture, levels, plain, styled
+from mupscale.report.drawing import MUTED, Gallery, Picture, levels, plain, styled
 
 Varied = Literal["lr", "noise"]
 FILE = "transfer-check.json"
@@ -26,7 +26,7 @@ def transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
         fig, axes = figure(9.2, 3.8, columns=2)
         for ax, varied in zip(axes, ("lr", "noise"), strict=True):
             _panel(ax, values, varied)  # type: ignore[arg-type]
-        _legend(fig, axes[0])
+        _legend(fig)
         try:
             paths[0].parent.mkdir(parents=True, exist_ok=True)
             for path in paths:
@@ -39,15 +39,16 @@ def transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
 def pictures(values: Mapping[str, Any], gallery: Gallery) -> Iterator[Picture]:
     """A picture a panel, for the page."""
     for varied, other in (("lr", "noise"), ("noise", "lr")):
-        if any(_points(line) for line in values[varied]):
+        if any(line["points"] for line in values[varied]):
             fixed = words.setting(values["fixed"].get(other))
             caption = f"Loss against {_NAMES[varied]} at {_NAMES[other]} {fixed}, by width after upscaling"
 
             def sketch(ax: Any, varied: str = varied) -> None:
                 _panel(ax, values, varied)  # type: ignore[arg-type]
-                _legend(ax.figure, ax)
+                _legend(ax.figure)
 
-            yield gallery.draw(f"transfer-{varied}", f"{caption}. {_optima(values[varied])}", caption, sketch)
+            alt = f"{caption}. {_optima(values[varied])} {_lost(values[varied])}"
+            yield gallery.draw(f"transfer-{varied}", alt.strip(), caption, sketch)
 
 
 def load(folder: Path) -> dict[str, Any] | None:
@@ -70,24 +71,46 @@ def load(folder: Path) -> dict[str, Any] | None:
 
 def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
     lines = values[varied]
-    cmap, zero = levels(), False
-    for number, line in enumerate(lines):
+    cmap = levels()
+    colors = [cmap(number / max(1, len(lines) - 1)) for number in range(len(lines))]
+    for line, color in zip(lines, colors, strict=True):
         points = _points(line)
-        color = cmap(number / max(1, len(lines) - 1))
         means = [fmean(losses) for _, losses in points]
         xs = [x for x, _ in points]
-        zero = zero or 0 in xs
         ax.plot(xs, means, "o-", ms=3.5, lw=1.4, color=color, label=plain(words.width(line["width"])), zorder=3)
         if any(len(losses) > 1 for _, losses in points):
             low, high = [min(losses) for _, losses in points], [max(losses) for _, losses in points]
             ax.fill_between(xs, low, high, color=color, alpha=0.16, lw=0, zorder=2)
-        if points:
-            best = min(range(len(xs)), key=means.__getitem__)
-            ax.plot(xs[best], means[best], "*", ms=13, color=color, mec="#14181d", mew=0.7, zorder=4)
-    _axis(ax, sorted({x for line in lines for x, _ in _points(line)}))
+        if (best := _best(line)) is not None:
+            ax.plot(*best, "*", ms=13, color=color, mec="#14181d", mew=0.7, zorder=4)
+    _axis(ax, sorted({float(point["x"]) for line in lines for point in line["points"]}))
+    _crosses(ax, [_diverged(line) for line in lines], colors)
+    if not any(_points(line) for line in lines):
+        ax.set_yticks([])
     other: Varied = "noise" if varied == "lr" else "lr"
     ax.set_xlabel(f"{_NAMES[varied]} ({_NAMES[other]} {words.setting(values['fixed'].get(other))})")
     ax.set_ylabel("training loss")
+
+
+def _crosses(ax: Any, lost: Sequence[Sequence[float]], colors: Sequence[Any]) -> None:
+    """A × at the top, in its width's colour, for every value that diverged, those of several widths below each other.
+
+    A value that a picture leaves out looks like one that was never tried.
+    """
+    columns: dict[float, list[Any]] = {}
+    for xs, color in zip(lost, colors, strict=True):
+        for x in xs:
+            columns.setdefault(x, []).append(color)
+    if not columns:
+        return
+    rows = max(map(len, columns.values()))
+    apart = min(0.05, 0.35 / rows)
+    bottom, top = ax.get_ylim()
+    ax.set_ylim(bottom, bottom + (top - bottom) / (1 - apart * rows))
+    for x, column in columns.items():
+        for row, color in enumerate(column):
+            ax.plot(x, 1 - apart * (row + 0.5), "x", ms=5, mew=1.4, color=color, transform=ax.get_xaxis_transform())
+    ax.plot([], [], "x", ms=5, mew=1.4, color=MUTED, label="diverged")
 
 
 def _axis(ax: Any, xs: list[float]) -> None:
@@ -101,17 +124,36 @@ def _axis(ax: Any, xs: list[float]) -> None:
         ax.set_xscale("symlog", linthresh=positive[0], linscale=0.5)
     else:
         ax.set_xscale("log")
-    shown = xs if len(xs) <= 7 else [xs[round(i * (len(xs) - 1) / 5)] for i in range(6)]
-    ax.set_xticks(shown, [words.setting(x) for x in shown])
+    shown = _with_room(ax, xs)
+    ax.set_xticks(xs, [words.setting(x) if x in shown else "" for x in xs])
     ax.xaxis.set_minor_locator(NullLocator())
 
 
-def _legend(fig: Any, ax: Any) -> None:
-    handles, labels = ax.get_legend_handles_labels()
-    if handles:
-        fig.legend(
-            handles, labels, loc="outside lower center", ncols=min(6, len(labels)), title="width after upscaling"
-        )
+def _with_room(ax: Any, xs: list[float]) -> set[float]:
+    """Those values whose labels fit beside each other: the ends, and of the others as many as there is room for."""
+    inches: float = 0.8 * ax.figure.get_figwidth() / len(ax.figure.axes)
+    scaled: list[float] = ax.xaxis.get_transform().transform(xs).tolist()
+    unit = inches / ((scaled[-1] - scaled[0]) or 1.0)
+    at = {x: unit * place for x, place in zip(xs, scaled, strict=True)}
+    wide = {x: 0.075 * (len(words.setting(x)) + 0.5) for x in xs}  # inches a letter, and half a one between two
+
+    def fits(x: float, other: float) -> bool:
+        return abs(at[x] - at[other]) > (wide[x] + wide[other]) / 2
+
+    kept = {xs[0], xs[-1]}
+    for x in xs[1:-1]:
+        if all(fits(x, other) for other in kept):
+            kept.add(x)
+    return kept
+
+
+def _legend(fig: Any) -> None:
+    """Under all panels, each label once, and what diverged last."""
+    found = {label: handle for ax in fig.axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    labels = sorted(found, key=lambda label: label == "diverged")
+    if found:
+        at: dict[str, Any] = {"loc": "outside lower center", "ncols": min(6, len(labels))}
+        fig.legend([found[label] for label in labels], labels, title="width after upscaling", **at)
 
 
 def _points(line: Mapping[str, Any]) -> list[tuple[float, list[float]]]:
@@ -120,11 +162,25 @@ def _points(line: Mapping[str, Any]) -> list[tuple[float, list[float]]]:
     return sorted((x, losses) for x, losses in points if losses)
 
 
+def _diverged(line: Mapping[str, Any]) -> list[float]:
+    """Values at which a seed diverged, which for the check is as if all had."""
+    return sorted(float(p["x"]) for p in line["points"] if not all(words.known(v) for v in p["losses"]))
+
+
+def _best(line: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The value with the lowest mean loss, and that loss, among those where no seed diverged."""
+    lost = _diverged(line)
+    sound = [(x, fmean(losses)) for x, losses in _points(line) if x not in lost]
+    return min(sound, key=lambda point: point[1], default=None)
+
+
 def _optima(lines: list[Mapping[str, Any]]) -> str:
-    best = []
-    for line in lines:
-        points = _points(line)
-        if points:
-            x = min(points, key=lambda point: fmean(point[1]))[0]
-            best.append(f"{words.setting(x)} at width {words.width(line['width'])}")
-    return f"Best: {', '.join(best)}."
+    found = [(line, best) for line in lines if (best := _best(line)) is not None]
+    said = [f"{words.setting(best[0])} at width {words.width(line['width'])}" for line, best in found]
+    return f"Best: {', '.join(said)}." if said else ""
+
+
+def _lost(lines: list[Mapping[str, Any]]) -> str:
+    lost = [(line, xs) for line in lines if (xs := _diverged(line))]
+    said = [f"{' and '.join(map(words.setting, xs))} at width {words.width(line['width'])}" for line, xs in lost]
+    return f"Diverged: {', '.join(said)}." if said else ""
