@@ -2,7 +2,7 @@
 
 Each folder beside this file is one, with its recipe. All of them go through `mupscale run` and `mupscale
 transfer-check`, which go on where they were stopped, so the same command finishes what was interrupted. Words after
-`--` are passed on to each, such as `-- --dry-run`.
+`--` are passed on to each of these commands.
 """
 
 from __future__ import annotations
@@ -23,46 +23,70 @@ NAMES = sorted(path.parent.name for path in HERE.glob("*/recipe.yaml"))
 WIDTHS = "[64, 128, 256, 512, 1024]"  # of the base models in transfer checks
 TOKENS = "gutenberg"
 PICTURES = ("training-flops*.png", "held-out.png", "gain.png", "sweep-*.png")  # `mupscale report` draws the others
+INTERRUPTED = 130
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run what is asked for, and keep it if told to."""
+    """Run what is asked for, and keep it if told to; what fails does not keep the others from running."""
     asked, passed_on = _options(words)
-    for name in asked.names or NAMES:
-        text = "mupscale.data.Text" in (HERE / name / "recipe.yaml").read_text(encoding="utf-8")
-        source = asked.text if text else asked.covtype
-        if source is None:
-            print(f"{name}: left out, since {'--text' if text else '--covtype'} is not given", flush=True)
-            continue
-        if text and (code := _tokens(source, asked.runs)):
-            return code
-        data = ["--data.tokens", str(asked.runs / TOKENS)] if text else ["--data.path", str(source)]
-        if code := _call([*command(name), *data, "--out", str(asked.runs / name), *passed_on]):
-            return code
-        if asked.keep:
-            keep(name, asked.runs / name, source)
-    return 0
+    codes = []
+    for name in asked.names:
+        source = asked.text if is_text(name) else asked.covtype
+        codes.append(_experiment(name, source, asked, passed_on))
+        if codes[-1] == INTERRUPTED:
+            break
+    return next((code for code in codes if code), 0)
 
 
-def command(name: str) -> list[str]:
+def is_text(name: str) -> bool:
+    """Whether an experiment is about text; the others are about Forest CoverType."""
+    return "mupscale.data.Text" in (HERE / name / "recipe.yaml").read_text(encoding="utf-8")
+
+
+def is_transfer(name: str) -> bool:
+    """Whether it is a transfer check; the others are runs of the method."""
+    return name.startswith("transfer")
+
+
+def command(name: str, recipe: str, data: str, out: str) -> list[str]:
     """What trains an experiment."""
-    recipe = os.path.relpath(HERE / name / "recipe.yaml")
-    return ["transfer-check", recipe, "--widths", WIDTHS] if name.startswith("transfer") else ["run", recipe]
+    words = [recipe, "--data.tokens" if is_text(name) else "--data.path", data, "--out", out]
+    return ["transfer-check", *words, "--widths", WIDTHS] if is_transfer(name) else ["run", *words]
+
+
+def _experiment(name: str, source: Path | None, asked: argparse.Namespace, passed_on: Sequence[str]) -> int:
+    if source is None:
+        print(f"{name}: left out, since {'--text' if is_text(name) else '--covtype'} is not given", flush=True)
+        return 0
+    if asked.dry_run and is_transfer(name):
+        print(f"{name}: left out, since only runs of the method can say how long they take", flush=True)
+        return 0
+    recipe, data = os.path.relpath(HERE / name / "recipe.yaml"), source
+    if is_text(name):
+        data = asked.runs / TOKENS  # 2 % of the books are for validation; where they are tokens already, that is seen
+        made = _call(["data", "tokenize", str(source), str(data), "--vocab", "8192", "--validation", "0.02"])
+        if made:
+            return made
+    out = asked.runs / name
+    code = _call([*command(name, recipe, str(data), str(out)), *(["--dry-run"] if asked.dry_run else []), *passed_on])
+    if not code and asked.keep:
+        keep(name, out, source)
+    return code
 
 
 def keep(name: str, run: Path, source: Path) -> None:
     """What a run has found into its folder here: numbers to six digits, pictures, and no path of a machine."""
-    folder, transfer = HERE / name, run / "transfer-check.json"
-    found = json.loads((transfer if transfer.exists() else run / "summary.json").read_text(encoding="utf-8"))
-    if transfer.exists():
-        _write(folder / transfer.name, found)
+    folder = HERE / name
+    if is_transfer(name):
+        _write(folder / "transfer-check.json", json.loads((run / "transfer-check.json").read_text(encoding="utf-8")))
         shutil.copy(run / "transfer-check.png", folder)
         return
-    (given,) = (key for key in ("path", "tokens") if key in found["recipe"]["data"]["init_args"])
-    found["recipe"]["data"]["init_args"][given] = shown = source.name if given == "path" else f"runs/{TOKENS}"
-    found["recipe"]["out"] = f"runs/{name}"
-    words = [*command(name), f"--data.{given}", shown, "--out", f"runs/{name}"]
-    _write(folder / "summary.json", {**found, "name": name, "command": shlex.join(["mupscale", *words])})
+    found = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    data, out = f"runs/{TOKENS}" if is_text(name) else source.name, f"runs/{name}"
+    found["recipe"]["out"] = out
+    found["recipe"]["data"]["init_args"]["tokens" if is_text(name) else "path"] = data
+    found["command"] = shlex.join(["mupscale", *command(name, f"results/{name}/recipe.yaml", data, out)])
+    _write(folder / "summary.json", {**found, "name": name})
     for old in folder.glob("*.png"):
         old.unlink()
     for pattern in PICTURES:
@@ -82,34 +106,40 @@ def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _tokens(source: Path, runs: Path) -> int:
-    """The text as tokens, once; 2 % of the books are for validation."""
-    if (runs / TOKENS / "index.json").exists():
-        return 0
-    return _call(["data", "tokenize", str(source), str(runs / TOKENS), "--vocab", "8192", "--validation", "0.02"])
-
-
 def _call(words: Sequence[str]) -> int:
+    """A command of mupscale; Ctrl-C reaches it too, and it is left the time to keep where it stands."""
     print(f"$ mupscale {shlex.join(words)}", flush=True)
-    try:
-        return subprocess.run([sys.executable, "-m", "mupscale", *words], check=False).returncode
-    except KeyboardInterrupt:
-        return 130
+    with subprocess.Popen([sys.executable, "-m", "mupscale", *words]) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.wait()
+            return INTERRUPTED
 
 
 def _options(words: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     given = list(sys.argv[1:] if words is None else words)
     at = given.index("--") if "--" in given else len(given)
+    passed_on = given[at + 1 :]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which (default: all): {', '.join(NAMES)}")
     parser.add_argument("--covtype", type=Path, help="UCI's covtype.data.gz")
     parser.add_argument("--text", type=Path, help="the books, JSON lines with a field `text`")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs go (default: runs)")
+    parser.add_argument("--dry-run", action="store_true", help="say how long each would take on this machine")
     parser.add_argument("--keep", action="store_true", help="put what was found in place of what is here")
-    asked = parser.parse_args(given[:at])
+    asked = parser.parse_intermixed_args(given[:at])
     if unknown := [name for name in asked.names if name not in NAMES]:
         parser.error(f"there is no {unknown[0]!r}: choose from {', '.join(NAMES)}")
-    return asked, given[at + 1 :]
+    if asked.covtype is None and asked.text is None:
+        parser.error("give --covtype, --text or both: without data nothing can be trained")
+    for source in (asked.covtype, asked.text):
+        if source is not None and not source.exists():
+            parser.error(f"there is no file {source}")
+    if asked.keep and (passed_on or asked.dry_run):
+        parser.error("--keep keeps what the recipes give, so nothing else can be asked of them")
+    asked.names = asked.names or NAMES
+    return asked, passed_on
 
 
 if __name__ == "__main__":

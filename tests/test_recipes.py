@@ -83,7 +83,7 @@ def test_paper_appendix_experiments_mlp() -> None:
     assert settings(adamw) == {
         "width": (500, 2000),
         "lr": (0.1, 0.013),
-        "noise": (4.0, "theory"),
+        "noise": (1.0, "theory"),
         "batch": 2000,
         "weight_decay": 1e-4,
         "class": "torch.optim.AdamW",
@@ -93,7 +93,7 @@ def test_paper_appendix_experiments_mlp() -> None:
     assert settings(sgd) == {
         **settings(adamw),
         "lr": (0.4, 0.1),
-        "noise": (5.0, "theory"),
+        "noise": (1.25, "theory"),
         "class": "torch.optim.SGD",
     }
     for recipe in (adamw, sgd):

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 from typing import Any
 
@@ -25,8 +33,6 @@ RESULTS = Path(__file__).parents[1] / "results"
 RECIPES = sorted(RESULTS.glob("*/recipe.yaml"))
 SUMMARIES = sorted(RESULTS.glob("*/summary.json"))
 CHECKS = sorted(RESULTS.glob("*/transfer-check.json"))
-SHORT = ["--batch", "16", "--steps", "8", "--evaluation.every", "0", "--log_every", "1", "--precision", "fp32"]
-SHORT += ["--compile", "false", "--method.seeds", "1", "--method.noises", "[0, 1]", "--method.lrs", "[]"]
 
 
 def named(path: Path) -> str:
@@ -93,19 +99,68 @@ def test_a_check_says_what_its_numbers_say(path: Path) -> None:
     assert len(found["lr"]) == len(found["noise"]) >= 3
 
 
-def growth(width: Any) -> list[str]:
-    return ["--grow", json.dumps([{"at": 4, "width": width, "noise": 1, "unit": "theory", "lr": 0.01}])]
+MLPS = ("mlp-covtype-sgd", "mlp-covtype-adamw", "mlp-covtype-sgd-n64", "mlp-covtype-adamw-n64")
+ROWS = {
+    "base": "base model",
+    "scratch": "(a) the wide model from scratch",
+    "scratch-drop": "(b) the same with the change of the learning rate that (e) has",
+    "continued": "(c) base model continued, with the learning rate of (e)",
+    "continued-own": "(c′) base model continued, with the rate that is best without noise",
+    "exact": "(d) upscaled without noise",
+    "upscaled": "(e) upscaled with noise",
+}
+SAME = {"scratch-drop": "as (a)", "continued-own": "as (c)"}
+
+
+def table(columns: Sequence[str], cell: Callable[[Summary, str], str]) -> list[str]:
+    """The rows of a table of the docs, from the summaries."""
+    loaded = [Summary.load(RESULTS / name) for name in columns]
+    return [f"| {shown} | {' | '.join(cell(one, name) for one in loaded)} |" for name, shown in ROWS.items()]
+
+
+def test_the_tables_of_the_docs_are_those_of_the_summaries() -> None:
+    def mlp(summary: Summary, name: str) -> str:
+        runs = summary.get(name)
+        if runs is None or runs.drop_lr == runs.lr:
+            return SAME[name]
+        accuracy = fmean(curve.accuracy[-1] for curve in runs.curves)
+        return f"{fmean(runs.finals()):.3g} ({100 * accuracy:.1f} %)"
+
+    def gpt(summary: Summary, name: str) -> str:
+        runs = summary.get(name)
+        assert runs is not None
+        return f"{fmean(runs.finals()):.3f} | {fmean(curve.held_out_losses[-1] for curve in runs.curves):.3f}"
+
+    page = (RESULTS.parent / "docs" / "results.md").read_text()
+    for row in [*table(MLPS, mlp), *table(["gpt2-gutenberg"], gpt)]:
+        assert row in page.replace("**", "")
+
+
+def shorten(reproduce: ModuleType, name: str, **changes: Any) -> None:
+    """Make a recipe's copy one for a test."""
+    import yaml
+
+    path = reproduce.HERE / name / "recipe.yaml"
+    recipe = yaml.safe_load(path.read_text())
+    wide = 2 * changes.get("width", recipe["width"])
+    method = {**recipe["method"], "seeds": 1, "noises": [0, 1], "lrs": [], "upscaled_lrs": [0.05, 0.1]}
+    grow = [{"at": 4, "width": wide, "noise": 1, "unit": "theory", "lr": 0.01}]
+    small = {"batch": 16, "steps": 8, "log_every": 1, "precision": "fp32", "compile": False, "evaluation": {"every": 0}}
+    path.write_text(
+        json.dumps({**recipe, **small, "grow": grow, **changes, "method": {**method, **changes.get("method", {})}})
+    )
 
 
 def test_an_experiment_is_run_and_kept(reproduce: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
-    asked = ["mlp-covtype-sgd-n64", "--covtype", "covtype.data", "--keep", "--", *SHORT, *growth(256)]
-    asked += ["--method.upscaled_lrs", "[0.05, 0.1]"]
+    shorten(reproduce, "mlp-covtype-sgd-n64")
+    asked = ["mlp-covtype-sgd-n64", "--covtype", "covtype.data", "--keep"]
     assert reproduce.main(asked) == 0
     assert "$ mupscale run results/mlp-covtype-sgd-n64/recipe.yaml --data.path covtype.data" in capfd.readouterr().out
     kept = reproduce.HERE / "mlp-covtype-sgd-n64"
     summary = Summary.load(kept)
-    assert summary.recipe["steps"] == 8
-    assert summary.command.endswith("--data.path covtype.data --out runs/mlp-covtype-sgd-n64")
+    assert summary.command == (
+        "mupscale run results/mlp-covtype-sgd-n64/recipe.yaml --data.path covtype.data --out runs/mlp-covtype-sgd-n64"
+    )
     assert {"training-flops.png", "gain.png", "sweep-2-width-32.png"} <= {path.name for path in kept.iterdir()}
     assert reproduce.main(asked) == 0
     assert "done already" in capfd.readouterr().out
@@ -113,25 +168,72 @@ def test_an_experiment_is_run_and_kept(reproduce: ModuleType, capfd: pytest.Capt
 
 def test_a_transfer_check_is_run_and_kept(reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reproduce, "WIDTHS", "[8, 16]")
-    asked = ["transfer-sgd", "--covtype", "covtype.data", "--keep", "--", *SHORT, *growth(128)]
-    assert reproduce.main(asked) == 0
+    shorten(reproduce, "transfer-sgd")
+    assert reproduce.main(["--covtype", "covtype.data", "transfer-sgd", "--keep"]) == 0
     found = json.loads((reproduce.HERE / "transfer-sgd" / "transfer-check.json").read_text())
     assert [line["from"] for line in found["lr"]] == [8, 16]
     assert (reproduce.HERE / "transfer-sgd" / "transfer-check.png").exists()
 
 
-def test_the_language_model_makes_its_tokens_first(reproduce: ModuleType) -> None:
-    smaller = ["--model.layers", "1", "--model.context", "16", "--data.context", "16", "--width", "64"]
-    smaller += ["--method.widths", "[32]", "--method.upscaled_lrs", "[0.001]", *growth(128)]
-    assert reproduce.main(["gpt2-gutenberg", "--text", "books.jsonl", "--keep", "--", *SHORT, *smaller]) == 0
-    assert Summary.load(reproduce.HERE / "gpt2-gutenberg").recipe["data"]["init_args"]["tokens"] == "runs/gutenberg"
+def test_the_language_model_makes_its_tokens_first(reproduce: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    """And says what it would take, or that the tokens are of another text."""
+    model = {
+        "class_path": "mupscale.models.GPT2",
+        "init_args": {"vocab": 8192, "context": 16, "layers": 1, "head_dim": 32},
+    }
+    data = {"class_path": "mupscale.data.Text", "init_args": {"tokens": "-", "context": 16}}
+    shorten(reproduce, "gpt2-gutenberg", model=model, data=data, width=64, method={"widths": [32]})
+    asked = ["gpt2-gutenberg", "transfer-sgd", "--text", "books.jsonl", "--covtype", "covtype.data"]
+    assert reproduce.main([*asked, "--dry-run", "--", "--seeds.data", "1"]) == 0
+    said = capfd.readouterr().out
+    assert re.search(r"^all .* s$", said, re.M)
+    assert "transfer-sgd: left out, since only runs of the method" in said
     assert Path("runs/gutenberg/tokenizer.json").exists()
+    Path("other.jsonl").write_text(Path("books.jsonl").read_text()[:2000].rsplit("\n", 1)[0])
+    assert reproduce.main(["gpt2-gutenberg", "--text", "other.jsonl"]) == 1
+    assert "books.jsonl" in capfd.readouterr().err
 
 
-def test_what_cannot_be_run_is_said(reproduce: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    assert reproduce.main([]) == 0
-    assert capsys.readouterr().out.count("left out, since --covtype is not given") == len(RECIPES) - 1
-    assert reproduce.main(["transfer-sgd", "--covtype", "nowhere"]) == 1
-    with pytest.raises(SystemExit):
-        reproduce.main(["mlp"])
-    assert "there is no 'mlp'" in capsys.readouterr().err
+def test_what_fails_does_not_keep_others_from_running(
+    reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes = iter([3, 0, reproduce.INTERRUPTED, 0])
+    monkeypatch.setattr(reproduce, "_call", lambda words: next(codes))
+    names = ["transfer-sgd", "transfer-adamw", "mlp-covtype-sgd", "mlp-covtype-adamw"]
+    assert reproduce.main([*names, "--covtype", "covtype.data"]) == 3
+    assert next(codes) == 0
+    assert reproduce.main(["gpt2-gutenberg", "--covtype", "covtype.data"]) == 0
+    assert capsys.readouterr().out == "gpt2-gutenberg: left out, since --text is not given\n"
+
+
+def test_ctrl_c_waits_for_what_is_kept(reproduce: ModuleType, tmp_path: Path) -> None:
+    """The command gets the signal from the terminal, too, and needs some time to write where it stands."""
+    slow = (
+        "import signal, sys, time, pathlib\n"
+        "def keep(*_):\n    time.sleep(1.5); pathlib.Path('kept').touch(); sys.exit(130)\n"
+        "signal.signal(signal.SIGINT, keep); pathlib.Path('ready').touch(); time.sleep(30)\n"
+    )
+    (tmp_path / "mupscale.py").write_text(slow)
+    script = f"import sys; sys.path.insert(0, {str(reproduce.HERE)!r}); import reproduce; sys.exit(reproduce._call([]))"
+    with subprocess.Popen([sys.executable, "-c", script], start_new_session=True, env={"PYTHONPATH": "."}) as process:
+        while not Path("ready").exists():
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(20) == reproduce.INTERRUPTED
+    assert Path("kept").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ([], "give --covtype, --text or both"),
+        (["--covtype", "nowhere"], "there is no file nowhere"),
+        (["mlp", "--covtype", "covtype.data"], "there is no 'mlp'"),
+        (["--covtype", "covtype.data", "--keep", "--", "--steps", "4"], "--keep keeps what the recipes give"),
+    ],
+)
+def test_mistakes(reproduce: ModuleType, asked: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        reproduce.main(asked)
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
