@@ -120,6 +120,7 @@ def test_the_edge_of_the_row_without_noise_is_named_too(at: float, said: str) ->
     """Baselines are trained with its learning rate."""
     (found,) = findings(sweep(lambda lr, noise: 5 + abs(lr - at) if noise == 0 else bowl(0.2, 1.0)(lr, noise)))
     assert found.startswith(f"without noise, the best learning rate, {at}, is {said}")
+    assert findings(sweep(lambda lr, noise: 5 + 0.1 * abs(lr - at) if noise == 0 else bowl(0.2, 1.0)(lr, noise))) == []
 
 
 def test_lost_trials_are_counted() -> None:

@@ -31,7 +31,7 @@ RUN_COLORS = {
 }
 RUN_DASHES = {
     "scratch-drop": (0, (5, 5)),  # gaps as long as the dashes: (a), which it often lies upon, is seen through them
-    "scratch-own": (0, (6, 1, 2, 1)),
+    "scratch-own": (0, (2, 3)),
     "continued": "-.",
     "exact": ":",
     "continued-own": (0, (4, 1, 1, 1, 1, 1)),

@@ -66,9 +66,12 @@ def _edges(space: Space, best: Trial) -> list[str]:
 
 
 def _zero_edge(sweep: Sweep, best: Trial) -> list[str]:
-    """The same of the best trial without noise, whose learning rate baselines are trained with."""
+    """The same of the best trial without noise, whose learning rate baselines have; where losses are not flat there."""
     zero = sweep.best_without_noise
     if zero is None or zero.lr == best.lr:  # said already
+        return []
+    others = [_loss(t) for t in sweep.trials if t.noise == 0 and t.status == "finished" and t.lr != zero.lr]
+    if others and min(others) - _loss(zero) < CLOSE * abs(_loss(zero)):
         return []
     return [f"without noise, {said}" for said in _edges(Space(sweep.space.lrs), zero)]
 
