@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ HERE = Path(__file__).parent
 NAMES = sorted(path.parent.name for path in HERE.glob("*/recipe.yaml"))
 WIDTHS = "[64, 128, 256, 512, 1024]"  # of the base models in transfer checks
 TOKENS = "gutenberg"
+NEEDED = {"CoverType": "covtype", "Text": "text"}  # other data ships with the package
 PICTURES = ("training-flops*.png", "held-out.png", "gain.png", "sweep-*.png")  # `mupscale report` draws the others
 INTERRUPTED = 130
 
@@ -31,16 +33,16 @@ def main(words: Sequence[str] | None = None) -> int:
     asked, passed_on = _options(words)
     codes = []
     for name in asked.names:
-        source = asked.text if is_text(name) else asked.covtype
-        codes.append(_experiment(name, source, asked, passed_on))
+        codes.append(_experiment(name, asked, passed_on))
         if codes[-1] == INTERRUPTED:
             break
     return next((code for code in codes if code), 0)
 
 
-def is_text(name: str) -> bool:
-    """Whether an experiment is about text; the others are about Forest CoverType."""
-    return "mupscale.data.Text" in (HERE / name / "recipe.yaml").read_text(encoding="utf-8")
+def needed(name: str) -> str | None:
+    """Which file an experiment needs: covtype, text, or none."""
+    found = re.search(r"mupscale\.data\.(\w+)", (HERE / name / "recipe.yaml").read_text(encoding="utf-8"))
+    return None if found is None else NEEDED.get(found[1])
 
 
 def is_transfer(name: str) -> bool:
@@ -50,19 +52,22 @@ def is_transfer(name: str) -> bool:
 
 def command(name: str, recipe: str, data: str, out: str) -> list[str]:
     """What trains an experiment."""
-    words = [recipe, "--data.tokens" if is_text(name) else "--data.path", data, "--out", out]
+    given = {"covtype": ["--data.path", data], "text": ["--data.tokens", data], None: []}[needed(name)]
+    words = [recipe, *given, "--out", out]
     return ["transfer-check", *words, "--widths", WIDTHS] if is_transfer(name) else ["run", *words]
 
 
-def _experiment(name: str, source: Path | None, asked: argparse.Namespace, passed_on: Sequence[str]) -> int:
-    if source is None:
-        print(f"{name}: left out, since {'--text' if is_text(name) else '--covtype'} is not given", flush=True)
+def _experiment(name: str, asked: argparse.Namespace, passed_on: Sequence[str]) -> int:
+    what = needed(name)
+    source: Path | None = getattr(asked, what) if what else None
+    if what and source is None:
+        print(f"{name}: left out, since --{what} is not given", flush=True)
         return 0
     if asked.dry_run and is_transfer(name):
         print(f"{name}: left out, since only runs of the method can say how long they take", flush=True)
         return 0
     recipe, data = os.path.relpath(HERE / name / "recipe.yaml"), source
-    if is_text(name):
+    if what == "text":
         data = asked.runs / TOKENS  # 2 % of the books are for validation; where they are tokens already, that is seen
         made = _call(["data", "tokenize", str(source), str(data), "--vocab", "8192", "--validation", "0.02"])
         if made:
@@ -74,7 +79,7 @@ def _experiment(name: str, source: Path | None, asked: argparse.Namespace, passe
     return code
 
 
-def keep(name: str, run: Path, source: Path) -> None:
+def keep(name: str, run: Path, source: Path | None) -> None:
     """What a run has found into its folder here: numbers to six digits, pictures, and no path of a machine."""
     folder = HERE / name
     if is_transfer(name):
@@ -82,9 +87,11 @@ def keep(name: str, run: Path, source: Path) -> None:
         shutil.copy(run / "transfer-check.png", folder)
         return
     found = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    data, out = f"runs/{TOKENS}" if is_text(name) else source.name, f"runs/{name}"
+    out, what, arguments = f"runs/{name}", needed(name), found["recipe"]["data"]["init_args"]
+    data = f"runs/{TOKENS}" if what == "text" else source.name if source is not None else ""
     found["recipe"]["out"] = out
-    found["recipe"]["data"]["init_args"]["tokens" if is_text(name) else "path"] = data
+    if what is not None:
+        arguments["tokens" if what == "text" else "path"] = data
     found["command"] = shlex.join(["mupscale", *command(name, f"results/{name}/recipe.yaml", data, out)])
     _write(folder / "summary.json", {**found, "name": name})
     for old in folder.glob("*.png"):
@@ -131,8 +138,8 @@ def _options(words: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]
     asked = parser.parse_intermixed_args(given[:at])
     if unknown := [name for name in asked.names if name not in NAMES]:
         parser.error(f"there is no {unknown[0]!r}: choose from {', '.join(NAMES)}")
-    if asked.covtype is None and asked.text is None:
-        parser.error("give --covtype, --text or both: without data nothing can be trained")
+    if not asked.names and asked.covtype is None and asked.text is None:
+        parser.error("give --covtype, --text or both: they are what most experiments are about")
     for source in (asked.covtype, asked.text):
         if source is not None and not source.exists():
             parser.error(f"there is no file {source}")

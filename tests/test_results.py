@@ -128,11 +128,12 @@ def test_the_tables_of_the_docs_are_those_of_the_summaries() -> None:
 
     def gpt(summary: Summary, name: str) -> str:
         runs = summary.get(name)
-        assert runs is not None
+        if runs is None:
+            return f"{SAME[name]} |"
         return f"{fmean(runs.finals()):.3f} | {fmean(curve.held_out_losses[-1] for curve in runs.curves):.3f}"
 
     page = (RESULTS.parent / "docs" / "results.md").read_text()
-    for row in [*table(MLPS, mlp), *table(["gpt2-gutenberg"], gpt)]:
+    for row in [*table(MLPS, mlp), *table(["gpt2-gutenberg"], gpt), *table(["gpt2-shakespeare"], gpt)]:
         assert row in page.replace("**", "")
 
 
