@@ -303,6 +303,14 @@ def test_a_trial_whose_worker_has_not_yet_said_who_it_is(place: str, alone: Swee
     assert fates(place) == ["died", *["finished"] * len(SPACE.cells)]
 
 
+def test_a_storage_that_is_gone_where_work_begins_is_said_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    made = Study(f"journal:{tmp_path}/here/study.log", "s", SPACE, task().facts(), steps=STEPS, patience=0.3)
+    shutil.rmtree(tmp_path / "here")
+    with pytest.raises(MupscaleError, match=r"cannot be used: .*the same command goes on from there"), Worker(made):
+        pass
+
+
 def test_the_living_notice_a_death_and_take_over(alone: Sweep, tmp_path: Path) -> None:
     place = f"{tmp_path}/study.db"
     first = Process(task(), place, tmp_path / "first.log", at_once=3, sleep=0.2)

@@ -48,8 +48,8 @@ class Worker:
         self._thread = threading.Thread(target=self._live, name="sweep-heartbeat", daemon=True)
 
     def __enter__(self) -> Worker:
-        self.sign()
-        self.look()
+        for call in (self.sign, self.look):
+            self.study.storage.use(call)
         self._thread.start()
         return self
 
