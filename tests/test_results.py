@@ -28,6 +28,7 @@ from mupscale.data import covtype_sample, tinyshakespeare
 from mupscale.method.stages import Protocol
 from mupscale.method.summary import Summary
 from mupscale.method.transfer import transfer_verdict
+from mupscale.method.verdict import verdict
 
 RESULTS = Path(__file__).parents[1] / "results"
 RECIPES = sorted(RESULTS.glob("*/recipe.yaml"))
@@ -80,6 +81,7 @@ def test_a_summary_is_of_the_recipe_beside_it(path: Path) -> None:
     }
     assert summary.method == json.loads(json.dumps(asdict(method)))
     assert summary.name == named(path)
+    assert summary.verdict == verdict(summary.runs, summary.costs, summary.gain)
     assert all(len(runs.curves) == method.seeds for runs in summary.runs)
     assert all(word not in path.read_text() for word in ("/root", "/home", "/tmp", "/work"))
 
@@ -217,7 +219,9 @@ def test_ctrl_c_waits_for_what_is_kept(reproduce: ModuleType, tmp_path: Path) ->
     (tmp_path / "mupscale.py").write_text(slow)
     script = f"import sys; sys.path.insert(0, {str(reproduce.HERE)!r}); import reproduce; sys.exit(reproduce._call([]))"
     with subprocess.Popen([sys.executable, "-c", script], start_new_session=True, env={"PYTHONPATH": "."}) as process:
-        while not Path("ready").exists():
+        for _ in range(600):
+            if Path("ready").exists():
+                break
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(20) == reproduce.INTERRUPTED

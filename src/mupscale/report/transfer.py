@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from mupscale.errors import MupscaleError
 from mupscale.figures import figure
+from mupscale.method.transfer import line_of
 from mupscale.report import words
 from mupscale.report.drawing import MUTED, Gallery, Picture, levels, plain, styled
 
@@ -164,14 +165,14 @@ def _points(line: Mapping[str, Any]) -> list[tuple[float, list[float]]]:
 
 def _diverged(line: Mapping[str, Any]) -> list[float]:
     """Values at which a seed diverged, which for the check is as if all had."""
-    return sorted(float(p["x"]) for p in line["points"] if not all(words.known(v) for v in p["losses"]))
+    sound = line_of(line).losses
+    return sorted(x for point in line["points"] if (x := float(point["x"])) not in sound)
 
 
 def _best(line: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The value with the lowest mean loss, and that loss, among those where no seed diverged."""
-    lost = _diverged(line)
-    sound = [(x, fmean(losses)) for x, losses in _points(line) if x not in lost]
-    return min(sound, key=lambda point: point[1], default=None)
+    """The value with the lowest mean loss, as the check sees it, and that loss."""
+    found = line_of(line)
+    return (found.best, found.loss(found.best)) if found.losses else None
 
 
 def _optima(lines: list[Mapping[str, Any]]) -> str:
