@@ -282,7 +282,8 @@ def test_a_worker_killed_twice_at_its_trials_leaves_them(tmp_path: Path) -> None
     place, one = f"{tmp_path}/study.db", Space((0.1,))
     for attempt in range(2):
         worker = Process(task(space=one), place, tmp_path / f"{attempt}.log", sleep=0.2)
-        until(lambda attempt=attempt: busy(place, 1)() and len(trials(place)) == attempt + 1)
+        # in this order: else the dead trial may be what is busy, and the next one still be waiting
+        until(lambda attempt=attempt: len(trials(place)) == attempt + 1 and busy(place, 1)())
         worker.signal(signal.SIGKILL)
         worker.wait()
     said: list[str] = []
