@@ -129,7 +129,30 @@ def test_lost_trials_are_counted() -> None:
             return math.inf
         return None if noise == 4.0 else bowl(0.2, 1.0)(lr, noise)
 
-    assert findings(sweep(loss)) == ["5 of 15 trials diverged", "2 of 15 trials stopped early by pruning"]
+    assert findings(sweep(loss))[1:] == ["5 of 15 trials diverged", "2 of 15 trials stopped early by pruning"]
+
+
+@pytest.mark.parametrize("beyond", [(0.4, 1.0), (0.2, 2.0)])
+def test_an_optimum_beside_divergence_is_told_with_the_best_that_is_not(beyond: tuple[float, float]) -> None:
+    found = sweep(lambda lr, noise: math.inf if (lr, noise) == beyond else bowl(0.2, 1.0)(lr, noise))
+    assert findings(found) == [
+        f"the best trial is a grid step from one that diverged (learning rate {beyond[0]:g} and noise {beyond[1]:g}): "
+        f"other seeds or widths may; the best further away, learning rate 0.2 and noise 0.5, has 2",
+        "1 of 15 trials diverged",
+    ]
+
+
+@pytest.mark.parametrize("away", [(0.4, 2.0), (0.1, 1.0), (0.2, 0.5), (0.4, 0.0)])
+def test_divergence_elsewhere_is_only_counted(away: tuple[float, float]) -> None:
+    found = sweep(lambda lr, noise: math.inf if (lr, noise) == away else bowl(0.2, 1.0)(lr, noise))
+    assert findings(found) == ["1 of 15 trials diverged"]
+
+
+def test_where_all_that_finished_lie_beside_divergence_there_is_no_other_to_name() -> None:
+    found = sweep(lambda lr, noise: 1.0 if lr == 0.1 else math.inf, lrs=(0.1, 0.2), noises=())
+    assert findings(found)[0] == (
+        "the best trial is a grid step from one that diverged (learning rate 0.2): other seeds or widths may"
+    )
 
 
 def test_if_everything_diverged_that_is_all_there_is_to_say() -> None:

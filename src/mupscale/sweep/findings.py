@@ -1,4 +1,4 @@
-"""What a finished sweep says beside its optimum: edges of the grid, zero noise, trials that were lost."""
+"""What a finished sweep says beside its optimum: edges of the grid, divergence, zero noise, trials that were lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def findings(sweep: Sweep) -> list[str]:
     if not finished:
         return _lost(sweep)
     best = sweep.best
-    return [*_zero_noise(sweep, best), *_edges(sweep.space, best), *_zero_edge(sweep, best), *_lost(sweep)]
+    said = [*_zero_noise(sweep, best), *_brink(sweep, best), *_edges(sweep.space, best), *_zero_edge(sweep, best)]
+    return [*said, *_lost(sweep)]
 
 
 def neighbours(space: Space, a: Cell, b: Cell) -> int:
@@ -45,6 +46,34 @@ def _zero_noise(sweep: Sweep, best: Trial) -> list[str]:
             f"noise may not pay here: try sweep_seeds 3"
         ]
     return []
+
+
+def _brink(sweep: Sweep, best: Trial) -> list[str]:
+    """The optimum a grid step away from a trial that diverged: another seed, or a wider model, may diverge there."""
+    beyond = _diverged_beside(sweep, best)
+    if beyond is None:
+        return []
+    said = f"the best trial is a grid step from one that diverged ({_told(sweep, beyond)}): other seeds or widths may"
+    safe = [t for t in sweep.trials if t.status == "finished" and t.loss is not None and not _diverged_beside(sweep, t)]
+    if not safe:
+        return [said]
+    other = min(safe, key=_loss)
+    return [f"{said}; the best further away, {_told(sweep, other)}, has {_loss(other):.4g}"]
+
+
+def _told(sweep: Sweep, trial: Trial) -> str:
+    noise = f" and noise {trial.noise:.3g}" if len(sweep.space.noises) > 1 else ""
+    return f"learning rate {trial.lr:.3g}{noise}"
+
+
+def _diverged_beside(sweep: Sweep, trial: Trial) -> Trial | None:
+    """A diverged trial with the next larger learning rate or the next larger noise, and the other the same."""
+    space = sweep.space
+    lr, noise = _nearest(space.lrs, trial.lr), _nearest(space.noises, trial.noise)
+    beside = {(lr + 1, noise), (lr, noise + 1)}
+    diverged = (other for other in sweep.trials if other.status == "diverged")
+    at = ((_nearest(space.lrs, other.lr), _nearest(space.noises, other.noise), other) for other in diverged)
+    return next((other for i, j, other in at if (i, j) in beside), None)
 
 
 def _edges(space: Space, best: Trial) -> list[str]:
