@@ -26,7 +26,7 @@ from mupscale.method.workshop import Workshop
 from mupscale.noise import SignalNoise
 from mupscale.seeds import derive
 from mupscale.train import Recipe, train
-from mupscale.train.recipe import Schedule, Seeds, Spec
+from mupscale.train.recipe import Growth, Schedule, Seeds, Spec
 from small_runs import ADAMW, column, metrics, recipe
 
 EXACT = {"rel": 0, "abs": 1e-9}
@@ -156,7 +156,7 @@ def test_from_scratch_with_the_drop_of_the_upscaled_run(done: Summary, tmp_path:
 
 
 def test_baselines_with_the_learning_rate_that_is_best_without_noise(tmp_path: Path) -> None:
-    """(b′) and (c′); and where the upscaled model keeps the base model's rate, (b) is (a) and not trained again."""
+    """(b′), (c′), (e′); and where the upscaled model keeps the base model's rate, (b) is (a) and not trained again."""
     shop = Workshop(small(), settings(lrs=LRS, seeds=1), tmp_path / "run", lambda text: None)
     shop.open()
     tuned = tune(shop)
@@ -174,6 +174,13 @@ def test_baselines_with_the_learning_rate_that_is_best_without_noise(tmp_path: P
     assert own.curves[0].losses == pytest.approx(column(tmp_path / "b", "loss"), **EXACT)
     assert (models["continued"].lr, models["continued-own"].lr) == (lr, lr / 8)
     assert models["continued"].curves != models["continued-own"].curves
+    late = models["upscaled-own"]
+    assert (late.lr, late.drop, late.drop_lr, late.noise) == (lr, WIDE_STEPS // 2, lr / 8, tuned.choice.noise)
+    start = from_base(tmp_path / "run", 0, width=16, lr=lr, noise=late.noise)
+    losses = trained(tmp_path / "e", **start, grow=[Growth(at=late.drop, width=16, lr=lr / 8)])
+    assert late.curves[0].losses == pytest.approx(losses, **EXACT)
+    assert late.curves[0].losses[: late.drop] == models["upscaled"].curves[0].losses[: late.drop]
+    assert late.curves[0].losses[late.drop + 1] != models["upscaled"].curves[0].losses[late.drop + 1]
 
 
 # ------------------------------------------------------------------------------------------------ what they cost
@@ -209,7 +216,7 @@ def test_a_dry_run_tells_what_the_run_will_cost_and_writes_nothing(done: Summary
     table = estimate(recipe, method, tmp_path / "never")
     assert not list(tmp_path.iterdir())
     protocol = Protocol(recipe, tmp_path)
-    trained = {"scratch": 2 / 3, "continued": 1 / 2}  # without (b′) and (c′), since one learning rate is best for all
+    trained = {"scratch": 2 / 3, "continued": 1 / 2, "upscaled": 1 / 2}  # one rate is best for all: no (b′), (c′), (e′)
     total = 0.0
     for stage, planned in zip(done.stages, outline(protocol, method), strict=True):
         assert stage.name == planned.name

@@ -70,6 +70,20 @@ def test_the_best_is_of_scratch_and_continued_alone() -> None:
     assert "For comparison: Net2Net ends at 0.1." in rest
 
 
+def test_the_upscaled_model_is_taken_with_the_better_of_its_learning_rates() -> None:
+    others = BASE, runs("scratch-own", 0.6, 0.62), runs("upscaled", 0.7, 0.72)
+    first, second, *rest = said(*others, runs("upscaled-own", 0.5, 0.52))
+    assert first == (
+        "Widening pays here: at equal FLOPs the upscaled model, changed halfway to the learning rate that is best "
+        "without noise, ends at a loss of 0.51 (0.5 to 0.52), and the best alternative, training from scratch, changed "
+        "to the learning rate that is best without noise, at 0.61 (0.6 to 0.62)."
+    )
+    assert second == "Without that change the upscaled model ends at 0.71 (0.7 to 0.72)."
+    assert rest[0].startswith("The upscaled model reaches that final loss ")
+    assert said(*others, runs("upscaled-own", 0.8, 0.82)) == said(*others)
+    assert said(*others, runs("upscaled-own", None, None)) == said(*others)
+
+
 def test_one_seed_is_called_so() -> None:
     sentences = said(runs("scratch", 0.9), runs("upscaled", 0.5))
     assert sentences[0].startswith("Widening pays here: ")
@@ -187,6 +201,8 @@ def test_held_out_each_model_is_taken_where_it_does_best() -> None:
         "On held-out data the upscaled model's loss comes down to 0.72, that of the best alternative, training from "
         "scratch, to 0.7."
     ) in said(*trained)
+    changed = held_out(runs("upscaled-own", 0.6), 0.69, 0.71)
+    assert any("model's loss (changed halfway) comes down to 0.69, that" in one for one in said(*trained, changed))
     assert not any("held-out" in one for one in said(runs("scratch", 0.9), held_out(runs("upscaled", 0.5), 0.7, 0.8)))
 
 

@@ -60,7 +60,7 @@ def gain(runs: Sequence[Runs]) -> dict[str, float | None]:
     }
 
 
-COMPARED = ("scratch", "scratch-drop", "scratch-own", "continued", "continued-own", "exact", "upscaled")
+COMPARED = ("scratch", "scratch-drop", "scratch-own", "continued", "continued-own", "exact", "upscaled", "upscaled-own")
 
 
 def final_loss(runs: Runs | None) -> float | None:

@@ -37,7 +37,7 @@ class Planned:
 def outline(protocol: Protocol, method: Method) -> list[Planned]:
     """The stages of a run of the method, none of them pruned, and no plain transfer beside an extrapolated one.
 
-    With (b′) and (c′), which are trained where another learning rate is best without noise, as it mostly is.
+    With (b′), (c′) and (e′), which are trained where another learning rate is best without noise, as it mostly is.
     """
     base, after = protocol.base_steps, protocol.wide_steps
     n, wide = protocol.recipe.width, protocol.wide
@@ -60,7 +60,8 @@ def outline(protocol: Protocol, method: Method) -> list[Planned]:
         made.append(Planned("continued", 2 * method.seeds, n, protocol.equal_cost(after, wide, n)))
         if not protocol.exact_is_a_beginning:
             made.append(Planned("exact", method.seeds, n, after))
-    made.append(Planned("upscaled", method.seeds, wide, after))
+    upscaled = 1 + ("scratch-drop" in method.baselines)
+    made.append(Planned("upscaled", upscaled * method.seeds, wide, after))
     if "naive" in method.baselines:
         made.append(Planned("naive", method.seeds, wide, after))
     if "net2net" in method.baselines:

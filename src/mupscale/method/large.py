@@ -31,10 +31,12 @@ LABELS = {
     "continued-own": "(c′) base model continued, with the learning rate that is best without noise",
     "exact": "(d) upscaled without noise, width {width}",
     "upscaled": "(e) upscaled with noise, width {width}",
-    "upscaled-plain": "(e′) upscaled, plain transfer",
+    "upscaled-own": "(e′) upscaled with noise, changed halfway to the learning rate that is best without noise",
+    "upscaled-plain": "(e″) upscaled, plain transfer",
     "net2net": "Net2Net, tuned at width {width}",
     "naive": "naive widening, width {width}",
 }
+_Asked = tuple[Width, int, float, Level]  # width, steps, learning rate and noise
 NO_NOISE = "(e) upscaled, width {width}, for which the sweep chose no noise"
 
 
@@ -122,18 +124,26 @@ class _Large:
             yield self._runs(name, self.wide, lr, after, short, self.seeds, after_base=True)
 
     def upscaled(self) -> Iterator[Runs]:
-        """(e): Meta-algorithm 'Upscaling procedure'; with the plain transfer beside an extrapolated one."""
+        """(e): Meta-algorithm 'Upscaling procedure'; (e′); with the plain transfer beside an extrapolated one.
+
+        (e′) is to (e) what (b′) is to (a): noise may want a large rate, which is not the one to end with.
+        """
         chosen: dict[str, tuple[Level, float]] = {}
         if self.choice.noise > 0 or "continued" not in self.asked:
             chosen["upscaled"] = (self.choice.constants or self.choice.noise, self.choice.lr)
+        steps, rate = self.protocol.wide_steps, self.tuned.zero_lr
+        if self.choice.noise > 0 and "scratch-drop" in self.asked and rate != self.choice.lr and steps > 1:
+            chosen["upscaled-own"] = chosen["upscaled"]
         if self.choice.plain is not None and self.choice.plain[0] > 0:
             chosen["upscaled-plain"] = (self._plain_level(self.choice.plain[0]), self.choice.plain[1])
-        steps = self.protocol.wide_steps
-        asked = {name: (self.wide, steps, lr, noise) for name, (noise, lr) in chosen.items()}
-        outcomes = self._after_base("upscaled", asked)
+        recipes = self._from_base({name: (self.wide, steps, lr, noise) for name, (noise, lr) in chosen.items()})
+        if own := recipes.get("upscaled-own"):
+            recipes["upscaled-own"] = [self.protocol.with_drop(recipe, steps // 2, rate) for recipe in own]
+        outcomes = self.shop.train("upscaled", recipes)
         for name, (noise, lr) in chosen.items():
             made = self._runs(name, self.wide, lr, steps, outcomes[name], self.seeds, after_base=True)
-            yield replace(made, noise=noise)
+            made = replace(made, noise=noise)
+            yield replace(made, drop=steps // 2, drop_lr=rate) if name == "upscaled-own" else made
 
     def _plain_level(self, noise: float) -> Level:
         """Signal-normalised noise transfers as constants, which are proportional to it."""
@@ -188,13 +198,15 @@ class _Large:
     def _start(self, name: str, seed: int) -> Path:
         return self.shop.folder / name / f"start-{seed}.safetensors"
 
-    def _after_base(self, stage: str, asked: Mapping[str, tuple[Width, int, float, Level]]) -> dict[str, list[Outcome]]:
-        """Runs that start from the base models: width, steps, learning rate and noise by name."""
-        recipes = {
+    def _after_base(self, stage: str, asked: Mapping[str, _Asked]) -> dict[str, list[Outcome]]:
+        return self.shop.train(stage, self._from_base(asked))
+
+    def _from_base(self, asked: Mapping[str, _Asked]) -> dict[str, list[Recipe]]:
+        """Runs that start from the base models, by name."""
+        return {
             name: [self.protocol.after("base", width, lr, steps, seed, noise, name) for seed in self.seeds]
             for name, (width, steps, lr, noise) in asked.items()
         }
-        return self.shop.train(stage, recipes)
 
     def _runs(
         self,

@@ -5,7 +5,7 @@ Two models differ where the ranges over their seeds do not overlap.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from statistics import fmean
 
 from mupscale.method.costs import final_loss, first_below, flops_until, mean_curve, total_cost
@@ -28,6 +28,10 @@ _BASELINES = {
     "continued": "simply continuing the base model with the new learning rate",
     "continued-own": "simply continuing the base model with the learning rate that is best without noise",
 }
+_UPSCALED = {
+    "upscaled": "the upscaled model",
+    "upscaled-own": "the upscaled model, changed halfway to the learning rate that is best without noise,",
+}
 _OTHERS = {
     "upscaled-plain": "plain transfer, not extrapolated",
     "net2net": "Net2Net",
@@ -38,10 +42,10 @@ _PARTS = {"learning_rate": "the learning rate", "head_start": "the head start", 
 
 def verdict(runs: Sequence[Runs], costs: Numbers, gain: Numbers) -> list[str]:
     """Sentences, the answer first."""
-    upscaled = _named(runs, "upscaled")
+    upscaled, ours = _named(runs, "upscaled"), _ours(runs)
     if upscaled is None:
         return ["Widening cannot be judged here: no upscaled model was trained."]
-    if not upscaled.finals():
+    if ours is None:
         return [
             f"Widening does not pay here: {_all(len(upscaled.curves))} of the upscaled model diverged, so try a "
             f"smaller learning rate or less noise (upscaled_lrs, noises)."
@@ -51,26 +55,29 @@ def verdict(runs: Sequence[Runs], costs: Numbers, gain: Numbers) -> list[str]:
         trained = [one.name for one in runs if one.name in _BASELINES]
         why = f"{' and '.join(trained)} diverged" if trained else "there is no baseline to compare with"
         return [
-            f"Widening cannot be judged here: the upscaled model ends at a loss of {fmean(upscaled.finals()):.4g}, "
+            f"Widening cannot be judged here: {_UPSCALED[ours.name]} ends at a loss of {fmean(ours.finals()):.4g}, "
             f"but {why}."
         ]
-    said = [_headline(upscaled, best), *_same_loss(upscaled, best, costs), *_held_out(runs, upscaled)]
+    said = [*_headline(ours, upscaled, best), *_same_loss(ours, best, costs), *_held_out(runs)]
     said += [*_as_the_paper_counts(upscaled, costs), *_parts(gain), *_others(runs)]
-    return [*said, *_one_seed(upscaled, best)]
+    return [*said, *_one_seed(ours, best)]
 
 
-def _headline(upscaled: Runs, best: Runs) -> str:
-    ours, theirs = upscaled.finals(), best.finals()
-    if max(ours) < min(theirs):
+def _headline(ours: Runs, upscaled: Runs, best: Runs) -> list[str]:
+    losses, theirs = ours.finals(), best.finals()
+    if max(losses) < min(theirs):
         answer = "Widening pays here"
-    elif min(ours) > max(theirs):
+    elif min(losses) > max(theirs):
         answer = "Widening does not pay here"
     else:
         answer = "Widening makes no difference beyond the spread between seeds"
-    return (
-        f"{answer}: at equal FLOPs the upscaled model ends at a loss of {_range(ours)}, and the best alternative, "
-        f"{_BASELINES[best.name]}, at {_range(theirs)}."
+    said = (
+        f"{answer}: at equal FLOPs {_UPSCALED[ours.name]} ends at a loss of {_range(losses)}, and the best "
+        f"alternative, {_BASELINES[best.name]}, at {_range(theirs)}."
     )
+    if ours is upscaled or not upscaled.finals():
+        return [said]
+    return [said, f"Without that change the upscaled model ends at {_range(upscaled.finals())}."]
 
 
 def _same_loss(upscaled: Runs, best: Runs, costs: Numbers) -> list[str]:
@@ -85,15 +92,17 @@ def _same_loss(upscaled: Runs, best: Runs, costs: Numbers) -> list[str]:
     return [f"{who} reaches {whose} final loss {_times(whole / (until + before))} cheaper, the base model charged."]
 
 
-def _held_out(runs: Sequence[Runs], upscaled: Runs) -> list[str]:
+def _held_out(runs: Sequence[Runs]) -> list[str]:
     """The same question of unseen data, each model where it does best: training on may fit the training set alone."""
     lowest = {one.name: min(loss for _, loss in held) for one in runs if (held := _held_out_curve(one))}
+    ours = {name: loss for name, loss in lowest.items() if name in _UPSCALED}
     others = {name: loss for name, loss in lowest.items() if name in _BASELINES}
-    if upscaled.name not in lowest or not others:
+    if not ours or not others:
         return []
-    best = min(others, key=lambda name: others[name])
+    own, best = (min(losses, key=lambda name: lowest[name]) for losses in (ours, others))
+    changed = " (changed halfway)" if own == "upscaled-own" else ""
     return [
-        f"On held-out data the upscaled model's loss comes down to {lowest[upscaled.name]:.4g}, that of the best "
+        f"On held-out data the upscaled model's loss{changed} comes down to {ours[own]:.4g}, that of the best "
         f"alternative, {_BASELINES[best]}, to {others[best]:.4g}."
     ]
 
@@ -184,7 +193,7 @@ def _diverged(runs: Sequence[Runs]) -> list[str]:
 
 def _parting(runs: Sequence[Runs]) -> list[str]:
     """The paper's caution: the theory is about training, so look where held-out loss goes another way."""
-    upscaled, best, said = _named(runs, "upscaled"), _best(runs), []
+    upscaled, best, said = _ours(runs) or _named(runs, "upscaled"), _best(runs), []
     held = _held_out_curve(upscaled)
     if upscaled is None or not held:
         return []
@@ -215,7 +224,16 @@ def _held_out_curve(runs: Runs | None) -> list[tuple[int, float]]:
 
 def _best(runs: Sequence[Runs]) -> Runs | None:
     """The baseline of (a) to (c) with the lowest final loss."""
-    ended = [one for one in runs if one.name in _BASELINES and one.finals()]
+    return _lowest(runs, _BASELINES)
+
+
+def _ours(runs: Sequence[Runs]) -> Runs | None:
+    """(e) or (e′), whichever ends lower."""
+    return _lowest(runs, _UPSCALED)
+
+
+def _lowest(runs: Sequence[Runs], names: Container[str]) -> Runs | None:
+    ended = [one for one in runs if one.name in names and one.finals()]
     return min(ended, key=lambda one: fmean(one.finals()), default=None)
 
 

@@ -38,7 +38,8 @@ _SHORT = {
     "continued-own": "(c′) base continued, own lr",
     "exact": "(d) upscaled, no noise",
     "upscaled": "(e) upscaled",
-    "upscaled-plain": "(e′) plain transfer",
+    "upscaled-own": "(e′) upscaled, own lr",
+    "upscaled-plain": "(e″) plain transfer",
     "net2net": "Net2Net",
     "naive": "naive widening",
 }

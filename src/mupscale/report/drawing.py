@@ -24,6 +24,7 @@ RUN_COLORS = {
     "continued": COLORS[3],
     "exact": COLORS[4],
     "upscaled": COLORS[2],
+    "upscaled-own": "#8c1c2e",
     "upscaled-plain": COLORS[5],
     "continued-own": COLORS[6],
     "net2net": COLORS[7],
@@ -35,6 +36,7 @@ RUN_DASHES = {
     "continued": "-.",
     "exact": ":",
     "continued-own": (0, (4, 1, 1, 1, 1, 1)),
+    "upscaled-own": (0, (4, 2)),
 }
 LEVELS = ("#2a7fb8", "#6f63b0", "#c2477f", "#d9603f", "#e0a030")
 """From low to high, legible on white and on black."""
@@ -54,6 +56,7 @@ _DARK = {
     COLORS[7]: "#3fd0d0",
     "#b5538a": "#ea8cc0",
     "#6a5acd": "#a79cff",
+    "#8c1c2e": "#ff9d8a",
 }
 _STYLE: dict[str, Any] = {
     "text.color": INK,
