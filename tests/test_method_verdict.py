@@ -72,16 +72,28 @@ def test_the_best_is_of_scratch_and_continued_alone() -> None:
 
 def test_the_upscaled_model_is_taken_with_the_better_of_its_learning_rates() -> None:
     others = BASE, runs("scratch-own", 0.6, 0.62), runs("upscaled", 0.7, 0.72)
-    first, second, *rest = said(*others, runs("upscaled-own", 0.5, 0.52))
+    first, second, *rest = said(*others, runs("scratch", 0.9, 0.92), runs("upscaled-own", 0.5, 0.52))
     assert first == (
         "Widening pays here: at equal FLOPs the upscaled model, changed halfway to the learning rate that is best "
         "without noise, ends at a loss of 0.51 (0.5 to 0.52), and the best alternative, training from scratch, changed "
         "to the learning rate that is best without noise, at 0.61 (0.6 to 0.62)."
     )
-    assert second == "Without that change the upscaled model ends at 0.71 (0.7 to 0.72)."
-    assert rest[0].startswith("The upscaled model reaches that final loss ")
+    assert second.startswith("The upscaled model reaches that final loss ")
+    assert rest[0] == (
+        "Without the change halfway the upscaled model ends at 0.71 (0.7 to 0.72); what follows is about that one."
+    )
+    assert rest[1].startswith("As the paper counts: ")
     assert said(*others, runs("upscaled-own", 0.8, 0.82)) == said(*others)
     assert said(*others, runs("upscaled-own", None, None)) == said(*others)
+    assert said(*others, runs("upscaled-own", 0.5, None)) == said(*others)
+
+
+def test_where_the_upscaled_model_diverges_but_for_the_change_that_is_said() -> None:
+    trained = BASE, runs("scratch", 0.9, 0.92), runs("upscaled", None, None), runs("upscaled-own", 0.5, 0.52)
+    first, *rest = said(*trained)
+    assert first.startswith("Widening pays here: at equal FLOPs the upscaled model, changed halfway")
+    assert "Without the change halfway, all 2 runs of the upscaled model diverged." in rest
+    assert not any("As the paper counts" in sentence for sentence in rest)
 
 
 def test_one_seed_is_called_so() -> None:

@@ -136,8 +136,8 @@ def test_lost_trials_are_counted() -> None:
 def test_an_optimum_beside_divergence_is_told_with_the_best_that_is_not(beyond: tuple[float, float]) -> None:
     found = sweep(lambda lr, noise: math.inf if (lr, noise) == beyond else bowl(0.2, 1.0)(lr, noise))
     assert findings(found) == [
-        f"the best trial is a grid step from one that diverged (learning rate {beyond[0]:g} and noise {beyond[1]:g}): "
-        f"other seeds or widths may; the best further away, learning rate 0.2 and noise 0.5, has 2",
+        f"the best trial is close to one that diverged (learning rate {beyond[0]:g} and noise {beyond[1]:g}): with "
+        f"other seeds or widths it may, too; the best that is not, learning rate 0.2 and noise 0.5, has 2",
         "1 of 15 trials diverged",
     ]
 
@@ -151,8 +151,20 @@ def test_divergence_elsewhere_is_only_counted(away: tuple[float, float]) -> None
 def test_where_all_that_finished_lie_beside_divergence_there_is_no_other_to_name() -> None:
     found = sweep(lambda lr, noise: 1.0 if lr == 0.1 else math.inf, lrs=(0.1, 0.2), noises=())
     assert findings(found)[0] == (
-        "the best trial is a grid step from one that diverged (learning rate 0.2): other seeds or widths may"
+        "the best trial is close to one that diverged (learning rate 0.2): with other seeds or widths it may, too"
     )
+
+
+def test_without_noise_divergence_with_noise_does_not_matter() -> None:
+    found = findings(sweep(lambda lr, noise: math.inf if (lr, noise) == (0.2, 0.5) else bowl(0.2, 0.0)(lr, noise)))
+    assert not any("close to one" in said for said in found)
+
+
+@pytest.mark.parametrize(("lr", "told"), [(0.21, True), (0.18, False)])
+def test_samplers_may_find_divergence_nearer_than_a_grid_step(lr: float, told: bool) -> None:
+    trials = [Trial(0.19, 1.0, "finished", 1.0), Trial(lr, 1.0, "diverged", None)]
+    found = findings(Sweep("s", 128, 64, Space(LRS, NOISES), trials, sampler="tpe"))
+    assert any("close to one that diverged" in said for said in found) == told
 
 
 def test_if_everything_diverged_that_is_all_there_is_to_say() -> None:

@@ -30,7 +30,8 @@ class Method:
         sampler: grid (every cell), random, or tpe
         trials: how many trials random and tpe take
         pruner: none, median, or halving (successive halving): stop trials that fall behind
-        baselines: what the upscaled model is compared with; net2net and naive only on request
+        baselines: what the upscaled model is compared with (scratch-drop brings (b′) and (e′), too); net2net and naive
+            only on request
         engine: auto trains many models as one where that works, vectorised nowhere else, serial one at a time
         storage: where studies are kept: none for a SQLite file in the run's folder, journal:PATH, or a database URL
     """

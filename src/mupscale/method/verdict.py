@@ -58,12 +58,12 @@ def verdict(runs: Sequence[Runs], costs: Numbers, gain: Numbers) -> list[str]:
             f"Widening cannot be judged here: {_UPSCALED[ours.name]} ends at a loss of {fmean(ours.finals()):.4g}, "
             f"but {why}."
         ]
-    said = [*_headline(ours, upscaled, best), *_same_loss(ours, best, costs), *_held_out(runs)]
+    said = [_headline(ours, best), *_same_loss(ours, best, costs), *_held_out(runs), *_without_change(ours, upscaled)]
     said += [*_as_the_paper_counts(upscaled, costs), *_parts(gain), *_others(runs)]
     return [*said, *_one_seed(ours, best)]
 
 
-def _headline(ours: Runs, upscaled: Runs, best: Runs) -> list[str]:
+def _headline(ours: Runs, best: Runs) -> str:
     losses, theirs = ours.finals(), best.finals()
     if max(losses) < min(theirs):
         answer = "Widening pays here"
@@ -71,13 +71,20 @@ def _headline(ours: Runs, upscaled: Runs, best: Runs) -> list[str]:
         answer = "Widening does not pay here"
     else:
         answer = "Widening makes no difference beyond the spread between seeds"
-    said = (
+    return (
         f"{answer}: at equal FLOPs {_UPSCALED[ours.name]} ends at a loss of {_range(losses)}, and the best "
         f"alternative, {_BASELINES[best.name]}, at {_range(theirs)}."
     )
-    if ours is upscaled or not upscaled.finals():
-        return [said]
-    return [said, f"Without that change the upscaled model ends at {_range(upscaled.finals())}."]
+
+
+def _without_change(ours: Runs, upscaled: Runs) -> list[str]:
+    """Where (e′) is the better one: (e), of which all that follows is told."""
+    if ours is upscaled:
+        return []
+    finals = upscaled.finals()
+    if not finals:
+        return [f"Without the change halfway, {_all(len(upscaled.curves))} of the upscaled model diverged."]
+    return [f"Without the change halfway the upscaled model ends at {_range(finals)}; what follows is about that one."]
 
 
 def _same_loss(upscaled: Runs, best: Runs, costs: Numbers) -> list[str]:
@@ -110,7 +117,7 @@ def _held_out(runs: Sequence[Runs]) -> list[str]:
 def _as_the_paper_counts(upscaled: Runs, costs: Numbers) -> list[str]:
     """Speed-ups to the lowest loss from scratch (the paper's 'Evaluation criteria')."""
     lowest = costs.get("scratch_min_loss")
-    if lowest is None:
+    if lowest is None or not upscaled.finals():
         return []
     told = {
         "speedup_sunk": "with the base model sunk",
@@ -228,8 +235,9 @@ def _best(runs: Sequence[Runs]) -> Runs | None:
 
 
 def _ours(runs: Sequence[Runs]) -> Runs | None:
-    """(e) or (e′), whichever ends lower."""
-    return _lowest(runs, _UPSCALED)
+    """(e) or (e′), whichever more seeds finish, and then ends lower."""
+    most = max((len(one.finals()) for one in runs if one.name in _UPSCALED), default=0)
+    return _lowest([one for one in runs if len(one.finals()) == most], _UPSCALED)
 
 
 def _lowest(runs: Sequence[Runs], names: Container[str]) -> Runs | None:

@@ -13,7 +13,7 @@ from mupscale.report.page import verdict
 
 _MODELS = (
     ("upscaled", "Final loss, upscaled"),
-    ("upscaled-own", "Final loss, upscaled with its own learning rate from halfway on"),
+    ("upscaled-own", "Final loss, upscaled and changed halfway"),
     ("upscaled-plain", "Final loss, upscaled with the plain transfer"),
     ("scratch", "Final loss, from scratch"),
     ("scratch-drop", "Final loss, from scratch with the change"),

@@ -53,6 +53,13 @@ def _headline(summary: Summary) -> str:
     )
 
 
+_FINALS = {
+    "upscaled": "Final loss, upscaled",
+    "upscaled-own": "Final loss, upscaled and changed halfway",
+    "scratch": "Final loss, from scratch",
+}
+
+
 def _cards(summary: Summary) -> list[tuple[str, str, str]]:
     choice, items = summary.choice, []
     if "speedup_sunk" in summary.costs:
@@ -62,7 +69,7 @@ def _cards(summary: Summary) -> list[tuple[str, str, str]]:
         more = f"{charged} with the base model's training charged, {everything} with tuning charged, too"
         more = "" if number in ("not reached", "unknown") else more
         items.append(("Speed-up to the from-scratch model's lowest loss", number, more))
-    for name, what in (("upscaled", "Final loss, upscaled"), ("scratch", "Final loss, from scratch")):
+    for name, what in _FINALS.items():
         runs = summary.get(name)
         if runs is not None:
             mean, _, spread = facts.final(summary, name).partition(" (")

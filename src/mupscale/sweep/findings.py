@@ -53,12 +53,14 @@ def _brink(sweep: Sweep, best: Trial) -> list[str]:
     beyond = _diverged_beside(sweep, best)
     if beyond is None:
         return []
-    said = f"the best trial is a grid step from one that diverged ({_told(sweep, beyond)}): other seeds or widths may"
+    said = (
+        f"the best trial is close to one that diverged ({_told(sweep, beyond)}): with other seeds or widths it may, too"
+    )
     safe = [t for t in sweep.trials if t.status == "finished" and t.loss is not None and not _diverged_beside(sweep, t)]
     if not safe:
         return [said]
     other = min(safe, key=_loss)
-    return [f"{said}; the best further away, {_told(sweep, other)}, has {_loss(other):.4g}"]
+    return [f"{said}; the best that is not, {_told(sweep, other)}, has {_loss(other):.4g}"]
 
 
 def _told(sweep: Sweep, trial: Trial) -> str:
@@ -67,13 +69,15 @@ def _told(sweep: Sweep, trial: Trial) -> str:
 
 
 def _diverged_beside(sweep: Sweep, trial: Trial) -> Trial | None:
-    """A diverged trial with the next larger learning rate or the next larger noise, and the other the same."""
+    """A diverged trial with a larger learning rate, up to a grid step, or, if it has noise, with more noise."""
     space = sweep.space
     lr, noise = _nearest(space.lrs, trial.lr), _nearest(space.noises, trial.noise)
-    beside = {(lr + 1, noise), (lr, noise + 1)}
-    diverged = (other for other in sweep.trials if other.status == "diverged")
-    at = ((_nearest(space.lrs, other.lr), _nearest(space.noises, other.noise), other) for other in diverged)
-    return next((other for i, j, other in at if (i, j) in beside), None)
+    steps = {(0, 0), (1, 0), (0, 1)} if trial.noise else {(0, 0), (1, 0)}
+    for other in sweep.trials:
+        step = _nearest(space.lrs, other.lr) - lr, _nearest(space.noises, other.noise) - noise
+        if other.status == "diverged" and step in steps and other.lr >= trial.lr and other.noise >= trial.noise:
+            return other
+    return None
 
 
 def _edges(space: Space, best: Trial) -> list[str]:
