@@ -112,14 +112,15 @@ ROWS = {
     "continued-own": "(c′) base model continued, with the rate that is best without noise",
     "exact": "(d) upscaled without noise",
     "upscaled": "(e) upscaled with noise",
+    "upscaled-own": "(e′) the same with a change to that rate halfway",
 }
 
 
 def missing(summary: Summary, name: str) -> str:
-    """Why a run has no numbers of its own; (b′) is younger than some of the results."""
+    """Why a run has no numbers of its own; (b′) and (e′) are younger than some of the results."""
+    same = {"scratch-drop": "as (a)", "scratch-own": "as (b)", "continued-own": "as (c)", "upscaled-own": "as (e)"}
     one_rate = summary.get("continued-own") is None
-    same = {"scratch-drop": "as (a)", "scratch-own": "as (b)" if one_rate else "not trained", "continued-own": "as (c)"}
-    return same[name]
+    return same[name] if one_rate or name == "scratch-drop" else "not trained"
 
 
 def table(columns: Sequence[str], cell: Callable[[Summary, str], str]) -> list[str]:
