@@ -64,6 +64,26 @@ def test_ranges_over_seeds_that_overlap_make_no_difference() -> None:
     assert first.startswith("Widening makes no difference beyond the spread between seeds: ")
 
 
+def test_seeds_from_the_same_base_models_are_compared_one_by_one_where_their_ranges_overlap() -> None:
+    """What the base models differ by is in both, and hides what widening does."""
+    upscaled = runs("upscaled", 0.59, 0.54, 0.49)
+    said_so = "Seed by seed, both from the same base model, the upscaled one ends lower with {} of 3 seeds."
+    continued = runs("continued", 0.6, 0.55, 0.5)
+    first, second, *_ = said(BASE, runs("scratch", 0.9, 0.9, 0.9), continued, upscaled)
+    assert first.startswith("Widening makes no difference beyond the spread between seeds: ")
+    assert second == said_so.format(3)
+    mixed = runs("continued", 0.6, 0.53, 0.5)
+    assert said(BASE, mixed, upscaled)[1] == said_so.format(2)
+    apart = runs("continued", 0.7, 0.8, 0.9)
+    for others in ([apart], [runs("scratch", 0.6, 0.55, 0.5)]):  # nothing hidden; no base model in common
+        assert not any("Seed by seed" in text for text in said(BASE, *others, upscaled))
+
+
+def test_seeds_are_paired_by_number_where_one_diverged() -> None:
+    trained = runs("continued", None, 0.55, 0.5), runs("upscaled", 0.52, 0.54, 0.49)
+    assert said(BASE, *trained)[1].endswith("with 2 of 2 seeds.")
+
+
 def test_the_best_is_of_scratch_and_continued_alone() -> None:
     first, *rest = said(runs("scratch", 0.9), runs("exact", 0.3), runs("net2net", 0.1), runs("upscaled", 0.5))
     assert first.startswith("Widening pays here: ")

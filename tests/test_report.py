@@ -467,17 +467,29 @@ def test_waterfall_leads_from_one_loss_to_the_other() -> None:
     assert "noise −0.00008." in gain.in_words(tiny)
 
 
-def test_waterfall_shows_the_better_of_the_continued_base_models(tmp_path: Path) -> None:
-    """It is what widening has to beat, and the other one would hide it."""
+def test_waterfall_goes_on_to_the_upscaled_model_with_its_own_rate(tmp_path: Path) -> None:
+    """The verdict is about the better of the two, so the picture has both."""
+    given = {**example().gain, "upscaled_own": 0.29, "scratch_own": 0.33}
+    ax = axes(lambda ax: gain._waterfall(ax, given))
+    assert [text.get_text() for text in ax.texts][-3:] == ["0.412", "0.351", "0.290"]
+    assert [label.get_text() for label in ax.get_xticklabels()][-2:] == ["upscaled", "upscaled,\nown lr"]
+    assert ax.get_ylim()[0] < 0.29
+    (picture,) = gain.pictures(small(gain=given), Gallery(tmp_path))
+    assert "Upscaled, own lr from halfway on: 0.290." in picture.alt
+
+
+def test_waterfall_shows_the_best_alternative(tmp_path: Path) -> None:
+    """It is what widening has to beat, and the others would hide it."""
     both = {**example().gain, "continued": 0.417, "continued_own": 0.34}
     for given, value, label in (
         (both, 0.34, "base model continued, own lr"),
         ({**both, "continued_own": 0.42}, 0.417, "base model continued"),
         ({**both, "continued_own": None}, 0.417, "base model continued"),
         ({**both, "continued": None}, 0.34, "base model continued, own lr"),
+        ({**both, "scratch_own": 0.33}, 0.33, "from scratch, own lr"),
     ):
         ax = axes(lambda ax, given=given: gain._waterfall(ax, given))  # type: ignore[misc]
-        (line,) = [line for line in ax.lines if "continued" in str(line.get_label())]
+        (line,) = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
         assert (line.get_ydata()[0], line.get_label()) == (value, label)
         assert ax.get_ylim()[0] < value
         (picture,) = gain.pictures(small(gain=given), Gallery(tmp_path))

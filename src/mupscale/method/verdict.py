@@ -1,6 +1,7 @@
 """The answer in words: does widening pay here, against the best of the honest baselines, and what is the gain made of.
 
-Two models differ where the ranges over their seeds do not overlap.
+Two models differ where the ranges over their seeds do not overlap; where they do, seeds with the same base model are
+compared one by one.
 """
 
 from __future__ import annotations
@@ -58,23 +59,33 @@ def verdict(runs: Sequence[Runs], costs: Numbers, gain: Numbers) -> list[str]:
             f"Widening cannot be judged here: {_UPSCALED[ours.name]} ends at a loss of {fmean(ours.finals()):.4g}, "
             f"but {why}."
         ]
-    said = [_headline(ours, best), *_same_loss(ours, best, costs), *_held_out(runs), *_without_change(ours, upscaled)]
-    said += [*_as_the_paper_counts(upscaled, costs), *_parts(gain), *_others(runs)]
+    said = [_headline(ours, best), *_seed_by_seed(ours, best), *_same_loss(ours, best, costs), *_held_out(runs)]
+    said += [*_without_change(ours, upscaled), *_as_the_paper_counts(upscaled, costs), *_parts(gain), *_others(runs)]
     return [*said, *_one_seed(ours, best)]
 
 
 def _headline(ours: Runs, best: Runs) -> str:
     losses, theirs = ours.finals(), best.finals()
-    if max(losses) < min(theirs):
-        answer = "Widening pays here"
-    elif min(losses) > max(theirs):
-        answer = "Widening does not pay here"
-    else:
+    if not _apart(losses, theirs):
         answer = "Widening makes no difference beyond the spread between seeds"
+    else:
+        answer = "Widening pays here" if max(losses) < min(theirs) else "Widening does not pay here"
     return (
         f"{answer}: at equal FLOPs {_UPSCALED[ours.name]} ends at a loss of {_range(losses)}, and the best "
         f"alternative, {_BASELINES[best.name]}, at {_range(theirs)}."
     )
+
+
+def _seed_by_seed(ours: Runs, best: Runs) -> list[str]:
+    """Where the ranges overlap, but both start from the same base models, each seed compares like with like."""
+    mine, theirs = ({c.seed: loss for c in runs.curves if (loss := c.final()) is not None} for runs in (ours, best))
+    pairs = [(mine[seed], theirs[seed]) for seed in mine.keys() & theirs.keys()]
+    if not best.after_base or len(pairs) < 2 or _apart(ours.finals(), best.finals()):
+        return []
+    lower = sum(one < other for one, other in pairs)
+    return [
+        f"Seed by seed, both from the same base model, the upscaled one ends lower with {lower} of {len(pairs)} seeds."
+    ]
 
 
 def _without_change(ours: Runs, upscaled: Runs) -> list[str]:
@@ -247,6 +258,11 @@ def _lowest(runs: Sequence[Runs], names: Container[str]) -> Runs | None:
 
 def _named(runs: Sequence[Runs], name: str) -> Runs | None:
     return next((one for one in runs if one.name == name), None)
+
+
+def _apart(losses: Sequence[float], others: Sequence[float]) -> bool:
+    """Whether the ranges do not overlap."""
+    return max(losses) < min(others) or max(others) < min(losses)
 
 
 def _range(losses: Sequence[float]) -> str:

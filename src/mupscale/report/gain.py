@@ -1,4 +1,4 @@
-"""The gain taken apart: from the from-scratch model's loss to the upscaled one's, effect by effect."""
+"""The gain taken apart: from the from-scratch model's loss to (e)'s, effect by effect, and on to (e′)'s."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from mupscale.report import words
 from mupscale.report.drawing import BAD, GOOD, MUTED, PAPER, RUN_COLORS, RUN_DASHES, Gallery, Picture
 
 _EFFECTS = (("learning_rate", "learning\nrate"), ("head_start", "head\nstart"), ("noise", "noise"))
-_CONTINUED = (
+_ALTERNATIVES = (
     ("continued", "continued", "base model continued"),
     ("continued_own", "continued-own", "base model continued, own lr"),
+    ("scratch_own", "scratch-own", "from scratch, own lr"),
 )
 """Keys of the gain, names of the runs, and words."""
 
@@ -26,6 +27,9 @@ def pictures(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
     if words.known(start) and words.known(end):
         alt = f"From scratch {words.loss(start)}, upscaled {words.loss(end)}. {in_words(summary)}"
         caption = "Final training loss at equal total cost, from the from-scratch model's to the upscaled one's"
+        if words.known(own := gain.get("upscaled_own")):
+            alt = f"{alt.strip()} Upscaled, own lr from halfway on: {words.loss(own)}."
+            caption += ", and to that of the same with its own lr from halfway on"
         if (other := _alternative(gain)) is not None:
             alt = f"{alt.strip()} {other[2].capitalize()}: {words.loss(other[0])}."
             caption += f"; the line: {other[2]}"
@@ -53,8 +57,8 @@ def _digits(gain: dict[str, float | None]) -> int:
 
 
 def _alternative(gain: dict[str, float | None]) -> tuple[float, str, str] | None:
-    """What widening competes with: loss, run and words of the base model continued, with the better of its rates."""
-    found = [(value, run, said) for key, run, said in _CONTINUED if words.known(value := gain.get(key))]
+    """What widening competes with, and is not in the waterfall: loss, run and words of the best of them."""
+    found = [(value, run, said) for key, run, said in _ALTERNATIVES if words.known(value := gain.get(key))]
     return min(found, key=lambda item: item[0], default=None)
 
 
@@ -75,8 +79,13 @@ def _waterfall(ax: Any, gain: dict[str, float | None]) -> None:
         seen.append(level)
         names.append(name)
     ax.plot([len(names) - 1 + 0.31, len(names)], [level, end], color=MUTED, lw=0.8, zorder=2)
+    ends = [(0, start, COLORS[0]), (len(names), end, RUN_COLORS["upscaled"])]
     names.append("upscaled")
-    for at, value, color in ((0, start, COLORS[0]), (len(names) - 1, end, COLORS[2])):
+    if words.known(own := gain.get("upscaled_own")):
+        ends.append((len(names), own, RUN_COLORS["upscaled-own"]))
+        seen.append(own)
+        names.append("upscaled,\nown lr")
+    for at, value, color in ends:
         ax.plot(at, value, "D", ms=8, color=color, zorder=4)
         _number(ax, at, value, words.loss(value), 7)
     if (other := _alternative(gain)) is not None:
