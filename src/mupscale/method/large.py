@@ -58,6 +58,7 @@ class _Large:
         self.protocol, self.choice = self.shop.protocol, self.tuned.choice
         self.asked = self.shop.method.baselines
         self.width, self.wide = self.shop.recipe.width, self.protocol.wide
+        self.own_lr = None if self.tuned.zero_lr == self.choice.lr else self.tuned.zero_lr  # of (b′), (c′) and (e′)
         self.swept: list[Sweep] = []
 
     def base(self) -> Runs:
@@ -86,8 +87,8 @@ class _Large:
             rates["scratch"] = lr
         if "scratch-drop" in self.asked:
             rates["scratch-drop"] = self.choice.lr
-            if self.tuned.zero_lr != self.choice.lr:
-                rates["scratch-own"] = self.tuned.zero_lr
+            if self.own_lr is not None:
+                rates["scratch-own"] = self.own_lr
         recipes = dict[str, list[Recipe]]()
         for name, rate in rates.items():
             fresh = [self.protocol.fresh(self.wide, lr, steps, seed, name) for seed in seeds]
@@ -111,8 +112,8 @@ class _Large:
         after = self.protocol.wide_steps
         steps = self.protocol.equal_cost(after, self.wide, self.width)
         rates = {"continued": self.choice.lr}
-        if self.tuned.zero_lr != self.choice.lr:
-            rates["continued-own"] = self.tuned.zero_lr
+        if self.own_lr is not None:
+            rates["continued-own"] = self.own_lr
         outcomes = self._after_base("continued", {n: (self.width, steps, lr, 0.0) for n, lr in rates.items()})
         for name, lr in rates.items():
             yield self._runs(name, self.width, lr, steps, outcomes[name], self.seeds, after_base=True)
@@ -131,19 +132,19 @@ class _Large:
         chosen: dict[str, tuple[Level, float]] = {}
         if self.choice.noise > 0 or "continued" not in self.asked:
             chosen["upscaled"] = (self.choice.constants or self.choice.noise, self.choice.lr)
-        steps, rate = self.protocol.wide_steps, self.tuned.zero_lr
-        if self.choice.noise > 0 and "scratch-drop" in self.asked and rate != self.choice.lr and steps > 1:
+        steps, drop = self.protocol.wide_steps, self.protocol.wide_steps // 2
+        if self.choice.noise > 0 and "scratch-drop" in self.asked and self.own_lr is not None and drop > 0:
             chosen["upscaled-own"] = chosen["upscaled"]
         if self.choice.plain is not None and self.choice.plain[0] > 0:
             chosen["upscaled-plain"] = (self._plain_level(self.choice.plain[0]), self.choice.plain[1])
         recipes = self._from_base({name: (self.wide, steps, lr, noise) for name, (noise, lr) in chosen.items()})
-        if own := recipes.get("upscaled-own"):
-            recipes["upscaled-own"] = [self.protocol.with_drop(recipe, steps // 2, rate) for recipe in own]
+        if self.own_lr is not None and (own := recipes.get("upscaled-own")):
+            recipes["upscaled-own"] = [self.protocol.with_drop(recipe, drop, self.own_lr) for recipe in own]
         outcomes = self.shop.train("upscaled", recipes)
         for name, (noise, lr) in chosen.items():
             made = self._runs(name, self.wide, lr, steps, outcomes[name], self.seeds, after_base=True)
             made = replace(made, noise=noise)
-            yield replace(made, drop=steps // 2, drop_lr=rate) if name == "upscaled-own" else made
+            yield replace(made, drop=drop, drop_lr=self.own_lr) if name == "upscaled-own" else made
 
     def _plain_level(self, noise: float) -> Level:
         """Signal-normalised noise transfers as constants, which are proportional to it."""
