@@ -18,6 +18,7 @@ from mupscale.errors import MupscaleError
 from mupscale.method.run import run, run_sweeps
 from mupscale.method.settings import Method
 from mupscale.method.summary import Summary
+from mupscale.method.workshop import Workshop
 from mupscale.train.recipe import Recipe, Spec
 from small_runs import die_at, limit_files
 
@@ -216,3 +217,18 @@ def test_a_damaged_record_of_stages_costs_the_clock_alone(done: Path) -> None:
     (done / "stages.json").write_text(json.dumps({"base": {"seconds": 1.0}})[:-4])
     assert facts(run_quietly(done, short(), few())) == before
     assert os.path.exists(done / "summary.json")
+
+
+def test_what_a_stage_took_is_kept_while_no_other_worker_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """stages.json is read and written as a whole, so two at once would lose what one of them kept."""
+    fcntl, keep, kept = pytest.importorskip("fcntl"), Workshop._keep, []
+
+    def watched(shop: Workshop, stage: str, **values: float | None) -> None:
+        with open(shop.folder / ".lock") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        kept.append(stage)
+        keep(shop, stage, **values)
+
+    monkeypatch.setattr(Workshop, "_keep", watched)
+    run_quietly(tmp_path / "run", short(), few())
+    assert {"base", "scratch", "continued", "upscaled"} <= set(kept)
