@@ -64,24 +64,47 @@ def test_ranges_over_seeds_that_overlap_make_no_difference() -> None:
     assert first.startswith("Widening makes no difference beyond the spread between seeds: ")
 
 
-def test_seeds_from_the_same_base_models_are_compared_one_by_one_where_their_ranges_overlap() -> None:
+def by_seed(*trained: Runs) -> list[str]:
+    return [text for text in said(BASE, *trained) if text.startswith("Seed by seed")]
+
+
+@pytest.mark.parametrize("name", ["upscaled", "upscaled-own"])
+def test_seeds_from_the_same_base_models_are_compared_one_by_one_where_their_ranges_overlap(name: str) -> None:
     """What the base models differ by is in both, and hides what widening does."""
-    upscaled = runs("upscaled", 0.59, 0.54, 0.49)
-    said_so = "Seed by seed, both from the same base model, the upscaled one ends lower with {} of 3 seeds."
-    continued = runs("continued", 0.6, 0.55, 0.5)
-    first, second, *_ = said(BASE, runs("scratch", 0.9, 0.9, 0.9), continued, upscaled)
+    others = runs("upscaled", 0.99, 0.99, 0.99), runs("scratch", 0.9, 0.9, 0.9)
+    ours, continued = runs(name, 0.59, 0.54, 0.47), runs("continued", 0.6, 0.55, 0.5)
+    first, second, *_ = said(BASE, *others[name == "upscaled" :], continued, ours)
     assert first.startswith("Widening makes no difference beyond the spread between seeds: ")
-    assert second == said_so.format(3)
-    mixed = runs("continued", 0.6, 0.53, 0.5)
-    assert said(BASE, mixed, upscaled)[1] == said_so.format(2)
-    apart = runs("continued", 0.7, 0.8, 0.9)
-    for others in ([apart], [runs("scratch", 0.6, 0.55, 0.5)]):  # nothing hidden; no base model in common
-        assert not any("Seed by seed" in text for text in said(BASE, *others, upscaled))
+    sentence = "Seed by seed, both from the same base model, the upscaled one differs by "
+    assert second == f"{sentence}−0.03 to −0.01 (lower with 3 of 3 seeds)."
+    (mixed,) = by_seed(runs("continued", 0.6, 0.53, 0.47), runs("upscaled", 0.59, 0.54, 0.47))
+    assert mixed.endswith(" −0.01 to 0.01 (lower with 1 of 3 seeds).")  # one of them even
+
+
+def test_seed_by_seed_held_out_losses_are_compared_too() -> None:
+    def held(made: Runs, *last: float) -> Runs:
+        ends = zip(made.curves, last, strict=True)
+        return replace(made, curves=[replace(c, held_out_steps=[50, 100], held_out_losses=[9, x]) for c, x in ends])
+
+    (text,) = by_seed(held(runs("continued", 0.6, 0.5), 0.7, 0.7), held(runs("upscaled", 0.59, 0.52), 0.6, 0.65))
+    assert text.endswith(
+        " −0.01 to 0.02 (lower with 1 of 2 seeds), and held out by −0.1 to −0.05 (lower with 2 of 2 seeds)."
+    )
+
+
+def test_seed_by_seed_only_where_there_is_something_to_say() -> None:
+    upscaled = runs("upscaled", 0.59, 0.54, 0.49)
+    assert not by_seed(runs("continued", 0.7, 0.8, 0.9), upscaled)  # the ranges say it
+    assert not by_seed(runs("scratch", 0.6, 0.55, 0.5), upscaled)  # no base model in common
+    assert not by_seed(runs("continued", 0.5, 0.6), runs("upscaled", None, 0.55))  # one seed
+    assert not by_seed(runs("continued", 0.5, 0.6), runs("upscaled", 0.5, None))
+    assert by_seed(runs("continued", 0.6, 0.7), runs("upscaled", 0.5, 0.6))  # ranges that touch are not apart
+    assert by_seed(runs("continued", 0.5, 0.6), runs("upscaled", 0.6, 0.7))
 
 
 def test_seeds_are_paired_by_number_where_one_diverged() -> None:
-    trained = runs("continued", None, 0.55, 0.5), runs("upscaled", 0.52, 0.54, 0.49)
-    assert said(BASE, *trained)[1].endswith("with 2 of 2 seeds.")
+    (text,) = by_seed(runs("continued", None, 0.55, 0.5), runs("upscaled", 0.52, 0.54, 0.49))
+    assert text.endswith(" −0.01 to −0.01 (lower with 2 of 2 seeds).")
 
 
 def test_the_best_is_of_scratch_and_continued_alone() -> None:

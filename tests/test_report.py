@@ -22,7 +22,7 @@ from mupscale import MupscaleError
 from mupscale.figures import figure
 from mupscale.method.summary import Curve, Summary
 from mupscale.report import curves, facts, gain, report, sweeps, transfer, words
-from mupscale.report.drawing import INK, RUN_DASHES, Gallery, recoloured, whole
+from mupscale.report.drawing import INK, RUN_COLORS, RUN_DASHES, Gallery, recoloured, whole
 from mupscale.sweep.space import Space, Sweep, Trial
 from summaries import LRS, NOISES, diverged, example, sweep_1, sweep_2, transfer_check, write
 
@@ -467,6 +467,7 @@ def test_waterfall_leads_from_one_loss_to_the_other() -> None:
     assert "noise −0.00008." in gain.in_words(tiny)
 
 
+@pytest.mark.usefixtures("_close")
 def test_waterfall_goes_on_to_the_upscaled_model_with_its_own_rate(tmp_path: Path) -> None:
     """The verdict is about the better of the two, so the picture has both."""
     given = {**example().gain, "upscaled_own": 0.29, "scratch_own": 0.33}
@@ -474,11 +475,14 @@ def test_waterfall_goes_on_to_the_upscaled_model_with_its_own_rate(tmp_path: Pat
     assert [text.get_text() for text in ax.texts][-3:] == ["0.412", "0.351", "0.290"]
     assert [label.get_text() for label in ax.get_xticklabels()][-2:] == ["upscaled", "upscaled,\nown lr"]
     assert ax.get_ylim()[0] < 0.29
+    points = [line.get_color() for line in ax.lines if line.get_marker() == "D"]
+    assert points[1:] == [RUN_COLORS["upscaled"], RUN_COLORS["upscaled-own"]]
     (picture,) = gain.pictures(small(gain=given), Gallery(tmp_path))
     assert "Upscaled, own lr from halfway on: 0.290." in picture.alt
+    assert "and to that of the same with its own lr from halfway on" in picture.caption
 
 
-def test_waterfall_shows_the_best_alternative(tmp_path: Path) -> None:
+def test_waterfall_shows_the_best_of_the_alternatives_without_a_bar(tmp_path: Path) -> None:
     """It is what widening has to beat, and the others would hide it."""
     both = {**example().gain, "continued": 0.417, "continued_own": 0.34}
     for given, value, label in (

@@ -141,7 +141,7 @@ def test_the_tables_of_the_docs_are_those_of_the_summaries() -> None:
 
     def gpt(summary: Summary, name: str) -> str:
         runs = summary.get(name)
-        if runs is None:
+        if runs is None or runs.drop_lr == runs.lr:
             return f"{missing(summary, name)} |"
         return f"{fmean(runs.finals()):.3f} | {fmean(curve.held_out_losses[-1] for curve in runs.curves):.3f}"
 

@@ -38,6 +38,10 @@ class Curve:
             return None
         return fmean(loss for step, loss in zip(self.steps, self.losses, strict=True) if step > 0.9 * self.steps[-1])
 
+    def final_held_out(self) -> float | None:
+        """The last held-out loss; None if it diverged or none was taken."""
+        return None if self.status == "diverged" or not self.held_out_losses else self.held_out_losses[-1]
+
 
 @dataclass(frozen=True)
 class Runs:

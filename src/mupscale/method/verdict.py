@@ -6,11 +6,11 @@ compared one by one.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from statistics import fmean
 
 from mupscale.method.costs import final_loss, first_below, flops_until, mean_curve, total_cost
-from mupscale.method.summary import Runs
+from mupscale.method.summary import Curve, Runs
 from mupscale.method.transfer import shown
 from mupscale.sweep.findings import findings
 from mupscale.sweep.space import Sweep
@@ -78,14 +78,23 @@ def _headline(ours: Runs, best: Runs) -> str:
 
 def _seed_by_seed(ours: Runs, best: Runs) -> list[str]:
     """Where the ranges overlap, but both start from the same base models, each seed compares like with like."""
-    mine, theirs = ({c.seed: loss for c in runs.curves if (loss := c.final()) is not None} for runs in (ours, best))
-    pairs = [(mine[seed], theirs[seed]) for seed in mine.keys() & theirs.keys()]
-    if not best.after_base or len(pairs) < 2 or _apart(ours.finals(), best.finals()):
+    if not best.after_base or _apart(ours.finals(), best.finals()):
         return []
-    lower = sum(one < other for one, other in pairs)
-    return [
-        f"Seed by seed, both from the same base model, the upscaled one ends lower with {lower} of {len(pairs)} seeds."
-    ]
+    training, held_out = (_differences(ours, best, end) for end in (Curve.final, Curve.final_held_out))
+    if not training:
+        return []
+    more = f", and held out by {held_out}" if held_out else ""
+    return [f"Seed by seed, both from the same base model, the upscaled one differs by {training}{more}."]
+
+
+def _differences(ours: Runs, theirs: Runs, end: Callable[[Curve], float | None]) -> str:
+    """Of the seeds that both have, if these are two or more."""
+    mine, other = ({c.seed: loss for c in runs.curves if (loss := end(c)) is not None} for runs in (ours, theirs))
+    found = [mine[seed] - other[seed] for seed in mine.keys() & other.keys()]
+    if len(found) < 2:
+        return ""
+    span = " to ".join(_signed(f"{each:.2g}") for each in (min(found), max(found)))
+    return f"{span} (lower with {sum(each < 0 for each in found)} of {len(found)} seeds)"
 
 
 def _without_change(ours: Runs, upscaled: Runs) -> list[str]:
