@@ -76,7 +76,7 @@ class Workshop:
         self.trained.append(stage)
         with self._alone():
             outcomes = self._outcomes(stage, recipes, ", ".join(named) if len(named) > 1 else "")
-            self._keep(stage, flops=self._flops(outcomes))  # among others: what they keep must not be written over
+            self._keep(stage, flops=self._flops(outcomes))  # while no other worker can
         in_order = iter(outcomes)
         result = {name: [next(in_order) for _ in some] for name, some in named.items()}
         ends = [f"{f'{name}: ' if len(named) > 1 else ''}{_ended(some)}" for name, some in result.items()]
