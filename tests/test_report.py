@@ -114,8 +114,8 @@ def test_the_answer_comes_first_then_the_numbers(written: Path) -> None:
     text = Seen(written).text
     wanted = [
         "Widening pays here: it reaches the from-scratch model's lowest loss 3.3× cheaper",
-        "Speed-up to the from-scratch model's lowest loss 3.3× 1.7× with the base model's training charged, "
-        "0.23× with tuning charged, too",
+        "Speed-up to the from-scratch model's lowest loss 1.7× base model charged; "
+        "3.3× if it is there already, 0.23× with tuning charged, too",
         "Final loss, upscaled 0.357 0.356 to 0.358 over 3 seeds",
         "Chosen noise 1",
         "Chosen learning rate 0.004 after upscaling; 0.016 before",
@@ -210,9 +210,9 @@ ODD: dict[str, tuple[Callable[[], Summary], list[str], list[str]]] = {
         lambda: small(
             runs=[diverged(runs) for runs in small().runs],
             sweeps=[sweep_1("diverged"), sweep_2(status="diverged")],
-            costs={**example().costs, "upscaled_to_scratch_loss": None, "speedup_sunk": None},
+            costs={**example().costs, "upscaled_to_scratch_loss": None, "speedup_base_charged": None},
         ),
-        ["not reached", "Final loss, upscaled diverged", "width 256 (3 of 3 diverged)"],
+        ["lowest loss not reached Final", "Final loss, upscaled diverged", "width 256 (3 of 3 diverged)"],
         ["training-step", "sweep-1-width-64", "sweep-2-width-64"],
     ),
     "one seed": (

@@ -62,11 +62,11 @@ _FINALS = {
 
 def _cards(summary: Summary) -> list[tuple[str, str, str]]:
     choice, items = summary.choice, []
-    if "speedup_sunk" in summary.costs:
-        charged = facts.cost(summary, "speedup_base_charged")
-        number = facts.cost(summary, "speedup_sunk")
-        everything = facts.cost(summary, "speedup_all_charged")
-        more = f"{charged} with the base model's training charged, {everything} with tuning charged, too"
+    if "speedup_base_charged" in summary.costs:
+        number, sunk, everything = (
+            facts.cost(summary, f"speedup_{how}") for how in ("base_charged", "sunk", "all_charged")
+        )
+        more = f"base model charged; {sunk} if it is there already, {everything} with tuning charged, too"
         more = "" if number in ("not reached", "unknown") else more
         items.append(("Speed-up to the from-scratch model's lowest loss", number, more))
     for name, what in _FINALS.items():
