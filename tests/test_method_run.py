@@ -183,6 +183,21 @@ def test_baselines_with_the_learning_rate_that_is_best_without_noise(tmp_path: P
     assert late.curves[0].losses[late.drop + 1] != models["upscaled"].curves[0].losses[late.drop + 1]
 
 
+@pytest.mark.parametrize(("zero", "named"), [(0.05, False), (0.02, True), (0.1, True)])
+def test_an_extrapolated_rate_and_the_grid_s_next_to_it_are_not_trained_apart(
+    tmp_path: Path, zero: float, named: bool
+) -> None:
+    """0.06 is between two rates of the grid, 0.05 the nearer: with it all would be trained twice for nothing."""
+    method = settings(upscaled_lrs=[0.02, 0.05, 0.1], lrs=[], seeds=1)
+    shop = Workshop(small(), method, tmp_path / "run", lambda text: None)
+    shop.open()
+    tuned = tune(shop)
+    changed = replace(tuned, choice=replace(tuned.choice, lr=0.06, noise=1.0), zero_lr=zero)
+    names = {runs.name for runs in train_large(shop, changed)[0]}
+    assert {"scratch-drop", "continued", "upscaled"} <= names
+    assert {f"{name}-own" in names for name in ("scratch", "continued", "upscaled")} == {named}
+
+
 # ------------------------------------------------------------------------------------------------ what they cost
 
 

@@ -58,8 +58,16 @@ class _Large:
         self.protocol, self.choice = self.shop.protocol, self.tuned.choice
         self.asked = self.shop.method.baselines
         self.width, self.wide = self.shop.recipe.width, self.protocol.wide
-        self.own_lr = None if self.tuned.zero_lr == self.choice.lr else self.tuned.zero_lr  # of (b′), (c′) and (e′)
+        self.own_lr = self._own_lr()
         self.swept: list[Sweep] = []
+
+    def _own_lr(self) -> float | None:
+        """The learning rate of (b′), (c′) and (e′), if the sweep's grid tells it from the chosen one.
+
+        That lies between two of the grid's where it is extrapolated from several small widths.
+        """
+        nearest = min(self.shop.method.upscaled_lrs, key=lambda lr: abs(math.log(lr / self.choice.lr)))
+        return None if self.tuned.zero_lr == nearest else self.tuned.zero_lr
 
     def base(self) -> Runs:
         """The base model; seeds with which it diverges cannot be upscaled."""
