@@ -17,7 +17,7 @@ STEPS = list(range(10, 101, 10))
 
 def runs(name: str, *finals: float | None, start: float = 2.0, **changes: Any) -> Runs:
     """A seed for each final loss (None: diverged), straight down to it; a wide step costs 4, a narrow one 1."""
-    narrow = name in ("base", "continued", "continued-own")
+    narrow = name in ("base", "continued", "continued-own", "continued-late")
     curves = []
     for seed, final in enumerate(finals):
         losses = [start + ((final or 0) - start) * min(1.0, step / 90) for step in STEPS]
@@ -57,6 +57,16 @@ def test_widening_does_not_pay_where_a_cheaper_way_is_better() -> None:
     assert "simply continuing the base model" in first
     assert second.startswith("That reaches the upscaled model's final loss ")
     assert "× cheaper" in second
+
+
+def test_the_base_model_may_change_its_rate_halfway_as_the_upscaled_one_may() -> None:
+    others = runs("scratch-own", 0.7, 0.71), runs("continued-own", 0.6, 0.61), runs("upscaled", 0.65, 0.66)
+    assert said(BASE, *others, runs("upscaled-own", 0.5, 0.51))[0].startswith("Widening pays here: ")
+    first, *_ = said(BASE, *others, runs("upscaled-own", 0.5, 0.51), runs("continued-late", 0.4, 0.41))
+    assert first.startswith("Widening does not pay here: ")
+    assert (
+        "continuing the base model, changed halfway to the learning rate that is best without noise, at 0.405" in first
+    )
 
 
 def test_ranges_over_seeds_that_overlap_make_no_difference() -> None:

@@ -111,6 +111,7 @@ ROWS = {
     "scratch-own": "(b′) the same with a change to the rate that is best without noise",
     "continued": "(c) base model continued, with the learning rate of (e)",
     "continued-own": "(c′) base model continued, with the rate that is best without noise",
+    "continued-late": "(c″) base model continued, with a change to that rate halfway",
     "exact": "(d) upscaled without noise",
     "upscaled": "(e) upscaled with noise",
     "upscaled-own": "(e′) the same with a change to that rate halfway",
@@ -118,8 +119,9 @@ ROWS = {
 
 
 def missing(summary: Summary, name: str) -> str:
-    """Why a run has no numbers of its own; (b′) and (e′) are younger than some of the results."""
-    same = {"scratch-drop": "as (a)", "scratch-own": "as (b)", "continued-own": "as (c)", "upscaled-own": "as (e)"}
+    """Why a run has no numbers of its own; (b′), (c″) and (e′) are younger than some of the results."""
+    same = {"scratch-drop": "as (a)", "scratch-own": "as (b)", "upscaled-own": "as (e)"}
+    same |= dict.fromkeys(("continued-own", "continued-late"), "as (c)")
     one_rate = summary.get("continued-own") is None
     return same[name] if one_rate or name == "scratch-drop" else "not trained"
 

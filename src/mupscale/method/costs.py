@@ -60,7 +60,11 @@ def gain(runs: Sequence[Runs]) -> dict[str, float | None]:
     }
 
 
-COMPARED = ("scratch", "scratch-drop", "scratch-own", "continued", "continued-own", "exact", "upscaled", "upscaled-own")
+COMPARED = (
+    *("scratch", "scratch-drop", "scratch-own"),
+    *("continued", "continued-own", "continued-late"),
+    *("exact", "upscaled", "upscaled-own"),
+)
 
 
 def final_loss(runs: Runs | None) -> float | None:

@@ -37,7 +37,7 @@ class Planned:
 def outline(protocol: Protocol, method: Method) -> list[Planned]:
     """The stages of a run of the method, none of them pruned, and no plain transfer beside an extrapolated one.
 
-    With (b′), (c′) and (e′), which are trained where another learning rate is best without noise, as it mostly is.
+    With (b′), (c′), (c″) and (e′), trained where another learning rate is best without noise, as it mostly is.
     """
     base, after = protocol.base_steps, protocol.wide_steps
     n, wide = protocol.recipe.width, protocol.wide
@@ -57,7 +57,7 @@ def outline(protocol: Protocol, method: Method) -> list[Planned]:
         steps = after + protocol.equal_cost(base, n, wide)
         made.append(Planned("scratch", scratch * method.seeds, wide, steps))
     if "continued" in method.baselines:
-        made.append(Planned("continued", 2 * method.seeds, n, protocol.equal_cost(after, wide, n)))
+        made.append(Planned("continued", 3 * method.seeds, n, protocol.equal_cost(after, wide, n)))
         if not protocol.exact_is_a_beginning:
             made.append(Planned("exact", method.seeds, n, after))
     upscaled = 1 + ("scratch-drop" in method.baselines)

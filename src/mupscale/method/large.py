@@ -29,6 +29,7 @@ LABELS = {
     "scratch-own": "(b′) from scratch, changed to the learning rate that is best without noise",
     "continued": "(c) base model continued, width {width}",
     "continued-own": "(c′) base model continued, with the learning rate that is best without noise",
+    "continued-late": "(c″) base model continued, changed halfway to the learning rate that is best without noise",
     "exact": "(d) upscaled without noise, width {width}",
     "upscaled": "(e) upscaled with noise, width {width}",
     "upscaled-own": "(e′) upscaled with noise, changed halfway to the learning rate that is best without noise",
@@ -62,7 +63,7 @@ class _Large:
         self.swept: list[Sweep] = []
 
     def _own_lr(self) -> float | None:
-        """The learning rate of (b′), (c′) and (e′), if the sweep's grid tells it from the chosen one.
+        """The learning rate of (b′), (c′), (c″) and (e′), if the sweep's grid tells it from the chosen one.
 
         That lies between two of the grid's where it is extrapolated from several small widths.
         """
@@ -110,7 +111,7 @@ class _Large:
             yield made if name == "scratch" else replace(made, drop=drop, drop_lr=rate)
 
     def continued(self) -> Iterator[Runs]:
-        """(c): the base model goes on at its own width, for what the upscaled one costs; and (d).
+        """(c), (c′), (c″): the base model goes on at its own width, for what the upscaled one costs; and (d).
 
         Without noise the wide model computes what the narrow one does, step by step, so it need not be trained: (d) is
         read off the first steps of (c), unless a schedule makes these other ones.
@@ -122,12 +123,16 @@ class _Large:
         rates = {"continued": self.choice.lr}
         if self.own_lr is not None:
             rates["continued-own"] = self.own_lr
-        outcomes = self._after_base("continued", {n: (self.width, steps, lr, 0.0) for n, lr in rates.items()})
+            if steps > 1:
+                rates["continued-late"] = self.choice.lr
+        recipes = self._from_base({name: (self.width, steps, lr, 0.0) for name, lr in rates.items()})
+        outcomes = self.shop.train("continued", self._changed(recipes, "continued-late"))
         for name, lr in rates.items():
-            yield self._runs(name, self.width, lr, steps, outcomes[name], self.seeds, after_base=True)
+            made = self._runs(name, self.width, lr, steps, outcomes[name], self.seeds, after_base=True)
+            yield replace(made, drop=steps // 2, drop_lr=self.own_lr) if name == "continued-late" else made
         lr, short = self.choice.lr, outcomes["continued"]
         if not self.protocol.exact_is_a_beginning:
-            short = self._after_base("exact", {"exact": (self.width, after, lr, 0.0)})["exact"]
+            short = self.shop.train("exact", self._from_base({"exact": (self.width, after, lr, 0.0)}))["exact"]
         names = ["exact", "upscaled"] if self.choice.noise == 0 else ["exact"]
         for name in names:
             yield self._runs(name, self.wide, lr, after, short, self.seeds, after_base=True)
@@ -146,9 +151,7 @@ class _Large:
         if self.choice.plain is not None and self.choice.plain[0] > 0:
             chosen["upscaled-plain"] = (self._plain_level(self.choice.plain[0]), self.choice.plain[1])
         recipes = self._from_base({name: (self.wide, steps, lr, noise) for name, (noise, lr) in chosen.items()})
-        if self.own_lr is not None and (own := recipes.get("upscaled-own")):
-            recipes["upscaled-own"] = [self.protocol.with_drop(recipe, drop, self.own_lr) for recipe in own]
-        outcomes = self.shop.train("upscaled", recipes)
+        outcomes = self.shop.train("upscaled", self._changed(recipes, "upscaled-own"))
         for name, (noise, lr) in chosen.items():
             made = self._runs(name, self.wide, lr, steps, outcomes[name], self.seeds, after_base=True)
             made = replace(made, noise=noise)
@@ -207,15 +210,19 @@ class _Large:
     def _start(self, name: str, seed: int) -> Path:
         return self.shop.folder / name / f"start-{seed}.safetensors"
 
-    def _after_base(self, stage: str, asked: Mapping[str, _Asked]) -> dict[str, list[Outcome]]:
-        return self.shop.train(stage, self._from_base(asked))
-
     def _from_base(self, asked: Mapping[str, _Asked]) -> dict[str, list[Recipe]]:
         """Runs that start from the base models, by name."""
         return {
             name: [self.protocol.after("base", width, lr, steps, seed, noise, name) for seed in self.seeds]
             for name, (width, steps, lr, noise) in asked.items()
         }
+
+    def _changed(self, recipes: Mapping[str, list[Recipe]], name: str) -> dict[str, list[Recipe]]:
+        """The same with those of a name changed halfway to the rate that is best without noise."""
+        lr, late = self.own_lr, recipes.get(name, [])
+        if lr is None or not late:
+            return dict(recipes)
+        return {**recipes, name: [self.protocol.with_drop(recipe, recipe.steps // 2, lr) for recipe in late]}
 
     def _runs(
         self,

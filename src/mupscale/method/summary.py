@@ -49,8 +49,8 @@ class Runs:
 
     name: base, scratch (a), scratch-drop (b), continued (c), exact (d: upscaled without noise, which computes what (c)
     does and so is read off its first steps), upscaled (e), upscaled-plain (e with the plain transfer, where two small
-    widths were tuned), scratch-own, continued-own and upscaled-own (b, c and e with the learning rate that the
-    zero-noise row likes best, the last from halfway on), net2net, naive.
+    widths were tuned), scratch-own, continued-own, continued-late and upscaled-own (b, c and e with the learning rate
+    that the zero-noise row likes best, the last two from halfway on), net2net, naive.
     after_base: whether it starts from the base model, whose cost then belongs to it. drop: the step at which the
     learning rate changes from lr to drop_lr. noise: one number, or constants per parameter (signal-normalised noise).
     """

@@ -28,6 +28,7 @@ _BASELINES = {
     "scratch-own": "training from scratch, changed to the learning rate that is best without noise",
     "continued": "simply continuing the base model with the new learning rate",
     "continued-own": "simply continuing the base model with the learning rate that is best without noise",
+    "continued-late": "continuing the base model, changed halfway to the learning rate that is best without noise",
 }
 _UPSCALED = {
     "upscaled": "the upscaled model",

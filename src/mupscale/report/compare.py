@@ -20,6 +20,7 @@ _MODELS = (
     ("scratch-own", "Final loss, from scratch with its own learning rate"),
     ("continued", "Final loss, base model continued"),
     ("continued-own", "Final loss, continued with its own learning rate"),
+    ("continued-late", "Final loss, continued and changed halfway"),
     ("net2net", "Final loss, Net2Net"),
     ("naive", "Final loss, naive widening"),
     ("base", "Final loss, base model"),

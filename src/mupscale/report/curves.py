@@ -36,6 +36,7 @@ _SHORT = {
     "scratch-own": "(b′) from scratch, own lr",
     "continued": "(c) base continued",
     "continued-own": "(c′) base continued, own lr",
+    "continued-late": "(c″) continued, own lr late",
     "exact": "(d) upscaled, no noise",
     "upscaled": "(e) upscaled",
     "upscaled-own": "(e′) upscaled, own lr",

@@ -27,6 +27,7 @@ RUN_COLORS = {
     "upscaled-own": "#8c1c2e",
     "upscaled-plain": COLORS[5],
     "continued-own": COLORS[6],
+    "continued-late": "#4f3a17",
     "net2net": COLORS[7],
     "naive": "#b5538a",
 }
@@ -36,6 +37,7 @@ RUN_DASHES = {
     "continued": "-.",
     "exact": ":",
     "continued-own": (0, (4, 1, 1, 1, 1, 1)),
+    "continued-late": (0, (6, 1, 1, 1)),
     "upscaled-own": (0, (4, 2)),
 }
 LEVELS = ("#2a7fb8", "#6f63b0", "#c2477f", "#d9603f", "#e0a030")
@@ -57,6 +59,7 @@ _DARK = {
     "#b5538a": "#ea8cc0",
     "#6a5acd": "#a79cff",
     "#8c1c2e": "#ff9d8a",
+    "#4f3a17": "#e8d3a8",
 }
 _STYLE: dict[str, Any] = {
     "text.color": INK,

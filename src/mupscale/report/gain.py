@@ -15,6 +15,7 @@ _EFFECTS = (("learning_rate", "learning\nrate"), ("head_start", "head\nstart"), 
 _ALTERNATIVES = (
     ("continued", "continued", "base model continued"),
     ("continued_own", "continued-own", "base model continued, own lr"),
+    ("continued_late", "continued-late", "base model continued, own lr from halfway"),
     ("scratch_own", "scratch-own", "from scratch, own lr"),
 )
 """Keys of the gain, names of the runs, and words."""
