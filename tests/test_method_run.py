@@ -206,6 +206,28 @@ def test_an_extrapolated_rate_and_the_grid_s_next_to_it_are_not_trained_apart(
     assert names & OWN == (OWN if named else set())
 
 
+@pytest.mark.parametrize(
+    ("baselines", "own"),
+    [
+        (["scratch"], set()),
+        (["scratch-drop"], {"scratch-own", "upscaled-own"}),
+        (["continued"], {"continued-own", "continued-late", "upscaled-own"}),
+    ],
+)
+def test_the_upscaled_model_has_the_rates_that_its_baselines_have(
+    tmp_path: Path, baselines: list[str], own: set[str]
+) -> None:
+    method = settings(upscaled_lrs=[0.02, 0.05], lrs=[], seeds=1, baselines=baselines)
+    shop = Workshop(small(), method, tmp_path / "run", lambda text: None)
+    shop.open()
+    tuned = tune(shop)
+    changed = replace(tuned, choice=replace(tuned.choice, lr=0.05, noise=1.0), zero_lr=0.02)
+    names = {runs.name for runs in train_large(shop, changed)[0]}
+    assert names & OWN == own
+    planned = {stage.name: stage.runs for stage in outline(shop.protocol, method)}
+    assert planned["upscaled"] == 1 + bool(own)
+
+
 # ------------------------------------------------------------------------------------------------ what they cost
 
 

@@ -491,6 +491,7 @@ def test_waterfall_shows_the_best_of_the_alternatives_without_a_bar(tmp_path: Pa
         ({**both, "continued_own": None}, 0.417, "base model continued"),
         ({**both, "continued": None}, 0.34, "base model continued, own lr"),
         ({**both, "scratch_own": 0.33}, 0.33, "from scratch, own lr"),
+        ({**both, "continued_late": 0.3}, 0.3, "base model continued, own lr from halfway"),
     ):
         ax = axes(lambda ax, given=given: gain._waterfall(ax, given))  # type: ignore[misc]
         (line,) = [line for line in ax.lines if not str(line.get_label()).startswith("_")]

@@ -61,9 +61,15 @@ def gain(runs: Sequence[Runs]) -> dict[str, float | None]:
 
 
 COMPARED = (
-    *("scratch", "scratch-drop", "scratch-own"),
-    *("continued", "continued-own", "continued-late"),
-    *("exact", "upscaled", "upscaled-own"),
+    "scratch",
+    "scratch-drop",
+    "scratch-own",
+    "continued",
+    "continued-own",
+    "continued-late",
+    "exact",
+    "upscaled",
+    "upscaled-own",
 )
 
 

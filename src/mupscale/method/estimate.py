@@ -60,7 +60,7 @@ def outline(protocol: Protocol, method: Method) -> list[Planned]:
         made.append(Planned("continued", 3 * method.seeds, n, protocol.equal_cost(after, wide, n)))
         if not protocol.exact_is_a_beginning:
             made.append(Planned("exact", method.seeds, n, after))
-    upscaled = 1 + ("scratch-drop" in method.baselines)
+    upscaled = 1 + method.has_own_rates
     made.append(Planned("upscaled", upscaled * method.seeds, wide, after))
     if "naive" in method.baselines:
         made.append(Planned("naive", method.seeds, wide, after))

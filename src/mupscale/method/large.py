@@ -65,8 +65,11 @@ class _Large:
     def _own_lr(self) -> float | None:
         """The learning rate of (b′), (c′), (c″) and (e′), if the sweep's grid tells it from the chosen one.
 
-        That lies between two of the grid's where it is extrapolated from several small widths.
+        That lies between two of the grid's where it is extrapolated from several small widths. (e′) has it if a
+        baseline has, so that none has more choice than another.
         """
+        if not self.shop.method.has_own_rates:
+            return None
         nearest = min(self.shop.method.upscaled_lrs, key=lambda lr: abs(math.log(lr / self.choice.lr)))
         return None if self.tuned.zero_lr == nearest else self.tuned.zero_lr
 
@@ -128,8 +131,7 @@ class _Large:
         recipes = self._from_base({name: (self.width, steps, lr, 0.0) for name, lr in rates.items()})
         outcomes = self.shop.train("continued", self._changed(recipes, "continued-late"))
         for name, lr in rates.items():
-            made = self._runs(name, self.width, lr, steps, outcomes[name], self.seeds, after_base=True)
-            yield replace(made, drop=steps // 2, drop_lr=self.own_lr) if name == "continued-late" else made
+            yield self._runs(name, self.width, lr, steps, outcomes[name], self.seeds, after_base=True)
         lr, short = self.choice.lr, outcomes["continued"]
         if not self.protocol.exact_is_a_beginning:
             short = self.shop.train("exact", self._from_base({"exact": (self.width, after, lr, 0.0)}))["exact"]
@@ -145,8 +147,8 @@ class _Large:
         chosen: dict[str, tuple[Level, float]] = {}
         if self.choice.noise > 0 or "continued" not in self.asked:
             chosen["upscaled"] = (self.choice.constants or self.choice.noise, self.choice.lr)
-        steps, drop = self.protocol.wide_steps, self.protocol.wide_steps // 2
-        if self.choice.noise > 0 and "scratch-drop" in self.asked and self.own_lr is not None and drop > 0:
+        steps = self.protocol.wide_steps
+        if self.choice.noise > 0 and self.own_lr is not None and steps > 1:
             chosen["upscaled-own"] = chosen["upscaled"]
         if self.choice.plain is not None and self.choice.plain[0] > 0:
             chosen["upscaled-plain"] = (self._plain_level(self.choice.plain[0]), self.choice.plain[1])
@@ -154,8 +156,7 @@ class _Large:
         outcomes = self.shop.train("upscaled", self._changed(recipes, "upscaled-own"))
         for name, (noise, lr) in chosen.items():
             made = self._runs(name, self.wide, lr, steps, outcomes[name], self.seeds, after_base=True)
-            made = replace(made, noise=noise)
-            yield replace(made, drop=drop, drop_lr=self.own_lr) if name == "upscaled-own" else made
+            yield replace(made, noise=noise)
 
     def _plain_level(self, noise: float) -> Level:
         """Signal-normalised noise transfers as constants, which are proportional to it."""
@@ -238,7 +239,9 @@ class _Large:
         curves = [curve_of(outcome, seed, steps) for outcome, seed in zip(outcomes, seeds, strict=True)]
         cost = self.protocol.flops_per_step(width)
         shown = NO_NOISE if name == "upscaled" and self.choice.noise == 0 else LABELS[name]
-        return Runs(name, shown.format(width=label(width)), width, lr, steps, cost, curves, after_base)
+        made = Runs(name, shown.format(width=label(width)), width, lr, steps, cost, curves, after_base)
+        change = next(iter(outcomes[0].recipe.grow), None)
+        return made if change is None else replace(made, drop=change.at, drop_lr=change.lr)
 
 
 def curve_of(outcome: Outcome, seed: int, steps: int) -> Curve:

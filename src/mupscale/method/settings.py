@@ -30,8 +30,8 @@ class Method:
         sampler: grid (every cell), random, or tpe
         trials: how many trials random and tpe take
         pruner: none, median, or halving (successive halving): stop trials that fall behind
-        baselines: what the upscaled model is compared with (scratch-drop brings (b′) and (e′), too); net2net and naive
-            only on request
+        baselines: what the upscaled model is compared with (scratch-drop brings (b′), continued (c′) and (c″),
+            and each of them (e′)); net2net and naive only on request
         engine: auto trains many models as one where that works, vectorised nowhere else, serial one at a time
         storage: where studies are kept: none for a SQLite file in the run's folder, journal:PATH, or a database URL
     """
@@ -79,6 +79,11 @@ class Method:
     def sweep_2(self) -> Space:
         """Learning rates × noise levels for n₀ → k·n₀."""
         return Space(tuple(self.upscaled_lrs), tuple(self.noises))
+
+    @property
+    def has_own_rates(self) -> bool:
+        """Whether a baseline, and so the upscaled model, is also trained with the rate that is best without noise."""
+        return "scratch-drop" in self.baselines or "continued" in self.baselines
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
