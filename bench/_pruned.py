@@ -9,9 +9,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from mupscale.sweep.engine import train_many
+from mupscale.engine.dispatch import train_many
 from mupscale.sweep.findings import neighbours
-from mupscale.sweep.search import Task, sweep
+from mupscale.sweep.search import Task, run_sweep
 from mupscale.sweep.space import Cell, Space, Sweep
 from mupscale.train import Checkpoints, Evaluation, Recipe, Spec
 from mupscale.train.recipe import Seeds
@@ -63,7 +63,7 @@ def _sweep(base: Recipe, steps: int, pruner: str, folder: str) -> Sweep:
         return [replace(wide, seeds=Seeds(data=1 + base.seeds.data, noise=1 + base.seeds.data))]
 
     task = Task(f"sweep-2-{pruner}", 128, 64, SPACE, recipes, steps, pruner=pruner)  # type: ignore[arg-type]
-    return sweep(task, f"{folder}/study.db")
+    return run_sweep(task, f"{folder}/study.db")
 
 
 def _shown(found: Sweep) -> str:

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from _pruned import pruned_search
 from mupscale.data import CoverTypeSample
-from mupscale.flops import mlp_flops
-from mupscale.sweep.stack import Stack
+from mupscale.engine.stack import Stack
+from mupscale.models.flops import mlp_flops
 from mupscale.train.loop import matmul_precision
 from mupscale.train.recipe import Recipe, Seeds, Spec
 

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 from mupscale.data import Split, Table
-from mupscale.data.pack import pack
+from mupscale.data.packing import pack
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Spec
 from mupscale.train.loop import Run
-from mupscale.train.parallel import Processes
+from mupscale.train.processes import Processes
 from mupscale.train.progress import Silence
 
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0}  # dense bf16, as the makers state them

@@ -111,7 +111,7 @@ def copy_in_memory(source: Path, out: Path, *, save: bool) -> None:
 
 
 def ours(source: Path, out: Path, noise: float, threads: int | None) -> None:
-    from mupscale.hf.upscale import upscale
+    from mupscale.hf.upscaling import upscale
 
     upscale(source, out, noise=noise, shard_size=SHARD, verify=False, threads=threads, progress=False)
 
@@ -132,7 +132,7 @@ def work(stage: str, source: Path, out: Path, threads: int | None) -> None:
         "ours": lambda: ours(source, out, 0.0, threads),
         "ours with noise": lambda: ours(source, out, NOISE, threads),
     }
-    import mupscale.hf.upscale  # noqa: F401
+    import mupscale.hf.upscaling  # noqa: F401
 
     before = resource.getrusage(resource.RUSAGE_SELF)
     stages[stage]()

@@ -4,22 +4,21 @@ Widths → axes and roles → rules → plan → everything else. See `Family` f
 `widen`, `param_groups` for a bare pair of modules.
 """
 
-from mupscale.axes import Axis, expand
 from mupscale.checkpoint import load, load_torch, save
-from mupscale.coords import coord_check
-from mupscale.errors import MupscaleError
+from mupscale.checks import coord_check, verify
+from mupscale.core import Axis, Entry, Plan, Rule, expand
 from mupscale.family import Family
-from mupscale.noise import GaussianNoise, SignalNoise, perturb
-from mupscale.optim import clip_grad_norm_, make_optimizer, param_groups, per_group
-from mupscale.plan import Entry, Plan
-from mupscale.roles import Role, register_roles
-from mupscale.rules import Rule
-from mupscale.schedule import widen_scheduler
-from mupscale.traits import register_optimizer
-from mupscale.upscale import upscale
-from mupscale.verify import verify
-from mupscale.walk import plan
-from mupscale.widen import widen, widen_optimizer
+from mupscale.growth import GaussianNoise, SignalNoise, perturb, upscale, widen, widen_optimizer
+from mupscale.optim import (
+    clip_grad_norm_,
+    make_optimizer,
+    param_groups,
+    per_group,
+    register_optimizer,
+    widen_scheduler,
+)
+from mupscale.planning import Role, plan, register_roles
+from mupscale.system import MupscaleError
 
 __version__ = "0.1.0"
 

@@ -22,11 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale import names as naming
-from mupscale import sharded
-from mupscale.errors import MupscaleError
-from mupscale.files import replacing
-from mupscale.plan import Plan
+from mupscale.core import Plan, dtensor, naming
+from mupscale.system import MupscaleError, replacing
 
 _HEADER = "mupscale"
 _VERSION = 1
@@ -159,7 +156,7 @@ def load_optimizer(state: dict[str, Any], optimizer: Optimizer) -> None:
     for p, values in optimizer.state.items():
         for key, value in values.items():
             if isinstance(value, Tensor) and value.shape == p.shape and value.dim():
-                values[key] = sharded.like(value, p)
+                values[key] = dtensor.like(value, p)
 
 
 def _pairs(state: dict[str, Any], optimizer: Optimizer) -> Iterator[tuple[Tensor, Any]]:
@@ -193,7 +190,7 @@ def _check_shapes(state: dict[str, Any], optimizer: Optimizer) -> None:
 def load_model(state: Mapping[str, Tensor], model: nn.Module) -> None:
     """Strictly: every name and shape must agree. Sharded and wrapped models included."""
     for name, tensor in check_model(state, model).items():
-        sharded.write(state[name], tensor)
+        dtensor.write(state[name], tensor)
 
 
 def check_model(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -266,7 +263,7 @@ class _Tensors:
 def _pack(value: Any, key: str, tensors: _Tensors) -> Any:
     """JSON for the value; tensors go into `tensors` and leave their name."""
     if isinstance(value, Tensor):
-        return {"$tensor": tensors.add(sharded.full(value.detach()), key)}
+        return {"$tensor": tensors.add(dtensor.full(value.detach()), key)}
     if isinstance(value, Mapping):
         return {"$items": [[_pack(k, key, tensors), _pack(v, f"{key}.{k}", tensors)] for k, v in value.items()]}
     if isinstance(value, tuple):

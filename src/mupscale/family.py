@@ -11,14 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale import names as naming
-from mupscale.errors import MupscaleError
-from mupscale.noise import Noise
+from mupscale.core import Entry, Plan, naming
+from mupscale.growth import Noise, upscale
 from mupscale.optim import make_optimizer, param_groups
-from mupscale.plan import Entry, Plan
-from mupscale.roles import Role
-from mupscale.upscale import upscale
-from mupscale.walk import build_plan, initial_std
+from mupscale.planning import Role, build_plan, initial_std
+from mupscale.system import MupscaleError
 
 Width = int | float | Mapping[str, int | float]
 _DRAWS = 4  # freshly built models that the initialisation is measured on

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mupscale.errors import MupscaleError
+from mupscale.system import MupscaleError
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 Errors = Literal["strict", "replace"]

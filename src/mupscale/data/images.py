@@ -18,8 +18,7 @@ from torch import Tensor
 from mupscale.data.embedded import Split
 from mupscale.data.stream import Batch
 from mupscale.data.tabular import Table
-from mupscale.errors import MupscaleError
-from mupscale.seeds import generator
+from mupscale.system import MupscaleError, generator
 
 SIDE, CHANNELS = 32, 3
 RECORD = 2 + CHANNELS * SIDE * SIDE

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from mupscale.errors import MupscaleError
-from mupscale.files import replace_text
+from mupscale.system import MupscaleError, replace_text
 
 Part = Literal["train", "validation"]
 PARTS: tuple[Part, ...] = ("train", "validation")

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mupscale.data.shards import Part
-from mupscale.errors import MupscaleError
-from mupscale.seeds import derive
+from mupscale.system import MupscaleError, derive
 
 _LARGEST = 1 << 63  # that a hash stays below
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mupscale.seeds import derive, generator
+from mupscale.system import derive, generator
 
 Batch = tuple[Tensor, Tensor]
 _ROWS_KEPT = 1 << 25  # of permutations, over all seeds: 256 MiB for an epoch

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from mupscale.data.embedded import Split, covtype_sample, standardised
 from mupscale.data.stream import Batch, Data
-from mupscale.errors import MupscaleError
-from mupscale.seeds import generator
+from mupscale.system import MupscaleError, generator
 
 CONTINUOUS, FEATURES, CLASSES = 10, 54, 7
 CLASS_NUMBERS = range(1, CLASSES + 1)

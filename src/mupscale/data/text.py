@@ -14,12 +14,12 @@ from torch import Tensor
 
 from mupscale.data.documents import Corpus, Errors, source_name
 from mupscale.data.embedded import tinyshakespeare
-from mupscale.data.pack import pack, shown_progress
+from mupscale.data.packing import pack, shown_progress
 from mupscale.data.shards import INDEX, TOKENIZER, Index, Windows, check_same
 from mupscale.data.split import DocumentSplit
 from mupscale.data.stream import Batch, Data
 from mupscale.data.tokenizer import Bytes, Tokenizer, load_tokenizer, tokenizer_name
-from mupscale.errors import MupscaleError
+from mupscale.system import MupscaleError
 
 
 class TokenWindows(Data):

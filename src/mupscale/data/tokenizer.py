@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mupscale.errors import MupscaleError
+from mupscale.system import MupscaleError
 
 END_OF_TEXT = "<|endoftext|>"
 _LEARN_FROM = 100_000_000  # characters of the corpus: more changes a vocabulary little, and costs memory and time

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from mupscale.hf.architecture import Architecture, Tied, register
 from mupscale.hf.architectures import extend
-from mupscale.hf.compare import Comparison, verify
 from mupscale.hf.growth import Times
-from mupscale.hf.inspect import Inspection, inspect
+from mupscale.hf.inspection import Inspection, inspect
 from mupscale.hf.record import Record
 from mupscale.hf.training import decay_groups, param_groups, plan, resume_optimizer
-from mupscale.hf.upscale import Upscaled, upscale
+from mupscale.hf.upscaling import Upscaled, upscale
+from mupscale.hf.verification import Comparison, verify
 from mupscale.hf.wires import Layout, Wire, column, conv1d, linear, patches, readout, same, table, vector
 
 if TYPE_CHECKING:

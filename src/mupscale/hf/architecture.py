@@ -14,11 +14,10 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from mupscale.errors import MupscaleError
+from mupscale.core import Entry, Number, Plan, Shape, tidy
 from mupscale.hf.growth import Times
 from mupscale.hf.wires import Layout, Wire
-from mupscale.plan import Entry, Plan, Shape, tidy
-from mupscale.rules import Number
+from mupscale.system import MupscaleError
 
 Config = Mapping[str, Any]
 Wires = Mapping[str, Wire]

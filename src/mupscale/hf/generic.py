@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from mupscale.errors import MupscaleError
+from mupscale.core import Entry, Plan, Shape
 from mupscale.hf import models
 from mupscale.hf.growth import Times
-from mupscale.plan import Entry, Plan, Shape
-from mupscale.roles import Role
-from mupscale.walk import plan
+from mupscale.planning import Role, plan
+from mupscale.system import MupscaleError
 
 FIELDS = {
     "hidden": ("hidden_size", "n_embd", "d_model", "dim", "embedding_size", "attention_hidden_size"),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-from mupscale.errors import MupscaleError
+from mupscale.system import MupscaleError
 
 
 @dataclass(frozen=True)

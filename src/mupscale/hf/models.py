@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.errors import MupscaleError
 from mupscale.hf.source import Source
-from mupscale.seeds import generator
+from mupscale.system import MupscaleError, generator
 
 Batch = dict[str, Tensor]
 _SPARE = 1 << 29  # bytes that are left to everything else

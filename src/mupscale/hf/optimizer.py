@@ -19,17 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.axes import Axis, expand
-from mupscale.errors import MupscaleError
-from mupscale.files import replacing
+from mupscale.core import Axis, Plan, expand
+from mupscale.growth import axes_of_state, is_scalar, refuse_nonfinite, state_factor
 from mupscale.hf import saved
 from mupscale.hf.architectures import known as described
 from mupscale.hf.growth import Times
 from mupscale.hf.parameters import named_as_in, shapes_of
-from mupscale.optim import FROM_GROUP, Groups, scale
-from mupscale.plan import Plan
-from mupscale.traits import Traits, traits
-from mupscale.widen import axes_of_state, is_scalar, refuse_nonfinite, state_factor
+from mupscale.optim import FROM_GROUP, Groups, Traits, scale, traits
+from mupscale.system import MupscaleError, replacing
 
 if TYPE_CHECKING:
     from mupscale.hf.source import Source

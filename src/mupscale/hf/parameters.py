@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from mupscale import names as naming
-from mupscale.errors import MupscaleError
-from mupscale.plan import Entry, Plan, Shape
+from mupscale.core import Entry, Plan, Shape, naming
+from mupscale.system import MupscaleError
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm(\.|$)")
 

@@ -9,12 +9,11 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from mupscale.errors import MupscaleError
-from mupscale.files import replace_text
+from mupscale.core import Plan, Shape
+from mupscale.growth import Unit
 from mupscale.hf.architectures import known
 from mupscale.hf.growth import Times
-from mupscale.noise import Unit
-from mupscale.plan import Plan, Shape
+from mupscale.system import MupscaleError, replace_text
 
 FILE = "mupscale.json"
 _FORMAT = "mupscale.hf/1"

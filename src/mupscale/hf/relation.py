@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from mupscale.errors import MupscaleError
+from mupscale.core import Plan, Shape
+from mupscale.growth import GaussianNoise
 from mupscale.hf import generic
 from mupscale.hf.architecture import Architecture
 from mupscale.hf.architectures import known
@@ -15,8 +16,7 @@ from mupscale.hf.growth import Times
 from mupscale.hf.record import FILE, Growth, Record
 from mupscale.hf.source import Source
 from mupscale.hf.weights import Step
-from mupscale.noise import GaussianNoise
-from mupscale.plan import Plan, Shape
+from mupscale.system import MupscaleError
 
 Config = Mapping[str, Any]
 

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale import names as naming
-from mupscale.errors import MupscaleError
+from mupscale.core import Shape, naming
 from mupscale.hf.parameters import decay_groups
-from mupscale.optim import default_hyper
-from mupscale.plan import Shape
-from mupscale.traits import traits
+from mupscale.optim import default_hyper, traits
+from mupscale.system import MupscaleError
 
 State = Mapping[str, Any]
 _LEFT_BY_OTHERS = {"initial_lr", "lr_factor", "weight_decay_factor", "eps_factor", "from_group"}

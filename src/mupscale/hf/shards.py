@@ -10,11 +10,10 @@ from pathlib import Path
 
 import torch
 
-from mupscale.errors import MupscaleError
-from mupscale.files import replace_text
+from mupscale.core import Entry, Plan, check_dtype
 from mupscale.hf.source import Source
 from mupscale.hf.tensors import Stored, header
-from mupscale.plan import Entry, Plan, check_dtype
+from mupscale.system import MupscaleError, replace_text
 
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}

@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from mupscale.checkpoint import load_torch
-from mupscale.errors import MupscaleError
+from mupscale.core import Shape
 from mupscale.hf.tensors import DTYPES, Stored, header, raw, read_header
-from mupscale.plan import Shape
+from mupscale.system import MupscaleError
 
 _SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")

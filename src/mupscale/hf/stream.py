@@ -18,13 +18,11 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from mupscale.axes import Axis, expand
-from mupscale.errors import MupscaleError
+from mupscale.core import Axis, Plan, Shape, expand
+from mupscale.growth import GaussianNoise, draw_normal, refuse_nonfinite, unit_std
 from mupscale.hf.shards import Job, Shard
 from mupscale.hf.tensors import Stored, raw, read_into
-from mupscale.noise import GaussianNoise, draw_normal, unit_std
-from mupscale.plan import Plan, Shape
-from mupscale.widen import refuse_nonfinite
+from mupscale.system import MupscaleError
 
 _PIECE = 1 << 19  # wide entries that are made at a time
 _WRITE = 1 << 20  # bytes that are written at a time: larger writes cost Linux up to three times as much

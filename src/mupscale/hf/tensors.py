@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from mupscale.errors import MupscaleError
-from mupscale.plan import Shape
+from mupscale.core import Shape
+from mupscale.system import MupscaleError
 
 DTYPES = {
     "F64": torch.float64,

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from mupscale.errors import MupscaleError
+from mupscale.core import Plan
 from mupscale.hf import training
 from mupscale.hf.models import require_transformers
 from mupscale.hf.record import Record
 from mupscale.optim import clip_grad_norm_
-from mupscale.plan import Plan
+from mupscale.system import MupscaleError
 
 _THEIRS = "_mupscale_max_grad_norm"
 

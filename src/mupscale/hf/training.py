@@ -9,15 +9,13 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale import names as naming
-from mupscale import optim, sharded
-from mupscale.errors import MupscaleError
+from mupscale import optim
+from mupscale.core import Plan, dtensor, naming
 from mupscale.hf import saved
 from mupscale.hf.parameters import decay_groups, named_as_in, refuse_untrainable, shapes_of
 from mupscale.hf.record import Record
-from mupscale.optim import scale
-from mupscale.plan import Plan
-from mupscale.traits import traits
+from mupscale.optim import scale, traits
+from mupscale.system import MupscaleError
 
 __all__ = ["decay_groups", "param_groups", "plan", "resume_optimizer"]
 
@@ -86,5 +84,5 @@ def resume_optimizer(
     optimizer.load_state_dict(content)
     for p, state in optimizer.state.items():
         whole = {key: v for key, v in state.items() if isinstance(v, Tensor) and v.shape == p.shape}
-        state.update({key: sharded.like(value, p) for key, value in whole.items()})
+        state.update({key: dtensor.like(value, p) for key, value in whole.items()})
     return optimizer

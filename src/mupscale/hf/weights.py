@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mupscale.axes import expand
-from mupscale.errors import MupscaleError
+from mupscale.core import Entry, Plan, expand
+from mupscale.growth import GaussianNoise, standard_normal, unit_std
 from mupscale.hf.shards import plan_names
 from mupscale.hf.source import Source
 from mupscale.hf.tensors import Stored, read_into
-from mupscale.noise import GaussianNoise, standard_normal, unit_std
-from mupscale.plan import Entry, Plan
+from mupscale.system import MupscaleError
 
 _AT_A_TIME = 1 << 22  # entries that are compared in double precision at a time
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mupscale.axes import Axis
-from mupscale.errors import MupscaleError
-from mupscale.plan import Entry, Shape
-from mupscale.rules import Number
+from mupscale.core import Axis, Entry, Number, Shape
+from mupscale.system import MupscaleError
 
 
 @dataclass(frozen=True)

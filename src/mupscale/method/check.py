@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mupscale.errors import MupscaleError
-from mupscale.files import replace_text
+from mupscale.engine import Engine, Outcome, train_many
 from mupscale.method.stages import Protocol, label, size
 from mupscale.method.transfer import shown, transfer_verdict
-from mupscale.sweep.engine import Engine, Outcome, train_many
-from mupscale.sweep.space import Cell, Space
-from mupscale.train.recipe import MAY_CHANGE, Recipe, Width
+from mupscale.sweep import Cell, Space
+from mupscale.system import MupscaleError, replace_text
+from mupscale.train import MAY_CHANGE, Recipe, Width
 
 FILE = "transfer-check.json"
 _NOT_ASKED = {*MAY_CHANGE, "width", "grow", "from", "from_width", "noise", "noise_unit"}  # trials have their own

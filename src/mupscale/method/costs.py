@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from mupscale.flops import total_speedup, tuning_speedup
 from mupscale.method.summary import Runs, Stage
-from mupscale.sweep.space import Sweep
+from mupscale.models import total_speedup, tuning_speedup
+from mupscale.sweep import Sweep
 
 Points = list[tuple[int, float]]
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import linear_regression
 
-from mupscale.errors import MupscaleError
-from mupscale.sweep.space import Cell, Sweep
+from mupscale.sweep import Cell, Sweep
+from mupscale.system import MupscaleError
 
 LIMIT = 4.0
 """An extrapolated value is at most so many times, and at least one so-manieth of, the last width's."""

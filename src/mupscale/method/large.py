@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from mupscale.errors import MupscaleError
+from mupscale.engine import Outcome
 from mupscale.method import peers
 from mupscale.method.stages import label
 from mupscale.method.summary import Curve, Runs
 from mupscale.method.tuning import Tuned
 from mupscale.method.workshop import Workshop
-from mupscale.sweep.engine import Outcome
-from mupscale.sweep.space import Cell, Sweep
-from mupscale.train.folder import Folder
-from mupscale.train.recipe import Level, Recipe, Width
+from mupscale.sweep import Cell, Sweep
+from mupscale.system import MupscaleError
+from mupscale.train import Folder, Level, Recipe, Width
 
 POINTS = 400
 """Of a curve in the summary, at most."""

@@ -8,15 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from mupscale import checkpoint
-from mupscale import names as naming
-from mupscale.axes import Axis
-from mupscale.errors import MupscaleError
+from mupscale.core import Axis, Entry, Plan, naming
 from mupscale.family import Family
-from mupscale.plan import Entry, Plan
-from mupscale.seeds import derive, generator
-from mupscale.train import snapshot
-from mupscale.train.folder import find_checkpoint
-from mupscale.train.recipe import Growth, Level, Recipe, Width, make_noise
+from mupscale.system import MupscaleError, derive, generator
+from mupscale.train import Growth, Level, Recipe, Width, find_checkpoint, make_noise, snapshot
 
 
 def load_model(recipe: Recipe, run: str) -> nn.Module:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
-from mupscale.errors import MupscaleError
-from mupscale.sweep.space import Space
-from mupscale.train.recipe import Width
+from mupscale.sweep import Space
+from mupscale.system import MupscaleError
+from mupscale.train import Width
 
 Baseline = Literal["scratch", "scratch-drop", "continued", "net2net", "naive"]
 

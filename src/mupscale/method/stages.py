@@ -12,11 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mupscale.data.stream import Data
-from mupscale.errors import MupscaleError
-from mupscale.sweep.space import Cell
-from mupscale.train.recipe import Growth, Level, Recipe, Seeds, Width
-from mupscale.train.start import cost_per_example
+from mupscale.data import Data
+from mupscale.sweep import Cell
+from mupscale.system import MupscaleError
+from mupscale.train import Growth, Level, Recipe, Seeds, Width, cost_per_example
 
 POINTS = 40  # of a run's curve at least, where it has so many steps: final losses are means over the last tenth
 _AFTER = 10_000  # added to the seed of the data's order after upscaling, where all runs go on with other batches

@@ -9,9 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mupscale.errors import MupscaleError
-from mupscale.files import replace_text
-from mupscale.sweep.space import Sweep
+from mupscale.sweep import Sweep
+from mupscale.system import MupscaleError, replace_text
 
 FORMAT = 1
 

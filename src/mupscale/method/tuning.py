@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from mupscale.errors import MupscaleError
+from mupscale.growth import SignalNoise
 from mupscale.method.drift import Drift, extrapolate
 from mupscale.method.peers import load_model
 from mupscale.method.stages import label, size, small_name
 from mupscale.method.summary import Choice
 from mupscale.method.workshop import Workshop
-from mupscale.noise import SignalNoise
-from mupscale.seeds import derive
-from mupscale.sweep.space import Cell, Sweep
-from mupscale.train.recipe import Recipe, Width
+from mupscale.sweep import Cell, Sweep
+from mupscale.system import MupscaleError, derive
+from mupscale.train import Recipe, Width
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from statistics import fmean
 from mupscale.method.costs import final_loss, first_below, flops_until, mean_curve, total_cost
 from mupscale.method.summary import Curve, Runs
 from mupscale.method.transfer import shown
-from mupscale.sweep.findings import findings
-from mupscale.sweep.space import Sweep
+from mupscale.sweep import Sweep, findings
 
 TRUSTED = 64
 """Small widths below this are warned of."""

@@ -11,16 +11,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import IO, Any
 
-from mupscale.errors import MupscaleError
-from mupscale.files import replace_text
+from mupscale.engine import Outcome, Tell, finished, train_many
 from mupscale.method.peers import check_net2net
 from mupscale.method.settings import Method
 from mupscale.method.stages import Protocol, label
 from mupscale.method.summary import Stage
-from mupscale.sweep.engine import Outcome, Tell, finished, train_many
-from mupscale.sweep.space import Cell, Space, Sweep
-from mupscale.train.progress import make_progress
-from mupscale.train.recipe import Recipe, Width
+from mupscale.sweep import Cell, Space, Sweep
+from mupscale.system import MupscaleError, replace_text
+from mupscale.train import Recipe, Width, make_progress
 
 Note = Callable[[str], None]
 _FREE = {"seeds", "baselines", "engine", "storage"}  # settings of the method that may change when a run goes on
@@ -121,7 +119,7 @@ class Workshop:
         worker: bool = False,
     ) -> Sweep:
         """A sweep, joined or begun; one that is done is read."""
-        from mupscale.sweep.search import Task, sweep
+        from mupscale.sweep import Task, run_sweep
 
         method = self.method
         steps = self.protocol.base_steps if start is None else self.protocol.wide_steps
@@ -148,7 +146,7 @@ class Workshop:
         )
         storage = method.storage or str(self.folder / "study.db")
         with self._watched(steps) as tell:
-            found = sweep(
+            found = run_sweep(
                 task,
                 storage,
                 worker=worker,

@@ -1,9 +1,27 @@
-"""The three architectures of the paper's experiments (Section 4, Appendix F), as ordinary PyTorch modules."""
+"""The three architectures of the paper (Section 4, Appendix F) as ordinary PyTorch modules, and what they cost."""
 
-from __future__ import annotations
-
+from mupscale.models.flops import (
+    Cost,
+    count_flops,
+    gpt2_flops,
+    mlp_flops,
+    resnet18_flops,
+    total_speedup,
+    tuning_speedup,
+)
 from mupscale.models.gpt2 import GPT2
 from mupscale.models.mlp import MLP
 from mupscale.models.resnet import ResNet18
 
-__all__ = ["GPT2", "MLP", "ResNet18"]
+__all__ = [
+    "GPT2",
+    "MLP",
+    "Cost",
+    "ResNet18",
+    "count_flops",
+    "gpt2_flops",
+    "mlp_flops",
+    "resnet18_flops",
+    "total_speedup",
+    "tuning_speedup",
+]

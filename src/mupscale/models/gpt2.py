@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mupscale.errors import MupscaleError
+from mupscale.system import MupscaleError
 
 
 class Attention(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mupscale.errors import MupscaleError
+from mupscale.system import MupscaleError
 
 
 class BasicBlock(nn.Module):

@@ -1,38 +1,11 @@
-"""The report of a run, or of several: one HTML file that needs nothing else, and its pictures as PNG and SVG."""
+"""The page of a run, or of several, and its pictures."""
 
-from __future__ import annotations
+from mupscale.report.sweeps import heatmap
+from mupscale.report.transfer import transfer_picture
+from mupscale.report.writing import write_report
 
-from collections.abc import Sequence
-from pathlib import Path
-
-from mupscale.errors import MupscaleError
-from mupscale.files import replace_text
-from mupscale.method.summary import Summary
-
-__all__ = ["report"]
-
-
-def report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
-    """Write the report of finished runs of the method, several side by side, and give the path of its page.
-
-    Args:
-        runs: folders of runs, each with a summary.json
-        out: folder for index.html and the pictures; RUN/report for one run, report for several
-    """
-    from mupscale.report import compare, page, transfer
-
-    if not runs:
-        raise MupscaleError("a report needs at least one run: mupscale report RUN")
-    folders = [Path(run) for run in runs]
-    summaries = [Summary.load(folder) for folder in folders]
-    folder = Path(out) if out is not None else (folders[0] / "report" if len(folders) == 1 else Path("report"))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if len(folders) == 1:
-            text = page.page(summaries[0], transfer.load(folders[0]), folder)
-        else:
-            text = compare.page(summaries, folders, folder)
-        replace_text(folder / "index.html", text)
-    except OSError as error:
-        raise MupscaleError(f"the report cannot be written to {folder} ({error.strerror})") from None
-    return folder / "index.html"
+__all__ = [
+    "heatmap",
+    "transfer_picture",
+    "write_report",
+]

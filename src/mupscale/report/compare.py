@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from mupscale.method.summary import Summary
-from mupscale.report import curves, facts, gain, markup, sweeps, words
-from mupscale.report.drawing import Gallery, Picture
+from mupscale.method import Summary
+from mupscale.plots import Gallery, Picture, words
+from mupscale.report import curves, facts, gain, markup, sweeps
 from mupscale.report.page import verdict
 
 _MODELS = (

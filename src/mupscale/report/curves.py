@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Literal
 
-from mupscale.method.summary import Curve, Runs, Summary
-from mupscale.report import words
-from mupscale.report.drawing import (
+from mupscale.method import Curve, Runs, Summary
+from mupscale.plots import (
     MUTED,
     RUN_COLORS,
     RUN_DASHES,
@@ -22,6 +21,7 @@ from mupscale.report.drawing import (
     log_if_wide,
     plain,
     whole,
+    words,
 )
 
 Against = Literal["step", "flops"]

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from mupscale.method.summary import Runs, Summary
-from mupscale.report import words
+from mupscale.method import Runs, Summary
+from mupscale.plots import words
 
 _COSTS = (
     ("base", "The base model, one run", words.flops),

@@ -6,10 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from mupscale.figures import COLORS
-from mupscale.method.summary import Summary
-from mupscale.report import words
-from mupscale.report.drawing import BAD, GOOD, MUTED, PAPER, RUN_COLORS, RUN_DASHES, Gallery, Picture
+from mupscale.method import Summary
+from mupscale.plots import BAD, COLORS, GOOD, MUTED, PAPER, RUN_COLORS, RUN_DASHES, Gallery, Picture, words
 
 _EFFECTS = (("learning_rate", "learning\nrate"), ("head_start", "head\nstart"), ("noise", "noise"))
 _ALTERNATIVES = (

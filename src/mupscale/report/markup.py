@@ -7,8 +7,7 @@ from html import escape
 from importlib.resources import files
 
 from mupscale import __version__
-from mupscale.report.drawing import Picture
-from mupscale.report.words import UNKNOWN
+from mupscale.plots import UNKNOWN, Picture
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 

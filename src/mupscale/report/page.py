@@ -6,11 +6,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from mupscale.coords import CoordCheck, Row
-from mupscale.errors import MupscaleError
-from mupscale.method.summary import Summary
-from mupscale.report import curves, facts, gain, markup, sweeps, transfer, words
-from mupscale.report.drawing import Gallery
+from mupscale.checks import CoordCheck, Row
+from mupscale.method import Summary
+from mupscale.plots import Gallery, words
+from mupscale.report import curves, facts, gain, markup, sweeps, transfer
+from mupscale.system import MupscaleError
 
 
 def page(summary: Summary, check: dict[str, Any] | None, folder: Path) -> str:

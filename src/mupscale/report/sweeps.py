@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from mupscale.errors import MupscaleError
-from mupscale.figures import COLORS
-from mupscale.method.summary import Summary
-from mupscale.report import words
-from mupscale.report.drawing import (
+from mupscale.method import Summary
+from mupscale.plots import (
     BAD,
+    COLORS,
     INK,
     MUTED,
     PAPER,
@@ -23,8 +21,10 @@ from mupscale.report.drawing import (
     levels,
     log_if_wide,
     whole,
+    words,
 )
-from mupscale.sweep.space import Cell, Sweep, Trial
+from mupscale.sweep import Cell, Sweep, Trial
+from mupscale.system import MupscaleError
 
 _STAR = {"marker": "*", "color": "#ff4d2e", "markeredgecolor": "#14181d", "markeredgewidth": 0.8}
 _CELLS_WITH_TEXT = 8

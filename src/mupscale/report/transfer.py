@@ -8,11 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from mupscale.errors import MupscaleError
-from mupscale.figures import figure
-from mupscale.method.transfer import line_of
-from mupscale.report import words
-from mupscale.report.drawing import MUTED, Gallery, Picture, levels, plain, styled
+from mupscale.method import line_of
+from mupscale.plots import MUTED, Gallery, Picture, figure, levels, plain, styled, words
+from mupscale.system import MupscaleError
 
 Varied = Literal["lr", "noise"]
 FILE = "transfer-check.json"

@@ -1,20 +1,15 @@
-"""Sweeps: what is searched and found, and the engine that trains many small models as one; torch alone is needed.
+"""What is searched and by whom: the space, the study that keeps it, its workers, and what a finished sweep says."""
 
-The search itself, which needs optuna, is in mupscale.sweep.search.
-"""
-
-from mupscale.sweep.engine import Interrupted, NotStackable, Outcome, train_many
+from mupscale.sweep.findings import findings
+from mupscale.sweep.search import Task, run_sweep
 from mupscale.sweep.space import Cell, Space, Sweep, Trial
-from mupscale.sweep.stack import Stack
 
 __all__ = [
     "Cell",
-    "Interrupted",
-    "NotStackable",
-    "Outcome",
     "Space",
-    "Stack",
     "Sweep",
+    "Task",
     "Trial",
-    "train_many",
+    "findings",
+    "run_sweep",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mupscale.sweep.space import Cell, Space, Status, Sweep, Trial
+from mupscale.engine import Status
+from mupscale.sweep.space import Cell, Space, Sweep, Trial
 
 CLOSE = 0.01
 """A loss within this part of another is close to it, where one seed alone cannot tell the spread."""

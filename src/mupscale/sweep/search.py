@@ -14,16 +14,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from mupscale.data.stream import Data
-from mupscale.errors import MupscaleError
-from mupscale.files import replace_text
-from mupscale.sweep.engine import Interrupted, Outcome, Tell, train_many
+from mupscale.data import Data
+from mupscale.engine import NotStackable, Outcome, Tell, train_many
 from mupscale.sweep.space import Cell, Space, Sweep, Trial
-from mupscale.sweep.stack import NotStackable
 from mupscale.sweep.storage import PATIENCE
 from mupscale.sweep.study import Held, Study, fate
 from mupscale.sweep.workers import GRACE, Worker, here, is_alive
-from mupscale.train.recipe import MAY_CHANGE, Recipe
+from mupscale.system import Interrupted, MupscaleError, replace_text
+from mupscale.train import MAY_CHANGE, Recipe
 
 Note = Callable[[str], None]
 _POINTS = 40  # of a trial's curve
@@ -64,7 +62,7 @@ class Task:
         return {"width": self.width, "start": self.start, "measure": self.measure, "recipe": recipe, "seeds": seeds}
 
 
-def sweep(
+def run_sweep(
     task: Task,
     storage: str,
     *,

@@ -6,11 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from mupscale.errors import MupscaleError
-
-Status = Literal["finished", "diverged", "pruned"]
+from mupscale.engine import Status
+from mupscale.system import MupscaleError
 
 
 class Cell(NamedTuple):

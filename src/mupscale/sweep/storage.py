@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mupscale.errors import MupscaleError
+from mupscale.system import MupscaleError
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage

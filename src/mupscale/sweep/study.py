@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from mupscale.errors import MupscaleError
 from mupscale.sweep.pruning import RULES, Rule, behind, make_pruner
 from mupscale.sweep.space import Cell, Space, Trial
 from mupscale.sweep.storage import PATIENCE, Storage, load_optuna
+from mupscale.system import MupscaleError
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

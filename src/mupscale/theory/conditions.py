@@ -7,14 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from mupscale.theory.examples import (
-    Settings,
-    coefficients,
-    example_1,
-    example_2,
-    matched_learning_rate,
-    never_upscaled,
-)
+from mupscale.theory.examples import Settings, coefficients, example_1, example_2, matched_learning_rate, never_upscaled
 
 
 class Finding(NamedTuple):

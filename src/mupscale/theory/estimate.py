@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mupscale.errors import MupscaleError
+from mupscale.system import MupscaleError
 from mupscale.theory.kets import Limit
 from mupscale.theory.program import Diverged, Program
 from mupscale.theory.real import Finite

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from mupscale.errors import MupscaleError
+from mupscale.system import MupscaleError
 
 Slope = Callable[[float], float]
 """𝓛′, the derivative of the loss by the output."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mupscale.errors import MupscaleError
+from mupscale.system import MupscaleError
 from mupscale.theory.program import Matrix, Program
 from mupscale.theory.reveal import Revealed, Rows
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mupscale.errors import MupscaleError
+from mupscale.system import MupscaleError
 from mupscale.theory.optimizers import Entrywise, Momentum, State
 from mupscale.theory.program import Diverged, Program
 from mupscale.theory.weights import Outer, Pairs, Weight

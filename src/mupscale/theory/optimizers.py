@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mupscale.errors import MupscaleError
+from mupscale.system import MupscaleError
 
 State = dict[str, Tensor]
 """What an optimizer remembers of a weight, of its shape."""

@@ -9,11 +9,9 @@ from typing import Any
 
 import torch
 
-from mupscale.errors import MupscaleError
-from mupscale.figures import COLORS
-from mupscale.report import words
-from mupscale.report.drawing import INK, MUTED, Gallery, Picture, legend_below, levels
-from mupscale.sweep.space import Sweep
+from mupscale.plots import COLORS, INK, MUTED, Gallery, Picture, legend_below, levels, words
+from mupscale.sweep import Sweep
+from mupscale.system import MupscaleError
 from mupscale.theory.estimate import Estimate
 from mupscale.theory.study import Meeting, Worked
 
@@ -169,7 +167,7 @@ def preactivations(found: Meeting, pictures: Gallery, name: str = "preactivation
 
 def heat(found: Sweep, pictures: Gallery, base_lr: float) -> Picture:
     """A sweep as the report draws it."""
-    from mupscale.report.sweeps import heatmap
+    from mupscale.report import heatmap
 
     caption = f"Loss at infinite width by learning rate and noise, {found.start} → {found.width}"
     size = (max(4.8, 1.5 + 0.6 * len(found.space.lrs)), 1.7 + 0.36 * len(found.space.noises))

@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mupscale.errors import MupscaleError
-from mupscale.seeds import derive
+from mupscale.system import MupscaleError, derive
 
 Psi = Callable[..., Tensor]
 _AT_A_TIME = 1 << 24  # entries of an outer product that are in memory at once

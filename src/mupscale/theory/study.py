@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mupscale.errors import MupscaleError
-from mupscale.files import replace_text
+from mupscale.system import MupscaleError, replace_text
 from mupscale.theory.estimate import Estimate, finite, limit
 from mupscale.theory.examples import Settings, example_1, example_2, never_upscaled
 from mupscale.theory.network import MLP, Run, Stage, copies_made, parted_first, run

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from mupscale.errors import MupscaleError
+from mupscale.system import MupscaleError
 from mupscale.theory.optimizers import Entrywise, State
 from mupscale.theory.program import Matrix, Program
 from mupscale.theory.real import DenseMatrix

@@ -22,18 +22,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.data.stream import Data
-from mupscale.errors import MupscaleError
+from mupscale.core import Plan, held
+from mupscale.data import Data
 from mupscale.optim import clip_grad_norm_
-from mupscale.plan import Plan
-from mupscale.seeds import derive
-from mupscale.sharded import held
+from mupscale.system import MupscaleError, derive
 from mupscale.train import snapshot
-from mupscale.train.evaluate import as_input, evaluate
-from mupscale.train.folder import Folder
-from mupscale.train.parallel import Processes, processes
+from mupscale.train.evaluation import as_input, evaluate
+from mupscale.train.processes import Processes, processes
 from mupscale.train.progress import Progress, make_progress
 from mupscale.train.recipe import Growth, Recipe, Width
+from mupscale.train.run_folder import Folder
 from mupscale.train.start import check_data, cost_per_example, hyperparameters, starting_point
 from mupscale.train.tensorboard import Board
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.data.stream import Data
-from mupscale.errors import MupscaleError
+from mupscale.data import Data
 from mupscale.family import Family
-from mupscale.noise import GaussianNoise, Noise, SignalNoise
+from mupscale.growth import GaussianNoise, Noise, SignalNoise
+from mupscale.system import MupscaleError
 
 Width = int | dict[str, int]
 Level = float | dict[str, float]

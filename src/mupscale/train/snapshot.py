@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale import checkpoint
-from mupscale import names as naming
 from mupscale.checkpoint import Checkpoint
-from mupscale.errors import MupscaleError
-from mupscale.plan import Plan
-from mupscale.train.parallel import Processes
+from mupscale.core import Plan, naming
+from mupscale.system import MupscaleError
+from mupscale.train.processes import Processes
 
 _HEADER, _SHARDS = "header.safetensors", "shards"
 

@@ -14,20 +14,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale import checkpoint
-from mupscale.data.stream import Data
-from mupscale.errors import MupscaleError
+from mupscale.core import Plan, without_ddp
+from mupscale.data import Data
 from mupscale.family import Family
-from mupscale.flops import count_flops
-from mupscale.names import without_ddp
+from mupscale.models import count_flops
 from mupscale.optim import make_optimizer
-from mupscale.plan import Plan
-from mupscale.seeds import derive
+from mupscale.system import MupscaleError, derive
 from mupscale.train import snapshot
-from mupscale.train.evaluate import as_input
-from mupscale.train.folder import find_checkpoint
-from mupscale.train.loss import as_tensor
-from mupscale.train.parallel import Processes
+from mupscale.train.evaluation import as_input
+from mupscale.train.losses import as_tensor
+from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe, Width, check_multiple, make_noise
+from mupscale.train.run_folder import find_checkpoint
 
 
 def check_data(data: Data) -> None:

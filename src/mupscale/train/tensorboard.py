@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mupscale.errors import MupscaleError
+from mupscale.system import MupscaleError
 
 
 class Board:

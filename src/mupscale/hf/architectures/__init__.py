@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 
-from mupscale.errors import MupscaleError
 from mupscale.hf.architecture import KNOWN, Architecture, register
 from mupscale.hf.wires import Layout
+from mupscale.system import MupscaleError
+
+__all__ = ["extend", "known"]
 
 for _file in pkgutil.iter_modules(__path__, f"{__name__}."):
     import_module(_file.name)

@@ -1,0 +1,283 @@
+"""The coordinate check: how large activations, and their changes by training, are at each width.
+
+Under μP they do not depend on the width (the paper's 'all hidden activations and their updates stay Θ(1)'); under
+the standard parametrisation they grow or vanish. One look tells whether a family is set up right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mupscale.checks.equivalence import Loss
+from mupscale.checks.recorder import Recorder, silence_dropout
+from mupscale.core import Plan, naming
+from mupscale.plots import COLORS, GREY, figure, save
+from mupscale.system import MupscaleError
+
+FLAT = 0.2
+"""A power of the width within ±this counts as none."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: root mean square of a module's output, and of its change since the start, on one batch."""
+
+    width: float
+    seed: int
+    step: int
+    module: str
+    size: float
+    change: float
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How a module's output changes with width, as powers fitted at the last step, and what follows."""
+
+    module: str
+    size_power: float
+    change_power: float
+
+    @property
+    def flat(self) -> bool:
+        """Activations must not grow (they may shrink: a readout starts near zero), and their changes be Θ(1)."""
+        return self.size_power <= FLAT and abs(self.change_power) <= FLAT
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if self.flat:
+            return "flat"
+        power = self.change_power if abs(self.change_power) > FLAT else self.size_power
+        return "grows" if power > 0 else "vanishes"
+
+
+@dataclass(frozen=True)
+class CoordCheck:
+    """The table of measurements, a verdict per layer, and a picture."""
+
+    rows: list[Row]
+    title: str
+
+    @property
+    def layers(self) -> list[Layer]:
+        """One verdict per module."""
+        last = max(row.step for row in self.rows)
+        modules = dict.fromkeys(row.module for row in self.rows)
+        return [Layer(m, self._power(m, last, "size"), self._power(m, last, "change")) for m in modules]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every layer is flat."""
+        return all(layer.flat for layer in self.layers)
+
+    def mean(self, module: str, width: float, step: int, what: Literal["size", "change"]) -> float:
+        """Mean over seeds."""
+        values = [getattr(r, what) for r in self.rows if (r.module, r.width, r.step) == (module, width, step)]
+        return float(sum(values) / len(values))
+
+    @property
+    def widths(self) -> list[float]:
+        """In increasing order."""
+        return sorted({row.width for row in self.rows})
+
+    def _power(self, module: str, step: int, what: Literal["size", "change"]) -> float:
+        """Least-squares slope of log size against log width; a layer that does not change at all has power 0."""
+        sizes = [self.mean(module, w, step, what) for w in self.widths]
+        if not all(math.isfinite(s) for s in sizes):
+            return math.inf
+        if min(sizes) < 1e-12:
+            return 0.0 if max(sizes) < 1e-12 else -math.inf
+        xs, ys = [math.log(w) for w in self.widths], [math.log(s) for s in sizes]
+        mx, my = sum(xs) / len(xs), sum(ys) / len(ys)
+        return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum((x - mx) ** 2 for x in xs)
+
+    def __str__(self) -> str:
+        width = max(len(layer.module) for layer in self.layers)
+        lines = [f"{self.title}: {'flat' if self.ok else 'NOT flat'} over widths {', '.join(map(str, self.widths))}"]
+        lines += [f"{'module':<{width}}  size ∝ width^  change ∝ width^  verdict"]
+        for layer in self.layers:
+            numbers = f"{layer.size_power:+13.2f}  {layer.change_power:+15.2f}"
+            lines.append(f"{layer.module:<{width}}  {numbers}  {layer.verdict}")
+        return "\n".join(lines)
+
+    def plot(self, path: str | Path, *, narrow: bool = False) -> Path:
+        """Change of each layer's activations against width at the last step; layers that are not flat in colour.
+
+        narrow: a picture for a column or a phone, with the layers' names below.
+        """
+        return _plot(self, Path(path), narrow)
+
+
+class Members(Protocol):
+    """What the check asks of a family: a model and an optimizer at every width, and the plan between them."""
+
+    def build(self, width: Any) -> nn.Module:
+        """A model with its author's own initialisation."""
+        ...
+
+    def init(self, width: Any, seed: int = 0) -> nn.Module:
+        """A model with the initialisation of μP."""
+
+    def optimizer(self, model: nn.Module, optimizer: type[Optimizer], **hyper: Any) -> Optimizer:
+        """Its optimizer, with the rates of its width."""
+
+    def plan(self, model: Any) -> Plan:
+        """From the base to this model."""
+
+
+def coord_check(
+    family: Members,
+    widths: Sequence[Any],
+    batches: Iterable[Any],
+    loss: Loss,
+    optimizer: type[Optimizer],
+    *,
+    steps: int = 4,
+    seeds: int = 2,
+    parametrization: Literal["mup", "standard"] = "mup",
+    dtype: torch.dtype | None = None,
+    **hyper: Any,
+) -> CoordCheck:
+    """Train members of the family for a few steps and measure their modules' outputs on the first batch.
+
+    parametrization="standard" trains the author's own initialisation with one learning rate, for comparison.
+    """
+    data = list(batches)
+    if len(widths) < 2 or not data:
+        raise MupscaleError("coord_check needs at least two widths and one batch")
+    rows: list[Row] = []
+    for width in widths:
+        for seed in range(seeds):
+            model = _member(family, width, seed, parametrization).to(dtype=dtype)
+            silence_dropout(model)  # another mask at every look would count as change
+            if parametrization == "mup":
+                opt = family.optimizer(model, optimizer, **hyper)
+            else:
+                opt = optimizer(model.parameters(), **hyper)
+            folds = _folds(family.plan(model)) if parametrization == "mup" else {}
+            rows += _measure(model, opt, data, loss, steps, _scalar(width), seed, folds)
+    title = {"mup": "μP", "standard": "standard parametrisation"}[parametrization]
+    return CoordCheck(rows, f"{title}, {optimizer.__name__}")
+
+
+def _member(family: Members, width: Any, seed: int, parametrization: str) -> nn.Module:
+    if parametrization == "mup":
+        return family.init(width, seed)
+    if parametrization != "standard":
+        raise MupscaleError(f"parametrization is 'mup' or 'standard', not {parametrization!r}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return family.build(width)
+
+
+def _scalar(width: Any) -> float:
+    """One number for the axis of a plot: of named widths, the largest."""
+    return float(max(width.values()) if isinstance(width, Mapping) else width)
+
+
+def _folds(plan: Plan) -> dict[str, float]:
+    """Constants that are folded into all of a module's parameters, and so into its output: the 1/k of a tied readout.
+
+    A weight whose forward has a multiplier of its own (MuReadout: fold = in_) gives its output as it is.
+    """
+    own: dict[str, set[float]] = {}
+    for name, entry in plan.parameters.items():
+        undone = entry.rule.weight == 1
+        own.setdefault(name.rpartition(".")[0], set()).add(1.0 if undone else float(entry.fold))
+    return {path: folds.pop() for path, folds in own.items() if len(folds) == 1}
+
+
+def _measure(
+    model: nn.Module,
+    optimizer: Optimizer,
+    data: list[Any],
+    loss: Loss,
+    steps: int,
+    width: float,
+    seed: int,
+    folds: Mapping[str, float],
+) -> list[Row]:
+    rows, start = [], dict[str, Tensor]()
+    measured = {path for path, module in naming.modules(model).items() if _is_layer(module)}
+    for step in range(steps + 1):
+        with torch.no_grad(), Recorder(model) as recorder:
+            loss(model, data[0])
+        for path, output in recorder.outputs.items():
+            if path in measured:
+                output = output / folds.get(path, 1.0)
+                start.setdefault(path, output)
+                rows.append(Row(width, seed, step, path, _rms(output), _rms(output - start[path])))
+        if step == steps:
+            break
+        optimizer.zero_grad()
+        loss(model, data[step % len(data)]).backward()
+        optimizer.step()
+    return rows
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters(recurse=False))
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(tensor.double().square().mean().sqrt())
+
+
+_ODD = "#d8a48f"  # layers that are not flat and have no colour left
+
+
+def _plot(check: CoordCheck, path: Path, narrow: bool) -> Path:
+    """Change since initialisation against width, one line per layer; what is not flat in colour, with its power."""
+    fig, ax = figure(*((4.8, 4.4) if narrow else (7.5, 4.2)))
+    last = max(row.step for row in check.rows)
+    odd = sorted((x for x in check.layers if not x.flat), key=lambda x: -abs(x.change_power))
+    named = {layer.module: COLORS[1 + i] for i, layer in enumerate(odd[: len(COLORS) - 1])}
+    drawn = list[float]()
+    for layer in check.layers:
+        values = [check.mean(layer.module, w, last, "change") for w in check.widths]
+        values = [v if math.isfinite(v) and v > 0 else math.nan for v in values]
+        drawn += [v for v in values if v == v]
+        style: dict[str, Any] = {"lw": 0.9, "color": GREY if layer.flat else _ODD}
+        if layer.module in named:
+            style = {"lw": 1.6, "color": named[layer.module], "label": _label(layer), "zorder": 3}
+        ax.plot(check.widths, values, "o-", ms=3, **style)
+    flat, more = len(check.layers) - len(odd), len(odd) - len(named)
+    for count, color, text in ((more, _ODD, "more not flat"), (flat, GREY, "flat")):
+        if count:
+            ax.plot([], [], "o-", ms=3, lw=0.9, color=color, label=f"{count} {text}")
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks(check.widths, [f"{w:g}" for w in check.widths])
+    ax.minorticks_off()
+    low, high = (min(drawn), max(drawn)) if drawn else (1.0, 1.0)
+    middle, half = math.sqrt(low * high), max(10.0, 1.3 * math.sqrt(high / low))
+    ax.set_ylim(middle / half, middle * half)  # at least two decades, so that what is flat looks flat
+    ax.set_xlabel("width")
+    ax.set_ylabel(f"rms change of the layer's output after {last} steps")
+    verdict = "flat" if check.ok else "not flat"
+    ax.set_title(f"Coordinate check, {check.title}: {verdict}", loc="left", fontsize=9.5 if narrow else 11)
+    names: dict[str, Any] = {"title": "layers", "fontsize": 8, "title_fontsize": 8}
+    names |= {"alignment": "left", "frameon": False}
+    if narrow:
+        fig.legend(loc="outside lower center", ncols=2, **names)
+    else:
+        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **names)
+    return save(fig, path)
+
+
+def _label(layer: Layer) -> str:
+    """The power that makes the layer not flat: of its change or, where that is flat, of its size."""
+    by_change = abs(layer.change_power) > FLAT
+    power = layer.change_power if by_change else layer.size_power
+    if math.isinf(power):
+        return f"{layer.module} {'diverges' if power > 0 else 'vanishes'}"
+    return f"{layer.module} {'∝' if by_change else 'size ∝'} width$^{{{power:+.2f}}}$"

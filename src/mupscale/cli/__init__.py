@@ -1,0 +1,7 @@
+"""The command `mupscale`."""
+
+from mupscale.cli.commands import main
+
+__all__ = [
+    "main",
+]

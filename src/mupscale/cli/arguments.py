@@ -1,0 +1,243 @@
+"""Options on the command line and in YAML files, through jsonargparse: help that reads well, errors of one line."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import re
+from argparse import SUPPRESS, ArgumentError
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mupscale.system import MupscaleError
+
+Option = tuple[str, str | None]  # --name, and its value if it has one
+
+
+class UsageError(MupscaleError):
+    """A command line or a file of options that cannot be understood, in one line."""
+
+
+def installed(name: str) -> Any:
+    """A module of the extra that the command line needs."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise MupscaleError(f"the command line needs {name}: pip install 'mupscale[train]'") from None
+
+
+def make_parser(command: str, usage: str, about: str) -> Any:
+    """A jsonargparse parser; `about` is shown as it is written, so it can hold examples."""
+    installed("yaml")  # without it jsonargparse would read JSON alone
+    return installed("jsonargparse").ArgumentParser(
+        prog=f"mupscale {command}",
+        usage=f"mupscale {command} {usage}",
+        description=about,
+        formatter_class=_formatter(),
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+
+
+def parse(parser: Any, arguments: Sequence[str]) -> Any:
+    """The parsed options, or a UsageError."""
+    for action in parser._actions:
+        if type(action).__name__ == "_ActionConfigLoad":  # --schedule FILE and the like: not worth a line of help
+            action.help = SUPPRESS
+        elif action.option_strings == ["--print_config"]:
+            action.help, action.metavar = "print the whole recipe and exit", "\b"
+    try:
+        return parser.parse_args(list(arguments))
+    except ArgumentError as error:
+        raise UsageError(condensed(str(error), parser)) from error
+
+
+def read_yaml(path: str) -> dict[str, Any]:
+    """A file of options as plain values, before anything is known about them."""
+    yaml = installed("yaml")
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no text in UTF-8: {error}") from None
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UsageError(f"{path}{where} is no YAML: {_joined(str(problem))}") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} holds no options: it must be a YAML mapping such as 'width: 512'")
+    return values
+
+
+def read_value(text: str | None) -> Any:
+    """The value of an option; None where it is no YAML, which the parser will say better."""
+    yaml = installed("yaml")
+    try:
+        return yaml.safe_load(text or "")
+    except yaml.YAMLError:
+        return None
+
+
+def split(arguments: Sequence[str], flags: Iterable[str]) -> tuple[list[str], list[Option]]:
+    """What stands alone, and the options with their values; only `flags` have none."""
+    flags = {"-h", "--help", *flags}
+    alone: list[str] = []
+    options: list[Option] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if not word.startswith("-") or word == "-":
+            alone.append(word)
+        elif equals or name in flags or not rest:
+            options.append((name, value if equals else None))
+        else:
+            options.append((name, rest.pop(0)))
+    return alone, options
+
+
+def together(options: Iterable[Option]) -> list[str]:
+    """Options as a parser takes them."""
+    return [word for name, value in options for word in ((name,) if value is None else (name, value))]
+
+
+def condensed(message: str, parser: Any) -> str:
+    """The several indented lines in which jsonargparse explains an error as one: key, value, what was expected."""
+    if found := re.search(r"unrecognized arguments: (.*)", message):
+        return _unknown_option(found[1], parser)
+    if found := re.search(r"""Parser key "([^"]+)":\s+Unable to load config ['"]([^'"]*)""", message):
+        return f"{found[1]} is {found[2]}, but must be a mapping"
+    if found := re.search(r"argument (--\S+): expected one argument", message):
+        return f"{found[1]} needs a value"
+    path = ".".join(f"{key}[{item}]" if item else key for key, item in re.findall(_KEY, message))
+    if found := re.search(r"(?:Group '(?P<group>[^']+)' does not accept option|Option) '(?P<name>[^']+)'", message):
+        classes = re.findall(r"class_path '([^']+)'", message)
+        return _unknown_key(found["name"], found["group"] or path, classes[-1] if classes else None, parser)
+    if found := re.search(r"arguments are required: (.*)", message):
+        return f"{found[1]} must be given{f' for {path}' if path else ''}"
+    return _mismatch(message, path) or _joined(message)
+
+
+def _unknown_option(given: str, parser: Any) -> str:
+    word = next((w for w in given.split() if w.startswith("-")), None)
+    if word is None:
+        return f"did not expect {given}"
+    option = word.partition("=")[0]
+    first, dot, rest = option.lstrip("-").partition(".")
+    roots = {name.partition(".")[0] for name in _names(parser)}
+    near = _meant(option.lstrip("-"), _names(parser), "--")
+    if dot and first not in roots:  # --optimizr.lr: what comes after the dot is not for us to judge
+        near = _meant(first, roots, "--", f".{rest}")
+    return f"there is no option {option}{near}"
+
+
+def _unknown_key(name: str, within: str, class_path: str | None, parser: Any) -> str:
+    if class_path is None:
+        return f"there is no key {f'{within}.' if within else ''}{name}{_meant(name, _names(parser, within))}"
+    if class_path in _BASES:
+        return f"{within} takes class_path and init_args, but not {name.partition('.')[0]}"
+    known = _parameters(class_path)
+    if name in known:
+        return f"{within}.{name} cannot be given here: the run itself gives {class_path} its {name}"
+    return f"{class_path} has no argument {name}{_meant(name, known)}"
+
+
+def _mismatch(message: str, path: str) -> str | None:
+    """A value that is not what its type says; the innermost explanation is the first that has a value."""
+    found = re.search(r"(?:Got|Given) value: (.*)", message)
+    if not (path and found):
+        return None
+    value, inner = found[1], message[: found.start()]
+    if found := re.search(r"class_path '([^']+)':\s*(?!Parser key)(\S.*)", inner):
+        return f"{path}: {found[1]} cannot be used: {found[2]}"
+    if found := re.search(r"does not correspond to a subclass of (\w+)", inner):
+        named = re.search(r"'class_path': '([^']+)'", value)
+        return f"{path} is {named[1] if named else value}, which is no {found[1]}"
+    if "Not a valid subclass of" in inner:
+        return f"{path} is {value}, but must be a mapping of class_path and init_args"
+    if found := re.search(r"Errors:\s+- (?!Expected|Problem)(.*)", inner):
+        return f"{path}: {value} cannot be used: {found[1]}"
+    expected = list(dict.fromkeys(text for kind in re.findall(r"Expected an? (.*)", inner) if (text := _kind(kind))))
+    if len(expected) > 1 and _TYPES["dot"] in expected:  # an lr: a number, and not also a Tensor
+        expected.remove(_TYPES["dot"])
+    return f"{path} is {value}, but must be {' or '.join(expected)}" if expected else None
+
+
+def _kind(text: str) -> str:
+    """What was expected, in words: "<class 'int'>", "typing.Literal['a', 'b']", "tuple with 2 elements" …"""
+    if choices := re.search(r"Literal\[(.*?)\]", text):
+        return f"one of {choices[1].replace(chr(39), '')}"
+    if sized := re.match(r"tuple with \d+ elements", text):
+        return f"a {sized[0]}"
+    found = re.match(r"<class '([\w.]+)'>|(dot) import path", text)
+    return _TYPES.get(found[1] or found[2], f"a {found[1]}") if found else ""
+
+
+_KEY = r'Parser key "([^"]+)"(?: element (\d+))?'
+_BASES = ("torch.nn.Module", "torch.optim.Optimizer", "mupscale.data.Data")
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "dict": "a mapping",
+    "list": "a list",
+    "tuple": "a list",
+    "NoneType": "",
+    "dot": "the import path of a class",
+}
+
+
+def _names(parser: Any, within: str = "") -> list[str]:
+    """The keys that a parser knows, or those within one of them."""
+    start = f"{within}." if within else ""
+    found = [a.dest for a in parser._actions if a.dest.startswith(start) and a.dest != SUPPRESS]
+    return [name.removeprefix(start) for name in found if not name.endswith(".help")]
+
+
+def _parameters(class_path: str) -> list[str]:
+    from mupscale.train import import_path
+
+    try:
+        return list(inspect.signature(import_path(class_path)).parameters)
+    except (MupscaleError, TypeError, ValueError):
+        return []
+
+
+def _meant(name: str, known: Iterable[str], before: str = "", after: str = "") -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {before}{near[0]}{after}?" if near else ""
+
+
+def _joined(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _formatter() -> Callable[..., Any]:
+    """Help with what each option means and its default; types show as N and X, and no list of all torch modules."""
+    from jsonargparse import DefaultHelpFormatter
+
+    class Formatter(DefaultHelpFormatter):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{"max_help_position": 30, **kwargs})
+
+        def _get_help_string(self, action: Any) -> str:
+            text = action.help or ""
+            if action.required and action.option_strings:
+                return f"{text} (required)"
+            silent = action.default in (None, SUPPRESS) or action.default is False or action.default == []
+            if silent or "(default" in text or not action.option_strings:
+                return text
+            return f"{text} (default: %(default)s)"
+
+        def _get_default_metavar_for_optional(self, action: Any) -> str:
+            kind = str(getattr(action, "_typehint", None) or action.type)
+            return "X" if "float" in kind else "N" if "int" in kind else "VALUE"
+
+        def _fill_text(self, text: str, width: int, indent: str) -> str:
+            return "\n".join(indent + line for line in text.strip().splitlines())
+
+    return Formatter

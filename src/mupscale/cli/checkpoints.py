@@ -1,0 +1,148 @@
+"""The commands for checkpoints: upscale, verify, inspect."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+from mupscale.cli.arguments import UsageError, installed, make_parser, parse, split, together
+
+UPSCALE = """\
+Make a Hugging Face checkpoint wider: an ordinary checkpoint that computes the same function, or nearly, with noise.
+
+  mupscale upscale path/to/checkpoint path/to/wide --times 2 --noise 0.3 --seed 0
+  mupscale upscale path/to/checkpoint path/to/wide --times hidden=2,ffn=3,heads=2
+  mupscale upscale path/to/checkpoint-500 path/to/wide --optimizer path/to/checkpoint-500/optimizer.pt
+
+Tensors are read, copied, rescaled and written in pieces, so a model of any size needs little memory. Beside the weights
+lies mupscale.json, from which mupscale.hf.param_groups makes parameter groups out of the small model's learning rate.
+The folder appears when it is complete; until then there is a hidden one, which the next run clears away."""
+
+VERIFY = """\
+Do two checkpoints compute the same, and go on doing so in training? Exit status 0 if so, 1 if not.
+
+  mupscale verify path/to/checkpoint path/to/wide
+  mupscale verify path/to/checkpoint path/to/wide --dtype float64 --train 20 --text book.txt"""
+
+INSPECT = """\
+What upscaling would do, as a table: each group of tensors with its axes, its rule and the factors for an optimizer.
+
+  mupscale inspect path/to/checkpoint
+  mupscale inspect path/to/checkpoint --times hidden=2,ffn=3,heads=2 --optimizer sgd
+
+`2× by 64` means that an axis becomes twice as long by copying blocks of 64 units, such as attention heads. A rule is
+three numbers: by how much the output grows, by how much the input, and a constant folded into the weight."""
+
+
+def upscale_command(words: list[str]) -> int:
+    """mupscale upscale SOURCE OUT."""
+    from mupscale.hf import upscale
+
+    parser = make_parser("upscale", "CHECKPOINT OUT [--option VALUE …]", UPSCALE)
+    _add_times(parser)
+    parser.add_argument("--noise", type=float, default=0.0, help="in multiples of a fresh initialisation's")
+    parser.add_argument("--seed", type=int, default=0, help="of the noise")
+    parser.add_argument(
+        "--dtype", type=str | None, help="of the output: float32, bfloat16, float16 or float64 (default: as it is)"
+    )
+    parser.add_argument("--shard-size", type=str, default="5GB", help="largest file of weights")
+    parser.add_argument("--optimizer", type=str | None, help="a saved torch optimizer (optimizer.pt) to widen as well")
+    parser.add_argument("--no-verify", action="store_true", help="do not compare the two models afterwards")
+    parser.add_argument("--threads", type=int | None, help="how many (default: one for each core)")
+    (source, out), options = _paths(parser, words, ("CHECKPOINT", "OUT"), flags=("--no-verify",))
+    _describe(options.describe)
+    made = upscale(
+        source,
+        out,
+        times=options.times,
+        noise=options.noise,
+        seed=options.seed,
+        shard_size=options.shard_size,
+        dtype=options.dtype,
+        optimizer=options.optimizer,
+        verify=not options.no_verify,
+        threads=options.threads,
+        note=lambda line: print(line, file=sys.stderr),
+    )
+    print(made)
+    return 0
+
+
+def verify_command(words: list[str]) -> int:
+    """mupscale verify SMALL WIDE."""
+    from mupscale.hf import verify
+
+    parser = make_parser("verify", "SMALL WIDE [--option VALUE …]", VERIFY)
+    parser.add_argument("--dtype", type=str, default="float32", help="to compute in: float32 or float64")
+    parser.add_argument("--train", type=int, default=0, help="steps of training to compare as well")
+    parser.add_argument("--text", type=str | None, help="a file to read tokens from (default: random tokens)")
+    parser.add_argument("--tokens", type=int, default=64, help="length of the texts that are compared")
+    parser.add_argument("--tolerance", type=float | None, help="largest relative difference (default: by dtype)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random tokens")
+    _add_describe(parser)
+    (small, wide), options = _paths(parser, words, ("SMALL", "WIDE"))
+    _describe(options.describe)
+    found = verify(
+        small,
+        wide,
+        dtype=options.dtype,
+        train=options.train,
+        text=options.text,
+        tokens=options.tokens,
+        tolerance=options.tolerance,
+        seed=options.seed,
+    )
+    _show(found.table())
+    print(found.verdict)
+    return 0 if found.ok else 1
+
+
+def inspect_command(words: list[str]) -> int:
+    """mupscale inspect CHECKPOINT."""
+    from mupscale.hf import inspect
+
+    parser = make_parser("inspect", "CHECKPOINT [--option VALUE …]", INSPECT)
+    _add_times(parser)
+    parser.add_argument("--optimizer", type=str, default="AdamW", help="of torch, for which factors are shown")
+    (path,), options = _paths(parser, words, ("CHECKPOINT",))
+    _describe(options.describe)
+    found = inspect(path, times=options.times, optimizer=options.optimizer)
+    _show(found.table())
+    print(*found.summary(), sep="\n")
+    return 0
+
+
+def _add_times(parser: Any) -> None:
+    meaning = "how much wider: a whole number, or hidden=2,ffn=3,heads=2 (kv=… for key/value heads); 1 if not named"
+    parser.add_argument("--times", type=str, default="2", help=meaning)
+    _add_describe(parser)
+
+
+def _add_describe(parser: Any) -> None:
+    meaning = "a Python module of yours that registers the description of an architecture"
+    parser.add_argument("--describe", type=str | None, metavar="MODULE", help=meaning)
+
+
+def _describe(module: str | None) -> None:
+    if module is None:
+        return
+    try:
+        import_module(module.removesuffix(".py"))
+    except ImportError as error:
+        raise UsageError(f"--describe {module}: {error}; it is imported from the current folder") from None
+
+
+def _paths(parser: Any, words: list[str], names: tuple[str, ...], flags: tuple[str, ...] = ()) -> tuple[list[str], Any]:
+    """The paths that stand alone, and the parsed options."""
+    alone, options = split(words, flags=flags)
+    parsed = parse(parser, together(options))
+    if len(alone) != len(names):
+        raise UsageError(f"give {' and '.join(names)}" + (f", not {' '.join(alone)}" if alone else ""))
+    return alone, parsed
+
+
+def _show(table: Any) -> None:
+    """A rich table; as wide as it needs where the output is no terminal."""
+    console = installed("rich.console").Console(soft_wrap=False, width=None if sys.stdout.isatty() else 200)
+    console.print(table)

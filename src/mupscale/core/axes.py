@@ -1,0 +1,162 @@
+"""How n units become k·n: which narrow unit each wide unit is a copy of, and copying a tensor accordingly.
+
+The paper's ⊗ 1 1ᵀ is `block=1` (repeat_interleave). Blocks of b units that must stay together (an attention
+head, the H·W positions of a flattened channel) are copied whole: wide unit j is narrow unit
+(j // (k·b))·b + j % b.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from mupscale.core.rules import Number
+from mupscale.system import MupscaleError
+
+_SHORT_RUN = 16  # below this many contiguous entries per copy, a broadcast copy is slower than strided ones
+_CHUNK = 1 << 19  # output entries per thread and step, so that rows are duplicated while they are in cache
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A width axis that grows by `times`, copied in whole blocks of `block` narrow units.
+
+    `sections`, where given, lists (length, block) of the parts of a packed axis whose blocks differ, as in a
+    fused q|k|v projection with grouped queries; parts with equal blocks need no sections.
+    """
+
+    times: Number = 1
+    block: int = 1
+    sections: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if min((self.block, *(block for _, block in self.sections))) < 1:
+            raise MupscaleError(f"a block has at least one unit; {self} has a smaller one")
+
+    @property
+    def copies(self) -> int:
+        """The multiplier as a number of copies; a real one (μP) has none."""
+        if self.times != int(self.times):
+            raise MupscaleError(f"an axis that grows {self.times} times cannot be copied; choose an integer multiple")
+        return int(self.times)
+
+    def source(self, n: int) -> Tensor:
+        """For an axis of n units: the narrow unit that each of the wide units copies."""
+        narrow = torch.arange(n)
+        return expand(narrow, {0: self}, narrow.new_empty(self.copies * n))
+
+    def __mul__(self, other: Axis) -> Axis:
+        """First this, then the other; copying in equal blocks twice is copying once."""
+        times = self.times * other.times
+        if self.times == 1 or other.times == 1:
+            kept = other if self.times == 1 else self
+            return Axis(times, kept.block, kept.sections)
+        grown = tuple((length * self.times, block) for length, block in self.sections)
+        if self.block != other.block or grown != other.sections:
+            first, then = (axis.sections or axis.block for axis in (self, other))
+            raise MupscaleError(
+                f"axes copied in blocks of {first} and then of {then} do not compose; widen in one step"
+            )
+        return Axis(times, self.block, self.sections)
+
+
+def multiplier(narrow: int, wide: int) -> Number:
+    """wide / narrow, as an int where it is one and an exact fraction elsewhere."""
+    ratio = Fraction(wide, narrow) if narrow else Fraction(1 if wide == 0 else 0)
+    return ratio.numerator if ratio.denominator == 1 else ratio
+
+
+def expand(narrow: Tensor, axes: Mapping[int, Axis], out: Tensor, scale: float = 1.0) -> Tensor:
+    """Write `scale` times the narrow tensor, copied along its axes, into `out`, in one pass over the output."""
+    axes = {dim: axis for dim, axis in axes.items() if axis.times != 1}
+    for dim in axes:
+        if not 0 <= dim < narrow.dim():
+            raise MupscaleError(f"a tensor of shape {tuple(narrow.shape)} has no dimension {dim} to widen")
+    expected = tuple(n * axes[d].copies if d in axes else n for d, n in enumerate(narrow.shape))
+    if tuple(out.shape) != expected:
+        raise MupscaleError(f"a tensor of shape {tuple(narrow.shape)} widens to {expected}, not to {tuple(out.shape)}")
+    for dim, axis in axes.items():
+        if axis.sections:
+            return _expand_sections(narrow, axes, dim, out, scale)
+    if out.numel():
+        _copy(narrow, axes, out, scale)
+    return out
+
+
+def _expand_sections(narrow: Tensor, axes: Mapping[int, Axis], dim: int, out: Tensor, scale: float) -> Tensor:
+    axis = axes[dim]
+    if sum(length for length, _ in axis.sections) != narrow.shape[dim]:
+        raise MupscaleError(f"sections {axis.sections} do not add up to an axis of {narrow.shape[dim]} units")
+    start = 0
+    for length, block in axis.sections:
+        part = {**axes, dim: Axis(axis.times, block)}
+        wide = out.narrow(dim, start * axis.copies, length * axis.copies)
+        expand(narrow.narrow(dim, start, length), part, wide, scale)
+        start += length
+    return out
+
+
+def _copy(narrow: Tensor, axes: Mapping[int, Axis], out: Tensor, scale: float) -> None:
+    """Split each copied axis n·k into (n/b, k, b); the narrow tensor then broadcasts over the k's."""
+    source, target = narrow, out
+    copied: list[int] = []
+    for dim in sorted(axes, reverse=True):
+        block, k = axes[dim].block, axes[dim].copies
+        if narrow.shape[dim] % block:
+            raise MupscaleError(
+                f"an axis of {narrow.shape[dim]} units does not divide into blocks of {block}; check the block"
+            )
+        source = source.unflatten(dim, (-1, 1, block))
+        target = target.unflatten(dim, (-1, k, block))
+        copied = [dim + 1] + [d + 2 for d in copied]
+    if not target.is_cpu or not copied:
+        target.copy_(source if scale == 1 else source * scale)
+        return
+    rows = max(1, _CHUNK * torch.get_num_threads() * target.shape[0] // target.numel())
+    scratch = torch.empty_like(source[:rows]) if scale != 1 else source
+    for start in range(0, target.shape[0], rows):
+        part = source[start : start + rows]
+        if scale != 1:
+            part = torch.mul(part, scale, out=scratch[: part.shape[0]])
+        _broadcast(part, target[start : start + rows], copied)
+
+
+def _broadcast(source: Tensor, target: Tensor, copied: Sequence[int]) -> None:
+    """target ← source, whose `copied` dimensions have size 1; short innermost runs go copy by copy."""
+    inner = copied[-1]
+    if _size_after(target, inner) >= _SHORT_RUN:
+        target.copy_(source)
+        return
+    first = target
+    for dim in copied[:-1]:
+        first = first.narrow(dim, 0, 1)
+    if _are_pairs(source, first, inner):  # (x, x) is the complex number x + xi, which torch writes twice as fast
+        x = source.squeeze(-1).squeeze(-1)
+        torch.complex(x, x, out=torch.view_as_complex(first.squeeze(-1)))
+    else:
+        for copy in range(target.shape[inner]):
+            first.narrow(inner, copy, 1).copy_(source)
+    if len(copied) > 1:
+        target.narrow(copied[0], 1, target.shape[copied[0]] - 1).copy_(first)
+        for dim in copied[1:-1]:  # three or more copied axes (Bilinear): the first slab still lacks these
+            slab = target.narrow(copied[0], 0, 1)
+            slab.narrow(dim, 1, slab.shape[dim] - 1).copy_(first)
+
+
+def _are_pairs(source: Tensor, target: Tensor, inner: int) -> bool:
+    """Whether entries are written twice, side by side, as a complex tensor stores its two parts."""
+    real = source.dtype == target.dtype and target.dtype in (torch.float32, torch.float64)
+    aligned = target.storage_offset() % 2 == 0 and all(stride % 2 == 0 for stride in target.stride()[:inner])
+    side_by_side = inner == target.dim() - 2 and target.shape[inner:] == (2, 1) and target.stride(inner) == 1
+    return real and aligned and side_by_side
+
+
+def _size_after(tensor: Tensor, dim: int) -> int:
+    size = 1
+    for n in tensor.shape[dim + 1 :]:
+        size *= n
+    return size

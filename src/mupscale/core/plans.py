@@ -1,0 +1,261 @@
+"""A plan: for every parameter and buffer, how its axes are copied and which Rule it obeys.
+
+It is made between two modules of one class, or between a family's base and any width; it is keyed by name and
+lives beside the model, so it survives deepcopy, `.to()`, wrappers, sharding and a round trip through a file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mupscale.core import naming
+from mupscale.core.axes import Axis
+from mupscale.core.rules import Number, Rule
+from mupscale.system import MupscaleError, replace_text
+
+Shape = tuple[int, ...]
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter or buffer: its shapes, its width axes by dimension, and what each dimension is to it.
+
+    offset: what the model adds to the stored value before it uses it, as a norm with gain 1 + w does.
+    """
+
+    narrow: Shape
+    wide: Shape
+    axes: Mapping[int, Axis] = field(default_factory=dict)
+    out: tuple[int, ...] = ()
+    in_: tuple[int, ...] = ()
+    fold: Number = 1
+    names: tuple[str, ...] = ()
+    offset: Number = 0
+
+    @cached_property
+    def rule(self) -> Rule:
+        """The three numbers of this parameter."""
+        return Rule(self._times(self.out), self._times(self.in_), self.fold)
+
+    def _times(self, dims: tuple[int, ...]) -> Number:
+        return math.prod((self.axes[d].times for d in dims if d in self.axes), start=1)
+
+    @property
+    def out_is_width(self) -> bool:
+        """Whether the output axis is a width of the family, even where it does not grow in this plan."""
+        return any(d in self.axes for d in self.out)
+
+    @property
+    def in_is_width(self) -> bool:
+        """Whether the input axis is a width of the family."""
+        return any(d in self.axes for d in self.in_)
+
+    @property
+    def shift(self) -> float:
+        """What is added to the copied and scaled weight: w + offset is what scales, and w is what is stored."""
+        return float(self.offset) * (self.rule.weight - 1)
+
+    @property
+    def init(self) -> float:
+        """Factor of the initial standard deviation under μP."""
+        return self.rule.init(out_is_width=self.out_is_width, in_is_width=self.in_is_width)
+
+    def then(self, later: Entry) -> Entry:
+        """This widening followed by a later one; a dimension that did not grow in one of them need not be told of."""
+        if self.wide != later.narrow:
+            raise MupscaleError(
+                f"plans of different models do not compose: '{self.names[0]}' ends with shape {self.wide} "
+                f"in the first and starts with {later.narrow} in the second"
+            )
+        out, in_ = {*self.out, *later.out}, {*self.in_, *later.in_}
+        if out & in_ or self.offset != later.offset:
+            raise MupscaleError(
+                f"plans of different models do not compose: '{self.names[0]}' is not stored alike in the two"
+            )
+        axes = {d: self.axes.get(d, Axis()) * later.axes.get(d, Axis()) for d in sorted({*self.axes, *later.axes})}
+        fold = tidy(Fraction(1) * self.fold * later.fold)
+        return replace(self, wide=later.wide, axes=axes, out=tuple(sorted(out)), in_=tuple(sorted(in_)), fold=fold)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Entries by name, and (where known) the std that a fresh μP initialisation has at the wide width.
+
+    mup: whether the wide model starts afresh (μP) or from copies (widening), for optimizers whose step is relative to
+    the weights; for all others the two are one.
+    """
+
+    parameters: Mapping[str, Entry]
+    buffers: Mapping[str, Entry] = field(default_factory=dict)
+    fresh: Mapping[str, float] | None = None
+    mup: bool = False
+
+    def __getitem__(self, name: str) -> Entry:
+        entry = self.parameters.get(name) or self.buffers.get(name)
+        if entry is None:
+            raise MupscaleError(f"the plan has no parameter '{name}': it was made for another model")
+        return entry
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parameters)
+
+    def then(self, later: Plan) -> Plan:
+        """First this plan, then the later one: μP at width n followed by widening to k·n is μP at k·n."""
+        if self.parameters.keys() != later.parameters.keys():
+            raise MupscaleError("plans of different models do not compose: their parameters have different names")
+        return Plan(
+            {name: entry.then(later.parameters[name]) for name, entry in self.parameters.items()},
+            {name: entry.then(later.buffers[name]) for name, entry in self.buffers.items() if name in later.buffers},
+            later.fresh,
+            self.mup,
+        )
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Every name of every parameter and buffer, tied ones under all of theirs → the name it has here."""
+        entries = {**self.buffers, **self.parameters}
+        return {alias: name for name, entry in entries.items() for alias in (name, *entry.names)}
+
+    @cached_property
+    def _norm_weights(self) -> dict[float, dict[str, float]]:
+        return {}
+
+    def norm_weights(self, p: float) -> dict[str, float]:
+        """Rule.norm of every parameter; asked for at every step, so computed once."""
+        if p not in self._norm_weights:
+            self._norm_weights[p] = {name: entry.rule.norm(p) for name, entry in self.parameters.items()}
+        return self._norm_weights[p]
+
+    @property
+    def rules(self) -> dict[str, Rule]:
+        """The three numbers of every parameter."""
+        return {name: entry.rule for name, entry in self.parameters.items()}
+
+    def check(self, model: nn.Module, side: str = "wide") -> dict[str, nn.Parameter]:
+        """The model's parameters by name, if they are the ones this plan is about; an error otherwise."""
+        found = naming.parameters(model)
+        same_names("the plan", self.parameters, f"the {side} model", found, "make the plan for this model")
+        for name, p in found.items():
+            shape: Shape = getattr(self.parameters[name], side)
+            if tuple(p.shape) != shape:
+                raise MupscaleError(
+                    f"this plan is for another model: '{name}' has shape {tuple(p.shape)} and the plan's {side} "
+                    f"shape is {shape}"
+                )
+        return found
+
+    def to_json(self) -> str:
+        """Exact: from_json gives an equal plan."""
+        sides = {"parameters": self.parameters, "buffers": self.buffers}
+        content = {side: {n: _entry_to_json(e) for n, e in entries.items()} for side, entries in sides.items()}
+        fresh = None if self.fresh is None else dict(self.fresh)
+        return json.dumps({"format": _FORMAT, **content, "fresh": fresh, "mup": self.mup}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that to_json wrote."""
+        try:
+            content = json.loads(text)
+            if content["format"] != _FORMAT:
+                raise KeyError("format")
+            sides = [{n: _entry_from_json(e) for n, e in content[s].items()} for s in ("parameters", "buffers")]
+            return cls(sides[0], sides[1], content["fresh"], content["mup"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise MupscaleError(f"this is not a plan written by mupscale ({type(error).__name__}: {error})") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON to a file."""
+        replace_text(Path(path), self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a file that `save` wrote."""
+        try:
+            return cls.from_json(Path(path).read_text())
+        except OSError as error:
+            raise MupscaleError(f"there is no plan to read at {path} ({error.strerror})") from None
+
+
+_FORMAT = "mupscale.plan/1"
+
+
+def same_names(
+    left: str,
+    ours: Mapping[str, Any],
+    right: str,
+    theirs: Mapping[str, Any],
+    advice: str,
+    what: str = "parameter",
+) -> None:
+    for here, there, missing in (
+        (left, right, ours.keys() - theirs.keys()),
+        (right, left, theirs.keys() - ours.keys()),
+    ):
+        if missing:
+            first = next(n for n in (*ours, *theirs) if n in missing)
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise MupscaleError(f"{there} lacks the {what} '{first}'{more} that {here} has: {advice}")
+
+
+def check_dtype(name: str, tensor: Tensor) -> None:
+    """Refuse what cannot be copied and scaled: integers, quantised and complex numbers, 8-bit floats."""
+    if tensor.dtype not in _DTYPES:
+        raise MupscaleError(
+            f"'{name}' has dtype {tensor.dtype}: only floating-point parameters of 16 bits or more can be widened; "
+            f"dequantise the model or convert it, as with model.to(torch.bfloat16)"
+        )
+
+
+def tidy(number: Number) -> Number:
+    """An int where a number is one."""
+    return int(number) if number == int(number) else number
+
+
+def _number_to_json(number: Number) -> int | float | str:
+    return f"{number.numerator}/{number.denominator}" if isinstance(number, Fraction) else number
+
+
+def _number_from_json(number: int | float | str) -> Number:
+    return Fraction(number) if isinstance(number, str) else number
+
+
+def _entry_to_json(entry: Entry) -> dict[str, Any]:
+    axes = [[d, _number_to_json(a.times), a.block, [list(s) for s in a.sections]] for d, a in entry.axes.items()]
+    return {
+        "narrow": list(entry.narrow),
+        "wide": list(entry.wide),
+        "axes": axes,
+        "out": list(entry.out),
+        "in": list(entry.in_),
+        "fold": _number_to_json(entry.fold),
+        "names": list(entry.names),
+        "offset": _number_to_json(entry.offset),
+    }
+
+
+def _entry_from_json(content: dict[str, Any]) -> Entry:
+    axes = {
+        d: Axis(_number_from_json(times), block, tuple((a, b) for a, b in sections))
+        for d, times, block, sections in content["axes"]
+    }
+    return Entry(
+        tuple(content["narrow"]),
+        tuple(content["wide"]),
+        axes,
+        tuple(content["out"]),
+        tuple(content["in"]),
+        _number_from_json(content["fold"]),
+        tuple(content["names"]),
+        _number_from_json(content.get("offset", 0)),
+    )

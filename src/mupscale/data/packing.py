@@ -1,0 +1,392 @@
+"""From documents to packed tokens, on all cores, in one pass that can be killed and goes on where it was.
+
+One thread reads, many tokenize (the `tokenizers` library lets go of Python's lock), and one writes in the order of
+reading: the result depends on the source and the options alone. Every few seconds what is written is brought to the
+disk and noted down; what a killed run wrote after its last note is dropped, and written again by the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mupscale.data.documents import Corpus, Document, Errors, source_name
+from mupscale.data.shards import DTYPES, INDEX, PARTS, PROGRESS, TOKENIZER, Index, Part, Shard, Writer, check_same
+from mupscale.data.split import find_split
+from mupscale.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, one_thread_each, tokenizer_name
+from mupscale.system import MupscaleError, replace_text
+
+Progress = Callable[[int, int, int], None]
+In = TypeVar("In")
+Out = TypeVar("Out")
+_BATCH = 1_000_000  # characters that a thread tokenizes at a time
+_PIECES = 10_000  # that it takes at most, with text or without
+_NOTE_EVERY = 10.0  # seconds
+_LOCK = ".lock"
+
+
+def pack(
+    source: str,
+    out: str | Path,
+    tokenizer: str = "bytes",
+    *,
+    field: str = "text",
+    errors: Errors = "strict",
+    validation: float = 0.005,
+    tail: float = 0.1,
+    split_seed: int = 0,
+    shard_tokens: int = 100_000_000,
+    dtype: Literal["uint16", "uint32"] | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Tokenize a source (see Corpus) into the folder `out`, each document followed by the end-of-text token.
+
+    tokenizer: bytes, bpe:SIZE to learn one from the training documents, or gpt2:FOLDER.
+    validation, split_seed: see DocumentSplit; a source of one document keeps its end for validation, a share of `tail`.
+    dtype: of the tokens; the smallest that holds the vocabulary, if not given.
+    progress: called with bytes read, bytes in all (0 if not known) and tokens written.
+
+    Finished already, nothing is done; killed before, it goes on; of several processes that ask for it, one does it.
+    """
+    for name, value in (("shard_tokens", shard_tokens), ("workers", workers)):
+        if value is not None and value < 1:
+            raise MupscaleError(f"{name} is {value}, but must be at least 1")
+    corpus = Corpus(source, field, errors)
+    made_from = {
+        "source": source_name(source),
+        "source_bytes": corpus.size,
+        "source_fingerprint": corpus.fingerprint,
+        "tokenizer": tokenizer_name(tokenizer),
+        "field": field,
+        "errors": errors,
+        "validation": validation,
+        "tail": tail,
+        "split_seed": split_seed,
+        "shard_tokens": shard_tokens,
+        "dtype": dtype,
+    }
+    out = Path(out).expanduser()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with _alone(out):
+            if (out / INDEX).exists():
+                check_same(out, Index.read(out).made_from, made_from)
+            else:
+                _Packing(out, corpus, tokenizer, made_from, progress or (lambda *_: None)).go(workers or _cores())
+            (out / PROGRESS).unlink(missing_ok=True)
+    except OSError as error:
+        raise MupscaleError(
+            f"packing into {out} failed: {error}; mend that and run it again, and it goes on where it was"
+        ) from None
+    return out
+
+
+@dataclass
+class _Note:
+    """Where packing stands: after which document (its file and number), and with which shards."""
+
+    begun_with: dict[str, Any]
+    after: tuple[int, int]
+    empty: int
+    shards: dict[Part, list[Shard]]
+
+    @classmethod
+    def read(cls, path: Path) -> _Note:
+        try:
+            noted = json.loads(path.read_text(encoding="utf-8"))
+            shards = {part: [Shard(**shard) for shard in noted["shards"][part]] for part in PARTS}
+            return cls(noted["begun_with"], (noted["after"][0], noted["after"][1]), noted["empty"], shards)
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise MupscaleError(f"{path} is damaged ({error}): remove {path.parent} and start again") from None
+
+    def write(self, path: Path) -> None:
+        replace_text(path, json.dumps(asdict(self)))
+
+
+class _Piece(NamedTuple):
+    """Some text of a document; or none, where a document ends or is empty."""
+
+    part: Part
+    text: str = ""
+    ends: bool = False  # whether the end-of-text token follows
+    completes: Document | None = None  # the document of which nothing is left to do after this
+
+
+class _Packing:
+    """One folder in the making."""
+
+    def __init__(self, out: Path, corpus: Corpus, spec: str, made_from: dict[str, Any], progress: Progress) -> None:
+        self.out, self.corpus, self.made_from, self.progress = out, corpus, made_from, progress
+        self.note = self._last_note()
+        texts = (document.text for document in self._documents())
+        self.split = find_split(texts, made_from["validation"], made_from["tail"], made_from["split_seed"])
+        self.note.write(out / PROGRESS)
+        self.tokenizer = self._make_tokenizer(spec)
+        self.dtype = _dtype(made_from["dtype"], self.tokenizer.vocab_size)
+        self.writers = {
+            part: Writer(out, part, self.dtype, made_from["shard_tokens"], self.note.shards[part]) for part in PARTS
+        }
+
+    def _last_note(self) -> _Note:
+        """Where the last run came to, if there was one and it was about the same."""
+        path, begun_with = self.out / PROGRESS, {**self.made_from, "source_modified": self.corpus.modified}
+        if path.exists():
+            note = _Note.read(path)
+            if begun_with["errors"] == "replace":  # what is packed already had nothing to replace
+                note.begun_with["errors"] = "replace"
+            check_same(self.out, note.begun_with, begun_with)
+            return note
+        if any(not file.name.startswith(".") for file in self.out.iterdir()):
+            raise MupscaleError(f"the folder {self.out} has other files in it: give one that is empty or not there yet")
+        return _Note(begun_with, (0, 0), 0, {part: [] for part in PARTS})
+
+    def _documents(self) -> Iterator[Document]:
+        return filter(_has_text, self.corpus.documents())
+
+    def _make_tokenizer(self, spec: str) -> Tokenizer:
+        """The tokenizer, which is in the folder if an earlier run came that far."""
+        path = self.out / TOKENIZER
+        if not path.exists() or spec.startswith("gpt2:"):
+            made = make_tokenizer(spec, self._training_texts())
+            if path.exists():
+                check_same(self.out, {"tokenizer": load_tokenizer(path).fingerprint}, {"tokenizer": made.fingerprint})
+            replace_text(path, made.to_json())
+        return load_tokenizer(path)
+
+    def _training_texts(self) -> Iterator[str]:
+        for document in self._documents():
+            yield from (text for part, text in self.split(document.text) if part == "train")
+            self.progress(document.read, self.corpus.size, 0)
+
+    def go(self, workers: int) -> None:
+        """Write all that is missing, and at last the index."""
+        with ExitStack() as opened:
+            for writer in self.writers.values():
+                opened.callback(writer.close)
+            self._write(opened.enter_context(closing(_in_order(self._encode, _batches(self._pieces()), workers))))
+        Index(
+            self.dtype,
+            self.tokenizer.vocab_size,
+            self.tokenizer.end_of_text,
+            self.tokenizer.fingerprint,
+            self.made_from,
+            self.note.empty,
+            self.note.shards,
+        ).write(self.out)
+
+    def _write(self, batches: Iterable[list[tuple[_Piece, NDArray[Any]]]]) -> None:
+        note, noted_at, read = self.note, time.monotonic(), 0
+        for batch in batches:
+            for piece, tokens in batch:
+                full = self.writers[piece.part].append(tokens, ends=piece.ends)
+                if done := piece.completes:
+                    note.after, read = (done.file, done.number), done.read
+                    note.empty += not piece.ends
+                    if full or time.monotonic() > noted_at + _NOTE_EVERY:
+                        self._write_note()
+                        noted_at = time.monotonic()
+            self.progress(read, self.corpus.size, sum(shard.tokens for part in PARTS for shard in note.shards[part]))
+
+    def _pieces(self) -> Iterator[_Piece]:
+        for document in self.corpus.documents(self.note.after):
+            parts = self.split(document.text) if _has_text(document) else []
+            for part, text in parts:
+                yield from (_Piece(part, piece) for piece in self.tokenizer.pieces(text))
+                yield _Piece(part, ends=True, completes=document if part == parts[-1][0] else None)
+            if not parts:
+                yield _Piece("train", completes=document)
+
+    def _encode(self, batch: list[_Piece]) -> list[tuple[_Piece, NDArray[Any]]]:
+        end = np.array([self.tokenizer.end_of_text])
+        encoded = self.tokenizer.encode_batch([piece.text for piece in batch])
+        return [(piece, end if piece.ends else tokens) for piece, tokens in zip(batch, encoded, strict=True)]
+
+    def _write_note(self) -> None:
+        for writer in self.writers.values():
+            writer.sync()
+        self.note.write(self.out / PROGRESS)
+
+
+def _has_text(document: Document) -> bool:
+    return bool(document.text) and not document.text.isspace()
+
+
+def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    batch: list[_Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= _BATCH or len(batch) >= _PIECES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _in_order(function: Callable[[In], Out], items: Iterable[In], workers: int) -> Generator[Out]:
+    """The function of each item, computed by several threads a few items ahead."""
+    pool = ThreadPoolExecutor(workers)
+    try:
+        with one_thread_each():
+            waiting: deque[Future[Out]] = deque()
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Wait until no other process packs into this folder; the system ends a lock with the process that has it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with (out / _LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        (out / _LOCK).unlink(missing_ok=True)
+
+
+def _dtype(asked: str | None, vocab_size: int) -> str:
+    fitting = [name for name, dtype in DTYPES.items() if vocab_size <= 1 << 8 * dtype.itemsize]
+    if asked is not None and asked not in fitting:
+        raise MupscaleError(
+            f"{asked} holds no vocabulary of {vocab_size} tokens: take {' or '.join(fitting)}, or leave dtype away"
+        )
+    return asked or fitting[0]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def shown_progress() -> Iterator[Progress]:
+    """A bar where stderr is a terminal and rich is installed, a line now and then elsewhere."""
+    if sys.stderr.isatty():
+        try:
+            from rich.console import Console
+            from rich.progress import Progress as Bar
+            from rich.progress import TextColumn
+        except ImportError:
+            pass
+        else:
+            columns = (*Bar.get_default_columns(), TextColumn("{task.fields[tokens]:,} tokens"))
+            bar = Bar(*columns, console=Console(stderr=True))
+            task = bar.add_task("", tokens=0)
+
+            def show(done: int, total: int, tokens: int) -> None:
+                bar.start()  # only now: a process that waits for another has nothing to show
+                bar.update(task, description=_doing(tokens), completed=done, total=total or None, tokens=tokens)
+
+            try:
+                yield show
+            finally:
+                bar.stop()
+            return
+    last = time.monotonic()
+
+    def line(done: int, total: int, tokens: int) -> None:
+        nonlocal last
+        if time.monotonic() > last + _NOTE_EVERY:
+            last = time.monotonic()
+            shown = (f"{done / total:.0%} read" if total else "", f"{tokens:,} tokens" if tokens else "")
+            print(f"{_doing(tokens)}: {', '.join(filter(None, shown))}", file=sys.stderr, flush=True)
+
+    yield line
+
+
+def _doing(tokens: int) -> str:
+    return "packing" if tokens else "learning the vocabulary"
+
+
+def tokenize(
+    source: str,
+    out: str,
+    *,
+    vocab: int | None = None,
+    gpt2: str | None = None,
+    field: str = "text",
+    validation: float = 0.005,
+    shard_tokens: int = 100_000_000,
+    workers: int | None = None,
+    split_seed: int = 0,
+    errors: Errors = "strict",
+) -> Path:
+    """Tokenize text once, for all training runs on it; run again after an interruption, it goes on where it was.
+
+    Tokens are bytes, unless --vocab or --gpt2 say otherwise.
+
+    Args:
+        source: a .txt, .jsonl, .jsonl.gz or .parquet file, a folder or a quoted glob of them, or datasets:NAME:CONFIG,
+            e.g. datasets:HuggingFaceFW/fineweb-edu:CC-MAIN-2013-20
+        out: folder for the packed tokens
+        vocab: learn a byte-pair encoding of so many tokens from the training documents, e.g. 8192
+        gpt2: take GPT-2's tokenizer, from the folder with its encoder.json and vocab.bpe
+        field: where JSON lines, Parquet and datasets have the text
+        validation: share of the documents kept for validation; a single document keeps its last tenth
+        shard_tokens: tokens after which a new file is begun
+        workers: how many threads tokenize; all cores if not given
+        split_seed: which documents are kept for validation
+        errors: whether text that is not valid UTF-8 is refused (strict) or gets a replacement character (replace)
+    """
+    if vocab is not None and gpt2 is not None:
+        raise MupscaleError("--vocab learns a tokenizer and --gpt2 takes one that is there: give one of them")
+    spec = f"bpe:{vocab}" if vocab is not None else f"gpt2:{gpt2}" if gpt2 is not None else "bytes"
+    with shown_progress() as progress:
+        pack(
+            source,
+            out,
+            spec,
+            field=field,
+            errors=errors,
+            validation=validation,
+            split_seed=split_seed,
+            shard_tokens=shard_tokens,
+            workers=workers,
+            progress=progress,
+        )
+    info(out)
+    return Path(out)
+
+
+def info(tokens: str) -> None:
+    """Print what a folder of packed tokens holds, and how its text begins.
+
+    Args:
+        tokens: the folder
+    """
+    folder = Path(tokens).expanduser()
+    index = Index.read(folder)
+    shards = {part: index.open(folder, part) for part in PARTS}
+    rows = {
+        "tokenizer": f"{index.made_from.get('tokenizer', '?')}, {index.vocab_size:,} tokens, stored as {index.dtype}",
+        "source": f"{index.made_from.get('source', '?')}, {index.made_from.get('source_bytes', 0):,} bytes",
+    }
+    for part in PARTS:
+        rows[part] = f"{index.tokens(part):,} tokens, documents: {index.documents(part):,}, files: {len(shards[part])}"
+    if index.empty:
+        rows["skipped"] = f"{index.empty:,} empty documents"
+    beginning = load_tokenizer(folder / TOKENIZER).decode(shards["train"][0][:400].tolist())
+    rows["begins"] = "\n            ".join(beginning.strip().splitlines()[:4])
+    print(*(f"{name:<12}{value}" for name, value in rows.items()), sep="\n")

@@ -1,0 +1,166 @@
+"""A model and its loss as functions of parameters, vmapped over the runs of a stack."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from mupscale.engine.replicas import Layout
+from mupscale.engine.stackable import NotStackable
+from mupscale.system import MupscaleError
+from mupscale.train import Recipe, as_input, correct
+
+Named = Mapping[str, Tensor]
+_PLAIN = (SDPBackend.MATH,)
+_FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, *_PLAIN)
+# kernels for attention to try, in this order: vmap has rules that work for some of them alone
+_ATTENTION: tuple[tuple[SDPBackend, ...], ...] = (_FUSED, (SDPBackend.FLASH_ATTENTION, *_PLAIN), _PLAIN)
+_TOLERANCE = {"fp64": (1e-9, 1e-9), "fp32": (1e-3, 1e-2), "tf32": (5e-3, 2e-2), "bf16": (2e-2, 1e-1)}  # loss, gradient
+
+
+class Program:
+    """One step's losses, and held-out scores, of every run at once."""
+
+    def __init__(self, template: nn.Module, layout: Layout, recipe: Recipe, device: torch.device) -> None:
+        self.template, self.layout, self.recipe, self.device = template, layout, recipe, device
+        self.loss = recipe.loss_function()
+        self.attention: tuple[SDPBackend, ...] = _ATTENTION[-1] if device.type == "cpu" else _ATTENTION[0]
+
+    def losses(self, flat: Tensor, buffers: Named, x: Tensor, y: Tensor, shared: bool) -> Tensor:
+        """Every run's loss, its buffers brought up to date; batches are one for all, or one for each."""
+        over = (0, 0, None, None) if shared else (0, 0, 0, 0)
+        losses, held = vmap(self._objective, in_dims=over)(self.layout.cut(flat), dict(buffers), x, y)
+        if losses.dim() != 1:
+            raise MupscaleError(f"the loss {self.recipe.loss} gives shape {tuple(losses.shape[1:])}, not one number")
+        for name, buffer in held.items():
+            if buffer is not buffers[name]:
+                with torch.no_grad():
+                    buffers[name].copy_(buffer)
+        return losses
+
+    def kept(self, row: Tensor, buffers: Named, x: Tensor, y: Tensor) -> int:
+        """Bytes that a step of one run keeps for its backward pass."""
+        sizes: dict[int, int] = {}
+
+        def count(tensor: Tensor) -> Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        flat = row.detach().unsqueeze(0).clone().requires_grad_()
+        held = {name: buffer.unsqueeze(0).clone() for name, buffer in buffers.items()}
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            self.losses(flat, held, x, y, shared=True)
+        return sum(sizes.values())
+
+    def scores(self, flat: Tensor, buffers: Named, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Every run's mean loss on some examples, and how many targets it gets right; -1 where they are no classes."""
+
+        def score(parameters: Named, held: Named) -> tuple[Tensor, Tensor]:
+            with self._kernels():
+                outputs, _ = self._outputs(parameters, held, x)
+                loss = self.loss(outputs, y)
+            right = correct(outputs, y)
+            return loss.double(), torch.full_like(loss, -1.0).double() if right is None else right.double()
+
+        made: tuple[Tensor, Tensor] = vmap(score)(self.layout.cut(flat), dict(buffers))
+        return made
+
+    def _objective(self, parameters: Named, buffers: Named, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """One run's loss, and its buffers after it."""
+        with self._kernels():
+            outputs, held = self._outputs(parameters, buffers, x)
+            return self.loss(outputs, y), held
+
+    def _outputs(self, parameters: Named, buffers: Named, x: Tensor) -> tuple[Any, dict[str, Tensor]]:
+        """One run's outputs, and its buffers as the model leaves them, changed or put in the place of the old."""
+        held = {**parameters, **buffers}
+        outputs = functional_call(self.template, held, (as_input(x, self.recipe),))
+        return outputs, {name: held[name] for name in buffers}
+
+    @contextmanager
+    def _kernels(self) -> Iterator[None]:
+        """The recipe's precision, and attention that works under vmap."""
+        bf16 = self.recipe.precision == "bf16"
+        with sdpa_kernel(list(self.attention)), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
+            yield
+
+    # ------------------------------------------------------------------------------------------- can it serve
+
+    def check(self, row: Tensor, buffers: Named, x: Tensor, y: Tensor) -> None:
+        """Whether the model can be vmapped, and gives what it gives alone: no stack is silently another program.
+
+        row, buffers: of one run.
+        """
+        self.template.train()
+        together, gradient = self._with_attention(lambda: self._under_vmap(row, buffers, x, y))
+        alone = {name: p.detach().clone().requires_grad_() for name, p in self.layout.cut(row).items()}
+        loss, _ = self._objective(alone, {name: buffer.clone() for name, buffer in buffers.items()}, x, y)
+        gradients = dict(zip(alone, torch.autograd.grad(loss, list(alone.values()), allow_unused=True), strict=True))
+        unused = [name for name, grad in gradients.items() if grad is None]
+        if unused:
+            raise NotStackable(f"'{unused[0]}' has no part in the loss, and a stack trains every parameter")
+        expected = float(loss.detach())
+        if not math.isfinite(expected):
+            return
+        of_loss, of_gradient = _TOLERANCE[self.recipe.precision]
+        if not abs(together - expected) <= of_loss * max(1.0, abs(expected)):
+            raise NotStackable(
+                f"{self.recipe.model.class_path} gives another loss under torch.vmap ({together:.6g}) than alone "
+                f"({expected:.6g})"
+            )
+        size = max(float(grad.abs().max()) for grad in gradients.values() if grad is not None)
+        for name, grad in self.layout.cut(gradient).items():
+            theirs = gradients[name]
+            if theirs is not None and not float((grad - theirs).abs().max()) <= of_gradient * size:
+                raise NotStackable(f"{self.recipe.model.class_path} gives '{name}' another gradient under torch.vmap")
+
+    def check_scores(self, row: Tensor, buffers: Named, x: Tensor, y: Tensor) -> None:
+        """Whether it can be vmapped as it is evaluated, too."""
+        self.template.eval()
+        try:
+            held = {name: buffer.unsqueeze(0).clone() for name, buffer in buffers.items()}
+            self._tried(lambda: self.scores(row.unsqueeze(0), held, x, y))
+        finally:
+            self.template.train()
+
+    def _with_attention(self, step: Callable[[], tuple[float, Tensor]]) -> tuple[float, Tensor]:
+        """A step with the fastest attention that works; where the plainest fails, too, it is the model's own fault."""
+        for kernels in _ATTENTION[_ATTENTION.index(self.attention) : -1]:
+            self.attention = kernels
+            try:
+                return step()
+            except NotStackable:
+                continue
+        self.attention = _ATTENTION[-1]
+        return step()
+
+    def _under_vmap(self, row: Tensor, buffers: Named, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
+        def step() -> tuple[float, Tensor]:
+            flat = row.detach().unsqueeze(0).clone().requires_grad_()
+            held = {name: buffer.unsqueeze(0).clone() for name, buffer in buffers.items()}
+            losses = self.losses(flat, held, x, y, shared=True)
+            (gradient,) = torch.autograd.grad(losses.sum(), flat)
+            return float(losses[0].detach()), gradient[0]
+
+        made: tuple[float, Tensor] = self._tried(step)
+        return made
+
+    def _tried(self, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except (MupscaleError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # a model may fail in any way
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise NotStackable(f"torch.vmap cannot run {self.recipe.model.class_path}: {_short(reason)}") from error
+
+
+def _short(text: str, most: int = 160) -> str:
+    return text if len(text) <= most else text[:most] + " …"

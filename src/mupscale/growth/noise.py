@@ -1,0 +1,255 @@
+"""Symmetry-breaking noise: Step 2 of Meta-algorithm 'Upscaling procedure', in two units and signal-normalised.
+
+Without noise the copies of a unit stay equal for ever. Its standard deviation scales with width as μP's
+initialisation does, so that a level tuned on a small pair of widths is right for a large one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from mupscale.core import Entry, Plan, dtensor
+from mupscale.system import MupscaleError, generator
+
+Unit = Literal["init", "theory"]
+_AT_A_TIME = 1 << 22  # entries that are moved to a device at a time
+_BLOCK = 1 << 16  # entries that are drawn from one stream
+_EXACT = 512  # up to this size the svd is as fast as anything
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """Gaussian noise; `std` is one number, or one per parameter name (then parameters not named get none).
+
+    unit "init": multiples of the std of a fresh μP initialisation at the wide width.
+    unit "theory": the paper's Algorithm 'Upscaling for MLPs under SGD': std on input weights, std/√N_in on hidden
+    matrices, std/N_in on a readout stored with its 1/N_in, nothing on biases and norms.
+    """
+
+    std: float | Mapping[str, float]
+    unit: Unit = "init"
+
+    def __post_init__(self) -> None:
+        for std in self.std.values() if isinstance(self.std, Mapping) else (self.std,):
+            _check_level("the noise's std", std)
+        if self.unit not in get_args(Unit):
+            raise MupscaleError(f"the noise's unit is 'init' or 'theory', not {self.unit!r}")
+
+    def of(self, name: str) -> float:
+        """The level for one parameter."""
+        return self.std.get(name, 0.0) if isinstance(self.std, Mapping) else self.std
+
+    def to_json(self) -> str:
+        """Exact: from_json gives an equal noise."""
+        return json.dumps({"std": dict(self.std) if isinstance(self.std, Mapping) else self.std, "unit": self.unit})
+
+    @classmethod
+    def from_json(cls, text: str) -> GaussianNoise:
+        """The noise that to_json wrote."""
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise MupscaleError(f"this is no noise written by mupscale ({error})") from None
+
+
+@dataclass
+class SignalNoise:
+    """Noise whose spectral norm is `t` times the weight's own (Appendix 'Alternative algorithm: signal-normalized').
+
+    `t` need not transfer across widths, but the constants it amounts to do: after use, `effective` holds them as a
+    GaussianNoise that can be given as `noise=` at another width.
+    """
+
+    t: float
+    effective: GaussianNoise | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_level("the noise level t", self.t)
+
+
+Noise = float | GaussianNoise | SignalNoise
+
+
+def _check_level(what: str, level: float) -> None:
+    if isinstance(level, bool) or not isinstance(level, int | float):
+        raise MupscaleError(f"{what} is a number, not {level!r}")
+    if not (level >= 0 and math.isfinite(level)):
+        raise MupscaleError(f"{what} must be 0 or more and finite, not {level}")
+
+
+@torch.no_grad()
+def perturb(wide: nn.Module, plan: Plan, noise: Noise, seed: int = 0) -> GaussianNoise:
+    """Add noise to the wide model in place; returns the constants per parameter that it amounted to.
+
+    Each parameter has streams of its own, drawn on the CPU from the seed and its name: the same for every device,
+    number of processes and order. Zero noise changes no bit.
+    """
+    noise = checked(noise, plan)
+    unit: Unit = noise.unit if isinstance(noise, GaussianNoise) else "theory"
+    parameters = plan.check(wide)
+    scales = {name: unit_std(plan, name, unit) for name in parameters} if _any(noise, plan) else {}
+    constants: dict[str, float] = {}
+    for name, p in parameters.items():
+        if not scales.get(name):
+            continue
+        entry = plan.parameters[name]
+        level = noise.of(name) if isinstance(noise, GaussianNoise) else noise.t
+        if level == 0:
+            constants[name] = 0.0
+            continue
+        delta = standard_normal(entry.wide, p.dtype, seed, name)
+        if isinstance(noise, SignalNoise):
+            signal = spectral_norm(as_matrix(dtensor.full(p.detach()), entry))
+            level *= signal / spectral_norm(as_matrix(delta, entry)) / scales[name]
+        constants[name] = level
+        _add(p, delta, level * scales[name])
+    effective = GaussianNoise(constants, unit)
+    if isinstance(noise, SignalNoise):
+        noise.effective = effective
+    return effective
+
+
+def _add(p: Tensor, delta: Tensor, factor: float) -> None:
+    """p ← p + factor·delta, which lies on the CPU and travels in parts: no second copy stands by on the device."""
+    if p.device == delta.device or p.dim() == 0 or hasattr(p, "full_tensor"):
+        p.add_(dtensor.like(delta.to(p.device), p), alpha=factor)
+        return
+    rows = max(1, _AT_A_TIME * len(p) // max(1, p.numel()))
+    for part, noise in zip(p.split(rows), delta.split(rows), strict=True):
+        part.add_(noise.to(p.device), alpha=factor)
+
+
+def checked(noise: Noise, plan: Plan) -> GaussianNoise | SignalNoise:
+    """The noise as an object, if it can be given in this plan: asked before anything is written."""
+    noise = noise if isinstance(noise, GaussianNoise | SignalNoise) else GaussianNoise(noise)
+    constants = noise.std if isinstance(noise, GaussianNoise) and isinstance(noise.std, Mapping) else {}
+    if strangers := constants.keys() - plan.parameters.keys():
+        raise MupscaleError(
+            f"the noise has a constant for '{min(strangers)}', which the model lacks: it is for another model"
+        )
+    if isinstance(noise, GaussianNoise) and _any(noise, plan):
+        unit_std(plan, next(iter(plan.parameters)), noise.unit)
+    return noise
+
+
+def _any(noise: GaussianNoise | SignalNoise, plan: Plan) -> bool:
+    return isinstance(noise, SignalNoise) or any(noise.of(name) for name in plan.parameters)
+
+
+def unit_std(plan: Plan, name: str, unit: Unit) -> float:
+    """The std that level 1 means for this parameter at the plan's wide width."""
+    if unit == "theory":
+        return _theory_std(plan.parameters[name])
+    if plan.fresh is None:
+        raise MupscaleError(
+            "noise in units of the initialisation needs to know it: make the plan with fresh=build "
+            "(a freshly built narrow "
+            'model), use a Family, or give GaussianNoise(std, unit="theory")'
+        )
+    return plan.fresh[name]
+
+
+def _theory_std(entry: Entry) -> float:
+    """Algorithm 'Upscaling for MLPs under SGD', σ_Δ^(ℓ) at σ̄_Δ = 1; for convolutions N_in counts the taps."""
+    if len(entry.wide) < 2 or not (entry.out_is_width or entry.in_is_width):
+        return 0.0
+    if not entry.in_is_width:
+        return 1.0
+    fan_in = math.prod(entry.wide[d] for d in _input_dims(entry))
+    return float(fan_in ** (-0.5 if entry.out_is_width else -1.0))
+
+
+def _input_dims(entry: Entry) -> list[int]:
+    """The input axes and, behind them, a convolution's taps."""
+    last = max(1, *entry.in_, *entry.out)  # a weight has an output and an input dimension before any taps
+    return [*entry.in_, *range(last + 1, len(entry.wide))]
+
+
+def standard_normal(shape: tuple[int, ...], dtype: torch.dtype, seed: int, name: str) -> Tensor:
+    """N(0, 1) entries that depend on the seed, the name and the shape alone; on the CPU."""
+    drawn = torch.float64 if dtype == torch.float64 else torch.float32
+    flat = torch.empty(math.prod(shape), dtype=drawn)
+    return draw_normal(flat, 0, flat.numel(), seed, name).reshape(shape)
+
+
+def draw_normal(out: Tensor, start: int, total: int, seed: int, name: str) -> Tensor:
+    """Entries start, start + 1, … of a flattened tensor of `total` standard normal ones, into `out`.
+
+    Every block of entries has a stream of its own, so that any part of a tensor can be drawn alone, by any thread.
+    """
+    stop = start + out.numel()
+    for first in range(start // _BLOCK * _BLOCK, stop, _BLOCK):
+        last = min(first + _BLOCK, total)
+        stream = generator(seed, name, *([first // _BLOCK] if first else []))
+        if start <= first and last <= stop:
+            out[first - start : last - start].normal_(generator=stream)
+        else:  # a stream's numbers depend on how many are drawn at once, so the block is drawn whole
+            block = torch.empty(last - first, dtype=out.dtype).normal_(generator=stream)
+            a, b = max(first, start), min(last, stop)
+            out[a - start : b - start] = block[a - first : b - first]
+    return out
+
+
+def as_matrix(weight: Tensor, entry: Entry) -> Tensor:
+    """The weight as output × input matrix, a convolution as out × (in·taps)."""
+    columns = _input_dims(entry) if entry.in_ else [d for d in range(weight.dim()) if d not in entry.out]
+    rows = [d for d in range(weight.dim()) if d not in columns]
+    return weight.permute(*rows, *columns).reshape(math.prod(weight.shape[d] for d in rows), -1)
+
+
+def spectral_norm(matrix: Tensor) -> float:
+    """The largest singular value: by svd for small matrices, by Lanczos iteration (to about 1e-5) for large ones."""
+    matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
+    if min(matrix.shape) <= _EXACT:
+        gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+        return math.sqrt(max(float(torch.linalg.eigvalsh(gram.double())[-1]), 0.0))
+    return _lanczos_norm(matrix)
+
+
+def _lanczos_norm(matrix: Tensor, tolerance: float = 1e-6, steps: int = 400) -> float:
+    """Golub–Kahan bidiagonalisation with full reorthogonalisation; its largest Ritz value grows to ‖A‖.
+
+    A matrix of low rank, such as a widened one, exhausts its range early: the value is exact then.
+    """
+    start = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0), dtype=matrix.dtype).to(
+        matrix.device
+    )
+    right, left = [start / start.norm()], list[Tensor]()
+    bidiagonal = torch.zeros(steps, steps, dtype=torch.float64)
+    previous = 0.0
+    for i in range(min(steps, *matrix.shape)):
+        u = _orthogonal(matrix @ right[-1], left)
+        bidiagonal[i, i] = u.norm()
+        if _exhausted(bidiagonal[i, i], bidiagonal, matrix.dtype):
+            break
+        left.append(u / u.norm())
+        v = _orthogonal(matrix.T @ left[-1], right)
+        if i + 1 == steps or _exhausted(v.norm(), bidiagonal, matrix.dtype):
+            break
+        bidiagonal[i, i + 1] = v.norm()
+        right.append(v / v.norm())
+        if i % 10 == 9:
+            value = float(torch.linalg.matrix_norm(bidiagonal[: i + 1, : i + 1], 2))
+            if value - previous <= tolerance * value:
+                return value
+            previous = value
+    return float(torch.linalg.matrix_norm(bidiagonal, 2))
+
+
+def _exhausted(norm: Tensor, bidiagonal: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a new direction is nothing but rounding."""
+    return float(norm) <= 100 * torch.finfo(dtype).eps * float(bidiagonal.max())
+
+
+def _orthogonal(vector: Tensor, basis: list[Tensor]) -> Tensor:
+    for _ in range(2 if basis else 0):
+        stacked = torch.stack(basis)
+        vector = vector - stacked.T @ (stacked @ vector)
+    return vector

@@ -1,0 +1,123 @@
+"""What training costs: the FLOP formulas and the accounting of the paper's Appendix F.4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from mupscale.system import MupscaleError
+
+# A multiply-accumulate is two FLOPs forward and four backward (input gradient and weight gradient).
+FLOPS_PER_MAC = 6
+
+
+def mlp_flops(d_in: int, width: int | Sequence[int], d_out: int, depth: int = 4) -> int:
+    """Training FLOPs per sample of an `MLP`: six per weight, biases left out (Appendix F.4)."""
+    hidden = [width] * (depth - 1) if isinstance(width, int) else list(width)
+    sizes = [d_in, *hidden, d_out]
+    return FLOPS_PER_MAC * sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))
+
+
+def resnet18_flops(width: int, classes: int = 100, image: int = 32, in_channels: int = 3) -> int:
+    """Training FLOPs per image of a `ResNet18`: six per MAC of convolutions and readout (Appendix F.4)."""
+    side, channels = image, width
+    macs = in_channels * width * 9 * side**2
+    for stage in range(4):
+        before, channels = channels, width * 2**stage
+        shortcut = 0
+        if stage > 0:
+            side = (side + 1) // 2
+            shortcut = before * channels
+        macs += (9 * before * channels + 3 * 9 * channels**2 + shortcut) * side**2
+    return FLOPS_PER_MAC * (macs + channels * classes)
+
+
+def gpt2_flops(layers: int, heads: int, head_dim: int, vocab: int, context: int) -> int:
+    """Training FLOPs per token of a tied `GPT2`, 6N + 12 L H Q T (Appendix F.4).
+
+    The paper's figures follow if N is all parameters, biases and LayerNorms too, but the position embeddings.
+    """
+    d_model = heads * head_dim
+    parameters = layers * (12 * d_model**2 + 13 * d_model) + 2 * d_model + vocab * d_model
+    return 6 * parameters + 12 * layers * heads * head_dim * context
+
+
+def count_flops(module: nn.Module, *inputs: object) -> int:
+    """Training FLOPs (forward and backward) of one call of any module, counted as in Appendix F.4.
+
+    Counts the matrix products and convolutions of a forward pass in eval mode without gradients, times three:
+    a backward pass costs twice the forward one. Leaves modes, buffers and gradients as they were. On the meta
+    device it costs nothing, however large the model.
+    """
+    parts = list(module.modules())
+    if any(isinstance(part, nn.RNNBase) and not part.all_weights[0][0].is_meta for part in parts):
+        raise MupscaleError("recurrent layers can only be counted on the meta device; move module and inputs there")
+    modes = [part.training for part in parts]
+    module.eval()
+    try:
+        with torch.no_grad(), _plain_kernels(), FlopCounterMode(display=False) as counter:
+            module(*inputs)
+    finally:
+        for part, training in zip(parts, modes, strict=True):
+            part.training = training
+    return 3 * int(counter.get_total_flops())
+
+
+@contextmanager
+def _plain_kernels() -> Iterator[None]:
+    """Attention as plain matrix products: the counter sees nothing inside some of the fused kernels."""
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a training run: FLOPs per sample (or token) and how many samples it sees (Appendix F.4)."""
+
+    per_sample: float
+    samples: float
+
+    @property
+    def total(self) -> float:
+        """All FLOPs of the run."""
+        return self.per_sample * self.samples
+
+    @property
+    def tflops(self) -> float:
+        """All FLOPs of the run in units of 10^12, the paper's unit."""
+        return self.total / 1e12
+
+
+def tuning_speedup(at_target: float, at_small: float) -> float:
+    """How many runs at the small width one run at the target width pays for (Appendix F.4, the table).
+
+    The arguments are costs of one run, or of one sample, in the same unit.
+    """
+    return _ratio(at_target, at_small)
+
+
+def total_speedup(scratch: float, upscaled: float, base: float = 0, tuning: float = 0) -> float:
+    """How many times cheaper upscaling is than training the wide model from scratch (Appendix F.4).
+
+    The arguments are costs in the same unit. `base` and `tuning` charge for the base model and for the sweep;
+    zero treats them as sunk.
+    """
+    return _ratio(scratch, upscaled + base + tuning)
+
+
+def _ratio(cost: float, other: float) -> float:
+    if other <= 0:
+        raise MupscaleError(f"a speedup needs a positive cost to compare with, not {other}")
+    return cost / other

@@ -1,0 +1,221 @@
+"""What each optimizer is, as data: how its hyperparameters and its state scale with a parameter's Rule.
+
+An optimizer qualifies if its update is homogeneous in the gradient (Definition 'Entrywise optimizer' and what
+follows it): scaling gradients, eps and lr by the factors of a Rule then scales the update by exactly what the
+wide weights need. What is not homogeneous is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mupscale.core import Entry, Plan
+from mupscale.system import MupscaleError
+
+Hyper = Mapping[str, Any]
+Factor = Callable[[Entry, Hyper], Any]
+"""From a parameter's entry and its group's hyperparameters to the factor of some quantity (a tuple for a tuple)."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """How an optimizer's hyperparameters and state scale; see the constructors below for the usual cases.
+
+    by_size: whether steps or state follow the stored weight itself, which is not what scales where there is an offset.
+    """
+
+    hyper: Mapping[str, Factor]
+    state: Mapping[str, Factor]
+    check: Callable[[Hyper], str] = lambda hyper: ""
+    implicit: Callable[[Hyper, Tensor], Hyper] = lambda hyper, parameter: hyper
+    as_is: frozenset[str] = frozenset({"step", "mu_product", "mu"})
+    matrices_only: bool = False
+    by_size: bool = False
+    mup_hyper: Mapping[str, Factor] = field(default_factory=dict)
+
+    def at(self, plan: Plan) -> Traits:
+        """These traits for a plan: hyperparameters that scale otherwise where the wide model starts afresh (μP)."""
+        return replace(self, hyper={**self.hyper, **self.mup_hyper}) if plan.mup else self
+
+
+def _gradient(degree: int) -> Factor:
+    return lambda entry, hyper: entry.rule.gradient(degree)
+
+
+def _lr(degree: int) -> Factor:
+    return lambda entry, hyper: entry.rule.lr(degree)
+
+
+def _weight(entry: Entry, hyper: Hyper) -> float:
+    return entry.rule.weight
+
+
+def _one(entry: Entry, hyper: Hyper) -> float:
+    return 1.0
+
+
+def _relative_lr(entry: Entry, hyper: Hyper) -> float:
+    """A step relative to a fresh weight's own size, which μP scales otherwise than the step it wants."""
+    return entry.rule.lr(0) / entry.init
+
+
+def _entrywise(
+    degree: int,
+    *,
+    decoupled: bool | str = False,
+    eps: Iterable[str] = ("eps",),
+    state: Mapping[str, int] | None = None,
+    **more: Any,
+) -> Traits:
+    """An entrywise optimizer of degree m; `decoupled` may name the flag that decides it."""
+
+    def decay(entry: Entry, hyper: Hyper) -> float:
+        on = bool(hyper.get(decoupled, False)) if isinstance(decoupled, str) else decoupled
+        return entry.rule.decoupled_decay(degree) if on else entry.rule.coupled_decay
+
+    scaled: dict[str, Factor] = {"lr": _lr(degree), "weight_decay": decay}
+    scaled.update({name: lambda entry, hyper: entry.rule.eps for name in eps})
+    states: dict[str, Factor] = {name: _gradient(d) for name, d in (state or {}).items()}
+    return Traits({**scaled, **more.pop("hyper", {})}, {**states, **more.pop("more_state", {})}, **more)
+
+
+def _adafactor_eps(entry: Entry, hyper: Hyper) -> tuple[float, float]:
+    """eps1 floors a second moment for matrices and the root of one for vectors; eps2 floors the weight's rms.
+
+    torch also floors single second moments of matrices at eps1², of another degree: equivalence is exact as long as
+    that second floor does not bind (at the default it is 1e-14).
+    """
+    return entry.rule.gradient(1 if len(entry.narrow) < 2 else 2), entry.rule.weight
+
+
+def _adafactor_implicit(hyper: Hyper, parameter: Tensor) -> Hyper:
+    eps1, eps2 = hyper["eps"]
+    return {**hyper, "eps": (torch.finfo(parameter.dtype).eps if eps1 is None else eps1, eps2)}
+
+
+def _muon_lr(entry: Entry, hyper: Hyper) -> float:
+    """Muon multiplies lr by a function of the shape itself; that change must be taken back."""
+    return entry.rule.spectral_lr * _muon_adjustment(entry.narrow, hyper) / _muon_adjustment(entry.wide, hyper)
+
+
+def _muon_adjustment(shape: tuple[int, ...], hyper: Hyper) -> float:
+    rows, columns = shape[:2]
+    if hyper.get("adjust_lr_fn") == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1, rows / columns))
+
+
+# Adafactor's step is relative to the weight's rms: copies have the right one, so lr and decay stay
+_ADAFACTOR = Traits(
+    hyper={"lr": _one, "weight_decay": _one, "eps": _adafactor_eps},
+    state={"row_var": _gradient(2), "col_var": _gradient(2), "variance": _gradient(2)},
+    implicit=_adafactor_implicit,
+    by_size=True,
+    mup_hyper={
+        "lr": _relative_lr,
+        "weight_decay": lambda entry, hyper: 1 / _relative_lr(entry, hyper),
+        "eps": lambda entry, hyper: (_adafactor_eps(entry, hyper)[0], entry.init),
+    },
+)
+
+_MUON = Traits(
+    hyper={
+        "lr": _muon_lr,
+        "weight_decay": lambda entry, hyper: 1 / _muon_lr(entry, hyper),
+        # a floor under the Frobenius norm, which copying multiplies by √(out·in_)
+        "eps": lambda entry, hyper: entry.rule.gradient() * math.sqrt(entry.rule.out * entry.rule.in_),
+    },
+    state={"momentum_buffer": _gradient(1)},
+    matrices_only=True,
+)
+
+
+def _adagrad_check(hyper: Hyper) -> str:
+    if hyper.get("initial_accumulator_value", 0):
+        return "Adagrad's initial_accumulator_value is one number for all parameters and cannot follow the width; use 0"
+    return ""
+
+
+_ADAM = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
+
+_TRAITS: dict[type[Optimizer], Traits] = {
+    torch.optim.SGD: _entrywise(1, eps=(), state={"momentum_buffer": 1}),
+    torch.optim.Adam: _entrywise(0, decoupled="decoupled_weight_decay", state=_ADAM),
+    torch.optim.AdamW: _entrywise(0, decoupled=True, state=_ADAM),
+    torch.optim.NAdam: _entrywise(0, decoupled="decoupled_weight_decay", state=_ADAM),
+    torch.optim.SparseAdam: _entrywise(0, state=_ADAM),
+    torch.optim.Adamax: _entrywise(0, state={"exp_avg": 1, "exp_inf": 1}),
+    torch.optim.Adagrad: _entrywise(0, state={"sum": 2}, check=_adagrad_check),
+    # RMSprop's momentum averages updates, which have degree 0
+    torch.optim.RMSprop: _entrywise(0, state={"square_avg": 2, "grad_avg": 1, "momentum_buffer": 0}),
+    # Adadelta's eps sits under both roots: with eps of degree 2, its update has degree 1
+    torch.optim.Adadelta: _entrywise(1, eps=(), state={"square_avg": 2, "acc_delta": 2}, hyper={"eps": _gradient(2)}),
+    # Rprop's update is sign(g)·step_size: step sizes, and their bounds, are learning rates
+    torch.optim.Rprop: _entrywise(
+        0,
+        eps=(),
+        state={"prev": 1},
+        more_state={"step_size": _lr(0)},
+        hyper={"step_sizes": _lr(0)},
+    ),
+    # ASGD's eta is a learning rate, lambd a decoupled decay, ax an average of weights
+    torch.optim.ASGD: _entrywise(
+        1,
+        eps=(),
+        more_state={"eta": _lr(1), "ax": _weight},
+        hyper={"lambd": lambda entry, hyper: entry.rule.decoupled_decay(1)},
+        by_size=True,
+    ),
+    torch.optim.Adafactor: _ADAFACTOR,
+    torch.optim.Muon: _MUON,
+}
+
+_REFUSED: dict[type[Optimizer], str] = {
+    torch.optim.RAdam: "its first steps are linear in the gradient and later ones are not, so no one learning rate "
+    "is right for both; use AdamW with a warm-up",
+    torch.optim.LBFGS: "it mixes all parameters in one inner product and has no per-parameter learning rates; use "
+    "SGD or AdamW",
+}
+
+
+def register_optimizer(
+    optimizer: type[Optimizer],
+    *,
+    degree: int = 0,
+    decoupled: bool = True,
+    eps: Iterable[str] = ("eps",),
+    state: Mapping[str, int] | None = None,
+    like: type[Optimizer] | None = None,
+) -> None:
+    """Teach the library an optimizer whose update is entrywise and homogeneous of `degree` in the gradient.
+
+    decoupled: whether weight decay shrinks the weight by lr·λ instead of being added to the gradient.
+    eps: names of hyperparameters that are added to quantities of degree 1. state: degree of each state tensor.
+    like: an optimizer known already, where this one has the same hyperparameters and state.
+    """
+    _TRAITS[optimizer] = (
+        traits(like) if like is not None else _entrywise(degree, decoupled=decoupled, eps=tuple(eps), state=state)
+    )
+
+
+def traits(optimizer: type[Optimizer]) -> Traits:
+    """The traits of an optimizer class, or of a base class whose `step` it keeps; refused with the reason."""
+    known = next((cls for cls in optimizer.__mro__ if cls in _TRAITS or cls in _REFUSED), None)
+    # torch wraps the step of every class it instantiates; another one below the wrappers is another algorithm
+    if known is not None and inspect.unwrap(optimizer.step) is inspect.unwrap(known.step):
+        if known in _TRAITS:
+            return _TRAITS[known]
+        raise MupscaleError(f"{optimizer.__name__} cannot follow the width: {_REFUSED[known]}")
+    raise MupscaleError(
+        f"unknown optimizer {optimizer.__name__}; if its update is entrywise and homogeneous of degree m in the "
+        f"gradient, write mupscale.register_optimizer({optimizer.__name__}, degree=m, decoupled=…, eps=(…), "
+        f"state={{'NAME': DEGREE}})"
+    )

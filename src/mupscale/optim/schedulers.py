@@ -1,0 +1,46 @@
+"""A learning-rate scheduler carried over to a wide optimizer in the middle of its schedule."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from mupscale.optim.groups import FROM_GROUP, scale
+from mupscale.system import MupscaleError
+
+_RATES = ("min_lrs", "max_lrs")  # absolute rates, one per group
+_PER_GROUP = ("lr_lambdas", "base_momentums", "max_momentums")
+
+
+def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRScheduler:
+    """The same schedule at the same point, for the optimizer that `upscale` made from this scheduler's own.
+
+    (Loading its state dict would bring the narrow rates along, one per narrow group.)
+    """
+    groups = wide_optimizer.param_groups
+    if not all(FROM_GROUP in group for group in groups):
+        raise MupscaleError("widen_scheduler takes the wide optimizer that upscale made from the scheduler's own")
+    narrow = scheduler.optimizer.param_groups
+    origin = [int(group[FROM_GROUP]) for group in groups]
+    growth = [g.get("lr_factor", 1.0) / narrow[i].get("lr_factor", 1.0) for g, i in zip(groups, origin, strict=True)]
+    widened = copy.copy(scheduler)
+    widened.optimizer = wide_optimizer
+    for name, value in vars(scheduler).items():
+        kept: Any = copy.copy(value) if isinstance(value, list | dict) else value
+        if name == "_schedulers":  # SequentialLR, ChainedScheduler
+            kept = [widen_scheduler(inner, wide_optimizer) for inner in value]
+        elif name == "base_lrs":
+            kept = [group.setdefault("initial_lr", group["lr"]) for group in groups]
+        elif name == "_last_lr":
+            kept = [group["lr"] for group in groups]
+        elif name in _RATES:
+            kept = [scale(value[i], factor) for i, factor in zip(origin, growth, strict=True)]
+        elif name in _PER_GROUP:
+            kept = [value[i] for i in origin]
+        elif name == "optimizer":
+            kept = wide_optimizer
+        setattr(widened, name, kept)
+    return widened

@@ -1,0 +1,365 @@
+"""Two models side by side: which axes of each parameter grow, what they are to it, and so its Rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from fractions import Fraction
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from mupscale.core import (
+    Axis,
+    Entry,
+    Number,
+    Plan,
+    check_dtype,
+    expand,
+    multiplier,
+    naming,
+    plain_type,
+    same_names,
+    tidy,
+)
+from mupscale.planning.attention import attention_roles
+from mupscale.planning.registry import Role, registered
+from mupscale.system import MupscaleError
+
+
+def plan(
+    narrow: nn.Module,
+    wide: nn.Module,
+    *,
+    roles: Mapping[str, Role] | None = None,
+    fresh: nn.Module | Callable[[], nn.Module] | None = None,
+) -> Plan:
+    """How `narrow` widens to `wide`, two modules of one class; `wide` may be on the meta device.
+
+    roles: by name pattern (`{"head.weight": Role(out=0, in_=1, in_block=49)}`), for what the modules cannot tell.
+    fresh: a freshly built narrow model, or the function that builds it, so that noise can be given in units of
+    the model's own initialisation.
+    """
+    made = build_plan(narrow, wide, roles=roles)
+    if fresh is None:
+        return made
+    draws = [fresh(), fresh()] if not isinstance(fresh, nn.Module) else [fresh]
+    for draw in draws:
+        made.check(draw, "narrow")
+    stds = initial_std([naming.parameters(draw) for draw in draws])
+    return replace(made, fresh={name: std * made.parameters[name].init for name, std in stds.items()})
+
+
+def initial_std(draws: list[dict[str, nn.Parameter]]) -> dict[str, float]:
+    """Std of each parameter over freshly initialised models; 0 where it is constant, or the same in every draw."""
+    stds = {}
+    for name, first in draws[0].items():
+        if len(draws) > 1 and all(torch.equal(first, draw[name]) for draw in draws[1:]):
+            stds[name] = 0.0
+        else:
+            stds[name] = math.sqrt(sum(_variance(draw[name]) for draw in draws) / len(draws))
+    return stds
+
+
+def _variance(p: Tensor) -> float:
+    return float(p.detach().double().var(correction=0)) if p.numel() else 0.0
+
+
+def build_plan(
+    narrow: nn.Module,
+    wide: nn.Module,
+    *,
+    roles: Mapping[str, Role] | None = None,
+    copying: bool = True,
+    is_width: Callable[[str, int], bool] = lambda name, dim: False,
+) -> Plan:
+    """The one code path of widening (`copying`: integer multipliers) and of μP (real ones).
+
+    is_width tells of axes that are widths of the family although they may not grow here.
+    """
+    if narrow is wide:
+        raise MupscaleError("narrow and wide are one and the same module; build a second, wider one")
+    walk = _Walk(narrow, wide, dict(roles or {}), copying, is_width)
+    parameters = walk.entries("parameters")
+    parameters = walk.fold_tied_readouts(parameters)
+    buffers = walk.entries("buffers")
+    walk.check_patterns_used()
+    return Plan(parameters, buffers, mup=not copying)
+
+
+class _Walk:
+    """Two modules side by side, and the role of everything in them."""
+
+    def __init__(
+        self,
+        narrow: nn.Module,
+        wide: nn.Module,
+        overrides: dict[str, Role],
+        copying: bool,
+        is_width: Callable[[str, int], bool],
+    ) -> None:
+        self.narrow, self.wide = naming.unwrap(narrow), naming.unwrap(wide)
+        self.small, self.large = naming.modules(narrow), naming.modules(wide)
+        self.overrides, self.copying, self.is_width = overrides, copying, is_width
+        self.used: set[str] = set()
+        self.readouts: dict[str, tuple[str, Number]] = {}
+        self._compare_modules()
+        self.roles = self._collect_roles()
+
+    def _compare_modules(self) -> None:
+        advice = "the two models must be of one class and depth; only widths may differ"
+        same_names("the narrow model", self.small, "the wide model", self.large, advice, what="module")
+        for path, module in self.small.items():
+            ours, theirs = plain_type(module), plain_type(self.large[path])
+            if ours is not theirs:
+                raise MupscaleError(
+                    f"'{path or 'the model'}' is a {ours.__name__} in the narrow model and a "
+                    f"{theirs.__name__} in the wide one; {advice}"
+                )
+            if ours.__module__.startswith("torch.ao.nn") and ".quantized" in ours.__module__:
+                raise MupscaleError(
+                    f"'{path or 'the model'}' is a quantised {ours.__name__}: only floating-point weights can be "
+                    f"widened; widen the model first and quantise the wide one"
+                )
+
+    def _collect_roles(self) -> dict[str, Role]:
+        """What the modules say, parents before children."""
+        resolved: dict[str, Role] = {}
+        for path, module in self.small.items():
+            prefix = f"{path}." if path else ""
+            function = registered(module)
+            said: dict[str, Role] = {}
+            try:
+                if function is not None:
+                    said.update(function(module, self.large[path]))
+                said = {**attention_roles(module, self.large[path], path), **said}
+            except MupscaleError:
+                full = {n: prefix + naming.canonical(n) for n, _ in module.named_parameters()}
+                told = {n: self._override(name) or resolved.get(name) for n, name in full.items()}
+                everything = all(n in said or role is not None for n, role in told.items())
+                if not everything and not any(role is not None and role.tells_of_heads for role in told.values()):
+                    raise
+            for name, role in said.items():
+                resolved.setdefault(prefix + naming.canonical(name), role)
+        return resolved
+
+    def _override(self, name: str) -> Role | None:
+        for pattern, role in self.overrides.items():
+            if fnmatchcase(name, pattern):
+                self.used.add(pattern)
+                return role
+        return None
+
+    def check_patterns_used(self) -> None:
+        """A pattern that names nothing is a typing error, not a wish."""
+        for pattern in self.overrides.keys() - self.used:
+            raise MupscaleError(f"roles: the pattern '{pattern}' matches no parameter or buffer of the model")
+
+    def entries(self, kind: str) -> dict[str, Entry]:
+        small = dict(_named(self.narrow, kind))
+        large = dict(_named(self.wide, kind))
+        advice = "the two models must be of one class and depth; only widths may differ"
+        same_names("the narrow model", small, "the wide model", large, advice, what=kind[:-1])
+        tied = {group[0]: group for group in naming.aliases(_named(self.narrow, kind))}
+        tied_wide = {group[0]: group for group in naming.aliases(_named(self.wide, kind))}
+        if tied != tied_wide and kind == "parameters":
+            odd = next(g for g in sorted({*tied.values()} ^ {*tied_wide.values()}) if len(g) > 1)
+            raise MupscaleError(f"'{odd[0]}' is tied to '{odd[1]}' in one of the two models only; tie both or none")
+        made = {first: self._entry(group, small[first], large[first]) for first, group in tied.items()}
+        for name, entry in made.items() if kind == "buffers" and self.copying else ():
+            self._check_recomputed(name, entry, small[name], large[name])
+        return made
+
+    def _check_recomputed(self, name: str, entry: Entry, small: Tensor, large: Tensor) -> None:
+        """A buffer that is not saved is computed anew with the model, which must not undo the widening."""
+        path, _, local = name.rpartition(".")
+        saved = local not in self.small[path]._non_persistent_buffers_set
+        constant = entry.narrow == entry.wide and small.numel() != 1  # a single number may be √width
+        if saved or constant or self._override(name) is not None:
+            return
+        if not small.is_meta and not large.is_meta:
+            copies = expand(small, entry.axes, torch.empty(entry.wide, dtype=small.dtype, device=small.device))
+            if torch.equal(copies, large.to(copies)):
+                return
+        elif entry.narrow == entry.wide or (not small.is_meta and small.unique().numel() <= 1):
+            return
+        raise MupscaleError(
+            f"the buffer '{name}' of shape {entry.narrow} → {entry.wide} depends on the width and is not saved with "
+            f"the model (persistent=False), so that the wide model loses its copy as soon as it is built anew. Where "
+            f"these are rotary frequencies, let the number of heads grow and not head_dim; else register it with "
+            f"persistent=True, or pass roles={{'{name}': mupscale.Role(out={entry.out})}} to copy it all the same"
+        )
+
+    def _entry(self, group: tuple[str, ...], small: Tensor, large: Tensor) -> Entry:
+        name = group[0]
+        if is_lazy(small) or is_lazy(large):
+            raise MupscaleError(f"'{name}' is not initialised yet; run the lazy module on a batch first")
+        if isinstance(small, nn.Parameter):
+            for tensor in (small, large):
+                check_dtype(name, tensor)
+        if small.dim() != large.dim():
+            raise MupscaleError(
+                f"'{name}' has {small.dim()} dimensions in the narrow model and {large.dim()} in the wide"
+            )
+        roles = {self._oriented(self._role(alias, small, large), alias, small, large) for alias in group}
+        role = roles.pop() if len(roles) == 1 else self._tied_readout(group, roles, small, large)
+        return self._with_axes(group, role, small, large)
+
+    def _role(self, name: str, small: Tensor, large: Tensor) -> Role:
+        role = self._override(name) or self.roles.get(name)
+        if role is not None:
+            return role
+        grown = [d for d in range(small.dim()) if small.shape[d] != large.shape[d] or self.is_width(name, d)]
+        if len(grown) <= 1:
+            return Role(out=tuple(grown))
+        path, _, local = name.rpartition(".")
+        cls = type(self.small[path]).__name__
+        line = f"mupscale.Role(out={grown[0]}, in_={grown[1]})"
+        advice = f"pass roles={{'{name}': {line}}}"
+        if cls == "ParametrizationList":
+            advice += " and roles for its other parts (a weight_norm's gain wants a fold of in_^-1/2)"
+        elif local.isidentifier():  # not in a ParameterList
+            advice = f"write mupscale.register_roles({cls}, {local}={line}) or {advice}"
+        raise MupscaleError(
+            f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)} grows along dimensions "
+            f"{grown}, and {cls} does not tell which is output and which is input: {advice}, "
+            f"or the other way round"
+        )
+
+    def _oriented(self, role: Role, name: str, small: Tensor, large: Tensor) -> Role:
+        """The role with its dimensions narrowed to those that are widths, and checked to cover all that grow."""
+        out, in_ = role.dims(small.dim())
+        if not role.fits(small.dim()):
+            raise MupscaleError(
+                f"'{name}' of shape {tuple(small.shape)} cannot have Role(out={role.out}, in_={role.in_}): each of "
+                f"its dimensions is output or input once; give it a pattern of its own in roles="
+            )
+        for d in range(small.dim()):
+            if small.shape[d] != large.shape[d]:
+                if d not in out + in_:
+                    raise MupscaleError(
+                        f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)} grows along "
+                        f"dimension {d}, which is no width axis of it; keep that size, or say what it "
+                        f"is with roles={{'{name}': Role(…)}}"
+                    )
+                self._check_growth(name, d, small, large, role)
+        keep = {d for d in out + in_ if small.shape[d] != large.shape[d] or self.is_width(name, d)}
+        return replace(role, out=tuple(d for d in out if d in keep), in_=tuple(d for d in in_ if d in keep))
+
+    def _check_growth(self, name: str, d: int, small: Tensor, large: Tensor, role: Role) -> None:
+        n, wide = small.shape[d], large.shape[d]
+        if not self.copying:
+            return
+        where = f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)}"
+        if wide < n:
+            raise MupscaleError(f"{where}: dimension {d} becomes narrower; the target must be at least as wide")
+        if n == 0 or wide % n:
+            fits = ", ".join(str(n * k) for k in (2, 3, 4)) if n else "none"
+            raise MupscaleError(
+                f"{where}: dimension {d} is no multiple; widths that fit are {fits}, … (an axis that joins a width "
+                f"with a part that does not grow has none: give each part a layer of its own)"
+            )
+        if role.uncopyable:
+            raise MupscaleError(f"{where}: {role.uncopyable}")
+
+    def _tied_readout(self, group: tuple[str, ...], roles: set[Role], small: Tensor, large: Tensor) -> Role:
+        """One tensor used as embedding and as readout: it widens as the embedding, the readout's 1/k is folded."""
+        as_output = [r for r in roles if r.out and not r.in_]
+        as_input = [r for r in roles if r.in_ and not r.out]
+        if len(roles) != 2 or not as_output or not as_input or as_output[0].out != as_input[0].in_:
+            raise MupscaleError(
+                f"tied parameters {', '.join(group)} play roles that contradict each other "
+                f"({' and '.join(f'out={r.out}, in_={r.in_}' for r in roles)}); untie them, or pass "
+                f"roles= for all names"
+            )
+        times = multiplier(math.prod(small.shape), math.prod(large.shape))
+        fold = as_input[0].fold
+        left = Fraction(1) * times / (fold(1, times) if callable(fold) else fold)
+        if left != 1:  # a MuSharedReadout divides by its width itself
+            self.readouts[group[0]] = (next(n for n in group if self._reads_out(n)), tidy(left))
+        return as_output[0]
+
+    def _reads_out(self, name: str) -> bool:
+        role = self._override(name) or self.roles.get(name)
+        return role is not None and role.in_ != ()
+
+    def _with_axes(self, group: tuple[str, ...], role: Role, small: Tensor, large: Tensor) -> Entry:
+        out, in_ = role.dims(small.dim())
+        axes: dict[int, Axis] = {}
+        for d in out + in_:
+            block = role.out_block if d in out else role.in_block
+            times = multiplier(small.shape[d], large.shape[d])
+            sections = role.out_sections if d in out and times != 1 else ()
+            axes[d] = Axis(times, block if times != 1 else 1, sections)
+            if self.copying and times != 1 and not sections and small.shape[d] % block:
+                raise MupscaleError(
+                    f"'{group[0]}': dimension {d} of {small.shape[d]} units does not divide into blocks of {block}"
+                )
+        entry = Entry(tuple(small.shape), tuple(large.shape), axes, out, in_, 1, group)
+        fold = role.fold(entry.rule.out, entry.rule.in_) if callable(role.fold) else role.fold
+        return replace(entry, fold=tidy(fold), offset=role.offset)
+
+    def fold_tied_readouts(self, entries: dict[str, Entry]) -> dict[str, Entry]:
+        """A tied readout wants W/k where the embedding wants W: the norm before it takes the 1/k."""
+        for embedding, (readout, times) in self.readouts.items():
+            if any(self._told_to_fold(name, times, entry) for name, entry in entries.items()):
+                continue  # the user says where it goes
+            width = entries[embedding].narrow[entries[embedding].out[0]]
+            for name in self._norm_before(readout, width):
+                entries[name] = replace(entries[name], fold=tidy(Fraction(1) / times))
+        return entries
+
+    def _told_to_fold(self, name: str, times: Number, entry: Entry) -> bool:
+        role = self._override(name)
+        return role is not None and role.fold != 1 and math.isclose(entry.fold * times, 1)
+
+    def _norm_before(self, readout: str, width: int) -> list[str]:
+        """The parameters of the norm that is the last parametrised module before the readout."""
+        readout_path = readout.rpartition(".")[0]
+        last = ""
+        for path, module in self.small.items():
+            own = [n for n, _ in module.named_parameters(recurse=False)]
+            if own and path != readout_path and not _is_embedding(module):
+                last = path
+        what = f"'{readout}' is tied to the embedding, so its 1/k must be folded into a norm with a gain just before it"
+        line = "roles={'NORM.*': mupscale.Role(out=0, fold=lambda out, in_: 1 / out)}"
+        gains = self._gains(last, width)
+        if beside := self._norm_beside(last, width):
+            which = f"'{last}' or '{beside}'" if gains else f"'{beside}'"
+            raise MupscaleError(f"{what}, which may be {which}: name it, {line}")
+        if gains:
+            return gains
+        raise MupscaleError(
+            f"{what}, and none was found ('{last}' is a {type(self.small[last]).__name__}). Untie the readout, end the "
+            f"model with a LayerNorm or RMSNorm, or name the norm: {line}"
+        )
+
+    def _gains(self, path: str, width: int) -> list[str]:
+        """The parameters of a norm over this width; none of any other module."""
+        module = self.small[path]
+        own = {f"{path}.{n}": tuple(p.shape) for n, p in module.named_parameters(recurse=False)}
+        is_norm = "norm" in type(module).__name__.lower() and all(shape == (width,) for shape in own.values())
+        return list(own) if is_norm else []
+
+    def _norm_beside(self, path: str, width: int) -> str:
+        """A norm registered beside the list of layers in which the path lies, and so perhaps applied after it."""
+        parts = path.split(".")
+        for end in range(1, len(parts)):
+            if isinstance(self.small[".".join(parts[:end])], nn.ModuleList | nn.ModuleDict):
+                parent = "".join(f"{part}." for part in parts[: end - 1])
+                for name, _ in self.small[parent.rstrip(".")].named_children():
+                    if self._gains(parent + name, width):
+                        return parent + name
+        return ""
+
+
+def _is_embedding(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag)
+
+
+def _named(model: nn.Module, kind: str) -> list[tuple[str, Tensor]]:
+    method = model.named_parameters if kind == "parameters" else model.named_buffers
+    return [(naming.canonical(name), tensor) for name, tensor in method(remove_duplicate=False)]

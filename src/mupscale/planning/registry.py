@@ -1,0 +1,223 @@
+"""Which axis of a parameter is its output and which its input, by module type: a registry that users extend.
+
+Only the module type can tell: a Linear stores (out, in), an Embedding (tokens, out), transformers' Conv1D
+(in, out), a ConvTranspose (in, out/groups, …). Whether an axis grows is read off the shapes, not here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from mupscale.core import Number
+from mupscale.system import MupscaleError
+
+Dims = int | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Role:
+    """The output and input dimensions of one parameter or buffer, and the blocks in which their units are copied.
+
+    `fold` is a constant for the stored weight, as in Rule; a callable gets the multipliers (out, in_).
+    `offset` is what the module adds to the stored weight before it uses it: 1 for a norm with gain 1 + w.
+    `uncopyable`, where not empty, says why the axes may scale (μP) but their units cannot be copied (widening).
+    """
+
+    out: Dims = ()
+    in_: Dims = ()
+    out_block: int = 1
+    in_block: int = 1
+    out_sections: tuple[tuple[int, int], ...] = ()
+    fold: Number | Callable[[Number, Number], Number] = 1
+    uncopyable: str = ""
+    offset: Number = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "out", _as_tuple(self.out))
+        object.__setattr__(self, "in_", _as_tuple(self.in_))
+
+    def dims(self, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Output and input dimensions as non-negative numbers, for a tensor of this many dimensions."""
+        out = tuple(d % ndim for d in _as_tuple(self.out)) if ndim else ()
+        in_ = tuple(d % ndim for d in _as_tuple(self.in_)) if ndim else ()
+        return out, in_
+
+    def fits(self, ndim: int) -> bool:
+        """Whether a tensor of this many dimensions has all that are named here, each of them once."""
+        dims = _as_tuple(self.out) + _as_tuple(self.in_)
+        return ndim == 0 or (all(-ndim <= d < ndim for d in dims) and len({d % ndim for d in dims}) == len(dims))
+
+    @property
+    def tells_of_heads(self) -> bool:
+        """Whether more is said than which dimension is which."""
+        return (self.out_block, self.in_block, self.out_sections, self.fold) != (1, 1, (), 1)
+
+    def blocks(self, *, out: int | None = None, in_: int | None = None) -> Role:
+        """The same role with other block lengths."""
+        return replace(
+            self,
+            out_block=self.out_block if out is None else out,
+            in_block=self.in_block if in_ is None else in_,
+        )
+
+
+def _as_tuple(dims: Dims) -> tuple[int, ...]:
+    return (dims,) if isinstance(dims, int) else tuple(dims)
+
+
+Roles = Mapping[str, Role]
+RoleFunction = Callable[[Any, Any], Roles]
+"""From the narrow and the wide module of one kind to the roles of its parameters and buffers, by local name.
+
+A name may be dotted, to speak for a child's parameter; what a parent says goes before what the child says.
+"""
+
+_REGISTRY: dict[type[nn.Module], RoleFunction] = {}
+
+OUTPUT = Role(out=0)
+MATRIX = Role(out=0, in_=1)
+
+
+def register_roles(module: type[nn.Module], function: RoleFunction | None = None, /, **roles: Role) -> None:
+    """Teach the library a module type: `register_roles(Experts, w_up=Role(out=1, in_=2))`, or give a function.
+
+    Roles by name are added to what is known of the class or of the class it is derived from; a function stands alone.
+    """
+    if not (isinstance(module, type) and issubclass(module, nn.Module)):
+        raise MupscaleError(f"register_roles takes a module class, not {module!r}")
+    if (function is None) == (not roles):
+        raise MupscaleError("register_roles takes either a function or one Role per parameter name")
+    known = next((_REGISTRY[cls] for cls in module.__mro__ if cls in _REGISTRY), None)
+    if function is None and known is not None:
+        _REGISTRY[module] = lambda narrow, wide: {**known(narrow, wide), **roles}
+    else:
+        _REGISTRY[module] = function if function is not None else lambda narrow, wide: roles
+
+
+def registered(module: nn.Module) -> RoleFunction | None:
+    """The role function of the nearest registered base class; classes of other packages are known by their names."""
+    for cls in type(module).__mro__:
+        if cls in _REGISTRY:
+            return _REGISTRY[cls]
+        if cls.__name__ == "Conv1D" and hasattr(module, "nf"):
+            return _transformers_conv1d
+        if cls.__name__ == "MuReadout" and hasattr(module, "width_mult"):
+            return _mup_readout
+    return None
+
+
+def is_torchs_own(module: nn.Module) -> bool:
+    """Whether the module is, or is derived from, one of torch's registered layers."""
+    return any(cls in _REGISTRY and cls.__module__.startswith("torch.") for cls in type(module).__mro__)
+
+
+def _transformers_conv1d(narrow: nn.Module, wide: nn.Module) -> Roles:
+    return {"weight": Role(out=1, in_=0), "bias": OUTPUT}
+
+
+def _mup_readout(narrow: Any, wide: Any) -> Roles:
+    """The `mup` package's readouts divide by the width in forward: what is left for the weight is fold = in_."""
+    ratio = _mup_multiplier(narrow, "narrow") / _mup_multiplier(wide, "wide")
+    weight = replace(MATRIX, fold=lambda out, in_: in_ if math.isclose(ratio, in_) else ratio)
+    return {"weight": weight, "bias": OUTPUT}
+
+
+def _mup_multiplier(readout: Any, side: str) -> float:
+    """What forward multiplies a MuReadout's input by."""
+    if not hasattr(readout.weight, "infshape"):
+        raise MupscaleError(
+            f"the {side} model has a {type(readout).__name__} without base shapes: call mup.set_base_shapes(model, "
+            f"base) with one base for both models before this (rescale_params=False where weights are trained already)"
+        )
+    return float(readout.output_mult / readout.width_mult())
+
+
+def _conv(narrow: nn.Conv2d, wide: nn.Conv2d) -> Roles:
+    why = _split_groups(narrow, narrow.groups, wide.groups, narrow.in_channels, narrow.out_channels)
+    return {"weight": replace(MATRIX, uncopyable=why), "bias": replace(OUTPUT, uncopyable=why)}
+
+
+def _conv_transpose(narrow: nn.ConvTranspose2d, wide: nn.ConvTranspose2d) -> Roles:
+    why = _split_groups(narrow, narrow.groups, wide.groups, narrow.in_channels, narrow.out_channels)
+    per_group = {m.in_channels // m.groups for m in (narrow, wide)}
+    if narrow.groups != wide.groups and len(per_group) > 1:
+        raise MupscaleError(
+            f"{type(narrow).__name__} goes from {narrow.groups} to {wide.groups} groups and from {narrow.in_channels} "
+            f"to {wide.in_channels} inputs, so that its first axis is output and input at once; keep the number of "
+            f"groups, or the inputs of each"
+        )
+    outputs = narrow.groups != wide.groups or (per_group == {1} and narrow.groups > 1)  # an input is its group's own
+    weight = Role(out=(0, 1)) if outputs else Role(out=1, in_=0)
+    return {"weight": replace(weight, uncopyable=why), "bias": replace(OUTPUT, uncopyable=why)}
+
+
+def _group_norm(narrow: nn.GroupNorm, wide: nn.GroupNorm) -> Roles:
+    channels = narrow.num_channels
+    role = replace(OUTPUT, uncopyable=_split_groups(narrow, narrow.num_groups, wide.num_groups, channels, channels))
+    return {"weight": role, "bias": role}
+
+
+def _split_groups(module: nn.Module, few: int, many: int, in_: int, out: int) -> str:
+    """Groups of one channel (depthwise) copy like channels; larger ones would need blocks all along the wire."""
+    if many == few or (max(in_, out) == few and many % few == 0):
+        return ""
+    return (
+        f"{type(module).__name__} goes from {few} to {many} groups of more than one channel, and copying channels one "
+        f"by one would split or mix its groups; keep the number of groups, or pass roles= with blocks for every "
+        f"parameter on these channels"
+    )
+
+
+def _layer_norm(narrow: nn.LayerNorm, wide: nn.LayerNorm) -> Roles:
+    every = Role(out=tuple(range(len(narrow.normalized_shape))))
+    return {"weight": every, "bias": every}
+
+
+def _recurrent(narrow: nn.RNNBase, wide: nn.RNNBase) -> Roles:
+    """Gates are packed along the output axis; copying units one by one keeps each gate's slice together."""
+    return {name: MATRIX if p.dim() == 2 else OUTPUT for name, p in narrow.named_parameters(recurse=False)}
+
+
+def _multihead_attention(narrow: nn.MultiheadAttention, wide: nn.MultiheadAttention) -> Roles:
+    if wide.head_dim != narrow.head_dim:
+        raise MupscaleError(
+            f"nn.MultiheadAttention with head_dim {narrow.head_dim} → {wide.head_dim}: its attention scales as "
+            f"1/√head_dim, which would need another learning rate for the query part of one packed tensor. "
+            f"Grow num_heads instead ({narrow.num_heads} → {narrow.num_heads * wide.embed_dim // narrow.embed_dim})"
+        )
+    head = narrow.head_dim
+    heads_out, bias = Role(out=0, in_=1, out_block=head), Role(out=0, out_block=head)
+    projections = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+    return {
+        **dict.fromkeys(projections, heads_out),
+        "in_proj_bias": bias,
+        "bias_k": Role(out=2, out_block=head),
+        "bias_v": Role(out=2, out_block=head),
+        "out_proj.weight": Role(out=0, in_=1, in_block=head),
+        "out_proj.bias": OUTPUT,
+    }
+
+
+register_roles(nn.Linear, weight=MATRIX, bias=OUTPUT)
+register_roles(nn.Bilinear, weight=Role(out=0, in_=(1, 2)), bias=OUTPUT)
+register_roles(nn.Embedding, weight=Role(out=1))
+register_roles(nn.EmbeddingBag, weight=Role(out=1))
+register_roles(nn.RMSNorm, _layer_norm)
+register_roles(nn.LayerNorm, _layer_norm)
+register_roles(nn.GroupNorm, _group_norm)
+register_roles(nn.PReLU, weight=OUTPUT)
+register_roles(nn.RNNBase, _recurrent)
+register_roles(nn.RNNCellBase, _recurrent)
+register_roles(nn.MultiheadAttention, _multihead_attention)
+register_roles(  # BatchNorm and InstanceNorm of every dimension
+    nn.modules.batchnorm._NormBase, weight=OUTPUT, bias=OUTPUT, running_mean=OUTPUT, running_var=OUTPUT
+)
+for _module in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+    register_roles(_module, _conv)
+for _transposed in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
+    register_roles(_transposed, _conv_transpose)

@@ -1,0 +1,238 @@
+"""Pictures for a page and for a folder: drawn once, written as PNG and SVG, and recoloured for a dark page."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mupscale.plots.figures import COLORS, GREY, figure
+from mupscale.plots.words import file_name
+from mupscale.system import MupscaleError
+
+Point = tuple[float, float]
+INK, PAPER, MUTED = "#1f2933", "#ffffff", "#66727f"
+RUN_COLORS = {
+    "base": GREY,
+    "scratch": COLORS[0],
+    "scratch-drop": COLORS[1],
+    "scratch-own": "#6a5acd",
+    "continued": COLORS[3],
+    "exact": COLORS[4],
+    "upscaled": COLORS[2],
+    "upscaled-own": "#8c1c2e",
+    "upscaled-plain": COLORS[5],
+    "continued-own": COLORS[6],
+    "continued-late": "#4f3a17",
+    "net2net": COLORS[7],
+    "naive": "#b5538a",
+}
+RUN_DASHES = {
+    "scratch-drop": (0, (5, 5)),  # gaps as long as the dashes: (a), which it often lies upon, is seen through them
+    "scratch-own": (0, (2, 3)),
+    "continued": "-.",
+    "exact": ":",
+    "continued-own": (0, (4, 1, 1, 1, 1, 1)),
+    "continued-late": (0, (6, 1, 1, 1)),
+    "upscaled-own": (0, (4, 2)),
+}
+LEVELS = ("#2a7fb8", "#6f63b0", "#c2477f", "#d9603f", "#e0a030")
+"""From low to high, legible on white and on black."""
+GOOD, BAD = COLORS[4], COLORS[2]
+_DARK = {
+    INK: "#e4e8ee",
+    PAPER: "#171c23",
+    MUTED: "#9aa7b5",
+    "#000000": "#e4e8ee",
+    COLORS[0]: "#c9d3e0",
+    COLORS[1]: "#5fb0e6",
+    COLORS[2]: "#ff7585",
+    COLORS[3]: "#f0bd55",
+    COLORS[4]: "#5ccb98",
+    COLORS[5]: "#c39ad8",
+    COLORS[6]: "#cfab7e",
+    COLORS[7]: "#3fd0d0",
+    "#b5538a": "#ea8cc0",
+    "#6a5acd": "#a79cff",
+    "#8c1c2e": "#ff9d8a",
+    "#4f3a17": "#e8d3a8",
+}
+_STYLE: dict[str, Any] = {
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "font.size": 9.5,
+    "axes.labelsize": 9.5,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "hatch.color": MUTED,
+    "hatch.linewidth": 0.7,
+    "svg.fonttype": "path",
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that lies in a folder, and its SVG for the page. alt says in words what it shows."""
+
+    name: str
+    alt: str
+    caption: str
+    svg: str
+
+    def source(self, dark: bool = False) -> str:
+        """A data: address."""
+        svg = recoloured(self.svg) if dark else self.svg
+        return "data:image/svg+xml;base64," + b64encode(svg.encode()).decode()
+
+
+@dataclass
+class Gallery:
+    """A folder of pictures; each is drawn by a function of its axes."""
+
+    folder: Path
+    prefix: str = ""
+    names: set[str] = field(default_factory=set)
+
+    def draw(
+        self,
+        name: str,
+        alt: str,
+        caption: str,
+        sketch: Callable[[Any], None],
+        *,
+        size: tuple[float, float] = (4.8, 3.5),
+    ) -> Picture:
+        """One pair of axes in the house style."""
+
+        def both(png: Path, svg: Path) -> None:
+            fig, ax = figure(*size)
+            sketch(ax)
+            fig.savefig(png)
+            fig.set_layout_engine("none")  # laid out by now
+            fig.savefig(svg, metadata={"Date": None})
+
+        return self._keep(name, alt, caption, both)
+
+    def adopt(self, name: str, alt: str, caption: str, plot: Callable[[Path], Any]) -> Picture:
+        """A picture that some other part of the library draws into a file."""
+
+        def both(png: Path, svg: Path) -> None:
+            plot(png)
+            plot(svg)
+
+        return self._keep(name, alt, caption, both)
+
+    def _keep(self, name: str, alt: str, caption: str, write: Callable[[Path, Path], None]) -> Picture:
+        name = self._unused(file_name(f"{self.prefix}{name}"))
+        png, svg = self.folder / f"{name}.png", self.folder / f"{name}.svg"
+        try:
+            with styled(name):
+                write(png, svg)
+            text = _shorter(svg.read_text(encoding="utf-8"))
+            svg.write_text(text, encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise MupscaleError(f"{error.filename or png} cannot be written ({error.strerror})") from None
+        return Picture(name, alt, caption, text)
+
+    def _unused(self, name: str) -> str:
+        number, free = 2, name
+        while free in self.names:
+            free, number = f"{name}-{number}", number + 1
+        self.names.add(free)
+        return free
+
+
+def recoloured(svg: str) -> str:
+    """The same picture for a dark page."""
+    return re.sub(r"#[0-9a-f]{6}\b", lambda match: _DARK.get(match[0], match[0]), svg)
+
+
+def plain(text: str, longest: int = 40) -> str:
+    """Words from a file as matplotlib shows them as they are, and not as a formula."""
+    shown = text if len(text) <= longest else text[: longest - 1] + "…"
+    return shown.replace("$", r"\$").lstrip("_")
+
+
+def levels() -> Any:
+    """The colours of a sequence of levels: noise, width."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("levels", LEVELS, N=64)
+
+
+def whole(points: list[Point], status: str) -> list[Point]:
+    """A curve without a last point that is the mean of far fewer steps than the others, and so jumps.
+
+    One that diverged keeps it: it is where it ended.
+    """
+    if status == "diverged" or len(points) < 3:
+        return points
+    (first, _), (second, _), (before, _), (last, _) = *points[:2], *points[-2:]
+    return points[:-1] if 2 * (last - before) < second - first else points
+
+
+def log_if_wide(ax: Any, losses: Sequence[float], factor: float = 5.0) -> bool:
+    """A logarithmic axis for losses that lie further apart than this factor; whether it is one."""
+    if not (losses and min(losses) > 0 and max(losses) > factor * min(losses)):
+        return False
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_major_formatter("{x:.4g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    return True
+
+
+def count_along(ax: Any) -> None:
+    """Whole numbers along x, such as steps, few enough to stand beside each other."""
+    ax.xaxis.set_major_formatter("{x:,g}")
+    ax.locator_params(axis="x", nbins=6)
+
+
+def legend_below(ax: Any, columns: int = 2) -> None:
+    """Under the axes, where it hides nothing."""
+    handles, labels = ax.get_legend_handles_labels()
+    if handles:
+        ax.figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, handlelength=2.2, columnspacing=1.4
+        )
+
+
+@contextmanager
+def styled(salt: str) -> Iterator[None]:
+    """The report's colours and letters; whatever is drawn meanwhile is freed. salt: for names inside an SVG."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise MupscaleError("pictures need matplotlib: pip install 'mupscale[plots]'") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    before = set(plt.get_fignums())
+    try:
+        rc: Any = {**_STYLE, "svg.hashsalt": salt}
+        with matplotlib.rc_context(rc):
+            yield
+    finally:
+        for number in set(plt.get_fignums()) - before:
+            plt.close(number)
+
+
+def _shorter(svg: str) -> str:
+    """Without what no viewer shows: metadata, comments, and digits of paths beyond a hundredth of a point."""
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.S)
+    svg = re.sub(r"\s*\n\s*", "\n", svg)
+    rounded = re.compile(r"(\.\d\d)\d+")
+    return re.sub(r' d="[^"]*"', lambda path: rounded.sub(r"\1", path[0]), svg)

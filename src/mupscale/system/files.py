@@ -1,0 +1,92 @@
+"""Files and folders that are, at every moment, the old one or the new one, whatever is killed or full."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from mupscale.system.errors import MupscaleError
+
+_LOCK = ".lock"
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside this one; what is written there takes its place when it is whole and on the disk."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file so."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """A hidden folder beside this path that one process alone has; it takes the name when all in it is on the disk.
+
+    If anything goes wrong it goes away, and what a killed process has left is cleared by the next one.
+    """
+    hidden = path.absolute().with_name(f".{path.absolute().name}.mupscale-partial")
+    hidden.mkdir(parents=True, exist_ok=True)
+    with open(hidden / _LOCK, "w") as lock:
+        if not _locked(lock) or not _in_place(lock, hidden / _LOCK):
+            raise MupscaleError(f"another run is writing {path} at this moment: wait for it, or choose another name")
+        try:
+            _clear(hidden)
+            yield hidden
+            _sync(hidden)
+            with suppress(FileNotFoundError):  # an empty folder may stand there
+                path.rmdir()
+            os.rename(hidden, path)
+            (path / _LOCK).unlink()  # not before, or another run could take the folder and clear it
+        except BaseException:
+            shutil.rmtree(hidden, ignore_errors=True)
+            raise
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _in_place(lock: IO[str], path: Path) -> bool:
+    """Whether the lock is where it was opened, and not in a folder that the other run has just finished."""
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), os.stat(path))
+    except OSError:
+        return False
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != _LOCK:
+            path.unlink()
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())

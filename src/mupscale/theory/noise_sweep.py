@@ -1,0 +1,78 @@
+"""The method's Sweep 2 where there is no width: noise × learning rate, and the loss in the limit."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from mupscale.sweep import Cell, Space, Sweep, Trial
+from mupscale.system import MupscaleError
+from mupscale.theory.estimate import limit
+from mupscale.theory.network import Stage
+from mupscale.theory.program import Diverged
+from mupscale.theory.study import Experiment, Tick, nothing
+
+_LOST = 100  # times the untrained network's loss at which a trial counts as diverged
+
+
+def sweep_limit(
+    experiment: Experiment,
+    space: Space,
+    *,
+    times: int = 2,
+    after: int = 5,
+    samples: int = 5000,
+    seeds: int = 2,
+    device: str | None = None,
+    tick: Tick = nothing,
+    note: Callable[[str], None] = nothing,
+) -> Sweep:
+    """Noise × learning rate at infinite width: the experiment's stages, an upscaling by `times`, `after` steps more.
+
+    The loss is that of the batch at the end. Every cell has the same seeds, so that cells differ by more than chance. A
+    trial that ends far above the loss of the untrained network counts as diverged: few steps do not reach infinity.
+    note: called with a sentence where there are too many latents for the samples.
+    """
+    if times < 2 or after < 1:
+        raise MupscaleError(
+            f"a sweep upscales by 2 times or more and trains for a step or more, not {times} and {after}"
+        )
+    start = time.monotonic()
+    trials, notes = list[Trial](), list[str]()
+    for cell in space.cells:
+        trial, said = _trial(experiment, cell, times, after, samples, seeds, device)
+        trials.append(trial)
+        notes += [said] if said else []
+        tick()
+    if notes:
+        note(notes[-1])  # the noisiest cell's, which has the most latents
+    return Sweep(
+        name=f"limit-times-{times}",
+        width=f"{times * experiment.times}n",
+        start="n" if experiment.times == 1 else f"{experiment.times}n",
+        space=space,
+        trials=trials,
+        seeds=seeds,
+        seconds=time.monotonic() - start,
+    )
+
+
+def _trial(
+    experiment: Experiment, cell: Cell, times: int, after: int, samples: int, seeds: int, device: str | None
+) -> tuple[Trial, str]:
+    """A cell, and what to beware of."""
+    copies = times if cell.noise else 1  # 'Equivalence at zero noise': then one copy of each unit says it all
+    last = Stage(after, cell.lr, copies, cell.noise)
+    whole = Experiment(experiment.mlp, experiment.inputs, experiment.targets, [*experiment.stages, last])
+    before = sum(stage.steps for stage in experiment.stages)
+    try:
+        found = limit(lambda program: whole(program).losses, k=whole.times, samples=samples, seeds=seeds, device=device)
+    except Diverged:
+        return Trial(cell.lr, cell.noise, "diverged", None), ""
+    losses = found.values
+    curve = list(enumerate(losses[:, before:].mean(0).tolist()))
+    ends = losses[:, -1].tolist()
+    if max(ends) > _LOST * float(losses[:, 0].max()):
+        return Trial(cell.lr, cell.noise, "diverged", None, curve=curve, steps=after), found.note
+    return Trial(cell.lr, cell.noise, "finished", math.fsum(ends) / seeds, ends, curve, after), found.note

@@ -1,0 +1,63 @@
+"""Pictures of runs: their losses over steps, FLOPs or time, and where they grew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from mupscale.plots import COLORS, GREY, figure, save
+from mupscale.system import MupscaleError
+from mupscale.train.run_folder import Folder
+
+Against = Literal["step", "flops", "seconds"]
+Loss = Literal["training", "held-out"]
+_LABELS = {"step": "step", "flops": "training FLOPs", "seconds": "seconds"}
+
+
+def curves(runs: list[str], out: str = "curves.png", against: Against = "step", loss: Loss = "training") -> Path:
+    """Draw the losses of runs into one picture.
+
+    Args:
+        runs: folders of runs
+        out: the picture, .png or .svg
+        against: what is on the horizontal axis: step, flops or seconds
+        loss: which loss: training or held-out
+    """
+    fig, ax = figure(8, 4.6)
+    held_out = loss == "held-out"
+    kind = "eval" if held_out else "train"
+    for number, run in enumerate(runs):
+        records = Folder(run).records()
+        points = [(r[against], r["loss"]) for r in records if r["kind"] == kind and r[against] is not None]
+        if not points:
+            raise MupscaleError(f"{run} has no {loss} loss against {against} to draw")
+        color = COLORS[number % len(COLORS)]
+        style = {"color": color, "lw": 1.6, "marker": "o" if held_out else None, "ms": 3}
+        ax.plot(*zip(*points, strict=True), label=Path(run).resolve().name, **style)
+        for growth in (r for r in records if r["kind"] == "grow" and r[against] is not None):
+            _mark(ax, growth, growth[against], color, number)
+    ax.set_yscale("log")
+    ax.yaxis.set_major_formatter("{x:.2g}")
+    ax.yaxis.set_minor_formatter("{x:.2g}")
+    ax.tick_params(which="both", labelsize=8)
+    ax.set_xlabel(_LABELS[against])
+    ax.set_ylabel(f"{loss} loss")
+    ax.legend(frameon=False, fontsize=9, loc="upper right")
+    return save(fig, Path(out))
+
+
+def _mark(ax: Any, growth: dict[str, Any], at: float, color: str, row: int) -> None:
+    """A growth event: a dashed line, and the new width beside it, on a line of its own for every run."""
+    width = growth["width"]
+    shown = ", ".join(f"{n} {w}" for n, w in width.items()) if isinstance(width, dict) else f"width {width}"
+    ax.axvline(at, color=GREY, lw=0.8, ls="--", zorder=0)
+    ax.annotate(
+        f"→ {shown}",
+        (at, 0.97 - 0.05 * row),
+        xycoords=("data", "axes fraction"),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="top",
+        fontsize=8,
+        color=color,
+    )

@@ -1,0 +1,183 @@
+"""One process or many: where this one stands among them, how the model is spread, and what all must agree on."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mupscale.system import MupscaleError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among all that train one model; alone, everything here does nothing."""
+
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+    mode: Literal["ddp", "fsdp"] = "ddp"
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the one that writes and prints."""
+        return self.rank == 0
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each process holds a part of the model only."""
+        return self.world > 1 and self.mode == "fsdp"
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """The model where it trains: moved to the device, or sharded (FSDP2) block by block; in place."""
+        if not self.sharded:
+            return model if any(p.is_meta for p in model.parameters()) else model.to(self.device)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(self.device.type, (self.world,))
+        for parent in reversed(list(model.modules())):  # inner blocks before those that hold them
+            for block in parent if isinstance(parent, nn.ModuleList) else ():
+                fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+
+    def runner(self, model: nn.Module) -> nn.Module:
+        """What is called in a training step: the model, in DDP where processes have a copy each."""
+        if self.world == 1 or self.sharded:
+            return model
+        ids = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+
+    def accumulating(self, runner: nn.Module, last: bool) -> AbstractContextManager[None]:
+        """Gradients are exchanged with the last part of a step's batch only."""
+        if isinstance(runner, DistributedDataParallel) and not last:
+            return runner.no_sync()
+        if self.sharded:
+            runner.set_requires_gradient_sync(last)  # type: ignore[operator]
+        return nullcontext()
+
+    def reshard(self, model: nn.Module) -> None:
+        """Back to shards: after a forward pass without a backward one, FSDP leaves the outermost weights whole."""
+        if self.sharded:
+            from torch.distributed.fsdp import FSDPModule
+
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """The main process's buffers for all: each gathers its running statistics from its own examples."""
+        for buffer in model.buffers() if self.world > 1 else ():
+            dist.broadcast(buffer, 0)
+
+    def share(self, start: int, count: int) -> tuple[int, int]:
+        """This process's stretch of a stretch of examples."""
+        part = count // self.world
+        return start + self.rank * part, part
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over all processes."""
+        return self.sum(values) / self.world if self.world > 1 else values
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def any(self, *flags: bool) -> list[bool]:
+        """For each flag, whether any process has it set; what all of them then know."""
+        if self.world == 1:
+            return list(flags)
+        raised = torch.tensor(flags, dtype=torch.int32, device=self.device)
+        dist.all_reduce(raised, op=dist.ReduceOp.MAX)
+        return [bool(flag) for flag in raised.tolist()]
+
+    def by_main(self, action: Callable[[], object], what: str = "") -> None:
+        """Let the main process do something, while the others wait; where it fails, all of them fail with its words."""
+        failure: str | None = None
+        if self.main:
+            try:
+                action()
+            except MupscaleError as error:
+                failure = str(error)
+            except OSError as error:
+                failure = f"{what}: {error}"
+        (failed,) = self.any(failure is not None)
+        if failed:
+            told = [failure]
+            if self.world > 1:
+                dist.broadcast_object_list(told)
+            raise MupscaleError(str(told[0])) from None
+
+
+@contextmanager
+def processes(device: str, mode: Literal["ddp", "fsdp"]) -> Iterator[Processes]:
+    """The processes that torchrun has started, or this one alone; leaves the process group as it found it."""
+    chosen = _device(device)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1 and not (dist.is_available() and dist.is_initialized()):
+        yield Processes(chosen)
+        return
+    ours = not dist.is_initialized()
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if ours:
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        store, rank, world = _meeting_point()
+        store = PrefixStore(f"run-{next(_RUNS)}", store)
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", store=store, rank=rank, world_size=world)
+    try:
+        yield Processes(chosen, dist.get_rank(), dist.get_world_size(), mode)
+    finally:
+        if ours:
+            dist.destroy_process_group()
+
+
+_RUNS = itertools.count()
+
+
+@functools.cache
+def _meeting_point() -> tuple[Store, int, int]:
+    """Where torchrun's processes find each other: one for all runs of a process, with a corner for each of them.
+
+    (To meet again where something of the last meeting is left can hang.)
+    """
+    from torch.distributed.rendezvous import rendezvous
+
+    met: tuple[Store, int, int] = next(iter(rendezvous("env://")))
+    return met
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise MupscaleError(f"there is no device {name!r}: give auto, cpu, cuda or cuda:0") from None
+    if device.type not in ("cpu", "cuda"):
+        try:
+            torch.zeros(1, device=device)
+        except Exception as error:
+            raise MupscaleError(f"device {name} cannot be used here: {str(error).splitlines()[0]}") from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise MupscaleError("device cuda was asked for, but torch finds none here: take device auto or cpu")
+        if device.index is None:
+            return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return device

@@ -1,0 +1,265 @@
+"""The coordinate check: flat under μP and not under the standard parametrisation, for the paper's three models.
+
+Rates, steps and widths are such that finite widths show little: the readout's start, whose share in the change of the
+logits shrinks as width^(-1/2), is what remains.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+import mupscale as mu
+from mupscale.checks.coordinates import CoordCheck, Row
+from mupscale.models import GPT2, MLP, ResNet18
+
+MLPS = mu.Family(lambda width: MLP(20, width, 5), base=64)
+
+
+def classify(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def vectors(count: int = 4) -> list[tuple[Tensor, Tensor]]:
+    return [(torch.randn(32, 20), torch.randint(5, (32,))) for _ in range(count)]
+
+
+def language(model: nn.Module, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def powers(check: CoordCheck) -> dict[str, float]:
+    return {layer.module: layer.change_power for layer in check.layers}
+
+
+OPTIMIZERS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
+    "adamw": (torch.optim.AdamW, {"lr": 1e-2}),
+    "sgd": (torch.optim.SGD, {"lr": 0.3}),
+    "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+}
+
+
+@pytest.mark.parametrize(("optimizer", "hyper"), OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_mlp(optimizer: type[Optimizer], hyper: dict[str, Any]) -> None:
+    data, widths = vectors(), [64, 128, 256, 512]
+    mup = mu.coord_check(MLPS, widths, data, classify, optimizer, **hyper)
+    assert mup.ok, str(mup)
+    assert [layer.module for layer in mup.layers] == [f"layers.{i}" for i in range(4)]
+    standard = mu.coord_check(MLPS, widths, data, classify, optimizer, parametrization="standard", **hyper)
+    assert not standard.ok, str(standard)
+    assert max(map(abs, powers(mup).values())) < 0.12
+    if optimizer is torch.optim.AdamW:
+        assert powers(standard)["layers.1"] > 0.7
+    else:
+        assert powers(standard)["layers.0"] < -0.35
+
+
+def test_resnet18() -> None:
+    family = mu.Family(lambda width: ResNet18(width, classes=5), base=8, init_at=8)
+    data = [(torch.randn(32, 3, 8, 8), torch.randint(5, (32,)))]
+    arguments: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "seeds": 4}
+    mup = mu.coord_check(family, [8, 16, 32], data, classify, torch.optim.SGD, **arguments)
+    assert mup.ok, str(mup)
+    arguments["parametrization"] = "standard"
+    standard = mu.coord_check(family, [8, 16, 32], data, classify, torch.optim.SGD, **arguments)
+    assert powers(standard)["fc"] > 0.4, str(standard)
+
+
+def test_gpt2_with_growing_head_dim() -> None:
+    """The tied readout's 1/k lies in the last norm, whose output is looked at without it."""
+    family = mu.Family(
+        lambda width: GPT2(32, 16, layers=2, heads=2, head_dim=width // 2, attention_multiplier=4.0), base=32
+    )
+    data = [torch.randint(32, (8, 17)) for _ in range(2)]
+    mup = mu.coord_check(family, [64, 128, 256], data, language, torch.optim.AdamW, lr=2e-3)
+    assert mup.ok, str(mup)
+    assert {"wte", "ln_f", "lm_head", "h.1.attn.c_attn"} <= powers(mup).keys()
+    standard = mu.coord_check(
+        family, [64, 128, 256], data, language, torch.optim.AdamW, lr=2e-3, parametrization="standard"
+    )
+    assert powers(standard)["h.0.mlp.c_proj"] > 1, str(standard)
+    assert powers(standard)["lm_head"] > 0.35, str(standard)
+
+
+def test_wrong_roles_are_seen() -> None:
+    """A hidden matrix taken for an input layer keeps its rate, and what it does grows with the width."""
+    family = mu.Family(
+        lambda width: MLP(20, width, 5), base=64, roles={"layers.1.weight": mu.Role(out=0, in_=1, fold=lambda o, i: i)}
+    )
+    check = mu.coord_check(family, [64, 128, 256], vectors(), classify, torch.optim.AdamW, lr=1e-2)
+    assert not check.ok
+    assert next(layer.module for layer in check.layers if not layer.flat) == "layers.1"
+
+
+def test_a_multiplier_in_forward_with_its_fold_is_flat() -> None:
+    """As MuReadout of the mup package: W/N in forward, fold = in_; the output is looked at as it is."""
+
+    class MuReadout(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x / self.in_features * 64)
+
+    def build(width: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(20, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), MuReadout(width, 5, bias=False)
+        )
+
+    roles = {"4.weight": mu.Role(out=0, in_=1, fold=lambda out, in_: in_)}
+    family = mu.Family(build, base=64, roles=roles)
+    check = mu.coord_check(family, [64, 128, 256, 512], vectors(), classify, torch.optim.AdamW, lr=1e-2)
+    assert check.ok, str(check)
+
+
+def test_dropout_does_not_count_as_change() -> None:
+    def build(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(20, width), nn.Dropout(0.5), nn.Linear(width, 5))
+
+    check = mu.coord_check(mu.Family(build, base=16), [16, 32], vectors(), classify, torch.optim.SGD, lr=0.0)
+    assert {row.change for row in check.rows} == {0.0}
+    assert check.ok
+
+
+def test_rows_are_measured_on_the_first_batch_at_every_step() -> None:
+    check = mu.coord_check(MLPS, [64, 128], vectors(), classify, torch.optim.SGD, lr=0.1, steps=3, seeds=2)
+    assert len(check.rows) == 2 * 2 * 4 * 4  # widths, seeds, steps and the start, layers
+    assert check.widths == [64, 128]
+    for row in check.rows:
+        assert (row.change == 0) == (row.step == 0)
+        assert row.size > 0
+    torch.manual_seed(0)
+    x = vectors()[0][0]
+    expected = float(MLPS.init(64, seed=1).layers[0](x).square().mean().sqrt().detach())
+    found = next(r for r in check.rows if (r.width, r.seed, r.step, r.module) == (64, 1, 0, "layers.0"))
+    assert found.size == pytest.approx(expected, rel=1e-5)
+    assert check.mean("layers.0", 64, 0, "size") == pytest.approx(
+        sum(r.size for r in check.rows if (r.width, r.step, r.module) == (64, 0, "layers.0")) / 2
+    )
+
+
+def test_dtype_and_named_widths() -> None:
+    family = mu.Family(lambda first, second: MLP(20, [first, second], 5), base={"first": 16, "second": 32})
+    data = [(x.double(), y) for x, y in vectors(1)]
+    widths = [{"first": 16, "second": 32}, {"first": 32, "second": 64}]
+    check = mu.coord_check(family, widths, data, classify, torch.optim.SGD, lr=0.1, steps=1, dtype=torch.float64)
+    assert check.widths == [32, 64]
+
+
+def made(change: dict[str, list[float]], size: dict[str, list[float]] | None = None) -> CoordCheck:
+    """A check whose layers change by these amounts at widths 1, 4, 16."""
+    rows = []
+    for module, values in change.items():
+        sizes = (size or {}).get(module, [1.0] * 3)
+        for i, width in enumerate((1, 4, 16)):
+            rows.append(Row(width, 0, 1, module, sizes[i], values[i]))
+    return CoordCheck(rows, "made up")
+
+
+def test_powers_and_verdicts() -> None:
+    check = made(
+        {
+            "still": [0, 0, 0],
+            "flat": [2, 2, 2],
+            "grows": [1, 2, 4],
+            "vanishes": [1, 1 / 4, 1 / 16],
+            "dies": [1, 1, 0],
+            "explodes": [1, 1, math.inf],
+            "large": [1, 1, 1],
+            "small": [1, 1, 1],
+        },
+        size={"large": [1, 4, 16], "small": [1, 1 / 2, 1 / 4]},
+    )
+    by_name = {layer.module: layer for layer in check.layers}
+    assert by_name["grows"].change_power == pytest.approx(0.5)
+    assert by_name["vanishes"].change_power == pytest.approx(-1)
+    assert by_name["large"].size_power == pytest.approx(1)
+    assert {name: layer.verdict for name, layer in by_name.items()} == {
+        "still": "flat",
+        "flat": "flat",
+        "grows": "grows",
+        "vanishes": "vanishes",
+        "dies": "vanishes",
+        "explodes": "grows",
+        "large": "grows",
+        "small": "flat",  # a readout may start near zero
+    }
+    assert not check.ok
+
+
+def test_the_table_reads_well() -> None:
+    text = str(made({"short": [2, 2, 2], "a.longer.name": [1, 2, 4]}))
+    first, head, *lines = text.splitlines()
+    assert first == "made up: NOT flat over widths 1, 4, 16"
+    assert head.split() == ["module", "size", "∝", "width^", "change", "∝", "width^", "verdict"]
+    assert lines[0].split() == ["short", "+0.00", "+0.00", "flat"]
+    assert lines[1].split() == ["a.longer.name", "+0.00", "+0.50", "grows"]
+    assert len({line.index("+0.00") for line in lines}) == 1
+    assert str(made({"short": [2, 2, 2]})).startswith("made up: flat over widths")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"flat": [2.0, 2, 2]},
+        {"grows": [1.0, 2, 4], "flat": [2, 2, 2]},
+        {f"layer.{i}": [1.0, 4 + i, 16] for i in range(12)},
+        {"still": [0.0, 0, 0], "explodes": [1, 1, math.inf], "lost": [1, math.nan, 1]},
+        {"still": [0.0, 0, 0]},
+    ],
+    ids=["flat", "one", "many", "odd", "nothing"],
+)
+@pytest.mark.filterwarnings("error")
+def test_plot(tmp_path: Path, change: dict[str, list[float]]) -> None:
+    pytest.importorskip("matplotlib")
+    path = made(change).plot(tmp_path / "pictures" / "check.png")
+    assert path == tmp_path / "pictures" / "check.png"
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) > 5000
+
+
+def test_errors() -> None:
+    with pytest.raises(mu.MupscaleError, match="two widths and one batch"):
+        mu.coord_check(MLPS, [64], vectors(), classify, torch.optim.SGD, lr=0.1)
+    with pytest.raises(mu.MupscaleError, match="two widths and one batch"):
+        mu.coord_check(MLPS, [64, 128], [], classify, torch.optim.SGD, lr=0.1)
+    with pytest.raises(mu.MupscaleError, match="'mup' or 'standard', not 'ntk'"):
+        mu.coord_check(MLPS, [64, 128], vectors(), classify, torch.optim.SGD, lr=0.1, parametrization="ntk")  # type: ignore[arg-type]
+
+
+EVERY_OPTIMIZER: dict[type[torch.optim.Optimizer], dict[str, float]] = {
+    torch.optim.SGD: {"lr": 0.3, "momentum": 0.9},
+    torch.optim.Adam: {"lr": 3e-3},
+    torch.optim.AdamW: {"lr": 3e-3},
+    torch.optim.NAdam: {"lr": 3e-3},
+    torch.optim.RMSprop: {"lr": 1e-3},
+    torch.optim.Adagrad: {"lr": 1e-2},
+    torch.optim.Adamax: {"lr": 3e-3},
+    torch.optim.Adadelta: {"lr": 1.0, "eps": 1e-4},
+    torch.optim.Rprop: {"lr": 1e-3},
+    torch.optim.ASGD: {"lr": 0.3},
+    torch.optim.Adafactor: {"lr": 0.05},
+}
+
+
+@pytest.mark.parametrize("optimizer", EVERY_OPTIMIZER, ids=lambda optimizer: optimizer.__name__)
+def test_flat_under_every_optimizer(optimizer: type[torch.optim.Optimizer]) -> None:
+    """Adafactor's step is relative to the weights: under μP its rate for hidden matrices is ∝ in_^-1/2."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 20, generator=generator)
+    y = (x @ torch.randn(20, 5, generator=generator)).argmax(1)
+    family = mu.Family(lambda width: MLP(20, width, 5, activation="tanh"), base=64)
+    check = mu.coord_check(
+        family,
+        [64, 128, 512],
+        [(x, y)],
+        lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer,
+        **EVERY_OPTIMIZER[optimizer],
+    )
+    assert max(abs(layer.change_power) for layer in check.layers) < 0.1, str(check)

@@ -1,0 +1,202 @@
+"""mupscale upscale, verify and inspect on the command line, and what inspect says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from hf_files import llama_config, llama_tensors, write_checkpoint  # noqa: E402
+from hf_models import tiny  # noqa: E402
+from mupscale import MupscaleError, hf  # noqa: E402
+from mupscale.cli.commands import main  # noqa: E402
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    config = llama_config()
+    tensors = {name: tensor * 0.1 for name, tensor in llama_tensors(config).items()}
+    return write_checkpoint(tmp_path / "small", {**config, "max_position_embeddings": 64}, tensors)
+
+
+def test_upscale_verify_and_train_on(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wide = tmp_path / "wide"
+    assert main(["upscale", str(small), str(wide), "--times", "hidden=2,ffn=3,heads=2", "--shard-size", "10KB"]) == 0
+    assert "equivalent" in capsys.readouterr().out
+    assert json.loads((wide / "config.json").read_text())["intermediate_size"] == 36
+    assert (wide / "model.safetensors.index.json").exists()
+    assert main(["verify", str(small), str(wide), "--dtype", "float64", "--train", "3"]) == 0
+    assert "3 steps" in capsys.readouterr().out
+    model = transformers.AutoModelForCausalLM.from_pretrained(wide)
+    groups = hf.param_groups(wide, model, torch.optim.AdamW, lr=1e-2)
+    rates = {name: group["lr"] for group in groups for name, _ in group["params"]}
+    assert rates["model.layers.0.mlp.down_proj.weight"] == pytest.approx(1e-2 / 3)
+    assert rates["lm_head.weight"] == pytest.approx(1e-2 / 2)
+    assert rates["model.norm.weight"] == 1e-2
+
+
+def test_noise_moves_the_function_a_little_and_verify_says_how_much(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = tmp_path / "wide"
+    assert main(["upscale", str(small), str(wide), "--noise", "0.3", "--seed", "1"]) == 0
+    assert "noise" in capsys.readouterr().out
+    assert main(["verify", str(small), str(wide), "--tolerance", "1e-9"]) == 1
+    assert main(["verify", str(small), str(wide)]) == 0
+
+
+def test_verify_fails_where_a_weight_is_wrong(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    wide = tmp_path / "wide"
+    assert main(["upscale", str(small), str(wide), "--no-verify"]) == 0
+    tensors = load_file(wide / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][0] *= 1.5
+    save_file(tensors, wide / "model.safetensors", metadata={"format": "pt"})
+    assert main(["verify", str(small), str(wide)]) == 1
+    assert "model.layers.1.mlp.up_proj" in capsys.readouterr().out
+
+
+def test_inspect_shows_what_will_happen(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(small), "--times", "hidden=2,ffn=3,heads=2", "--optimizer", "sgd"]) == 0
+    shown = capsys.readouterr().out
+    row = next(line for line in shown.splitlines() if "q_proj" in line)
+    assert "16×16 → 32×32" in row
+    assert "queries 2× by 8" in row
+    assert "hidden_size 16 → 32" in shown
+    assert "SGD gets" in shown
+
+
+def test_the_factors_of_inspect_are_those_of_the_groups(small: Path, tmp_path: Path) -> None:
+    found = hf.inspect(small, times=2)
+    hf.upscale(small, tmp_path / "wide", times=2, verify=False, progress=False)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "wide")
+    groups = hf.param_groups(tmp_path / "wide", model, torch.optim.AdamW, lr=1.0, weight_decay=1.0, eps=1.0)
+    assert found.groups == len(groups)
+    by_name = {name: group for group in groups for name, _ in group["params"]}
+    for row in found.rows:
+        group = by_name[row.name.replace("*", "1")]
+        assert dict(row.factors) == pytest.approx({name: group[name] for name in ("lr", "weight_decay", "eps")})
+    assert found.numbers[1] == sum(p.numel() for p in model.parameters())
+
+
+def test_inspect_an_undescribed_architecture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = transformers.Starcoder2Config(
+        hidden_size=16,
+        intermediate_size=20,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=1,
+        vocab_size=11,
+    )
+    transformers.Starcoder2ForCausalLM(config).save_pretrained(tmp_path / "small")
+    assert main(["inspect", str(tmp_path / "small")]) == 0
+    shown = capsys.readouterr().out
+    assert "not described" in shown
+    assert "2× by 8" in shown
+
+
+def test_inspect_tells_of_earlier_growth(small: Path, tmp_path: Path) -> None:
+    hf.upscale(small, tmp_path / "wide", times=3, verify=False, progress=False)
+    assert any("upscaled before, by 3" in line for line in hf.inspect(tmp_path / "wide").summary())
+
+
+def test_a_record_of_another_model_is_refused(small: Path, tmp_path: Path) -> None:
+    hf.upscale(small, tmp_path / "wide", verify=False, progress=False)
+    shutil.copyfile(tmp_path / "wide" / "mupscale.json", small / "mupscale.json")
+    with pytest.raises(MupscaleError, match=r"grew 2 times from hidden_size 16.*beside it has hidden_size 16"):
+        hf.inspect(small)
+
+
+def test_a_record_from_before_the_readout_was_another_is_refused(tmp_path: Path) -> None:
+    """A second growth would fold nothing into the norm that has the first one's 1/k."""
+    config, cls = tiny("llama", tie_word_embeddings=True)
+    cls(config).save_pretrained(tmp_path / "small")
+    wide = tmp_path / "wide"
+    hf.upscale(tmp_path / "small", wide, verify=False, progress=False)
+    assert hf.inspect(wide).record is not None
+    config = {**json.loads((wide / "config.json").read_text()), "architectures": ["LlamaForSequenceClassification"]}
+    (wide / "config.json").write_text(json.dumps(config))
+    with pytest.raises(MupscaleError, match="readout was its embedding when it grew"):
+        hf.inspect(wide)
+
+
+def test_what_muon_cannot_train_is_in_no_group(small: Path) -> None:
+    found = hf.inspect(small, optimizer="muon")
+    norm = next(row for row in found.rows if row.name == "model.norm.weight")
+    assert all(value != value for value in norm.factors.values())
+    trained = {tuple(row.factors.items()) for row in found.rows if len(row.entry.narrow) == 2}
+    assert found.groups == len(trained) > 1
+
+
+def test_a_fold_is_named(tmp_path: Path) -> None:
+    config, cls = tiny("gpt2")
+    cls(config).save_pretrained(tmp_path / "small")
+    found = hf.inspect(tmp_path / "small")
+    assert any("ln_f" in line for line in found.summary())
+    row = next(row for row in found.rows if row.name.endswith("c_attn.weight"))
+    assert row.output == "qkv 2× by 4"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["inspect"], "give CHECKPOINT"),
+        (["upscale", "a"], "give CHECKPOINT and OUT"),
+        (["verify", "a", "b", "c"], "give SMALL and WIDE"),
+        (["inspect", "SMALL", "--times", "1.5"], "whole number"),
+        (["inspect", "SMALL", "--times", "depth=2"], "nothing that grows"),
+        (["inspect", "SMALL", "--times", "ffn=2,ffn=3"], "'ffn' twice"),
+        (["inspect", "SMALL", "--optimizer", "adan"], "no optimizer 'adan'"),
+        (["inspect", "SMALL", "--optimizer", "radam"], "RAdam"),
+        (["upscale", "SMALL", "OUT", "--dtype", "int8"], "float32, bfloat16, float16, float64, not int8"),
+        (["upscale", "SMALL", "OUT", "--describe", "no_such_module"], "no_such_module"),
+        (["upscale", "SMALL", "OUT", "--noice", "1"], "--noise"),
+        (["upscale", "SMALL", "OUT", "--noise", "-1"], "0 or more"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    given = [{"SMALL": str(small), "OUT": str(tmp_path / "out")}.get(word, word) for word in words]
+    assert main(given) in (1, 2)
+    said = capsys.readouterr().err.strip()
+    assert sentence in said
+    assert "\n" not in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_architecture_of_ones_own_in_one_file(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--describe imports a module that registers it; a tensor that no line describes is named."""
+    from mupscale.hf.architectures import KNOWN, known
+
+    config = json.loads((small / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps({**config, "model_type": "alpaca"}))
+    (tmp_path / "my_alpaca.py").write_text(
+        "from dataclasses import replace\n"
+        "from mupscale.hf import register\n"
+        "from mupscale.hf.architectures.llama import LLAMA\n"
+        "register(replace(LLAMA, model_type='alpaca'))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        words = ["upscale", str(small), str(tmp_path / "wide"), "--describe", "my_alpaca", "--no-verify"]
+        assert main(words) == 0
+        assert known("alpaca") is not None
+    finally:
+        KNOWN.pop("alpaca", None)
+    assert (tmp_path / "wide" / "mupscale.json").exists()
+
+
+def test_public_names_have_docstrings() -> None:
+    assert sorted(hf.__all__) == hf.__all__
+    for name in hf.__all__:
+        assert (getattr(hf, name).__doc__ or "").strip(), name

@@ -1,0 +1,278 @@
+"""`mupscale limit …` as a person meets it: tables, pictures, results.json, and errors in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mupscale.cli import limits
+from mupscale.cli.commands import main
+from mupscale.sweep.space import Space, Sweep
+from mupscale.theory.noise_sweep import sweep_limit as swept
+from mupscale.theory.study import Meeting
+
+MLP = ["limit", "mlp", "--samples", "1500", "--seeds", "2", "--networks", "3", "--steps", "2", "--after", "2"]
+EXAMPLES = ["limit", "examples", "--networks", "4", "--steps", "3", "--after", "3"]
+SWEEP = ["limit", "sweep", "--samples", "600", "--steps", "1", "--after", "2", "--inputs", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def results(folder: str) -> dict[str, Any]:
+    return dict(json.loads(Path(folder, "results.json").read_text()))
+
+
+def pictures(folder: str) -> dict[str, bytes]:
+    """The PNG files, which are all different, and have each an SVG beside them."""
+    found = {path.stem: path.read_bytes() for path in Path(folder).glob("*.png")}
+    assert all(picture.startswith(b"\x89PNG") and len(picture) > 5000 for picture in found.values())
+    assert len(set(found.values())) == len(found)
+    assert {path.stem for path in Path(folder).glob("*.svg")} == set(found)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ mlp
+
+
+def test_mlp_prints_a_table_and_writes_pictures_and_results(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MLP, "--widths", "32", "64", "--times", "2", "--noise", "0.5", "--activation", "relu"]) == 0
+    said = capsys.readouterr()
+    assert set(pictures("limit/mlp")) == {"loss", "error", "copies", "preactivations"}
+    found = results("limit/mlp")
+    met = Meeting.from_json(found["meeting"])
+    assert met.widths == [32, 64]
+    assert found["settings"]["activation"] == "relu"
+    assert found["settings"]["widths"] == [32, 64]
+    assert len(met.limit.losses.values) == 2
+    assert {len(each.losses.values) for each in met.finite} == {3}
+    for cell in (
+        "∞",
+        "64",
+        "128",
+        f"{met.errors[-1]:.2g}",
+        f"n^{met.slope:.2f}, give",
+        "Results and pictures: limit/mlp",
+    ):
+        assert cell in said.out
+    assert said.err == ""
+
+
+def test_lists_can_be_written_with_spaces_commas_or_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def look(experiment: Any, widths: Any, **rest: Any) -> Any:
+        given.append((widths, experiment.stages[1].noise, experiment.times, experiment.mlp.trained))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mupscale.theory.study.meeting", look)
+    for words in (
+        ["--widths", "256", "512", "--noise", "0", "0.5", "1", "--times", "2", "3", "--frozen", "1"],
+        ["--widths", "[256, 512]", "--noise", "[0, 0.5, 1]", "--times", "[2, 3]", "--frozen=1"],
+        ["--widths=[256,512]", "--noise=0", "0.5", "1", "--frozen", "[1]", "--times", "2,3"],
+    ):
+        assert main(["limit", "mlp", *words]) == 130
+    assert given == [([256, 512], [0.0, 0.5, 1.0], 6, [False, True, True])] * 3
+
+
+def test_an_interrupted_command_says_so_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*args: Any, **rest: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mupscale.theory.study.meeting", stop)
+    assert main(MLP) == 130
+    assert capsys.readouterr().err == "mupscale limit mlp: interrupted\n"
+    assert not any(Path("limit/mlp").iterdir())
+
+
+def test_gathered_takes_negative_numbers_and_leaves_other_options_alone() -> None:
+    words = ["--lr", "0.5", "--noise", "-1", "-.5", "--widths", "8", "--out", "there"]
+    expected = ["--lr", "0.5", "--noise", "[-1, -.5]", "--widths", "[8]", "--out", "there"]
+    assert limits.gathered(words, ["--noise", "--widths"]) == expected
+    assert limits.gathered(["--widths"], ["--widths"]) == ["--widths"]
+
+
+def test_several_upscalings_frozen_layers_and_the_limit_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--widths", "[]", "--times", "2", "2", "--frozen", "1", "3", "--noise", "0", "0.5", "0", "--out", "here"]
+    assert main([*MLP, *words, "--samples", "400"]) == 0
+    assert set(pictures("here")) == {"loss", "copies", "preactivations"}
+    met = Meeting.from_json(results("here")["meeting"])
+    assert met.upscaled == (2, 4)
+    assert met.times == 4
+    said = capsys.readouterr().out
+    assert "Master theorem" not in said
+    assert "latents are many for 400 samples" in said
+    assert (
+        f"Correlation between copies of a unit that part first, in the limit: {met.limit.correlation.min():.3f}" in said
+    )
+
+
+# ------------------------------------------------------------------------------------------------ examples
+
+
+def test_examples_stand_beside_their_closed_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*EXAMPLES, "--widths", "64", "128", "--times", "3", "--revealed", "--out", "mine"]) == 0
+    assert set(pictures("mine")) == {"example-1", "example-2", "error"}
+    found = results("mine")
+    assert found["settings"]["times"] == 3
+    for number in ("1", "2"):
+        example = found["examples"][number]
+        assert example["difference"] < 1e-12
+        assert len(example["closed_form"]) == 7
+        assert example["times"] == 3
+    changes = {(each["choice"], each["what"]): each["change"] for each in found["conditions"]}
+    assert len(changes) == 8
+    assert changes["example 1, γ↑ = matched_learning_rate", "output"] < 1e-12
+    said = capsys.readouterr().out
+    assert "Example 1" in said
+    assert "Example 2" in said
+    assert "printed condition" in said
+
+
+def test_an_input_of_zero_leaves_nothing_to_converge(capsys: pytest.CaptureFixture[str]) -> None:
+    """Networks are at the limit at every width: no slope, and nothing to draw on log axes."""
+    assert main([*EXAMPLES, "--widths", "16", "32", "--x", "0"]) == 0
+    assert {path.stem for path in Path("limit/examples").glob("*.png")} == {"example-1", "example-2"}
+    assert results("limit/examples")["examples"]["1"]["slope"] is None
+    assert "Master theorem" not in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------ sweep
+
+
+def test_a_sweep_names_its_best_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SWEEP, "--lrs", "0.1", "1e9", "--noises", "1", "--times", "2", "3"]) == 0
+    assert set(pictures("limit/sweep")) == {"limit-times-2", "limit-times-3"}
+    sweeps = [Sweep.from_json(each) for each in results("limit/sweep")["sweeps"]]
+    said = capsys.readouterr().out
+    for sweep, width in zip(sweeps, ("2n", "3n"), strict=True):
+        assert sweep.width == width
+        assert sweep.space.noises == (0.0, 1.0)
+        assert sum(trial.status == "diverged" for trial in sweep.trials) == 2
+        assert f"{sweep.best.loss:.4g}" in said
+        assert f"n → {width}: 2 of 4 trials diverged." in said
+
+
+def test_a_sweep_that_is_lost_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here k = 3 diverges as a whole, and then every k."""
+    lost = {3}
+
+    def one(experiment: Any, space: Any, times: int, **rest: Any) -> Any:
+        return swept(experiment, Space((1e9,), (1.0,)) if times in lost else space, times=times, **rest)
+
+    monkeypatch.setattr("mupscale.theory.sweep_limit", one)
+    words = [*SWEEP, "--lrs", "0.1", "--noises", "1", "--times", "3", "2"]
+    assert main(words) == 0
+    assert set(pictures("limit/sweep")) == {"limit-times-2", "limit-times-3"}
+    gone, found = (Sweep.from_json(each) for each in results("limit/sweep")["sweeps"])
+    assert {trial.status for trial in gone.trials} == {"diverged"}
+    said = capsys.readouterr().out
+    assert "all diverged" in said
+    assert "n → 3n: 2 of 2 trials diverged." in said
+    assert f"{found.best.loss:.4g}" in said
+
+    lost.add(2)
+    assert main([*words, "--out", "nothing"]) == 1
+    assert "all 2 trials diverged" in capsys.readouterr().err
+    assert len(results("nothing")["sweeps"]) == 2
+
+
+def test_a_sweep_says_where_latents_are_many(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SWEEP, "--lrs", "0.1", "--noises", "1", "--samples", "200"]) == 0
+    assert "latents are many for 200 samples" in capsys.readouterr().out
+
+
+def test_tables_are_whole_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "30")
+    limits._show("Losses", ["n", "loss", "error", "slope"], [("2,048", "0.04668 ± 0.0005", "-4.0e-17", "n^-0.50")])
+    limits._show("Changes", ["with", "of", "by"], [("a condition that is a long sentence", "M + M′", "2.2e-16")])
+    said = capsys.readouterr().out
+    assert all(cell in said for cell in ("2,048", "0.04668 ± 0.0005", "-4.0e-17", "n^-0.50", "M + M′", "2.2e-16"))
+    assert "a condition that is a long sentence" not in said
+    assert "…" not in said
+
+
+# ------------------------------------------------------------------------------------------------ mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["mlp", "--widths", "a"], "widths is a, but must be a whole number"),
+        (["mlp", "--widths", "8", "8"], "widths are different numbers of units, 1 or more, not 8, 8"),
+        (["mlp", "--activation", "tan"], "'tan' is no activation known here"),
+        (["mlp", "--frozen", "4"], "--frozen names layer 4, but layers are numbered from 1 to 3"),
+        (["mlp", "--noise", "-1"], "--noise takes numbers of 0 or more, not -1.0"),
+        (["mlp", "--noise", "1", "2"], "noise is one number or 3, one for each layer, not 2"),
+        (["mlp", "--times", "0"], "--times takes whole numbers of 1 or more, not 0"),
+        (["mlp", "--networks", "1"], "--networks is 1, but must be 2 or more"),
+        (["mlp", "--optimizer", "lion"], "--optimizer is lion, but must be one of sgd, sign, adam"),
+        (["mlp", "--samples", "50"], "50 samples"),
+        (["mlp", "--lr", "1e200", "--samples", "500"], "diverged"),
+        (["mlp", "--width", "8"], "there is no option --width; did you mean --widths?"),
+        (["mlp", "--device", "tpu"], "--device is tpu, but must be cpu or cuda"),
+        (["mlp", "--inputs", "0"], "at least one input and one feature"),
+        (["examples", "--noise", "1", "2"], "--noise takes four numbers, for the weights A B C D, not 2"),
+        (["examples", "--after", "0"], "--after is 0, but must be 1 or more"),
+        (["sweep", "--times", "1"], "--times takes different numbers of 2 or more, not 1"),
+        (["sweep", "--times", "2", "2"], "--times takes different numbers of 2 or more, not 2 2"),
+        (["examples", "--sigma", "0"], "σ̄ of the initial weights must be above 0, not 0.0"),
+        (["sweep", "--lrs", "0"], "a sweep needs at least one learning rate, and all of them above 0"),
+        (["sweep", "--noises", "-1"], "is no noise level for a sweep"),
+        (["sweep", "--lrs", "1e9", "--samples", "500", "--steps", "1", "--after", "1"], "all 7 trials diverged"),
+        (["swep"], "there is no command limit swep; did you mean limit sweep?"),
+    ],
+)
+def test_mistakes_are_one_sentence(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["limit", *words]) in (1, 2)
+    said = capsys.readouterr().err
+    assert line in said
+    assert said.count("\n") == 1
+
+
+def test_a_folder_that_is_a_file_is_one_sentence_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mupscale.theory.study.meeting", None)
+    Path("taken").write_text("")
+    assert main([*MLP, "--widths", "[]", "--out", "taken"]) == 1
+    assert capsys.readouterr().err == "mupscale: the folder taken cannot be made: File exists; choose another\n"
+
+
+def test_what_does_not_fit_into_memory_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def too_large(*args: Any, **rest: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 640000000000 bytes.")
+
+    monkeypatch.setattr("mupscale.theory.study.meeting", too_large)
+    assert main(MLP) == 1
+    assert capsys.readouterr().err.startswith("mupscale: this does not fit into memory: take smaller --widths")
+
+
+@pytest.mark.parametrize("which", ["examples", "mlp", "sweep"])
+def test_help_teaches_with_examples(which: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["limit", which, "--help"])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert said.count(f"mupscale limit {which}") > 2
+    assert "--out" in said
+
+
+def test_the_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["limit"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"limit {name}" in said for name in ("examples", "mlp", "sweep"))

@@ -1,0 +1,472 @@
+"""The command line: recipes with options on top of them, one line for every mistake, exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("jsonargparse")
+
+from mupscale import __version__
+from mupscale.cli.commands import COMMANDS, main, read_recipe, read_run
+from mupscale.system.errors import MupscaleError
+from mupscale.train.recipe import Growth
+
+MINE = """\
+import os, signal
+import torch
+from torch import nn
+from mupscale.data import Split, Table
+
+class Net(nn.Module):
+    def __init__(self, d_model, d_in=5, *, classes: int = 3, gain: float | None = 2.0):
+        super().__init__()
+        self.first, self.last = nn.Linear(d_in, d_model), nn.Linear(d_model, classes)
+        self.gain = gain
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+class Passing(Net):
+    def __init__(self, d_model: int, **more):
+        super().__init__(d_model, **more)
+
+class Heads(nn.Module):
+    def __init__(self, heads: int, head_dim: int, d_in: int = 5):
+        super().__init__()
+        self.body = Net(heads * head_dim, d_in)
+
+    def forward(self, x):
+        return self.body(x)
+
+def build(d_model: int, d_in: int = 5) -> Net:
+    return Net(d_model, d_in)
+
+class Points(Table):
+    def __init__(self, count: int = 256):
+        x = torch.randn(count, 5, generator=torch.Generator().manual_seed(0))
+        y = x[:, :3].argmax(1)
+        super().__init__(Split(x, y, x[:64], y[:64]), 3)
+
+class Interrupted(Points):
+    def examples(self, rows):
+        self.count = getattr(self, "count", 0) + 1
+        if self.count == 15 and not os.path.exists("interrupted"):
+            open("interrupted", "w").close()
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().examples(rows)
+"""
+RECIPE = """\
+model:
+  class_path: mine.Net
+data:
+  class_path: mine.Points
+optimizer:
+  class_path: torch.optim.AdamW
+  init_args: {lr: 0.01, weight_decay: 1e-3}
+width: {d_model: 64}
+base: {d_model: 64}
+steps: 40
+batch: 32
+grow:
+- {at: 20, width: {d_model: 128}, noise: 0.5, lr: 0.004}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of one's own to work in, with a module and a recipe."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    sys.path.insert(0, str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("mine", None)
+
+
+def line(capsys: pytest.CaptureFixture[str], words: list[str], status: int) -> str:
+    """The one line that a mistake gets."""
+    capsys.readouterr()
+    assert main(words) == status
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1, captured.err
+    assert "<class" not in captured.err
+    assert captured.out == ""
+    return captured.err.strip()
+
+
+def helped(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(list(words))
+    assert not stopped.value.code
+    return capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------ help
+
+
+def test_overview_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--help"], ["-h"], ["help"]):
+        assert main(words) == 0
+        shown = capsys.readouterr().out
+        assert all(name in shown and command.about in shown for name, command in COMMANDS.items())
+    assert main(["data"]) == 0
+    assert "tokenize" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mupscale {__version__}\n"
+
+
+def test_help_teaches_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = helped(capsys, "train", "--help")
+    assert "mupscale train recipes/" in shown
+    assert len(shown.splitlines()) < 140
+    assert "torch.nn" not in shown  # no list of all modules there are
+    for text in ("--optimizer", "--seeds.data", "--from", "--resume", "--print_config", "growth events", "torchrun"):
+        assert text in shown
+    assert "steps of linear warm-up (default: 0)" in shown
+    assert "default: null" not in shown
+    assert "--steps N" in helped(capsys, "resume", "--help")
+    assert "--vocab N" in helped(capsys, "data", "tokenize", "--help")
+
+
+def test_help_of_a_class(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = helped(capsys, "train", "--model.help", "mupscale.models.MLP")
+    assert "--model.depth" in shown
+    assert "--model.width" not in shown
+
+
+def test_recipes_lists_what_ships(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    shown = capsys.readouterr().out
+    assert "mlp-covtype-tiny" in shown
+    assert "Forest CoverType" in shown
+
+
+# ------------------------------------------------------------------------------------------------ recipes and options
+
+
+def test_every_field_can_be_overridden(here: Path) -> None:
+    words = ["mine.yaml", "--optimizer.lr", "0.5", "--model.classes=7", "--seeds.data", "3", "--schedule.kind", "wsd"]
+    words += ["--checkpoints.minutes", "2.5", "--clip", "1", "--compile", "true", "--from", "other", "--noise", "1e-1"]
+    recipe, resume = read_recipe(words)
+    assert recipe.optimizer.init_args["lr"] == 0.5
+    assert recipe.optimizer.init_args["weight_decay"] == 1e-3
+    assert recipe.model.init_args["classes"] == 7
+    assert (recipe.seeds.data, recipe.seeds.init) == (3, 0)
+    assert (recipe.schedule.kind, recipe.checkpoints.minutes, recipe.clip) == ("wsd", 2.5, 1.0)
+    assert (recipe.compile, recipe.start, recipe.noise) == (True, "other", 0.1)
+    assert not resume
+    assert read_recipe(["mine.yaml", "--resume"])[1]
+
+
+def test_options_may_stand_anywhere(here: Path) -> None:
+    expected = read_recipe(["mine.yaml", "--steps", "50", "--resume"])
+    assert read_recipe(["--steps", "50", "mine.yaml", "--resume"]) == expected
+    assert read_recipe(["--resume", "--steps=50", "--config", "mine.yaml"]) == expected
+    assert read_recipe(["--resume", "mine.yaml", "--steps=50"]) == expected
+
+
+def test_later_recipes_take_precedence(here: Path) -> None:
+    (here / "more.yaml").write_text("steps: 60\noptimizer: {init_args: {lr: 0.7}}\nclip: 3\n")
+    recipe, _ = read_recipe(["mine.yaml", "more.yaml"])
+    assert (recipe.steps, recipe.clip, recipe.batch) == (60, 3.0, 32)
+    assert recipe.optimizer.init_args["lr"] == 0.7
+    assert recipe.optimizer.init_args["weight_decay"] == 1e-3
+    assert recipe.out == str(Path("runs", "mine+more"))
+    (here / "more.yaml").write_text("steps: 60\n")
+    assert read_recipe(["more.yaml", "mine.yaml"])[0].steps == 40
+
+
+def test_growth_given_anew_replaces_and_plus_appends(here: Path) -> None:
+    first = Growth(20, {"d_model": 128}, 0.5, "init", 0.004)
+    anew = "[{at: 10, width: {d_model: 256}}]"
+    (here / "anew.yaml").write_text(f"grow: {anew}\n")
+    assert read_recipe(["mine.yaml"])[0].grow == [first]
+    assert read_recipe(["mine.yaml", "--grow", anew])[0].grow == [Growth(10, {"d_model": 256})]
+    assert read_recipe(["mine.yaml", "anew.yaml"])[0].grow == [Growth(10, {"d_model": 256})]
+    assert read_recipe(["mine.yaml", "--grow", "[]"])[0].grow == []
+    more = read_recipe(["mine.yaml", "--grow+", "{at: 30, width: {d_model: 256}}"])[0].grow
+    assert more == [first, Growth(30, {"d_model": 256})]
+
+
+def test_out_is_named_after_the_recipe(here: Path) -> None:
+    assert read_recipe(["mine.yaml"])[0].out == str(Path("runs", "mine"))
+    assert read_recipe(["mine.yaml", "--out", "elsewhere"])[0].out == "elsewhere"
+    assert read_recipe(["mine.yaml", "--out", "null"])[0].out is None
+
+
+def test_null_is_a_value(here: Path) -> None:
+    assert read_recipe(["mine.yaml"])[0].model.init_args["gain"] == 2.0
+    assert read_recipe(["mine.yaml", "--model.gain", "null"])[0].model.init_args["gain"] is None
+
+
+def test_shipped_recipe_by_name(here: Path) -> None:
+    assert read_recipe(["mlp-covtype-tiny"])[0].model.class_path == "mupscale.models.MLP"
+
+
+def test_print_config_refuses_what_is_wrong(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = line(capsys, ["train", "mine.yaml", "--print_config", "--stesp", "3"], 2)
+    assert "--stesp" in said
+
+
+def test_a_module_of_ones_own_in_every_form(here: Path) -> None:
+    """A class without types, one that passes its arguments on, and a function; none is told its width twice."""
+    for path, args in (
+        ("mine.Net", {"d_in": 5, "classes": 3, "gain": 2.0}),
+        ("mine.Passing", {"d_in": 5, "classes": 3, "gain": 2.0}),
+        ("mine.build", {"d_in": 5}),
+    ):
+        recipe, _ = read_recipe(["mine.yaml", "--model", path])
+        assert (recipe.model.class_path, recipe.model.init_args) == (path, args)
+        assert recipe.family().build({"d_model": 16}).first.weight.shape == (16, 5)
+
+
+def test_widths_by_other_names(here: Path) -> None:
+    """`width` may name any arguments; wherever it is given, they are known before the model is read."""
+    assert read_recipe(["mine.yaml", "--width.d_model", "32"])[0].width == {"d_model": 32}
+    width = ["--width", "{heads: 4}", "--base", "{heads: 4}", "--grow", "[]"]
+    recipe, _ = read_recipe(["mine.yaml", "--model", "mine.Heads", "--model.head_dim", "8", *width])
+    assert (recipe.width, recipe.model.init_args) == ({"heads": 4}, {"head_dim": 8, "d_in": 5})
+    both = ["--width", "{heads: 4, head_dim: 8}", "--base", "{heads: 4, head_dim: 8}", "--grow", "[]"]
+    recipe, _ = read_recipe(["mine.yaml", "--model", "mine.Heads", *both])
+    assert recipe.model.init_args == {"d_in": 5}
+    assert recipe.family().build(recipe.width).body.first.weight.shape == (32, 5)
+    (here / "heads.yaml").write_text("model: {class_path: mine.Heads, init_args: {head_dim: 8}}\nwidth: {heads: 2}\n")
+    recipe, _ = read_recipe(["mine.yaml", "heads.yaml", "--base", "{heads: 2}", "--grow", "[]"])
+    assert (recipe.width, recipe.model.init_args) == ({"heads": 2}, {"head_dim": 8, "d_in": 5})
+
+
+# ------------------------------------------------------------------------------------------------ mistakes
+
+OPTIONS = [
+    (["--widht", "3"], "there is no option --widht; did you mean --width?"),
+    (["--optimizr.lr", "3"], "there is no option --optimizr.lr; did you mean --optimizer.lr?"),
+    (["--schedule.knid", "wsd"], "there is no option --schedule.knid; did you mean --schedule.kind?"),
+    (["--optimizer.lrr", "3"], "torch.optim.AdamW has no argument lrr; did you mean lr?"),
+    (["--model.clases", "3"], "mine.Net has no argument clases; did you mean classes?"),
+    (["--model.d_model", "3"], "model.d_model cannot be given here: the run itself gives mine.Net its d_model"),
+    (["--steps", "many"], "steps is many, but must be a whole number"),
+    (["--width", "wide"], "width is wide, but must be a whole number or a mapping"),
+    (["--width", "{"], "width is {, but must be a whole number or a mapping"),
+    (["--optimizer.lr", "fast"], "optimizer.lr is fast, but must be a number"),
+    (["--optimizer.betas", "[0.9]"], "optimizer.betas is [0.9], but must be a tuple with 2 elements"),
+    (["--model.classes", "x"], "model.classes is x, but must be a whole number"),
+    (["--tensorboard", "maybe"], "tensorboard is maybe, but must be true or false"),
+    (
+        ["--compile", "maybe"],
+        "compile is maybe, but must be true or false or one of default, reduce-overhead, max-autotune",
+    ),
+    (["--precision", "fp8"], "precision is fp8, but must be one of fp32, tf32, bf16, fp64"),
+    (["--grow", "[{at: 5}]"], "width must be given for grow"),
+    (["--grow", "[{at: a, width: 3}]"], "grow.at is a, but must be a whole number"),
+    (["--grow", "[{at: 5, widht: 3}]"], "mupscale.train.Growth has no argument widht; did you mean width?"),
+    (["--grow", "5"], "grow is 5, but must be a list"),
+    (["--model", "mine.Nett"], "model: mine.Nett cannot be used: module 'mine' has no attribute 'Nett'"),
+    (["--model", "nowhere.Net"], "model: nowhere.Net cannot be used: No module named 'nowhere'"),
+    (["--model", "broken.Net"], "model: broken.Net cannot be used: it broke"),
+    (["--model", "torch.optim.SGD"], "model is torch.optim.SGD, which is no Module"),
+    (["--optimizer", "Adm"], "optimizer is Adm, but must be the import path of a class"),
+    (["--steps"], "--steps needs a value"),
+    (["other.yaml"], "there is no recipe other.yaml"),
+    (["--config", "other.yaml"], "there is no recipe other.yaml"),
+    (["mlp-covtype-tyni"], "there is no recipe mlp-covtype-tyni; did you mean mlp-covtype-tiny, which ships?"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), OPTIONS, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_wrong_option_gets_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    (here / "broken.py").write_text("raise RuntimeError('it broke')\n")
+    assert line(capsys, ["train", "mine.yaml", *words], 2) == f"mupscale train: {said}"
+
+
+FILES = [
+    ("steps: 40", "stesp: 40", "there is no key stesp; did you mean steps?"),
+    ("lr: 0.01", "lr: fast", "optimizer.lr is fast, but must be a number"),
+    ("lr: 0.01", "lrr: 0.01", "torch.optim.AdamW has no argument lrr; did you mean lr?"),
+    ("at: 20", "att: 20", "mupscale.train.Growth has no argument att; did you mean at?"),
+    ("steps: 40\n", "", "steps must be given"),
+    ("batch: 32", "batch: 32\nschedule: {knid: wsd}", "there is no key schedule.knid; did you mean kind?"),
+    ("batch: 32", "batch: 32\nschedule: 3", "schedule is 3, but must be a mapping"),
+    ("class_path: mine.Net", "class: mine.Net", "model takes class_path and init_args, but not class"),
+    ("\n  class_path: mine.Points", " 3", "data is 3, but must be a mapping of class_path and init_args"),
+    ("mine.Points", "mine.Net", "data is mine.Net, which is no Data"),
+    ("{d_model: 64}", "{d_model: 64", "wrong.yaml, line 9, column 5 is no YAML: expected ',' or '}', but got ':'"),
+    (RECIPE, "- 1\n", "wrong.yaml holds no options: it must be a YAML mapping such as 'width: 512'"),
+    (RECIPE, "", "wrong.yaml holds no options: it must be a YAML mapping such as 'width: 512'"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "said"), FILES, ids=[said[:30] for *_, said in FILES])
+def test_a_wrong_recipe_gets_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str
+) -> None:
+    assert old in RECIPE
+    (here / "wrong.yaml").write_text(RECIPE.replace(old, new, 1))
+    assert line(capsys, ["train", "wrong.yaml"], 2) == f"mupscale train: {said}"
+
+
+def test_a_file_that_is_no_text(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "wrong.yaml").write_bytes(b"\xff\xfe\xfa")
+    assert "wrong.yaml is no text in UTF-8" in line(capsys, ["train", "wrong.yaml"], 2)
+
+
+def test_commands_get_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert line(capsys, ["trian"], 2) == "mupscale: there is no command trian; did you mean train?"
+    assert "did you mean data tokenize?" in line(capsys, ["data", "tokenise"], 2)
+    assert "give a recipe" in line(capsys, ["train"], 2)
+    assert line(capsys, ["resume", "nowhere"], 2).startswith("mupscale resume: nowhere is no folder of a run")
+    assert "give the folder of one run" in line(capsys, ["resume"], 2)
+    assert line(capsys, ["data", "tokenize", "mine.py"], 2) == "mupscale data tokenize: out must be given"
+
+
+def test_what_the_library_refuses_has_status_1(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    growth = ["--grow", "[{at: 20, width: {d_model: 100}}]"]
+    said = line(capsys, ["train", "mine.yaml", *growth], 1)
+    assert said == "mupscale: growth at step 20: d_model 100 is not a multiple of 64; take 64 or 128"
+
+
+def test_debug_shows_where_an_error_comes_from(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MupscaleError):
+        main(["train", "mine.yaml", "--steps", "x", "--debug"])
+    monkeypatch.setenv("MUPSCALE_DEBUG", "1")
+    with pytest.raises(MupscaleError):
+        main(["train", "mine.yaml", "--steps", "x"])
+
+
+def test_only_the_first_process_complains(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert main(["train", "mine.yaml", "--steps", "x"]) == 2
+    assert main(["train", "mine.yaml", "--steps", "0"]) == 1
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("module", ["jsonargparse", "yaml"])
+def test_without_the_extra(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    said = line(capsys, ["train", "mine.yaml"], 1)
+    assert said == f"mupscale: the command line needs {module}: pip install 'mupscale[train]'"
+
+
+def test_ctrl_c_before_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "slow.py").write_text("raise KeyboardInterrupt\n")
+    assert main(["train", "mine.yaml", "--model", "slow.Net"]) == 130
+    assert capsys.readouterr().err == "mupscale train: interrupted\n"
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+
+def records(run: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_train_and_its_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "mine.yaml"]) == 0
+    run = here / "runs" / "mine"
+    assert records(run)[-1]["status"] == "finished"
+    assert json.loads((run / "recipe.json").read_text())["model"]["class_path"] == "mine.Net"
+    said = line(capsys, ["train", "mine.yaml"], 1)
+    assert "holds a run at step 40 already" in said
+    assert main(["train", "mine.yaml", "--steps", "50", "--resume"]) == 0
+    assert records(run)[-1]["step"] == 50
+
+
+def test_a_diverged_run_has_status_3(here: Path) -> None:
+    assert main(["train", "mine.yaml", "--optimizer.lr", "1e30", "--grow", "[]"]) == 3
+    assert records(here / "runs" / "mine")[-1]["status"] == "diverged"
+
+
+def test_ctrl_c_and_resume(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Interrupted, extended and resumed: the same weights as a run that never was."""
+    run = here / "runs" / "mine"
+    assert main(["train", "mine.yaml", "--steps", "60", "--out", "whole"]) == 0
+    assert main(["train", "mine.yaml", "--data", "mine.Interrupted"]) == 130
+    assert records(run)[-1]["status"] == "interrupted"
+    assert "mupscale resume" in capsys.readouterr().out
+    stopped = int(str(records(run)[-1]["step"]))
+    assert stopped < 20
+    assert "optimizer cannot change in the middle of a run" in line(
+        capsys, ["resume", str(run), "--optimizer.lr", "1"], 2
+    )
+    assert "did you mean --steps?" in line(capsys, ["resume", str(run), "--step", "60"], 2)
+    assert main(["resume", str(run), "--steps", "60", "--log_every", "20"]) == 0
+    losses = [[r["loss"] for r in records(path) if r["kind"] == "eval"] for path in (here / "whole", run)]
+    assert losses[0] == losses[1] != []
+
+
+def test_resume_reads_the_run_as_it_is(here: Path) -> None:
+    """A recipe made in Python is not filled up with defaults, and a folder that was moved is where it is."""
+    recipe, _ = read_recipe(["mine.yaml"])
+    saved = recipe.to_json()
+    saved["optimizer"]["init_args"] = {"lr": 0.01}
+    (here / "moved").mkdir()
+    (here / "moved" / "recipe.json").write_text(json.dumps(saved))
+    again = read_run(["moved", "--grow+", "{at: 30, width: {d_model: 256}}", "--evaluation.every", "7"])
+    assert again.optimizer.init_args == {"lr": 0.01}
+    assert again.out == "moved"
+    assert [growth.at for growth in again.grow] == [20, 30]
+    assert (again.evaluation.every, again.checkpoints, again.steps) == (7, recipe.checkpoints, 40)
+    (here / "moved" / "recipe.json").write_text("{")
+    with pytest.raises(MupscaleError, match=r"recipe\.json is damaged"):
+        read_run(["moved"])
+
+
+def test_tokenize_and_info(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "text.txt").write_text("to be or not to be, that is the question\n" * 50)
+    assert main(["data", "tokenize", "text.txt", "tokens"]) == 0
+    assert main(["data", "info", "tokens"]) == 0
+    assert "bytes" in capsys.readouterr().out
+    assert "nowhere" in line(capsys, ["data", "info", "nowhere"], 1)
+
+
+def environment() -> dict[str, str]:
+    source = str(Path(__file__).parents[2] / "src")
+    return {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+
+
+def test_as_a_module_with_several_processes(here: Path) -> None:
+    """torchrun's way in, with a model from the current folder; a mistake is said once."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    words = ["-m", "mupscale", "train", "mine.yaml", "--device", "cpu", "--out", "run"]
+    done = subprocess.run([*torchrun, *words], env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert records(here / "run")[-1]["status"] == "finished"
+    assert main(["train", "mine.yaml", "--out", "alone"]) == 0
+    two, one = ([r["loss"] for r in records(here / name) if r["kind"] == "train"] for name in ("run", "alone"))
+    torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-5)
+
+
+def test_as_a_module(here: Path) -> None:
+    words = [sys.executable, "-m", "mupscale", "train", "mine.yaml", "--stesp", "3"]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "mupscale train: there is no option --stesp; did you mean --steps?\n"
+
+
+def test_a_reader_that_has_seen_enough(here: Path) -> None:
+    command = f"{sys.executable} -m mupscale recipes | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+def test_a_word_where_a_mapping_belongs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in (("schedule", "cosine"), ("evaluation", "5"), ("seeds", "3")):
+        said = line(capsys, ["train", "mine.yaml", f"--{name}", value], 2)
+        assert said == f"mupscale train: {name} is {value}, but must be a mapping"

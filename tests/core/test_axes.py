@@ -1,0 +1,307 @@
+"""Copying along width axes, against an index_select reference."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import mupscale as mu
+from mupscale import Axis, MupscaleError, expand
+from mupscale.core import axes
+from mupscale.core.axes import multiplier
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def source_units(n: int, k: int, b: int) -> Tensor:
+    """The formula of DESIGN §1: wide unit j is narrow unit (j // (k·b))·b + j % b."""
+    return torch.tensor([(j // (k * b)) * b + j % b for j in range(k * n)], dtype=torch.long)
+
+
+def reference(narrow: Tensor, widths: dict[int, Axis], scale: float = 1.0) -> Tensor:
+    wide = narrow if scale == 1 else narrow * scale
+    for dim, axis in widths.items():
+        units, start = [], 0
+        for length, block in axis.sections or ((narrow.shape[dim], axis.block),):
+            units.append(start + source_units(length, axis.copies, block))
+            start += length
+        wide = wide.index_select(dim, torch.cat(units))
+    return wide
+
+
+def same_bits(ours: Tensor, theirs: Tensor) -> bool:
+    return ours.dtype == theirs.dtype and ours.device == theirs.device and torch.equal(ours, theirs)
+
+
+def strided(shape: tuple[int, ...], dtype: torch.dtype, layout: str, fill: float | None = None) -> Tensor:
+    """A tensor of this shape whose memory is contiguous, transposed, or every second entry of a larger one."""
+    if layout == "transposed":
+        tensor = torch.randn(shape[::-1]).to(dtype).permute(tuple(reversed(range(len(shape)))))
+    elif layout == "sliced":
+        tensor = torch.randn([2 * n + 1 for n in shape]).to(dtype)[tuple(slice(1, None, 2) for _ in shape)]
+    else:
+        tensor = torch.randn(shape).to(dtype)
+    return tensor if fill is None else tensor.fill_(fill)
+
+
+@st.composite
+def expansions(draw: st.DrawFn) -> tuple[tuple[int, ...], dict[int, Axis]]:
+    """A shape of up to four dimensions, any of which grow, in blocks that divide them."""
+    shape, widths = [], {}
+    for dim in range(draw(st.integers(0, 4))):
+        blocks, block = draw(st.integers(0, 3)), draw(st.integers(1, 3))
+        shape.append(blocks * block)
+        if draw(st.booleans()):
+            widths[dim] = Axis(draw(st.integers(1, 4)), block)
+    return tuple(shape), widths
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    expansions(),
+    st.sampled_from(DTYPES),
+    st.sampled_from([1.0, 0.5, 1 / 3]),
+    st.sampled_from(["plain", "transposed", "sliced"]),
+    st.sampled_from(["plain", "transposed", "sliced"]),
+)
+def test_expand_is_index_select(
+    expansion: tuple[tuple[int, ...], dict[int, Axis]], dtype: torch.dtype, scale: float, ours: str, theirs: str
+) -> None:
+    shape, widths = expansion
+    narrow = strided(shape, dtype, ours)
+    before = narrow.clone()
+    expected = reference(narrow, widths, scale)
+    out = strided(tuple(expected.shape), dtype, theirs, fill=math.nan)
+    assert expand(narrow, widths, out, scale) is out
+    assert same_bits(out, expected)
+    assert same_bits(narrow, before)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 40])
+def test_expand_keeps_every_bit_at_scale_one(times: int) -> None:
+    """Negative zero, subnormals, infinities and NaN payloads come through as they are."""
+    words = torch.tensor([-(2**31), 1, 0x7FC01234, 0x3F800001, -1, 0x7F800000], dtype=torch.int32)
+    out = torch.empty(6 * times)
+    expand(words.view(torch.float32), {0: Axis(times)}, out)
+    assert torch.equal(out.view(torch.int32), words.repeat_interleave(times))
+
+
+def test_expand_writes_nothing_around_a_strided_out() -> None:
+    memory = torch.full((8, 9), 7.0)
+    narrow = torch.randn(2, 2)
+    expand(narrow, {0: Axis(2), 1: Axis(2)}, memory[::2, 1:9:2])
+    assert torch.equal(memory[::2, 1:9:2], reference(narrow, {0: Axis(2), 1: Axis(2)}))
+    assert (memory[1::2] == 7).all()
+    assert (memory[:, ::2] == 7).all()
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5, 2), (2, 3, 4, 2)])
+def test_expand_in_chunks_is_expand(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large tensors are copied some rows at a time; where the rows are cut does not show."""
+    narrow = torch.randn(shape)
+    for grown in ({0: Axis(2)}, {1: Axis(3)}, {d: Axis(2) for d in range(len(shape))}):
+        expected = reference(narrow, grown, 0.25)
+        for chunk in (1, 7, 12, 50):
+            monkeypatch.setattr(axes, "_CHUNK", chunk)
+            assert same_bits(expand(narrow, grown, torch.full_like(expected, math.nan), 0.25), expected)
+
+
+@pytest.mark.parametrize("inner", [1, 15, 16, 40])
+@pytest.mark.parametrize("grown", [(0,), (1,), (0, 1), (0, 1, 2), (0, 2), (0, 1, 2, 3)])
+def test_short_and_long_runs_agree(inner: int, grown: tuple[int, ...]) -> None:
+    narrow = torch.randn(2, 3, 2, inner)
+    widths = {d: Axis(d + 2) for d in grown}
+    expected = reference(narrow, widths)
+    assert same_bits(expand(narrow, widths, torch.full_like(expected, math.nan)), expected)
+
+
+def test_block_one_is_the_papers_kronecker_product() -> None:
+    """W ⊗ 1 1ᵀ of Definition 'Upscaling', which is repeat_interleave along both axes."""
+    w = torch.randn(3, 4, dtype=torch.float64)
+    out = expand(w, {0: Axis(2), 1: Axis(3)}, torch.empty(6, 12, dtype=torch.float64), 1 / 3)
+    ones = torch.ones(2, 3, dtype=torch.float64)
+    assert torch.equal(out, torch.kron(w * (1 / 3), ones))
+    assert torch.equal(out, (w * (1 / 3)).repeat_interleave(2, 0).repeat_interleave(3, 1))
+
+
+def test_blocks_are_copied_whole() -> None:
+    heads = torch.arange(6)
+    assert expand(heads, {0: Axis(2, block=3)}, heads.new_empty(12)).tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]
+
+
+@given(st.integers(0, 5), st.integers(1, 5), st.integers(1, 5))
+def test_source_is_the_formula(blocks: int, k: int, b: int) -> None:
+    assert torch.equal(Axis(k, b).source(blocks * b), source_units(blocks * b, k, b))
+
+
+def test_sections_of_a_packed_axis_are_expanded_one_by_one() -> None:
+    """Fused q|k|v of 4 query heads on 2 key/value heads, head_dim 2: groups of queries stay whole."""
+    packed = torch.arange(16)
+    axis = Axis(2, sections=((8, 4), (4, 2), (4, 2)))
+    query, key, value = packed.split([8, 4, 4])
+    expected = [
+        *query.view(2, 1, 4).expand(2, 2, 4).reshape(-1),
+        *key.view(2, 1, 2).expand(2, 2, 2).reshape(-1),
+        *value.view(2, 1, 2).expand(2, 2, 2).reshape(-1),
+    ]
+    assert axis.source(16).tolist() == [int(unit) for unit in expected]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.sampled_from([{}, {0: Axis(2)}, {2: Axis(3, 2)}, {0: Axis(3), 2: Axis(2)}]),
+    st.sampled_from(["plain", "transposed", "sliced"]),
+)
+def test_sections_are_index_select(parts: list[tuple[int, int]], k: int, more: dict[int, Axis], layout: str) -> None:
+    sections = tuple((blocks * block, block) for blocks, block in parts)
+    narrow = torch.randn(2, sum(length for length, _ in sections), 4)
+    widths = {**more, 1: Axis(k, sections=sections)}
+    expected = reference(narrow, widths, 0.5)
+    out = strided(tuple(expected.shape), torch.float32, layout, fill=math.nan)
+    assert same_bits(expand(narrow, widths, out, 0.5), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scalars_are_scaled_and_copied(dtype: torch.dtype) -> None:
+    out = expand(torch.tensor(3.0, dtype=dtype), {}, torch.empty((), dtype=dtype), 0.5)
+    assert same_bits(out, torch.tensor(1.5, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4)])
+def test_empty_tensors_stay_empty(shape: tuple[int, ...]) -> None:
+    widths = {d: Axis(2) for d in range(len(shape))}
+    out = expand(torch.empty(shape), widths, torch.empty([2 * n for n in shape]))
+    assert out.shape == tuple(2 * n for n in shape)
+
+
+def test_integers_and_booleans_are_copied() -> None:
+    """Buffers need not be floating-point."""
+    mask = torch.tensor([True, False])
+    assert expand(mask, {0: Axis(2)}, torch.empty(4, dtype=torch.bool)).tolist() == [True, True, False, False]
+
+
+def test_meta_tensors_keep_their_device() -> None:
+    out = expand(torch.empty(2, 3, device="meta"), {0: Axis(2)}, torch.empty(4, 3, device="meta"), 0.5)
+    assert out.is_meta
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(0, 4))
+def test_product_of_axes_is_expanding_twice(first: int, second: int, block: int, blocks: int) -> None:
+    n = blocks * block
+    once, twice = Axis(first, block), Axis(second, block)
+    narrow = torch.randn(n, 2)
+    middle = expand(narrow, {0: once}, torch.empty(n * first, 2))
+    expected = expand(middle, {0: twice}, torch.empty(n * first * second, 2))
+    assert (once * twice).times == first * second
+    assert same_bits(expand(narrow, {0: once * twice}, torch.empty_like(expected)), expected)
+
+
+def test_product_of_packed_axes_is_expanding_twice() -> None:
+    """The second axis starts where the first ends: its sections are the first one's, grown."""
+    once, twice = Axis(2, sections=((8, 4), (4, 2))), Axis(3, sections=((16, 4), (8, 2)))
+    narrow = torch.randn(12)
+    middle = expand(narrow, {0: once}, torch.empty(24))
+    expected = expand(middle, {0: twice}, torch.empty(72))
+    assert once * twice == Axis(6, sections=((8, 4), (4, 2)))
+    assert same_bits(expand(narrow, {0: once * twice}, torch.empty(72)), expected)
+
+
+def test_product_with_an_axis_that_does_not_grow_is_the_other() -> None:
+    packed = Axis(3, sections=((8, 4), (4, 2)))
+    assert Axis(1) * Axis(3, 4) == Axis(3, 4) == Axis(3, 4) * Axis(1)
+    assert Axis() * packed == packed == packed * Axis()
+
+
+def test_product_with_a_real_multiplier_is_exact() -> None:
+    assert Axis(Fraction(3, 2)) * Axis(2) == Axis(3)
+    assert (Axis(Fraction(1, 3)) * Axis(2)).times == Fraction(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Axis(2, 2), Axis(2, 4)),
+        (Axis(2, 2), Axis(2, sections=((8, 4),))),
+        (Axis(2, sections=((8, 4), (4, 2))), Axis(2, sections=((8, 4), (4, 2)))),
+    ],
+)
+def test_axes_that_no_axis_equals_do_not_compose(first: Axis, second: Axis) -> None:
+    with pytest.raises(MupscaleError, match="do not compose; widen in one step"):
+        first * second
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide", "expected"),
+    [(4, 8, 2), (4, 6, Fraction(3, 2)), (4, 2, Fraction(1, 2)), (4, 4, 1), (0, 0, 1)],
+)
+def test_multiplier_is_exact(narrow: int, wide: int, expected: int | Fraction) -> None:
+    found = multiplier(narrow, wide)
+    assert found == expected
+    assert isinstance(found, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("widths", "shape"),
+    [
+        ({0: Axis(2)}, (4, 4)),
+        ({0: Axis(2)}, (8, 8)),
+        ({0: Axis(2)}, (8, 4, 1)),
+        ({0: Axis(2), 1: Axis(3)}, (8, 8)),
+        ({}, (8, 4)),
+        ({0: Axis(2, sections=((2, 1), (2, 1)))}, (9, 4)),
+        ({0: Axis(2, sections=((2, 1), (2, 1)))}, (7, 4)),
+    ],
+)
+def test_an_out_of_another_shape_is_refused_and_not_touched(widths: dict[int, Axis], shape: tuple[int, ...]) -> None:
+    out = torch.full(shape, 7.0)
+    with pytest.raises(MupscaleError, match=r"shape \(4, 4\) widens to \(\d+, \d+\), not to"):
+        expand(torch.randn(4, 4), widths, out)
+    assert (out == 7).all()
+
+
+def test_blocks_must_divide_the_axis() -> None:
+    with pytest.raises(MupscaleError, match="axis of 4 units does not divide into blocks of 3"):
+        expand(torch.randn(4), {0: Axis(2, 3)}, torch.empty(8))
+
+
+def test_blocks_have_at_least_one_unit() -> None:
+    with pytest.raises(MupscaleError, match="block"):
+        Axis(2, 0)
+    with pytest.raises(MupscaleError, match="block"):
+        Axis(2, sections=((4, 2), (4, 0)))
+
+
+def test_sections_must_add_up() -> None:
+    with pytest.raises(MupscaleError, match="do not add up to an axis of 4 units"):
+        expand(torch.randn(4), {0: Axis(2, sections=((2, 1), (1, 1)))}, torch.empty(8))
+
+
+@pytest.mark.parametrize("dim", [-1, 1])
+def test_a_dimension_that_the_tensor_lacks_is_refused(dim: int) -> None:
+    with pytest.raises(MupscaleError, match=f"no dimension {dim}"):
+        expand(torch.randn(4), {dim: Axis(2)}, torch.empty(8))
+
+
+@pytest.mark.parametrize("times", [Fraction(3, 2), 1.5])
+def test_a_real_multiplier_cannot_be_copied(times: Fraction | float) -> None:
+    with pytest.raises(MupscaleError, match=r"grows (3/2|1\.5) times cannot be copied; choose an integer multiple"):
+        expand(torch.randn(4), {0: Axis(times)}, torch.empty(6))
+
+
+def test_integer_valued_reals_are_copied() -> None:
+    assert Axis(2.0).copies == 2
+    assert Axis(Fraction(4, 2)).source(2).tolist() == [0, 0, 1, 1]
+
+
+def test_expand_is_public() -> None:
+    assert mu.expand is axes.expand
+    assert mu.Axis is axes.Axis

@@ -1,0 +1,476 @@
+"""Packing: the right tokens in the right parts, whatever the cores, the kills and the processes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mupscale.data import info, packing, tokenize
+from mupscale.data.packing import pack, shown_progress
+from mupscale.data.shards import Index
+from mupscale.data.split import find_split
+from mupscale.data.tokenizer import load_tokenizer
+from mupscale.system.errors import MupscaleError
+
+WORDS = ["the", "of", "and", "to", "in", "that", "it", "is", "was", "for", "on", "are", "as", "with", "his", "they"]
+
+
+def corpus(path: Path, documents: int = 60, empty: bool = True) -> Path:
+    """Documents of different lengths; every seventh is empty."""
+    draw = np.random.default_rng(0)
+    path.parent.mkdir(exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") if path.suffix == ".gz" else path.open("w", encoding="utf-8") as file:
+        for number in range(documents):
+            words = draw.choice(WORDS, draw.integers(5, 60))
+            text = " \n" if empty and number % 7 == 3 else f"{number} é " + " ".join(words)
+            file.write(json.dumps({"text": text}) + "\n")
+    return path
+
+
+def texts_in(path: Path) -> list[str]:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        return [text for line in file if (text := json.loads(line)["text"]).strip()]
+
+
+def stream(folder: Path, part: Any) -> list[int]:
+    return np.concatenate(Index.read(folder).open(folder, part)).tolist()
+
+
+def decoded(folder: Path, part: Any) -> list[str]:
+    """The documents of a part: each must be followed by the end of a text."""
+    index, tokenizer = Index.read(folder), load_tokenizer(folder / "tokenizer.json")
+    documents: list[list[int]] = [[]]
+    for token in stream(folder, part):
+        if token == index.end_of_text:
+            documents.append([])
+        else:
+            documents[-1].append(token)
+    assert documents.pop() == []
+    assert len(documents) == index.documents(part)
+    return [tokenizer.decode(tokens) for tokens in documents]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+
+
+def run(script: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A script in a process of its own, with batches so small that there are many."""
+    start = "import os, signal, sys, mupscale.data.packing as packing\npacking._BATCH = 500\n"
+    command = [sys.executable, "-c", start + script, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:280"])
+def test_every_document_is_packed_once_in_order(tmp_path: Path, tokenizer: str) -> None:
+    if tokenizer != "bytes":
+        pytest.importorskip("tokenizers")
+    source = corpus(tmp_path / "a.jsonl.gz")
+    out = pack(str(source), tmp_path / "out", tokenizer, validation=0.2)
+    train, validation = decoded(out, "train"), decoded(out, "validation")
+    texts = texts_in(source)
+    assert 2 < len(validation) < 25
+    assert train == [text for text in texts if text not in validation]
+    assert validation == [text for text in texts if text not in train]
+    index = Index.read(out)
+    assert index.empty == 9
+    assert index.vocab_size == (257 if tokenizer == "bytes" else 280)
+    assert sorted(file.name for file in out.iterdir()) == [
+        "index.json",
+        "tokenizer.json",
+        "train-00000.bin",
+        "validation-00000.bin",
+    ]
+
+
+def test_a_learnt_vocabulary_has_not_seen_the_validation_documents(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    from mupscale.data.tokenizer import BPE
+
+    source = corpus(tmp_path / "a.jsonl")
+    out = pack(str(source), tmp_path / "out", "bpe:280", validation=0.3)
+    assert Index.read(out).fingerprint == BPE.learnt(decoded(out, "train"), 280).fingerprint
+    assert Index.read(out).fingerprint != BPE.learnt(texts_in(source), 280).fingerprint
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:280"])
+def test_the_result_does_not_depend_on_workers_or_batches(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tokenizer != "bytes":
+        pytest.importorskip("tokenizers")
+    source = str(corpus(tmp_path / "a.jsonl"))
+    one = pack(source, tmp_path / "one", tokenizer, workers=1, shard_tokens=1000)
+    monkeypatch.setattr(packing, "_BATCH", 300)
+    three = pack(source, tmp_path / "three", tokenizer, workers=3, shard_tokens=1000)
+    assert content(one) == content(three)
+
+
+def test_shards_hold_whole_documents_and_the_same_stream(tmp_path: Path) -> None:
+    source = str(corpus(tmp_path / "a.jsonl"))
+    whole, cut = pack(source, tmp_path / "whole"), pack(source, tmp_path / "cut", shard_tokens=700)
+    assert len(Index.read(whole).shards["train"]) == 1
+    assert len(Index.read(cut).shards["train"]) > 5
+    for shard, tokens in zip(Index.read(cut).shards["train"], Index.read(cut).open(cut, "train"), strict=True):
+        assert tokens[-1] == 256
+        assert (tokens == 256).sum() == shard.documents
+    assert all(700 <= shard.tokens < 1100 for shard in Index.read(cut).shards["train"][:-1])
+    for part in ("train", "validation"):
+        assert stream(whole, part) == stream(cut, part)
+
+
+# ------------------------------------------------------------------------------------------- the split
+
+
+def test_a_document_is_in_the_same_part_wherever_it_stands(tmp_path: Path) -> None:
+    source = corpus(tmp_path / "all" / "a.jsonl", documents=200)
+    (tmp_path / "cut").mkdir()
+    lines = source.read_text().splitlines(keepends=True)
+    for number in range(4):
+        (tmp_path / "cut" / f"{number}.jsonl").write_text("".join(reversed(lines[number::4])))
+    one, other = (pack(str(tmp_path / name), tmp_path / f"{name}-out", validation=0.1) for name in ("all", "cut"))
+    assert set(decoded(one, "validation")) == set(decoded(other, "validation"))
+    assert 5 < len(decoded(one, "validation")) < 40
+    another = pack(str(source), tmp_path / "seed", validation=0.1, split_seed=1)
+    assert set(decoded(one, "validation")) != set(decoded(another, "validation"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    texts=st.lists(st.text(min_size=1), min_size=2, max_size=8).filter(lambda texts: len(set(texts)) > 1),
+    validation=st.sampled_from([1e-6, 0.005, 0.5, 0.995]),
+    seed=st.integers(0, 1000),
+)
+def test_both_parts_have_a_document_and_none_is_in_both(texts: list[str], validation: float, seed: int) -> None:
+    split = find_split(iter(texts), validation, 0.1, seed)
+    parts: dict[str, set[str]] = {"train": set(), "validation": set()}
+    for text in texts:
+        ((part, whole),) = split(text)
+        assert whole == text
+        parts[part].add(text)
+    assert parts["train"]
+    assert parts["validation"]
+    assert not parts["train"] & parts["validation"]
+
+
+def test_the_share_for_validation_is_the_one_asked_for() -> None:
+    split = find_split(map(str, range(10**6)), 0.02, 0.1, 0)
+    held_out = sum(split(str(number))[0][0] == "validation" for number in range(20_000))
+    assert 0.017 < held_out / 20_000 < 0.023
+
+
+def test_finding_the_split_reads_no_more_than_it_must() -> None:
+    texts = iter(map(str, range(100_000)))
+    find_split(texts, 0.01, 0.1, 0)
+    assert int(next(texts)) < 2000
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_one_document_alone_is_cut(tmp_path: Path, copies: int) -> None:
+    text = "".join(f"line {number}\n" for number in range(100))
+    for number in range(copies):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{number}.txt").write_text(text)
+    out = pack(str(tmp_path / "in"), tmp_path / "out")
+    cut = round(0.9 * len(text))
+    assert decoded(out, "train") == [text[:cut]] * copies
+    assert decoded(out, "validation") == [text[cut:]] * copies
+    other = pack(str(tmp_path / "in"), tmp_path / "other", tail=0.5)
+    assert decoded(other, "validation") == [text[len(text) // 2 :]] * copies
+
+
+# ------------------------------------------------------------------------------------------- kills, disks, processes
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "killed_after", "note_every"), [("bpe:280", 1, 10.0), ("bytes", 5, 10.0), ("bpe:280", 9, 0.0)]
+)
+def test_killed_and_run_again_it_is_the_same(
+    tmp_path: Path, tokenizer: str, killed_after: int, note_every: float
+) -> None:
+    if tokenizer != "bytes":
+        pytest.importorskip("tokenizers")
+    source = corpus(tmp_path / "a.jsonl.gz")
+    whole = pack(str(source), tmp_path / "whole", tokenizer, shard_tokens=800, validation=0.2)
+    script = f"""
+packing._NOTE_EVERY = {note_every}
+calls = []
+def progress(done, total, tokens):
+    calls.append(tokens)
+    if tokens and len([c for c in calls if c]) == {killed_after}:
+        os.kill(os.getpid(), signal.SIGKILL)
+packing.pack(sys.argv[1], sys.argv[2], sys.argv[3], shard_tokens=800, validation=0.2, workers=2, progress=progress)
+"""
+    out = tmp_path / "out"
+    assert run(script, source, out, tokenizer).returncode == -signal.SIGKILL
+    assert not (out / "index.json").exists()
+    noted = json.loads((out / "progress.json").read_text())
+    finished = [out / shard["file"] for shard in noted["shards"]["train"][:-1]]
+    before = [file.stat() for file in finished]
+    assert (len(finished) > 0) == (killed_after > 1)
+    seen: list[int] = []
+    pack(str(source), out, tokenizer, shard_tokens=800, validation=0.2, progress=lambda *told: seen.append(told[2]))
+    assert content(out) == content(whole)
+    assert [(s.st_ino, s.st_mtime_ns) for s in before] == [(f.stat().st_ino, f.stat().st_mtime_ns) for f in finished]
+    assert seen[0] > sum(shard["tokens"] for shard in noted["shards"]["train"])
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(packing, "_BATCH", 500)
+    monkeypatch.setattr(packing, "_NOTE_EVERY", 0.0)
+    source, out = corpus(tmp_path / "a.jsonl"), tmp_path / "out"
+    whole = pack(str(source), tmp_path / "whole")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((whole / "train-00000.bin").stat().st_size // 2, before[1]))
+    try:
+        with pytest.raises(
+            MupscaleError, match=r"packing into .* failed: .*File too large; mend that and run it again"
+        ):
+            pack(str(source), out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert json.loads((out / "progress.json").read_text())["after"][1] > 5
+    pack(str(source), out)
+    assert content(out) == content(whole)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no locks on folders there")
+def test_of_several_processes_one_packs(tmp_path: Path) -> None:
+    source, out = corpus(tmp_path / "a.jsonl"), tmp_path / "out"
+    whole = pack(str(source), tmp_path / "whole")
+    script = f"""
+import sys, time, mupscale.data.packing as packing
+packing._BATCH = 200
+told = []
+def slowly(*_):
+    told.append(1); time.sleep(0.01)
+packing.pack({str(source)!r}, {str(out)!r}, progress=slowly)
+assert not {{"tokenizers", "pyarrow", "datasets", "rich"}} & sys.modules.keys()  # bytes need none of them
+print(len(told))
+"""
+    started = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    idle, busy = sorted(int(process.communicate(timeout=60)[0]) for process in started)
+    assert [process.returncode for process in started] == [0, 0]
+    assert idle == 0
+    assert busy > 10
+    assert content(out) == content(whole)
+
+
+def test_finished_it_is_left_alone(tmp_path: Path) -> None:
+    source = str(corpus(tmp_path / "a.jsonl"))
+    out = pack(source, tmp_path / "out")
+    before = {file: file.stat().st_mtime_ns for file in out.iterdir()}
+    pack(source, out, progress=lambda *_: pytest.fail("packed again"))
+    assert {file: file.stat().st_mtime_ns for file in out.iterdir()} == before
+    for changed in (
+        {"validation": 0.1},
+        {"split_seed": 3},
+        {"shard_tokens": 5},
+        {"field": "body"},
+        {"errors": "replace"},
+    ):
+        with pytest.raises(
+            MupscaleError, match=f"was packed with {next(iter(changed))} .*, not .*: give another folder"
+        ):
+            pack(source, out, **changed)  # type: ignore[arg-type]
+    with pytest.raises(MupscaleError, match="was packed with tokenizer 'bytes', not 'bpe:280'"):
+        pack(source, out, "bpe:280")
+
+
+def interrupted(source: Path, out: Path, tokenizer: str = "bytes", after: int = 1) -> object:
+    calls = iter(range(1, 1000))
+
+    def stop(done: int, total: int, tokens: int) -> None:
+        if next(calls) == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        pack(str(source), out, tokenizer, shard_tokens=500, progress=stop)
+    return caught  # a traceback that is kept, as a notebook does, keeps all that was open
+
+
+@pytest.mark.parametrize("after", [2, 3, 4])
+def test_interrupted_and_run_again_in_the_same_process(
+    tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = corpus(tmp_path / "a.jsonl")
+    whole = pack(str(source), tmp_path / "whole", shard_tokens=500)
+    monkeypatch.setattr(packing, "_BATCH", 100)  # so small that it ends within a document, which is then not noted
+    monkeypatch.setattr(packing, "_NOTE_EVERY", 0.0)
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    kept = interrupted(source, tmp_path / "out", after=after)
+    assert "TOKENIZERS_PARALLELISM" not in os.environ
+    pack(str(source), tmp_path / "out", shard_tokens=500)
+    del kept
+    gc.collect()
+    assert content(tmp_path / "out") == content(whole)
+
+
+def test_going_on_after_a_change_is_refused(tmp_path: Path) -> None:
+    source, out = corpus(tmp_path / "a.jsonl"), tmp_path / "out"
+    interrupted(source, out)
+    with pytest.raises(MupscaleError, match="was packed with shard_tokens 500, not 900"):
+        pack(str(source), out, shard_tokens=900)
+    os.utime(source, (1, 1))
+    with pytest.raises(
+        MupscaleError,
+        match=r"was packed with source_modified '20.*', not '1970-01-01T00:00:01\+00:00': .* remove this one",
+    ):
+        pack(str(source), out, shard_tokens=500)
+    source.write_text(source.read_text() + '{"text": "more"}\n')
+    with pytest.raises(MupscaleError, match=r"was packed with source_bytes \d+, not \d+: .* remove this one"):
+        pack(str(source), out, shard_tokens=500)
+
+
+def test_going_on_with_another_tokenizer_of_that_name_is_refused(tmp_path: Path) -> None:
+    source, folders = corpus(tmp_path / "a.jsonl"), [tmp_path / "one", tmp_path / "other"]
+    for folder, size in zip(folders, (300, 400), strict=True):
+        folder.mkdir()
+        large_vocabulary(folder, size)
+    interrupted(source, tmp_path / "out", f"gpt2:{folders[0]}")
+    with pytest.raises(MupscaleError, match="was packed with tokenizer '"):
+        pack(str(source), tmp_path / "out", f"gpt2:{folders[1]}", shard_tokens=500)
+    pack(str(source), tmp_path / "out", f"gpt2:{folders[0]}", shard_tokens=500)
+
+
+def test_going_on_with_shards_that_lost_tokens_is_refused(tmp_path: Path) -> None:
+    source, out = corpus(tmp_path / "a.jsonl"), tmp_path / "out"
+    interrupted(source, out)
+    os.truncate(out / "train-00000.bin", 100)
+    with pytest.raises(MupscaleError, match=r"train-00000\.bin has lost tokens since it was written: remove"):
+        pack(str(source), out, shard_tokens=500)
+    (out / "progress.json").write_text("{}")
+    with pytest.raises(MupscaleError, match=r"progress\.json is damaged .*: remove"):
+        pack(str(source), out, shard_tokens=500)
+
+
+def test_other_peoples_folders_are_left_alone(tmp_path: Path) -> None:
+    source = corpus(tmp_path / "a.jsonl")
+    with pytest.raises(MupscaleError, match="has other files in it"):
+        pack(str(source), tmp_path)
+
+
+# ------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("name", ["shard_tokens", "workers"])
+def test_numbers_below_1(tmp_path: Path, name: str) -> None:
+    with pytest.raises(MupscaleError, match=f"{name} is 0, but must be at least 1"):
+        pack(str(corpus(tmp_path / "a.jsonl")), tmp_path / "out", **{name: 0})  # type: ignore[arg-type]
+
+
+def test_only_empty_documents(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": " \\n"}\n{"text": null}\n')
+    with pytest.raises(MupscaleError, match="there is no document with any text in it"):
+        pack(str(tmp_path / "a.jsonl"), tmp_path / "out")
+    (tmp_path / "a.jsonl").write_text('{"text": "mended"}\n')
+    pack(str(tmp_path / "a.jsonl"), tmp_path / "out")  # the failure has left nothing behind
+
+
+def test_a_text_too_short_to_split(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(MupscaleError, match="the only text, 'x', is too short to be cut"):
+        pack(str(tmp_path / "a.txt"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("validation", [0.0, 1.0, -1, 7])
+def test_a_share_is_between_0_and_1(tmp_path: Path, validation: float) -> None:
+    with pytest.raises(MupscaleError, match=f"validation is {validation} "):
+        pack(str(corpus(tmp_path / "a.jsonl")), tmp_path / "out", validation=validation)
+
+
+def large_vocabulary(folder: Path, size: int) -> Path:
+    """Files as GPT-2's with so many tokens, none of which is used but the bytes and the last."""
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    words = [*letters, *(f"<{number}>" for number in range(size - 257)), "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    return folder
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(65_536, "uint16"), (65_537, "uint32")])
+def test_the_token_type_holds_the_vocabulary(tmp_path: Path, size: int, dtype: str) -> None:
+    source, spec = str(corpus(tmp_path / "a.jsonl")), f"gpt2:{large_vocabulary(tmp_path, size)}"
+    out = pack(source, tmp_path / "out", spec)
+    assert Index.read(out).dtype == dtype
+    assert max(stream(out, "train")) == size - 1
+    assert len(decoded(out, "train")) + len(decoded(out, "validation")) == 51
+    if dtype == "uint32":
+        with pytest.raises(MupscaleError, match="uint16 holds no vocabulary of 65537 tokens: take uint32"):
+            pack(source, tmp_path / "forced", spec, dtype="uint16")
+    else:
+        assert Index.read(pack(source, tmp_path / "forced", spec, dtype="uint32")).dtype == "uint32"
+
+
+# ------------------------------------------------------------------------------------------- commands
+
+
+def test_tokenize_and_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = str(corpus(tmp_path / "a.jsonl"))
+    assert tokenize(source, str(tmp_path / "out"), validation=0.2) == tmp_path / "out"
+    shown = capsys.readouterr().out
+    info(str(tmp_path / "out"))
+    assert capsys.readouterr().out == shown
+    assert "tokenizer   bytes, 257 tokens, stored as uint16" in shown
+    assert f"source      a.jsonl, {Path(source).stat().st_size:,} bytes" in shown
+    assert "skipped     9 empty documents" in shown
+    assert f"begins      {decoded(tmp_path / 'out', 'train')[0][:50]}" in shown
+    with pytest.raises(MupscaleError, match="give one of them"):
+        tokenize(source, str(tmp_path / "other"), vocab=280, gpt2="folder")
+    pytest.importorskip("tokenizers")
+    tokenize(source, str(tmp_path / "bpe"), vocab=280)
+    assert "tokenizer   bpe:280, 280 tokens" in capsys.readouterr().out
+    (tmp_path / "gpt2").mkdir()
+    tokenize(source, str(tmp_path / "gpt2-out"), gpt2=str(large_vocabulary(tmp_path / "gpt2", 300)))
+    assert "tokenizer   gpt2, 300 tokens" in capsys.readouterr().out
+
+
+def test_progress_is_lines_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shown_progress() as progress:
+        progress(5, 10, 7)
+        assert capsys.readouterr().err == ""  # not at every call
+        monkeypatch.setattr(packing, "_NOTE_EVERY", -1.0)
+        progress(5, 10, 0)
+        progress(5, 10, 7000)
+        progress(5, 0, 7000)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["learning the vocabulary: 50% read", "packing: 50% read, 7,000 tokens", "packing: 7,000 tokens"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no pty")
+def test_progress_is_a_bar_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    import pty
+
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", terminal)
+        with shown_progress() as progress:
+            pack(str(corpus(tmp_path / "a.jsonl")), tmp_path / "out", progress=progress)
+    shown = ""
+    with contextlib.suppress(OSError):  # the end, where the other side is closed
+        while some := os.read(ours, 100_000):
+            shown += some.decode(errors="replace")
+    os.close(ours)
+    assert "packing" in shown
+    assert "100%" in shown
+    total = sum(Index.read(tmp_path / "out").tokens(part) for part in ("train", "validation"))
+    assert f"{total:,} tokens" in shown

@@ -1,0 +1,288 @@
+"""Many runs, interrupted: asked to stop, killed, or out of disk, they go on and end as if nothing had happened."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_engine import CPU, optimizer, rated, varied
+
+import small_runs
+from mupscale import checkpoint
+from mupscale.engine import Outcome, Stack, train_many
+from mupscale.system import Interrupted
+from mupscale.system.errors import MupscaleError
+from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Spec
+from small_runs import assert_same_run, metrics, recipe
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+ALWAYS = Checkpoints(every=0, minutes=0.0)  # a stack is saved at every chance
+SLOW = Spec("small_runs.Slow", {"seconds": 0.01})
+
+
+def several(folder: Path | None, **changes: Any) -> list[Recipe]:
+    """Four runs, one of which diverges on the way; no interval fits another."""
+    usual = {
+        "steps": 60,
+        "schedule": Schedule("wsd", warmup=3, decay=9),
+        "grow": [Growth(at=25, width=8, lr=0.01)],
+        "log_every": 7,
+        "evaluation": Evaluation(every=11),
+        "checkpoints": ALWAYS,
+        "clip": 0.3,
+        "data": SLOW,
+        "optimizer": optimizer("SGD", lr=0.1, momentum=0.9, weight_decay=0.01),
+    }
+    recipes = varied(recipe(folder, **{**usual, **changes}), 4)
+    recipes[2] = replace(recipes[2], grow=[Growth(at=33, width=8, lr=1e200)], clip=recipes[0].clip)
+    if folder is None:
+        return recipes
+    return [replace(one, out=str(folder / str(number))) for number, one in enumerate(recipes)]
+
+
+class Child:
+    """A call of train_many in a process of its own; its words go to a file."""
+
+    def __init__(self, recipes: list[Recipe], output: Path, prepare: Callable[[], object] | None = None, **asked: Any):
+        self.output = output
+        self.process = _PROCESSES.Process(target=_act, args=(recipes, str(output), prepare, asked))
+        self.process.start()
+
+    def wait(self) -> str:
+        """What it has said when it has ended."""
+        self.process.join(60)
+        assert not self.process.is_alive(), self.output.read_text()
+        return self.output.read_text()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something to become true while it runs."""
+        end = time.monotonic() + 30
+        while not condition():
+            assert self.process.is_alive(), self.output.read_text()
+            assert time.monotonic() < end
+            time.sleep(0.002)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+
+def _act(recipes: list[Recipe], output: str, prepare: Callable[[], object] | None, asked: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    if prepare is not None:
+        prepare()
+    with open(output, "a", buffering=1) as file:
+        try:
+            found = train_many(recipes, note=lambda text: print(text, file=file), **asked)
+            print(f"{[outcome.status for outcome in found]}", file=file)
+        except MupscaleError as error:
+            print(f"{type(error).__name__}: {error}", file=file)
+
+
+def at_step(save: Path) -> int:
+    """The step of a saved stack; -1 if there is none."""
+    return int(checkpoint.load(save).extra["stack"].get("step", -1)) if save.exists() else -1
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outcome]]:
+    """The runs, never interrupted."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, train_many(several(folder, data=Spec("small_runs.Rows")), engine="vectorised")
+
+
+def assert_as_if_nothing_had_happened(folder: Path, ours: list[Outcome], whole: tuple[Path, list[Outcome]]) -> None:
+    """Bit for bit: curves, scores, metrics and checkpoints."""
+    assert [o.status for o in ours] == ["finished", "finished", "diverged", "finished"]
+    for mine, yours in zip(ours, whole[1], strict=True):
+        assert {**vars(mine), "recipe": None} == {**vars(yours), "recipe": None}
+    for name in "013":
+        assert_same_run(folder / name, whole[0] / name)
+    plain = [[{**r, "seconds": 0} for r in metrics(where / "2")] for where in (folder, whole[0])]
+    assert plain[0] == plain[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("after", [8, 40], ids=["before one diverges", "after"])
+def test_interrupted_runs_end_as_if_nothing_had_happened(
+    tmp_path: Path, whole: tuple[Path, list[Outcome]], number: int, after: int
+) -> None:
+    """Asked to stop, they are saved where they are; killed, they go on from the last save."""
+    recipes, save = several(tmp_path / "runs"), tmp_path / "kept.safetensors"
+    child = Child(recipes, tmp_path / "output", save=save, engine="vectorised")
+    child.until(lambda: at_step(save) >= after)
+    child.signal(number)
+    said = child.wait()
+    stood = at_step(save)
+    assert after <= stood < 60
+    if number != signal.SIGKILL:
+        assert f"Interrupted: interrupted after step {stood} of 60, and kept" in said
+    notes: list[str] = []
+    ours = train_many(recipes, save=save, note=notes.append, engine="vectorised")
+    assert notes == [f"going on after step {stood} of 60 with {4 if stood <= 33 else 3} runs"]
+    assert_as_if_nothing_had_happened(tmp_path / "runs", ours, whole)
+    assert not save.exists()
+
+
+def test_killed_again_and_again(tmp_path: Path, whole: tuple[Path, list[Outcome]]) -> None:
+    """In parts, too, where memory is short: what is done of one is not done again."""
+    recipes, save, kills = several(tmp_path / "runs"), tmp_path / "kept.safetensors", 0
+    asked: dict[str, Any] = {"save": save, "engine": "vectorised", "memory": 1 << 17, "resume": True}
+    while kills < 4:
+        child = Child(recipes, tmp_path / "output", **asked)
+        child.process.join(0.25 + 0.1 * kills)
+        if child.process.is_alive():
+            child.signal(signal.SIGKILL)
+        child.process.join()  # it may not have come as far as writing anything
+        kills += 1
+    ours = train_many(recipes, note=lambda text: None, **asked)
+    assert [o.status for o in ours] == [o.status for o in whole[1]]
+    for mine, yours in zip(ours, whole[1], strict=True):
+        assert [at for at, _ in mine.curve] == [at for at, _ in yours.curve]
+        assert [loss for _, loss in mine.curve] == pytest.approx([loss for _, loss in yours.curve], abs=1e-12)
+    for name in "0123":
+        mine, yours = (metrics(where / name) for where in (tmp_path / "runs", whole[0]))
+        assert [(r["kind"], r["step"]) for r in mine] == [(r["kind"], r["step"]) for r in yours]
+
+
+def test_without_folders_and_at_a_rung(tmp_path: Path) -> None:
+    """What was pruned before the interruption stays so, and points are told once each."""
+    recipes, save = several(None, data=Spec("small_runs.Rows")), tmp_path / "kept.safetensors"
+
+    def run(stop_at: int | None, heard: list[int], asked_at: list[int]) -> list[Outcome]:
+        def tell(at: int, values: Any) -> None:
+            heard.append(at)
+            if at == stop_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def decide(at: int, values: Any) -> list[int]:
+            asked_at.append(at)
+            return [1] if at == 20 else []
+
+        asked: dict[str, Any] = {"points": 12, "rungs": [20, 40], "evaluate": True, "note": lambda text: None}
+        return train_many(recipes, engine="vectorised", decide=decide, tell=tell, save=save, **asked)
+
+    heard, asked_at = list[int](), list[int]()
+    with pytest.raises(Interrupted, match="interrupted after step 30 of 60, and kept"):
+        run(30, heard, asked_at)
+    ours = run(None, heard, asked_at)
+    assert heard == list(range(5, 61, 5))
+    assert asked_at == [20, 40]
+    assert not save.exists()
+    assert ours == run(None, [], [])
+    assert [(o.status, o.step) for o in ours] == [("finished", 60), ("pruned", 20), ("diverged", 35), ("finished", 60)]
+
+
+@pytest.mark.parametrize("what", ["other work", "damaged", "no checkpoint", "other shapes"])
+def test_a_file_of_no_use_is_ignored(tmp_path: Path, what: str) -> None:
+    recipes, save, notes = varied(recipe(steps=10)), tmp_path / "kept.safetensors", list[str]()
+    expected = train_many(recipes, points=10)
+
+    def stop(at: int, values: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        train_many(varied(recipe(steps=10)), points=10, save=save, tell=stop)
+    content = save.read_bytes()
+    asked = recipes
+    if what == "other work":
+        asked = rated(recipes[0], 0.5)
+        expected = train_many(asked, points=10)
+    elif what == "damaged":
+        save.write_bytes(content[: len(content) // 2])
+    elif what == "no checkpoint":
+        save.write_text("something else")
+    else:
+        saved = checkpoint.load(save)
+        smaller = {name: tensor[:, :1] for name, tensor in saved.model.items()}
+        checkpoint.write(save, smaller, None, None, saved.extra)
+    assert train_many(asked, points=10, save=save, note=notes.append) == expected
+    assert not save.exists()
+    assert [note.partition(":")[0] for note in notes] == (["starting over"] if what == "other shapes" else [])
+
+
+def test_one_at_a_time_keeps_what_is_done(tmp_path: Path) -> None:
+    """Runs that cannot be one program: those that have ended are not trained again."""
+    recipes = varied(recipe(kind="dropping", data=Spec("small_runs.Rows"), steps=10))
+    save, heard = tmp_path / "kept.safetensors", list[tuple[int, int]]()
+
+    def tell(at: int, values: Any) -> None:
+        (number,) = values
+        heard.append((number, at))
+        if heard.count((1, 6)) == 1 and (number, at) == (1, 6):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    asked: dict[str, Any] = {"engine": "serial", "points": 5, "save": save, "tell": tell, "evaluate": True}
+    with pytest.raises(Interrupted, match="interrupted after step 7 of 10"):
+        train_many(recipes, **asked)
+    ours = train_many(recipes, **asked)
+    assert [at for number, at in heard if number == 0] == [2, 4, 6, 8, 10]
+    assert [at for number, at in heard if number == 1] == [2, 4, 6, 2, 4, 6, 8, 10]
+    assert ours == train_many(recipes, engine="serial", points=5, evaluate=True)
+
+
+def test_a_save_at_the_very_end_is_not_needed(tmp_path: Path) -> None:
+    """Asked to stop in the last steps: they end."""
+    recipes = varied(recipe(steps=6, checkpoints=ALWAYS))
+
+    def tell(at: int, values: Any) -> None:
+        if at == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    found = train_many(recipes, points=6, save=tmp_path / "kept", tell=tell)
+    assert {outcome.status for outcome in found} == {"finished"}
+
+
+@pytest.mark.parametrize("folders", [False, True], ids=["a stack's file", "metrics and checkpoints"])
+def test_a_full_disk_is_said_in_a_sentence_and_loses_nothing(tmp_path: Path, folders: bool) -> None:
+    """The file that was there stays whole, and the same call goes on from it."""
+    changes: dict[str, Any] = {"steps": 50, "data": Spec("small_runs.Rows")}
+    if folders:
+        changes["checkpoints"] = Checkpoints(every=0)  # so that the run's own, at its end, is the first to be too large
+    recipes = several(tmp_path / "runs" if folders else None, **changes)
+    expected = train_many([replace(one, out=None) for one in recipes], points=50, note=lambda text: None)
+    save = tmp_path / "kept.safetensors"
+    with pytest.raises(Interrupted):
+        train_many(recipes, save=save, points=50, tell=lambda at, v: os.kill(os.getpid(), signal.SIGINT))
+    stood, before = at_step(save), save.read_bytes()
+    limit = 4000 if folders else len(before) // 2
+    child = Child(recipes, tmp_path / "output", partial(small_runs.limit_files, limit, True), save=save, points=50)
+    said = child.wait().splitlines()
+    assert said[0].startswith(f"going on after step {stood}")
+    assert said[1].startswith("MupscaleError: ")
+    assert "File too large" in said[1]
+    assert "what was there before is whole" in said[1]
+    assert len(said) == 2
+    assert save.read_bytes() == before
+    ours = train_many(recipes, save=save, points=50, note=lambda text: None)
+    assert [o.status for o in ours] == [o.status for o in expected]
+    if not folders:
+        assert ours == expected
+
+
+def test_a_stack_on_its_own_saves_and_restores(tmp_path: Path) -> None:
+    recipes = varied(recipe(kind="resnet", optimizer=small_runs.SGD, steps=9))
+    stack, other = Stack(recipes, CPU), Stack(recipes, CPU)
+    stack.advance(4)
+    stack.save(tmp_path / "stack", {"mine": [1, 2]})
+    saved = checkpoint.load(tmp_path / "stack")
+    assert saved.extra["stack"]["mine"] == [1, 2]
+    other.restore(saved)
+    assert torch.equal(stack.advance(5), other.advance(5))
+    assert stack.evaluate() == other.evaluate()
+    fewer = Stack(recipes[:2], CPU)
+    start = fewer.replicas.flat.detach().clone()
+    with pytest.raises(MupscaleError, match="not where these runs stood"):
+        fewer.restore(saved)
+    assert torch.equal(fewer.replicas.flat.detach(), start)

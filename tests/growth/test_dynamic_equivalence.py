@@ -1,0 +1,109 @@
+"""Theorem 'Dynamic equivalence' as a matrix: architectures × optimizers, float64, over training steps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mupscale.optim.known import traits
+from zoo import ARCHITECTURES, TRAININGS, VOCAB, Architecture, Training, train_pair
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def _cosine(t: int) -> float:
+    return 0.5 + 0.5 * math.cos(math.pi * t / 40)
+
+
+@pytest.mark.parametrize("training", TRAININGS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_dynamic_equivalence(architecture: str, training: str) -> None:
+    outcome = train_pair(ARCHITECTURES[architecture], TRAININGS[training])
+    assert outcome.difference <= TRAININGS[training].tolerance
+    assert outcome.losses[-1] < 0.9 * outcome.losses[0], "the model must visibly learn"
+
+
+@pytest.mark.parametrize("training", TRAININGS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_with_clipping(architecture: str, training: str) -> None:
+    outcome = train_pair(ARCHITECTURES[architecture], TRAININGS[training], clip=0.2)
+    assert outcome.clipped
+    assert outcome.difference <= TRAININGS[training].tolerance
+
+
+@pytest.mark.parametrize("training", TRAININGS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_with_a_schedule(architecture: str, training: str) -> None:
+    outcome = train_pair(ARCHITECTURES[architecture], TRAININGS[training], schedule=_cosine)
+    assert outcome.difference <= TRAININGS[training].tolerance
+
+
+def _hyperparameters() -> list[tuple[str, str]]:
+    """Every scaled hyperparameter that a training sets."""
+    constant = [
+        ("Adafactor", "lr"),
+        ("Adafactor", "weight_decay"),
+        ("Rprop", "lr"),
+    ]  # Rprop reads it once, at the start
+    cases = []
+    for name, training in TRAININGS.items():
+        scaled = traits(training.optimizer).hyper
+        cases += [(name, key) for key in scaled if key in training.hyper and training.matrices is None]
+    return [
+        *(c for c in cases if c not in constant),
+        *(("Muon-reference", key) for key in ("lr", "weight_decay", "eps")),
+    ]
+
+
+@pytest.mark.parametrize(("training", "key"), _hyperparameters())
+def test_every_scaled_hyperparameter_matters(training: str, key: str) -> None:
+    """Left at its narrow value, the wide model goes elsewhere: decay and eps are large enough to matter."""
+    config = TRAININGS[training]
+    hyper = config.hyper if config.matrices is None else config.matrices[1]
+
+    def keep_narrow(group: dict[str, Any]) -> None:
+        if config.matrices is None or all(p.dim() == 2 for _, p in group["params"]):
+            group[key] = hyper[key]
+
+    differences = [
+        train_pair(ARCHITECTURES[a], config, tamper=keep_narrow).difference for a in ("mlp", "conv-flatten", "lstm")
+    ]
+    assert max(differences) > 1e-7
+
+
+def test_adafactors_first_floor_matters() -> None:
+    """eps1, left at its narrow value: the floor under the mean of the rows' second moments binds."""
+
+    def keep_narrow(group: dict[str, Any]) -> None:
+        group["eps"] = (TRAININGS["Adafactor"].hyper["eps"][0], group["eps"][1])
+
+    outcome = train_pair(ARCHITECTURES["grouped-queries"], TRAININGS["Adafactor"], tamper=keep_narrow)
+    assert outcome.difference > 1e-7
+
+
+def test_sparse_adam() -> None:
+    """SparseAdam trains embeddings with sparse gradients; the rest has another optimizer."""
+
+    class Bag(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(VOCAB, width, sparse=True)
+            self.head = nn.Linear(width, VOCAB)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.embed(tokens)))
+
+    tokens = Architecture(lambda: Bag(4), lambda: Bag(12), lambda: torch.randint(0, VOCAB - 3, (4, 8)))
+    sparse = (torch.optim.SparseAdam, {"lr": 3e-2, "eps": 1e-2})
+
+    class Split(Training):
+        def split(self, model: nn.Module, lr: float = 1.0) -> list[Any]:
+            return [(*sparse, ["embed.weight"]), (self.optimizer, self.hyper, ["head.weight", "head.bias"])]
+
+    outcome = train_pair(tokens, Split(torch.optim.AdamW, {"lr": 3e-2, "eps": 1e-2}))
+    assert outcome.difference <= 1e-10
+    assert outcome.losses[-1] < 0.9 * outcome.losses[0]

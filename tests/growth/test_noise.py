@@ -1,0 +1,468 @@
+"""Symmetry-breaking noise: its size in both units, its streams, and signal-normalised noise with its constants."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mupscale as mu
+from mupscale.growth.noise import _lanczos_norm, spectral_norm, unit_std
+from mupscale.models import GPT2, MLP, ResNet18
+
+
+class Net(nn.Module):
+    """One of each: embedding, norm, hidden matrix, readout with bias, in any order of registration."""
+
+    def __init__(self, width: int, order: tuple[str, ...] = ("embedding", "norm", "hidden", "readout")) -> None:
+        super().__init__()
+        parts: dict[str, Callable[[], nn.Module]] = {
+            "embedding": lambda: nn.Embedding(40, width),
+            "norm": lambda: nn.LayerNorm(width),
+            "hidden": lambda: nn.Linear(width, width),
+            "readout": lambda: nn.Linear(width, 30),
+        }
+        for name in order:
+            self.add_module(name, parts[name]())
+
+
+class Convs(nn.Module):
+    """Convolutions and their transposes as input, hidden and readout layers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, width, 3)
+        self.norm = nn.BatchNorm2d(width)
+        self.hidden = nn.Conv2d(width, 2 * width, (3, 2))
+        self.up = nn.ConvTranspose2d(2 * width, width, (2, 5))
+        self.last = nn.ConvTranspose2d(width, 4, 3)
+
+
+class Conv1D(nn.Module):
+    """As in transformers: stored in × out."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf = nf
+        self.weight = nn.Parameter(torch.randn(nx, nf) * 0.1)
+        self.bias = nn.Parameter(torch.zeros(nf))
+
+
+class Transposed(nn.Module):
+    """Conv1D as input, hidden and readout layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.input, self.hidden, self.readout = Conv1D(width, 6), Conv1D(width, width), Conv1D(5, width)
+
+
+def pair(
+    build: Callable[[int], nn.Module], n: int, wide: int, *, fresh: bool = False
+) -> tuple[nn.Module, nn.Module, mu.Plan]:
+    """A narrow model, it widened, and the plan."""
+    narrow, large = build(n), build(wide)
+    plan = mu.plan(narrow, large, fresh=(lambda: build(n)) if fresh else None)
+    return narrow, mu.widen(narrow, large, plan), plan
+
+
+def noise_of(wide: nn.Module, plan: mu.Plan, noise: Any, seed: int = 0) -> dict[str, Tensor]:
+    """What perturb adds, by name; the model stays as it is."""
+    noisy = copy.deepcopy(wide)
+    mu.perturb(noisy, plan, noise, seed)
+    return {n: (p - wide.get_parameter(n)).detach() for n, p in noisy.named_parameters()}
+
+
+def norm(matrix: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(matrix.double(), 2))
+
+
+def as_matrix(name: str, weight: Tensor) -> Tensor:
+    """Output × (input · taps), written out for the modules above."""
+    if name.startswith(("up", "last")):
+        return weight.transpose(0, 1).flatten(1)
+    return weight.flatten(1)
+
+
+# in units of the initialisation
+
+
+def test_noise_one_is_as_much_as_a_fresh_initialisation_has_at_the_wide_width() -> None:
+    """Not divided by k together with the weight, as peers do: k is 4 here."""
+    family = mu.Family(Net, base=32)
+    plan, model = family.widening(128, 512), family.init(128)
+    clean, _ = family.upscale(model, width=512)
+    noisy, _ = family.upscale(model, width=512, noise=1.0, seed=3)
+    fresh = family.init(512, seed=9)
+    assert plan.fresh is not None
+    for name, p in clean.named_parameters():
+        delta = (noisy.get_parameter(name) - p).detach()
+        if name.startswith("norm"):
+            assert not delta.any(), name
+            assert plan.fresh[name] == 0
+        else:
+            few = 0.5 if p.numel() < 100 else 0.12 if p.numel() < 1000 else 0.03
+            assert float(delta.std()) == pytest.approx(plan.fresh[name], rel=few), name
+            assert float(delta.std()) == pytest.approx(float(fresh.get_parameter(name).detach().std()), rel=few), name
+            assert abs(float(delta.mean())) < 5 * plan.fresh[name] / math.sqrt(p.numel()), name
+
+
+def test_a_zero_initialised_readout_gets_no_noise() -> None:
+    def build(width: int) -> nn.Module:
+        model = Net(width)
+        nn.init.zeros_(model.readout.weight)
+        return model
+
+    family = mu.Family(build, base=16)
+    model = family.init(16)
+    with torch.no_grad():
+        model.get_parameter("readout.weight").normal_()
+    clean, _ = family.upscale(model, width=32)
+    noisy, _ = family.upscale(model, width=32, noise=2.0)
+    assert torch.equal(clean.get_parameter("readout.weight"), noisy.get_parameter("readout.weight"))
+    assert not torch.equal(clean.get_parameter("hidden.weight"), noisy.get_parameter("hidden.weight"))
+
+
+@pytest.mark.parametrize("as_module", [True, False], ids=["module", "callable"])
+def test_fresh_may_be_a_model_or_the_function_that_builds_it(as_module: bool) -> None:
+    narrow, wide = Net(128), Net(256)
+    plan = mu.plan(narrow, wide, fresh=Net(128) if as_module else lambda: Net(128))
+    mu.widen(narrow, wide, plan)
+    deltas = noise_of(wide, plan, 0.5)
+    std = 1 / math.sqrt(3 * 128)  # PyTorch's own for a Linear of 128 inputs
+    assert float(deltas["embedding.weight"].std()) == pytest.approx(0.5, rel=0.03)
+    assert float(deltas["hidden.weight"].std()) == pytest.approx(0.5 * std / math.sqrt(2), rel=0.03)
+    assert float(deltas["readout.weight"].std()) == pytest.approx(0.5 * std / 2, rel=0.03)
+    assert not deltas["norm.weight"].any()
+
+
+def test_fresh_as_a_function_tells_tables_from_random_values() -> None:
+    class Table(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.linspace(0, 1, 6).unsqueeze(1).expand(6, width).clone())
+            self.linear = nn.Linear(width, width)
+
+    plan = mu.plan(Table(4), Table(8), fresh=lambda: Table(4))
+    assert plan.fresh is not None
+    assert plan.fresh["table"] == 0
+    assert plan.fresh["linear.weight"] > 0
+
+
+def test_fresh_of_another_width_is_refused() -> None:
+    with pytest.raises(mu.MupscaleError, match="another model"):
+        mu.plan(Net(8), Net(16), fresh=Net(16))
+
+
+def test_without_fresh_the_error_names_it() -> None:
+    narrow, wide, plan = pair(Net, 8, 16)
+    before = copy.deepcopy(wide)
+    with pytest.raises(mu.MupscaleError, match=r"fresh=.*Family.*unit=.theory"):
+        mu.perturb(wide, plan, 0.1)
+    target = Net(16)
+    untouched = copy.deepcopy(target)
+    with pytest.raises(mu.MupscaleError, match="fresh="):
+        mu.upscale(narrow, target, plan, noise=0.1)
+    for model, kept in ((wide, before), (target, untouched)):
+        assert all(torch.equal(p, kept.get_parameter(n)) for n, p in model.named_parameters())
+    mu.perturb(wide, plan, 0.0)  # nothing to know for no noise
+
+
+# in the paper's units
+
+
+def test_algorithm_upscaling_for_mlps_under_sgd() -> None:
+    """σ on the input weights, σ/√N_in on hidden matrices, σ/N_in on the folded readout, none on biases."""
+    _, wide, plan = pair(lambda n: MLP(200, [n, 2 * n], 100), 100, 300)
+    deltas = noise_of(wide, plan, mu.GaussianNoise(0.7, unit="theory"))
+    stds = {"layers.0": 0.7, "layers.1": 0.7 / math.sqrt(300), "layers.2": 0.7 / 600}
+    for layer, std in stds.items():
+        assert float(deltas[f"{layer}.weight"].std()) == pytest.approx(std, rel=0.01), layer
+        assert not deltas[f"{layer}.bias"].any(), layer
+
+
+def test_theory_units_count_a_convolutions_taps() -> None:
+    _, _, plan = pair(Convs, 8, 24)
+    expected = {
+        "first.weight": 1.0,
+        "hidden.weight": 1 / math.sqrt(24 * 6),
+        "up.weight": 1 / math.sqrt(48 * 10),
+        "last.weight": 1 / (24 * 9),
+    }
+    for name in plan:
+        assert unit_std(plan, name, "theory") == pytest.approx(expected.get(name, 0.0)), name
+
+
+def test_theory_units_of_weights_stored_in_by_out() -> None:
+    _, _, plan = pair(Transposed, 8, 16)
+    expected = {"input.weight": 1.0, "hidden.weight": 1 / 4, "readout.weight": 1 / 16}
+    for name in plan:
+        assert unit_std(plan, name, "theory") == pytest.approx(expected.get(name, 0.0)), name
+
+
+def test_theory_units_leave_norms_and_output_biases_alone() -> None:
+    family = mu.Family(lambda n: ResNet18(n, classes=5), base=4, init_at=4)
+    plan = family.widening(4, 8)
+    for name in plan:
+        is_matrix = len(plan.parameters[name].wide) > 1
+        assert (unit_std(plan, name, "theory") > 0) == is_matrix, name
+
+
+# zero and nonsense
+
+
+@pytest.mark.parametrize("noise", [0, 0.0, mu.GaussianNoise(0.0, unit="theory"), mu.SignalNoise(0.0)], ids=repr)
+def test_zero_noise_changes_no_bit(noise: Any) -> None:
+    """-0.0 stays -0.0, too, where adding 0.0 would make it 0.0."""
+    _, wide, plan = pair(Net, 8, 16, fresh=True)
+    with torch.no_grad():
+        wide.get_parameter("hidden.weight").zero_().neg_()
+    noisy = copy.deepcopy(wide)
+    mu.perturb(noisy, plan, noise)
+    for name, p in wide.named_parameters():
+        assert torch.equal(p.view(torch.int32), noisy.get_parameter(name).view(torch.int32)), name
+
+
+@pytest.mark.parametrize("noise", [-1.0, math.nan, math.inf, "much", None, True])
+def test_noise_that_is_none_is_refused_and_nothing_changes(noise: Any) -> None:
+    narrow, _, plan = pair(Net, 8, 16, fresh=True)
+    wide = Net(16)
+    before = copy.deepcopy(wide)
+    with pytest.raises(mu.MupscaleError, match="noise"):
+        mu.perturb(wide, plan, noise)
+    with pytest.raises(mu.MupscaleError, match="noise"):
+        mu.upscale(narrow, wide, plan, noise=noise)
+    for make in (mu.GaussianNoise, mu.SignalNoise):
+        with pytest.raises(mu.MupscaleError, match="noise"):
+            make(noise)
+    assert all(torch.equal(p, before.get_parameter(n)) for n, p in wide.named_parameters())
+
+
+def test_levels_per_parameter_are_checked_too() -> None:
+    with pytest.raises(mu.MupscaleError, match="0 or more"):
+        mu.GaussianNoise({"hidden.weight": -0.1})
+    with pytest.raises(mu.MupscaleError, match="'init' or 'theory'"):
+        mu.GaussianNoise(0.1, unit="sigma")  # type: ignore[arg-type]
+
+
+def test_a_plan_for_another_model_is_refused() -> None:
+    _, _, plan = pair(Net, 8, 16, fresh=True)
+    with pytest.raises(mu.MupscaleError, match="another model"):
+        mu.perturb(Net(32), plan, 0.1)
+
+
+# streams
+
+
+def test_same_seed_same_noise() -> None:
+    _, wide, plan = pair(Net, 8, 16, fresh=True)
+    torch.manual_seed(1)
+    a = noise_of(wide, plan, 0.5, seed=4)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    b, c = noise_of(wide, plan, 0.5, seed=4), noise_of(wide, plan, 0.5, seed=5)
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(a[n], b[n]) for n in a)
+    assert not any(torch.equal(a[n], c[n]) for n in a if a[n].any())
+
+
+def test_noise_depends_on_neither_the_order_nor_the_other_parameters() -> None:
+    noise = mu.GaussianNoise(0.5, unit="theory")
+    orders = [("embedding", "norm", "hidden", "readout"), ("readout", "hidden", "norm", "embedding"), ("hidden",)]
+    given = []
+    for order in orders:
+        _, wide, plan = pair(lambda n, order=order: Net(n, order), 8, 16)  # type: ignore[misc]
+        with torch.no_grad():
+            for p in wide.parameters():
+                p.zero_()
+        given.append(noise_of(wide, plan, noise))
+    for name, delta in given[0].items():
+        assert torch.equal(delta, given[1][name]), name
+    assert torch.equal(given[0]["hidden.weight"], given[2]["hidden.weight"])
+    assert given[2]["hidden.weight"].any()
+
+
+def test_equal_shapes_get_different_noise() -> None:
+    _, wide, plan = pair(lambda n: MLP(5, n, 3, depth=4), 8, 16)
+    deltas = noise_of(wide, plan, mu.GaussianNoise(1.0, unit="theory"))
+    correlation = torch.corrcoef(torch.stack([deltas[f"layers.{i}.weight"].flatten() for i in (1, 2)]))[0, 1]
+    assert abs(float(correlation)) < 0.25
+
+
+def test_bf16_gets_the_noise_of_fp32_up_to_rounding() -> None:
+    _, wide, plan = pair(Net, 8, 16, fresh=True)
+    with torch.no_grad():
+        for p in wide.parameters():
+            p.zero_()
+    full, half = noise_of(wide, plan, 0.5), noise_of(wide.to(torch.bfloat16), plan, 0.5)
+    for name in full:
+        assert half[name].dtype == torch.bfloat16
+        torch.testing.assert_close(half[name].float(), full[name], rtol=2**-8, atol=0)
+
+
+def test_double_precision_gets_noise_of_its_own_precision() -> None:
+    _, wide, plan = pair(lambda n: MLP(5, n, 3).double(), 8, 16)
+    with torch.no_grad():
+        for p in wide.parameters():
+            p.zero_()
+    delta = noise_of(wide, plan, mu.GaussianNoise(1.0, unit="theory"))["layers.0.weight"]
+    assert not torch.equal(delta, delta.float().double())
+
+
+# signal-normalised
+
+
+@pytest.mark.parametrize("build", [Net, Convs, lambda n: MLP(5, n, 3)], ids=["net", "convs", "mlp"])
+def test_the_spectral_norm_of_signal_noise_is_t_times_the_weights(build: Callable[[int], nn.Module]) -> None:
+    """Appendix 'Alternative algorithm: signal-normalized noise'; in double precision, so that 1e-5 is meant."""
+    _, wide, plan = pair(lambda n: build(n).double(), 8, 24)
+    deltas = noise_of(wide, plan, mu.SignalNoise(0.3))
+    for name, p in wide.named_parameters():
+        if name.endswith("bias") or name.startswith("norm"):
+            assert not deltas[name].any(), name
+        else:
+            signal = norm(as_matrix(name, p.detach()))
+            assert norm(as_matrix(name, deltas[name])) == pytest.approx(0.3 * signal, rel=1e-5), name
+
+
+def test_signal_noise_of_weights_stored_in_by_out() -> None:
+    _, wide, plan = pair(Transposed, 8, 16)
+    deltas = noise_of(wide, plan, mu.SignalNoise(0.3))
+    for name in ("input.weight", "hidden.weight", "readout.weight"):
+        assert norm(deltas[name]) == pytest.approx(0.3 * norm(wide.get_parameter(name).detach()), rel=1e-4), name
+
+
+def test_the_papers_formula_for_the_effective_constants() -> None:
+    """σ̄ = t·√(k_out/k_in)·‖W‖/‖Δ‖, with Δ drawn at σ̄ = 1 and different multipliers in each layer."""
+    narrow, wide = MLP(20, [8, 10], 7), MLP(20, [16, 50], 7)
+    plan = mu.plan(narrow, wide)
+    mu.widen(narrow, wide, plan)
+    delta = noise_of(wide, plan, mu.GaussianNoise(1.0, unit="theory"), seed=6)
+    noise = mu.SignalNoise(0.2)
+    returned = mu.perturb(wide, plan, noise, seed=6)
+    assert noise.effective == returned
+    assert returned.unit == "theory"
+    assert isinstance(returned.std, dict)
+    multipliers = {"layers.0.weight": (2, 1), "layers.1.weight": (5, 2), "layers.2.weight": (1, 5)}
+    assert returned.std.keys() == multipliers.keys()
+    for name, (k_out, k_in) in multipliers.items():
+        signal = norm(narrow.get_parameter(name).detach())
+        expected = 0.2 * math.sqrt(k_out / k_in) * signal / norm(delta[name])
+        assert returned.std[name] == pytest.approx(expected, rel=1e-4), name
+
+
+def test_effective_constants_are_written_read_and_given_at_another_width() -> None:
+    family = mu.Family(Net, base=16)
+    noise = mu.SignalNoise(0.25)
+    family.upscale(family.init(16), width=32, noise=noise)
+    assert noise.effective is not None
+    text = noise.effective.to_json()
+    json.loads(text)
+    constants = mu.GaussianNoise.from_json(text)
+    assert constants == noise.effective
+    assert isinstance(constants.std, dict)
+    big = family.init(128)
+    clean, _ = family.upscale(big, width=256)
+    noisy, _ = family.upscale(big, width=256, noise=constants)
+    stds = {"embedding.weight": 1.0, "hidden.weight": 1 / 16, "readout.weight": 1 / 256}
+    for name, p in clean.named_parameters():
+        delta = (noisy.get_parameter(name) - p).detach()
+        if name in stds:
+            assert float(delta.std()) == pytest.approx(constants.std[name] * stds[name], rel=0.03), name
+        else:
+            assert not delta.any(), name
+
+
+def test_effective_constants_give_the_same_noise_again_at_the_same_width() -> None:
+    _, wide, plan = pair(Net, 8, 16)
+    noise = mu.SignalNoise(0.25)
+    first = noise_of(wide, plan, noise)
+    second = noise_of(wide, plan, noise.effective)
+    for name in first:
+        torch.testing.assert_close(first[name], second[name])
+
+
+def test_constants_for_another_model_are_refused() -> None:
+    _, wide, plan = pair(Net, 8, 16)
+    before = copy.deepcopy(wide)
+    with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight'.*another model"):
+        mu.perturb(wide, plan, mu.GaussianNoise({"layers.0.weight": 1.0, "hidden.weight": 1.0}, unit="theory"))
+    assert all(torch.equal(p, before.get_parameter(n)) for n, p in wide.named_parameters())
+    with pytest.raises(mu.MupscaleError, match="no noise"):
+        mu.GaussianNoise.from_json("[1, 2]")
+    with pytest.raises(mu.MupscaleError, match="no noise"):
+        mu.GaussianNoise.from_json('{"t": 0.1}')
+
+
+def test_signal_noise_on_a_zero_weight_is_none() -> None:
+    _, wide, plan = pair(Net, 8, 16)
+    with torch.no_grad():
+        wide.get_parameter("readout.weight").zero_()
+    noise = mu.SignalNoise(0.5)
+    mu.perturb(wide, plan, noise)
+    assert not wide.get_parameter("readout.weight").any()
+    assert noise.effective is not None
+    assert noise.effective.of("readout.weight") == 0
+
+
+def test_signal_noise_on_a_tied_model() -> None:
+    _, wide, plan = pair(lambda n: GPT2(11, 8, layers=1, heads=n // 4, head_dim=4), 8, 16)
+    deltas = noise_of(wide, plan, mu.SignalNoise(0.3))
+    assert norm(deltas["wte.weight"]) == pytest.approx(0.3 * norm(wide.get_parameter("wte.weight").detach()), rel=1e-4)
+
+
+# spectral norms
+
+
+def clustered() -> Tensor:
+    """Two hundred singular values within a hundredth of the largest, the others far below."""
+    left = torch.linalg.qr(torch.randn(600, 400, dtype=torch.float64)).Q
+    right = torch.linalg.qr(torch.randn(900, 400, dtype=torch.float64)).Q
+    values = torch.cat([torch.linspace(3.0, 2.97, 200), torch.full((200,), 0.1)]).double()
+    return (left * values) @ right.T
+
+
+MATRICES: dict[str, Callable[[], Tensor]] = {
+    "random": lambda: torch.randn(600, 900),
+    "tall": lambda: torch.randn(900, 600),
+    "float64": lambda: torch.randn(600, 900, dtype=torch.float64),
+    "clustered": clustered,
+    "clustered float32": lambda: clustered().float(),
+    "rank 1": lambda: torch.outer(torch.randn(600), torch.randn(900)),
+    "rank 5": lambda: torch.randn(600, 5) @ torch.randn(5, 900),
+    "rank 5 float64": lambda: torch.randn(600, 5, dtype=torch.float64) @ torch.randn(5, 900, dtype=torch.float64),
+    "widened": lambda: torch.randn(20, 30).repeat_interleave(30, 0).repeat_interleave(30, 1) / 30,
+    "widened by 2": lambda: torch.randn(300, 450).repeat_interleave(2, 0).repeat_interleave(2, 1) / 2,
+    "identity": lambda: torch.eye(600),
+    "ones": lambda: torch.ones(600, 900),
+    "one entry": lambda: torch.zeros(600, 900).index_put_((torch.tensor(3), torch.tensor(7)), torch.tensor(2.0)),
+    "zero": lambda: torch.zeros(600, 900),
+    "tiny values": lambda: 1e-12 * torch.randn(600, 900),
+    "large values": lambda: 1e12 * torch.randn(600, 900),
+}
+
+
+@pytest.mark.parametrize("make", MATRICES.values(), ids=MATRICES)
+def test_lanczos_agrees_with_the_svd(make: Callable[[], Tensor]) -> None:
+    matrix = make()
+    exact = norm(matrix)
+    assert _lanczos_norm(matrix) == pytest.approx(exact, rel=1e-3, abs=1e-30)
+    assert spectral_norm(matrix) == pytest.approx(exact, rel=1e-3, abs=1e-30)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (3, 700), (512, 513)])
+def test_small_matrices_are_exact(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, dtype=torch.float64)
+    assert spectral_norm(matrix) == pytest.approx(norm(matrix), rel=1e-12)
+    assert spectral_norm(matrix.bfloat16()) == pytest.approx(norm(matrix.bfloat16()), rel=1e-5)
+
+
+def test_signal_noise_on_a_large_matrix_uses_lanczos() -> None:
+    _, wide, plan = pair(lambda n: MLP(5, n, 3, depth=3), 20, 600)
+    delta = noise_of(wide, plan, mu.SignalNoise(0.5))["layers.1.weight"]
+    assert norm(delta) == pytest.approx(0.5 * norm(wide.get_parameter("layers.1.weight").detach()), rel=1e-3)

@@ -1,0 +1,215 @@
+"""Tiny random models of every described architecture, for the tests of mupscale.hf; import transformers first."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+import mupscale as mu
+from mupscale import Plan
+from mupscale.checks.equivalence import Report, relative_difference
+from mupscale.hf.architecture import Architecture
+from mupscale.hf.architectures import KNOWN
+from mupscale.hf.growth import Times
+from mupscale.hf.precision import KeepDouble
+
+transformers.logging.set_verbosity_error()
+
+ADAMW: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-3}
+
+VOCAB, POSITIONS, CLASSES = 29, 24, 3
+
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}  # what computes in float64, too
+
+_SIZES = {"hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4, "num_hidden_layers": 2}
+_TEXT = {**_SIZES, "vocab_size": VOCAB, "max_position_embeddings": POSITIONS}
+_GROUPED = {**_TEXT, "num_key_value_heads": 2}
+_LARGER = {"hidden_size": 32, "intermediate_size": 20}  # heads of 8 units, of which a part is rotated
+
+CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt2": (
+        "GPT2",
+        "LMHeadModel",
+        {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS, "vocab_size": VOCAB},
+    ),
+    "llama": ("Llama", "ForCausalLM", _GROUPED),
+    "mistral": ("Mistral", "ForCausalLM", {**_GROUPED, "sliding_window": 4}),
+    "qwen2": ("Qwen2", "ForCausalLM", _GROUPED),
+    "qwen3": ("Qwen3", "ForCausalLM", {**_GROUPED, "head_dim": 6}),
+    "gemma": ("Gemma", "ForCausalLM", {**_TEXT, "num_key_value_heads": 1, "head_dim": 6}),
+    "gemma2": (
+        "Gemma2",
+        "ForCausalLM",
+        {**_GROUPED, "head_dim": 6, "query_pre_attn_scalar": 3, "sliding_window": 4, "attn_logit_softcapping": 2.0},
+    ),
+    "phi": ("Phi", "ForCausalLM", _TEXT),
+    "gpt_neox": ("GPTNeoX", "ForCausalLM", {**_TEXT, **_LARGER}),
+    "opt": ("OPT", "ForCausalLM", {**_TEXT, "ffn_dim": 20, "word_embed_proj_dim": 16}),
+    "olmo2": ("Olmo2", "ForCausalLM", _GROUPED),
+    "mixtral": ("Mixtral", "ForCausalLM", {**_GROUPED, "num_local_experts": 4}),
+    "bert": ("Bert", "ForMaskedLM", _TEXT),
+    "vit": (
+        "ViT",
+        "ForImageClassification",
+        {**_SIZES, "image_size": 8, "patch_size": 4, "num_channels": 2, "encoder_stride": 4},
+    ),
+}
+"""By model_type: the prefix of its classes, the usual head, and its config."""
+
+
+def tiny(name: str, head: str | None = None, **config: Any) -> tuple[Any, type[nn.Module]]:
+    """A small config and its model's class; `head`: how the class's name goes on after the prefix, as ForCausalLM."""
+    prefix, usual, sizes = CONFIGS[name]
+    cls = getattr(transformers, prefix + (usual if head is None else head))
+    common = {"pad_token_id": None, "use_cache": False, "num_labels": CLASSES, "architectures": [cls.__name__]}
+    given = {**common, **sizes, **config, **EAGER}
+    return getattr(transformers, f"{prefix}Config")(**given), cls
+
+
+def heads_of(name: str) -> list[str]:
+    """How the names of transformers' models of an architecture go on after the prefix, but for the usual one."""
+    prefix, usual, _ = CONFIGS[name]
+    module = getattr(transformers, prefix + usual).__module__
+    named = {n: c for n, c in vars(sys.modules[module]).items() if inspect.isclass(c) and c.__module__ == module}
+    public = [n for n, c in named.items() if issubclass(c, transformers.PreTrainedModel) and hasattr(transformers, n)]
+    return sorted(n.removeprefix(prefix) for n in public if n != prefix + usual and not n.endswith("PreTrainedModel"))
+
+
+def build(config: Any) -> nn.Module:
+    """The model that a config (or its dict) names, in the default dtype, buffers included."""
+    if isinstance(config, dict):
+        known = {k: v for k, v in config.items() if k not in ("model_type", "transformers_version")}
+        config = type(transformers.AutoConfig.for_model(config["model_type"]))(**{**known, **EAGER})
+    return getattr(transformers, config.architectures[0])(copy.deepcopy(config))
+
+
+@torch.no_grad()
+def randomised(model: nn.Module, seed: int = 0, size: float = 0.3) -> nn.Module:
+    """Weights well away from what a fresh model has: no bias is 0 and no gain 1, so that everything matters."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        noise = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype) * size
+        p.copy_(p + noise if p.dim() < 2 else noise)
+    return model
+
+
+def shapes(model: nn.Module, *, every_name: bool = False) -> dict[str, tuple[int, ...]]:
+    """Of its parameters, tied ones once or under all their names."""
+    return {n: tuple(p.shape) for n, p in model.named_parameters(remove_duplicate=not every_name)}
+
+
+def inputs(config: Any, count: int = 2, batch: int = 2, length: int = 7, seed: int = 0) -> list[dict[str, Tensor]]:
+    """Random batches as the model's keyword arguments."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(count):
+        if config.model_type == "vit":
+            size = (batch, config.num_channels, config.image_size, config.image_size)
+            given = {
+                "pixel_values": torch.randn(size, generator=generator, dtype=torch.float64).to(
+                    torch.get_default_dtype()
+                )
+            }
+            if config.architectures[0].endswith("ForMaskedImageModeling"):
+                given["bool_masked_pos"] = torch.rand((batch, 4), generator=generator) < 0.5
+        else:
+            tokens = torch.randint(0, VOCAB, (batch, length), generator=generator)
+            if config.architectures[0].endswith("ForMultipleChoice"):
+                tokens = tokens.unsqueeze(1).expand(-1, 2, -1).clone()
+                tokens[:, 1] = tokens[:, 1].flip(-1)
+            given = {"input_ids": tokens}
+        made.append(given)
+    return made
+
+
+def outputs(model: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
+    """Every floating-point tensor that the model returns; float64 stays float64 on the way."""
+    with KeepDouble():
+        return list(_tensors(model(**batch, return_dict=True)))
+
+
+def _tensors(found: Any) -> Iterator[Tensor]:
+    if isinstance(found, Tensor):
+        if found.is_floating_point():
+            yield found
+    elif isinstance(found, dict):
+        for value in found.values():
+            yield from _tensors(value)
+
+
+def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """A loss that all the model's outputs enter, with something to learn: each is drawn towards numbers of its own."""
+    total = torch.zeros(())
+    for output in outputs(model, batch):
+        generator = torch.Generator().manual_seed(output.numel())
+        target = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype)
+        total = total + (output - target).square().mean()
+    return total
+
+
+class Averaged(nn.Module):
+    """A model without a head, whose outputs are averaged over their units so that they do not grow."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **batch: Any) -> dict[str, Tensor]:
+        batch.pop("return_dict")
+        return {str(i): out.mean(-1) for i, out in enumerate(outputs(self.model, batch))}
+
+
+class Pair:
+    """A small model, its config as config.json has it, and the wide model made of it in memory, in float64."""
+
+    def __init__(self, name: str, times: Any = 2, change: Callable[[Plan], Plan] | None = None, **config: Any) -> None:
+        self.config, self.cls = tiny(name, **config)
+        self.architecture: Architecture = KNOWN[name]
+        self.json, self.times = self.config.to_dict(), Times.of(times)
+        self.small = randomised(build(self.config))
+        self.wide = build(self.architecture.wide_config(self.json, self.times))
+        if self.cls.__name__.endswith("Model") and not self.cls.__name__.endswith(("LMHeadModel", "DoubleHeadsModel")):
+            self.small, self.wide = Averaged(self.small), Averaged(self.wide)
+        self.plan = self.architecture.plan(self.json, self.times, shapes(self.small))
+        if change is not None:
+            self.plan = change(self.plan)
+        mu.widen(self.small, self.wide, self.plan)
+        self.batches = inputs(self.config)
+
+    def compare(self) -> float:
+        """The largest relative difference of any output."""
+        with torch.no_grad():
+            both = [outputs(model.eval(), self.batches[0]) for model in (self.small, self.wide)]
+        assert len(both[0]) == len(both[1]) > 0
+        return max(relative_difference(a, b) for a, b in zip(*both, strict=True))
+
+    def optimizer(self, cls: type[torch.optim.Optimizer], hyper: dict[str, Any]) -> torch.optim.Optimizer:
+        """What has an offset and a fold gets no decay."""
+        named = list(self.small.named_parameters())
+        groups = [
+            {"params": [p for n, p in named if not self.plan[n].shift]},
+            {"params": [p for n, p in named if self.plan[n].shift], "weight_decay": 0.0},
+        ]
+        return cls([group for group in groups if group["params"]], **hyper)
+
+    def train(self, cls: type[torch.optim.Optimizer] = torch.optim.AdamW, *, steps: int = 20, **hyper: Any) -> Report:
+        """Both side by side, with clipping that binds."""
+        optimizer = self.optimizer(cls, hyper or ADAMW)
+        return mu.verify(
+            self.small,
+            self.wide,
+            self.plan,
+            self.batches,
+            loss,
+            optimizer=optimizer,
+            steps=steps,
+            clip=0.3,
+            tolerance=1e-10,
+        )

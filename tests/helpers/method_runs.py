@@ -1,0 +1,187 @@
+"""Runs of the method small enough for a test."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mupscale.cli.commands import main
+from mupscale.data.stream import Batch
+from mupscale.method.procedure import run_method
+from mupscale.method.settings import Method
+from mupscale.method.summary import Summary
+from mupscale.models import MLP
+from mupscale.system.errors import MupscaleError
+from mupscale.train.recipe import Growth, Recipe
+from small_runs import CLASSES, FEATURES, Rows, recipe
+
+_PROCESSES = multiprocessing.get_context("forkserver")  # torch and optuna are loaded once
+_PROCESSES.set_forkserver_preload(
+    ["mupscale.method.procedure", "mupscale.sweep.search", "mupscale.models", "optuna", "torch._dynamo", "jsonargparse"]
+)
+
+STEPS, BASE_STEPS, WIDE_STEPS = 60, 20, 40
+
+
+class Brittle(MLP):
+    """A model that diverges where it is wider than it may be."""
+
+    def __init__(self, width: int, limit: int) -> None:
+        super().__init__(FEATURES, width, CLASSES)
+        self.broken = width > limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, or no numbers at all."""
+        return super().forward(x) * (float("nan") if self.broken else 1.0)
+
+
+class Unlucky(Rows):
+    """Data in whose order under seed 1 comes something that no model survives."""
+
+    def batch(self, seed: int, start: int, count: int) -> Batch:
+        """Some rows."""
+        x, y = super().batch(seed, start, count)
+        return (x * float("nan") if seed == 1 and start > 50 else x), y
+
+
+def small(kind: str = "mlp", **changes: Any) -> Recipe:
+    """A base model of width 8 for 20 steps, and one of width 16 for 40 more."""
+    growth = changes.pop("growth", {})
+    grow = [Growth(**{"at": BASE_STEPS, "width": 16, **growth})]
+    return recipe(kind=kind, **{"width": 8, "base": 4, "init_at": 4, "steps": STEPS, "grow": grow, **changes})
+
+
+def settings(**changes: Any) -> Method:
+    """Two learning rates and two noise levels at width 4; two seeds."""
+    usual: dict[str, Any] = {"widths": [4], "upscaled_lrs": [0.02, 0.05], "noises": [0.1, 0.3], "seeds": 2}
+    return Method(**{**usual, **changes})
+
+
+def quiet(text: str) -> None:
+    """Say nothing."""
+
+
+def run_quietly(folder: Path, recipe: Recipe | None = None, method: Method | None = None) -> Summary:
+    """A whole run."""
+    return run_method(recipe or small(), method or settings(), folder, note=quiet)
+
+
+def facts(summary: Summary) -> dict[str, Any]:
+    """All of a summary but the clock and its name."""
+    values: dict[str, Any] = json.loads(json.dumps(asdict(summary)))
+    for part in (*values["stages"], *values["sweeps"]):
+        del part["seconds"]
+    return {name: value for name, value in values.items() if name not in ("name", "command")}
+
+
+def written(path: Path, recipe: Recipe, method: Method | None = None) -> Path:
+    """A recipe as a file, which is YAML since it is JSON."""
+    values = {name: value for name, value in recipe.to_json().items() if value is not None}
+    if method is not None:
+        values["method"] = {name: value for name, value in method.to_json().items() if value is not None}
+    path.write_text(json.dumps(values, indent=1))
+    return path
+
+
+def command(*words: str, cwd: Path, check: bool = True, **more: str) -> subprocess.CompletedProcess[str]:
+    """`mupscale …` in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mupscale", *words],
+        cwd=cwd,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def environment(**more: str) -> dict[str, str]:
+    """With this package and the tests' own models and data, and one thread."""
+    here = Path(__file__).resolve().parent
+    path = os.pathsep.join([str(here.parents[1] / "src"), str(here)])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+# ------------------------------------------------------------------------------------------------ in a process
+
+
+class _Child:
+    """A process whose output is a file."""
+
+    def __init__(self, output: Path, target: Callable[..., None], *arguments: object) -> None:
+        self.output = output
+        self.process = _PROCESSES.Process(target=_speaking_to, args=(str(output), target, *arguments))
+        self.process.start()
+
+    def wait(self) -> int:
+        """Its exit status; negative if a signal ended it."""
+        self.process.join(100)
+        if self.process.is_alive():
+            self.process.kill()
+            raise AssertionError(f"it does not end: {self.output.read_text()}")
+        assert self.process.exitcode is not None
+        return self.process.exitcode
+
+
+class Sitting(_Child):
+    """A run of the method in a process of its own, which something may happen to: `prepare` is called in it first."""
+
+    def __init__(
+        self, folder: Path, recipe: Recipe, method: Method, output: Path, prepare: Callable[[], object] = int
+    ) -> None:
+        super().__init__(output, _sit, folder, recipe, method, prepare)
+
+
+class Commanded(_Child):
+    """The command `mupscale` in a process that need not load torch first."""
+
+    def __init__(self, words: Sequence[str], output: Path) -> None:
+        super().__init__(output, _command, list(words))
+
+
+def _speaking_to(output: str, target: Callable[..., None], *arguments: object) -> None:
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    torch.set_num_threads(1)
+    target(*arguments)
+
+
+def _sit(folder: Path, recipe: Recipe, method: Method, prepare: Callable[[], object]) -> None:
+    prepare()
+    try:
+        run_method(recipe, method, folder)
+    except MupscaleError as error:
+        print(f"error: {error}", flush=True)
+        sys.exit(1)
+
+
+def _command(words: list[str]) -> None:
+    sys.exit(main(words))
+
+
+def count_changes(folder: str, into: str) -> None:
+    """Note how often this process changes something in the folder: the numbers that `die_at` takes."""
+    seen = 0
+
+    def look(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal seen
+        reading = event == "open" and args[1] in ("r", "rb")
+        if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir") and folder in str(args[0]):
+            seen += not reading
+
+    sys.addaudithook(look)
+    Finalize(None, lambda: Path(into).write_text(str(seen)), exitpriority=1)

@@ -1,0 +1,336 @@
+"""Runs small enough for a test: data, recipes, what a run leaves behind, and processes of their own to be killed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mupscale import checkpoint
+from mupscale.data import Data, Split, Table
+from mupscale.data.stream import Batch
+from mupscale.system.errors import MupscaleError
+from mupscale.train import Evaluation, Recipe, Result, Spec, train
+from mupscale.train.loop import Run
+
+ADAMW = Spec("torch.optim.AdamW", {"lr": 0.02, "betas": [0.9, 0.95], "weight_decay": 0.2, "eps": 1e-2})
+GENTLE = Spec("torch.optim.AdamW", {**ADAMW.init_args, "lr": 0.002, "eps": 1e-3})
+SGD = Spec("torch.optim.SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05})
+FEATURES, CLASSES, VOCAB, CONTEXT, SIDE = 6, 3, 11, 6, 8
+
+# ------------------------------------------------------------------------------------------------ data and models
+
+
+def rows(train: int = 80, test: int = 21) -> Split:
+    """A table with something to learn in it."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(train + test, FEATURES, generator=generator)
+    y = (x.sin() @ torch.randn(FEATURES, CLASSES, generator=generator)).argmax(1)
+    return Split(x[:train], y[:train], x[train:], y[train:])
+
+
+class Rows(Table):
+    """Six numbers and one of three classes; 80 rows to train on and 21 to evaluate on."""
+
+    def __init__(self) -> None:
+        super().__init__(rows(), CLASSES)
+
+
+class Slow(Rows):
+    """The same, slow enough to be stopped in the middle of it."""
+
+    def __init__(self, seconds: float = 0.005) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def examples(self, rows: Tensor) -> Batch:
+        """Some rows, after a while; one alone, as for the model's cost, at once."""
+        time.sleep(float(self.seconds) if len(rows) > 1 else 0)
+        return super().examples(rows)
+
+
+class Watched(Rows):
+    """The same; `seen` has the rows that were asked for, the first of them for the model's cost."""
+
+    seen: list[list[int]]
+
+    def examples(self, rows: Tensor) -> Batch:
+        """Some rows, noted."""
+        Watched.seen.append(rows.tolist())
+        return super().examples(rows)
+
+
+class Curve(Table):
+    """Targets that are no classes."""
+
+    def __init__(self) -> None:
+        split = rows()
+        super().__init__(Split(split.train_x, split.train_x.sin(), split.test_x, split.test_x.sin()))
+
+
+class Pictures(Table):
+    """Images of noise, brighter in one channel."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        y = torch.arange(48) % CLASSES
+        x = torch.randn(48, 3, SIDE, SIDE, generator=generator) + nn.functional.one_hot(y, 3)[:, :, None, None]
+        super().__init__(Split(x[:40], y[:40], x[40:], y[40:]), CLASSES)
+
+
+class Words(Data):
+    """Windows of a text in which each token depends on the one before."""
+
+    unit, per_example, classes = "tokens", CONTEXT, VOCAB
+
+    def __init__(self) -> None:
+        steps = torch.randint(1, 3, (200,), generator=torch.Generator().manual_seed(0))
+        self.text = steps.cumsum(0) % VOCAB
+
+    @property
+    def size(self) -> int:
+        """Windows to train on."""
+        return 150
+
+    def examples(self, rows: Tensor) -> Batch:
+        """Some windows."""
+        at = rows[:, None] + torch.arange(CONTEXT)
+        return self.text[at], self.text[at + 1]
+
+    def evaluation(self, batch: int) -> Iterator[Batch]:
+        """The end of the text."""
+        for some in torch.arange(160, 190).split(batch):
+            yield self.examples(some)
+
+
+class Dropping(nn.Module):
+    """A model that draws random numbers while it trains."""
+
+    def __init__(self, width: int, p: float = 0.2) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, width), nn.Linear(width, width)
+        self.drop, self.readout = nn.Dropout(p), nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.readout(self.drop(self.second(self.drop(self.first(x).tanh())).tanh()))
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss of one's own."""
+    return (outputs - targets).square().mean()
+
+
+# ------------------------------------------------------------------------------------------------ recipes
+
+MLP = Spec("mupscale.models.MLP", {"d_in": FEATURES, "d_out": CLASSES, "depth": 3})
+KINDS: dict[str, dict[str, Any]] = {
+    "mlp": {"model": MLP, "data": Spec("small_runs.Rows"), "width": 8, "base": 4},
+    "dropping": {"model": Spec("small_runs.Dropping"), "data": Spec("small_runs.Slow"), "width": 8, "base": 4},
+    "gpt2-heads": {
+        "model": Spec("mupscale.models.GPT2", {"vocab": VOCAB, "context": CONTEXT, "layers": 1, "head_dim": 4}),
+        "data": Spec("small_runs.Words"),
+        "width": 8,
+        "base": 4,
+    },
+    "gpt2-dims": {
+        "model": Spec(
+            "mupscale.models.GPT2",
+            {"vocab": VOCAB, "context": CONTEXT, "layers": 1, "heads": 2, "attention_multiplier": 2.0},
+        ),
+        "data": Spec("small_runs.Words"),
+        "width": {"head_dim": 4},
+        "base": {"head_dim": 2},
+    },
+    "resnet": {
+        "model": Spec("mupscale.models.ResNet18", {"classes": CLASSES}),
+        "data": Spec("small_runs.Pictures"),
+        "width": 2,
+        "base": 2,
+        "init_at": 2,
+        "batch": 16,
+    },
+}
+
+
+def recipe(out: Path | str | None = None, kind: str = "mlp", **changes: Any) -> Recipe:
+    """A short run in float64, all of whose fields can be changed."""
+    usual = {"optimizer": ADAMW, "steps": 20, "batch": 8, "precision": "fp64", "log_every": 1, "device": "cpu"}
+    folder = None if out is None else str(out)
+    return Recipe(**{**usual, "evaluation": Evaluation(every=7), **KINDS[kind], "out": folder, **changes})
+
+
+# ------------------------------------------------------------------------------------------------ what a run leaves
+
+
+def metrics(out: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """Its metrics, as strict JSON."""
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line, parse_constant=_refuse) for line in lines]
+    return [record for record in records if kind in (None, record["kind"])]
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def column(out: Path, name: str, kind: str = "train") -> list[Any]:
+    """One number of each record of a kind."""
+    return [record[name] for record in metrics(out, kind)]
+
+
+def checkpoints(out: Path) -> list[str]:
+    """The names in its folder of checkpoints."""
+    return sorted(path.name for path in (out / "checkpoints").iterdir())
+
+
+def step(number: int) -> str:
+    """A checkpoint's name."""
+    return f"step-{number:09d}.safetensors"
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, model and optimizer."""
+    saved = checkpoint.load(path)
+    assert saved.optimizer is not None
+    found = {f"model/{name}": tensor for name, tensor in saved.model.items()}
+    for key, state in saved.optimizer["state"].items():
+        found |= {f"optimizer/{key}/{name}": torch.as_tensor(value) for name, value in state.items()}
+    return found
+
+
+def assert_same_run(out: Path, other: Path) -> None:
+    """Bit for bit the same: metrics but for the clock, and all that the last checkpoint holds."""
+    ours, theirs = ([{**r, "seconds": None} for r in metrics(folder)] for folder in (out, other))
+    assert ours == theirs
+    name = checkpoints(other)[-1]
+    assert checkpoints(out)[-1] == name
+    mine, yours = (tensors(folder / "checkpoints" / name) for folder in (out, other))
+    assert mine.keys() == yours.keys()
+    different = [key for key in mine if not torch.equal(mine[key], yours[key])]
+    assert not different
+    mine_state, yours_state = (_run_state(folder / "checkpoints" / name) for folder in (out, other))
+    assert mine_state == yours_state
+
+
+def _run_state(path: Path) -> dict[str, Any]:
+    saved = checkpoint.load(path)
+    assert saved.optimizer is not None
+    state = {k: v for k, v in saved.extra["run"].items() if k not in ("seconds", "recipe")}
+    return {**state, "groups": saved.optimizer["param_groups"]}
+
+
+# ------------------------------------------------------------------------------------------------ processes
+
+
+_PROCESSES = multiprocessing.get_context("forkserver")  # torch is loaded once, in the process that all others fork from
+_PROCESSES.set_forkserver_preload(["mupscale.train", "mupscale.data", "mupscale.models", "torch._dynamo"])
+
+
+class Child:
+    """A run in a process of its own; `prepare` is called in it first. Its output is a file."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        output: Path,
+        *,
+        resume: bool = False,
+        prepare: Callable[[], object] | None = None,
+        terminal: str | None = None,
+    ) -> None:
+        self.output = output
+        self.process = _PROCESSES.Process(target=_act, args=(recipe, resume, str(output), prepare, terminal))
+        self.process.start()
+
+    def wait(self) -> str:
+        """Its output, when it has ended."""
+        self.process.join(60)
+        if self.process.is_alive():
+            self.process.kill()
+            raise AssertionError(f"the run does not end: {self.output.read_text()}")
+        return self.output.read_text()
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
+        if self.process.is_alive() and self.process.pid is not None:
+            os.kill(self.process.pid, number)
+
+    def until(self, condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+        """Wait for something to become true while it runs; whether it did."""
+        end = time.monotonic() + seconds
+        while not condition():
+            if not self.process.is_alive() or time.monotonic() > end:
+                return condition()
+            time.sleep(0.001)
+        return True
+
+
+def _act(recipe: Recipe, resume: bool, output: str, prepare: Callable[[], object] | None, terminal: str | None) -> None:
+    target = os.open(terminal or output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY, 0o600)
+    for stream in (1, 2):
+        os.dup2(target, stream)
+    torch.set_num_threads(1)
+    if prepare is not None:
+        prepare()
+    try:
+        result: Result = train(recipe, resume=resume)
+        print(f"{result.status} at step {result.step}")
+    except MupscaleError as error:
+        print(f"error: {error}")
+    except KeyboardInterrupt:
+        print("stopped at once")
+
+
+# what a process may be prepared with
+
+
+def die_at(folder: str, count: int) -> None:
+    """Kill this process where it is about to change something in the folder for the so-many-th time."""
+    changes = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
+    seen = 0
+
+    def look(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal seen
+        reading = event == "open" and args[1] in ("r", "rb")
+        if event in changes and folder in str(args[0]) and not reading:
+            seen += 1
+            if seen == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(look)
+
+
+def limit_files(size: int, survive: bool) -> None:
+    """No file may become larger: as on a full disk, or the process is killed in the middle of writing it."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN if survive else signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def interrupt(times: int, *others: int) -> None:
+    """Ctrl-C so often, in the middle of the first step."""
+    train_step = Run._train_step
+
+    def interrupted(run: Run) -> None:
+        for wait, number in enumerate([signal.SIGINT] * times + list(others)):
+            threading.Timer(0.2 * (wait + 1), os.kill, (os.getpid(), number)).start()
+        Run._train_step = train_step  # type: ignore[method-assign]
+        train_step(run)
+
+    Run._train_step = interrupted  # type: ignore[method-assign]
+
+
+def wide_terminal() -> None:
+    """Tell what a terminal emulator would."""
+    os.environ.update(TERM="xterm-256color", COLUMNS="120", LINES="30")

@@ -1,0 +1,176 @@
+"""Every described architecture against transformers' own models: outputs, training, names in files, configs, inits."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers")
+
+import hf_models as models  # noqa: E402
+from mupscale import Axis, Plan, Rule  # noqa: E402
+from mupscale.checks.equivalence import Report  # noqa: E402
+
+SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.01}
+
+VARIANTS: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "gpt2": ("gpt2", 2, {}),
+    "gpt2-untied": ("gpt2", 3, {"tie_word_embeddings": False, "scale_attn_by_inverse_layer_idx": True}),
+    "gpt2-n_inner": ("gpt2", "hidden=2,ffn=3,heads=2", {"n_inner": 20}),
+    "gpt2-two-heads": ("gpt2", 2, {"head": "DoubleHeadsModel"}),
+    "llama": ("llama", 2, {}),
+    "llama-tied-biases": ("llama", 3, {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+    "llama-head_dim": ("llama", "hidden=4,ffn=3,heads=2", {"head_dim": 6}),
+    "llama-one-kv-head": ("llama", 2, {"num_key_value_heads": 1}),
+    "llama-kv-stays": ("llama", "hidden=2,ffn=2,heads=2,kv=1", {}),
+    "llama-kv-grows-less": ("llama", "hidden=4,heads=4,kv=2", {}),
+    "llama-all-heads": ("llama", 2, {"num_key_value_heads": None}),
+    "llama-ffn-alone": ("llama", "ffn=2", {"tie_word_embeddings": True}),
+    "mistral": ("mistral", 2, {}),
+    "mistral-tied": ("mistral", "hidden=3,heads=2,kv=1", {"tie_word_embeddings": True}),
+    "qwen2": ("qwen2", 2, {}),
+    "qwen2-tied": ("qwen2", "hidden=3,heads=2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", 2, {"attention_bias": True}),
+    "qwen3-tied": ("qwen3", "hidden=3,heads=2,kv=1", {"tie_word_embeddings": True}),
+    "gemma": ("gemma", 2, {}),
+    "gemma-4": ("gemma", 4, {"num_key_value_heads": 2}),
+    "gemma-untied": ("gemma", "hidden=3,ffn=2,heads=2", {"tie_word_embeddings": False}),
+    "gemma2": ("gemma2", 3, {}),
+    "gemma2-untied": ("gemma2", 2, {"tie_word_embeddings": False}),
+    "phi": ("phi", 2, {}),
+    "phi-tied": ("phi", "hidden=2,ffn=3,heads=4,kv=2", {"tie_word_embeddings": True, "num_key_value_heads": 2}),
+    "phi-norms": ("phi", 3, {"qk_layernorm": True}),
+    "gpt_neox": ("gpt_neox", 2, {}),
+    "gpt_neox-tied": ("gpt_neox", 2, {"tie_word_embeddings": True}),
+    "gpt_neox-serial": ("gpt_neox", 3, {"use_parallel_residual": False, "attention_bias": False}),
+    "opt": ("opt", 2, {}),
+    "opt-untied-post-norm": ("opt", 3, {"tie_word_embeddings": False, "do_layer_norm_before": False}),
+    "opt-words": ("opt", 2, {"word_embed_proj_dim": 12}),
+    "opt-350m": ("opt", 3, {"word_embed_proj_dim": 12, "do_layer_norm_before": False, "enable_bias": False}),
+    "olmo2": ("olmo2", 2, {"attention_bias": True}),
+    "olmo2-tied": ("olmo2", "hidden=2,ffn=3,heads=3,kv=1", {"tie_word_embeddings": True}),
+    "mixtral": ("mixtral", 2, {}),
+    "mixtral-tied": ("mixtral", "hidden=2,ffn=3,heads=2,kv=1", {"tie_word_embeddings": True, "head_dim": 6}),
+    "bert": ("bert", 2, {}),
+    "bert-untied": ("bert", "hidden=2,ffn=3,heads=2", {"tie_word_embeddings": False}),
+    "bert-pretraining": ("bert", 3, {"head": "ForPreTraining"}),
+    "vit": ("vit", 2, {}),
+    "vit-no-biases": ("vit", "hidden=2,ffn=3,heads=4", {"qkv_bias": False}),
+    "vit-pixels": ("vit", 3, {"head": "ForMaskedImageModeling"}),
+}
+
+
+def assert_alike(report: Report) -> None:
+    assert report.ok, str(report)
+    assert all(abs(a - b) <= 1e-10 * abs(a) for a, b in report.losses)  # which all outputs enter
+    assert report.losses[-1][0] < 0.98 * report.losses[0][0], "the model does not learn"
+
+
+def norm_of_gradients(pair: models.Pair) -> float:
+    models.loss(pair.small, pair.batches[0]).backward()
+    norm = float(nn.utils.get_total_norm([p.grad for p in pair.small.parameters() if p.grad is not None]))
+    pair.small.zero_grad()
+    return norm
+
+
+# The same function, and the same training.
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_outputs_and_twenty_steps_of_adamw_are_the_same(variant: str) -> None:
+    name, times, config = VARIANTS[variant]
+    pair = models.Pair(name, times, **{"num_hidden_layers": 2 if variant == name else 1, **config})
+    assert pair.compare() <= 1e-10
+    assert norm_of_gradients(pair) > 0.3, "clipping does not bind"
+    assert_alike(pair.train())
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("variant", ["gpt2", "gemma", "gpt_neox", "mixtral-tied", "bert", "llama-kv-stays"])
+def test_twenty_steps_of_sgd_with_momentum_are_the_same(variant: str) -> None:
+    name, times, config = VARIANTS[variant]
+    assert_alike(models.Pair(name, times, **config).train(torch.optim.SGD, **SGD))
+
+
+# Controls that must fail.
+
+
+def one_by_one(plan: Plan) -> Plan:
+    """Query heads copied each on its own, though the key/value heads grow."""
+    changed = {}
+    for name, entry in plan.parameters.items():
+        d = 0 if "q_proj" in name else 1
+        block = {d: replace(entry.axes[d], block=4)} if "q_proj" in name or "o_proj" in name else {}
+        changed[name] = replace(entry, axes={**entry.axes, **block})
+    return Plan(changed)
+
+
+@pytest.mark.usefixtures("float64")
+def test_query_heads_copied_one_by_one_diverge_in_training() -> None:
+    """Copies of one key/value head then serve different heads: the outputs are still right, the updates are not."""
+    pair = models.Pair("llama", 2, one_by_one)
+    assert pair.plan["model.layers.0.self_attn.q_proj.weight"].axes[0] == Axis(2, 4)
+    assert pair.compare() <= 1e-10
+    assert pair.train().max_relative_difference > 1e-3
+    assert_alike(models.Pair("llama", "heads=2,kv=1", one_by_one).train())  # where they stay, either way is right
+
+
+def without_folds(plan: Plan) -> Plan:
+    return Plan({n: replace(e, fold=1) for n, e in plan.parameters.items()})
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("variant", ["gpt2", "gpt2-two-heads", "llama-tied-biases", "gemma", "gemma-untied", "bert"])
+def test_a_fold_left_out_shows(variant: str) -> None:
+    name, times, config = VARIANTS[variant]
+    assert models.Pair(name, times, without_folds, **config).compare() > 1e-3
+
+
+@pytest.mark.usefixtures("float64")
+def test_an_offset_left_out_shows() -> None:
+    def plain(plan: Plan) -> Plan:
+        return Plan({n: replace(e, offset=0) for n, e in plan.parameters.items()})
+
+    assert models.Pair("gemma", 2, plain).compare() > 1e-3
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("variant", ["llama", "gpt2", "gemma2"])
+def test_a_wrong_exponent_of_the_learning_rate_shows(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, times, config = VARIANTS[variant]
+    pair = models.Pair(name, times, **config)
+    monkeypatch.setattr(Rule, "lr", lambda rule, m: float(rule.fold ** (1 + m) * rule.out**m / rule.in_**0.5))
+    report = pair.train()
+    assert report.differences[0] <= 1e-10
+    assert report.max_relative_difference > 1e-3
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("variant", ["llama", "opt"])
+def test_plain_clipping_shows(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, times, config = VARIANTS[variant]
+    pair = models.Pair(name, times, **config)
+
+    def plain(model: nn.Module, max_norm: float, plan: Plan) -> Tensor:
+        return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+
+    monkeypatch.setattr(sys.modules["mupscale.checks.equivalence"], "clip_grad_norm_", plain)
+    assert pair.train().max_relative_difference > 1e-3
+
+
+@pytest.mark.usefixtures("float64")
+def test_gemmas_scale_is_a_buffer_of_the_dtype_the_model_is_built_in() -> None:
+    """√hidden, rounded to float32 in a model built in float32 and converted later: build it in float64."""
+    pair = models.Pair("gemma", 2)
+    built = [m.model.embed_tokens.embed_scale for m in (pair.small, pair.wide)]  # type: ignore[union-attr]
+    assert [b.dtype for b in built] == [torch.float64] * 2
+    assert pair.compare() <= 1e-10
+    for buffer in built:
+        buffer.copy_(buffer.float().double())
+    assert 1e-10 < pair.compare() < 1e-6

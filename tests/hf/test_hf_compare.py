@@ -1,0 +1,556 @@
+"""mupscale.hf.verify: what is equal passes in files, outputs and training, and what is not is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers")
+
+import mupscale as mu  # noqa: E402
+from hf_models import build, randomised, tiny  # noqa: E402
+from mupscale import GaussianNoise, MupscaleError  # noqa: E402
+from mupscale.hf import models  # noqa: E402
+from mupscale.hf.architecture import KNOWN  # noqa: E402
+from mupscale.hf.architectures import known  # noqa: E402
+from mupscale.hf.growth import Times  # noqa: E402
+from mupscale.hf.source import open_source  # noqa: E402
+from mupscale.hf.upscaling import upscale  # noqa: E402
+from mupscale.hf.verification import needed_bytes, verify  # noqa: E402
+
+Q = "model.layers.0.self_attn.q_proj.weight"
+
+
+def saved(
+    folder: Path, name: str = "llama", head: str | None = None, dtype: Any = torch.float32, **config: Any
+) -> Path:
+    """A tiny random checkpoint."""
+    made, _ = tiny(name, head, **config)
+    with models.quiet():
+        randomised(build(made)).to(dtype).save_pretrained(folder)
+    return folder
+
+
+def grown(small: Path, out: Path, **options: Any) -> Path:
+    upscale(small, out, verify=False, progress=False, **options)
+    return out
+
+
+def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    """Change the tensors of a checkpoint."""
+    file = folder / "model.safetensors"
+    tensors = {name: t.clone() for name, t in load_file(file).items()}
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def edit_json(file: Path, **fields: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A LLaMA with grouped queries, and its double; not to be changed."""
+    folder = tmp_path_factory.mktemp("pair")
+    small = saved(folder / "small")
+    return small, grown(small, folder / "wide")
+
+
+@pytest.fixture
+def wide(pair: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A copy of the double, to be changed."""
+    return Path(shutil.copytree(pair[1], tmp_path / "wide"))
+
+
+# What is equal
+
+
+def test_equal_in_double_precision_over_training(pair: tuple[Path, Path]) -> None:
+    found = verify(*pair, dtype="float64", train=20)
+    assert [row.what for row in found.rows] == ["tensors in the files", "logits", "outputs over 20 steps of AdamW"]
+    assert found.ok
+    assert found.first is None
+    assert found.rows[0].difference == 0
+    assert 0 < found.rows[1].difference < 1e-13
+    assert 0 < found.rows[2].difference < 1e-13
+    assert [row.tolerance for row in found.rows[1:]] == [1e-10, 1e-10]
+    assert found.verdict.startswith("equivalent")
+    assert found.losses[0] == pytest.approx(found.losses[1], rel=1e-12)
+
+
+def test_a_table_and_plain_text(pair: tuple[Path, Path]) -> None:
+    console = pytest.importorskip("rich.console").Console(width=100)
+    found = verify(*pair)
+    assert [row.tolerance for row in found.rows[1:]] == [1e-4]
+    with console.capture() as shown:
+        console.print(found.table())
+    for text in (shown.get(), str(found)):
+        assert "logits" in text
+        assert "same" in text
+    assert str(found).endswith(found.verdict)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "outputs"),
+    [
+        ("llama", "Model", ["last_hidden_state"]),
+        ("llama", "ForSequenceClassification", ["logits"]),
+        ("gpt2", None, ["logits"]),
+        ("bert", "Model", ["last_hidden_state", "pooler_output"]),
+        ("bert", "ForPreTraining", ["prediction_logits", "seq_relationship_logits"]),
+        ("bert", "ForQuestionAnswering", ["start_logits", "end_logits"]),
+        ("bert", "ForMultipleChoice", ["logits"]),
+        ("vit", "Model", ["last_hidden_state", "pooler_output"]),
+        ("gemma", None, ["logits"]),
+    ],
+)
+def test_every_output_of_every_head(name: str, head: str | None, outputs: list[str], tmp_path: Path) -> None:
+    torch.set_default_dtype(torch.float64)
+    small = saved(tmp_path / "small", name, head, torch.float64, num_labels=2)
+    found = verify(small, grown(small, tmp_path / "wide"), dtype="float64", train=3)
+    assert found.ok, found
+    assert [row.what for row in found.rows[1:-1]] == outputs
+    assert found.rows[-1].difference < 1e-13
+
+
+def test_an_auxiliary_loss_is_no_output(tmp_path: Path) -> None:
+    small = saved(tmp_path / "small", "mixtral", output_router_logits=True)
+    found = verify(small, grown(small, tmp_path / "wide"), dtype="float64", train=2)
+    assert found.ok, found
+    assert [row.what for row in found.rows[1:-1]] == ["logits"]
+
+
+def test_saved_again_it_is_still_the_same(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    with models.quiet():
+        models.load(open_source(pair[1]), torch.float32).model.save_pretrained(tmp_path / "again")
+    shutil.copy(pair[1] / "mupscale.json", tmp_path / "again")
+    found = verify(pair[0], tmp_path / "again")
+    assert found.ok
+    assert found.rows[0].difference == 0
+
+
+def test_models_in_memory(float64: None) -> None:
+    config, _ = tiny("llama")
+    small, architecture = randomised(build(config)), known("llama")
+    assert architecture is not None
+    wide = build(architecture.wide_config(config.to_dict(), Times.of(2)))
+    shapes = {name: tuple(p.shape) for name, p in small.named_parameters()}
+    plan = architecture.plan(config.to_dict(), Times.of(2), shapes)
+    mu.widen(small, wide, plan)
+    for given in (None, plan):
+        found = verify(small, wide, train=2, plan=given)
+        assert found.ok
+        assert [row.tolerance for row in found.rows] == [1e-10, 1e-10]  # of their own dtype
+    with torch.no_grad():
+        wide.get_parameter(Q)[0, 0] += 0.1
+    assert not verify(small, wide).ok
+
+
+def test_without_a_record_the_configs_tell(pair: tuple[Path, Path], wide: Path) -> None:
+    (wide / "mupscale.json").unlink()
+    assert verify(pair[0], wide, train=2).ok
+
+
+def test_nothing_of_transformers_is_heard(pair: tuple[Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    verify(*pair)
+    assert capfd.readouterr() == ("", "")
+
+
+# What is not
+
+
+def test_a_wrong_weight_is_named(pair: tuple[Path, Path], wide: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    edit(wide, lambda tensors: tensors[name][3, 5].add_(0.01))
+    found = verify(pair[0], wide)
+    assert not found.ok
+    assert found.first is not None
+    assert found.first.name == name
+    assert "NOT equivalent" in found.verdict
+    assert name in found.verdict
+    assert "DIFFERENT" in str(found)
+
+
+def test_swapped_heads_that_the_outputs_do_not_show(pair: tuple[Path, Path], wide: Path) -> None:
+    """Query heads copied one by one under grouped queries: static equality holds, training would diverge."""
+
+    def swap(tensors: dict[str, Tensor]) -> None:
+        for layer in range(2):
+            for name, dim in (("q_proj", 0), ("o_proj", 1)):
+                weight = tensors[f"model.layers.{layer}.self_attn.{name}.weight"]
+                heads = weight.unflatten(dim, (8, 4))  # two groups of two, each twice: 0 1 0 1 2 3 2 3
+                order = torch.tensor([0, 2, 1, 3, 4, 6, 5, 7])
+                weight.copy_(heads.index_select(dim, order).flatten(dim, dim + 1))
+
+    edit(wide, swap)
+    found = verify(pair[0], wide)
+    assert found.rows[1].what == "logits"
+    assert found.rows[1].ok
+    assert not found.ok
+    assert found.first is not None
+    assert found.first.name == Q.replace("q_proj", "o_proj")
+
+
+def test_a_description_that_only_training_refutes(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama = known("llama")
+    assert llama is not None
+    one_by_one = replace(llama, wires=lambda wires, config: {"queries": replace(wires["queries"], block=4)})
+    monkeypatch.setitem(KNOWN, "llama", one_by_one)
+    wide = grown(pair[0], tmp_path / "wide")
+    assert verify(pair[0], wide, dtype="float64").ok
+    found = verify(pair[0], wide, dtype="float64", train=3)
+    assert not found.ok
+    assert [row.ok for row in found.rows] == [True, True, False]
+    assert found.first is not None
+    assert ".self_attn." in found.first.name
+    assert "grouped-query" in found.first.advice
+
+
+@pytest.mark.parametrize(
+    ("where", "wrong"),
+    [
+        ("mupscale.core.rules.Rule.norm", lambda rule, p: 1.0),  # plain clipping
+        ("mupscale.core.rules.Rule.eps", property(lambda rule: 1.0)),
+        ("mupscale.core.rules.Rule.decoupled_decay", lambda rule, m: 1.0),
+        ("mupscale.core.rules.Rule.lr", lambda rule, m: 1.0),
+    ],
+)
+def test_training_shows_a_wrong_rule(
+    where: str, wrong: Any, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clipping binds, eps matters, and so does weight decay."""
+    monkeypatch.setattr(where, wrong)
+    found = verify(*pair, dtype="float64", train=3)
+    assert [row.ok for row in found.rows] == [True, True, False]
+    assert found.rows[-1].difference > 1e-6
+    assert found.first is not None
+
+
+def test_a_fold_that_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpt2 = known("gpt2")
+    assert gpt2 is not None
+    assert gpt2.tied is not None
+    monkeypatch.setitem(KNOWN, "gpt2", replace(gpt2, tied=replace(gpt2.tied, norm=())))
+    small = saved(tmp_path / "small", "gpt2")
+    found = verify(small, grown(small, tmp_path / "wide"))
+    assert [row.ok for row in found.rows] == [True, False]
+    assert found.first is not None
+    assert found.first.name == "lm_head"
+    assert "2 times what it should be" in found.first.advice
+
+
+def test_a_config_that_was_changed(pair: tuple[Path, Path], wide: Path) -> None:
+    edit_json(wide / "config.json", rms_norm_eps=0.5)
+    found = verify(pair[0], wide)
+    assert [row.ok for row in found.rows] == [True, False]
+    assert found.first is not None
+    assert found.first.name == "model.layers.0.input_layernorm"
+
+
+def test_a_config_that_transformers_refuses(pair: tuple[Path, Path], wide: Path) -> None:
+    edit_json(wide / "config.json", tie_word_embeddings="no")
+    with pytest.raises(MupscaleError, match=r"^transformers refuses this config.json: .*'tie_word_embeddings': .+bool"):
+        verify(pair[0], wide)
+
+
+def test_a_tolerance_below_nothing(pair: tuple[Path, Path]) -> None:
+    with pytest.raises(MupscaleError, match="give 0 or more"):
+        verify(*pair, tolerance=-1.0)
+
+
+def test_values_that_are_not_finite(pair: tuple[Path, Path], wide: Path) -> None:
+    edit(wide, lambda tensors: tensors["model.norm.weight"][0].fill_(torch.nan))
+    found = verify(pair[0], wide)
+    assert not found.ok
+    assert found.first is not None
+    assert found.first.name == "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"hidden_size": 24}, "hidden_size 24"),
+        ({"num_hidden_layers": 3}, "'model.layers.2.input_layernorm.weight'"),
+        ({"vocab_size": 31}, "'lm_head.weight' should have the shape"),
+    ],
+)
+def test_no_upscaled_version_of_it(config: dict[str, Any], says: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    other = saved(tmp_path / "other", **config)
+    with pytest.raises(MupscaleError, match="is no upscaled version of the small one") as error:
+        verify(other, pair[1])
+    assert says in str(error.value)
+
+
+def test_another_architecture(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(MupscaleError, match="the one is a gpt2 model and the other a llama"):
+        verify(saved(tmp_path / "other", "gpt2"), pair[1])
+
+
+def test_the_wrong_way_round(pair: tuple[Path, Path]) -> None:
+    with pytest.raises(MupscaleError, match="is no upscaled version of the small one: it has hidden_size 16"):
+        verify(pair[1], pair[0])
+
+
+def test_other_weights_of_the_same_sizes(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    other = Path(shutil.copytree(pair[0], tmp_path / "other"))
+    edit(other, lambda tensors: [t.mul_(1.5) for t in tensors.values()])
+    found = verify(other, pair[1])
+    assert not found.ok
+    assert found.first is not None
+    assert "SMALL is not the checkpoint it was made from" in found.first.advice
+
+
+# Several growths, and noise
+
+
+def test_any_two_of_several_growths(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    middle = pair[1]
+    last = grown(middle, tmp_path / "last", times="hidden=2,ffn=3,heads=2")
+    assert verify(middle, last, train=2).ok
+    assert verify(pair[0], last, train=2).ok
+    bare = Path(shutil.copytree(middle, tmp_path / "bare", ignore=shutil.ignore_patterns("mupscale.json")))
+    assert verify(bare, last, train=2).ok
+
+
+def test_noise_is_drawn_again_and_found(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    noisy = grown(pair[0], tmp_path / "noisy", noise=0.3, seed=4)
+    found = verify(pair[0], noisy, train=2)
+    assert found.ok
+    assert found.noisy
+    assert found.rows[0].difference < 1e-7
+    assert 1e-3 < found.rows[1].difference < 1
+    assert found.verdict.startswith("as recorded: the noise moves logits by ")
+    assert [row.what for row in found.rows[2:]] == [
+        "logits, without the noise",
+        "outputs over 2 steps of AdamW, without the noise",
+    ]
+    strict = verify(pair[0], noisy, tolerance=1e-3)
+    assert not strict.ok
+    assert "DIFFERENT" in str(strict)
+    record = json.loads((noisy / "mupscale.json").read_text())
+    record["growths"][0]["seed"] = 5
+    edit_json(noisy / "mupscale.json", growths=record["growths"])
+    assert not verify(pair[0], noisy).ok
+
+
+def test_noise_hides_nothing_of_a_changed_config(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    noisy = grown(pair[0], tmp_path / "noisy", noise=0.3)
+    edit_json(noisy / "config.json", rms_norm_eps=0.5)
+    found = verify(pair[0], noisy)
+    assert [row.ok for row in found.rows] == [True, True, False]
+    assert found.first is not None
+    assert found.first.name == "model.layers.0.input_layernorm"
+
+
+def test_noise_hides_nothing_of_a_wrong_description(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama = known("llama")
+    assert llama is not None
+    in_one_piece = replace(llama, wires=lambda wires, config: {"keys": replace(wires["keys"], block=8)})
+    monkeypatch.setitem(KNOWN, "llama", in_one_piece)
+    with pytest.raises(MupscaleError, match="was not kept: NOT equivalent: logits, without the noise differ"):
+        upscale(pair[0], tmp_path / "noisy", noise=0.1, progress=False)
+    assert not (tmp_path / "noisy").exists()
+
+
+def test_noise_in_the_papers_units(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    noisy = grown(pair[0], tmp_path / "noisy", noise=GaussianNoise(0.01, unit="theory"))
+    found = verify(pair[0], noisy)
+    assert found.ok
+    assert found.noisy
+
+
+def test_noise_on_the_way(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    noisy = grown(pair[0], tmp_path / "noisy", noise=0.3)
+    last = grown(noisy, tmp_path / "last")
+    after = verify(noisy, last, train=2)
+    assert after.ok
+    assert not after.noisy
+    both = verify(pair[0], last)
+    assert both.ok
+    assert both.noisy
+    edit(last, lambda tensors: tensors[Q].mul_(1.001))
+    assert not verify(pair[0], last).ok
+
+
+# Precision of the files
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+    small = saved(tmp_path / "small", dtype=dtype)
+    double = verify(small, grown(small, tmp_path / "double"), train=5)
+    assert double.ok, double
+    assert double.rows[0].difference == 0
+    assert double.rows[1].difference < 1e-5
+    triple = verify(small, grown(small, tmp_path / "triple", times=3), dtype="float64", train=5)
+    assert triple.ok, triple
+    assert triple.rows[0].difference == 0
+    assert 1e-5 < triple.rows[1].difference < triple.rows[1].tolerance
+
+
+def test_the_smallest_numbers_of_float16_lose_bits(tmp_path: Path) -> None:
+    small = saved(tmp_path / "small", dtype=torch.float16)
+    edit(small, lambda tensors: [t.mul_(0.003) for t in tensors.values()])
+    found = verify(small, grown(small, tmp_path / "wide"), dtype="float64", train=3)
+    assert found.ok, found
+    assert 1e-9 < found.rows[1].difference < found.rows[1].tolerance < 1e-3
+
+
+def test_rounded_to_less_on_the_way(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    wide = grown(pair[0], tmp_path / "wide", dtype="bfloat16", noise=0.1)
+    assert verify(pair[0], wide).rows[0].difference == 0
+    found = verify(pair[0], grown(pair[0], tmp_path / "exact", dtype="bfloat16"))
+    assert found.ok, found
+    assert found.rows[0].difference == 0
+    assert 1e-4 < found.rows[1].difference < found.rows[1].tolerance < 0.1
+    more = grown(wide, tmp_path / "more", times=3, dtype="float32")
+    assert verify(wide, more).ok
+    assert verify(pair[0], more).ok
+
+
+def test_raised_to_double_with_noise(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    found = verify(pair[0], grown(pair[0], tmp_path / "wide", times=3, dtype="float64", noise=0.1), dtype="float64")
+    assert found.ok, found
+    assert found.rows[0].difference < 1e-7
+
+
+def test_a_small_change_in_sixteen_bits(tmp_path: Path) -> None:
+    small = saved(tmp_path / "small", dtype=torch.bfloat16)
+    wide = grown(small, tmp_path / "wide", times=3)
+    edit(wide, lambda tensors: tensors[Q][2, 3].mul_(1.5))
+    found = verify(small, wide)
+    assert not found.ok
+    assert found.first is not None
+    assert found.first.name == Q
+
+
+def test_a_triple_in_single_precision(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    found = verify(pair[0], grown(pair[0], tmp_path / "wide", times=3), dtype="float64", train=5)
+    assert found.ok, found
+    assert found.rows[1].tolerance < 1e-5
+
+
+# Text, models and memory
+
+
+def add_tokenizer(folder: Path, size: int = 29) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.models.WordLevel({f"w{i}": i for i in range(size)}, unk_token="w0")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+
+
+def test_text_through_the_checkpoints_tokenizer(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    small = Path(shutil.copytree(pair[0], tmp_path / "small"))
+    add_tokenizer(small)
+    text = tmp_path / "text.txt"
+    text.write_text("w3 w4 w5 w6 w7")
+    model = models.load(open_source(small), torch.float32).model
+    (batch,) = models.batches(model, 1, 4, rows=2, text=text.read_text(), folder=small)
+    assert batch["input_ids"].tolist() == [[3, 4, 5, 6], [7, 3, 4, 5]]
+    assert verify(small, pair[1], text=text).ok
+    with pytest.raises(MupscaleError, match="no-such"):
+        verify(small, pair[1], text=tmp_path / "no-such.txt")
+    with pytest.raises(MupscaleError, match="has no tokenizer that transformers can load"):
+        verify(*pair, text=text)
+    add_tokenizer(small, 40)
+    text.write_text("w39 w38")
+    with pytest.raises(MupscaleError, match="gives token 39, and the model's vocabulary has 29"):
+        verify(small, pair[1], text=text)
+
+
+def test_random_batches_depend_on_the_seed_and_avoid_padding() -> None:
+    config, _ = tiny("llama", pad_token_id=3)
+    model = build(config)
+    one, again, other = (models.batches(model, 3, 100, seed=seed) for seed in (0, 0, 1))
+    assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(one, again, strict=True))
+    assert not torch.equal(one[0]["input_ids"], other[0]["input_ids"])
+    assert not torch.equal(one[0]["input_ids"], one[1]["input_ids"])
+    assert one[0]["input_ids"].shape == (2, 20)  # as far as there are positions
+    assert not any((batch["input_ids"] == 3).any() for batch in one)
+
+
+def test_what_the_model_does_not_use_is_told(tmp_path: Path) -> None:
+    small = saved(tmp_path / "small", "bert", "ForPreTraining")
+    edit_json(small / "config.json", architectures=["BertForMaskedLM"])
+    found = verify(small, grown(small, tmp_path / "wide"))
+    assert found.ok
+    assert "which BertForMaskedLM has no use for" in found.verdict
+    unused = models.load(open_source(small), torch.float32).unused
+    assert len(unused) == 4
+    assert "bert.pooler.dense.bias" in unused
+
+
+def test_no_parameter_is_ever_left_to_chance(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    small = Path(shutil.copytree(pair[0], tmp_path / "small"))
+    edit(small, lambda tensors: tensors.pop(Q))
+    with pytest.raises(MupscaleError, match=rf"lacks '{Q}'.*random"):
+        models.load(open_source(small), torch.float32)
+    edit(small, lambda tensors: tensors.update({Q: torch.zeros(8, 16)}))
+    with pytest.raises(MupscaleError, match=str(small)):
+        models.load(open_source(small), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"architectures": ["LlamaForNothing"]}, "the class 'LlamaForNothing' is not known to transformers"),
+        ({"model_type": "nobody", "auto_map": {"AutoConfig": "mine.C"}}, "code of the checkpoint's own"),
+        ({"model_type": "nobody"}, "model_type 'nobody' is not known"),
+        ({"hidden_size": "wide"}, "transformers refuses this config.json"),
+    ],
+)
+def test_configs_that_name_no_model(fields: dict[str, Any], says: str, pair: tuple[Path, Path]) -> None:
+    config = {**open_source(pair[0]).config, **fields}
+    with pytest.raises(MupscaleError, match=says):
+        models.sketch(config)
+
+
+def test_a_sketch_has_no_memory_and_is_tied() -> None:
+    config, _ = tiny("gpt2")
+    sketch: Any = models.sketch(config.to_dict())
+    assert all(p.is_meta for p in sketch.parameters())
+    assert sketch.lm_head.weight is sketch.transformer.wte.weight
+    without = {k: v for k, v in config.to_dict().items() if k != "architectures"}
+    assert type(models.sketch(without)) is type(sketch)
+
+
+def test_double_precision_reaches_the_buffers(tmp_path: Path) -> None:
+    small = open_source(saved(tmp_path / "small", "gemma", hidden_size=24))
+    model = models.load(small, torch.float64).model
+    scale = dict(model.named_buffers())["model.embed_tokens.embed_scale"]
+    assert float(scale) == 24**0.5
+    assert all(p.dtype == torch.float64 for p in model.parameters())
+
+
+def test_too_large_for_the_memory(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    small, wide = map(open_source, pair)
+    numbers = sum(t.numel for source in (small, wide) for t in source.tensors.values())
+    assert needed_bytes(small, wide, "float64", train=1) == 5 * 8 * numbers
+    assert models.fits(1000)
+    monkeypatch.setattr(models, "available_memory", lambda: 600_000_000)
+    assert verify(*pair).ok
+    monkeypatch.setattr(models, "available_memory", lambda: 100_000_000)
+    with pytest.raises(MupscaleError, match=r"takes 0\.0 GB of memory and 0\.1 GB are free"):
+        verify(*pair)
+
+
+def test_a_precision_that_nothing_is_compared_in(pair: tuple[Path, Path]) -> None:
+    with pytest.raises(MupscaleError, match="in float32 or float64, not in bfloat16"):
+        verify(*pair, dtype="bfloat16")
+    with pytest.raises(MupscaleError, match="nothing to compare in 64 tokens and -1 steps"):
+        verify(*pair, train=-1)

@@ -1,0 +1,175 @@
+"""Architectures that nobody described: those that their modules explain are exact, and the others are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from hf_models import randomised  # noqa: E402
+from mupscale import MupscaleError  # noqa: E402
+from mupscale.hf import generic, models  # noqa: E402
+from mupscale.hf.architectures import known  # noqa: E402
+from mupscale.hf.growth import Times  # noqa: E402
+from mupscale.hf.record import Record  # noqa: E402
+from mupscale.hf.source import open_source  # noqa: E402
+from mupscale.hf.upscaling import upscale  # noqa: E402
+from mupscale.hf.verification import verify  # noqa: E402
+
+SIZES = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 29}
+TEXT = {**SIZES, "max_position_embeddings": 24}
+GROUPED = {**TEXT, "num_key_value_heads": 2}
+GPT = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 29, "n_positions": 24}
+FALCON = {k: v for k, v in SIZES.items() if k != "intermediate_size"}
+
+EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gptj": ("GPTJ", "ForCausalLM", {**GPT, "rotary_dim": 2, "n_inner": 20}),
+    "codegen": ("CodeGen", "ForCausalLM", {**GPT, "rotary_dim": 2}),
+    "falcon": ("Falcon", "ForCausalLM", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "stablelm": ("StableLm", "ForCausalLM", GROUPED),
+    "granite": ("Granite", "ForCausalLM", GROUPED),
+    "cohere": ("Cohere", "ForCausalLM", GROUPED),
+    "starcoder2": ("Starcoder2", "ForCausalLM", GROUPED),
+    "phi3": ("Phi3", "ForCausalLM", {**GROUPED, "pad_token_id": 0}),
+    "roberta": ("Roberta", "ForMaskedLM", TEXT),
+    "distilbert": (
+        "DistilBert",
+        "ForMaskedLM",
+        {"dim": 16, "hidden_dim": 20, "n_layers": 2, "n_heads": 4, "vocab_size": 29, "max_position_embeddings": 24},
+    ),
+    "deit": ("DeiT", "ForImageClassification", {**SIZES, "image_size": 8, "patch_size": 4}),
+    "olmoe": ("Olmoe", "ForCausalLM", {**TEXT, "num_experts": 4, "num_experts_per_tok": 2}),
+    "mamba": ("Mamba", "ForCausalLM", {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 29, "state_size": 3}),
+}
+REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "multi-query": ("Falcon", "ForCausalLM", {**FALCON, "multi_query": True}, "would need two learning rates"),
+    "alibi": ("Bloom", "ForCausalLM", {"hidden_size": 16, "n_layer": 1, "n_head": 4, "vocab_size": 29}, "ALiBi"),
+    "scaled embeddings": (
+        "Gemma3Text",
+        "Gemma3ForCausalLM",
+        {**GROUPED, "head_dim": 4},
+        "'model.embed_tokens' differs",
+    ),
+    "scaled readout": (
+        "T5",
+        "ForConditionalGeneration",
+        {"d_model": 16, "d_kv": 4, "d_ff": 20, "num_layers": 1, "num_heads": 4, "vocab_size": 29},
+        "module 'lm_head' differs first .* 0.7071 times what it should be",
+    ),
+    "sinusoids": (
+        "XGLM",
+        "ForCausalLM",
+        {"d_model": 16, "ffn_dim": 20, "num_layers": 1, "attention_heads": 4, "vocab_size": 29},
+        "the buffer 'model.embed_positions.weights'",
+    ),
+}
+
+
+def config_of(prefix: str, head: str, fields: dict[str, Any]) -> Any:
+    name = head if hasattr(transformers, head) else prefix + head
+    ids = {"bos_token_id": 1, "eos_token_id": 2}
+    return getattr(transformers, f"{prefix}Config")(**ids, **fields, architectures=[name])
+
+
+def saved(folder: Path, prefix: str, head: str, fields: dict[str, Any]) -> Path:
+    config = config_of(prefix, head, fields)
+    with models.quiet():
+        randomised(getattr(transformers, config.architectures[0])(config)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_in_outputs_and_training(name: str, tmp_path: Path) -> None:
+    assert known(name) is None
+    small = saved(tmp_path / "small", *EXACT[name])
+    found = upscale(small, tmp_path / "wide", times=2, progress=False).comparison
+    assert found is not None
+    assert found.ok
+    assert [row.what for row in found.rows] == ["tensors in the files", "logits", "outputs over 5 steps of AdamW"]
+    assert found.rows[0].difference == 0
+    assert all(row.difference < 1e-12 for row in found.rows)
+    plan = Record.load(tmp_path / "wide").plan
+    assert plan is not None
+    plan.check(models.load(open_source(tmp_path / "wide"), torch.float32).model)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_modules_do_not_explain_is_refused(name: str, tmp_path: Path) -> None:
+    prefix, head, fields, says = REFUSED[name]
+    small = saved(tmp_path / "small", prefix, head, fields)
+    with pytest.raises(MupscaleError, match=says) as error:
+        upscale(small, tmp_path / "wide", times=2, progress=False)
+    assert "'Adding an architecture' in docs/huggingface.md" in str(error.value)
+    assert not (tmp_path / "wide").exists()
+
+
+def test_multipliers_of_their_own(tmp_path: Path) -> None:
+    prefix, head, fields = EXACT["stablelm"]
+    small = saved(tmp_path / "small", prefix, head, fields)
+    made = upscale(small, tmp_path / "wide", times="hidden=2,ffn=3,heads=2", progress=False)
+    assert made.comparison is not None
+    assert made.comparison.ok
+    wide = json.loads((tmp_path / "wide" / "config.json").read_text())
+    grown = [wide[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")]
+    assert grown == [32, 60, 8, 4]
+
+
+def test_two_growths_and_noise(tmp_path: Path) -> None:
+    """Stacked experts, which lie apart in the files: noise in the second growth, verified against either model."""
+    small = saved(tmp_path / "small", *EXACT["olmoe"])
+    upscale(small, tmp_path / "middle", times=2, progress=False)
+    upscale(tmp_path / "middle", tmp_path / "last", times="ffn=2", noise=0.5, progress=False)
+    for first in (small, tmp_path / "middle"):
+        found = verify(first, tmp_path / "last")
+        assert found.ok, found
+        assert found.noisy
+        assert found.rows[0].difference < 1e-6
+        assert 1e-4 < found.rows[1].difference < 1
+
+
+def test_fresh_stds_are_measured() -> None:
+    config = config_of(*EXACT["stablelm"]).to_dict()
+    before = torch.get_rng_state()
+    _, plan = generic.plan_by_modules(config, Times.of(2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert plan.fresh is not None
+    assert plan.fresh["model.layers.0.mlp.up_proj.weight"] == pytest.approx(0.02 / 2**0.5, rel=0.1)
+    assert plan.fresh["lm_head.weight"] == pytest.approx(0.01, rel=0.1)
+    assert plan.fresh["model.norm.weight"] == 0
+    assert generic.plan_by_modules(config, Times.of(2))[1].fresh == plan.fresh
+    assert generic.plan_by_modules(config, Times.of(2), fresh=False)[1].fresh is None
+
+
+def test_fields_that_follow_from_others_stay_null() -> None:
+    config = config_of(*EXACT["codegen"]).to_dict()
+    assert config["n_inner"] is None
+    wide, plan = generic.plan_by_modules(config, Times.of(2), fresh=False)
+    assert wide["n_inner"] is None
+    assert plan["transformer.h.0.mlp.fc_in.weight"].wide == (128, 32)
+    with pytest.raises(MupscaleError, match=r"no size of their own .* let ffn grow as hidden does, 2 times"):
+        generic.plan_by_modules(config, Times.of("hidden=2,heads=2,ffn=3"), fresh=False)
+
+
+def test_a_head_dim_that_would_change() -> None:
+    config = config_of(*EXACT["stablelm"]).to_dict()
+    with pytest.raises(MupscaleError, match="head_dim is hidden_size / num_attention_heads here, and it must stay"):
+        generic.plan_by_modules(config, Times.of("hidden=2"), fresh=False)
+
+
+def test_a_config_without_any_known_size() -> None:
+    with pytest.raises(MupscaleError, match="has no field for the hidden size"):
+        generic.wide_config({"model_type": "nobody", "breadth": 3}, Times.of(2))
+
+
+def test_a_tensor_that_the_model_lacks(tmp_path: Path) -> None:
+    config = config_of(*EXACT["stablelm"]).to_dict()
+    _, plan = generic.plan_by_modules(config, Times.of(2), fresh=False)
+    shapes = {name: entry.narrow for name, entry in plan.parameters.items()}
+    assert generic.plan_for_files(config, plan, shapes).parameters.keys() == shapes.keys()
+    with pytest.raises(MupscaleError, match=r"'reward.weight' of shape \(1, 16\) is no parameter of the model"):
+        generic.plan_for_files(config, plan, {**shapes, "reward.weight": (1, 16)})

@@ -1,0 +1,355 @@
+"""The pass from file to file: pieces, shards, dtypes and noise; always the same numbers as in memory."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import mupscale as mu
+from hf_files import llama_config, llama_tensors, read_checkpoint, write_checkpoint
+from mupscale.core.axes import Axis, expand
+from mupscale.core.plans import Entry, Plan
+from mupscale.growth.noise import draw_normal, standard_normal
+from mupscale.hf import stream
+from mupscale.hf.architectures import known
+from mupscale.hf.growth import Times
+from mupscale.hf.shards import arrange, parse_size, plan_names, write_index
+from mupscale.hf.source import open_source
+from mupscale.hf.stream import pieces, write_shards
+from mupscale.system.errors import MupscaleError
+from mupscale.system.seeds import generator
+
+
+@st.composite
+def grown(draw: st.DrawFn) -> tuple[tuple[int, ...], dict[int, Axis]]:
+    """A shape and axes: blocks, packed sections, dimensions that stay."""
+    shape, axes = [], {}
+    for dim in range(draw(st.integers(1, 3))):
+        block = draw(st.integers(1, 3))
+        lengths = [block * draw(st.integers(1, 3)) for _ in range(draw(st.integers(1, 3)))]
+        shape.append(sum(lengths))
+        if draw(st.booleans()):
+            sections = tuple((n, draw(st.sampled_from([1, block]))) for n in lengths)
+            packed = draw(st.booleans())
+            axes[dim] = Axis(draw(st.integers(1, 3)), 1 if packed else block, sections if packed else ())
+    return tuple(shape), axes
+
+
+@settings(deadline=None, max_examples=300)
+@given(grown(), st.integers(1, 200))
+def test_pieces_make_up_the_widened_tensor(of: tuple[tuple[int, ...], dict[int, Axis]], size: int) -> None:
+    shape, axes = of
+    wide = [n * axes[d].copies if d in axes else n for d, n in enumerate(shape)]
+    narrow = torch.arange(math.prod(shape)).view(shape)
+    made, read = torch.full([math.prod(wide)], -1), 0
+    for piece in pieces(shape, axes, size):
+        length = math.prod(piece.shape)
+        part = narrow.view(-1)[piece.start : piece.start + length].view(piece.shape)
+        target = [n * piece.axes[d].copies if d in piece.axes else n for d, n in enumerate(piece.shape)]
+        copied = expand(part, piece.axes, part.new_empty(target)).view(-1)
+        for at in piece.at:
+            assert (made[at : at + len(copied)] == -1).all()  # every entry is written once
+            made[at : at + len(copied)] = copied
+        read += length
+        row = math.prod(target[1:])
+        assert len(copied) <= max(size, row)  # one row at least
+    assert read == narrow.numel()  # and read once
+    assert torch.equal(made.view(wide), expand(narrow, axes, narrow.new_empty(wide)))
+
+
+def test_a_tensor_of_experts_is_cut_within_an_expert() -> None:
+    assert max(math.prod(p.shape) for p in pieces((4, 64, 32), {1: Axis(2), 2: Axis(2)}, 512)) == 128
+
+
+def test_nothing_to_do_for_an_empty_tensor() -> None:
+    assert list(pieces((0, 4), {1: Axis(2)}, 10)) == []
+
+
+def test_blocks_that_do_not_divide() -> None:
+    with pytest.raises(MupscaleError, match="6 units does not divide into blocks of 4"):
+        list(pieces((6, 2), {0: Axis(2, 4)}, 10))
+
+
+def run(
+    folder: Path,
+    tensors: dict[str, Tensor],
+    plan: Plan,
+    *,
+    noise: Any = None,
+    seed: int = 0,
+    threads: int | None = None,
+    config: dict[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, Tensor]:
+    """Tensors → file → pass → files → tensors."""
+    write_checkpoint(folder / "small", config or {"model_type": "x"}, tensors)
+    out = folder / "wide"
+    out.mkdir()
+    shards = arrange(open_source(folder / "small"), plan, **options)
+    write_shards(shards, out, plan, noise=noise, seed=seed, threads=threads)
+    write_index(shards, out)
+    return read_checkpoint(out)
+
+
+LLAMA = llama_config(hidden_size=96, intermediate_size=200, vocab_size=500)
+"""Sizes that are no powers of two, and tensors of more than one block of noise."""
+
+
+def llama_plan(config: dict[str, Any], times: int | str, tensors: dict[str, Tensor]) -> Plan:
+    architecture = known("llama")
+    assert architecture is not None
+    return architecture.plan(config, Times.of(times), {name: tuple(t.shape) for name, t in tensors.items()})
+
+
+def as_module(tensors: dict[str, Tensor]) -> nn.Module:
+    """A module whose parameters have these names."""
+    root = nn.Module()
+    for name, tensor in tensors.items():
+        *path, last = name.split(".")
+        module = root
+        for part in path:
+            if part not in module._modules:
+                module.add_module(part, nn.Module())
+            module = module.get_submodule(part)
+        module.register_parameter(last, nn.Parameter(tensor.clone()))
+    return root
+
+
+def in_memory(tensors: dict[str, Tensor], plan: Plan, noise: Any, seed: int) -> dict[str, Tensor]:
+    wide = as_module({n: torch.empty(plan.parameters[n].wide, dtype=t.dtype) for n, t in tensors.items()})
+    mu.widen(as_module(tensors), wide, plan)
+    mu.perturb(wide, plan, noise, seed)
+    return {name: p.detach() for name, p in wide.named_parameters()}
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(
+        left[n].dtype == right[n].dtype and torch.equal(left[n], right[n]) for n in left
+    )
+
+
+@pytest.mark.parametrize("noise", [mu.GaussianNoise(0.0), mu.GaussianNoise(0.7), mu.GaussianNoise(0.1, unit="theory")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_file_gets_bit_for_bit_what_memory_gets(tmp_path: Path, noise: mu.GaussianNoise, dtype: torch.dtype) -> None:
+    tensors = llama_tensors(LLAMA, dtype)
+    plan = llama_plan(LLAMA, "hidden=2,ffn=3,heads=2", tensors)
+    assert max(math.prod(e.wide) for e in plan.parameters.values()) > 1 << 16
+    made = run(tmp_path, tensors, plan, noise=noise, seed=5)
+    assert same(made, in_memory(tensors, plan, noise, 5))
+    copied = in_memory(tensors, plan, 0.0, 0)
+    assert same(made, copied) == (noise.std == 0.0)
+
+
+@pytest.mark.parametrize("noise", [None, mu.GaussianNoise(0.7)])
+@pytest.mark.parametrize(
+    ("threads", "shard_size", "piece"), [(1, "5GB", 100), (3, "100KB", 1000), (2, 1, 70_001), (8, "300kb", 1 << 22)]
+)
+def test_the_same_for_any_threads_shards_and_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: Any, threads: int, shard_size: Any, piece: int
+) -> None:
+    tensors = llama_tensors(LLAMA, torch.bfloat16)
+    plan = llama_plan(LLAMA, 2, tensors)
+    monkeypatch.setattr("mupscale.growth.noise._BLOCK", 1 << 12)  # of which small pieces draw many in vain
+    expected = run(tmp_path / "usual", tensors, plan, noise=noise)
+    monkeypatch.setattr(stream, "_PIECE", piece)
+    monkeypatch.setattr(stream, "_NOISY_PIECE", piece)
+    assert same(expected, run(tmp_path, tensors, plan, noise=noise, threads=threads, shard_size=shard_size))
+
+
+def test_seeds_differ_and_one_repeats(tmp_path: Path) -> None:
+    config = llama_config()
+    tensors = llama_tensors(config)
+    plan, noise = llama_plan(config, 2, tensors), mu.GaussianNoise(1.0)
+    first, again, other = (run(tmp_path / str(i), tensors, plan, noise=noise, seed=s) for i, s in enumerate((1, 1, 2)))
+    assert same(first, again)
+    moved = {n for n in first if not torch.equal(first[n], other[n])}
+    assert moved == {n for n, t in tensors.items() if t.dim() == 2}  # norms start as constants and get none
+
+
+def test_tied_copies_in_a_file_stay_equal(tmp_path: Path) -> None:
+    config = llama_config(tie_word_embeddings=True)
+    tensors = llama_tensors(config)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    made = run(tmp_path, tensors, llama_plan(config, 2, tensors), noise=mu.GaussianNoise(1.0))
+    assert torch.equal(made["lm_head.weight"], made["model.embed_tokens.weight"])
+    assert made["lm_head.weight"].shape == (11, 32)
+
+
+FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("target", [None, *FLOATS])
+@pytest.mark.parametrize("source", FLOATS)
+@pytest.mark.parametrize("noise", [None, mu.GaussianNoise(0.5)])
+def test_rounded_once_from_whatever_to_whatever(
+    tmp_path: Path, source: torch.dtype, target: torch.dtype | None, noise: Any
+) -> None:
+    config = llama_config()
+    tensors = llama_tensors(config, source)
+    plan = llama_plan(config, 3, tensors)
+    made = run(tmp_path, tensors, plan, noise=noise, dtype=target)
+    dtype = target or source
+    exact = torch.float64 if source == torch.float64 else torch.float32
+    expected = in_memory({n: t.to(exact) for n, t in tensors.items()}, plan, noise or 0.0, 0)
+    assert same(made, {n: t.to(dtype) for n, t in expected.items()})
+
+
+def plan_of(**entries: Entry) -> Plan:
+    named = {n: Entry(e.narrow, e.wide, e.axes, e.out, e.in_, e.fold, (n,), e.offset) for n, e in entries.items()}
+    return Plan(named, fresh=dict.fromkeys(named, 0.1))
+
+
+def test_packed_sections_three_dimensions_and_an_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "_PIECE", 50)
+    packed = Axis(2, 1, ((8, 4), (4, 2), (4, 2)))
+    plan = plan_of(
+        qkv=Entry((16, 6), (32, 12), {0: packed, 1: Axis(2)}, (0,), (1,)),
+        conv1d=Entry((6, 16), (12, 32), {0: Axis(2), 1: packed}, (1,), (0,)),
+        experts=Entry((3, 4, 6), (3, 8, 12), {1: Axis(2), 2: Axis(2)}, (1,), (2,)),
+        patches=Entry((4, 3, 2, 2), (8, 3, 2, 2), {0: Axis(2)}, (0,)),
+        gain=Entry((6,), (12,), {0: Axis(2)}, (0,), fold=0.5, offset=1),
+        scalar=Entry((), ()),
+        nothing=Entry((0, 6), (0, 12), {1: Axis(2)}, (1,)),
+    )
+    tensors = {n: torch.randn(e.narrow) for n, e in plan.parameters.items()}
+    made = run(tmp_path, tensors, plan, shard_size=500, threads=2)
+    for name, entry in plan.parameters.items():
+        expected = expand(tensors[name], entry.axes, torch.empty(entry.wide), entry.rule.weight) + entry.shift
+        assert torch.equal(made[name], expected), name
+    gain = tensors["gain"].repeat_interleave(2)
+    assert torch.allclose(made["gain"] + 1, (gain + 1) / 2)
+    assert torch.equal(made["qkv"][:8, 0], made["qkv"][:4, 0].repeat(2))  # a block of four, and its copy
+
+
+def test_integers_pass_through(tmp_path: Path) -> None:
+    tensors = {"position_ids": torch.arange(7), "mask": torch.tensor([[True, False]]), "byte": torch.tensor([3]).byte()}
+    tensors["weight"] = torch.randn(2, 3)
+    entries = {n: Entry(tuple(t.shape), tuple(t.shape)) for n, t in tensors.items()}
+    entries["weight"] = Entry((2, 3), (4, 3), {0: Axis(2)}, (0,))
+    made = run(tmp_path, tensors, plan_of(**entries), dtype=torch.bfloat16, noise=mu.GaussianNoise(1.0))
+    assert made["weight"].dtype == torch.bfloat16
+    del made["weight"], tensors["weight"]
+    assert same(made, tensors)
+
+
+def test_integers_do_not_grow(tmp_path: Path) -> None:
+    plan = plan_of(qweight=Entry((4,), (8,), {0: Axis(2)}, (0,)))
+    with pytest.raises(MupscaleError, match=r"'qweight' has dtype torch.int32: .*dequantise the model"):
+        run(tmp_path, {"qweight": torch.arange(4, dtype=torch.int32)}, plan)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_what_is_not_finite_is_refused(tmp_path: Path, bad: float, dtype: torch.dtype) -> None:
+    tensors = llama_tensors(llama_config(), dtype)
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 2] = bad
+    with pytest.raises(MupscaleError, match=r"'model.layers.1.mlp.up_proj.weight' holds NaN or infinite values; load"):
+        run(tmp_path, tensors, llama_plan(llama_config(), 2, tensors), threads=3)
+
+
+def test_large_numbers_are_finite(tmp_path: Path) -> None:
+    plan = plan_of(w=Entry((4,), (8,), {0: Axis(2)}, (0,)))
+    made = run(tmp_path, {"w": torch.full((4,), 3e38)}, plan)
+    assert torch.equal(made["w"], torch.full((8,), 3e38))
+
+
+def test_numbers_too_large_for_the_dtype(tmp_path: Path) -> None:
+    plan = plan_of(w=Entry((4,), (8,), {0: Axis(2)}, (0,)))
+    with pytest.raises(MupscaleError, match=r"'w' holds values that are too large for torch.float16"):
+        run(tmp_path, {"w": torch.full((4,), 1e5)}, plan, dtype=torch.float16)
+
+
+def test_another_shape_than_the_config_says(tmp_path: Path) -> None:
+    plan = plan_of(w=Entry((4,), (8,), {0: Axis(2)}, (0,)))
+    with pytest.raises(MupscaleError, match=r"'w' has shape \(5,\) in model.safetensors and \(4,\) by the config"):
+        run(tmp_path, {"w": torch.ones(5)}, plan)
+
+
+def test_no_threads(tmp_path: Path) -> None:
+    plan = plan_of(w=Entry((4,), (8,), {0: Axis(2)}, (0,)))
+    with pytest.raises(MupscaleError, match="needs a thread at least, not 0"):
+        run(tmp_path, {"w": torch.ones(4)}, plan, threads=0)
+
+
+def test_shards_and_their_index(tmp_path: Path) -> None:
+    tensors = llama_tensors(LLAMA)
+    plan = llama_plan(LLAMA, 2, tensors)
+    run(tmp_path, tensors, plan, shard_size="400KB")
+    out = tmp_path / "wide"
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    files = sorted({*index["weight_map"].values()})
+    count = len(files)
+    assert files == [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+    assert {p.name for p in out.glob("*.safetensors")} == {*files}
+    total = sum(math.prod(e.wide) for e in plan.parameters.values())
+    assert index["metadata"] == {"total_parameters": total, "total_size": 4 * total}
+    assert open_source_like(out, index) == {*tensors}
+    for path in out.glob("*.safetensors"):
+        held = [n for n, f in index["weight_map"].items() if f == path.name]
+        assert path.stat().st_size <= 400_000 + 10_000 or len(held) == 1
+    assert 3 < count < len(tensors)
+
+
+def open_source_like(folder: Path, index: dict[str, Any]) -> set[str]:
+    """What our own reader makes of it."""
+    (folder / "config.json").write_text('{"model_type": "x"}')
+    tensors = open_source(folder).tensors
+    assert all(index["weight_map"][name] == stored.file.name for name, stored in tensors.items())
+    return {*tensors}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("5GB", 5 * 10**9), ("500MB", 5 * 10**8), ("1.5 gb", 15 * 10**8), ("2GiB", 2 << 30), (7, 7), ("12", 12)],
+)
+def test_sizes(text: Any, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "5 GBit", "-1", "0", 0, -3, "GB", "5,3GB", True, "nan"])
+def test_no_sizes(text: Any) -> None:
+    with pytest.raises(MupscaleError, match="is no size of a shard: write it as 5GB or 500MB"):
+        parse_size(text)
+
+
+def test_a_tensor_that_the_plan_lacks(tmp_path: Path) -> None:
+    plan = Plan({"a": Entry((1,), (1,), names=("a", "tied"))})
+    write_checkpoint(tmp_path, {"model_type": "x"}, {name: torch.ones(1) for name in ("a", "tied")})
+    assert plan_names(open_source(tmp_path), plan) == {"a": "a", "tied": "a"}
+    write_checkpoint(tmp_path, {"model_type": "x"}, {"a": torch.ones(1), "b.w": torch.ones(1)})
+    with pytest.raises(MupscaleError, match=r"'b.w' in model.safetensors is not in the plan"):
+        plan_names(open_source(tmp_path), plan)
+
+
+def test_any_part_of_the_noise_can_be_drawn_alone() -> None:
+    total = 3 * (1 << 16) + 1234
+    whole = standard_normal((total,), torch.float32, 3, "name")
+    for start, stop in (
+        (0, total),
+        (5, 9),
+        (65_530, 65_540),
+        (1 << 16, 1 << 17),
+        (70_000, 190_000),
+        (total - 3, total),
+    ):
+        part = draw_normal(torch.empty(stop - start), start, total, 3, "name")
+        assert torch.equal(part, whole[start:stop])
+    assert torch.equal(whole[: 1 << 16], torch.randn(1 << 16, generator=generator(3, "name")))
+    small = standard_normal((7, 3), torch.float32, 3, "name")
+    assert torch.equal(small, torch.randn(7, 3, generator=generator(3, "name")))
+
+
+def test_blocks_of_noise_are_independent() -> None:
+    whole = standard_normal((8, 1 << 16), torch.float64, 0, "w")
+    correlations = torch.corrcoef(whole) - torch.eye(8)
+    assert correlations.abs().max() < 5 / 256
+    assert abs(float(whole.mean())) < 0.01
+    assert abs(float(whole.std()) - 1) < 0.01

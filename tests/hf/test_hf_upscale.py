@@ -1,0 +1,523 @@
+"""From folder to folder: what comes out, what is refused, and what is left behind when something goes wrong."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mupscale as mu
+from hf_files import llama_config, llama_tensors, read_checkpoint, write_checkpoint, write_llama, write_zeros
+from mupscale.hf.architecture import KNOWN
+from mupscale.hf.growth import Times
+from mupscale.hf.record import Growth, Record
+from mupscale.hf.upscaling import Upscaled, upscale
+from mupscale.hf.wires import table
+from mupscale.system.errors import MupscaleError
+from mupscale.system.files import appearing
+
+
+def plainly(source: Path, out: Path, **options: Any) -> Upscaled:
+    return upscale(source, out, verify=False, progress=False, **options)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    write_llama(tmp_path / "small")
+    return tmp_path / "small"
+
+
+def test_what_comes_out(small: Path, tmp_path: Path) -> None:
+    beside = ["generation_config.json", "tokenizer.json", "tokenizer_config.json", "merges.txt", "chat_template.jinja"]
+    left = ["README.md", "optimizer.pt", "training_args.bin", "trainer_state.json", "flax_model.msgpack", "notes.py"]
+    for name in (*beside, "spiece.model", "vocab.txt", *left):
+        (small / name).write_text(f"this is {name}")
+    (small / "additional_chat_templates").mkdir()
+    (small / "additional_chat_templates" / "tool.jinja").write_text("tool")
+    (small / "onnx").mkdir()
+    made = plainly(small, tmp_path / "wide", times="hidden=2,ffn=3,heads=2")
+    found = {str(p.relative_to(tmp_path / "wide")) for p in (tmp_path / "wide").rglob("*") if p.is_file()}
+    ours = {"config.json", "mupscale.json", "model.safetensors", "additional_chat_templates/tool.jinja"}
+    assert found == {*beside, "spiece.model", "vocab.txt", *ours}
+    assert (tmp_path / "wide" / "merges.txt").read_text() == "this is merges.txt"
+    assert sorted(os.listdir(tmp_path)) == ["small", "wide"]
+    config = json.loads((tmp_path / "wide" / "config.json").read_text())
+    assert list(config)[: len(llama_config())] == list(llama_config())
+    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    assert [config[name] for name in sizes] == [32, 36, 8, 4]
+    assert Record.load(tmp_path / "wide") == Record(llama_config(), (Growth(Times(2, 3, 2, 2)),))
+    numbers = [sum(t.numel() for t in read_checkpoint(folder).values()) for folder in (small, tmp_path / "wide")]
+    assert made.numbers == tuple(numbers)
+    assert made.files == 1
+    assert "not verified: verification is off" in str(made)
+
+
+def test_upscaled_twice_is_upscaled_once_by_more(small: Path, tmp_path: Path) -> None:
+    plainly(small, tmp_path / "2", times=2)
+    plainly(tmp_path / "2", tmp_path / "4", times="hidden=2,ffn=2,heads=2", noise=0.0, seed=3)
+    plainly(small, tmp_path / "once", times=4)
+    twice, once = read_checkpoint(tmp_path / "4"), read_checkpoint(tmp_path / "once")
+    assert all(torch.equal(twice[name], once[name]) for name in once)
+    record = Record.load(tmp_path / "4")
+    assert record.growths == (Growth(Times.of(2)), Growth(Times.of(2), seed=3))
+    assert record.config == llama_config()
+    assert record.times == Times.of(4)
+
+
+def test_the_dtype_is_told_in_the_config(tmp_path: Path) -> None:
+    for field in ("dtype", "torch_dtype"):
+        config = llama_config(**{field: "float32"})
+        write_checkpoint(tmp_path / field, config, llama_tensors(config))
+        plainly(tmp_path / field, tmp_path / f"{field}-wide", dtype="bfloat16")
+        config = json.loads((tmp_path / f"{field}-wide" / "config.json").read_text())
+        assert {n: config[n] for n in ("dtype", "torch_dtype") if n in config} == {field: "bfloat16"}
+        assert {t.dtype for t in read_checkpoint(tmp_path / f"{field}-wide").values()} == {torch.bfloat16}
+
+
+def test_an_empty_folder_may_stand_there(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "wide").mkdir()
+    plainly(small, tmp_path / "wide")
+    assert read_checkpoint(tmp_path / "wide")
+
+
+def test_folders_on_the_way_are_made(small: Path, tmp_path: Path) -> None:
+    plainly(small, tmp_path / "a" / "b" / "wide")
+    assert read_checkpoint(tmp_path / "a" / "b" / "wide")
+
+
+def occupied(out: Path) -> None:
+    out.mkdir()
+    (out / "mine").write_text("keep")
+
+
+REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path, Path], Any], str]] = {
+    "exists": ({}, lambda small, out: occupied(out), "exists already: remove it"),
+    "a file": ({}, lambda small, out: out.write_text(""), "exists already: remove it"),
+    "a link": ({}, lambda small, out: out.symlink_to(out.parent / "nowhere"), "exists already"),
+    "no config": ({}, lambda small, out: (small / "config.json").unlink(), "there is no config.json"),
+    "no weights": ({}, lambda small, out: (small / "model.safetensors").unlink(), "there are no weights"),
+    "non-integer factor": ({"times": "1.5"}, None, "--times 1.5: '1.5' is no whole number"),
+    "real factor": ({"times": 1.5}, None, "grow 1.5 times"),
+    "zero": ({"times": 0}, None, "0 times"),
+    "unknown part": ({"times": "depth=2"}, None, "depth"),
+    "kv heads": ({"times": "hidden=2,ffn=2,heads=2,kv=3"}, None, "key/value heads cannot grow 3 times"),
+    "shard size": ({"shard_size": "much"}, None, "'much' is no size of a shard"),
+    "dtype": ({"dtype": "int8"}, None, "float32, bfloat16, float16, float64, not int8"),
+    "threads": ({"threads": 0}, None, "needs a thread at least"),
+    "negative noise": ({"noise": -1.0}, None, "must be 0 or more"),
+    "noise of signals": ({"noise": mu.SignalNoise(0.1)}, None, "signal-normalised noise needs whole tensors"),
+    "no optimizer": ({"optimizer": "nowhere.pt"}, None, "no saved optimizer at nowhere.pt"),
+    "NaN": (
+        {},
+        lambda small, out: write_checkpoint(
+            small,
+            llama_config(),
+            {n: t.fill_(torch.nan) if n == "lm_head.weight" else t for n, t in llama_tensors(llama_config()).items()},
+        ),
+        "'lm_head.weight' holds NaN",
+    ),
+    "another config": (
+        {},
+        lambda small, out: (small / "config.json").write_text(json.dumps(llama_config(intermediate_size=13))),
+        r"do not belong together",
+    ),
+    "stranger": (
+        {},
+        lambda small, out: write_checkpoint(
+            small, llama_config(), {**llama_tensors(llama_config()), "ghost": torch.ones(2)}
+        ),
+        "'ghost' is a tensor that the description of llama does not know",
+    ),
+    "quantised in a way of its own": (
+        {},
+        lambda small, out: (small / "config.json").write_text(json.dumps(llama_config(quantization_config="mine"))),
+        r"quantised \(mine\)",
+    ),
+    "record of another model": (
+        {},
+        lambda small, out: Record(llama_config(hidden_size=4), (Growth(Times.of(2)),)).save(small),
+        "tells of a model that grew 2 times",
+    ),
+    "broken record": ({}, lambda small, out: (small / "mupscale.json").write_text("{}"), "is no mupscale.json of this"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused_in_a_sentence_and_nothing_left(small: Path, tmp_path: Path, kind: str) -> None:
+    options, change, message = REFUSED[kind]
+    out = tmp_path / "wide"
+    if change is not None:
+        change(small, out)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(MupscaleError, match=message) as error:
+        plainly(small, out, **options)
+    assert "\n" not in str(error.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_code_comes_along_where_the_config_names_it(small: Path, tmp_path: Path) -> None:
+    (small / "config.json").write_text(json.dumps(llama_config(auto_map={"AutoConfig": "configuration_mine.Mine"})))
+    (small / "configuration_mine.py").write_text("Mine = None")
+    plainly(small, tmp_path / "wide")
+    assert (tmp_path / "wide" / "configuration_mine.py").read_text() == "Mine = None"
+
+
+def test_not_into_the_checkpoint_itself(small: Path) -> None:
+    with pytest.raises(MupscaleError, match="lies inside the checkpoint"):
+        plainly(small, small / "wide")
+    with pytest.raises(MupscaleError, match=r"exists already"):
+        plainly(small, small)
+
+
+def test_a_place_that_cannot_be_written(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MupscaleError, match=r"wide could not be written: .*; nothing was left behind"):
+        plainly(small, tmp_path / "file" / "wide")
+
+
+def in_a_child(work: Callable[[], None]) -> int:
+    """Do it in a process of its own; its id. Exit status 0, or 1 for a MupscaleError, which it prints."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 70
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        work()
+        status = 0
+    except MupscaleError as error:
+        os.write(2, str(error).encode())
+        status = 1
+    except KeyboardInterrupt:
+        status = 130
+    finally:
+        os._exit(status)
+
+
+def ended(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_no_space_on_the_disk(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    vocab = shutil.disk_usage(tmp_path).free // (4 * 4096)
+    write_zeros(tmp_path / "small", hidden_size=4096, vocab_size=vocab)
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # a check that fails must not fill the disk
+        plainly(tmp_path / "small", tmp_path / "wide")
+
+    assert ended(in_a_child(limited)) == 1
+    said = capfd.readouterr().err
+    assert re.search(r"needs \S+ GB and the disk of .* has \S+ GB left: free some space", said), said
+    assert os.listdir(tmp_path) == ["small"]
+
+
+def test_a_disk_that_fills_up_meanwhile(small: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+        plainly(small, tmp_path / "wide")
+
+    assert ended(in_a_child(limited)) == 1
+    assert "wide could not be written: the disk is full; nothing was left behind" in capfd.readouterr().err
+    assert os.listdir(tmp_path) == ["small"]
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that takes a moment."""
+    folder = tmp_path_factory.mktemp("larger") / "small"
+    write_zeros(folder, hidden_size=512, intermediate_size=1024, vocab_size=4000, num_hidden_layers=3)
+    return folder
+
+
+def test_killed_at_any_moment_and_started_again(larger: Path, tmp_path: Path) -> None:
+    out, hidden = tmp_path / "wide", tmp_path / ".wide.mupscale-partial"
+    start = time.monotonic()
+    plainly(larger, tmp_path / "whole", noise=0.1, shard_size="20MB")
+    whole = time.monotonic() - start
+    chance = random.Random(0)
+    seen = 0
+    for _ in range(4):
+        pid = in_a_child(lambda: void(plainly(larger, out, noise=0.1, shard_size="20MB")))
+        time.sleep(chance.uniform(0.05, 0.7) * whole)
+        os.kill(pid, signal.SIGKILL)
+        killed = ended(pid) == -signal.SIGKILL
+        seen += killed and hidden.exists()
+        assert not (killed and out.exists())
+        if out.exists():
+            shutil.rmtree(out)
+    assert seen
+    (hidden / "model-00099-of-00099.safetensors").write_text("left")
+    (hidden / "folder").mkdir()
+    plainly(larger, out, noise=0.1, shard_size="20MB")
+    assert sorted(os.listdir(tmp_path)) == ["whole", "wide"]
+    assert read_all(out) == read_all(tmp_path / "whole")
+
+
+def void(_: object) -> None:
+    """Nothing."""
+
+
+def read_all(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_interrupted_by_the_keyboard(larger: Path, tmp_path: Path) -> None:
+    pid = in_a_child(lambda: void(plainly(larger, tmp_path / "wide", noise=0.1)))
+    for _ in range(2000):
+        if (tmp_path / ".wide.mupscale-partial" / "model.safetensors").exists():
+            break
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGINT)
+    assert ended(pid) == 130
+    assert os.listdir(tmp_path) == []
+
+
+def test_two_runs_at_once(small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "wide"
+    with appearing(out) as hidden:
+        (hidden / "config.json").write_text("of the first run")
+        with pytest.raises(MupscaleError, match=r"another run is writing .*wide at this moment"):
+            plainly(small, out)
+        assert sorted(os.listdir(hidden)) == [".lock", "config.json"]
+    assert os.listdir(out) == ["config.json"]
+    with pytest.raises(MupscaleError, match="exists already"):
+        plainly(small, out)
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from mupscale.hf.upscaling import upscale
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+before = peak()
+upscale(Path(sys.argv[1]), Path(sys.argv[2]), verify=False, noise=0.1, threads=2)
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no locks")
+def test_another_run_at_the_very_end_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not clear what is complete and about to get its name."""
+    rename = os.rename
+
+    def late(one: Path, other: Path) -> None:
+        with pytest.raises(MupscaleError, match="another run is writing"), appearing(tmp_path / "out"):
+            pass
+        rename(one, other)
+
+    monkeypatch.setattr("mupscale.system.files.os.rename", late)
+    with appearing(tmp_path / "out") as folder:
+        (folder / "weights").touch()
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["weights"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss in KiB")
+def test_memory_stays_small_whatever_the_size(tmp_path: Path) -> None:
+    write_zeros(tmp_path / "small", hidden_size=1024, intermediate_size=5120, vocab_size=11, num_hidden_layers=1)
+    words = [sys.executable, "-c", MEASURE, str(tmp_path / "small"), str(tmp_path / "wide")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, check=True, capture_output=True, text=True, env=environment)
+    assert (tmp_path / "wide" / "model.safetensors").stat().st_size > 240 << 20  # one tensor is 80 MiB
+    assert int(done.stdout) < 40  # MiB, of two threads
+    shutil.rmtree(tmp_path / "wide")
+
+
+def test_a_bar_on_a_terminal(larger: Path, tmp_path: Path) -> None:
+    pytest.importorskip("rich")
+    pty = pytest.importorskip("pty")
+    reader, writer = pty.openpty()
+
+    def on_a_terminal() -> None:
+        os.environ["TERM"] = "xterm"
+        sys.stderr = open(writer, "w")  # noqa: SIM115
+        upscale(larger, tmp_path / "wide", verify=False)
+
+    pid = in_a_child(on_a_terminal)
+    os.close(writer)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(reader, 1 << 16)
+        except OSError:
+            break
+    os.close(reader)
+    assert ended(pid) == 0
+    assert b"MB" in shown
+    assert b"left" in shown
+
+
+@pytest.fixture(scope="module")
+def zoo() -> Any:
+    """Tiny models of transformers."""
+    pytest.importorskip("transformers")
+    return importlib.import_module("hf_models")
+
+
+def saved(zoo: Any, folder: Path, name: str = "llama", **config: Any) -> torch.nn.Module:
+    model = zoo.randomised(zoo.tiny(name, **config)[1](zoo.tiny(name, **config)[0]))
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def logits(model: torch.nn.Module | Path) -> Tensor:
+    if isinstance(model, Path):
+        model = importlib.import_module("transformers").AutoModelForCausalLM.from_pretrained(model).eval()
+    with torch.no_grad():
+        return model(torch.arange(20).view(2, 10)).logits
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("times", [2, 3, "hidden=2,ffn=3,heads=2"])
+def test_transformers_loads_it_and_computes_the_same(zoo: Any, tmp_path: Path, tied: bool, times: Any) -> None:
+    model = saved(zoo, tmp_path / "small", tie_word_embeddings=tied)
+    told: list[str] = []
+    made = upscale(tmp_path / "small", tmp_path / "wide", times=times, shard_size="5KB", note=told.append)
+    assert made.comparison is not None
+    assert made.comparison.ok
+    assert "equivalent" in str(made)
+    assert told == ["comparing the two models in float32"]
+    expected = logits(model)
+    assert torch.allclose(logits(tmp_path / "wide"), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    loaded = importlib.import_module("transformers").AutoModelForCausalLM.from_pretrained(tmp_path / "wide")
+    loaded.save_pretrained(tmp_path / "again")
+    assert torch.equal(logits(tmp_path / "again"), logits(tmp_path / "wide"))
+
+
+def test_noise_separates_the_copies_and_moves_the_function_a_little(zoo: Any, tmp_path: Path) -> None:
+    expected = logits(saved(zoo, tmp_path / "small"))
+    moved = {}
+    for name, noise, seed in (("a", 0.3, 1), ("again", 0.3, 1), ("other", 0.3, 2), ("more", 3.0, 1)):
+        made = upscale(tmp_path / "small", tmp_path / name, noise=noise, seed=seed)
+        assert made.comparison is not None
+        assert made.comparison.ok
+        assert made.comparison.noisy
+        moved[name] = float((logits(tmp_path / name) - expected).norm() / expected.norm())
+    weights = {name: read_checkpoint(tmp_path / name) for name in moved}
+    key = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(weights["a"][key], weights["again"][key])
+    assert not torch.equal(weights["a"][key], weights["other"][key])
+    assert not torch.equal(weights["a"][key][0], weights["a"][key][1])
+    assert 0 < moved["a"] < 0.2
+    assert moved["a"] < moved["more"]
+    assert Record.load(tmp_path / "a").growths == (Growth(Times.of(2), 0.3, 1),)
+
+
+def test_theory_noise_is_recorded_and_verified(zoo: Any, tmp_path: Path) -> None:
+    saved(zoo, tmp_path / "small")
+    made = upscale(tmp_path / "small", tmp_path / "wide", noise=mu.GaussianNoise(0.01, unit="theory"), dtype="float64")
+    assert made.comparison is not None
+    assert made.comparison.ok
+    assert Record.load(tmp_path / "wide").growths[0].unit == "theory"
+
+
+def test_a_checkpoint_that_lacks_a_layer_is_not_kept(zoo: Any, tmp_path: Path) -> None:
+    saved(zoo, tmp_path / "small")
+    tensors = read_checkpoint(tmp_path / "small")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    write_checkpoint(tmp_path / "small", json.loads((tmp_path / "small" / "config.json").read_text()), tensors)
+    with pytest.raises(MupscaleError, match=r"lacks 'model.layers.1.mlp.up_proj.weight'"):
+        upscale(tmp_path / "small", tmp_path / "wide")
+    assert os.listdir(tmp_path) == ["small"]
+
+
+def test_a_wrong_description_is_found_out_and_nothing_kept(
+    zoo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(zoo, tmp_path / "small")
+    wrong = {**KNOWN["llama"].tensors, "lm_head.weight": table("hidden")}  # an embedding is not divided
+    monkeypatch.setitem(KNOWN, "llama", replace(KNOWN["llama"], tensors=wrong))
+    with pytest.raises(MupscaleError, match=r"not what it should be and was not kept: NOT equivalent: logits") as error:
+        upscale(tmp_path / "small", tmp_path / "wide")
+    assert "lm_head" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert os.listdir(tmp_path) == ["small"]
+
+
+def test_rounding_may_send_tokens_to_other_experts(zoo: Any, tmp_path: Path) -> None:
+    saved(zoo, tmp_path / "small", "mixtral")
+    exact = upscale(tmp_path / "small", tmp_path / "exact", times=3)
+    assert exact.comparison is not None
+    rounded = upscale(tmp_path / "small", tmp_path / "rounded", times=3, dtype="bfloat16")
+    assert rounded.comparison is None
+    assert "its tensors are the small one's, but rounding them to 16 bits" in str(rounded)
+
+
+def stablelm(folder: Path) -> torch.nn.Module:
+    """An architecture that nobody has described."""
+    transformers = importlib.import_module("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.StableLmConfig(**sizes, num_hidden_layers=1, vocab_size=29, pad_token_id=None)
+    model = transformers.StableLmForCausalLM(config)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def test_an_architecture_that_is_not_described_is_verified(zoo: Any, tmp_path: Path) -> None:
+    expected = logits(stablelm(tmp_path / "small"))
+    made = upscale(tmp_path / "small", tmp_path / "wide", times=2)
+    assert made.comparison is not None
+    assert {row.what for row in made.comparison.rows} > {"logits"}
+    assert torch.allclose(logits(tmp_path / "wide"), expected, atol=1e-5)
+    record = Record.load(tmp_path / "wide")
+    assert record.plan is not None
+    noisy = upscale(tmp_path / "small", tmp_path / "noisy", times=2, noise=0.5, seed=4)
+    assert noisy.comparison is not None
+    assert noisy.comparison.noisy
+    assert Record.load(tmp_path / "noisy").growths == (Growth(Times.of(2), 0.5, 4),)
+    assert not torch.equal(logits(tmp_path / "noisy"), expected)
+    with pytest.raises(MupscaleError, match=r"'stablelm' is not described, so that only verification shows"):
+        plainly(tmp_path / "small", tmp_path / "unverified")
+    assert sorted(os.listdir(tmp_path)) == ["noisy", "small", "wide"]
+
+
+def test_a_blank_model_of_an_undescribed_architecture_shows_nothing(zoo: Any, tmp_path: Path) -> None:
+    model = stablelm(tmp_path / "small")
+    for p in model.parameters():
+        p.data.zero_()
+    model.save_pretrained(tmp_path / "small")
+    with pytest.raises(MupscaleError, match="are all alike, so that comparing them shows nothing"):
+        upscale(tmp_path / "small", tmp_path / "wide", times=2)
+    assert os.listdir(tmp_path) == ["small"]
+
+
+def test_an_architecture_that_does_not_exist(zoo: Any, tmp_path: Path) -> None:
+    config = llama_config(model_type="gpt17", architectures=["GPT17ForCausalLM"])
+    write_checkpoint(tmp_path / "small", config, llama_tensors(config))
+    with pytest.raises(MupscaleError, match=r"'gpt17' is not known to transformers"):
+        upscale(tmp_path / "small", tmp_path / "wide")
+    assert os.listdir(tmp_path) == ["small"]
+
+
+def test_the_optimizer_comes_along(zoo: Any, tmp_path: Path) -> None:
+    model = saved(zoo, tmp_path / "small")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(input_ids=torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "small" / "optimizer.pt")
+    upscale(tmp_path / "small", tmp_path / "wide", optimizer=tmp_path / "small")
+    state = torch.load(tmp_path / "wide" / "optimizer.pt", weights_only=True)
+    names = [name for group in state["param_groups"] for name in group["param_names"]]
+    assert {*names} == {name for name, _ in model.named_parameters()}
+    (tmp_path / "small" / "optimizer.pt").write_text("no optimizer")
+    told: list[str] = []
+    with pytest.raises(MupscaleError, match=r"optimizer.pt"):
+        upscale(tmp_path / "small", tmp_path / "other", optimizer=tmp_path / "small" / "optimizer.pt", note=told.append)
+    assert told == []  # before any work
+    assert sorted(os.listdir(tmp_path)) == ["small", "wide"]

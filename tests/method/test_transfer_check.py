@@ -1,0 +1,282 @@
+"""The transfer check: its verdict on numbers made up for it, and two real widths, cut short and taken up again."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mupscale.method import check
+from mupscale.method.check import transfer_check
+from mupscale.method.stages import Protocol
+from mupscale.method.transfer import transfer_verdict
+from mupscale.report.transfer import transfer_picture
+from mupscale.system.errors import MupscaleError
+from mupscale.train import Growth, Recipe, Spec, train
+from small_runs import GENTLE, MLP, metrics, recipe
+
+GRID = [0.1, 0.2, 0.4, 0.8, 1.6]
+
+
+def line(width: Any, best: float, xs: list[float] = GRID, spread: float = 0.0, height: float = 0.1) -> dict[str, Any]:
+    """Losses of three seeds with their lowest at one value."""
+    at = xs.index(best)
+    points = [
+        {"x": x, "losses": [1 + height * (i - at) ** 2 + seed * spread for seed in range(3)]} for i, x in enumerate(xs)
+    ]
+    return {"width": width, "from": width, "points": points}
+
+
+def verdict(*lines: dict[str, Any], axis: str = "lr") -> list[str]:
+    return transfer_verdict({"lr": [], "noise": [], axis: list(lines)})
+
+
+def test_an_optimum_that_stays_transfers() -> None:
+    assert verdict(line(128, 0.4), line(256, 0.4)) == [
+        "the best learning rate, 0.4, does not move over widths 128 … 256: it transfers"
+    ]
+
+
+def test_one_grid_step_is_told_with_its_ratio_and_its_price() -> None:
+    assert verdict(line(128, 0.4), line(256, 0.8), line(512, 0.8)) == [
+        "the best learning rate moves by at most 1 grid step (×2) over widths 128 … 512: it transfers",
+        "taking the best learning rate of width 128, 0.4, to width 512 costs 10.0% of the loss there",
+    ]
+
+
+def test_more_than_a_step_does_not_transfer() -> None:
+    first, price = verdict(line(128, 0.2), line(256, 0.4), line(512, 0.8), axis="noise")
+    assert first == (
+        "the best noise moves by 2 grid steps (×2 each) over widths 128 … 512 (0.2 at 128, 0.4 at 256, 0.8 at 512): "
+        "it does not transfer"
+    )
+    assert price.endswith("costs 40.0% of the loss there")
+
+
+def test_movement_to_and_fro_counts_as_far_as_it_goes() -> None:
+    assert "2 grid steps" in verdict(line(128, 0.4), line(256, 0.2), line(512, 0.8), line(1024, 0.4))[0]
+
+
+def test_movement_that_not_every_seed_agrees_on_is_called_so() -> None:
+    moved = line(256, 0.8, spread=0.3)  # seeds differ from each other, but agree on the best
+    assert "it does not transfer" in verdict(line(128, 0.2), moved)[0]
+    moved["points"][1]["losses"][0] = 0.9
+    assert "not every seed agrees, so it may transfer" in verdict(line(128, 0.2), moved)[0]
+
+
+def test_one_seed_cannot_excuse_a_movement() -> None:
+    lines = [line(128, 0.2), line(256, 0.8, spread=0.3)]
+    for point in (point for entry in lines for point in entry["points"]):
+        del point["losses"][1:]
+    assert "it does not transfer" in verdict(*lines)[0]
+
+
+def test_a_value_at_which_a_seed_diverged_is_not_the_best() -> None:
+    hurt = line(256, 0.8)
+    hurt["points"][3]["losses"][1] = None
+    hurt["points"][2]["losses"][0] = 0.99
+    found = verdict(line(128, 0.8), hurt)
+    assert "at most 1 grid step" in found[0]
+    assert found[1] == "taking the best learning rate of width 128, 0.8, to width 256 diverges there"
+
+
+def test_a_width_at_which_everything_diverged_is_named_and_left_out() -> None:
+    lost = line(512, 0.4)
+    for point in lost["points"]:
+        point["losses"] = [None, None, None]
+    found = verdict(line(128, 0.4), line(256, 0.4), lost)
+    assert found[0] == "at width 512 every learning rate tried diverged"
+    assert "over widths 128 … 256: it transfers" in found[1]
+
+
+def test_an_optimum_on_the_edge_says_nothing_of_transfer() -> None:
+    first, edge = verdict(line(128, 1.6), line(256, 1.6))
+    assert first.endswith("whether it transfers cannot be seen on the edge")
+    assert edge == "the best learning rate lies on the edge of the grid at width 128, 256: try a wider range"
+    assert len(verdict(line(128, 0.1), line(256, 0.1))) == 2
+
+
+def test_no_noise_at_all_is_no_edge_and_has_no_ratio() -> None:
+    grid = [0.0, 1.0, 2.0]
+    assert len(verdict(line(128, 0.0, grid), line(256, 0.0, grid), axis="noise")) == 1
+    assert "1 grid step over" in verdict(line(128, 0.0, grid), line(256, 1.0, grid), axis="noise")[0]
+
+
+def test_one_width_or_one_value_shows_nothing() -> None:
+    assert "give two or more" in verdict(line(128, 0.4))[0]
+    assert verdict(line(128, 0.4, [0.4]), line(256, 0.4, [0.4])) == []
+
+
+def test_widths_by_name_are_told_by_name() -> None:
+    assert "over widths head_dim 4 … head_dim 8" in verdict(line({"head_dim": 4}, 0.4), line({"head_dim": 8}, 0.4))[0]
+
+
+# ------------------------------------------------------------------------------------------------ real runs
+
+SMALL: dict[str, Any] = {"lrs": [0.001, 0.004], "noises": [0.0, 0.3], "lr": 0.004, "noise": 0.3, "seeds": 2}
+
+
+def small(**changes: Any) -> Recipe:
+    grown = [Growth(at=6, width=16, noise=0.1, lr=0.001)]
+    return recipe(**{"optimizer": GENTLE, "steps": 14, "grow": grown, **changes})
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("check")
+    return out, transfer_check(small(), widths=[16, 8], out=out, **SMALL)
+
+
+def test_a_real_check_writes_its_numbers_and_a_picture(checked: tuple[Path, dict[str, Any]]) -> None:
+    out, values = checked
+    assert json.loads((out / "transfer-check.json").read_text()) == values
+    assert transfer_picture(values, out).stat().st_size > 5000
+    assert (values["times"], values["steps"], values["unit"]) == (2, 8, "init")
+    assert values["fixed"] == {"lr": 0.004, "noise": 0.3}
+    for axis, xs in {"lr": [0.001, 0.004], "noise": [0.0, 0.3]}.items():
+        assert [(entry["width"], entry["from"]) for entry in values[axis]] == [(16, 8), (32, 16)]
+        for entry in values[axis]:
+            assert [point["x"] for point in entry["points"]] == xs
+            assert all(math.isfinite(loss) for point in entry["points"] for loss in point["losses"])
+    assert len(values["verdict"]) >= 2
+
+
+def test_the_shared_point_is_one_trial_and_seeds_differ(checked: tuple[Path, dict[str, Any]]) -> None:
+    _, values = checked
+    by_lr, by_noise = values["lr"][0]["points"][1], values["noise"][0]["points"][1]
+    assert by_lr["losses"] == by_noise["losses"]
+    assert len(set(by_lr["losses"])) == 2
+
+
+def test_a_trial_is_what_a_single_run_gives(checked: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    out, values = checked
+    base = metrics(out / "transfer" / "small" / "width-8" / "seed-1", "train")[-1]
+    assert (base["step"], base["lr"], base["width"]) == (6, 0.002, 8)
+    single = Protocol(small(), out / "transfer").trial(8, check.Cell(0.001, 0.3), 1)
+    assert (single.width, single.steps, single.noise, single.grow) == (16, 8, 0.3, [])
+    train(recipe(**{**vars(single), "out": str(tmp_path / "single"), "log_every": 1}))
+    assert metrics(tmp_path / "single", "train")[-1]["loss"] == pytest.approx(
+        values["lr"][0]["points"][0]["losses"][1], rel=1e-9
+    )
+
+
+def test_what_is_done_is_kept_and_only_what_is_new_is_trained(
+    checked: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, values = checked
+    trained = counted(monkeypatch)
+    more = {**SMALL, "noises": [0.0, 0.3, 1.0]}
+    again = transfer_check(small(), widths=[8, 16], out=out, **more)
+    assert again["lr"] == values["lr"]
+    assert [point["x"] for point in again["noise"][0]["points"]] == [0.0, 0.3, 1.0]
+    assert trained == [2, 2, 2, 2]  # bases, which are finished, and one new trial, at each width
+    assert transfer_check(small(), widths=[8, 16], out=out, **more) == again
+    assert len(trained) == 4
+
+
+def test_a_check_that_was_cut_goes_on_at_the_width_where_it_was(
+    tmp_path: Path, checked: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cut(Exception): ...
+
+    def cut(recipes: list[Recipe], **options: Any) -> Any:
+        if recipes[0].width == 32:
+            raise Cut
+        return whole(recipes, **options)
+
+    whole = check.train_many
+    with monkeypatch.context() as patched:
+        patched.setattr(check, "train_many", cut)
+        with pytest.raises(Cut):
+            transfer_check(small(), widths=[8, 16], out=tmp_path, **SMALL)
+    trained = counted(monkeypatch)
+    assert transfer_check(small(), widths=[8, 16], out=tmp_path, **SMALL) == checked[1]
+    assert trained == [2, 6]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many runs each call of the engine is given from here on."""
+    trained, whole = [], check.train_many
+
+    def count(recipes: list[Recipe], **options: Any) -> Any:
+        trained.append(len(recipes))
+        return whole(recipes, **options)
+
+    monkeypatch.setattr(check, "train_many", count)
+    return trained
+
+
+def test_widths_by_name_grow_where_the_recipe_does(tmp_path: Path) -> None:
+    made = small(
+        model=Spec("mupscale.models.GPT2", {"vocab": 11, "context": 6, "layers": 1, "attention_multiplier": 2.0}),
+        data=Spec("small_runs.Words"),
+        width={"head_dim": 4, "heads": 2},
+        base={"head_dim": 2, "heads": 2},
+        init_at={"head_dim": 2, "heads": 2},
+        grow=[Growth(at=6, width={"head_dim": 8, "heads": 2})],
+    )
+    asked = {**SMALL, "seeds": 1, "noises": [], "lrs": [0.001]}
+    values = transfer_check(made, widths=[{"head_dim": 2, "heads": 2}], out=tmp_path, **asked)
+    assert values["lr"][0]["width"] == {"head_dim": 4, "heads": 2}
+    assert values["noise"][0]["points"] == []
+    assert (tmp_path / "transfer" / "width-head_dim2-heads2.json").exists()
+
+
+# ------------------------------------------------------------------------------------------------ mistakes
+
+
+def refused(out: Path, made: Recipe | None = None, **changes: Any) -> str:
+    with pytest.raises(MupscaleError) as caught:
+        transfer_check(made or small(), **{"widths": [8, 16], "out": out, **SMALL, **changes})
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"widths": []}, "needs base widths"),
+        ({"seeds": 0}, "seeds is 0"),
+        ({"lrs": []}, "at least one learning rate"),
+        ({"lr": 0.0}, "all of them above 0"),
+        ({"noise": -1.0}, "-1.0 is no noise level"),
+        ({"widths": [{"width": 8}]}, "must be of the same form"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    assert said in refused(tmp_path, **changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_recipe_must_have_one_growth(tmp_path: Path) -> None:
+    assert "this one has 0" in refused(tmp_path, small(grow=[]))
+
+
+def test_a_folder_of_another_check_is_refused(checked: tuple[Path, dict[str, Any]]) -> None:
+    out, _ = checked
+    assert "other settings (base_lr)" in refused(out, base_lr=0.01)
+    assert "other settings (model)" in refused(out, small(model=Spec(MLP.class_path, {**MLP.init_args, "depth": 4})))
+    assert "other settings (seeds in all)" in refused(out, seeds=3)
+
+
+def test_a_base_model_that_diverges_ends_the_check(tmp_path: Path) -> None:
+    sgd = Spec("torch.optim.SGD", {"lr": 1e30})
+    assert "diverged at learning rate 1e+30" in refused(tmp_path, small(optimizer=sgd), widths=[8])
+
+
+def test_trials_that_diverge_are_recorded_as_none(tmp_path: Path) -> None:
+    sgd = Spec("torch.optim.SGD", {"lr": 0.1})
+    asked: dict[str, Any] = {**SMALL, "lrs": [0.1, 3e38], "noises": [], "widths": [8], "seeds": 1}
+    values = transfer_check(small(optimizer=sgd), out=tmp_path, **asked)
+    fine, lost = values["lr"][0]["points"]
+    assert lost["losses"] == [None]
+    assert fine["losses"] != [None]
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "transfer").mkdir()
+    (tmp_path / "transfer" / "width-8.json").write_text("{")
+    assert "width-8.json is damaged" in refused(tmp_path)

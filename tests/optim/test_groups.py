@@ -1,0 +1,947 @@
+"""What each optimizer is: parameter groups, their factors under schedulers, state from files, clipping, refusals."""
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional as F
+from torch.optim import lr_scheduler as sched
+from torch.optim.swa_utils import SWALR
+
+import mupscale as mu
+from mupscale.growth.upscaling import grow_optimizer
+from mupscale.models import GPT2, MLP
+from mupscale.optim.groups import widened_groups
+
+DATA = torch.Generator().manual_seed(7)
+X = torch.randn(16, 5, generator=DATA, dtype=torch.float64)
+Y = torch.randn(16, 3, generator=DATA, dtype=torch.float64)
+
+
+def mlp(wide: bool) -> MLP:
+    """Every hidden width grows by a factor of its own: 2, 3, 4."""
+    return MLP(5, [4 * 2, 6 * 3, 4 * 4] if wide else [4, 6, 4], 3, activation="tanh").double()
+
+
+def gpt2(head_dim: int, **more: Any) -> GPT2:
+    sizes = {"layers": 1, "heads": 2, "attention_multiplier": 1.0, **more}
+    return GPT2(11, 6, head_dim=head_dim, **sizes).double()
+
+
+def pair(kind: str = "mlp") -> tuple[nn.Module, nn.Module, mu.Plan]:
+    narrow, wide = (mlp(False), mlp(True)) if kind == "mlp" else (gpt2(2), gpt2(6))
+    plan = mu.plan(narrow, wide)
+    return narrow, mu.widen(narrow, wide, plan), plan
+
+
+def mse(model: nn.Module, batch: Any = None) -> Tensor:
+    return F.mse_loss(model(X), Y)
+
+
+def train(model: nn.Module, optimizer: optim.Optimizer, steps: int = 3) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        mse(model).backward()
+        optimizer.step()
+
+
+def flat(groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each parameter's own hyperparameters, by name."""
+    return {name: {k: v for k, v in group.items() if k != "params"} for group in groups for name, _ in group["params"]}
+
+
+def bits(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+# ---------------------------------------------------------------------------------------------- factors
+
+Table = dict[str, Callable[[float, float, float], Any]]
+EPS: Table = {"eps": lambda out, in_, fold: 1 / (fold * out)}
+COUPLED: Table = {"weight_decay": lambda out, in_, fold: in_ / (fold**2 * out)}
+DEGREE_0: Table = {"lr": lambda out, in_, fold: fold / in_}
+DEGREE_1: Table = {"lr": lambda out, in_, fold: fold**2 * out / in_}
+DECOUPLED_0: Table = {"weight_decay": lambda out, in_, fold: in_ / fold}
+DECOUPLED_1: Callable[[float, float, float], float] = lambda out, in_, fold: in_ / (fold**2 * out)  # noqa: E731
+
+TABLE: dict[str, tuple[type[optim.Optimizer], dict[str, Any], Table]] = {
+    "SGD": (optim.SGD, {"momentum": 0.9, "nesterov": True}, {**DEGREE_1, **COUPLED}),
+    "Adam": (optim.Adam, {"betas": (0.8, 0.95)}, {**DEGREE_0, **COUPLED, **EPS}),
+    "Adam decoupled": (optim.Adam, {"decoupled_weight_decay": True}, {**DEGREE_0, **DECOUPLED_0, **EPS}),
+    "AMSGrad": (optim.Adam, {"amsgrad": True}, {**DEGREE_0, **COUPLED, **EPS}),
+    "AdamW": (optim.AdamW, {}, {**DEGREE_0, **DECOUPLED_0, **EPS}),
+    "NAdam": (optim.NAdam, {}, {**DEGREE_0, **COUPLED, **EPS}),
+    "NAdam decoupled": (optim.NAdam, {"decoupled_weight_decay": True}, {**DEGREE_0, **DECOUPLED_0, **EPS}),
+    "RMSprop": (optim.RMSprop, {"centered": True, "momentum": 0.5}, {**DEGREE_0, **COUPLED, **EPS}),
+    "Adagrad": (optim.Adagrad, {"lr_decay": 0.1}, {**DEGREE_0, **COUPLED, **EPS}),
+    "Adamax": (optim.Adamax, {}, {**DEGREE_0, **COUPLED, **EPS}),
+    "Adadelta": (
+        optim.Adadelta,
+        {},
+        {**DEGREE_1, **COUPLED, "eps": lambda out, in_, fold: 1 / (fold * out) ** 2},
+    ),
+    "ASGD": (optim.ASGD, {"lambd": 0.3}, {**DEGREE_1, **COUPLED, "lambd": DECOUPLED_1}),
+    "Rprop": (optim.Rprop, {}, {**DEGREE_0, "step_sizes": lambda *rule: (DEGREE_0["lr"](*rule),) * 2}),
+    "SparseAdam": (optim.SparseAdam, {}, {**DEGREE_0, **EPS}),
+    "Adafactor": (optim.Adafactor, {}, {"lr": lambda *rule: 1.0, "weight_decay": lambda *rule: 1.0}),
+}
+
+
+@pytest.mark.parametrize("kind", ["mlp", "gpt2"])
+@pytest.mark.parametrize("name", TABLE)
+def test_every_factor_is_the_one_of_the_table(name: str, kind: str) -> None:
+    optimizer, more, table = TABLE[name]
+    _, wide, plan = pair(kind)
+    hyper: dict[str, Any] = {"lr": 0.03, **more}
+    if "weight_decay" in table:
+        hyper["weight_decay"] = 0.2
+    if "eps" in table:
+        hyper["eps"] = 1e-3
+    if "step_sizes" in table:
+        hyper["step_sizes"] = (1e-4, 0.5)
+    groups = flat(mu.param_groups(wide, plan, optimizer, **hyper))
+    assert groups.keys() == plan.parameters.keys()
+    for parameter, rule in plan.rules.items():
+        numbers = (float(rule.out), float(rule.in_), float(rule.fold))
+        for key, value in hyper.items():
+            expected = table[key](*numbers) if key in table else 1
+            assert groups[parameter][key] == pytest.approx(_product(value, expected), rel=1e-15), (parameter, key)
+        for key in ("lr", "weight_decay", "eps"):
+            if key in table:
+                assert groups[parameter][f"{key}_factor"] == pytest.approx(table[key](*numbers), rel=1e-15)
+            elif key != "eps" or name != "Adafactor":
+                assert f"{key}_factor" not in groups[parameter]
+    assert isinstance(optimizer(mu.param_groups(wide, plan, optimizer, **hyper)), optimizer)
+
+
+def _product(value: Any, factor: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(v * f for v, f in zip(value, factor if isinstance(factor, tuple) else (factor,) * 9, strict=False))
+    return value if isinstance(value, bool) or not isinstance(value, float) else value * factor
+
+
+@pytest.mark.parametrize("kind", ["mlp", "gpt2"])
+def test_adafactors_two_eps_are_of_a_second_moment_and_of_a_weight(kind: str) -> None:
+    """eps1 floors row and column means of squares, of degree 2; for vectors torch floors the root, of degree 1."""
+    _, wide, plan = pair(kind)
+    groups = flat(mu.param_groups(wide, plan, optim.Adafactor, eps=(1e-4, 1e-2)))
+    implicit = flat(mu.param_groups(wide, plan, optim.Adafactor))
+    for name, rule in plan.rules.items():
+        gradient, weight = 1 / float(rule.fold * rule.out), float(rule.fold) / float(rule.in_)
+        degree = 2 if len(plan[name].narrow) == 2 else 1
+        assert groups[name]["eps"] == pytest.approx((1e-4 * gradient**degree, 1e-2 * weight))
+        assert groups[name]["eps_factor"] == pytest.approx((gradient**degree, weight))
+        assert implicit[name]["eps"] == pytest.approx(
+            (torch.finfo(torch.float64).eps * gradient**degree, 1e-3 * weight)
+        )
+
+
+@pytest.mark.parametrize("adjust", [None, "original", "match_rms_adamw"])
+def test_muons_learning_rate_takes_back_its_own_adjustment(adjust: str | None) -> None:
+    narrow, wide = MLP(5, [4, 6], 3, bias=False, depth=3), MLP(5, [8, 18], 3, bias=False, depth=3)
+    plan = mu.plan(narrow, wide)
+    groups = flat(mu.param_groups(wide, plan, optim.Muon, lr=0.01, weight_decay=0.1, adjust_lr_fn=adjust))
+
+    def own(rows: int, columns: int) -> float:
+        if adjust == "match_rms_adamw":
+            return 0.2 * math.sqrt(max(rows, columns))
+        return math.sqrt(max(1, rows / columns))
+
+    for name, rule in plan.rules.items():
+        effective = groups[name]["lr"] * own(*plan[name].wide)
+        assert effective == pytest.approx(0.01 * own(*plan[name].narrow) * math.sqrt(rule.out / rule.in_)), name
+        assert groups[name]["lr"] * groups[name]["weight_decay"] == pytest.approx(0.01 * 0.1)
+        assert groups[name]["lr_factor"] == pytest.approx(groups[name]["lr"] / 0.01)
+        assert groups[name]["eps_factor"] == pytest.approx(math.sqrt(rule.in_ / rule.out))
+
+
+def test_hyperparameters_that_were_not_passed_are_scaled_too() -> None:
+    _, wide, plan = pair()
+    adamw = flat(mu.param_groups(wide, plan, optim.AdamW))["layers.1.weight"]
+    assert adamw["lr"] == pytest.approx(1e-3 / 2)
+    assert adamw["eps"] == pytest.approx(1e-8 / 3)
+    assert adamw["weight_decay"] == pytest.approx(1e-2 * 2)
+    sgd = flat(mu.param_groups(wide, plan, optim.SGD))["layers.1.weight"]
+    assert sgd["lr"] == pytest.approx(1e-3 * 3 / 2)
+    assert "eps" not in sgd
+    assert "eps_factor" not in sgd
+
+
+def test_defaults_that_a_subclass_hides_behind_keywords_are_found() -> None:
+    """The class itself is asked for its defaults: a signature with **kwargs does not show them."""
+
+    class Ours(optim.AdamW):
+        def __init__(self, params: Any, **kwargs: Any) -> None:
+            super().__init__(params, **{"eps": 1e-5, "lr": 0.02, **kwargs})
+
+    _, wide, plan = pair()
+    group = flat(mu.param_groups(wide, plan, Ours))["layers.1.weight"]
+    assert group["eps"] == pytest.approx(1e-5 / 3)
+    assert group["lr"] == pytest.approx(0.02 / 2)
+    assert group["weight_decay"] == pytest.approx(1e-2 * 2)
+
+
+def test_a_flag_that_a_subclass_hides_decides_how_decay_scales() -> None:
+    class Ours(optim.Adam):
+        def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.1) -> None:
+            super().__init__(params, lr, weight_decay=weight_decay, decoupled_weight_decay=True)
+
+    _, wide, plan = pair()
+    group = flat(mu.param_groups(wide, plan, Ours))["layers.1.weight"]
+    assert group["weight_decay_factor"] == pytest.approx(2)  # in_; coupled it would be in_ / out = 2 / 3
+
+
+# ---------------------------------------------------------------------------------------------- groups
+
+
+def test_a_tied_gpt2_of_twelve_layers_needs_at_most_four_groups() -> None:
+    with torch.device("meta"):
+        narrow, wide = gpt2(2, layers=12), gpt2(4, layers=12)
+    plan = mu.plan(narrow, wide)
+    for optimizer in (optim.AdamW, optim.SGD, optim.Adam):
+        groups = mu.param_groups(wide, plan, optimizer, lr=1e-3)
+        assert len(groups) <= 4
+        names = [name for group in groups for name, _ in group["params"]]
+        assert sorted(names) == sorted(plan.parameters)
+
+
+@pytest.mark.parametrize("given_as", ["tensors", "pairs", "names", "generator"])
+def test_the_users_own_groups_are_kept(given_as: str) -> None:
+    _, wide, plan = pair("gpt2")
+    named = dict(wide.named_parameters())
+
+    def params(names: list[str]) -> Any:
+        if given_as == "names":
+            return names
+        if given_as == "pairs":
+            return [(name, named[name]) for name in names]
+        return (named[n] for n in names) if given_as == "generator" else [named[n] for n in names]
+
+    decay = [n for n, p in named.items() if p.dim() == 2]
+    rest = [n for n, p in named.items() if p.dim() != 2]
+    groups = mu.param_groups(
+        wide,
+        plan,
+        optim.AdamW,
+        groups=[{"params": params(decay), "weight_decay": 0.1}, {"params": params(rest), "weight_decay": 0.0}],
+        lr=1e-2,
+    )
+    for name, group in flat(groups).items():
+        assert group["weight_decay"] == pytest.approx(0.1 * group["weight_decay_factor"] if name in decay else 0.0)
+        assert group["lr"] == pytest.approx(1e-2 * group["lr_factor"])
+    for group in groups:
+        assert len({named[name].dim() == 2 for name, _ in group["params"]}) == 1, "decay and no decay in one group"
+    assert len(groups) <= 6
+    assert all(p is named[name] for group in groups for name, p in group["params"])
+
+
+def test_equal_groups_of_the_user_are_merged() -> None:
+    _, wide, plan = pair("gpt2")
+    names = list(plan.parameters)
+    one = mu.param_groups(wide, plan, optim.AdamW, lr=0.1)
+    many = mu.param_groups(wide, plan, optim.AdamW, groups=[{"params": [n]} for n in names], lr=0.1)
+    assert [[n for n, _ in g["params"]] for g in one] == [[n for n, _ in g["params"]] for g in many]
+    apart = mu.param_groups(wide, plan, optim.AdamW, groups=[{"params": [n], "tag": n} for n in names], lr=0.1)
+    assert len(apart) == len(names)
+    assert {g["tag"] for g in apart} == set(names)
+
+
+def test_a_groups_own_learning_rate_goes_before_the_common_one() -> None:
+    _, wide, plan = pair()
+    groups = flat(
+        mu.param_groups(
+            wide,
+            plan,
+            optim.SGD,
+            groups=[{"params": "layers.0.weight", "lr": 1.0}, {"params": wide.layers[1].weight}],
+            lr=0.1,
+        )
+    )
+    assert groups.keys() == {"layers.0.weight", "layers.1.weight"}
+    assert groups["layers.0.weight"]["lr"] == pytest.approx(1.0 * 2)
+    assert groups["layers.1.weight"]["lr"] == pytest.approx(0.1 * 3 / 2)
+
+
+def test_a_tied_parameter_may_be_given_by_either_name() -> None:
+    _, wide, plan = pair("gpt2")
+    groups = flat(mu.param_groups(wide, plan, optim.AdamW, groups=[{"params": ["lm_head.weight"]}]))
+    assert list(groups) == ["wte.weight"]
+
+
+def test_a_stranger_in_the_groups_is_refused_by_name() -> None:
+    _, wide, plan = pair()
+    with pytest.raises(mu.MupscaleError, match=r"layers\.9\.weight'? is no parameter of the model"):
+        mu.param_groups(wide, plan, optim.SGD, groups=[{"params": ["layers.9.weight"]}])
+    with pytest.raises(mu.MupscaleError, match="no parameter of the model"):
+        mu.param_groups(wide, plan, optim.SGD, groups=[{"params": [nn.Parameter(torch.zeros(2))]}])
+
+
+def test_everything_else_is_passed_through() -> None:
+    _, wide, plan = pair()
+    hyper = {"lr": 1e-3, "betas": (0.7, 0.8), "foreach": True, "amsgrad": True, "maximize": True, "capturable": False}
+    for optimizer in (
+        mu.make_optimizer(wide, plan, optim.AdamW, **hyper),
+        optim.AdamW(mu.param_groups(wide, plan, optim.AdamW, **hyper)),
+    ):
+        for group in optimizer.param_groups:
+            for key in ("betas", "foreach", "amsgrad", "maximize", "capturable"):
+                assert group[key] == hyper[key]
+            assert group["param_names"]
+    for group in mu.param_groups(wide, plan, optim.AdamW, fused=True):
+        assert group["fused"] is True
+    sgd = mu.make_optimizer(wide, plan, optim.SGD, lr=0.1, momentum=0.8, dampening=0.1)
+    assert all(group["momentum"] == 0.8 and group["dampening"] == 0.1 for group in sgd.param_groups)
+
+
+@pytest.mark.parametrize("flags", [{"foreach": True}, {"fused": True}, {"foreach": False}], ids=str)
+def test_foreach_fused_and_plain_steps_agree(flags: dict[str, bool], float64: None) -> None:
+    narrow, wide, plan = pair()
+    optimizer = optim.AdamW(narrow.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3)
+    grown = mu.make_optimizer(wide, plan, optim.AdamW, lr=0.01, weight_decay=0.1, eps=1e-3, **flags)
+    train(narrow, optimizer)
+    train(wide, grown)
+    torch.testing.assert_close(wide(X), narrow(X), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", [optim.SGD, optim.AdamW])
+def test_a_tensor_learning_rate_is_neither_changed_nor_shared(optimizer: type[optim.Optimizer]) -> None:
+    _, wide, plan = pair()
+    lr = torch.tensor(0.5, dtype=torch.float64)
+    groups = mu.param_groups(wide, plan, optimizer, lr=lr)
+    assert len(groups) > 2
+    assert lr.item() == 0.5
+    rates = [group["lr"] for group in groups]
+    assert all(isinstance(rate, Tensor) for rate in rates)
+    assert len({rate.data_ptr() for rate in [lr, *rates]}) == len(rates) + 1
+    for group in groups:
+        assert group["lr"].item() == pytest.approx(0.5 * group["lr_factor"])
+    made = mu.make_optimizer(wide, plan, optimizer, lr=lr, foreach=False)
+    made.param_groups[0]["lr"].fill_(7.0)
+    assert lr.item() == 0.5
+    assert all(group["lr"].item() != 7.0 for group in made.param_groups[1:])
+
+
+def test_a_tensor_learning_rate_survives_widening_unshared() -> None:
+    narrow, wide, plan = pair()
+    lr = torch.tensor(0.5, dtype=torch.float64)
+    optimizer = optim.SGD(narrow.parameters(), lr=lr)
+    grown = grow_optimizer(optimizer, narrow, wide, plan)
+    for group in grown.param_groups:
+        assert group["lr"].item() == pytest.approx(0.5 * group["lr_factor"])
+        group["lr"].fill_(3.0)
+    assert lr.item() == optimizer.param_groups[0]["lr"].item() == 0.5
+
+
+def test_factors_of_two_widenings_multiply() -> None:
+    """lr_factor stays relative to the rates that the user gave in the beginning."""
+    models = [MLP(5, width, 3) for width in (4, 8, 24)]
+    plans = [mu.plan(models[0], models[1]), mu.plan(models[1], models[2])]
+    first = mu.make_optimizer(models[1], plans[0], optim.AdamW, lr=0.1, weight_decay=0.3)
+    second = grow_optimizer(first, models[1], models[2], plans[1])
+    whole = mu.make_optimizer(models[2], plans[0].then(plans[1]), optim.AdamW, lr=0.1, weight_decay=0.3)
+    for ours, theirs in zip(second.param_groups, whole.param_groups, strict=True):
+        assert ours["param_names"] == theirs["param_names"]
+        for key in ("lr", "weight_decay", "eps", "lr_factor", "weight_decay_factor", "eps_factor"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-12), key
+
+
+def test_groups_may_be_saved_and_loaded(tmp_path: Path) -> None:
+    _, wide, plan = pair()
+    optimizer = mu.make_optimizer(wide, plan, optim.AdamW, lr=0.1)
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    again = mu.make_optimizer(wide, plan, optim.AdamW, lr=9.0)
+    again.load_state_dict(mu.load_torch(tmp_path / "optimizer.pt"))
+    for ours, theirs in zip(again.param_groups, optimizer.param_groups, strict=True):
+        assert {k: v for k, v in ours.items() if k != "params"} == {k: v for k, v in theirs.items() if k != "params"}
+
+
+# ---------------------------------------------------------------------------------------------- schedulers
+
+Rates = Callable[[float], Any]  # a rate as the scheduler wants it: the number itself, or one per group
+Maker = Callable[[optim.Optimizer, Rates], Any]
+SCHEDULERS: dict[str, Maker] = {
+    "LambdaLR": lambda o, r: sched.LambdaLR(o, lambda e: 1 / (1 + e)),
+    "MultiplicativeLR": lambda o, r: sched.MultiplicativeLR(o, lambda e: 0.9 - 0.01 * e),
+    "StepLR": lambda o, r: sched.StepLR(o, 3, 0.5),
+    "MultiStepLR": lambda o, r: sched.MultiStepLR(o, [2, 5, 9], 0.3),
+    "ConstantLR": lambda o, r: sched.ConstantLR(o, 0.25, total_iters=4),
+    "LinearLR": lambda o, r: sched.LinearLR(o, 0.1, 0.9, total_iters=7),
+    "ExponentialLR": lambda o, r: sched.ExponentialLR(o, 0.8),
+    "PolynomialLR": lambda o, r: sched.PolynomialLR(o, 10, power=2.0),
+    "CosineAnnealingLR": lambda o, r: sched.CosineAnnealingLR(o, 8, eta_min=0.0),
+    "CosineAnnealingWarmRestarts": lambda o, r: sched.CosineAnnealingWarmRestarts(o, 3, 2, eta_min=0.0),
+    "OneCycleLR": lambda o, r: sched.OneCycleLR(o, max_lr=r(0.4), total_steps=14, three_phase=True),
+    "CyclicLR": lambda o, r: sched.CyclicLR(o, base_lr=r(0.01), max_lr=r(0.4), step_size_up=3, step_size_down=2),
+    "ReduceLROnPlateau": lambda o, r: sched.ReduceLROnPlateau(o, factor=0.5, patience=1, min_lr=r(0.02)),
+    "SequentialLR": lambda o, r: sched.SequentialLR(
+        o, [sched.LinearLR(o, 0.1, total_iters=4), sched.CosineAnnealingLR(o, 6)], milestones=[4]
+    ),
+    "ChainedScheduler": lambda o, r: sched.ChainedScheduler(
+        [sched.ConstantLR(o, 0.5, total_iters=4), sched.ExponentialLR(o, 0.9)]
+    ),
+    "SWALR": lambda o, r: SWALR(o, swa_lr=r(0.05), anneal_epochs=5),
+}
+LOSSES = [5.0, 4.0, 4.1, 4.2, 4.3, 3.0, 3.1, 3.2, 3.3, 3.4, 3.5, 3.6]
+
+
+def advance(optimizer: optim.Optimizer, scheduler: Any, loss: float) -> list[float]:
+    optimizer.step()
+    if isinstance(scheduler, sched.ReduceLROnPlateau):
+        scheduler.step(loss)
+    else:
+        scheduler.step()
+    return [group["lr"] / group.get("lr_factor", 1.0) for group in optimizer.param_groups]
+
+
+def reference(name: str) -> tuple[optim.Optimizer, Any]:
+    optimizer = optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.5)
+    return optimizer, SCHEDULERS[name](optimizer, lambda rate: rate)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_under_every_scheduler_the_rates_keep_their_ratios(name: str) -> None:
+    """Every group's lr / lr_factor is, at each step, the rate of one plain group."""
+    _, wide, plan = pair("gpt2")
+    optimizer = mu.make_optimizer(wide, plan, optim.SGD, lr=0.1, momentum=0.5)
+    assert len({group["lr_factor"] for group in optimizer.param_groups}) >= 3
+    scheduler = SCHEDULERS[name](optimizer, lambda rate: mu.per_group(optimizer, rate))
+    plain, plain_scheduler = reference(name)
+    seen = set()
+    for loss in LOSSES:
+        (expected,) = advance(plain, plain_scheduler, loss)
+        seen.add(round(expected, 12))
+        for rate in advance(optimizer, scheduler, loss):
+            assert rate == pytest.approx(expected, rel=1e-12, abs=1e-15)
+        assert all(g["momentum"] == pytest.approx(plain.param_groups[0]["momentum"]) for g in optimizer.param_groups)
+    assert len(seen) > 1, "the schedule does nothing"
+
+
+@pytest.mark.parametrize("at", [1, 3, 5, 6])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_scheduler_goes_on_after_widening(name: str, at: int) -> None:
+    """In the middle of a schedule, on its milestones and between them; the narrow one is left alone."""
+    narrow, wide, plan = pair("gpt2")
+    optimizer = optim.SGD(narrow.parameters(), lr=0.1, momentum=0.5)
+    scheduler = SCHEDULERS[name](optimizer, lambda rate: rate)
+    for loss in LOSSES[:at]:
+        advance(optimizer, scheduler, loss)
+    grown = grow_optimizer(optimizer, narrow, wide, plan)
+    assert len(grown.param_groups) >= 3
+    for group in grown.param_groups:
+        for key in {"lr", "initial_lr"} & optimizer.param_groups[0].keys():
+            assert group[key] == pytest.approx(optimizer.param_groups[0][key] * group["lr_factor"], rel=1e-12)
+    continued = mu.widen_scheduler(scheduler, grown)
+    assert continued.get_last_lr() == pytest.approx([group["lr"] for group in grown.param_groups])
+    for loss in LOSSES[at:]:
+        rates = advance(grown, continued, loss)
+        (expected,) = advance(optimizer, scheduler, loss)
+        for rate in rates:
+            assert rate == pytest.approx(expected, rel=1e-12, abs=1e-15)
+
+
+def test_a_scheduler_with_a_function_per_group() -> None:
+    narrow, wide, plan = pair()
+    weights = [p for p in narrow.parameters() if p.dim() > 1]
+    biases = [p for p in narrow.parameters() if p.dim() == 1]
+    optimizer = optim.SGD([{"params": weights}, {"params": biases}], lr=0.1)
+    scheduler = sched.LambdaLR(optimizer, [lambda e: 0.5**e, lambda e: 1.0])
+    advance(optimizer, scheduler, 0.0)
+    grown = grow_optimizer(optimizer, narrow, wide, plan)
+    continued = mu.widen_scheduler(scheduler, grown)
+    rates = advance(grown, continued, 0.0)
+    for group, rate in zip(grown.param_groups, rates, strict=True):
+        expected = 0.1 if all(p.dim() == 1 for p in group["params"]) else 0.025
+        assert rate == pytest.approx(expected)
+
+
+def test_a_scheduler_of_another_optimizer_is_refused() -> None:
+    _, wide, plan = pair()
+    optimizer = mu.make_optimizer(wide, plan, optim.SGD, lr=0.1)
+    with pytest.raises(mu.MupscaleError, match="upscale made"):
+        mu.widen_scheduler(sched.ExponentialLR(optimizer, 0.9), optimizer)
+
+
+RESUMED: dict[str, Callable[[optim.Optimizer, Rates, int], Any]] = {
+    "LambdaLR": lambda o, r, e: sched.LambdaLR(o, lambda epoch: 0.7**epoch, last_epoch=e),
+    "LinearLR": lambda o, r, e: sched.LinearLR(o, 0.1, total_iters=7, last_epoch=e),
+    "ExponentialLR": lambda o, r, e: sched.ExponentialLR(o, 0.8, last_epoch=e),
+    "PolynomialLR": lambda o, r, e: sched.PolynomialLR(o, 10, last_epoch=e),
+    "CosineAnnealingLR": lambda o, r, e: sched.CosineAnnealingLR(o, 9, last_epoch=e),
+    "OneCycleLR": lambda o, r, e: sched.OneCycleLR(o, max_lr=r(0.4), total_steps=14, last_epoch=e),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_initial_lr_is_widened_so_that_last_epoch_works(name: str) -> None:
+    """torch's own way to go on in the middle of a schedule, which asks the groups for their initial_lr."""
+    narrow, wide, plan = pair("gpt2")
+    optimizer = optim.SGD(narrow.parameters(), lr=0.1, momentum=0.5)
+    scheduler = RESUMED[name](optimizer, lambda rate: rate, -1)
+    for _ in range(4):
+        advance(optimizer, scheduler, 0.0)
+    grown = optim.SGD(widened_groups(optimizer, narrow, wide, plan))
+    continued = RESUMED[name](grown, lambda rate: mu.per_group(grown, rate), scheduler.last_epoch - 1)
+    for _ in range(5):
+        for group in grown.param_groups:
+            expected = optimizer.param_groups[0]["lr"] * group["lr_factor"]
+            assert group["lr"] == pytest.approx(expected, rel=1e-12, abs=1e-15)
+        advance(optimizer, scheduler, 0.0)
+        advance(grown, continued, 0.0)
+
+
+def test_a_new_learning_rate_replaces_the_schedules_too() -> None:
+    narrow, wide, plan = pair()
+    optimizer = optim.SGD(narrow.parameters(), lr=0.1)
+    sched.LambdaLR(optimizer, lambda e: 0.5)
+    for group in widened_groups(optimizer, narrow, wide, plan, lr=0.3):
+        assert group["lr"] == pytest.approx(0.3 * group["lr_factor"])
+        assert "initial_lr" not in group
+
+
+# ---------------------------------------------------------------------------------------------- state
+
+
+def trained(named: bool = False) -> tuple[nn.Module, nn.Module, mu.Plan, optim.Optimizer]:
+    narrow, wide = mlp(False), mlp(True)
+    optimizer = optim.AdamW(narrow.named_parameters() if named else narrow.parameters(), lr=0.01)
+    train(narrow, optimizer)
+    plan = mu.plan(narrow, wide)
+    return narrow, mu.widen(narrow, wide, plan), plan, optimizer
+
+
+def assert_state(grown: optim.Optimizer, wide: nn.Module, optimizer: optim.Optimizer, narrow: nn.Module) -> None:
+    """By the table: first moments times 1/out, second ones times 1/out², copied; steps as they are."""
+    plan = mu.plan(narrow, wide)
+    theirs = dict(narrow.named_parameters())
+    for name, p in wide.named_parameters():
+        entry, state, source = plan[name], grown.state[p], optimizer.state[theirs[name]]
+        assert state["step"] == source["step"]
+        for key, degree in (("exp_avg", 1), ("exp_avg_sq", 2)):
+            expected = source[key] / float(entry.rule.out) ** degree
+            for dim, axis in entry.axes.items():
+                expected = expected.repeat_interleave(int(axis.times), dim)
+            torch.testing.assert_close(state[key], expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("source", ["object", "state dict", "file"])
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+def test_state_of_an_optimizer_from_anywhere(source: str, named: bool, tmp_path: Path, float64: None) -> None:
+    narrow, wide, plan, optimizer = trained(named)
+    given: Any = optimizer if source == "object" else optimizer.state_dict()
+    if source == "file":
+        torch.save(given, tmp_path / "optimizer.pt")
+        given = mu.load_torch(tmp_path / "optimizer.pt")
+    grown = mu.make_optimizer(wide, plan, optim.AdamW, lr=0.01)
+    assert mu.widen_optimizer(given, grown, plan) is grown
+    assert_state(grown, wide, optimizer, narrow)
+    train(narrow, optimizer)
+    train(wide, grown)
+    torch.testing.assert_close(wide(X), narrow(X), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_names_in_a_saved_state_may_carry_the_wrappers_prefixes(prefix: str, float64: None) -> None:
+    narrow, wide, plan, optimizer = trained()
+    renamed = optim.AdamW([(prefix + name, p) for name, p in narrow.named_parameters()])
+    state = renamed.state_dict()
+    state["state"] = optimizer.state_dict()["state"]
+    grown = mu.make_optimizer(wide, plan, optim.AdamW, lr=0.01)
+    mu.widen_optimizer(state, grown, plan)
+    assert_state(grown, wide, optimizer, narrow)
+    again = mu.widen({prefix + name: p for name, p in narrow.state_dict().items()}, mlp(True), plan)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), wide.parameters(), strict=True))
+
+
+def test_a_model_with_a_child_called_module_keeps_its_names(float64: None) -> None:
+    """Only DDP's own prefix is taken off, not a name that happens to look like it."""
+
+    class Shell(nn.Module):
+        def __init__(self, wide: bool) -> None:
+            super().__init__()
+            self.module = mlp(wide)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.module(x)
+            return out
+
+    narrow, wide = Shell(False), Shell(True)
+    plan = mu.plan(narrow, wide)
+    optimizer = optim.AdamW(narrow.named_parameters(), lr=0.01)
+    train(narrow, optimizer)
+    mu.widen(narrow.state_dict(), wide, plan)
+    grown = mu.make_optimizer(wide, plan, optim.AdamW, lr=0.01)
+    mu.widen_optimizer(optimizer.state_dict(), grown, plan)
+    assert_state(grown, wide, optimizer, narrow)
+    under_ddp = {f"module.{name}": p for name, p in narrow.state_dict().items()}
+    again = mu.widen(under_ddp, Shell(True), plan)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), wide.parameters(), strict=True))
+
+
+def test_unnamed_state_in_several_groups_needs_the_model(float64: None) -> None:
+    narrow, wide = mlp(False), mlp(True)
+    matrices, vectors = ([p for p in narrow.parameters() if p.dim() == d] for d in (2, 1))
+    optimizer = optim.AdamW([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=0.01)
+    train(narrow, optimizer)
+    plan = mu.plan(narrow, wide)
+    mu.widen(narrow, wide, plan)
+    grown = mu.make_optimizer(wide, plan, optim.AdamW, lr=0.01)
+    with pytest.raises(mu.MupscaleError, match=r"narrow optimizer holds in 2 groups.*pass narrow="):
+        mu.widen_optimizer(optimizer, grown, plan)
+    with pytest.raises(mu.MupscaleError, match=r"2 groups.*load it into the narrow optimizer.*named_parameters"):
+        mu.widen_optimizer(optimizer.state_dict(), grown, plan)
+    assert not grown.state
+    mu.widen_optimizer(optimizer, grown, plan, narrow=narrow)
+    assert_state(grown, wide, optimizer, narrow)
+
+
+def test_a_wide_optimizer_without_names_is_told_by_its_model(float64: None) -> None:
+    narrow, wide, plan, optimizer = trained()
+    split = [{"params": [p for p in wide.parameters() if p.dim() == d]} for d in (1, 2)]
+    grown = optim.AdamW(split, lr=0.01)
+    with pytest.raises(mu.MupscaleError, match="wide="):
+        mu.widen_optimizer(optimizer, grown, plan)
+    mu.widen_optimizer(optimizer, grown, plan, wide=wide)
+    assert_state(grown, wide, optimizer, narrow)
+
+
+def test_parameters_without_state_yet_are_fine() -> None:
+    narrow, wide, plan, optimizer = trained(named=True)
+    bias = narrow.layers[0].bias
+    del optimizer.state[bias]
+    grown = mu.make_optimizer(wide, plan, optim.AdamW, lr=0.01)
+    mu.widen_optimizer(optimizer, grown, plan)
+    assert wide.layers[0].bias not in grown.state
+    assert len(grown.state) == len(plan.parameters) - 1
+    fresh = mu.make_optimizer(wide, plan, optim.AdamW, lr=0.01)
+    mu.widen_optimizer(optim.AdamW(narrow.parameters()), fresh, plan)
+    mu.widen_optimizer(optim.AdamW(narrow.parameters()).state_dict(), fresh, plan)
+    assert not fresh.state
+    train(wide, fresh, 1)
+
+
+def test_no_optimizer_at_all_is_fine() -> None:
+    narrow, wide, plan, _ = trained()
+    same, optimizer = mu.upscale(narrow, wide, plan)
+    assert same is wide
+    assert optimizer is None
+
+
+def test_state_of_another_optimizer_is_refused() -> None:
+    _, wide, plan, optimizer = trained()
+    grown = mu.make_optimizer(wide, plan, optim.SGD, lr=0.01)
+    with pytest.raises(mu.MupscaleError, match="state of AdamW cannot be carried over to SGD"):
+        mu.widen_optimizer(optimizer, grown, plan)
+    with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight': optimizer state 'exp_avg' is not known"):
+        mu.widen_optimizer(optimizer.state_dict(), grown, plan)
+    with pytest.raises(mu.MupscaleError, match="no optimizer state dict"):
+        mu.widen_optimizer({"lr": 3}, grown, plan)
+    assert not grown.state
+
+
+def test_the_wide_optimizer_must_hold_every_parameter_that_has_state() -> None:
+    _, wide, plan, optimizer = trained()
+    grown = optim.AdamW(mu.param_groups(wide, plan, optim.AdamW, groups=[{"params": wide.layers[0].parameters()}]))
+    with pytest.raises(mu.MupscaleError, match=r"wide optimizer does not hold 'layers\.1\.weight'"):
+        mu.widen_optimizer(optimizer, grown, plan)
+    assert not grown.state
+
+
+# ---------------------------------------------------------------------------------------------- clipping
+
+
+def gradients(model: nn.Module) -> None:
+    tokens = torch.arange(24).reshape(4, 6) % 11
+    loss = mse(model) if isinstance(model, MLP) else F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+    model.zero_grad()
+    loss.backward()
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
+@pytest.mark.parametrize("kind", ["mlp", "gpt2"])
+@pytest.mark.parametrize("foreach", [None, True, False])
+def test_clipping_is_what_it_is_on_the_narrow_model(norm_type: float, kind: str, foreach: bool | None) -> None:
+    narrow, wide, plan = pair(kind)
+    for model in (narrow, wide):
+        gradients(model)
+    before = [p.grad.clone() for p in narrow.parameters()]
+    max_norm = 0.3 * float(nn.utils.get_total_norm(before, norm_type))
+    expected = nn.utils.clip_grad_norm_(narrow.parameters(), max_norm, norm_type)
+    total = mu.clip_grad_norm_(wide, max_norm, plan, norm_type, foreach=foreach)
+    assert total.item() == pytest.approx(expected.item(), rel=1e-12)
+    for p, source, (name, entry) in zip(wide.parameters(), narrow.parameters(), plan.parameters.items(), strict=True):
+        clipped = source.grad / float(entry.rule.fold * entry.rule.out)
+        for dim, axis in entry.axes.items():
+            clipped = clipped.repeat_interleave(int(axis.times), dim)
+        torch.testing.assert_close(p.grad, clipped, rtol=1e-12, atol=1e-16, msg=name)
+    assert not torch.equal(next(narrow.parameters()).grad, before[0]), "nothing was clipped"
+    again = mu.clip_grad_norm_(wide, math.inf, plan, norm_type)
+    assert again.item() == pytest.approx(max_norm, rel=1e-5)  # torch adds 1e-6 to the norm it divides by
+
+
+def test_plain_clipping_is_not_what_it_is_on_the_narrow_model() -> None:
+    """Why clip_grad_norm_ takes a plan: copied gradients have another norm."""
+    narrow, wide, _ = pair()
+    for model in (narrow, wide):
+        gradients(model)
+    norms = [nn.utils.get_total_norm([p.grad for p in model.parameters()]).item() for model in (narrow, wide)]
+    assert abs(norms[1] / norms[0] - 1) > 0.05
+
+
+def test_clipping_without_gradients() -> None:
+    _, wide, plan = pair()
+    assert mu.clip_grad_norm_(wide, 1.0, plan).item() == 0.0
+    gradients(wide)
+    whole = mu.clip_grad_norm_(wide, math.inf, plan).item()
+    wide.layers[0].weight.grad = None
+    assert 0 < mu.clip_grad_norm_(wide, 1e-3, plan).item() < whole
+    assert wide.layers[0].weight.grad is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+def test_clipping_gradients_that_are_not_finite(value: float, norm_type: float) -> None:
+    _, wide, plan = pair()
+    gradients(wide)
+    wide.layers[1].weight.grad[0, 0] = value
+    before = [p.grad.clone() for p in wide.parameters()]
+    with pytest.raises(mu.MupscaleError, match=r"norm is (nan|inf)"):
+        mu.clip_grad_norm_(wide, 1.0, plan, norm_type, error_if_nonfinite=True)
+    for p, gradient in zip(wide.parameters(), before, strict=True):
+        torch.testing.assert_close(p.grad, gradient, rtol=0, atol=0, equal_nan=True)
+    assert not math.isfinite(mu.clip_grad_norm_(wide, 1.0, plan, norm_type).item())
+
+
+def test_clipping_with_the_plan_of_another_model() -> None:
+    _, wide, _ = pair()
+    with pytest.raises(mu.MupscaleError, match="make the plan for this model"):
+        mu.clip_grad_norm_(wide, 1.0, pair("gpt2")[2])
+
+
+# ---------------------------------------------------------------------------------------------- registration
+
+
+class Lion(optim.Optimizer):
+    """Lion (Chen et al. 2023): the sign of an interpolated momentum, with decoupled decay."""
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0
+    ):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                average = state.setdefault("exp_avg", torch.zeros_like(p))
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(average.lerp(p.grad, 1 - group["betas"][0]).sign(), alpha=-group["lr"])
+                average.lerp_(p.grad, 1 - group["betas"][1])
+
+
+def lion() -> type[optim.Optimizer]:
+    """A class of its own for each test, as registration lasts."""
+    return type("Lion", (Lion,), {"step": lambda self, closure=None: Lion.step(self, closure)})
+
+
+def verdict(optimizer: type[optim.Optimizer], **hyper: Any) -> Any:
+    narrow, wide, plan = pair()
+    started = optimizer(narrow.parameters(), **hyper)
+    train(narrow, started, 10)
+    mu.widen(narrow, wide, plan)
+    return mu.verify(narrow, wide, plan, [None], mse, optimizer=started, steps=20)
+
+
+def test_a_users_optimizer_is_registered_and_equivalent(float64: None) -> None:
+    ours = lion()
+    mu.register_optimizer(ours, degree=0, decoupled=True, eps=(), state={"exp_avg": 1})
+    report = verdict(ours, lr=0.02, weight_decay=0.5)
+    assert report.ok, report
+    assert report.losses[-1][0] < 0.99 * report.losses[0][0], "the model does not learn"
+    _, wide, plan = pair()
+    groups = flat(mu.param_groups(wide, plan, ours, lr=0.02, weight_decay=0.5))
+    for name, rule in plan.rules.items():
+        assert groups[name]["lr"] == pytest.approx(0.02 / rule.in_)
+        assert groups[name]["weight_decay"] == pytest.approx(0.5 * rule.in_)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"degree": 1},
+        {"decoupled": False},
+        {"state": {"exp_avg": 2}},
+    ],
+    ids=str,
+)
+def test_a_wrong_registration_shows_in_verify(wrong: dict[str, Any], float64: None) -> None:
+    ours = lion()
+    mu.register_optimizer(ours, **{"degree": 0, "decoupled": True, "eps": (), "state": {"exp_avg": 1}, **wrong})
+    report = verdict(ours, lr=0.02, weight_decay=0.5)
+    assert not report.ok
+    assert report.max_relative_difference > 1e-3
+    assert "registered with a wrong degree" in str(report)
+
+
+def test_an_unregistered_state_tensor_is_refused_by_name(float64: None) -> None:
+    ours = lion()
+    mu.register_optimizer(ours, degree=0, decoupled=True, eps=())
+    with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight': optimizer state 'exp_avg'.*state=\{'exp_avg'"):
+        verdict(ours, lr=0.02)
+
+
+def test_like_another_optimizer(float64: None) -> None:
+    class Logged(optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            self.calls = getattr(self, "calls", 0) + 1
+            return super().step(closure)
+
+    with pytest.raises(mu.MupscaleError, match="unknown optimizer Logged"):
+        verdict(Logged, lr=0.01)
+    mu.register_optimizer(Logged, like=optim.AdamW)
+    report = verdict(Logged, lr=0.01, weight_decay=0.3, eps=1e-3)
+    assert report.ok, report
+    with pytest.raises(mu.MupscaleError, match="RAdam cannot follow the width"):
+        mu.register_optimizer(Logged, like=optim.RAdam)
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+
+def test_a_subclass_that_keeps_step_is_known_before_and_after_its_first_use() -> None:
+    """torch puts a wrapped step on every class it instantiates, which is no step of its own."""
+
+    known = lion()
+    mu.register_optimizer(known, degree=0, eps=(), state={"exp_avg": 1})
+
+    class Ours(known):  # type: ignore[misc, valid-type]
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            super().zero_grad(set_to_none)
+
+    _, wide, plan = pair()
+    Ours([nn.Parameter(torch.zeros(1))])
+    assert "step" in vars(Ours), "torch does so no longer: this test is of no use"
+    groups = mu.param_groups(wide, plan, Ours, lr=0.1)
+    assert flat(groups) == flat(mu.param_groups(wide, plan, known, lr=0.1))
+
+
+@pytest.mark.parametrize("base", [optim.SGD, optim.Adam, optim.AdamW, optim.Muon])
+def test_a_subclass_of_torchs_own_is_known(base: type[optim.Optimizer]) -> None:
+    class Ours(base):  # type: ignore[misc, valid-type]
+        pass
+
+    _, wide, plan = pair()
+    matrices = [{"params": [name for name, entry in plan.parameters.items() if len(entry.narrow) == 2]}]
+    ours = mu.param_groups(wide, plan, Ours, groups=matrices, lr=0.1)
+    assert flat(ours) == flat(mu.param_groups(wide, plan, base, groups=matrices, lr=0.1))
+    assert isinstance(mu.make_optimizer(wide, plan, Ours, groups=matrices, lr=0.1), Ours)
+
+
+def test_a_subclass_with_a_step_of_its_own_is_refused() -> None:
+    class Ours(optim.Adam):
+        def step(self, closure: Any = None) -> Any:
+            return None
+
+    _, wide, plan = pair()
+    for _ in range(2):
+        with pytest.raises(mu.MupscaleError, match="unknown optimizer Ours"):
+            mu.param_groups(wide, plan, Ours, lr=0.1)
+        Ours([nn.Parameter(torch.zeros(1))])
+
+
+def test_an_unknown_optimizers_error_gives_the_line_to_write() -> None:
+    _, wide, plan = pair()
+    with pytest.raises(mu.MupscaleError) as error:
+        mu.param_groups(wide, plan, lion(), lr=0.1)
+    assert "mupscale.register_optimizer(Lion, degree=m, decoupled=…, eps=(…), state={'NAME': DEGREE})" in str(
+        error.value
+    )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reason"),
+    [(optim.RAdam, "first steps are linear in the gradient"), (optim.LBFGS, "no per-parameter learning rates")],
+)
+def test_what_is_not_homogeneous_is_refused_with_the_reason(optimizer: type[optim.Optimizer], reason: str) -> None:
+    class Derived(optimizer):  # type: ignore[misc, valid-type]
+        pass
+
+    narrow, wide, plan = pair()
+    for cls in (optimizer, Derived):
+        with pytest.raises(mu.MupscaleError, match=reason) as error:
+            mu.param_groups(wide, plan, cls, lr=0.1)
+        assert "use " in str(error.value)
+        with pytest.raises(mu.MupscaleError, match=reason):
+            grow_optimizer(cls(narrow.parameters(), lr=0.1), narrow, wide, plan)
+
+
+def test_adagrads_initial_accumulator_is_refused() -> None:
+    _, wide, plan = pair()
+    with pytest.raises(mu.MupscaleError, match=r"initial_accumulator_value.*use 0"):
+        mu.param_groups(wide, plan, optim.Adagrad, lr=0.1, initial_accumulator_value=0.1)
+
+
+def test_muon_refuses_what_is_no_matrix_by_name() -> None:
+    _, wide, plan = pair()
+    with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.bias' has shape \(8,\)"):
+        mu.param_groups(wide, plan, optim.Muon, lr=0.1)
+    matrices = [name for name, entry in plan.parameters.items() if len(entry.narrow) == 2]
+    assert mu.param_groups(wide, plan, optim.Muon, groups=[{"params": matrices}], lr=0.1)
+
+
+def test_a_required_rate_that_is_missing_is_asked_for() -> None:
+    class Needy(Lion):
+        def __init__(self, params: Any, lr: float, weight_decay: float = 0.0) -> None:
+            super().__init__(params, lr=lr, weight_decay=weight_decay)
+
+    mu.register_optimizer(Needy, degree=0, eps=(), state={"exp_avg": 1})
+    _, wide, plan = pair()
+    with pytest.raises(mu.MupscaleError, match="Needy needs lr: pass lr="):
+        mu.param_groups(wide, plan, Needy)
+    assert mu.param_groups(wide, plan, Needy, lr=0.1)
+    assert mu.param_groups(wide, plan, Needy, groups=[{"params": list(plan), "lr": 0.2}])
+
+
+def test_making_groups_changes_no_weight() -> None:
+    narrow, wide, plan = pair("gpt2")
+    before = [bits(narrow), bits(wide)]
+    optimizer = optim.AdamW(narrow.parameters())
+    groups = copy.deepcopy(optimizer.state_dict())
+    mu.make_optimizer(wide, plan, optim.AdamW, lr=0.1)
+    grow_optimizer(optimizer, narrow, wide, plan, lr=3.0)
+    for model, saved in zip((narrow, wide), before, strict=True):
+        assert all(torch.equal(p, s) for p, s in zip(model.parameters(), saved, strict=True))
+    assert optimizer.state_dict() == groups
+
+
+def test_a_groups_own_keys_stay() -> None:
+    """Also those that end like ours."""
+    narrow, wide, plan = pair()
+    optimizer = optim.SGD([{"params": list(narrow.parameters()), "warmup_factor": 3.0, "note": "mine"}], lr=0.1)
+    for group in grow_optimizer(optimizer, narrow, wide, plan).param_groups:
+        assert (group["warmup_factor"], group["note"]) == (3.0, "mine")
+
+
+def test_a_weight_with_an_offset_refuses_what_goes_by_the_stored_value() -> None:
+    """w is not what scales where the model adds 1 to it: decay pulls elsewhere, and sizes are no multiples."""
+
+    class Gain(nn.Module):
+        def __init__(self, d: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(d))
+
+    wide = Gain(8)
+    plan = mu.plan(Gain(4), wide, roles={"weight": mu.Role(out=0, fold=0.5, offset=1)})
+    with pytest.raises(mu.MupscaleError, match=r"'weight' is stored without the 1 .*weight_decay=0 \(groups="):
+        mu.param_groups(wide, plan, optim.AdamW, lr=0.1, weight_decay=0.1)
+    for optimizer in (optim.Adafactor, optim.ASGD):
+        with pytest.raises(mu.MupscaleError, match=r"goes by the size of what is stored.*use AdamW"):
+            mu.param_groups(wide, plan, optimizer, lr=0.1, weight_decay=0.0)
+    assert mu.param_groups(wide, plan, optim.AdamW, lr=0.1, weight_decay=0.0)[0]["lr"] == 0.05
+    unfolded = mu.plan(Gain(4), wide, roles={"weight": mu.Role(out=0, offset=1)})
+    assert mu.param_groups(wide, unfolded, optim.AdamW, lr=0.1, weight_decay=0.1)

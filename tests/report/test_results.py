@@ -1,0 +1,270 @@
+"""What results/ holds is what its recipes give, and can be drawn again; `make reproduce` runs them all."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jsonargparse")
+
+from mupscale.cli.commands import main, read_method
+from mupscale.data import covtype_sample, tinyshakespeare
+from mupscale.method.stages import Protocol
+from mupscale.method.summary import Summary
+from mupscale.method.transfer import line_of, transfer_verdict
+from mupscale.method.verdict import verdict
+from mupscale.method.workshop import counted
+
+RESULTS = Path(__file__).parents[2] / "results"
+RECIPES = sorted(RESULTS.glob("*/recipe.yaml"))
+SUMMARIES = sorted(RESULTS.glob("*/summary.json"))
+CHECKS = sorted(RESULTS.glob("*/transfer-check.json"))
+
+
+def named(path: Path) -> str:
+    return path.parent.name
+
+
+@pytest.fixture
+def reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, with a copy of the recipes to keep results in, and two small data sets."""
+    for path in RECIPES:
+        folder = tmp_path / "results" / named(path)
+        folder.mkdir(parents=True)
+        shutil.copy(path, folder)
+    shutil.copy(RESULTS / "reproduce.py", tmp_path / "results")
+    sample = covtype_sample()
+    rows = np.column_stack([sample.train_x.numpy(), sample.train_y.numpy() + 1])[:3000]
+    np.savetxt(tmp_path / "covtype.data", rows, delimiter=",", fmt="%g")
+    books = [{"text": text} for text in tinyshakespeare()[:200_000].split("\n\n")]
+    (tmp_path / "books.jsonl").write_text("\n".join(map(json.dumps, books)))
+    monkeypatch.chdir(tmp_path)
+    spec = importlib.util.spec_from_file_location("reproduce", tmp_path / "results" / "reproduce.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=named)
+def test_recipes_can_be_read_and_grown(path: Path, tmp_path: Path) -> None:
+    recipe, method, _ = read_method("run", "", [str(path)], lambda parser: None)
+    protocol = Protocol(recipe, tmp_path)
+    protocol.check_small(method.widths[0])
+    recipe.family().widening(recipe.width, protocol.wide)
+
+
+@pytest.mark.parametrize("path", SUMMARIES, ids=named)
+def test_a_summary_is_of_the_recipe_beside_it(path: Path) -> None:
+    recipe, method, _ = read_method("run", "", [str(path.parent / "recipe.yaml")], lambda parser: None)
+    summary = Summary.load(path.parent)
+    own = {"out", "data"}  # where the data lies is each machine's own
+    theirs = {name: value for name, value in summary.recipe.items() if name not in own}
+    assert theirs == {
+        name: value for name, value in json.loads(json.dumps(recipe.to_json())).items() if name not in own
+    }
+    assert summary.method == json.loads(json.dumps(asdict(method)))
+    assert summary.name == named(path)
+    assert summary.verdict == verdict(summary.runs, summary.costs, summary.gain)
+    assert all(len(runs.curves) == method.seeds for runs in summary.runs)
+    assert all(word not in path.read_text() for word in ("/root", "/home", "/tmp", "/work"))
+
+
+@pytest.mark.parametrize("path", SUMMARIES[:2], ids=named)
+def test_its_page_can_be_drawn_again(path: Path, tmp_path: Path) -> None:
+    assert main(["report", str(path.parent), "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "index.html").read_text()
+    assert Summary.load(path.parent).verdict[0].split(":")[0] in page
+    assert {kept.name for kept in path.parent.glob("*.png")} <= {drawn.name for drawn in tmp_path.glob("*.png")}
+
+
+@pytest.mark.parametrize("path", CHECKS, ids=named)
+def test_a_check_says_what_its_numbers_say(path: Path) -> None:
+    found = json.loads(path.read_text())
+    assert transfer_verdict(found) == found["verdict"]
+    assert len(found["lr"]) == len(found["noise"]) >= 3
+
+
+MLPS = [f"mlp-covtype-{optimizer}{width}" for width in ("", "-n128", "-n64") for optimizer in ("sgd", "adamw")]
+GPTS = ["gpt2-gutenberg-short", "gpt2-gutenberg"]
+ROWS = {
+    "base": "base model",
+    "scratch": "(a) the wide model from scratch",
+    "scratch-drop": "(b) the same with the change of the learning rate that (e) has",
+    "scratch-own": "(b′) the same with a change to the rate that is best without noise",
+    "continued": "(c) base model continued, with the learning rate of (e)",
+    "continued-own": "(c′) base model continued, with the rate that is best without noise",
+    "continued-late": "(c″) base model continued, with a change to that rate halfway",
+    "exact": "(d) upscaled without noise",
+    "upscaled": "(e) upscaled with noise",
+    "upscaled-own": "(e′) the same with a change to that rate halfway",
+}
+
+
+def missing(summary: Summary, name: str) -> str:
+    """Why a run has no numbers of its own; (b′), (c″) and (e′) are younger than some of the results."""
+    same = {"scratch-drop": "as (a)", "scratch-own": "as (b)", "upscaled-own": "as (e)"}
+    same |= dict.fromkeys(("continued-own", "continued-late"), "as (c)")
+    one_rate = summary.get("continued-own") is None
+    return same[name] if one_rate or name == "scratch-drop" else "not trained"
+
+
+def table(columns: Sequence[str], cell: Callable[[Summary, str], str]) -> list[str]:
+    """The rows of a table of the docs, from the summaries."""
+    loaded = [Summary.load(RESULTS / name) for name in columns]
+    return [f"| {shown} | {' | '.join(cell(one, name) for one in loaded)} |" for name, shown in ROWS.items()]
+
+
+def test_the_tables_of_the_docs_are_those_of_the_summaries() -> None:
+    def mlp(summary: Summary, name: str) -> str:
+        runs = summary.get(name)
+        if runs is None or runs.drop_lr == runs.lr:
+            return missing(summary, name)
+        finished = [curve for curve in runs.curves if curve.status == "finished"]
+        accuracy = fmean(curve.accuracy[-1] for curve in finished)
+        return f"{fmean(runs.finals()):.3g} ({100 * accuracy:.1f} %){' †' * (len(finished) < len(runs.curves))}"
+
+    def gpt(summary: Summary, name: str) -> str:
+        runs = summary.get(name)
+        if runs is None or runs.drop_lr == runs.lr:
+            return f"{missing(summary, name)} |"
+        return f"{fmean(runs.finals()):.3f} | {fmean(curve.held_out_losses[-1] for curve in runs.curves):.3f}"
+
+    page = (RESULTS.parent / "docs" / "results.md").read_text()
+    for row in [*table(MLPS, mlp), *table(GPTS, gpt), *table(["gpt2-shakespeare"], gpt)]:
+        assert row in page.replace("**", "")
+
+
+def test_the_table_of_the_optima_is_that_of_the_checks() -> None:
+    page = (RESULTS.parent / "docs" / "results.md").read_text()
+    for path, optimizer in zip(CHECKS, ("AdamW", "SGD"), strict=True):
+        found = json.loads(path.read_text())
+        for axis, what in {"lr": "learning rate", "noise": "noise"}.items():
+            lines = [line_of(entry) for entry in found[axis]]
+            grid, bests = sorted(point["x"] for point in found[axis][0]["points"]), [line.best for line in lines]
+            moved = max(map(grid.index, bests)) - min(map(grid.index, bests))
+            more = 100 * (lines[-1].loss(bests[0]) / lines[-1].loss(bests[-1]) - 1)
+            row = [f"best {what}, {optimizer}", *(f"{best:g}" for best in bests), counted(moved, "grid step")]
+            assert f"| {' | '.join(row)} | {more:.1f} % |" in page
+
+
+def shorten(reproduce: ModuleType, name: str, **changes: Any) -> None:
+    """Make a recipe's copy one for a test."""
+    import yaml
+
+    path = reproduce.HERE / name / "recipe.yaml"
+    recipe = yaml.safe_load(path.read_text())
+    wide = 2 * changes.get("width", recipe["width"])
+    method = {**recipe["method"], "seeds": 1, "noises": [0, 1], "lrs": [], "upscaled_lrs": [0.05, 0.1]}
+    grow = [{"at": 4, "width": wide, "noise": 1, "unit": "theory", "lr": 0.01}]
+    small = {"batch": 16, "steps": 8, "log_every": 1, "precision": "fp32", "compile": False, "evaluation": {"every": 0}}
+    path.write_text(
+        json.dumps({**recipe, **small, "grow": grow, **changes, "method": {**method, **changes.get("method", {})}})
+    )
+
+
+def test_an_experiment_is_run_and_kept(reproduce: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    shorten(reproduce, "mlp-covtype-sgd-n64")
+    asked = ["mlp-covtype-sgd-n64", "--covtype", "covtype.data", "--keep"]
+    assert reproduce.main(asked) == 0
+    assert "$ mupscale run results/mlp-covtype-sgd-n64/recipe.yaml --data.path covtype.data" in capfd.readouterr().out
+    kept = reproduce.HERE / "mlp-covtype-sgd-n64"
+    summary = Summary.load(kept)
+    assert summary.command == (
+        "mupscale run results/mlp-covtype-sgd-n64/recipe.yaml --data.path covtype.data --out runs/mlp-covtype-sgd-n64"
+    )
+    assert {"training-flops.png", "gain.png", "sweep-2-width-32.png"} <= {path.name for path in kept.iterdir()}
+    assert reproduce.main(asked) == 0
+    assert "done already" in capfd.readouterr().out
+
+
+def test_a_transfer_check_is_run_and_kept(reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduce, "WIDTHS", "[8, 16]")
+    shorten(reproduce, "transfer-sgd")
+    assert reproduce.main(["--covtype", "covtype.data", "transfer-sgd", "--keep"]) == 0
+    found = json.loads((reproduce.HERE / "transfer-sgd" / "transfer-check.json").read_text())
+    assert [line["from"] for line in found["lr"]] == [8, 16]
+    assert (reproduce.HERE / "transfer-sgd" / "transfer-check.png").exists()
+
+
+def test_the_language_model_makes_its_tokens_first(reproduce: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    """And says what it would take, or that the tokens are of another text."""
+    model = {
+        "class_path": "mupscale.models.GPT2",
+        "init_args": {"vocab": 8192, "context": 16, "layers": 1, "head_dim": 32},
+    }
+    data = {"class_path": "mupscale.data.Text", "init_args": {"tokens": "-", "context": 16}}
+    shorten(reproduce, "gpt2-gutenberg", model=model, data=data, width=64, method={"widths": [32]})
+    asked = ["gpt2-gutenberg", "transfer-sgd", "--text", "books.jsonl", "--covtype", "covtype.data"]
+    assert reproduce.main([*asked, "--dry-run", "--", "--seeds.data", "1"]) == 0
+    said = capfd.readouterr().out
+    assert re.search(r"^all .* s$", said, re.M)
+    assert "transfer-sgd: left out, since only runs of the method" in said
+    assert Path("runs/gutenberg/tokenizer.json").exists()
+    Path("other.jsonl").write_text(Path("books.jsonl").read_text()[:2000].rsplit("\n", 1)[0])
+    assert reproduce.main(["gpt2-gutenberg", "--text", "other.jsonl"]) == 1
+    assert "books.jsonl" in capfd.readouterr().err
+
+
+def test_what_fails_does_not_keep_others_from_running(
+    reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes = iter([3, 0, reproduce.INTERRUPTED, 0])
+    monkeypatch.setattr(reproduce, "_call", lambda words: next(codes))
+    names = ["transfer-sgd", "transfer-adamw", "mlp-covtype-sgd", "mlp-covtype-adamw"]
+    assert reproduce.main([*names, "--covtype", "covtype.data"]) == 3
+    assert next(codes) == 0
+    assert reproduce.main(["gpt2-gutenberg", "--covtype", "covtype.data"]) == 0
+    assert capsys.readouterr().out == "gpt2-gutenberg: left out, since --text is not given\n"
+
+
+def test_ctrl_c_waits_for_what_is_kept(reproduce: ModuleType, tmp_path: Path) -> None:
+    """The command gets the signal from the terminal, too, and needs some time to write where it stands."""
+    slow = (
+        "import signal, sys, time, pathlib\n"
+        "def keep(*_):\n    time.sleep(1.5); pathlib.Path('kept').touch(); sys.exit(130)\n"
+        "signal.signal(signal.SIGINT, keep); pathlib.Path('ready').touch(); time.sleep(30)\n"
+    )
+    (tmp_path / "mupscale.py").write_text(slow)
+    script = f"import sys; sys.path.insert(0, {str(reproduce.HERE)!r}); import reproduce; sys.exit(reproduce._call([]))"
+    with subprocess.Popen([sys.executable, "-c", script], start_new_session=True, env={"PYTHONPATH": "."}) as process:
+        for _ in range(600):
+            if Path("ready").exists():
+                break
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(20) == reproduce.INTERRUPTED
+    assert Path("kept").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ([], "give --covtype, --text or both"),
+        (["--covtype", "nowhere"], "there is no file nowhere"),
+        (["mlp", "--covtype", "covtype.data"], "there is no 'mlp'"),
+        (["--covtype", "covtype.data", "--keep", "--", "--steps", "4"], "--keep keeps what the recipes give"),
+    ],
+)
+def test_mistakes(reproduce: ModuleType, asked: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        reproduce.main(asked)
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,396 @@
+"""The study of a sweep: which trials count, what is stopped early, and one sentence for whatever is wrong."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mupscale.sweep.pruning import HALVING, MEDIAN, Rule, behind, make_pruner
+from mupscale.sweep.search import Task, run_sweep
+from mupscale.sweep.space import Cell, Space, Sweep, Trial
+from mupscale.sweep.storage import Storage
+from mupscale.sweep.study import Study, fate
+from mupscale.system.errors import MupscaleError
+from mupscale.train.recipe import Recipe, Seeds, Spec
+from small_runs import ADAMW, SGD, recipe
+
+optuna = pytest.importorskip("optuna")
+
+SPACE = Space((0.001, 0.01, 0.1), (0.0, 1.0))
+PLACES = ["{}/study.db", "sqlite:///{}/study.db", "journal:{}/study.log"]
+
+
+def study(place: str | Path, space: Space = SPACE, **changes: Any) -> Study:
+    facts = {"width": 8, **changes.pop("facts", {})}
+    return Study(str(place), "s", space, facts, **{"steps": 20, **changes})
+
+
+def finished(cell: Cell, loss: float = 1.0) -> Trial:
+    return Trial(cell.lr, cell.noise, "finished", loss, [loss - 0.1, loss + 0.1], [(10, 2.0), (20, loss)], 20, 7.0)
+
+
+def never(cell: Cell) -> None:
+    raise AssertionError(f"{cell} was given up")
+
+
+def recipes(cell: Cell, optimizer: Spec = ADAMW, **changes: Any) -> list[Recipe]:
+    made = Spec(optimizer.class_path, {**optimizer.init_args, "lr": cell.lr})
+    return [recipe(optimizer=made, seeds=Seeds(init=s, data=s), **changes) for s in range(2)]
+
+
+def task(make: Callable[[Cell], list[Recipe]] = recipes, **changes: Any) -> Task:
+    return Task(**{"name": "s", "width": 8, "start": None, "space": SPACE, "recipes": make, "steps": 20, **changes})
+
+
+def silent(text: str) -> None:
+    pass
+
+
+# ------------------------------------------------------------------------------------------------ which trials count
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_grid_is_taken_once_and_rebuilt_from_the_storage(place: str, tmp_path: Path) -> None:
+    first = study(place.format(tmp_path))
+    first.enqueue(never)
+    first.enqueue(never)  # again: nothing is doubled
+    assert first.open() == 6
+    held = first.take(4, "me")
+    assert [one.cell for one in held] == SPACE.cells[:4]
+    second = study(place.format(tmp_path))
+    held += second.take(second.open(), "you")
+    assert sorted(one.cell for one in held) == sorted(SPACE.cells)
+    for one in held:
+        assert first.finish(one.number, finished(one.cell, one.cell.lr), 2.0)
+    third = study(place.format(tmp_path))
+    assert third.open() == 0
+    assert third.results() == [finished(cell, cell.lr) for cell in SPACE.cells]
+    assert third.seconds() == 12.0
+    assert third.study.trials[0].intermediate_values == {10: 2.0, 20: 0.001}  # for optuna's own tools
+
+
+def test_of_two_trials_of_a_cell_the_later_one_is_void(tmp_path: Path) -> None:
+    made = study(tmp_path / "study.db")
+    for cell in (SPACE.cells[0], SPACE.cells[1], SPACE.cells[0]):  # as two workers do who start at the same moment
+        made.study.enqueue_trial(cell._asdict(), user_attrs={"cell": list(cell)})
+    made.enqueue(never)
+    held = [made.take(1, "me"), made.take(1, "you"), made.take(1, "me"), made.take(1, "you")]
+    assert [len(some) for some in held] == [1, 1, 0, 1]
+    assert [fate(trial) for trial in made.all()].count("void") == 1
+
+
+def test_what_is_cut_while_it_is_queued_is_queued_by_the_next(tmp_path: Path) -> None:
+    made = study(tmp_path / "study.db")
+    made.study.enqueue_trial(SPACE.cells[2]._asdict(), user_attrs={"cell": list(SPACE.cells[2])})
+    made.enqueue(never)
+    assert sorted(one.cell for one in made.take(made.open(), "me")) == sorted(SPACE.cells)
+
+
+def test_a_trial_whose_worker_died_is_retried_once(tmp_path: Path) -> None:
+    made = study(tmp_path / "study.db", Space((0.1,)))
+    made.enqueue(never)
+    (first,) = made.take(1, "a")
+    assert made.fail(first.number)
+    made.enqueue(never)
+    (second,) = made.take(1, "b")
+    assert second.cell == first.cell
+    assert made.all()[second.number].user_attrs["retry_of"] == first.number
+    assert made.fail(second.number)
+    given_up: list[Cell] = []
+    made.enqueue(given_up.append)
+    assert given_up == [first.cell]
+    assert made.open() == 0
+    assert made.results() == []
+
+
+def test_a_trial_given_back_is_no_retry(tmp_path: Path) -> None:
+    made = study(tmp_path / "study.db", Space((0.1,)))
+    for _ in range(3):
+        made.enqueue(never)
+        (held,) = made.take(1, "a")
+        assert made.make_void(held.number, "given back")
+    made.enqueue(never)
+    (held,) = made.take(1, "a")
+    assert "retry_of" not in made.all()[held.number].user_attrs
+
+
+@pytest.mark.parametrize("place", PLACES[1:])
+def test_a_trial_that_another_told_stays_as_it_is(place: str, tmp_path: Path) -> None:
+    ours, theirs = study(place.format(tmp_path), Space((0.1,))), study(place.format(tmp_path), Space((0.1,)))
+    ours.enqueue(never)
+    (held,) = ours.take(1, "us")
+    assert theirs.finish(held.number, finished(held.cell, 1.0), 0.0)
+    assert not ours.finish(held.number, finished(held.cell, 9.0), 0.0)
+    assert not ours.fail(held.number)
+    assert ours.results() == [finished(held.cell, 1.0)]
+
+
+def test_divergence_is_recorded_as_such_and_never_chosen(tmp_path: Path) -> None:
+    made = study(tmp_path / "study.db", Space((0.01, 0.1)))
+    made.enqueue(never)
+    good, bad = made.take(2, "me")
+    assert made.finish(bad.number, Trial(*bad.cell, "diverged", None, [], [(5, 0.001)], 7, 3.0), 0.0)
+    assert made.finish(good.number, finished(good.cell, 5.0), 0.0)
+    assert made.results()[1] == Trial(*bad.cell, "diverged", None, [], [(5, 0.001)], 7, 3.0)
+    assert made.study.best_trial.number == good.number
+    assert made.study.trials[bad.number].value is None
+
+
+# ------------------------------------------------------------------------------------------------ samplers
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_drawn_trials_are_counted_exactly_and_begin_with_zero_noise(sampler: str, tmp_path: Path) -> None:
+    ours, theirs = (study(tmp_path / "study.db", sampler=sampler, trials=10) for _ in range(2))
+    assert ours.sampler == sampler
+    ours.enqueue(never)
+    done: list[Cell] = []
+    while any(one.open() for one in (ours, theirs)):
+        for one in (ours, theirs):
+            for held in one.take(3, "w"):
+                done.append(held.cell)
+                one.finish(held.number, finished(held.cell), 0.0)
+    assert len(done) == len(set(done)) == 10
+    assert [cell.noise for cell in done[:3]] == [0.0, 0.0, 0.0]
+    assert all(0.001 <= cell.lr <= 0.1 and 0 <= cell.noise <= 1 for cell in done)
+    assert sum(cell.noise > 0 for cell in done) == 7
+
+
+def test_random_draws_the_same_cells_whoever_draws_them(tmp_path: Path) -> None:
+    alone = study(tmp_path / "alone.db", sampler="random", trials=8)
+    alone.enqueue(never)
+    cells = {one.cell for one in alone.take(8, "w")}
+    workers = [study(tmp_path / "two.db", sampler="random", trials=8) for _ in range(2)]
+    workers[0].enqueue(never)
+    found: set[Cell] = set()
+    while workers[0].open():
+        for worker in workers:
+            found |= {one.cell for one in worker.take(1, "w")}
+    assert found == cells
+
+
+# ------------------------------------------------------------------------------------------------ pruning
+
+
+def judge(rule: Rule, values: dict[tuple[float, float], dict[int, float]], step: int) -> set[tuple[float, float]]:
+    """Which of these (lr, noise) the rule lets go on at this of 100 steps."""
+    some = optuna.distributions.FloatDistribution(0, 10)
+    trials = [
+        optuna.trial.create_trial(
+            state=optuna.trial.TrialState.RUNNING,
+            params={"lr": lr, "noise": noise},
+            distributions={"lr": some, "noise": some},
+            intermediate_values=losses,
+        )
+        for (lr, noise), losses in values.items()
+    ]
+    for number, trial in enumerate(trials):
+        trial.number = number
+    levels = sorted({noise for _, noise in values})
+    kept = zip(values, trials, strict=True)
+    return {cell for cell, trial in kept if not behind(rule, trial, trials, step, 100, levels)}
+
+
+@pytest.mark.parametrize(("rule", "step"), [(HALVING, 10), (HALVING, 12), (MEDIAN, 15)])
+def test_early_learning_rates_are_compared_at_equal_noise_alone(rule: Rule, step: int) -> None:
+    # noise 2 starts far worse, as noise does: its best learning rates go on all the same
+    values = {(lr, noise): {step: lr + 10 * noise} for lr in (1, 2, 3, 4, 5, 6) for noise in (0, 2)}
+    assert judge(rule, values, step) == {(lr, noise) for lr in (1, 2, 3) for noise in (0, 2)}
+
+
+@pytest.mark.parametrize(("rule", "first", "step"), [(HALVING, 10, 30), (MEDIAN, 15, 35)])
+def test_late_everything_is_compared_by_where_it_leads(rule: Rule, first: int, step: int) -> None:
+    # noise 2 is still worse, but falls while the others stand; the best of zero noise survives for the verdict
+    values = {(lr, 0): {first: 5.0 + lr, step: 5.0 + lr} for lr in (1, 2, 3)}
+    values |= {(lr, 2): {first: 19.0 + lr, step: 9.0 + lr} for lr in (1, 2, 3)}
+    assert judge(rule, values, step) == {(1, 2), (2, 2), (3, 2), (1, 0)}
+
+
+def test_a_loss_that_is_no_number_is_behind() -> None:
+    assert judge(HALVING, {(1, 0): {10: math.nan}, (2, 0): {10: 5.0}}, 10) == {(2, 0)}
+
+
+def test_the_rules_serve_as_pruners_of_optuna() -> None:
+    made = optuna.create_study(pruner=make_pruner("halving", 100, (0.0, 1.0)))
+    ranges = {"noise": optuna.distributions.FloatDistribution(0, 1)}
+    for _ in range(6):
+        made.enqueue_trial({"noise": 1.0})
+    trials = [made.ask(ranges) for _ in range(6)]
+    for value, trial in enumerate(trials):
+        trial.report(value, 9)
+        assert not trial.should_prune()  # no rung
+        trial.report(value, 10)
+    assert [trial.should_prune() for trial in trials] == [False, False, False, True, True, True]
+
+
+@pytest.mark.parametrize("pruner", ["median", "halving"])
+@pytest.mark.parametrize("engine", ["auto", "serial"])
+def test_a_pruned_sweep_costs_less_and_keeps_zero_noise(pruner: Any, engine: Any, tmp_path: Path) -> None:
+    space = Space((0.0001, 0.001, 0.01, 0.1), (0.0, 1.0))
+    whole = run_sweep(task(space=space), str(tmp_path / "whole.db"), note=silent)
+    found = run_sweep(task(space=space, pruner=pruner, engine=engine), str(tmp_path / "pruned.db"), note=silent)
+    assert len(found.trials) == len(whole.trials) == 8
+    assert found.flops < (0.6 if engine == "auto" else 1.0) * whole.flops  # one at a time there is less to compare
+    assert any(trial.status == "finished" and trial.noise == 0 for trial in found.trials)
+    stopped = [trial for trial in found.trials if trial.status == "pruned"]
+    assert stopped
+    assert all(trial.loss is None and len(trial.by_seed) == 2 for trial in stopped)
+    assert engine == "serial" or all(trial.steps < 20 for trial in stopped)
+    if engine == "auto":
+        assert found.best.loss == pytest.approx(whole.best.loss, rel=1e-9)
+
+
+# ------------------------------------------------------------------------------------------------ a whole sweep
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_sweep_is_its_trials_over_all_seeds(place: str, tmp_path: Path) -> None:
+    found = run_sweep(task(), place.format(tmp_path), note=silent)
+    assert [trial.cell for trial in found.trials] == SPACE.cells
+    assert found.seeds == 2
+    for trial in found.trials:
+        assert trial.status == "finished"
+        assert trial.loss == pytest.approx(sum(trial.by_seed) / 2)
+        assert trial.curve[-1][0] == trial.steps == 20
+        assert trial.flops > 0
+    again = run_sweep(task(recipes), place.format(tmp_path), note=silent)
+    assert again == found  # nothing is trained twice
+    assert Sweep.from_json(found.to_json()) == found
+
+
+def test_one_at_a_time_gives_the_same(tmp_path: Path) -> None:
+    together = run_sweep(task(), str(tmp_path / "a.db"), note=silent)
+    apart = run_sweep(task(engine="serial"), str(tmp_path / "b.db"), note=silent)
+    for one, other in zip(together.trials, apart.trials, strict=True):
+        assert one.cell == other.cell
+        assert one.loss == pytest.approx(other.loss, rel=1e-9)
+        assert one.flops == other.flops
+
+
+def test_held_out_loss_is_what_is_minimised_if_asked(tmp_path: Path) -> None:
+    training = run_sweep(task(), str(tmp_path / "a.db"), note=silent)
+    held_out = run_sweep(task(measure="held-out"), str(tmp_path / "b.db"), note=silent)
+    assert held_out.measure == "held-out"
+    assert all(abs(a.loss - b.loss) > 1e-3 for a, b in zip(training.trials, held_out.trials, strict=True))  # type: ignore[operator]
+
+
+def test_all_trials_diverged(tmp_path: Path) -> None:
+    def wild(cell: Cell) -> list[Recipe]:
+        return recipes(cell, SGD)
+
+    found = run_sweep(task(wild, space=Space((1e30, 1e31))), str(tmp_path / "study.db"), note=silent)
+    assert [trial.status for trial in found.trials] == ["diverged", "diverged"]
+    with pytest.raises(MupscaleError, match=r"all 2 trials diverged.*below 1e\+30"):
+        _ = found.best
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"space": Space((0.001, 0.01), (0.0, 1.0))}, r"lrs is \[0.001, 0.01, 0.1\] there and \[0.001, 0.01\] here"),
+        ({"space": Space(SPACE.lrs, (0.0, 2.0))}, r"noises is \[0.0, 1.0\] there and \[0.0, 2.0\] here"),
+        ({"steps": 30}, "steps is 20 there and 30 here"),
+        ({"width": 16}, "width is 8 there and 16 here"),
+        ({"start": 4}, "start is null there and 4 here"),
+        ({"measure": "held-out"}, 'measure is "train" there and "held-out" here'),
+        ({"make": lambda cell: recipes(cell, batch=16)}, "recipe.batch is 8 there and 16 here"),
+        ({"make": lambda cell: recipes(cell)[:1]}, "seeds is"),
+    ],
+)
+def test_another_study_of_the_same_name(change: dict[str, Any], why: str, tmp_path: Path) -> None:
+    small = Space(SPACE.lrs, (0.0, 1.0))
+    study(tmp_path / "study.db", small, facts=task().facts())
+    with pytest.raises(MupscaleError, match=rf"the study s in .*{why}.*; choose another name or storage"):
+        run_sweep(task(**change), str(tmp_path / "study.db"), note=silent)
+
+
+def test_the_learning_rate_and_the_noise_are_what_a_study_is_about(tmp_path: Path) -> None:
+    assert task().facts() == task(space=Space((0.5,))).facts()
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("{}/no/study.db", "unable to open database file"),
+        ("journal:{}/no/study.log", "No such file or directory"),
+        ("{}/text", "not a database"),
+        ("journal:{}/text", "no journal of optuna's"),
+        ("nosuch://me:secret@host/db", "nosuch"),
+        ("postgresql+nosuch://me:secret@host/db", "nosuch"),
+    ],
+)
+def test_a_storage_that_cannot_be_opened(place: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello\n" * 1000)
+    with pytest.raises(MupscaleError, match=f"the study's storage .* cannot be opened: .*{why}") as caught:
+        study(place.format(tmp_path), patience=1.0)
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_is_not_there() -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(MupscaleError, match=r"postgresql://me:\*\*\*@127.0.0.1:1/db cannot be opened: .*refused"):
+        study("postgresql://me:secret@127.0.0.1:1/db", patience=1.0)
+
+
+def test_a_storage_locked_for_long_and_nothing_lost(tmp_path: Path) -> None:
+    made = study(tmp_path / "study.db", patience=0.5)
+    made.enqueue(never)
+    first, second = made.take(2, "me")
+    assert made.finish(first.number, finished(first.cell), 0.0)
+    other = sqlite3.connect(tmp_path / "study.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(MupscaleError, match=r"cannot be used: another process has kept it locked for more than 0.5 s"):
+        made.finish(second.number, finished(second.cell), 0.0)
+    other.execute("ROLLBACK")
+    assert made.finish(second.number, finished(second.cell), 0.0)
+    assert len(made.results()) == 2
+
+
+def test_a_storage_that_goes_away(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    made = study(f"journal:{tmp_path}/here/study.log", patience=0.3)
+    made.enqueue(never)
+    (tmp_path / "here").rename(tmp_path / "there")
+    with pytest.raises(MupscaleError, match=r"cannot be used: No such file.*; all that it was told is kept"):
+        made.take(1, "me")
+    (tmp_path / "there").rename(tmp_path / "here")
+    assert len(made.take(1, "me")) == 1
+
+
+def test_a_study_that_is_deleted(tmp_path: Path) -> None:
+    made = study(tmp_path / "study.db")
+    optuna.delete_study(study_name="s", storage=made.storage.optuna)
+    with pytest.raises(MupscaleError, match="the study has been deleted"):
+        made.set_attribute("x", 1)
+
+
+def test_half_a_line_in_a_journal_does_no_harm(tmp_path: Path) -> None:
+    made = study(f"journal:{tmp_path}/study.log")
+    made.enqueue(never)
+    with open(tmp_path / "study.log", "ab") as file:
+        file.write(b'{"op_code":4,"worker_id":"x","study')  # a worker killed, or a disk full, in the middle of a line
+    again = study(f"journal:{tmp_path}/study.log")
+    assert len(again.take(6, "me")) == 6
+    assert len(study(f"journal:{tmp_path}/study.log").all()) == 6
+
+
+def test_no_trial_at_a_time(tmp_path: Path) -> None:
+    with pytest.raises(MupscaleError, match="at_once is 0"):
+        run_sweep(task(), str(tmp_path / "study.db"), at_once=0)
+
+
+def test_what_is_no_storage_error_is_not_dressed_up_as_one(tmp_path: Path) -> None:
+    def wrong() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Storage(tmp_path / "study.db").use(wrong)

@@ -1,0 +1,463 @@
+"""Several workers on one study, in real processes, on SQLite, a journal and PostgreSQL; killed, stopped, disk full."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import small_runs
+from mupscale.data.stream import Batch
+from mupscale.sweep.search import Task, run_sweep
+from mupscale.sweep.space import Cell, Space, Sweep
+from mupscale.sweep.storage import Storage
+from mupscale.sweep.study import Study, fate
+from mupscale.sweep.workers import Worker
+from mupscale.system.errors import Interrupted, MupscaleError
+from mupscale.train.recipe import Recipe, Seeds, Spec
+from small_runs import ADAMW, Rows, limit_files, recipe
+
+optuna = pytest.importorskip("optuna")
+
+SPACE = Space((0.001, 0.01, 0.1), (0.0, 1.0))
+STEPS = 40
+
+
+class Sleepy(Rows):
+    """Data that is, where a process is told so, slow enough for it to be stopped in the middle."""
+
+    def examples(self, rows: Tensor) -> Batch:
+        """Some rows, after a while."""
+        time.sleep(float(os.environ.get("SLEEP", "0")))
+        return super().examples(rows)
+
+
+def recipes(cell: Cell) -> list[Recipe]:
+    """Two seeds of a cell."""
+    made = Spec(ADAMW.class_path, {**ADAMW.init_args, "lr": cell.lr})
+    data = Spec("test_workers.Sleepy")
+    return [recipe(data=data, optimizer=made, steps=STEPS, seeds=Seeds(init=seed)) for seed in range(2)]
+
+
+def task(**changes: Any) -> Task:
+    fixed = {"name": "s", "width": 8, "start": None, "space": SPACE, "recipes": recipes, "steps": STEPS}
+    return Task(**{**fixed, **changes})
+
+
+class Process:
+    """A sweep in a process of its own."""
+
+    def __init__(
+        self,
+        work: Task,
+        place: str,
+        output: Path,
+        start: Any = None,
+        prepare: Callable[[], object] | None = None,
+        sleep: float = 0.0,
+        **options: Any,
+    ) -> None:
+        self.output = output
+        args = (work, place, output, start, prepare, sleep, options)
+        self.process = small_runs._PROCESSES.Process(target=_act, args=args)
+        self.process.start()
+
+    def wait(self) -> str:
+        """What it said, when it has ended."""
+        self.process.join(60)
+        assert self.process.exitcode is not None, f"the sweep does not end: {self.said()}"
+        return self.said()
+
+    def said(self) -> str:
+        return self.output.read_text() if self.output.exists() else ""
+
+    def signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def result(self) -> Sweep:
+        assert "error" not in self.wait()
+        return Sweep.from_json(json.loads(self.said().splitlines()[-1]))
+
+
+def _act(work: Task, place: str, output: Path, start: Any, prepare: Any, sleep: float, options: dict[str, Any]) -> None:
+    target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(target, stream)
+    torch.set_num_threads(1)
+    os.environ["SLEEP"] = str(sleep)
+    if prepare is not None:
+        prepare()
+    if start is not None:
+        start.wait(30)
+    try:
+        print(json.dumps(run_sweep(work, place, **options).to_json()), flush=True)
+    except MupscaleError as error:
+        print(f"error: {error}", flush=True)
+
+
+def trials(place: str) -> list[Any]:
+    """Every trial of optuna's."""
+    return list(optuna.load_study(study_name="s", storage=Storage(place).optuna).get_trials())
+
+
+def fates(place: str) -> list[str]:
+    return [fate(trial) for trial in trials(place)]
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            if condition():
+                return
+        except KeyError:  # no study yet
+            pass
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.05)
+
+
+def busy(place: str, count: int) -> Callable[[], bool]:
+    """Whether so many trials are under way, their worker noted."""
+
+    def look() -> bool:
+        exists = place.startswith("postgresql") or Path(place.removeprefix("journal:")).exists()
+        return exists and sum("worker" in t.user_attrs for t in trials(place) if fate(t) == "running") == count
+
+    return look
+
+
+def silent(text: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """What one worker finds."""
+    return run_sweep(task(), str(tmp_path_factory.mktemp("alone") / "study.db"), note=silent)
+
+
+def assert_same(found: Sweep, alone: Sweep) -> None:
+    assert [trial.cell for trial in found.trials] == SPACE.cells
+    for one, other in zip(found.trials, alone.trials, strict=True):
+        assert one.status == other.status == "finished"
+        assert one.by_seed == pytest.approx(other.by_seed, rel=1e-9)
+        assert one.flops == other.flops
+        assert one.steps == other.steps
+
+
+# ------------------------------------------------------------------------------------------------ a real PostgreSQL
+
+
+class Server:
+    """A PostgreSQL server of our own on a socket in its own folder; it refuses root, so another user runs it then."""
+
+    def __init__(self, programs: Path) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="pg-"))
+        self.user: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            names = {entry.pw_name for entry in pwd.getpwall()}
+            who = pwd.getpwnam("postgres" if "postgres" in names else "nobody")
+            os.chown(self.folder, who.pw_uid, who.pw_gid)
+            self.user = {"user": who.pw_uid, "group": who.pw_gid, "extra_groups": []}
+        self.programs, self.process = programs, None
+        self._call("initdb", "-D", f"{self.folder}/data", "-U", "mupscale", "-A", "trust", "-N", "-E", "UTF8")
+        self.url = f"postgresql://mupscale@/postgres?host={self.folder}"
+        self.start()
+
+    def _call(self, name: str, *args: str) -> None:
+        done = subprocess.run(
+            [self.programs / name, *args], cwd=self.folder, capture_output=True, text=True, **self.user
+        )
+        assert done.returncode == 0, done.stderr
+
+    def start(self) -> None:
+        self._call(
+            "pg_ctl", "start", "-w", "-D", f"{self.folder}/data", "-l", f"{self.folder}/log",
+            "-o", f"-k {self.folder} -c listen_addresses='' -F",
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        self._call("pg_ctl", "stop", "-w", "-m", "immediate", "-D", f"{self.folder}/data")
+
+
+def postgres_programs() -> Path | None:
+    """The folder with initdb and pg_ctl, which Debian keeps out of PATH."""
+    found = shutil.which("initdb")
+    folders = [Path(found).resolve().parent] if found else []
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((folder for folder in folders if (folder / "pg_ctl").exists()), None)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    programs = postgres_programs()
+    if programs is None:
+        pytest.skip("no PostgreSQL server here")
+    pytest.importorskip("psycopg")
+    made = Server(programs)
+    yield made
+    with suppress(AssertionError):  # it may be stopped already
+        made.stop()
+    shutil.rmtree(made.folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "journal", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A storage of each kind."""
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("server").url)
+    return f"journal:{tmp_path}/study.log" if request.param == "journal" else f"{tmp_path}/study.db"
+
+
+# ------------------------------------------------------------------------------------------------ together
+
+
+def test_two_workers_share_a_study(place: str, alone: Sweep, tmp_path: Path) -> None:
+    start = small_runs._PROCESSES.Barrier(2)
+    workers = [
+        Process(task(), place, tmp_path / f"{i}.log", start, worker=bool(i), at_once=1, sleep=0.005) for i in range(2)
+    ]
+    first, second = (worker.result() for worker in workers)
+    assert_same(first, alone)
+    assert_same(second, alone)
+    done = [trial for trial in trials(place) if fate(trial) == "finished"]
+    assert len(done) == len(SPACE.cells)  # each cell exactly once
+    assert len({trial.user_attrs["worker"] for trial in done}) == 2
+    assert "died" not in fates(place)
+
+
+def test_no_trial_is_taken_twice(place: str, tmp_path: Path) -> None:
+    space = Space(tuple(0.001 * (1 + number) for number in range(30)))
+    Study(place, "s", space, {}, steps=STEPS).enqueue(lambda cell: None)
+    start = small_runs._PROCESSES.Barrier(3)
+    takers = [
+        small_runs._PROCESSES.Process(target=_take_all, args=(place, space, tmp_path / f"{i}.json", start))
+        for i in range(3)
+    ]
+    for taker in takers:
+        taker.start()
+    for taker in takers:
+        taker.join(60)
+    taken = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(3)]
+    assert sorted(number for some in taken for number in some) == list(range(30))
+
+
+def _take_all(place: str, space: Space, output: Path, start: Any) -> None:
+    study, taken = Study(place, "s", space, {}, steps=STEPS), []
+    start.wait(30)
+    while study.open():
+        taken += [one.number for one in study.take(1, output.name)]
+    output.write_text(json.dumps(taken))
+
+
+def test_a_worker_killed_in_the_middle(place: str, alone: Sweep, tmp_path: Path) -> None:
+    worker = Process(task(), place, tmp_path / "log", sleep=0.2)
+    until(busy(place, len(SPACE.cells)))
+    worker.signal(signal.SIGKILL)
+    worker.wait()
+    said: list[str] = []
+    found = run_sweep(task(), place, note=said.append)
+    assert_same(found, alone)
+    after = trials(place)
+    assert [fate(trial) for trial in after].count("died") == len(SPACE.cells)
+    assert [t.user_attrs.get("retry_of") for t in after if fate(t) == "finished"] == list(range(len(SPACE.cells)))
+    assert any("a worker died" in text for text in said)
+
+
+def test_a_worker_killed_twice_at_its_trials_leaves_them(tmp_path: Path) -> None:
+    place, one = f"{tmp_path}/study.db", Space((0.1,))
+    for attempt in range(2):
+        worker = Process(task(space=one), place, tmp_path / f"{attempt}.log", sleep=0.2)
+        # in this order: else the dead trial may be what is busy, and the next one still be waiting
+        until(lambda attempt=attempt: len(trials(place)) == attempt + 1 and busy(place, 1)())
+        worker.signal(signal.SIGKILL)
+        worker.wait()
+    said: list[str] = []
+    found = run_sweep(task(space=one), place, note=said.append)
+    assert found.trials == []
+    assert any("lr 0.1 and noise 0 is given up, since two workers died at it" in text for text in said)
+
+
+def test_a_trial_whose_worker_has_not_yet_said_who_it_is(place: str, alone: Sweep) -> None:
+    """Taken, and cut before its worker was noted: others work on, and take it over when there is still no sign."""
+    made = Study(place, "s", SPACE, task().facts(), steps=STEPS)
+    made.enqueue(lambda cell: None)
+    made.study.ask(made.ranges)
+    with Worker(made) as me:
+        assert me.bury() == 0
+        assert me.others() == 0
+    assert_same(run_sweep(task(), place, grace=1.0, note=silent), alone)
+    assert fates(place) == ["died", *["finished"] * len(SPACE.cells)]
+
+
+def test_a_storage_that_is_gone_where_work_begins_is_said_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    made = Study(f"journal:{tmp_path}/here/study.log", "s", SPACE, task().facts(), steps=STEPS, patience=0.3)
+    shutil.rmtree(tmp_path / "here")
+    with pytest.raises(MupscaleError, match=r"cannot be used: .*the same command goes on from there"), Worker(made):
+        pass
+
+
+def test_the_living_notice_a_death_and_take_over(alone: Sweep, tmp_path: Path) -> None:
+    place = f"{tmp_path}/study.db"
+    first = Process(task(), place, tmp_path / "first.log", at_once=3, sleep=0.2)
+    until(busy(place, 3))
+    second = Process(task(), place, tmp_path / "second.log")
+    until(lambda: "waiting for 3 trials" in second.said())
+    first.signal(signal.SIGKILL)
+    assert_same(second.result(), alone)
+
+
+def test_a_worker_that_comes_back_after_it_was_given_up(alone: Sweep, tmp_path: Path) -> None:
+    place = f"{tmp_path}/study.db"
+    slow = Process(task(), place, tmp_path / "slow.log", grace=1.0, sleep=0.1)
+    until(busy(place, len(SPACE.cells)))
+    slow.signal(signal.SIGSTOP)
+    try:
+        assert_same(run_sweep(task(), place, grace=1.0, note=silent), alone)
+    finally:
+        slow.signal(signal.SIGCONT)
+    assert_same(slow.result(), alone)
+    assert "6 of 6 trials had been given to another worker" in slow.said()
+    assert fates(place).count("finished") == len(SPACE.cells)
+
+
+# ------------------------------------------------------------------------------------------------ interrupted
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_worker_goes_on_where_it_was(number: int, alone: Sweep, tmp_path: Path) -> None:
+    place, folder = f"{tmp_path}/study.db", tmp_path / "run"
+    worker = Process(task(), place, tmp_path / "log", folder=folder, sleep=0.2)
+    until(busy(place, len(SPACE.cells)))
+    time.sleep(0.5)
+    worker.signal(number)
+    assert "error: interrupted after step" in worker.wait()
+    assert len(list(folder.glob("s.*.batch.json"))) == len(list(folder.glob("s.*.stack.safetensors"))) == 1
+    assert fates(place) == ["running"] * len(SPACE.cells)
+    said: list[str] = []
+    assert_same(run_sweep(task(), place, folder=folder, note=said.append), alone)
+    assert any("going on after step" in text for text in said)
+    assert fates(place) == ["finished"] * len(SPACE.cells)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_sweep_interrupted_in_a_notebook_goes_on_in_it(alone: Sweep, tmp_path: Path) -> None:
+    """The same process asks again: it is alive, but it is not at work any more."""
+    place, said = f"{tmp_path}/study.db", list[str]()
+    asked = False
+
+    def interrupt(step: int, values: Mapping[int, float]) -> None:
+        nonlocal asked
+        if not asked and step > 1:
+            asked = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        run_sweep(task(), place, folder=tmp_path / "run", note=said.append, watch=interrupt)
+    assert_same(run_sweep(task(), place, folder=tmp_path / "run", note=said.append), alone)
+    assert not any("waiting" in sentence for sentence in said)
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_an_interrupted_worker_without_a_folder_gives_its_trials_back(alone: Sweep, tmp_path: Path) -> None:
+    place = f"{tmp_path}/study.db"
+    worker = Process(task(), place, tmp_path / "log", sleep=0.2)
+    until(busy(place, len(SPACE.cells)))
+    worker.signal(signal.SIGTERM)
+    assert "error: interrupted" in worker.wait()
+    assert fates(place) == ["void"] * len(SPACE.cells)
+    assert_same(run_sweep(task(), place, note=silent), alone)
+    assert not any("retry_of" in trial.user_attrs for trial in trials(place))
+
+
+def test_an_interrupted_worker_that_stays_away_is_replaced(alone: Sweep, tmp_path: Path) -> None:
+    place, folder = f"{tmp_path}/study.db", tmp_path / "run"
+    worker = Process(task(), place, tmp_path / "log", folder=folder, sleep=0.2)
+    until(busy(place, len(SPACE.cells)))
+    worker.signal(signal.SIGINT)
+    worker.wait()
+    assert_same(run_sweep(task(), place, grace=1.0, note=silent), alone)  # another machine: it does not see the folder
+    assert fates(place).count("died") == 0
+    assert_same(run_sweep(task(), place, folder=folder, note=silent), alone)
+    assert list(folder.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------ full, and gone
+
+
+class Full:
+    """What a process is prepared with so that no file can grow beyond this size."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self) -> None:
+        limit_files(self.size, survive=True)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+@pytest.mark.parametrize("share", [0.2, 0.8])
+def test_a_full_disk(kind: str, share: float, alone: Sweep, tmp_path: Path) -> None:
+    name = "study.db" if kind == "sqlite" else "study.log"
+    prefix = "journal:" if kind == "journal" else ""
+    run_sweep(task(), f"{prefix}{tmp_path}/{name}", note=silent, at_once=1)
+    whole = (tmp_path / name).stat().st_size
+    folder = tmp_path / "full"
+    folder.mkdir()
+    place = f"{prefix}{folder}/{name}"
+    empty = Storage(place)
+    size = max((folder / name).stat().st_size, int(share * whole))
+    del empty
+    worker = Process(task(), place, tmp_path / "log", prepare=Full(size), at_once=1, patience=2.0)
+    said = worker.wait()
+    assert "Traceback" not in said
+    assert said.count("error: ") == 1
+    assert f"storage {place} cannot be used: " in said
+    kept = [] if not (folder / name).stat().st_size else _finished(place)
+    assert_same(run_sweep(task(), place, note=silent), alone)
+    assert _finished(place)[: len(kept)] == kept  # what was told stays told
+
+
+def _finished(place: str) -> list[tuple[int, float]]:
+    try:
+        return [(trial.number, trial.value) for trial in trials(place) if fate(trial) == "finished"]
+    except KeyError:
+        return []
+
+
+def test_a_server_that_goes_away_in_the_middle(server: Server, alone: Sweep, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    worker = Process(task(), server.url, tmp_path / "log", folder=folder, patience=1.0, sleep=0.1)
+    until(busy(server.url, len(SPACE.cells)))
+    server.stop()
+    said = worker.wait()
+    assert "Traceback" not in said
+    assert "error: the study's storage postgresql://mupscale@/postgres" in said
+    assert "the same command goes on from there" in said
+    server.start()
+    assert_same(run_sweep(task(), server.url, folder=folder, note=silent), alone)
+    assert fates(server.url) == ["finished"] * len(SPACE.cells)  # what was trained is told, not trained again
+
+
+def test_a_server_that_restarts_is_waited_for(server: Server, alone: Sweep, tmp_path: Path) -> None:
+    worker = Process(task(), server.url, tmp_path / "log", patience=20.0, sleep=0.1)
+    until(busy(server.url, len(SPACE.cells)))
+    server.stop()
+    time.sleep(2.0)
+    server.start()
+    assert_same(worker.result(), alone)

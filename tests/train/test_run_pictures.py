@@ -1,0 +1,55 @@
+"""Pictures of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mupscale import MupscaleError
+from mupscale.train.pictures import curves
+from mupscale.train.run_folder import Folder
+
+pytest.importorskip("matplotlib")
+
+
+def run(folder: Path, *, flops: float | None = 1e9) -> str:
+    folder.mkdir()
+    records: list[dict[str, Any]] = [
+        {"kind": "train", "step": 10, "loss": 2.0},
+        {"kind": "grow", "step": 10, "width": {"heads": 4}},
+        {"kind": "train", "step": 20, "loss": 1.0},
+        {"kind": "end", "step": 20, "status": "finished"},
+    ]
+    for record in records:
+        Folder(folder).write({"flops": flops and flops * record["step"], "seconds": record["step"], **record})
+    return str(folder)
+
+
+def test_one_line_a_run_and_a_mark_a_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.pyplot as plt
+
+    monkeypatch.setattr(plt, "close", lambda fig: None)  # so that the axes can be looked at
+    for against, last in (("step", 20), ("flops", 2e10), ("seconds", 20)):
+        runs = [run(tmp_path / f"{against}-{name}") for name in "ab"]
+        path = curves(runs, str(tmp_path / against / "c.png"), against)  # type: ignore[arg-type]
+        assert path.read_bytes().startswith(b"\x89PNG")
+        ax = plt.gcf().axes[0]
+        lines = [line for line in ax.lines if line.get_label().startswith(against)]
+        assert [list(line.get_ydata()) for line in lines] == [[2.0, 1.0]] * 2
+        assert [line.get_xdata()[-1] for line in lines] == [last] * 2
+        heights = [text.xy[1] for text in ax.texts if text.get_text() == "→ heads 4"]
+        assert len(set(heights)) == 2, "the marks of two runs overlap"
+    monkeypatch.undo()
+    plt.close("all")
+
+
+def test_nothing_to_draw(tmp_path: Path) -> None:
+    unknown = run(tmp_path / "unknown", flops=None)
+    with pytest.raises(MupscaleError, match="no training loss against flops"):
+        curves([unknown], str(tmp_path / "c.png"), "flops")
+    with pytest.raises(MupscaleError, match="no held-out loss"):
+        curves([unknown], str(tmp_path / "c.png"), loss="held-out")
+    with pytest.raises(MupscaleError, match="nowhere has no training loss"):
+        curves([str(tmp_path / "nowhere")], str(tmp_path / "c.png"))

@@ -1,0 +1,649 @@
+"""The loop: growth without a kink, the rates it sets, the seeds it keeps apart, and the numbers it tells."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import mupscale as mu
+import small_runs
+from mupscale.data import Split, Table
+from mupscale.models.flops import gpt2_flops, mlp_flops, resnet18_flops
+from mupscale.optim.groups import widened_groups
+from mupscale.system.seeds import derive
+from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, cross_entropy, train
+from mupscale.train import loop as loop_module
+from small_runs import ADAMW, CLASSES, CONTEXT, FEATURES, GENTLE, SGD, SIDE, VOCAB, Watched, column, metrics, recipe
+
+EXACT = 1e-10
+upscale_module = importlib.import_module("mupscale.growth.upscaling")
+COSINE = Schedule("cosine", warmup=4, floor=0.1)
+WSD = Schedule("wsd", warmup=3, decay=6, floor=0.2)
+TELLING = ("loss", "lr", "grad_norm", "accuracy")  # what a growth without noise must not change
+
+
+def grown(widths: Any, times: int) -> Any:
+    return {n: w * times for n, w in widths.items()} if isinstance(widths, dict) else widths * times
+
+
+def largest_difference(out: Path, other: Path) -> float:
+    """Over all that both runs logged at the same steps: losses, rates, gradient norms, evaluations."""
+    ours, theirs = ([r for r in metrics(folder) if r["kind"] in ("train", "eval")] for folder in (out, other))
+    assert [(r["kind"], r["step"]) for r in ours] == [(r["kind"], r["step"]) for r in theirs]
+    return max(abs(a[name] - b[name]) for a, b in zip(ours, theirs, strict=True) for name in TELLING if name in a)
+
+
+# ------------------------------------------------------------------------------------------------ growth
+
+GROWTHS: dict[str, dict[str, Any]] = {
+    "mlp, AdamW, cosine": {"clip": 0.05, "schedule": COSINE},
+    "mlp, AdamW, wsd, accumulated": {"accumulate": 2, "schedule": WSD},
+    "mlp, SGD": {"optimizer": SGD, "clip": 0.1, "schedule": WSD},
+    "mlp, its author's init at another width": {"base": 2, "init_at": 32, "clip": 0.05},
+    "gpt2, more heads, AdamW": {"kind": "gpt2-heads", "clip": 0.3, "schedule": COSINE},
+    "gpt2, more heads, SGD, accumulated": {"kind": "gpt2-heads", "optimizer": SGD, "clip": 0.3, "accumulate": 4},
+    "gpt2, larger heads, AdamW": {"kind": "gpt2-dims", "clip": 0.3, "schedule": WSD},
+    "gpt2, larger heads, SGD": {"kind": "gpt2-dims", "optimizer": SGD, "clip": 0.3},
+    "resnet, SGD": {"kind": "resnet", "optimizer": SGD, "clip": 0.5, "schedule": COSINE, "steps": 12},
+    "resnet, AdamW": {"kind": "resnet", "optimizer": GENTLE, "accumulate": 2, "steps": 12},
+}
+
+
+@pytest.mark.parametrize("what", GROWTHS.values(), ids=GROWTHS.keys())
+def test_growth_without_noise_leaves_no_kink(tmp_path: Path, what: dict[str, Any]) -> None:
+    """Losses, gradient norms and evaluations are those of the run that does not grow, after two events as well."""
+    plain = recipe(tmp_path / "plain", **what)
+    events = [Growth(5, grown(plain.width, 2)), Growth(9, grown(plain.width, 6))]
+    if what.get("kind") == "resnet":
+        events = events[:1]
+    train(plain)
+    train(replace(plain, grow=events, out=str(tmp_path / "grown")))
+    assert largest_difference(tmp_path / "grown", tmp_path / "plain") < EXACT
+    losses = column(tmp_path / "plain", "loss")
+    assert min(losses) < losses[0] - 0.02  # there is a curve that could have a kink
+    widths = column(tmp_path / "grown", "width")
+    assert widths[4:6] == [plain.width, events[0].width]
+    assert widths[-1] == events[-1].width
+    flops = column(tmp_path / "grown", "flops")
+    assert flops[5] - flops[4] > 1.2 * (flops[4] - flops[3]) > 0
+
+
+def test_growth_with_noise_is_another_run(tmp_path: Path) -> None:
+    plain = recipe(tmp_path / "plain", **GROWTHS["mlp, AdamW, cosine"])
+    train(plain)
+    for number, growth in enumerate([Growth(5, 16, 0.5), Growth(5, 16, 0.5, "theory"), Growth(5, 16, 0.5, "signal")]):
+        out = tmp_path / str(number)
+        train(replace(plain, grow=[growth], out=str(out)))
+        ours, theirs = column(out, "loss"), column(tmp_path / "plain", "loss")
+        assert ours[:5] == theirs[:5]
+        assert abs(ours[5] - theirs[5]) > 1e-4
+        assert metrics(out, "grow") == [
+            {**metrics(out, "grow")[0], "step": 5, "width": 16, "noise": 0.5, "unit": growth.unit, "lr": 0.02}
+        ]
+
+
+def drop_state(patch: pytest.MonkeyPatch) -> None:
+    """The wide optimizer begins without moments."""
+    patch.setattr(upscale_module, "widen_optimizer", lambda old, new, plan, **models: new)
+
+
+def clip_plainly(patch: pytest.MonkeyPatch) -> None:
+    """torch's norm, which grows with the width."""
+    patch.setattr(
+        loop_module, "clip_grad_norm_", lambda model, norm, plan: nn.utils.clip_grad_norm_(model.parameters(), norm)
+    )
+
+
+def keep_rates(patch: pytest.MonkeyPatch) -> None:
+    """One rate for all, as if μP did not care."""
+    change_groups(patch, lr_factor=1.0)
+
+
+def keep_decay(patch: pytest.MonkeyPatch) -> None:
+    """One weight decay for all."""
+    change_groups(patch, weight_decay=0.2)
+
+
+def keep_eps(patch: pytest.MonkeyPatch) -> None:
+    """One eps for all."""
+    change_groups(patch, eps=1e-2)
+
+
+def change_groups(patch: pytest.MonkeyPatch, **values: float) -> None:
+    def groups(*args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        return [{**group, **values} for group in widened_groups(*args, **kwargs)]
+
+    patch.setattr(upscale_module, "widened_groups", groups)
+
+
+def disturb_the_data(patch: pytest.MonkeyPatch) -> None:
+    """Another order of the data from the growth on."""
+    grow = loop_module.Run._grow
+
+    def sabotaged(run: loop_module.Run, growth: Growth) -> None:
+        grow(run, growth)
+        run.recipe = replace(run.recipe, seeds=Seeds(data=1))
+
+    patch.setattr(loop_module.Run, "_grow", sabotaged)
+
+
+@pytest.mark.parametrize("sabotage", [drop_state, clip_plainly, keep_rates, keep_decay, keep_eps, disturb_the_data])
+def test_a_mistake_in_growth_would_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotage: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    plain = recipe(tmp_path / "plain", clip=0.05, schedule=COSINE)
+    train(plain)
+    sabotage(monkeypatch)
+    train(replace(plain, grow=[Growth(5, 16)], out=str(tmp_path / "grown")))
+    assert largest_difference(tmp_path / "grown", tmp_path / "plain") > 1e-6
+
+
+@contextmanager
+def rates_seen() -> Iterator[list[list[tuple[float, float]]]]:
+    """For every optimizer step, the groups' rates and factors."""
+    seen: list[list[tuple[float, float]]] = []
+
+    def look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        seen.append([(group["lr"], group["lr_factor"]) for group in optimizer.param_groups])
+
+    handle = register_optimizer_step_pre_hook(look)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("schedule", [Schedule(), COSINE, WSD], ids=["constant", "cosine", "wsd"])
+@pytest.mark.parametrize("optimizer", [ADAMW, SGD], ids=["AdamW", "SGD"])
+def test_growth_with_a_rate_of_its_own(tmp_path: Path, schedule: Schedule, optimizer: Spec) -> None:
+    """From there on every group has lr × its factor × the schedule's multiple, after a second event as well."""
+    events = [Growth(5, 16, lr=0.007), Growth(9, 32), Growth(12, 64, lr=0.003)]
+    plain = recipe(tmp_path, schedule=schedule, optimizer=optimizer, grow=events)
+    with rates_seen() as seen:
+        result = train(plain)
+    first = optimizer.init_args["lr"]
+    rates = [first] * 5 + [0.007] * 7 + [0.003] * 8
+    widths = [8] * 5 + [16] * 4 + [32] * 3 + [64] * 8
+    expected = [rate * schedule.at(step, 20) for step, rate in enumerate(rates)]
+    assert column(tmp_path, "lr") == expected
+    assert column(tmp_path, "width") == widths
+    assert column(tmp_path, "lr", "grow") == [0.007, 0.007, 0.003]
+    family = plain.family()
+    for step, groups in enumerate(seen):
+        model = family.build(widths[step])
+        factors = {g["lr_factor"] for g in family.param_groups(model, plain.optimizer_class(), lr=1.0)}
+        assert {factor for _, factor in groups} == factors  # powers of two
+        assert all(lr == expected[step] * factor for lr, factor in groups)
+    assert len({factor for _, factor in seen[-1]}) > 1
+    assert result.width == 64
+
+
+def test_growth_with_a_rate_goes_on_as_at_the_narrow_width_with_that_rate(tmp_path: Path) -> None:
+    """Growing to the same width changes the rate alone."""
+    events = [Growth(5, 8, lr=0.007), Growth(9, 8)]
+    plain = recipe(tmp_path / "plain", grow=events, clip=0.05, schedule=COSINE)
+    train(plain)
+    train(
+        replace(
+            plain, grow=[replace(g, width=w) for g, w in zip(events, (16, 48), strict=True)], out=str(tmp_path / "w")
+        )
+    )
+    assert largest_difference(tmp_path / "w", tmp_path / "plain") < EXACT
+
+
+def test_a_run_is_what_one_would_write_by_hand(tmp_path: Path) -> None:
+    """The library's parts in a bare loop give the same weights, bit for bit, noise and dropout included."""
+    what = recipe(
+        None, "dropping", clip=0.5, schedule=COSINE, grow=[Growth(6, 16, 0.5, lr=0.01)], seeds=Seeds(3, 4, 5, 6)
+    )
+    what = replace(what, data=Spec("small_runs.Rows"))
+    result = train(what)
+
+    family = mu.Family(lambda width: small_runs.Dropping(width), base=4)
+    model = family.init(8, seed=3).double()
+    hyper = {**ADAMW.init_args, "betas": (0.9, 0.95)}
+    optimizer: Optimizer | None = family.optimizer(model, torch.optim.AdamW, **hyper)
+    data, width, lr = small_runs.Rows().to(torch.device("cpu"), torch.float64), 8, 0.02
+    for step in range(20):
+        assert optimizer is not None
+        if step == 6:
+            width, lr = 16, 0.01
+            model, optimizer = family.upscale(
+                model, optimizer, width=width, noise=0.5, lr=lr, seed=derive(5, "grow", 6)
+            )
+            assert optimizer is not None
+        torch.manual_seed(derive(6, step, 0))
+        x, y = data.batch(4, 8 * step, 8)
+        F.cross_entropy(model(x), y).backward()
+        mu.clip_grad_norm_(model, 0.5, family.plan(width))
+        for group in optimizer.param_groups:
+            group["lr"] = lr * COSINE.at(step, 20) * group["lr_factor"]
+        optimizer.step()
+        optimizer.zero_grad()
+    ours, theirs = result.model.state_dict(), model.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+# ------------------------------------------------------------------------------------------------ seeds and stream
+
+
+def watched(**changes: Any) -> Recipe:
+    """Nothing is learnt, so that weights tell of initialisation and noise alone, and losses of everything."""
+    frozen = Spec("torch.optim.SGD", {"lr": 0.0})
+    grow = [Growth(3, 16, 0.5)]
+    return recipe(None, "dropping", data=Spec("small_runs.Watched"), optimizer=frozen, grow=grow, steps=6, **changes)
+
+
+def act(what: Recipe, out: Path) -> dict[str, Any]:
+    """A run's initial weights, its rows, the noise it was given and its losses."""
+    Watched.seen = []
+    result = train(replace(what, out=str(out), checkpoints=Checkpoints(every=2, keep=9)))
+    cost = what.batch // what.accumulate
+    before = small_runs.tensors(out / "checkpoints" / small_runs.step(2))
+    readout, narrow = result.model.get_submodule("readout").weight, before["model/readout.weight"]
+    copied = narrow.repeat_interleave(2, 1) / 2 if what.grow else narrow
+    return {
+        "init": before["model/second.weight"],
+        "data": [rows for rows in Watched.seen if len(rows) == cost],
+        "noise": (readout - copied).detach(),
+        "dropout": column(out, "loss"),
+    }
+
+
+def same(a: Any, b: Any) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=1e-12) if isinstance(a, Tensor) else bool(a == b)
+
+
+@pytest.mark.parametrize("which", ["init", "data", "noise", "dropout"])
+def test_each_seed_changes_what_it_is_for_and_nothing_else(tmp_path: Path, which: str) -> None:
+    first = act(watched(), tmp_path / "first")
+    again = act(watched(), tmp_path / "again")
+    assert all(same(first[name], again[name]) for name in first)
+    other = act(watched(seeds=Seeds(**{which: 1})), tmp_path / "other")
+    for name in ("init", "data", "noise"):
+        assert same(first[name], other[name]) == (name != which), name
+    changed = [a != b for a, b in zip(first["dropout"], other["dropout"], strict=True)]
+    assert changed == ([False] * 3 if which == "noise" else [True] * 3) + [True] * 3
+
+
+def test_the_data_goes_on_undisturbed_by_growth_and_by_accumulation(tmp_path: Path) -> None:
+    expected = small_runs.Rows().to(torch.device("cpu"))
+    rows = [expected.batch(0, 8 * step, 8)[1].tolist() for step in range(6)]
+    labels = expected.split.train_y
+    for number, changes in enumerate([{"grow": []}, {}, {"accumulate": 4}]):
+        seen = act(replace(watched(), **changes), tmp_path / str(number))["data"]
+        flat = [row for part in seen for row in part]
+        assert [labels[flat[8 * step : 8 * step + 8]].tolist() for step in range(6)] == rows
+        assert len(set(flat)) == 48  # of an epoch of 80, none comes twice
+
+
+class Alike(Table):
+    """One row again and again."""
+
+    def __init__(self) -> None:
+        x, y, *_ = small_runs.rows(train=1)
+        super().__init__(Split(x.repeat(80, 1), y.repeat(80), x, y), CLASSES)
+
+
+def test_dropout_draws_anew_at_every_step(tmp_path: Path) -> None:
+    frozen = Spec("torch.optim.SGD", {"lr": 0.0})
+    train(recipe(tmp_path, "dropping", data=Spec("test_train.Alike"), optimizer=frozen, accumulate=2))
+    assert len(set(column(tmp_path, "loss"))) == 20
+    assert len(set(column(tmp_path, "loss", "eval"))) == 1
+
+
+# ------------------------------------------------------------------------------------------------ steps
+
+
+def test_accumulation_changes_nothing(tmp_path: Path) -> None:
+    for parts in (1, 2, 8):
+        train(recipe(tmp_path / str(parts), clip=0.05, accumulate=parts))
+    for parts in (2, 8):
+        assert largest_difference(tmp_path / str(parts), tmp_path / "1") < 1e-12
+
+
+def test_clipping_clips(tmp_path: Path) -> None:
+    """With SGD without momentum a step is as long as the clipped gradient; the norm that is logged is the whole one."""
+    sgd = Spec("torch.optim.SGD", {"lr": 0.5})
+    what = recipe(tmp_path / "a", optimizer=sgd, base=8, steps=1, clip=0.01)
+    before = what.family().init(8, seed=0).double()
+    after = train(what).model
+    pairs = zip(after.parameters(), before.parameters(), strict=True)
+    moved = sum((p - q).square().sum().item() for p, q in pairs)
+    assert math.sqrt(moved) == pytest.approx(0.5 * 0.01, rel=1e-4)
+    assert column(tmp_path / "a", "grad_norm")[0] > 0.02
+    train(replace(what, clip=1e9, out=str(tmp_path / "b")))
+    train(replace(what, clip=None, out=str(tmp_path / "c")))
+    assert column(tmp_path / "b", "grad_norm") == column(tmp_path / "a", "grad_norm")
+    assert "grad_norm" not in metrics(tmp_path / "c", "train")[0]
+
+
+dtypes: list[tuple[torch.dtype, torch.dtype, str]] = []
+
+
+def noted(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The usual loss, which notes in what precision it was asked for."""
+    dtypes.append((outputs.dtype, targets.dtype, torch.get_float32_matmul_precision()))
+    return cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "matmul"),
+    [
+        ("fp32", torch.float32, "highest"),
+        ("tf32", torch.float32, "high"),
+        ("bf16", torch.bfloat16, "high"),
+        ("fp64", torch.float64, "highest"),
+    ],
+)
+def test_precisions(tmp_path: Path, precision: str, dtype: torch.dtype, matmul: str) -> None:
+    """What is computed in, in training and in evaluation; weights and their growth stay in float32 (or float64)."""
+    dtypes.clear()
+    before = torch.get_float32_matmul_precision()
+    what = recipe(tmp_path, precision=precision, loss="test_train.noted", grow=[Growth(5, 16, 0.1)])
+    result = train(what)
+    assert set(dtypes) == {(dtype, torch.int64, matmul)}
+    assert {p.dtype for p in result.model.parameters()} == {what.dtype()}
+    assert torch.get_float32_matmul_precision() == before
+    losses = column(tmp_path, "loss")
+    assert sum(losses[-5:]) < sum(losses[:5]) - 0.1
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_run_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """Compiled anew for the wide model; to the same numbers."""
+    if backend == "inductor" and not shutil.which("g++"):
+        pytest.skip("there is no C++ compiler")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    what = recipe(tmp_path / "eager", steps=4, grow=[Growth(2, 16, 0.1)], evaluation=Evaluation(), clip=0.1)
+    train(what)
+    torch._dynamo.utils.counters.clear()
+    train(replace(what, compile=True, out=str(tmp_path / "compiled")))
+    assert largest_difference(tmp_path / "compiled", tmp_path / "eager") < EXACT
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+def test_a_run_in_a_thread(tmp_path: Path) -> None:
+    """Signals reach the main thread alone, and a run elsewhere must not try."""
+    thread = threading.Thread(target=train, args=(recipe(tmp_path, steps=3),))
+    thread.start()
+    thread.join()
+    assert metrics(tmp_path, "end")[0]["status"] == "finished"
+
+
+def test_a_run_that_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = train(recipe(None, checkpoints=Checkpoints(every=2)))
+    assert (result.status, result.step, result.width, result.out) == ("finished", 20, 8, None)
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------ schedules
+
+
+def test_the_warm_up_is_linear_and_reaches_one() -> None:
+    for kind in ("constant", "cosine", "wsd"):
+        schedule = Schedule(kind, warmup=4)  # type: ignore[arg-type]
+        assert [schedule.at(step, 20) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_a_constant_schedule_is_constant() -> None:
+    assert {Schedule().at(step, 20) for step in range(20)} == {1.0}
+
+
+def test_a_cosine_falls_from_one_to_its_floor() -> None:
+    schedule = Schedule("cosine", warmup=2, floor=0.1)
+    values = [schedule.at(step, 12) for step in range(2, 13)]
+    assert values[0] == 1.0
+    assert values[5] == pytest.approx(0.55)  # half-way
+    assert values[-1] == pytest.approx(0.1, abs=1e-15)
+    assert values == sorted(values, reverse=True)
+    assert len(set(values)) == len(values)
+    assert schedule.at(100, 12) == pytest.approx(0.1, abs=1e-15)  # a run that went on longer than it said
+    quarter = 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2
+    assert Schedule("cosine", floor=0.1).at(5, 20) == pytest.approx(quarter)
+
+
+def test_warm_up_stable_decay() -> None:
+    schedule = Schedule("wsd", warmup=2, decay=4, floor=0.5)
+    assert [schedule.at(step, 10) for step in range(10)] == pytest.approx([0.5, 1, 1, 1, 1, 1, 0.9, 0.8, 0.7, 0.6])
+    assert schedule.at(10, 10) == 0.5
+    assert Schedule("wsd").at(9, 10) == 1.0
+
+
+# ------------------------------------------------------------------------------------------------ evaluation
+
+
+@pytest.mark.parametrize("batch", [None, 1, 5, 1000])
+@pytest.mark.parametrize("kind", ["mlp", "gpt2-heads", "dropping"])
+def test_an_evaluation_is_the_mean_over_the_held_out_data(tmp_path: Path, kind: str, batch: int | None) -> None:
+    """Whatever the batches, the last one smaller; in eval mode, after which training goes on."""
+    what = recipe(tmp_path, kind, steps=5, evaluation=Evaluation(every=2, batch=batch))
+    result = train(what)
+    data = what.make_data().to(torch.device("cpu"), torch.float64)
+    ((x, y),) = data.evaluation(10**6)
+    assert result.model.training
+    with torch.no_grad():
+        logits = result.model.eval()(x).flatten(0, -2)
+    records = metrics(tmp_path, "eval")
+    assert [record["step"] for record in records] == [2, 4, 5]
+    assert records[-1]["loss"] == pytest.approx(float(F.cross_entropy(logits, y.flatten())), rel=1e-12)
+    assert records[-1]["accuracy"] == pytest.approx(float((logits.argmax(-1) == y.flatten()).double().mean()))
+
+
+def test_targets_that_are_no_classes_and_a_loss_of_ones_own(tmp_path: Path) -> None:
+    model = Spec("mupscale.models.MLP", {"d_in": FEATURES, "d_out": FEATURES, "depth": 3, "activation": "tanh"})
+    what = recipe(tmp_path, model=model, data=Spec("small_runs.Curve"), loss="small_runs.squared", grow=[Growth(9, 16)])
+    result = train(what)
+    split = small_runs.Curve().to(torch.device("cpu"), torch.float64).split
+    record = metrics(tmp_path, "eval")[-1]
+    expected = (result.model(split.test_x) - split.test_y).square().mean().item()
+    assert record["loss"] == pytest.approx(expected, rel=1e-12)
+    assert "accuracy" not in record
+    losses = column(tmp_path, "loss")
+    assert losses[-1] < losses[0]
+
+
+class Pair(nn.Module):
+    """Outputs that are no tensor: only the loss knows what to do with them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = small_runs.Dropping(width, p=0.0)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        """Logits, and something else."""
+        return self.inner(x), 7
+
+
+def of_pair(outputs: tuple[Tensor, int], targets: Tensor) -> Tensor:
+    """The loss of the first."""
+    return cross_entropy(outputs[0], targets)
+
+
+def test_outputs_that_only_the_loss_understands(tmp_path: Path) -> None:
+    what = recipe(tmp_path / "pair", model=Spec("test_train.Pair"), loss="test_train.of_pair")
+    assert train(what).status == "finished"
+    train(recipe(tmp_path / "plain", model=Spec("small_runs.Dropping", {"p": 0.0})))
+    for name in ("loss", "flops"):
+        assert column(tmp_path / "pair", name) == column(tmp_path / "plain", name)
+    assert "accuracy" not in metrics(tmp_path / "pair", "eval")[0]
+
+
+# ------------------------------------------------------------------------------------------------ metrics
+
+
+def test_a_record_has_its_fields(tmp_path: Path) -> None:
+    train(recipe(tmp_path, clip=1.0, grow=[Growth(8, 16)], evaluation=Evaluation(every=10), log_every=5))
+    where = {"kind", "step", "samples", "flops", "seconds"}
+    fields = {
+        "train": where | {"loss", "lr", "width", "grad_norm"},
+        "eval": where | {"loss", "accuracy"},
+        "grow": where | {"width", "noise", "unit", "lr"},
+        "end": where | {"status"},
+    }
+    records = metrics(tmp_path)
+    assert [(r["kind"], r["step"]) for r in records] == [
+        ("train", 5),
+        ("grow", 8),
+        ("train", 10),
+        ("eval", 10),
+        ("train", 15),
+        ("train", 20),
+        ("eval", 20),
+        ("end", 20),
+    ]
+    assert all(set(record) == fields[record["kind"]] for record in records)
+    assert all(record["samples"] == 8 * record["step"] for record in records)
+    seconds = [record["seconds"] for record in records]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] > 0
+
+
+def test_a_line_is_the_mean_over_its_steps(tmp_path: Path) -> None:
+    """The last line over what is left; growth in the middle of a line's steps is no break."""
+    what = recipe(tmp_path / "1", clip=0.1, grow=[Growth(9, 16, 0.3)])
+    train(what)
+    train(replace(what, log_every=7, out=str(tmp_path / "7")))
+    assert column(tmp_path / "7", "step") == [7, 14, 20]
+    for name in ("loss", "grad_norm"):
+        each = column(tmp_path / "1", name)
+        means = [sum(part) / len(part) for part in (each[:7], each[7:14], each[14:])]
+        assert column(tmp_path / "7", name) == pytest.approx(means, rel=1e-14)
+    assert column(tmp_path / "7", "lr") == [column(tmp_path / "1", "lr")[s - 1] for s in (7, 14, 20)]
+
+
+def test_flops_of_an_mlp_add_up_over_growth(tmp_path: Path) -> None:
+    train(recipe(tmp_path, grow=[Growth(4, 16), Growth(10, 48)], accumulate=2))
+    phases = {8: 4, 16: 6, 48: 10}
+    total = sum(mlp_flops(FEATURES, width, CLASSES, depth=3) * 8 * steps for width, steps in phases.items())
+    assert column(tmp_path, "flops")[-1] == total
+    assert column(tmp_path, "flops")[3] == mlp_flops(FEATURES, 8, CLASSES, depth=3) * 8 * 4
+    assert column(tmp_path, "flops", "grow")[0] == column(tmp_path, "flops")[3]
+
+
+def test_flops_of_a_resnet_on_images_that_shrink_to_a_pixel(tmp_path: Path) -> None:
+    train(recipe(tmp_path, "resnet", grow=[Growth(1, 4)], steps=2, evaluation=Evaluation()))
+    expected = [16 * resnet18_flops(width, CLASSES, SIDE) for width in (2, 4)]
+    assert column(tmp_path, "flops") == [expected[0], sum(expected)]
+
+
+def test_flops_and_tokens_of_a_gpt2(tmp_path: Path) -> None:
+    train(recipe(tmp_path, "gpt2-heads", grow=[Growth(10, 16)]))
+    last = metrics(tmp_path, "train")[-1]
+    assert last["tokens"] == 20 * 8 * CONTEXT
+    assert "samples" not in last
+    tokens = 10 * 8 * CONTEXT
+    formula = sum(tokens * gpt2_flops(1, heads, 4, VOCAB, CONTEXT) for heads in (2, 4))
+    assert last["flops"] == pytest.approx(formula, rel=0.1)  # the paper's formula counts biases and norms as products
+
+
+class Choosy(small_runs.Dropping):
+    """A model that looks at the values, so that its cost cannot be counted without any."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, unless something is wrong."""
+        if not bool(x.isfinite().all()):
+            raise ValueError("no")
+        return super().forward(x)
+
+
+def test_a_cost_that_cannot_be_counted_is_none(tmp_path: Path) -> None:
+    train(recipe(tmp_path, model=Spec("test_train.Choosy"), steps=2))
+    assert column(tmp_path, "flops") == [None, None]
+
+
+# ------------------------------------------------------------------------------------------------ what a person sees
+
+
+def test_plain_lines_where_there_is_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(recipe(tmp_path, grow=[Growth(5, 16, 0.25, lr=0.5)], steps=12))
+    lines = capsys.readouterr().out.splitlines()
+    last = metrics(tmp_path, "train")[-1]["loss"]
+    held_out = metrics(tmp_path, "eval")[-1]
+    assert any(line.startswith("step 5  grown from width 8 to 16, noise 0.25, lr 0.5") for line in lines)
+    (line,) = (line for line in lines if line.startswith(f"step 12/12  loss {last:.4f}  "))
+    assert line.split("  ")[-1].split()[1:] in (["samples/s"], ["k", "samples/s"])
+    assert lines[-1] == f"step 12/12  held-out loss {held_out['loss']:.4f}, accuracy {held_out['accuracy']:.1%}"
+    assert len(lines) < 8  # not a line for every step
+
+
+def test_speed_is_told_in_round_units() -> None:
+    from mupscale.train.progress import _speed
+
+    speeds = {3.0: "3 tokens/s", 4200.0: "4.2 k tokens/s", 1.25e6: "1.25 M tokens/s", 7e9: "7 G tokens/s"}
+    assert {value: _speed(value, "tokens").strip() for value in speeds} == speeds
+    assert _speed(0.0, "tokens") == ""
+
+
+def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    """In a process whose output is a pseudo-terminal."""
+    pytest.importorskip("rich")
+    pty = pytest.importorskip("pty")
+    controller, terminal = pty.openpty()
+    what = recipe(tmp_path / "run", data=Spec("small_runs.Slow"), grow=[Growth(5, 16)], steps=40, log_every=5)
+    child = small_runs.Child(what, tmp_path / "unused", terminal=os.ttyname(terminal), prepare=small_runs.wide_terminal)
+    shown = b""
+    os.set_blocking(controller, False)
+    while child.process.is_alive():
+        child.process.join(0.01)
+        shown += read_all(controller)
+    shown += read_all(controller)
+    os.close(controller)
+    os.close(terminal)
+    text = shown.decode()
+    assert "finished at step 40" in text
+    assert f"loss {column(tmp_path / 'run', 'loss')[-1]:.4f}" in text
+    assert "samples/s" in text
+    assert "40/40" in text
+    assert "left 0:00:0" in re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert "grown from width 8 to 16" in text
+    assert "held-out loss" in text
+    assert "\x1b[?25l" in text  # the cursor is hidden while the bar moves
+    assert text.rstrip().rfind("\x1b[?25h") > text.rfind("\x1b[?25l")  # and comes back
+
+
+def read_all(descriptor: int) -> bytes:
+    """What is there to read."""
+    found = b""
+    while True:
+        try:
+            part = os.read(descriptor, 65536)
+        except OSError:
+            return found
+        if not part:
+            return found
+        found += part
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    what = recipe(tmp_path, tensorboard=True, clip=1.0, grow=[Growth(5, 16)], checkpoints=Checkpoints(every=8, keep=9))
+    train(what)
+    for name in (16, 20):
+        (tmp_path / "checkpoints" / small_runs.step(name)).unlink()
+    train(what, resume=True)  # from step 8, as after a kill
+    board = EventAccumulator(str(tmp_path)).Reload()
+    losses = [(event.step, event.value) for event in board.Scalars("train/loss")]
+    assert losses == [(r["step"], pytest.approx(r["loss"])) for r in metrics(tmp_path, "train")]
+    assert {"train/grad_norm", "train/lr", "train/flops", "eval/accuracy", "grow/noise"} <= set(board.Tags()["scalars"])

@@ -1,0 +1,693 @@
+"""Training with two processes on gloo: the run of one process, under DDP and FSDP2, from growth to resume to failure.
+
+Both processes are started once and act out every scenario; the tests compare what they left with one process.
+"""
+
+import faulthandler
+import fcntl
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mupscale.data import Data
+from mupscale.system.errors import MupscaleError
+from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Spec, cross_entropy, snapshot, train
+from mupscale.train.loop import Result
+from mupscale.train.run_folder import Folder, find_checkpoint
+
+pytestmark = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="torch.distributed with gloo is not available"
+)
+
+WORLD = 2
+TOLERANCE = 1e-10
+KINDS = ["gpt", "mlp"]  # a tied readout, accumulation; sizes that two processes cannot share evenly
+ALL = [*KINDS, "nested", "thin"]  # blocks within blocks; fewer units than processes
+MODES = ["ddp", "fsdp"]
+TRAINED = [*product(KINDS, MODES), ("nested", "fsdp"), ("thin", "fsdp")]
+RESUMED = [*product([*KINDS, "normed"], MODES), ("thin", "fsdp")]
+FAILURES = {"ddp": ["blocked", "full-0", "metrics"], "fsdp": ["blocked", "full-0", "full-1"]}
+SECONDS = 40  # after which a scenario that hangs is a failure
+
+
+# ---------------------------------------------------------------------------------------------- what is trained
+
+
+class Points(Data):
+    """37 points of 3 classes, and 13 to evaluate on: in batches of 4 the last has one."""
+
+    classes = 3
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.x = torch.randn(50, 5, generator=generator, dtype=torch.float64)
+        self.y = (self.x[:, :3] + 0.3 * torch.randn(50, 3, generator=generator, dtype=torch.float64)).argmax(-1)
+
+    @property
+    def size(self) -> int:
+        return 37
+
+    def examples(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return self.x[rows], self.y[rows]
+
+    def evaluation(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(self.x[37:].split(batch), self.y[37:].split(batch), strict=True)
+
+
+class Words(Points):
+    """As many windows of 6 tokens out of 11."""
+
+    classes, per_example, unit = 11, 6, "tokens"
+
+    def __init__(self) -> None:
+        steps = torch.randint(1, 3, (50, 7), generator=torch.Generator().manual_seed(6))
+        self.x, self.y = (steps.cumsum(1) % 11).unfold(1, 6, 1).unbind(1)
+
+
+class Normed(nn.Module):
+    """A model with buffers, which every process fills from its own examples."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(5, width, bias=False), nn.BatchNorm1d(width)
+        self.last = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.norm(self.first(x)).relu())
+        return out
+
+
+class Experts(nn.Module):
+    """One of the blocks of a list, which are a list of blocks themselves."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + sum(expert(x).tanh() for expert in self.experts)
+
+
+class Nested(nn.Module):
+    """Lists of blocks inside lists of blocks."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, width), nn.Linear(width, 3)
+        self.blocks = nn.ModuleList(Experts(width) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.last(x)
+        return out
+
+
+SCRIPT: list[Callable[[], None]] = []  # what this process does in its next training steps, one by one
+
+
+def hooked(outputs: Any, targets: Tensor) -> Tensor:
+    """Cross-entropy, in the middle of which something may happen."""
+    if SCRIPT and torch.is_grad_enabled():
+        SCRIPT.pop(0)()
+    return cross_entropy(outputs, targets)
+
+
+def in_step(number: int, action: Callable[[], None]) -> None:
+    """Let this happen in the run's step of this number, in this process."""
+    SCRIPT[:] = [lambda: None] * (number - 1) + [action]
+
+
+SPECS = {
+    "mlp": Spec("mupscale.models.MLP", {"d_in": 5, "d_out": 3, "depth": 3, "activation": "tanh"}),
+    "gpt": Spec("mupscale.models.GPT2", {"vocab": 11, "context": 6, "layers": 1, "head_dim": 3}),
+    "thin": Spec("mupscale.models.MLP", {"d_in": 5, "d_out": 3, "depth": 2, "activation": "tanh"}),
+    "normed": Spec(f"{__name__}.Normed"),
+    "nested": Spec(f"{__name__}.Nested"),
+}
+
+
+def recipe(kind: str, out: Path | None, **changes: Any) -> Recipe:
+    """Nine steps with two growth events, the first with noise."""
+    small = {"gpt": 6, "thin": 1}.get(kind, 3)
+    values: dict[str, Any] = {
+        "model": SPECS[kind],
+        "data": Spec(f"{__name__}.{'Words' if kind == 'gpt' else 'Points'}"),
+        "optimizer": Spec("torch.optim.AdamW", {"lr": 0.02, "weight_decay": 0.2, "eps": 1e-2}),
+        "width": small,
+        "base": small,
+        "steps": 9,
+        "batch": 8,
+        "accumulate": 2 if kind == "gpt" else 1,
+        "grow": [Growth(3, 2 * small, noise=0.5), Growth(6, 6 * small)],
+        "schedule": Schedule("cosine", warmup=2, floor=0.1),
+        "clip": 0.2,
+        "precision": "fp64",
+        "evaluation": Evaluation(every=3, batch=4),
+        "checkpoints": Checkpoints(every=4, keep=9),
+        "log_every": 3,
+        "device": "cpu",
+        "out": None if out is None else str(out),
+    }
+    values |= changes
+    return Recipe(**{**values, "parallel": "fsdp" if values.get("parallel") == "fsdp" else "ddp"})
+
+
+# ---------------------------------------------------------------------------------------------- what is told of a run
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+
+def weights(result: Result) -> dict[str, Tensor]:
+    """Parameters, buffers and optimizer state of the model that a run ended with."""
+    told = {name: whole(p) for name, p in result.model.named_parameters()}
+    told |= {name: b.clone() for name, b in result.model.named_buffers()}
+    for name, p in result.model.named_parameters():
+        told |= {f"{name}/{key}": whole(value) for key, value in result.optimizer.state[p].items()}
+    return told
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a process holds its part alone: not even the memory of more (but for what makes parts equal)."""
+    if not hasattr(tensor, "to_local"):
+        return False
+    part = -(-tensor.shape[0] // WORLD) * tensor[0].numel()
+    held = tensor.to_local().untyped_storage().nbytes() // tensor.element_size()
+    return len(tensor.to_local()) <= -(-tensor.shape[0] // WORLD) and held <= part
+
+
+def sharded(result: Result) -> list[bool]:
+    """Of all weights, and of all state."""
+    parameters = list(result.model.parameters())
+    state = [value for p in parameters for value in result.optimizer.state[p].values() if value.dim()]
+    return [all(map(is_sharded, parameters)), len(state) == 2 * len(parameters) and all(map(is_sharded, state))]
+
+
+def told(result: Result) -> dict[str, Any]:
+    return {"status": result.status, "step": result.step, "weights": weights(result), "sharded": sharded(result)}
+
+
+def failure(action: Callable[[], Any]) -> str:
+    """What a run that must fail says."""
+    try:
+        action()
+    except MupscaleError as error:
+        return str(error)
+    raise AssertionError("this should have failed")
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in Folder(folder).records()]
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def prepare(action: Callable[[], Any]) -> None:
+    """What one process does and all have."""
+    if rank() == 0:
+        action()
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def cut_short(run: Path, copy: Path, step: int = 4) -> Path:
+    """The folder of a run as a kill would have left it: while it wrote a checkpoint, some way after another."""
+    (copy / "checkpoints" / ".step-000000008.tmp" / "shards").mkdir(parents=True)
+    for name in ("recipe.json", "metrics.jsonl"):
+        shutil.copy(run / name, copy)
+    found = next(path for path in (run / "checkpoints").iterdir() if path.name.startswith(f"step-{step:09d}"))
+    (shutil.copytree if found.is_dir() else shutil.copy)(found, copy / "checkpoints" / found.name)
+    return copy
+
+
+def kept(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+APPEARED: list[tuple[str, list[str]]] = []  # names that files and folders were given in a renaming, and what they held
+
+
+def watch(event: str, arguments: tuple[Any, ...]) -> None:
+    """For sys.addaudithook."""
+    if event == "os.rename" and not Path(arguments[1]).exists():
+        source = Path(arguments[0])
+        held = (str(path.relative_to(source)) for path in source.rglob("*") if path.is_file())
+        APPEARED.append((Path(arguments[1]).name, sorted(held)))
+
+
+# ---------------------------------------------------------------------------------------------- scenarios
+
+
+def trained(folder: Path, kind: str, mode: str) -> dict[str, Any]:
+    """From beginning to end."""
+    APPEARED.clear()
+    run = told(train(recipe(kind, folder / f"{kind}-{mode}", parallel=mode)))
+    return {**run, "appeared": list(APPEARED)}
+
+
+def resumed(folder: Path, kind: str, mode: str, source: str) -> dict[str, Any]:
+    """From the checkpoint after four steps of the run that `source` names."""
+    out = folder / f"{kind}-{mode}-from-{source}"
+    prepare(lambda: cut_short(folder / f"{kind}-{source}", out))
+    return told(train(recipe(kind, out, parallel=mode, checkpoints=Checkpoints(every=4, keep=1)), resume=True))
+
+
+def started(folder: Path, kind: str, mode: str, source: str) -> dict[str, Any]:
+    """From the model that another run ended with, upscaled."""
+    width, out = (72 if kind == "gpt" else 36), folder / f"{kind}-{mode}-started-{source}"
+    more = {"start": str(folder / f"{kind}-{source}"), "noise": 0.3, "grow": [], "width": width, "steps": 4}
+    return told(train(recipe(kind, out, parallel=mode, **more)))
+
+
+def diverged(folder: Path, kind: str, mode: str) -> dict[str, Any]:
+    """The loss is infinite or no number after a step or two, and the model is to grow before that would be logged."""
+    sgd = Spec("torch.optim.SGD", {"lr": 1e300})
+    more: dict[str, Any] = {"optimizer": sgd, "clip": None, "log_every": 10, "evaluation": Evaluation()}
+    return told(train(recipe(kind, folder / f"{kind}-{mode}-diverged", parallel=mode, **more)))
+
+
+def hooked_recipe(kind: str, out: Path | None, **changes: Any) -> Recipe:
+    """Seven steps without growth, in the middle of which something may happen."""
+    more: dict[str, Any] = {"loss": f"{__name__}.hooked", "grow": [], "steps": 7, "evaluation": Evaluation()}
+    return recipe(kind, out, **more, **changes)
+
+
+def stopped(folder: Path, kind: str, mode: str) -> dict[str, Any]:
+    """One process is asked to stop in the third step; all stop where they next log, and can go on."""
+    more: dict[str, Any] = {"parallel": mode, "log_every": 5, "checkpoints": Checkpoints(every=0)}
+    never = train(hooked_recipe(kind, None, **more))
+    stopping = hooked_recipe(kind, folder / f"{kind}-{mode}-stopped", **more)
+    if rank() == 1:
+        in_step(3, lambda: signal.raise_signal(signal.SIGTERM))
+    first = train(stopping)
+    left = kept(folder / f"{kind}-{mode}-stopped")
+    return {"never": told(never), "first": told(first), "then": told(train(stopping, resume=True)), "left": left}
+
+
+def failed(folder: Path, kind: str, mode: str, how: str) -> dict[str, Any]:
+    """Nothing can be written any more from the fifth step on; later it can again."""
+    out = folder / f"{kind}-{mode}-{how}"
+    log_every = 1 if how == "metrics" else 100
+    begin = hooked_recipe(kind, out, parallel=mode, log_every=log_every, checkpoints=Checkpoints(every=3))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+
+    def block() -> None:
+        (out / "checkpoints").rename(out / "aside")
+        (out / "checkpoints").touch()
+
+    def unblock() -> None:
+        if how == "blocked":
+            (out / "checkpoints").unlink()
+            (out / "aside").rename(out / "checkpoints")
+
+    culprit = 1 if how == "full-1" else 0
+    if rank() == culprit:
+        in_step(5, block if how == "blocked" else fill)
+    try:
+        said = failure(lambda: train(begin))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        SCRIPT.clear()
+    prepare(unblock)
+    left = kept(out)
+    return {"said": said, "left": left, "then": told(train(begin, resume=True))}
+
+
+def refused(folder: Path, kind: str, mode: str) -> dict[str, Any]:
+    """Runs that cannot begin."""
+    done, file, lost = (folder / f"{kind}-{mode}{ending}" for ending in ("", "-file", "-lost"))
+    truncated = folder / f"{kind}-{mode}-truncated"
+
+    def damage() -> None:
+        file.touch()
+        for copy in (truncated, lost):
+            cut_short(done, copy)
+            path = min((copy / "checkpoints").rglob("s*.safetensors"))
+            os.truncate(path, path.stat().st_size // 2) if copy == truncated else path.unlink()
+
+    prepare(damage)
+    said = {
+        "shares": failure(lambda: train(recipe(kind, None, parallel=mode, batch=6, accumulate=2))),
+        "taken": failure(lambda: train(recipe(kind, done, parallel=mode))),
+        "folder": failure(lambda: train(recipe(kind, file / "run", parallel=mode))),
+        "other": failure(lambda: train(recipe(kind, done, parallel=mode, clip=1.0), resume=True)),
+        "truncated": failure(lambda: train(recipe(kind, truncated, parallel=mode), resume=True)),
+    }
+    if mode == "fsdp":
+        said["lost"] = failure(lambda: train(recipe(kind, lost, parallel=mode), resume=True))
+    return said
+
+
+SCENARIOS: dict[str, tuple[Any, ...]] = {}
+for kind, mode in [*TRAINED, *product(["normed"], MODES)]:
+    SCENARIOS[f"trained-{kind}-{mode}"] = (trained, kind, mode)
+for kind, mode in RESUMED:
+    SCENARIOS[f"resumed-{kind}-{mode}-{mode}"] = (resumed, kind, mode, mode)
+for mode in MODES:
+    for kind in KINDS:
+        SCENARIOS[f"resumed-{kind}-{mode}-one"] = (resumed, kind, mode, "one")
+    SCENARIOS[f"diverged-nested-{mode}"] = (diverged, "nested", mode)
+    SCENARIOS[f"stopped-mlp-{mode}"] = (stopped, "mlp", mode)
+    SCENARIOS[f"refused-mlp-{mode}"] = (refused, "mlp", mode)
+    for how in FAILURES[mode]:
+        SCENARIOS[f"failed-mlp-{mode}-{how}"] = (failed, "mlp", mode, how)
+SCENARIOS["resumed-gpt-ddp-fsdp"] = (resumed, "gpt", "ddp", "fsdp")
+SCENARIOS["started-gpt-fsdp"] = (started, "gpt", "fsdp", "fsdp")
+
+
+def process(number: int, folder: Path) -> None:
+    """One of the two processes."""
+    sys.addaudithook(watch)
+    with open(folder / f"stack-{number}.txt", "w") as stack:
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder / 'rendezvous'}",
+            rank=number,
+            world_size=WORLD,
+            timeout=timedelta(seconds=SECONDS),
+        )
+        for name, (function, *arguments) in SCENARIOS.items():
+            faulthandler.dump_traceback_later(SECONDS, exit=True, file=stack)
+            torch.manual_seed(100 + number)  # nothing may depend on the processes' own random numbers
+            torch.save(function(folder, *arguments), folder / f"{name}-{number}.pt")
+        dist.destroy_process_group()
+        faulthandler.cancel_dump_traceback_later()
+
+
+class Results:
+    """What the two processes left, and what one process gets."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def of(self, name: str, numbers: Iterable[int] = range(WORLD)) -> list[dict[str, Any]]:
+        paths = [self.folder / f"{name}-{number}.pt" for number in numbers]
+        if not all(path.exists() for path in paths):
+            said = "\n".join(path.read_text() for path in sorted(self.folder.glob("*.txt")))
+            pytest.fail(f"the processes did not get this far:\n{said}")
+        return [torch.load(path, weights_only=True) for path in paths]
+
+    def one(self, kind: str) -> dict[str, Tensor]:
+        """The weights and the state that one process comes to."""
+        told: dict[str, Tensor] = self.of(f"trained-{kind}-one", [0])[0]["weights"]
+        return told
+
+
+def act_out(folder: Path) -> None:
+    """Everything, in one process and in two; what goes wrong there is told by the tests that miss something."""
+    from torch.multiprocessing.spawn import ProcessException, spawn
+
+    folder.mkdir()
+    torch.set_num_threads(1)
+    for kind in ALL:
+        torch.save(trained(folder, kind, "one"), folder / f"trained-{kind}-one-0.pt")
+    try:
+        spawn(process, (folder,), WORLD)
+    except ProcessException as error:
+        (folder / "failure.txt").write_text(str(error))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Acted out once, whichever worker of pytest-xdist comes first."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "two-processes"
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            act_out(folder)
+    return Results(folder)
+
+
+def difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """The largest relative difference of any tensor."""
+    assert ours.keys() == theirs.keys()
+    pairs = [(ours[name].double(), theirs[name].double()) for name in ours]
+    return max(float((a - b).norm() / b.norm().clamp(min=1e-300)) for a, b in pairs)
+
+
+def identical(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
+
+
+def same_metrics(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
+    """All of them, to rounding."""
+    for a, b in zip(ours, theirs, strict=True):
+        words = [name for name, value in b.items() if not isinstance(value, int | float)]
+        assert [a.pop(name) for name in words] == [b.pop(name) for name in words]
+        assert a == pytest.approx(b, rel=TOLERANCE)
+    return len(ours) > 0
+
+
+both = pytest.mark.parametrize("mode", MODES)
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.mark.parametrize(("kind", "mode"), TRAINED)
+def test_two_processes_train_to_the_weights_of_one(kind: str, mode: str, results: Results) -> None:
+    """Optimizer state, losses, gradient norms and evaluations, too, and all through the growth events."""
+    alone = metrics(results.folder / f"{kind}-one")
+    assert [(r["step"], r["noise"]) for r in alone if r["kind"] == "grow"] == [(3, 0.5), (6, 0.0)]
+    assert all(record["grad_norm"] > 0.2 for record in alone if record["kind"] == "train"), "nothing is clipped"
+    for two in results.of(f"trained-{kind}-{mode}"):
+        assert two["status"] == "finished"
+        assert difference(two["weights"], results.one(kind)) <= TOLERANCE
+    assert same_metrics(metrics(results.folder / f"{kind}-{mode}"), alone)
+
+
+@pytest.mark.parametrize("name", ["trained-gpt-fsdp", "trained-mlp-fsdp", "resumed-gpt-fsdp-fsdp", "started-gpt-fsdp"])
+def test_weights_and_state_are_sharded_under_fsdp(name: str, results: Results) -> None:
+    """After growth, after a resume, and from the start; no process keeps the memory of more than its part."""
+    for two in results.of(name):
+        assert two["sharded"] == [True, True]
+
+
+def test_weights_and_state_are_sharded_under_fsdp_before_any_growth(results: Results) -> None:
+    for two in results.of("stopped-mlp-fsdp"):
+        assert two["never"]["sharded"] == [True, True]
+    for two in results.of("stopped-mlp-ddp"):
+        assert two["never"]["sharded"] == [False, False]
+
+
+@both
+def test_all_evaluate_with_the_running_statistics_that_are_saved(mode: str, results: Results) -> None:
+    """BatchNorm's differ from process to process; those of the first are the model's."""
+    first, second = results.of(f"trained-normed-{mode}")
+    assert identical(first["weights"], second["weights"])
+    told = [record for record in metrics(results.folder / f"normed-{mode}") if record["kind"] == "eval"][-1]
+    model, data = Normed(18).double(), Points()
+    snapshot.read(find_checkpoint(results.folder / f"normed-{mode}")).restore_model(model)
+    with torch.no_grad():
+        outputs = model.eval()(data.x[37:])
+    assert told["loss"] == pytest.approx(float(cross_entropy(outputs, data.y[37:])), rel=TOLERANCE)
+    assert told["accuracy"] == pytest.approx(float((outputs.argmax(-1) == data.y[37:]).double().mean()))
+
+
+def test_running_statistics_are_the_same_under_ddp_and_fsdp(results: Results) -> None:
+    ours, theirs = results.of("trained-normed-fsdp")[0], results.of("trained-normed-ddp")[0]
+    assert difference(ours["weights"], theirs["weights"]) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("kind", "mode"), RESUMED)
+def test_resuming_in_two_processes_is_exact(kind: str, mode: str, results: Results) -> None:
+    """Bit for bit: weights, state and every line of metrics; a growth comes before and one after the checkpoint."""
+    whole_runs, resumed_runs = results.of(f"trained-{kind}-{mode}"), results.of(f"resumed-{kind}-{mode}-{mode}")
+    for uninterrupted, two in zip(whole_runs, resumed_runs, strict=True):
+        assert two["status"] == "finished"
+        assert identical(two["weights"], uninterrupted["weights"])
+    assert metrics(results.folder / f"{kind}-{mode}-from-{mode}") == metrics(results.folder / f"{kind}-{mode}")
+
+
+@both
+@kinds
+def test_a_checkpoint_of_one_process_is_resumed_in_two(kind: str, mode: str, results: Results) -> None:
+    for two in results.of(f"resumed-{kind}-{mode}-one"):
+        assert difference(two["weights"], results.one(kind)) <= TOLERANCE
+        assert two["sharded"] == [mode == "fsdp"] * 2
+
+
+@both
+@kinds
+def test_a_checkpoint_of_two_processes_is_resumed_in_one(kind: str, mode: str, results: Results) -> None:
+    results.of(f"trained-{kind}-{mode}")
+    one = resumed(results.folder, kind, "one", mode)
+    assert difference(one["weights"], results.one(kind)) <= TOLERANCE
+    assert same_metrics(metrics(results.folder / f"{kind}-one-from-{mode}"), metrics(results.folder / f"{kind}-one"))
+
+
+def test_shards_are_resumed_under_ddp(results: Results) -> None:
+    for two in results.of("resumed-gpt-ddp-fsdp"):
+        assert difference(two["weights"], results.one("gpt")) <= TOLERANCE
+
+
+def test_a_run_starts_from_shards_in_one_process_and_in_two(results: Results) -> None:
+    """Model and optimizer state are upscaled, to what comes from a checkpoint that is one file."""
+    runs, folder = results.of("started-gpt-fsdp"), results.folder
+    expected = started(folder, "gpt", "one", "one")["weights"]
+    assert difference(started(folder, "gpt", "one", "fsdp")["weights"], expected) <= TOLERANCE
+    for two in runs:
+        assert difference(two["weights"], expected) <= TOLERANCE
+    assert same_metrics(metrics(folder / "gpt-fsdp-started-fsdp"), metrics(folder / "gpt-one-started-one"))
+
+
+def test_fsdp_checkpoints_are_shards_in_safetensors(results: Results) -> None:
+    """A header, and a file from each process with its part of every tensor; the tied weight is there once."""
+    from safetensors import safe_open
+
+    results.of("trained-gpt-fsdp")
+    assert kept(results.folder / "gpt-fsdp") == ["step-000000004", "step-000000008", "step-000000009"]
+    last = results.folder / "gpt-fsdp" / "checkpoints" / "step-000000009"
+    assert sorted(path.name for path in last.iterdir()) == ["header.safetensors", "shards"]
+    shards = sorted((last / "shards").iterdir())
+    assert len(shards) == WORLD
+    for shard in shards:
+        with safe_open(shard, framework="pt") as file:
+            names = set(file.keys())
+            assert file.get_tensor("model.h.0.mlp.c_fc.weight").shape == (72, 36)
+            assert file.get_tensor("optimizer.h.0.mlp.c_fc.weight/exp_avg").shape == (72, 36)
+        assert "model.wte.weight" in names
+        assert "model.lm_head.weight" not in names
+
+
+def test_fsdp_checkpoints_appear_when_they_are_whole(results: Results) -> None:
+    """In one renaming, by one process, when the files of all are there."""
+    first, second = results.of("trained-gpt-fsdp")
+    files = ["header.safetensors", *(f"shards/shard-0000{i}-model-00001-of-00001.safetensors" for i in (1, 2))]
+    checkpoints = [(name, held) for name, held in first["appeared"] if name.startswith("step-")]
+    assert checkpoints == [(f"step-00000000{step}", files) for step in (4, 8, 9)]
+    assert second["appeared"] == []
+
+
+@both
+def test_the_last_checkpoints_are_kept_and_the_unfinished_removed(mode: str, results: Results) -> None:
+    results.of(f"resumed-mlp-{mode}-{mode}")
+    suffix = "" if mode == "fsdp" else ".safetensors"
+    assert kept(results.folder / f"mlp-{mode}-from-{mode}") == [f"step-000000009{suffix}"]
+
+
+@both
+def test_a_run_that_diverges_ends_so_in_all_processes(mode: str, results: Results) -> None:
+    for two in results.of(f"diverged-nested-{mode}"):
+        assert two["status"] == "diverged"
+        assert two["step"] == 3
+    records = metrics(results.folder / f"nested-{mode}-diverged")
+    assert records[-1] == {**records[-1], "kind": "end", "status": "diverged", "step": 3, "at": 2}
+    assert kept(results.folder / f"nested-{mode}-diverged") == []
+
+
+@both
+def test_all_processes_stop_when_one_is_asked_to(mode: str, results: Results) -> None:
+    """Where they next log, with a checkpoint, from which they go on exactly."""
+    for two in results.of(f"stopped-mlp-{mode}"):
+        assert (two["first"]["status"], two["first"]["step"]) == ("interrupted", 5)
+        assert [Path(name).stem for name in two["left"]] == ["step-000000005"]
+        assert two["then"]["status"] == "finished"
+        assert identical(two["then"]["weights"], two["never"]["weights"])
+
+
+@pytest.mark.parametrize(("mode", "how"), [(mode, how) for mode in MODES for how in FAILURES[mode]])
+def test_all_processes_say_that_nothing_can_be_written(mode: str, how: str, results: Results) -> None:
+    """Whichever of them it is that cannot; the checkpoint before is whole, and nothing else is left."""
+    runs = results.of(f"failed-mlp-{mode}-{how}")
+    what = "metrics.jsonl" if how == "metrics" else "the checkpoint .*step-000000006"
+    reason = "File exists|Not a directory" if how == "blocked" else "File too large"
+    for two in runs:
+        assert re.search(f"{what}.*({reason})", two["said"])
+        assert "\n" not in two["said"]
+        assert two["said"] == runs[0]["said"]
+        assert [Path(name).stem for name in two["left"]] == ["step-000000003"]
+        assert two["then"]["status"] == "finished"
+
+
+@both
+def test_all_processes_say_why_a_run_cannot_begin(mode: str, results: Results) -> None:
+    expected = {
+        "shares": "a batch of 6 in 2 parts (accumulate) cannot be shared evenly by 2 processes",
+        "taken": "holds a run at step 9 already: resume it (--resume), or choose another folder (--out)",
+        "folder": "Not a directory",
+        "other": "is a checkpoint of another recipe: clip is 0.2 there and 1.0 here",
+        "truncated": "is not a whole checkpoint",
+    }
+    if mode == "fsdp":
+        expected["lost"] = "is not a whole checkpoint: the shard with a part of 'model.layers.0.bias' is missing"
+    for two in results.of(f"refused-mlp-{mode}"):
+        assert two.keys() == expected.keys()
+        for name, words in expected.items():
+            assert words in two[name]
+            assert "\n" not in two[name]
+
+
+# ---------------------------------------------------------------------------------------------- torchrun itself
+
+PROGRAM = """
+import faulthandler, json, sys
+from mupscale.train import Recipe, train
+
+faulthandler.dump_traceback_later(SECONDS, exit=True)
+for path in sys.argv[1:]:
+    with open(path) as file:
+        train(Recipe.from_json(json.load(file)))
+"""
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    """Two runs after each other, with growth: one to its end under DDP, one under FSDP until Ctrl-C."""
+    covtype: dict[str, Any] = {
+        "model": Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
+        "data": Spec("mupscale.data.CoverTypeSample"),
+        "grow": [Growth(3, 6, noise=0.5)],
+        "steps": 6,
+        "evaluation": Evaluation(batch=1000),
+        "checkpoints": Checkpoints(every=0),
+    }
+    short = recipe("mlp", tmp_path / "short", **covtype)
+    endless = recipe("mlp", tmp_path / "endless", **{**covtype, "steps": 10**6}, parallel="fsdp")
+    (tmp_path / "program.py").write_text(PROGRAM.replace("SECONDS", str(SECONDS)))
+    for name, made in (("short", short), ("endless", endless)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(made.to_json()))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={WORLD}"]
+    command += [str(tmp_path / name) for name in ("program.py", "short.json", "endless.json")]
+    with open(tmp_path / "output.txt", "w") as output:
+        launcher = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        try:
+            while not any(record["kind"] == "grow" for record in Folder(tmp_path / "endless").records()):
+                assert launcher.poll() is None, (tmp_path / "output.txt").read_text()
+                time.sleep(0.05)
+            launcher.send_signal(signal.SIGINT)
+            launcher.wait(SECONDS)
+        finally:
+            launcher.kill()
+    train(recipe("mlp", tmp_path / "alone", **covtype))
+    assert same_metrics(metrics(tmp_path / "short"), metrics(tmp_path / "alone"))
+    end = metrics(tmp_path / "endless")[-1]
+    assert end["status"] == "interrupted"
+    assert kept(tmp_path / "endless") == [f"step-{end['step']:09d}"]
+    said = (tmp_path / "output.txt").read_text()
+    assert said.count(f"interrupted after step {end['step']}; go on with: mupscale resume") == 1
+    again = train(recipe("mlp", tmp_path / "endless", **{**covtype, "steps": end["step"] + 2}), resume=True)
+    assert (again.status, again.width) == ("finished", 6)

@@ -1,0 +1,464 @@
+"""What goes wrong in a run is one sentence that says what to do, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import mupscale as mu
+import small_runs
+from mupscale import checkpoint
+from mupscale.system.errors import MupscaleError
+from mupscale.train import Checkpoints, Evaluation, Growth, Schedule, Seeds, Spec, train
+from small_runs import ADAMW, MLP, SGD, Child, assert_same_run, checkpoints, column, metrics, recipe, step, tensors
+
+
+@contextmanager
+def refused(*parts: object) -> Iterator[None]:
+    """A MupscaleError of one line that has all these parts."""
+    with pytest.raises(MupscaleError) as raised:
+        yield
+    said = str(raised.value)
+    assert "\n" not in said
+    for part in parts:
+        assert str(part) in said, said
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files in a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# ------------------------------------------------------------------------------------------------ divergence
+
+
+def diverging_at(out: Path, number: int, **changes: Any) -> Any:
+    """A run whose loss is not finite at this step: a growth before it brings a rate that no model survives."""
+    grow = [Growth(number - 2, 16, lr=1e200)]
+    return recipe(out, **{"grow": grow, "checkpoints": Checkpoints(every=4), **changes})
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its history, the last good checkpoint and the step at which it happened, and without an exception."""
+    plain = recipe(tmp_path / "plain", checkpoints=Checkpoints(every=4))
+    train(plain)
+    out = tmp_path / "run"
+    result = train(diverging_at(out, 11))
+    assert (result.status, result.step) == ("diverged", 11)
+    end = metrics(out)[-1]
+    assert (end["kind"], end["status"], end["step"], end["at"]) == ("end", "diverged", 11, 11)
+    assert column(out, "step") == list(range(1, 11))
+    assert column(out, "loss")[:9] == pytest.approx(column(tmp_path / "plain", "loss")[:9], abs=1e-10)
+    assert checkpoints(out) == [step(4), step(8)]
+    assert all(torch.isfinite(tensor).all() for tensor in tensors(out / "checkpoints" / step(8)).values())
+    assert "diverged: the loss of step 11 is not finite; the history is kept" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("log_every", [4, 5, 7, 1000])
+def test_divergence_between_two_lines(tmp_path: Path, log_every: int) -> None:
+    """Noticed where something is logged or saved, but told of the step where it was; no checkpoint comes after it."""
+    result = train(diverging_at(tmp_path, 6, log_every=log_every, checkpoints=Checkpoints(every=5)))
+    assert result.status == "diverged"
+    assert metrics(tmp_path)[-1]["at"] == 6
+    assert checkpoints(tmp_path) == [step(5)]
+    assert all(number <= 5 for number in column(tmp_path, "step"))
+
+
+def test_divergence_is_noticed_before_long(tmp_path: Path) -> None:
+    """Also where neither a line nor a checkpoint is near."""
+    far = {"steps": 500, "log_every": 500, "evaluation": Evaluation(), "checkpoints": Checkpoints(every=0)}
+    result = train(diverging_at(tmp_path, 6, **far))
+    assert (result.status, metrics(tmp_path)[-1]["at"]) == ("diverged", 6)
+    assert result.step <= 110
+
+
+def test_divergence_before_a_growth(tmp_path: Path) -> None:
+    """What has diverged is not widened, and that is no error."""
+    events = [Growth(4, 16, lr=1e200), Growth(8, 32)]
+    result = train(recipe(tmp_path, grow=events, log_every=50, checkpoints=Checkpoints(0), evaluation=Evaluation()))
+    assert (result.status, result.width, metrics(tmp_path)[-1]["at"]) == ("diverged", 16, 6)
+    assert [record["step"] for record in metrics(tmp_path, "grow")] == [4]
+
+
+def test_divergence_before_an_evaluation(tmp_path: Path) -> None:
+    """What is evaluated is a model that has not diverged, so metrics are JSON that everybody can read."""
+    result = train(diverging_at(tmp_path, 6, log_every=50, evaluation=Evaluation(every=7), checkpoints=Checkpoints(0)))
+    assert result.status == "diverged"
+    assert all(math.isfinite(record["loss"]) for record in metrics(tmp_path, "eval"))
+
+
+class Cracked(small_runs.Rows):
+    """One infinite number among those to evaluate on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.split.test_x[3, 2] = math.inf
+
+
+def test_an_evaluation_that_is_not_finite_is_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON knows no other way; the training itself is well."""
+    assert train(recipe(tmp_path, data=Spec("test_train_errors.Cracked"), steps=5)).status == "finished"
+    assert metrics(tmp_path, "eval")[0]["loss"] is None
+    assert "held-out loss nan" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, clip: float | None) -> None:
+    """The gradient may be infinite where the loss is still fine; the checkpoint before must outlive that."""
+    what = recipe(
+        tmp_path, loss="test_train_errors.cliff", clip=clip, checkpoints=Checkpoints(every=1, keep=1), steps=30
+    )
+    result = train(what)
+    assert result.status == "diverged"
+    (last,) = checkpoints(tmp_path)
+    assert all(torch.isfinite(tensor).all() for tensor in tensors(tmp_path / "checkpoints" / last).values())
+    end = metrics(tmp_path)[-1]
+    assert 1 < end["step"] == end["at"] - 1 < 30  # the next loss would not have been finite
+    assert last == step(end["step"] - 1)
+    assert all(record["step"] < end["step"] for record in metrics(tmp_path, "eval"))
+
+
+class _Cliff(torch.autograd.Function):
+    """The identity, whose gradient is infinite as soon as the value is small."""
+
+    @staticmethod
+    def forward(context: Any, value: Tensor) -> Tensor:  # type: ignore[override]
+        context.save_for_backward(value)
+        return value.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (value,) = context.saved_tensors
+        return torch.where(value < 1.0, math.inf, 1.0) * gradient
+
+
+def cliff(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss that is finite where its gradient is not."""
+    made: Tensor = _Cliff.apply(nn.functional.cross_entropy(outputs, targets))
+    return made
+
+
+def test_a_run_that_diverged_resumes_where_it_was_good(tmp_path: Path) -> None:
+    """With a growth that is gentler, since what comes after the checkpoint may change."""
+    train(diverging_at(tmp_path / "run", 10))
+    assert checkpoints(tmp_path / "run")[-1] == step(8)
+    gentler = diverging_at(tmp_path / "run", 10, grow=[Growth(8, 16, lr=0.01)])
+    assert train(gentler, resume=True).status == "finished"
+    train(replace(gentler, out=str(tmp_path / "whole")))
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+# ------------------------------------------------------------------------------------------------ resuming
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints at 12, 16 and 20, grown after 9 steps."""
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("finished") / "run"
+    train(same(out))
+    return out
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """The same, to be damaged."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def same(out: Path, **changes: Any) -> Any:
+    """The recipe of that run, changed."""
+    return recipe(out, **{"grow": [Growth(9, 16, 0.5)], "checkpoints": Checkpoints(every=4, keep=3), **changes})
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(run: Path) -> None:
+    before = contents(run)
+    with refused(run, "holds a run at step 20", "--resume", "--out"):
+        train(same(run))
+    assert contents(run) == before
+
+
+OTHERS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "rate": ({"optimizer": Spec(ADAMW.class_path, {**ADAMW.init_args, "lr": 0.5})}, ("optimizer", "0.02", "0.5")),
+    "optimizer": ({"optimizer": SGD}, ("optimizer", "torch.optim.AdamW", "torch.optim.SGD")),
+    "depth": ({"model": Spec(MLP.class_path, {**MLP.init_args, "depth": 4})}, ("model", "'depth': 3", "'depth': 4")),
+    "width": ({"width": 4}, ("width is 8 there and 4 here",)),
+    "base": ({"base": 8}, ("base is 4 there and 8 here",)),
+    "seed": ({"seeds": Seeds(data=7)}, ("seeds", "data=0", "data=7")),
+    "batch": ({"batch": 16}, ("batch is 8 there and 16 here",)),
+    "clip": ({"clip": 1.0}, ("clip is None there and 1.0 here",)),
+    "precision": ({"precision": "fp32"}, ("precision is fp64 there and fp32 here",)),
+    "schedule": ({"schedule": Schedule("cosine")}, ("schedule", "constant", "cosine")),
+    "loss": ({"loss": "small_runs.squared"}, ("loss", "cross_entropy", "squared")),
+    "data": ({"data": Spec("small_runs.Slow")}, ("data", "small_runs.Rows", "small_runs.Slow")),
+    "growth": ({"grow": [Growth(9, 16, 0.25)]}, ("grow", "'noise': 0.5", "'noise': 0.25")),
+    "growth that was not": ({"grow": []}, ("grow", "[{'at': 9", "[] here")),
+}
+
+
+@pytest.mark.parametrize(("changes", "parts"), OTHERS.values(), ids=OTHERS.keys())
+def test_a_checkpoint_of_another_recipe(run: Path, changes: dict[str, Any], parts: tuple[str, ...]) -> None:
+    """The field is named with both values, and all files are as they were: also the recipe that was right."""
+    before = contents(run)
+    with refused(run, "another recipe", *parts):
+        train(same(run, **changes), resume=True)
+    assert contents(run) == before
+
+
+def test_a_truncated_checkpoint(run: Path, finished: Path) -> None:
+    """One sentence names it; without it the run goes on from the one before."""
+    path = run / "checkpoints" / step(20)
+    path.write_bytes(path.read_bytes()[:-100])
+    before = contents(run)
+    with refused(path, "truncated"):
+        train(same(run), resume=True)
+    assert contents(run) == before
+    path.unlink()
+    train(same(run), resume=True)
+    assert_same_run(run, finished)
+
+
+@pytest.mark.parametrize("size", [0, 4, 100, 1000])
+def test_a_checkpoint_of_which_little_is_left(run: Path, size: int) -> None:
+    path = run / "checkpoints" / step(20)
+    path.write_bytes(path.read_bytes()[:size])
+    with refused(path, "truncated"):
+        train(same(run), resume=True)
+
+
+def test_a_checkpoint_that_is_not_of_a_run(run: Path) -> None:
+    mu.save(run / "checkpoints" / step(24), recipe().family().init(16))
+    with refused(step(24), "not of a run"):
+        train(same(run), resume=True)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with refused(tmp_path / "file" / "run"):
+        train(recipe(tmp_path / "file" / "run"))
+    with refused(tmp_path / "file"):
+        train(recipe(tmp_path / "file"))
+
+
+def test_a_full_disk_while_metrics_are_written(tmp_path: Path) -> None:
+    """The history up to there stays, and the run goes on."""
+    out = tmp_path / "run"
+    what = recipe(out, steps=150, checkpoints=Checkpoints(every=50), evaluation=Evaluation())
+    train(replace(what, out=str(tmp_path / "whole")))
+    size = (tmp_path / "whole" / "checkpoints" / step(100)).stat().st_size + 500
+    assert size < (tmp_path / "whole" / "metrics.jsonl").stat().st_size
+    said = Child(what, tmp_path / "output", prepare=partial(small_runs.limit_files, size, True)).wait()
+    (error,) = (line for line in said.splitlines() if line.startswith("error: "))
+    assert str(out / "metrics.jsonl") in error
+    assert "File too large" in error
+    assert "Traceback" not in said
+    train(what, resume=True)
+    assert_same_run(out, tmp_path / "whole")
+
+
+def test_a_recipe_that_json_cannot_hold(tmp_path: Path) -> None:
+    """It can be run, but not written."""
+    slow = Spec("small_runs.Slow", {"seconds": torch.tensor(0.0)})
+    assert train(recipe(data=slow, steps=2)).status == "finished"
+    with refused("small_runs.Slow", "seconds", "Tensor"):
+        train(recipe(tmp_path / "run", data=slow))
+    assert not (tmp_path / "run" / "recipe.json").exists()
+
+
+# ------------------------------------------------------------------------------------------------ models and data
+
+
+def test_fewer_outputs_than_classes(tmp_path: Path) -> None:
+    model = Spec(MLP.class_path, {**MLP.init_args, "d_out": 2})
+    with refused("2 outputs", "3 classes", "d_out"):
+        train(recipe(tmp_path, model=model))
+    with refused("7 outputs", "11 classes", "vocab"):
+        train(recipe(tmp_path, "gpt2-heads", model=Spec("mupscale.models.GPT2", {**GPT2_ARGS, "vocab": 7})))
+
+
+GPT2_ARGS = {"vocab": 11, "context": 6, "layers": 1, "head_dim": 4}
+
+
+def test_more_outputs_than_classes_are_fine(tmp_path: Path) -> None:
+    """A vocabulary is often rounded up."""
+    assert train(recipe(tmp_path, model=Spec(MLP.class_path, {**MLP.init_args, "d_out": 8}))).status == "finished"
+
+
+def test_a_sequence_longer_than_the_context(tmp_path: Path) -> None:
+    with refused("6 tokens", "context is 4"):
+        train(recipe(tmp_path, "gpt2-heads", model=Spec("mupscale.models.GPT2", {**GPT2_ARGS, "context": 4})))
+
+
+class Bounded(small_runs.Dropping):
+    """A model with a largest width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        if width > 16:
+            raise MupscaleError(f"{width} is too wide for me")
+
+
+def test_a_growth_that_the_model_cannot_do_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    what = recipe(tmp_path, model=Spec("test_train_errors.Bounded"), init_at=8, grow=[Growth(5, 16), Growth(9, 32)])
+    with refused("32 is too wide for me"):
+        train(what)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+class Empty(small_runs.Rows):
+    """Nothing is held out."""
+
+    def evaluation(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Nothing."""
+        return iter(())
+
+
+def test_nothing_to_evaluate_on(tmp_path: Path) -> None:
+    with refused("nothing to evaluate on"):
+        train(recipe(tmp_path, data=Spec("test_train_errors.Empty")))
+
+
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    with refused("'gpu'", "cuda"):
+        train(recipe(tmp_path, device="gpu"))
+    if not torch.cuda.is_available():
+        with refused("cuda", "auto"):
+            train(recipe(tmp_path, device="cuda"))
+
+
+def test_tensorboard_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with refused("mupscale[tensorboard]"):
+        train(recipe(tmp_path, tensorboard=True))
+    assert not (tmp_path / "recipe.json").exists()
+
+
+# ------------------------------------------------------------------------------------------------ --from
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> dict[str, Tensor]:
+    """Of a model of width 16."""
+    return {name: tensor.clone() for name, tensor in recipe().family().init(16).state_dict().items()}
+
+
+def started(out: Path, path: Path, **changes: Any) -> None:
+    train(recipe(out / "run", **{"start": str(path), "width": 32, "steps": 2, **changes}))
+
+
+def test_a_start_that_is_not_there(tmp_path: Path) -> None:
+    with refused("no checkpoint at", tmp_path / "nothing"):
+        started(tmp_path, tmp_path / "nothing")
+    with refused(tmp_path, "without checkpoints"):
+        started(tmp_path, tmp_path)
+
+
+def test_a_start_of_unknown_width(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    save_file(weights, tmp_path / "weights.safetensors")
+    with refused("weights.safetensors", "does not tell the width", "from_width"):
+        started(tmp_path, tmp_path / "weights.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("width", "parts"),
+    [(40, ("40", "not a multiple of 16", "32 or 48")), (8, ("8", "not a multiple of 16", "take 16"))],
+)
+def test_a_start_whose_width_is_no_divisor(
+    tmp_path: Path, weights: dict[str, Tensor], width: int, parts: tuple[str, ...]
+) -> None:
+    save_file(weights, tmp_path / "weights.safetensors")
+    with refused("weights.safetensors", *parts):
+        started(tmp_path, tmp_path / "weights.safetensors", start_width=16, width=width)
+
+
+def test_a_start_of_another_width_than_it_is_said(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    save_file(weights, tmp_path / "weights.safetensors")
+    with refused("another model", "(16, 6)", "(8, 6)"):
+        started(tmp_path, tmp_path / "weights.safetensors", start_width=8)
+
+
+def test_a_start_of_another_model(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    save_file({**weights, "extra": torch.zeros(2)}, tmp_path / "weights.safetensors")
+    with refused("another model", "'extra'"):
+        started(tmp_path, tmp_path / "weights.safetensors", start_width=16)
+
+
+class Bomb:
+    """Code in a pickle."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch exploded",)
+
+
+def test_a_pickle_with_code_is_refused(
+    tmp_path: Path, weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({**weights, "bomb": Bomb()}, tmp_path / "weights.pt")
+    with refused("weights.pt", "code", "state_dict"):
+        started(tmp_path, tmp_path / "weights.pt", start_width=16)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_whole_model_in_a_pickle_is_refused(tmp_path: Path) -> None:
+    torch.save(recipe().family().init(16), tmp_path / "model.pt")
+    with refused("model.pt", "code", "state_dict"):
+        started(tmp_path, tmp_path / "model.pt", start_width=16)
+
+
+def test_starts_that_hold_no_weights(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    torch.save([1, 2], tmp_path / "list.pt")
+    torch.save({"a": 1}, tmp_path / "numbers.pt")
+    (tmp_path / "text.safetensors").write_text("no tensors at all")
+    torch.save(weights, tmp_path / "cut.pt")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "cut.pt").read_bytes()[:500])
+    save_file(weights, tmp_path / "cut.safetensors")
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "cut.safetensors").read_bytes()[:-8])
+    for name in ("list.pt", "numbers.pt", "text.safetensors", "cut.pt", "cut.safetensors"):
+        with refused(tmp_path / name):
+            started(tmp_path, tmp_path / name, start_width=16)
+
+
+def test_a_start_that_has_diverged(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    weights["layers.1.weight"][0, 0] = math.nan
+    save_file(weights, tmp_path / "weights.safetensors")
+    with refused("'layers.1.weight'", "NaN"):
+        started(tmp_path, tmp_path / "weights.safetensors", start_width=16)
+
+
+def test_a_failed_start_leaves_no_run(tmp_path: Path) -> None:
+    """So that the next try needs neither another folder nor an explanation."""
+    with refused("no checkpoint at"):
+        started(tmp_path, tmp_path / "nothing")
+    assert not (tmp_path / "run" / "recipe.json").exists()
+    train(recipe(tmp_path / "run", steps=2))
+
+
+def test_a_start_whose_optimizer_kept_less(tmp_path: Path) -> None:
+    """Moments of Adam do for AMSGrad but for its maximum: they are left out as a whole rather than in part."""
+    train(recipe(tmp_path / "old", steps=3))
+    amsgrad = Spec(ADAMW.class_path, {**ADAMW.init_args, "amsgrad": True})
+    assert (
+        train(recipe(tmp_path / "new", start=str(tmp_path / "old"), width=16, optimizer=amsgrad)).status == "finished"
+    )
+
+
+def test_a_start_that_is_a_checkpoint_without_an_optimizer(tmp_path: Path) -> None:
+    family = recipe().family()
+    model = family.init(16)
+    checkpoint.save(tmp_path / "a.safetensors", model, run={"width": 16})
+    started(tmp_path, tmp_path / "a.safetensors")
+    assert metrics(tmp_path / "run", "end")[0]["status"] == "finished"

@@ -1,0 +1,79 @@
+"""Training on CUDA: growth without a kink, compiled bf16 through a growth, and a resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Spec, train
+from mupscale.train.run_folder import Folder
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+
+
+def recipe(out: Path, **changes: Any) -> Recipe:
+    given: dict[str, Any] = {
+        "model": Spec("mupscale.models.GPT2", {"vocab": 257, "context": 64, "layers": 2, "head_dim": 16}),
+        "data": Spec("mupscale.data.Shakespeare", {"context": 64}),
+        "optimizer": Spec("torch.optim.AdamW", {"lr": 1e-3, "weight_decay": 0.1, "betas": [0.9, 0.95], "eps": 1e-6}),
+        "width": 64,
+        "base": 64,
+        "steps": 60,
+        "batch": 32,
+        "clip": 1.0,
+        "checkpoints": Checkpoints(every=25),
+        "evaluation": Evaluation(every=30),
+        "device": "cuda",
+        "out": str(out),
+    }
+    return Recipe(**{**given, **changes})
+
+
+def losses(out: Path) -> list[float]:
+    return [record["loss"] for record in Folder(out).records() if "loss" in record]
+
+
+def test_no_kink_on_cuda(tmp_path: Path) -> None:
+    train(recipe(tmp_path / "narrow", precision="fp64"))
+    train(recipe(tmp_path / "grown", precision="fp64", grow=[Growth(20, 128), Growth(40, 256)]))
+    noisy = recipe(tmp_path / "noisy", precision="fp64", grow=[Growth(20, 128, noise=0.5)])
+    train(noisy)
+    assert losses(tmp_path / "grown") == pytest.approx(losses(tmp_path / "narrow"), rel=1e-10)
+    assert losses(tmp_path / "noisy") != pytest.approx(losses(tmp_path / "narrow"), rel=1e-6)
+
+
+def test_the_device_does_not_matter(tmp_path: Path) -> None:
+    for device in ("cpu", "cuda"):
+        train(recipe(tmp_path / device, precision="fp64", device=device, grow=[Growth(20, 128, noise=0.5, lr=5e-4)]))
+    assert losses(tmp_path / "cuda") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-7)  # the fused step rounds more
+
+
+@pytest.mark.parametrize("mode", [True, "reduce-overhead"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_compiled_through_a_growth(tmp_path: Path, precision: str, mode: bool | str) -> None:
+    changes: dict[str, Any] = {"precision": precision, "grow": [Growth(30, 128)], "log_every": 5}
+    train(recipe(tmp_path / "eager", **changes))
+    result = train(recipe(tmp_path / "compiled", compile=mode, **changes))
+    assert result.optimizer.param_groups[0]["fused"]
+    eager, compiled = losses(tmp_path / "eager"), losses(tmp_path / "compiled")
+    assert compiled == pytest.approx(eager, rel=2e-2)
+    assert compiled[-1] < 0.8 * compiled[0]
+
+
+def test_graphs_with_accumulation(tmp_path: Path) -> None:
+    for mode in (False, "reduce-overhead"):
+        train(recipe(tmp_path / str(mode), compile=mode, accumulate=4, log_every=1))
+    assert losses(tmp_path / "reduce-overhead") == pytest.approx(losses(tmp_path / "False"), rel=1e-2)
+
+
+def test_resume_on_cuda(tmp_path: Path) -> None:
+    grow = [Growth(20, 128, noise=0.5), Growth(35, 256)]
+    train(recipe(tmp_path / "whole", precision="fp64", grow=grow))
+    train(recipe(tmp_path / "halves", precision="fp64", grow=grow, steps=36))
+    train(recipe(tmp_path / "halves", precision="fp64", grow=grow), resume=True)
+    whole = [r["loss"] for r in Folder(tmp_path / "whole").records() if r["kind"] == "train"]
+    halves = [r["loss"] for r in Folder(tmp_path / "halves").records() if r["kind"] == "train" and r["step"] % 10 == 0]
+    assert halves[-2:] == pytest.approx(whole[-2:], rel=1e-10)

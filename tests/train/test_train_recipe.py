@@ -1,0 +1,307 @@
+"""Recipes: what is refused in one sentence, and that one can be written down and read again."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mupscale.system.errors import MupscaleError
+from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, train
+from mupscale.train.recipe import MAY_CHANGE, check_multiple, make_noise
+from small_runs import ADAMW, KINDS, MLP, SGD, recipe
+
+DIMS = KINDS["gpt2-dims"]
+
+WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "steps": ({"steps": 0}, ("steps is 0", "at least 1")),
+    "batch": ({"batch": -8}, ("batch is -8", "at least 1")),
+    "accumulate": ({"accumulate": 0}, ("accumulate is 0", "at least 1")),
+    "log_every": ({"log_every": 0}, ("log_every is 0", "at least 1")),
+    "parts": ({"batch": 10, "accumulate": 4}, ("batch of 10", "4 equal parts", "accumulate")),
+    "keep": ({"checkpoints": Checkpoints(keep=0)}, ("checkpoints.keep is 0", "at least 1")),
+    "no checkpoint steps": ({"checkpoints": Checkpoints(every=-1)}, ("checkpoints.every is -1", "at least 0")),
+    "minutes": ({"checkpoints": Checkpoints(minutes=-1)}, ("checkpoints.minutes is -1", "0 or more")),
+    "no evaluation steps": ({"evaluation": Evaluation(every=-5)}, ("evaluation.every is -5", "at least 0")),
+    "no evaluation batch": ({"evaluation": Evaluation(batch=0)}, ("evaluation.batch is 0", "at least 1")),
+    "no rate": ({"optimizer": Spec("torch.optim.AdamW")}, ("optimizer", "lr")),
+    "warm-up": ({"schedule": Schedule(warmup=21)}, ("warm-up (21)", "decay (0)", "20 steps")),
+    "warm-up and decay": ({"schedule": Schedule("wsd", 10, 11)}, ("warm-up (10)", "decay (11)", "20 steps")),
+    "clip": ({"clip": 0.0}, ("clip is 0.0", "positive")),
+    "width": ({"width": 0}, ("width is 0", "positive whole numbers")),
+    "base": ({"base": -4}, ("base is -4", "positive whole numbers")),
+    "some width": ({**DIMS, "width": {"head_dim": 0}}, ("width is {'head_dim': 0}", "positive whole numbers")),
+    "a name for the base alone": ({"base": {"width": 4}}, ("width 8", "base {'width': 4}", "same arguments")),
+    "a name for init_at alone": ({"init_at": {"width": 4}}, ("init_at {'width': 4}", "same arguments")),
+    "other names": ({**DIMS, "base": {"heads": 2}}, ("width {'head_dim': 4}", "base {'heads': 2}", "same arguments")),
+    "fewer names": (
+        {**DIMS, "base": {"heads": 2, "head_dim": 2}},
+        ("width {'head_dim': 4}", "base {'heads': 2, 'head_dim': 2}", "same arguments"),
+    ),
+    "growth at the start": ({"grow": [Growth(0, 16)]}, ("growth at step 0", "after the first step")),
+    "growth at the end": ({"grow": [Growth(20, 16)]}, ("growth at step 20", "before the end at 20")),
+    "growth out of order": ({"grow": [Growth(9, 16), Growth(9, 32)]}, ("growth at step 9", "after the one at 9")),
+    "less than no noise": ({"grow": [Growth(5, 16, -0.5)]}, ("growth at step 5", "noise is -0.5")),
+    "endless noise": ({"grow": [Growth(5, 16, math.inf)]}, ("growth at step 5", "noise is inf")),
+    "growth without rate": ({"grow": [Growth(5, 16, lr=-0.1)]}, ("growth at step 5", "lr is -0.1")),
+    "no multiple": ({"grow": [Growth(5, 20)]}, ("growth at step 5", "20 is not a multiple of 8", "take 16 or 24")),
+    "smaller": ({"grow": [Growth(5, 16), Growth(6, 8)]}, ("growth at step 6", "8 is not a multiple of 16", "take 16")),
+    "growth by other names": (
+        {"grow": [Growth(5, {"heads": 2})]},
+        ("growth at step 5", "{'heads': 2}", "same arguments as 8"),
+    ),
+    "no multiple of one": (
+        {**DIMS, "grow": [Growth(5, {"head_dim": 6})]},
+        ("growth at step 5", "head_dim 6 is not a multiple of 4", "take 4 or 8"),
+    ),
+    "noise at the start": ({"noise": -1.0}, ("noise is -1.0",)),
+    "schedule": ({"schedule": Schedule("linear")}, ("schedule.kind is 'linear'", "constant, cosine or wsd")),  # type: ignore[arg-type]
+    "precision": ({"precision": "fp16"}, ("precision is 'fp16'", "fp32, tf32, bf16 or fp64")),
+    "parallel": ({"parallel": "pipeline"}, ("parallel is 'pipeline'", "ddp or fsdp")),
+    "compile": ({"compile": "fast"}, ("compile is 'fast'", "default", "max-autotune")),
+    "precision, not at all": ({"precision": True}, ("precision is True", "fp32, tf32, bf16 or fp64")),
+    "unit": (
+        {"grow": [Growth(5, 16, 1.0, "sigma")]},
+        ("growth at step 5", "unit is 'sigma'", "init, theory or signal"),
+    ),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize(("changes", "parts"), WRONG.values(), ids=WRONG.keys())
+def test_refused_when_it_is_made(changes: dict[str, Any], parts: tuple[str, ...]) -> None:
+    with pytest.raises(MupscaleError) as raised:
+        recipe(**changes)
+    assert_says(raised, *parts)
+
+
+def no_module(width: int) -> int:
+    """Something else."""
+    return width
+
+
+NOT_MADE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "no such package": ({"model": Spec("nowhere.Model")}, ("'nowhere.Model'", "cannot be imported", "nowhere")),
+    "no such class": ({"model": Spec("mupscale.models.MPL")}, ("'mupscale.models.MPL'", "cannot be imported", "MPL")),
+    "no dots": ({"model": Spec("MLP")}, ("'MLP'", "no import path", "module.name")),
+    "no data": ({"data": Spec("small_runs.Rowz")}, ("'small_runs.Rowz'", "cannot be imported")),
+    "no optimizer": ({"optimizer": Spec("torch.optim.Adamm", {"lr": 1})}, ("'torch.optim.Adamm'", "imported")),
+    "no loss": ({"loss": "mupscale.train.hinge"}, ("'mupscale.train.hinge'", "cannot be imported")),
+    "unknown argument": (
+        {"model": Spec(MLP.class_path, {**MLP.init_args, "layers": 2})},
+        ("mupscale.models.MLP", "'layers'"),
+    ),
+    "missing argument": ({"model": Spec(MLP.class_path, {"d_in": 6})}, ("mupscale.models.MLP", "'d_out'")),
+    "unknown argument of data": ({"data": Spec("small_runs.Rows", {"path": "x"})}, ("small_runs.Rows", "'path'")),
+    "unknown argument of the optimizer": (
+        {"optimizer": Spec("torch.optim.AdamW", {"lr": 0.1, "momentum": 0.9})},
+        ("torch.optim.AdamW", "'momentum'"),
+    ),
+    "impossible value for the optimizer": (
+        {"optimizer": Spec("torch.optim.AdamW", {"lr": 0.1, "betas": [1.5, 0.9]})},
+        ("torch.optim.AdamW", "Invalid beta parameter"),
+    ),
+    "no module": ({"model": Spec("test_train_recipe.no_module")}, ("test_train_recipe.no_module", "nn.Module")),
+    "no source of data": ({"data": Spec("pathlib.PurePath")}, ("pathlib.PurePath", "mupscale.data.Data")),
+    "an optimizer that is none": ({"optimizer": Spec("small_runs.Rows", {"lr": 1})}, ("small_runs.Rows", "optimizer")),
+    "an optimizer that cannot widen": ({"optimizer": Spec("torch.optim.LBFGS", {"lr": 0.1})}, ("LBFGS", "use ")),
+    "a width that the model lacks": ({"width": {"size": 8}, "base": {"size": 4}}, ("mupscale.models.MLP", "'width'")),
+}
+
+
+@pytest.mark.parametrize(("changes", "parts"), NOT_MADE.values(), ids=NOT_MADE.keys())
+def test_refused_before_the_first_step(tmp_path: Path, changes: dict[str, Any], parts: tuple[str, ...]) -> None:
+    """And nothing is left behind that would be taken for a run."""
+    with pytest.raises(MupscaleError) as raised:
+        train(recipe(tmp_path / "run", **changes))
+    assert_says(raised, *parts)
+    assert not (tmp_path / "run" / "recipe.json").exists()
+
+
+def assert_says(raised: pytest.ExceptionInfo[MupscaleError], *parts: str) -> None:
+    said = str(raised.value)
+    assert "\n" not in said
+    for part in parts:
+        assert part in said, said
+
+
+def test_multiples() -> None:
+    check_multiple(8, 8, "here")
+    check_multiple({"a": 2, "b": 3}, {"b": 3, "a": 10}, "here")
+    for wide in (0, 4, 12):
+        with pytest.raises(MupscaleError, match=r"^here: width"):
+            check_multiple(8, wide, "here")
+    with pytest.raises(MupscaleError, match=r"^here: b 4 is not a multiple of 3; take 3 or 6$"):
+        check_multiple({"a": 2, "b": 3}, {"a": 4, "b": 4}, "here")
+
+
+def test_noise() -> None:
+    """None is none, whatever its unit: a signal's level 0 would still look at the weights."""
+    assert [make_noise(0, unit) for unit in ("init", "theory", "signal")] == [0.0] * 3
+    assert [type(make_noise(1, unit)).__name__ for unit in ("init", "signal")] == ["GaussianNoise", "SignalNoise"]
+    assert getattr(make_noise(2, "theory"), "unit", None) == "theory"
+
+
+FULL = recipe(
+    "somewhere",
+    "gpt2-dims",
+    init_at={"head_dim": 8},
+    grow=[Growth(5, {"head_dim": 8}, 0.5, "theory", 0.01), Growth(9, {"head_dim": 24})],
+    schedule=Schedule("wsd", 2, 3, 0.1),
+    clip=1.0,
+    accumulate=2,
+    loss="small_runs.squared",
+    precision="bf16",
+    compile=True,
+    device="cuda:1",
+    seeds=Seeds(1, 2, 3, 4),
+    evaluation=Evaluation(5, 6),
+    checkpoints=Checkpoints(7, 0.5, 8),
+    log_every=9,
+    tensorboard=True,
+    parallel="fsdp",
+    start="a.safetensors",
+    start_width={"head_dim": 2},
+    noise=0.25,
+    noise_unit="signal",
+)
+
+
+def test_a_recipe_comes_back_from_json() -> None:
+    """The real one, whose objects have text for keys and lists for tuples."""
+    for one in (recipe(), FULL, recipe(optimizer=Spec("torch.optim.AdamW", {"lr": 0.1, "betas": (0.9, 0.95)}))):
+        again = Recipe.from_json(json.loads(json.dumps(one.to_json())))
+        assert again == one
+        assert again.differs_from(one, 10**9) is None
+    default = Recipe(MLP, MLP, ADAMW, 8, 4, 20, 8)
+    assert [f.name for f in fields(Recipe) if getattr(FULL, f.name) == getattr(default, f.name)] == [
+        "optimizer",
+        "steps",
+        "batch",
+    ]  # every field that has a default was put to the test
+
+
+def test_json_has_the_names_of_files() -> None:
+    values = FULL.to_json()
+    assert values["from"] == "a.safetensors"
+    assert values["from_width"] == {"head_dim": 2}
+    assert not {"start", "start_width"} & values.keys()
+    assert values["grow"][0] == {"at": 5, "width": {"head_dim": 8}, "noise": 0.5, "unit": "theory", "lr": 0.01}
+
+
+def test_paths_are_text_in_a_recipe() -> None:
+    one = recipe(data=Spec("small_runs.Rows", {"path": Path("data") / "covtype"}))
+    assert one.data.init_args == {"path": str(Path("data") / "covtype")}
+    assert Recipe.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [({"stepz": 3}, "stepz"), ({"seeds": {"weights": 1}}, "weights"), ({"grow": [{"when": 3}]}, "when")],
+)
+def test_json_that_is_no_recipe(changes: dict[str, Any], part: str) -> None:
+    with pytest.raises(MupscaleError, match=part):
+        Recipe.from_json({**recipe().to_json(), **changes})
+    values = recipe().to_json()
+    del values["steps"]
+    with pytest.raises(MupscaleError, match="steps"):
+        Recipe.from_json(values)
+
+
+OTHER: dict[str, Any] = {
+    "model": Spec("mupscale.models.MLP", {**MLP.init_args, "bias": False}),
+    "data": Spec("small_runs.Slow"),
+    "optimizer": SGD,
+    "width": 16,
+    "base": 8,
+    "init_at": 16,
+    "steps": 30,
+    "batch": 16,
+    "accumulate": 2,
+    "grow": [Growth(5, 16)],
+    "schedule": Schedule("cosine"),
+    "clip": 1.0,
+    "loss": "small_runs.squared",
+    "precision": "fp32",
+    "compile": True,
+    "seeds": Seeds(init=1),
+    "evaluation": Evaluation(3),
+    "checkpoints": Checkpoints(3),
+    "log_every": 3,
+    "tensorboard": True,
+    "device": "auto",
+    "parallel": "fsdp",
+    "out": "elsewhere",
+    "start": "a.safetensors",
+    "start_width": 4,
+    "noise": 1.0,
+    "noise_unit": "signal",
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Recipe)])
+def test_what_may_change_in_the_middle_of_a_run(name: str) -> None:
+    """A field is named where it differs and would have made another model; this test knows all fields."""
+    one = recipe(start="b.safetensors")
+    why = one.differs_from(replace(one, **{name: OTHER[name]}), 10)
+    name = {"start": "from", "start_width": "from_width"}.get(name, name)
+    may_change = {"steps", "accumulate", "compile", "evaluation", "checkpoints", "log_every", "tensorboard", "device"}
+    may_change |= {"parallel", "out"}
+    assert may_change == MAY_CHANGE
+    assert why is None if name in may_change else why is not None and why.startswith(f"{name} is ")
+
+
+def test_growth_to_come_may_change() -> None:
+    """What comes at the step itself is still to come: the checkpoint was written before it."""
+    one = recipe(grow=[Growth(5, 16), Growth(10, 32)])
+    other = replace(one, grow=[Growth(5, 16), Growth(12, 48)])
+    assert one.differs_from(other, 10) is None
+    assert one.differs_from(other, 11) is not None
+    assert one.differs_from(replace(one, grow=[]), 5) is None
+    assert one.differs_from(replace(one, grow=[]), 6) is not None
+
+
+def test_widths_and_growth_by_step() -> None:
+    one = recipe(grow=[Growth(5, 16), Growth(10, 32)])
+    assert [one.width_after(step) for step in (0, 4, 5, 6, 10, 11, 99)] == [8, 8, 8, 16, 16, 32, 32]
+    assert [one.growth_at(step) for step in (4, 5, 10)] == [None, one.grow[0], one.grow[1]]
+
+
+class Needy(nn.Module):
+    """Widths by names of its own."""
+
+    def __init__(self, d_model: int, d_hidden: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, d_model), nn.Linear(d_model, d_hidden)
+        self.readout = nn.Linear(d_hidden, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        logits: torch.Tensor = self.readout(self.second(self.first(x).tanh()).tanh())
+        return logits
+
+
+def test_several_widths_by_name(tmp_path: Path) -> None:
+    """Each may grow by a factor of its own."""
+    widths = {"d_model": 4, "d_hidden": 8}
+    model = Spec("test_train_recipe.Needy", {"classes": 3})
+    grow = [Growth(5, {"d_model": 12, "d_hidden": 8}), Growth(9, {"d_model": 12, "d_hidden": 32})]
+    what = recipe(tmp_path, model=model, width=widths, base=widths, grow=grow, optimizer=ADAMW)
+    result = train(what)
+    assert result.width == {"d_model": 12, "d_hidden": 32}
+    assert result.model.get_submodule("second").weight.shape == (32, 12)
+    plain = train(replace(what, grow=[], out=None)).model.eval()
+    x = torch.randn(5, 6, dtype=torch.float64)
+    assert torch.allclose(result.model(x), plain(x), rtol=0, atol=1e-10)
+
+
+def test_classes_of_specs_may_be_anything_callable() -> None:
+    assert Spec("small_runs.squared").load() is not None
+    with pytest.raises(MupscaleError, match="cannot be made"):
+        Spec("math.pi").make()
+    assert math.isclose(Spec("fractions.Fraction", {"numerator": 1}).make(denominator=2), 0.5)

@@ -1,0 +1,442 @@
+"""Going on: a run that was killed, at any moment, ends as one that never was; and somebody's checkpoint, upscaled."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional as F
+
+import mupscale as mu
+import small_runs
+from mupscale import checkpoint
+from mupscale.system.errors import MupscaleError
+from mupscale.system.seeds import derive
+from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, train
+from small_runs import ADAMW, SGD, Child, assert_same_run, checkpoints, column, metrics, recipe, step, tensors
+
+EVENTS = [Growth(17, 16, 0.5, lr=0.01), Growth(31, 32, 0.3, "theory"), Growth(42, 64, 0.1, "signal")]
+
+
+def eventful(out: Path, **changes: Any) -> Recipe:
+    """Growth three times, dropout, accumulation, clipping, a schedule, and no interval that fits another."""
+    usual = {
+        "steps": 50,
+        "accumulate": 2,
+        "clip": 0.3,
+        "schedule": Schedule("cosine", warmup=5),
+        "grow": EVENTS,
+        "log_every": 5,
+        "evaluation": Evaluation(every=9, batch=8),
+        "checkpoints": Checkpoints(every=7),
+        "seeds": Seeds(1, 2, 3, 4),
+    }
+    return recipe(out, "dropping", **{**usual, **changes})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The eventful run, never interrupted."""
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("whole") / "run"
+    train(eventful(out))
+    return out
+
+
+def test_the_eventful_run_is_eventful(whole: Path) -> None:
+    assert [record["step"] for record in metrics(whole, "grow")] == [17, 31, 42]
+    assert column(whole, "step") == list(range(5, 51, 5))
+    assert checkpoints(whole) == [step(49), step(50)]
+
+
+# ------------------------------------------------------------------------------------------------ kill -9
+
+
+def newest(out: Path) -> int:
+    """The step of the newest checkpoint; -1 without any."""
+    folder = out / "checkpoints"
+    found = [int(path.name[5:14]) for path in folder.glob("step-*")] if folder.is_dir() else []
+    return max(found, default=-1)
+
+
+def litter(out: Path) -> None:
+    """What a kill may leave behind: a line cut short, and files that were being written."""
+    (out / "checkpoints" / f".{step(999)}.123.tmp").write_bytes(b"half a checkpoint")
+    (out / "checkpoints" / ".step-000000998.tmp").mkdir()
+    (out / "checkpoints" / ".step-000000998.tmp" / "shard").write_bytes(b"half a shard")
+    (out / ".recipe.json.tmp").write_text('{"mod')
+    (out / ".metrics.jsonl.tmp").write_text('{"kin')
+    with open(out / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "train", "step": 99')
+
+
+@pytest.mark.parametrize("attempt", range(2))
+def test_killed_again_and_again_at_any_moment(tmp_path: Path, whole: Path, attempt: int) -> None:
+    """Each time some while after a checkpoint has come; the first time before there is any."""
+    what, seed = eventful(tmp_path / "run"), random.randrange(10**6)
+    chance, out, kills = random.Random(seed), tmp_path / "run", 0
+    print(f"random.Random({seed})")
+    child = Child(what, tmp_path / "output0")
+    assert child.until(lambda: (out / "metrics.jsonl").exists() and bool(metrics(out)))
+    child.signal(signal.SIGKILL)
+    child.wait()
+    assert newest(out) < 0
+    while True:
+        before = newest(out)
+        child = Child(what, tmp_path / f"output{kills}", resume=True)
+        if not child.until(lambda before=before: newest(out) > before):  # type: ignore[misc]
+            break
+        child.process.join(chance.uniform(0, 0.15))
+        child.signal(signal.SIGKILL)
+        child.wait()
+        if child.process.exitcode == 0:
+            break
+        kills += 1
+        litter(out)
+    assert child.process.exitcode == 0, child.wait()
+    assert kills >= 2
+    assert_same_run(out, whole)
+    assert not [name for name in checkpoints(out) if name.endswith(".tmp")]
+
+
+def brief(out: Path) -> Recipe:
+    """Four steps with a growth right where a checkpoint is written."""
+    often = {"checkpoints": Checkpoints(every=2, keep=1), "evaluation": Evaluation(), "log_every": 2}
+    return recipe(out, steps=4, grow=[Growth(2, 16, 0.5)], **often)
+
+
+def test_killed_before_every_change_to_its_folder(tmp_path: Path) -> None:
+    """Also where the line of a growth is to be written, and between a checkpoint's appearance and the old one's end."""
+    train(brief(tmp_path / "whole"))
+    deaths = 0
+    while True:
+        out = tmp_path / f"run{deaths}"
+        child = Child(brief(out), tmp_path / "output", prepare=partial(small_runs.die_at, str(out), deaths + 1))
+        child.wait()
+        if child.process.exitcode == 0:
+            break
+        assert child.process.exitcode == -signal.SIGKILL
+        train(brief(out), resume=True)
+        assert_same_run(out, tmp_path / "whole")
+
+        deaths += 1
+    assert deaths >= 12
+
+
+@pytest.mark.parametrize("survive", [False, True], ids=["killed", "full disk"])
+def test_the_disk_is_full_in_the_middle_of_a_checkpoint(tmp_path: Path, survive: bool) -> None:
+    """The checkpoint before stays whole, and the run goes on from it as if nothing had happened."""
+    out = tmp_path / "run"
+    what = recipe(out, grow=[Growth(7, 64, 0.5)], checkpoints=Checkpoints(every=5), log_every=3)
+    train(replace(what, out=str(tmp_path / "whole")))
+    size = (tmp_path / "whole" / "checkpoints" / step(20)).stat().st_size
+    child = Child(what, tmp_path / "output", prepare=partial(small_runs.limit_files, size // 2, survive))
+    said = child.wait()
+    if survive:
+        (error,) = (line for line in said.splitlines() if line.startswith("error: "))
+        assert f"{step(10)} could not be written" in error
+        assert "File too large" in error
+        assert "whole" in error
+
+    else:
+        assert child.process.exitcode == -signal.SIGXFSZ
+        assert [name for name in checkpoints(out) if not name.startswith(".")] == [step(5)]
+    assert tensors(out / "checkpoints" / step(5))
+    train(what, resume=True)
+    assert_same_run(out, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("cut", [1, 2, 30, -1], ids=["newline", "brace", "much", "all but the brace"])
+def test_a_last_line_cut_anywhere(tmp_path: Path, cut: int) -> None:
+    """Where the last record is one that the checkpoint comes before; a line without its end is no line."""
+    what = recipe(tmp_path / "run", log_every=3, checkpoints=Checkpoints(every=4, keep=9))
+    train(replace(what, out=str(tmp_path / "whole")))
+    train(replace(what, steps=10))
+    (tmp_path / "run" / "checkpoints" / step(10)).unlink()
+    file = tmp_path / "run" / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["step"] <= 9]
+    last = kept.pop()
+    file.write_text("".join(kept) + (last[:-cut] if cut > 0 else last[0]))
+    train(what, resume=True)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_whole_last_line_without_its_newline_is_not_run_together(tmp_path: Path) -> None:
+    what = recipe(tmp_path / "run", log_every=4, checkpoints=Checkpoints(every=4, keep=9), evaluation=Evaluation())
+    train(replace(what, out=str(tmp_path / "whole")))
+    train(replace(what, steps=9))
+    (tmp_path / "run" / "checkpoints" / step(9)).unlink()
+    file = tmp_path / "run" / "metrics.jsonl"
+    lines = [line for line in file.read_text().splitlines() if json.loads(line)["step"] <= 8]
+    file.write_text("\n".join(lines))
+    train(what, resume=True)
+    expected = metrics(tmp_path / "whole", "train")
+    assert [r["step"] for r in metrics(tmp_path / "run", "train")][-3:] == [12, 16, 20]
+    assert metrics(tmp_path / "run", "train")[-1]["loss"] == expected[-1]["loss"]
+
+
+# ------------------------------------------------------------------------------------------------ asked to stop
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop(tmp_path: Path, whole: Path, number: int) -> None:
+    """A checkpoint at once, not at the next interval; the way to go on is printed, and goes on exactly."""
+    out = tmp_path / "my run"
+    what = eventful(out, checkpoints=Checkpoints(every=0))
+    child = Child(what, tmp_path / "output")
+    assert child.until(lambda: (out / "metrics.jsonl").exists() and bool(metrics(out, "grow")))
+    child.signal(number)
+    said = child.wait()
+    end = metrics(out, "end")[0]
+    assert end["status"] == "interrupted"
+    assert 17 < end["step"] < 50
+    assert checkpoints(out) == [step(end["step"])]
+    assert f"interrupted after step {end['step']}; go on with: mupscale resume '{out}'" in said
+    assert f"interrupted at step {end['step']}" in said
+    train(what, resume=True)
+    assert_same_run(out, whole)
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    what = recipe(out, data=Spec("small_runs.Slow", {"seconds": 20}), checkpoints=Checkpoints(every=1))
+    child = Child(what, tmp_path / "output", prepare=partial(small_runs.interrupt, 2))
+    assert "stopped at once" in child.wait()
+    assert not checkpoints(out)
+
+
+def test_a_termination_after_ctrl_c_does_not_hurry(tmp_path: Path) -> None:
+    what = recipe(tmp_path / "run", data=Spec("small_runs.Slow", {"seconds": 0.7}))
+    child = Child(what, tmp_path / "output", prepare=partial(small_runs.interrupt, 1, signal.SIGTERM))
+    assert "interrupted at step" in child.wait()
+
+
+def test_signals_are_as_before_when_a_run_has_ended(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    train(recipe(tmp_path / "run", steps=2))
+    with pytest.raises(MupscaleError):
+        train(recipe(tmp_path / "run", steps=2))
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+# ------------------------------------------------------------------------------------------------ checkpoints
+
+
+def test_checkpoints_by_the_clock(tmp_path: Path, whole: Path) -> None:
+    """With no interval of steps, each of them good to go on from."""
+    what = eventful(tmp_path / "run", checkpoints=Checkpoints(every=0, minutes=0.05 / 60, keep=99))
+    train(what)
+    found = checkpoints(tmp_path / "run")
+    seconds = [checkpoint.load(tmp_path / "run" / "checkpoints" / name).extra["run"]["seconds"] for name in found]
+    assert len(found) > 3
+    assert all(later - earlier >= 0.05 for earlier, later in pairwise(seconds[:-1]))
+    for name in (found[1], found[-2]):
+        out = tmp_path / name
+        (out / "checkpoints").mkdir(parents=True)
+        os.link(tmp_path / "run" / "checkpoints" / name, out / "checkpoints" / name)
+        (out / "metrics.jsonl").write_text((tmp_path / "run" / "metrics.jsonl").read_text())
+        train(replace(what, out=str(out), checkpoints=Checkpoints(every=0)), resume=True)
+        assert_same_run(out, whole)
+
+
+@pytest.mark.parametrize(
+    ("every", "keep", "expected"), [(4, 1, [20]), (4, 3, [12, 16, 20]), (7, 2, [14, 20]), (0, 2, [20])]
+)
+def test_the_last_few_are_kept(tmp_path: Path, every: int, keep: int, expected: list[int]) -> None:
+    train(recipe(tmp_path, checkpoints=Checkpoints(every=every, keep=keep)))
+    assert checkpoints(tmp_path) == [step(number) for number in expected]
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    what = recipe(tmp_path / "a", grow=[Growth(5, 16)])
+    train(what)
+    train(replace(what, out=str(tmp_path / "b")))
+    result = train(what, resume=True)
+    assert (result.status, result.step, result.width) == ("finished", 20, 16)
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_longer_run_and_what_else_may_change(tmp_path: Path) -> None:
+    """More steps, another interval, a growth later on: the steps are those of a run that was so from the start."""
+    later = {"steps": 30, "log_every": 3, "evaluation": Evaluation(every=4), "accumulate": 2, "tensorboard": False}
+    what = recipe(tmp_path / "run", grow=[Growth(5, 16, 0.5)])
+    train(what)
+    longer = replace(what, **later, grow=[*what.grow, Growth(25, 32, 0.5)], checkpoints=Checkpoints(every=11, keep=5))  # type: ignore[arg-type]
+    train(longer, resume=True)
+    train(replace(longer, out=str(tmp_path / "whole")))
+    ours, theirs = (tensors(tmp_path / name / "checkpoints" / step(30)) for name in ("run", "whole"))
+    assert all(torch.allclose(ours[key], theirs[key], rtol=0, atol=1e-12) for key in theirs)
+    assert metrics(tmp_path / "run", "end")[-1]["step"] == 30
+    assert len(metrics(tmp_path / "run", "end")) == 1
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["steps"] == 30
+
+
+def test_the_clock_goes_on(tmp_path: Path) -> None:
+    what = recipe(tmp_path, data=Spec("small_runs.Slow", {"seconds": 0.02}), steps=10)
+    train(what)
+    before = metrics(tmp_path, "train")[-1]["seconds"]
+    train(replace(what, steps=12), resume=True)
+    seconds = column(tmp_path, "seconds")
+    assert before >= 0.2
+    assert before < seconds[-2] < seconds[-1]
+    assert seconds[-1] < before + 1.0
+
+
+def test_resuming_what_never_began_begins(tmp_path: Path) -> None:
+    assert train(recipe(tmp_path / "new", steps=2), resume=True).step == 2
+
+
+# ------------------------------------------------------------------------------------------------ --from
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run at width 16, grown there from 8, to start from."""
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("narrow") / "run"
+    train(recipe(out, grow=[Growth(9, 16, 0.5)], clip=0.1))
+    return out
+
+
+def by_hand(start: Path, what: Recipe, noise: float = 0.0, moments: bool = True) -> list[float]:
+    """The losses of the first steps of a model from the checkpoint, upscaled with the library's parts alone."""
+    family = what.family()
+    model = family.build(16).double()
+    hyper = {k: tuple(v) if isinstance(v, list) else v for k, v in what.optimizer.init_args.items()}
+    optimizer: torch.optim.Optimizer | None = family.optimizer(model, what.optimizer_class(), **hyper)
+    assert optimizer is not None
+    saved = checkpoint.load(start, model)
+    if moments:
+        assert saved.optimizer is not None
+        mine = optimizer.state_dict()
+        optimizer.load_state_dict({"state": saved.optimizer["state"], "param_groups": mine["param_groups"]})
+    seed = derive(what.seeds.noise, "start")
+    model, optimizer = family.upscale(model, optimizer, width=what.width, noise=noise, seed=seed)
+    assert optimizer is not None
+    data, losses = small_runs.Rows().to(torch.device("cpu"), torch.float64), []
+    for done in range(what.steps):
+        x, y = data.batch(what.seeds.data, 8 * done, 8)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        for group in optimizer.param_groups:
+            group["lr"] = hyper["lr"] * what.schedule.at(done, what.steps) * group["lr_factor"]
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def other_adamw(**hyper: float) -> Spec:
+    return Spec("torch.optim.AdamW", {**ADAMW.init_args, **hyper})
+
+
+STARTS: dict[str, dict[str, Any]] = {
+    "exactly": {},
+    "with noise": {"noise": 0.5, "seeds": Seeds(noise=3)},
+    "at the same width": {"width": 16},
+    "at the same width, with noise": {"width": 16, "noise": 0.5},
+    "with rates of its own": {"optimizer": other_adamw(lr=0.003, weight_decay=0.7, eps=1e-3)},
+    "with a schedule and other data": {"schedule": Schedule("cosine", warmup=3), "seeds": Seeds(data=5)},
+    "from another base": {"base": 8},
+}
+
+
+@pytest.mark.parametrize("changes", STARTS.values(), ids=STARTS.keys())
+def test_start_from_a_run(tmp_path: Path, narrow: Path, changes: dict[str, Any]) -> None:
+    """From its folder or from one of its files: moments carried over, rates from the new recipe."""
+    file = narrow / "checkpoints" / step(20)
+    start = file if changes else narrow
+    new = recipe(tmp_path, **{"width": 48, "start": str(start), "steps": 8, **changes})
+    result = train(new)
+    expected = by_hand(file, new, new.noise)
+    assert column(tmp_path, "loss") == pytest.approx(expected, rel=0, abs=1e-12)
+    without = by_hand(file, new, new.noise, moments=False)
+    assert max(abs(a - b) for a, b in zip(expected, without, strict=True)) > 1e-6
+    assert (result.width, metrics(tmp_path, "train")[0]["width"]) == (new.width, new.width)
+
+
+def test_start_without_noise_goes_on_as_the_narrow_model_would(tmp_path: Path, narrow: Path) -> None:
+    losses = []
+    for width in (16, 32, 80):
+        out = tmp_path / str(width)
+        train(recipe(out, width=width, start=str(narrow), clip=0.1, steps=12))
+        losses.append(column(out, "loss"))
+    assert losses[1] == pytest.approx(losses[0], rel=0, abs=1e-12)
+    assert losses[2] == pytest.approx(losses[0], rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD, Spec("torch.optim.SGD", {"lr": 0.1}), Spec("torch.optim.Adam", ADAMW.init_args)],
+    ids=["momentum", "SGD", "Adam"],
+)
+def test_start_from_a_run_with_another_optimizer_takes_the_weights_alone(
+    tmp_path: Path, narrow: Path, optimizer: Spec
+) -> None:
+    new = recipe(tmp_path, width=32, start=str(narrow), optimizer=optimizer, steps=5)
+    train(new)
+    expected = by_hand(narrow / "checkpoints" / step(20), new, moments=False)
+    assert column(tmp_path, "loss") == pytest.approx(expected, rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torch", "torch, under model", "torch, under state_dict", "ddp"])
+def test_start_from_somebodys_weights(tmp_path: Path, narrow: Path, form: str) -> None:
+    weights = checkpoint.load(narrow / "checkpoints" / step(20)).model
+    path = tmp_path / ("weights.safetensors" if form == "safetensors" else "weights.pt")
+    if form == "safetensors":
+        save_file(weights, path)
+    else:
+        wrapped = {"module." + name: tensor for name, tensor in weights.items()} if form == "ddp" else weights
+        torch.save({form[13:]: wrapped, "epoch": 3} if "under" in form else wrapped, path)
+    new = recipe(tmp_path / "run", width=32, start=str(path), start_width=16, steps=5, grow=[Growth(3, 64)])
+    train(new)
+    expected = by_hand(narrow / "checkpoints" / step(20), replace(new, grow=[]), moments=False)
+    assert column(tmp_path / "run", "loss") == pytest.approx(expected, rel=0, abs=1e-12)
+
+
+def test_start_from_a_file_of_the_core(tmp_path: Path) -> None:
+    """One that mupscale.save wrote: it has no run in it, so its width must be told."""
+    family = recipe().family()
+    model = family.init(16, seed=3)
+    mu.save(tmp_path / "model.safetensors", model)
+    new = recipe(tmp_path / "run", width=32, start=str(tmp_path / "model.safetensors"), start_width=16, steps=1)
+    train(new)
+    x, y = small_runs.Rows().batch(0, 0, 8)
+    assert column(tmp_path / "run", "loss")[0] == pytest.approx(F.cross_entropy(model(x), y).item(), abs=1e-6)
+
+
+def test_start_with_several_widths_and_a_tied_readout(tmp_path: Path) -> None:
+    old = recipe(tmp_path / "old", "gpt2-dims", clip=0.3)
+    train(old)
+    for times in (1, 3):
+        wide = {"head_dim": 4 * times}
+        train(replace(old, width=wide, start=str(tmp_path / "old"), out=str(tmp_path / str(times))))
+    ours, theirs = column(tmp_path / "3", "loss"), column(tmp_path / "1", "loss")
+    assert ours == pytest.approx(theirs, rel=0, abs=1e-10)
+    assert theirs[0] < column(tmp_path / "old", "loss")[0] - 0.3
+
+
+def test_a_started_run_resumes(tmp_path: Path, narrow: Path) -> None:
+    """Also where what it started from has gone."""
+    (tmp_path / "start").mkdir()
+    start = tmp_path / "start" / "a.safetensors"
+    start.write_bytes((narrow / "checkpoints" / step(20)).read_bytes())
+    new = recipe(tmp_path / "run", width=32, start=str(start), noise=0.5, checkpoints=Checkpoints(every=6, keep=9))
+    train(new)
+    train(replace(new, out=str(tmp_path / "whole")))
+    start.unlink()
+    for name in (18, 20):
+        (tmp_path / "run" / "checkpoints" / step(name)).unlink()
+    train(new, resume=True)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
