@@ -446,7 +446,7 @@ def test_progress_is_lines_where_there_is_no_terminal(
     with shown_progress() as progress:
         progress(5, 10, 7)
         assert capsys.readouterr().err == ""  # not at every call
-        monkeypatch.setattr(packing, "_NOTE_EVERY", -1.0)
+        monkeypatch.setattr("mupscale.system.terminal.SECONDS_BETWEEN_LINES", -1.0)
         progress(5, 10, 0)
         progress(5, 10, 7000)
         progress(5, 0, 7000)

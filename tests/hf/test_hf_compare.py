@@ -542,9 +542,11 @@ def test_too_large_for_the_memory(pair: tuple[Path, Path], monkeypatch: pytest.M
     numbers = sum(t.numel for source in (small, wide) for t in source.tensors.values())
     assert needed_bytes(small, wide, "float64", train=1) == 5 * 8 * numbers
     assert models.fits(1000)
-    monkeypatch.setattr(models, "available_memory", lambda: 600_000_000)
+    for module in ("models", "verification"):
+        monkeypatch.setattr(f"mupscale.hf.{module}.available_memory", lambda: 600_000_000)
     assert verify(*pair).ok
-    monkeypatch.setattr(models, "available_memory", lambda: 100_000_000)
+    for module in ("models", "verification"):
+        monkeypatch.setattr(f"mupscale.hf.{module}.available_memory", lambda: 100_000_000)
     with pytest.raises(MupscaleError, match=r"takes 0\.0 GB of memory and 0\.1 GB are free"):
         verify(*pair)
 

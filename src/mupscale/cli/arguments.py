@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 import re
 from argparse import SUPPRESS, ArgumentError
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, require
 
 Option = tuple[str, str | None]  # --name, and its value if it has one
 
@@ -22,10 +21,7 @@ class UsageError(MupscaleError):
 
 def installed(name: str) -> Any:
     """A module of the extra that the command line needs."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise MupscaleError(f"the command line needs {name}: pip install 'mupscale[train]'") from None
+    return require(name, extra="train", reason=f"the command line needs {name}")
 
 
 def make_parser(command: str, usage: str, about: str) -> Any:

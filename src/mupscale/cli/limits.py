@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.cli.arguments import UsageError, installed, make_parser, parse
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, open_display
 
 EXAMPLES = """\
 The paper's two worked examples, linear MLPs with frozen input and readout: closed forms, limit and finite networks
@@ -467,18 +467,10 @@ def _fits() -> Iterator[None]:
 @contextmanager
 def _bar(total: int, what: str) -> Iterator[Callable[[], None]]:
     """How much is done and how long it will take, where stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    progress, console = installed("rich.progress"), installed("rich.console")
-    columns = (
-        progress.BarColumn(bar_width=None),
-        progress.MofNCompleteColumn(),
-        progress.TextColumn(what),
-        progress.TimeElapsedColumn(),
-        progress.TextColumn("left"),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=console.Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)
+    if sys.stderr.isatty():
+        installed("rich.progress")
+    display = open_display(("wide bar", "count", what, "time", "left", "time left"), total, transient=True)
+    try:
+        yield display.advance
+    finally:
+        display.close()

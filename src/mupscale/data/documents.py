@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, require
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 Errors = Literal["strict", "replace"]
@@ -206,11 +206,8 @@ def _pick(fields: dict[str, Any], field: str, where: str) -> Any:
 
 def _rows(file: Path, field: str, skip: int) -> Iterator[_Raw]:
     """The rows of a Parquet file, row group by row group, so that it can be larger than memory."""
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError:
-        raise MupscaleError(f"{file} needs pyarrow to be read: pip install 'mupscale[text]'") from None
+    reason = f"{file} needs pyarrow to be read"
+    pa, parquet = (require(name, extra="text", reason=reason) for name in ("pyarrow", "pyarrow.parquet"))
     size, number = file.stat().st_size, 0
     try:
         with parquet.ParquetFile(file) as opened:
@@ -235,10 +232,7 @@ def _rows(file: Path, field: str, skip: int) -> Iterator[_Raw]:
 
 def _dataset(source: str, field: str, skip: int) -> Iterator[_Raw]:
     """The training split of a dataset, streamed."""
-    try:
-        import datasets
-    except ImportError:
-        raise MupscaleError(f"{source} needs the datasets library: pip install 'mupscale[fetch]'") from None
+    datasets = require("datasets", extra="fetch", reason=f"{source} needs the datasets library")
     _, name, *config = source.split(":", 2)
     try:
         rows = datasets.load_dataset(name, *config, split="train", streaming=True)

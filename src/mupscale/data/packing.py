@@ -8,8 +8,6 @@ disk and noted down; what a killed run wrote after its last note is dropped, and
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -26,7 +24,7 @@ from mupscale.data.documents import Corpus, Document, Errors, source_name
 from mupscale.data.shards import DTYPES, INDEX, PARTS, PROGRESS, TOKENIZER, Index, Part, Shard, Writer, check_same
 from mupscale.data.split import find_split
 from mupscale.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, one_thread_each, tokenizer_name
-from mupscale.system import MupscaleError, replace_text
+from mupscale.system import MupscaleError, exclusive_lock, open_display, replace_text, usable_cores
 
 Progress = Callable[[int, int, int], None]
 In = TypeVar("In")
@@ -81,12 +79,13 @@ def pack(
     out = Path(out).expanduser()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with _alone(out):
+        with exclusive_lock(out / _LOCK):
             if (out / INDEX).exists():
                 check_same(out, Index.read(out).made_from, made_from)
             else:
-                _Packing(out, corpus, tokenizer, made_from, progress or (lambda *_: None)).go(workers or _cores())
+                _Packing(out, corpus, tokenizer, made_from, progress or (lambda *_: None)).go(workers or usable_cores())
             (out / PROGRESS).unlink(missing_ok=True)
+            (out / _LOCK).unlink(missing_ok=True)
     except OSError as error:
         raise MupscaleError(
             f"packing into {out} failed: {error}; mend that and run it again, and it goes on where it was"
@@ -253,20 +252,6 @@ def _in_order(function: Callable[[In], Out], items: Iterable[In], workers: int) 
         pool.shutdown(cancel_futures=True)
 
 
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Wait until no other process packs into this folder; the system ends a lock with the process that has it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    with (out / _LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-        (out / _LOCK).unlink(missing_ok=True)
-
-
 def _dtype(asked: str | None, vocab_size: int) -> str:
     fitting = [name for name, dtype in DTYPES.items() if vocab_size <= 1 << 8 * dtype.itemsize]
     if asked is not None and asked not in fitting:
@@ -276,44 +261,21 @@ def _dtype(asked: str | None, vocab_size: int) -> str:
     return asked or fitting[0]
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @contextmanager
 def shown_progress() -> Iterator[Progress]:
     """A bar where stderr is a terminal and rich is installed, a line now and then elsewhere."""
-    if sys.stderr.isatty():
-        try:
-            from rich.console import Console
-            from rich.progress import Progress as Bar
-            from rich.progress import TextColumn
-        except ImportError:
-            pass
-        else:
-            columns = (*Bar.get_default_columns(), TextColumn("{task.fields[tokens]:,} tokens"))
-            bar = Bar(*columns, console=Console(stderr=True))
-            task = bar.add_task("", tokens=0)
+    columns = ("description", "bar", "percentage", "time left", "{task.fields[tokens]:,} tokens")
+    display = open_display(columns, 100, started=False, lines="stderr", tokens=0)  # one that waits shows nothing
 
-            def show(done: int, total: int, tokens: int) -> None:
-                bar.start()  # only now: a process that waits for another has nothing to show
-                bar.update(task, description=_doing(tokens), completed=done, total=total or None, tokens=tokens)
+    def show(done: int, total: int, tokens: int) -> None:
+        shown = (f"{done / total:.0%} read" if total else "", f"{tokens:,} tokens" if tokens else "")
+        line = f"{_doing(tokens)}: {', '.join(filter(None, shown))}"
+        display.update(done, line, total=total or None, description=_doing(tokens), tokens=tokens)
 
-            try:
-                yield show
-            finally:
-                bar.stop()
-            return
-    last = time.monotonic()
-
-    def line(done: int, total: int, tokens: int) -> None:
-        nonlocal last
-        if time.monotonic() > last + _NOTE_EVERY:
-            last = time.monotonic()
-            shown = (f"{done / total:.0%} read" if total else "", f"{tokens:,} tokens" if tokens else "")
-            print(f"{_doing(tokens)}: {', '.join(filter(None, shown))}", file=sys.stderr, flush=True)
-
-    yield line
+    try:
+        yield show
+    finally:
+        display.close()
 
 
 def _doing(tokens: int) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mupscale.data.embedded import Split, covtype_sample, standardised
 from mupscale.data.stream import Batch, Data
-from mupscale.system import MupscaleError, generator
+from mupscale.system import MupscaleError, generator, require
 
 CONTINUOUS, FEATURES, CLASSES = 10, 54, 7
 CLASS_NUMBERS = range(1, CLASSES + 1)
@@ -161,15 +161,14 @@ def _is_number(field: str) -> bool:
 
 def _fetched() -> NDArray[np.float32]:
     """The same rows from scikit-learn's copy, downloaded the first time."""
+    sklearn = require(
+        "sklearn.datasets",
+        extra="fetch",
+        reason="CoverType without a path is fetched with scikit-learn, which is missing",
+        remedy=", or give the path of covtype.data.gz",
+    )
     try:
-        from sklearn.datasets import fetch_covtype
-    except ImportError:
-        raise MupscaleError(
-            "CoverType without a path is fetched with scikit-learn, which is missing: "
-            "pip install 'mupscale[fetch]', or give the path of covtype.data.gz"
-        ) from None
-    try:
-        features, labels = fetch_covtype(return_X_y=True)
+        features, labels = sklearn.fetch_covtype(return_X_y=True)
     except OSError as error:
         raise MupscaleError(
             f"CoverType could not be fetched ({error}); where there is no network, give the path of covtype.data.gz"

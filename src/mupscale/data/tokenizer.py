@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, require
 
 END_OF_TEXT = "<|endoftext|>"
 _LEARN_FROM = 100_000_000  # characters of the corpus: more changes a vocabulary little, and costs memory and time
@@ -188,11 +188,7 @@ def one_thread_each() -> Iterator[None]:
 
 
 def _tokenizers() -> Any:
-    try:
-        import tokenizers
-    except ImportError:
-        raise MupscaleError("byte-pair encoding needs tokenizers: pip install 'mupscale[text]'") from None
-    return tokenizers
+    return require("tokenizers", extra="text", reason="byte-pair encoding needs tokenizers")
 
 
 def _with_words(model: Any) -> Any:

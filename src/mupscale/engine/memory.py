@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from mupscale.data import Data
 from mupscale.engine.stack import Stack
+from mupscale.system import available_memory
 from mupscale.train import Recipe
 
 _SPARE = 0.7  # how much of what is free a stack may take
@@ -42,22 +41,5 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    known = [size for size in (_of_the_machine(), _of_the_container()) if size is not None]
-    return min(known, default=_UNKNOWN)
-
-
-def _of_the_machine() -> int | None:
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
-
-
-def _of_the_container(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What the group of processes may still take (cgroup v2); what it keeps of files could be given back."""
-    with suppress(OSError, ValueError, KeyError):
-        most, used = int((folder / "memory.max").read_text()), int((folder / "memory.current").read_text())
-        files = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return max(0, most - used + int(files["inactive_file"]))
-    return None
+    size = available_memory()
+    return _UNKNOWN if size is None else size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.hf.source import Source
-from mupscale.system import MupscaleError, generator
+from mupscale.system import MupscaleError, available_memory, generator, require
 
 Batch = dict[str, Tensor]
 _SPARE = 1 << 29  # bytes that are left to everything else
@@ -24,11 +23,7 @@ _WINDOW = 512  # tokens, where a config names no limit
 
 def require_transformers() -> Any:
     """The transformers package; a sentence where it is missing."""
-    try:
-        import transformers
-    except ImportError:
-        raise MupscaleError("this needs transformers: pip install 'mupscale[hf]'") from None
-    return transformers
+    return require("transformers", extra="hf", reason="this needs transformers")
 
 
 @contextmanager
@@ -228,44 +223,6 @@ def fits(needed: int) -> bool:
     """Whether so many bytes of memory can be had, with a little to spare; True where nobody can tell."""
     free = available_memory()
     return free is None or needed + _SPARE <= free
-
-
-def available_memory() -> int | None:
-    """Bytes of memory that can be had without swapping, the container's limit included."""
-    found = [n for n in (_from_meminfo(), _from_cgroup(), _from_sysconf()) if n is not None]
-    return min(found, default=None)
-
-
-def _from_meminfo() -> int | None:
-    text = _text("/proc/meminfo")
-    lines = [line.split() for line in (text or "").splitlines()]
-    return next((int(words[1]) * 1024 for words in lines if words and words[0] == "MemAvailable:"), None)
-
-
-def _from_cgroup() -> int | None:
-    pairs = (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    )
-    for limit, used in pairs:
-        most, now = _text(limit), _text(used)
-        if most is not None and now is not None and most.strip().isdigit() and now.strip().isdigit():
-            return int(most) - int(now)
-    return None
-
-
-def _from_sysconf() -> int | None:
-    """Where there is no /proc: half of all memory."""
-    if os.path.exists("/proc/meminfo") or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
-        return None
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-def _text(path: str) -> str | None:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return None
 
 
 def _more(names: tuple[str, ...] | list[str]) -> str:

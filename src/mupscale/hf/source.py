@@ -15,7 +15,7 @@ from torch import Tensor
 from mupscale.checkpoint import load_torch
 from mupscale.core import Shape
 from mupscale.hf.tensors import DTYPES, Stored, header, raw, read_header
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, require
 
 _SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -202,16 +202,12 @@ def _converted(path: Path, kept: list[object]) -> dict[str, Stored]:
 
 
 def _download(name: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise MupscaleError(
-            f"there is no folder '{name}', and a model of the hub needs huggingface_hub: pip install 'mupscale[hf]'"
-        ) from None
+    reason = f"there is no folder '{name}', and a model of the hub needs huggingface_hub"
+    hub = require("huggingface_hub", extra="hf", reason=reason)
 
     def fetch(patterns: Iterable[str]) -> Path:
         wanted = [*patterns, *_BESIDE]
-        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"]))
+        return Path(hub.snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"]))
 
     try:
         folder = fetch(_SAFETENSORS)

@@ -7,7 +7,6 @@ order. A piece fits into a core's cache; memory is a few pieces per thread, what
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from mupscale.core import Axis, Plan, Shape, expand
 from mupscale.growth import GaussianNoise, draw_normal, refuse_nonfinite, unit_std
 from mupscale.hf.shards import Job, Shard
 from mupscale.hf.tensors import Stored, raw, read_into
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, usable_cores
 
 _PIECE = 1 << 19  # wide entries that are made at a time
 _WRITE = 1 << 20  # bytes that are written at a time: larger writes cost Linux up to three times as much
@@ -53,7 +52,7 @@ def write_shards(
 
     noise: one that noise.checked has seen. advance: told of bytes as they are written.
     """
-    threads = min(_cores(), _MOST_THREADS) if threads is None else threads
+    threads = min(usable_cores(), _MOST_THREADS) if threads is None else threads
     if threads < 1:
         raise MupscaleError(f"the work needs a thread at least, not {threads}")
     ours = torch.get_num_threads()
@@ -64,11 +63,6 @@ def write_shards(
                 _write_shard(shard, folder, _levels(shard, plan, noise), seed, pool, threads, advance)
     finally:
         torch.set_num_threads(ours)
-
-
-def _cores() -> int:
-    """Those that this process may use, where the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _levels(shard: Shard, plan: Plan, noise: GaussianNoise | None) -> dict[str, float]:

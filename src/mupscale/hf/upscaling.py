@@ -8,11 +8,9 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +26,7 @@ from mupscale.hf.relation import recorded
 from mupscale.hf.shards import Shard, arrange, in_short, size_in_words, write_index
 from mupscale.hf.source import Source, open_source
 from mupscale.hf.stream import write_shards
-from mupscale.system import MupscaleError, appearing, replace_text
+from mupscale.system import MupscaleError, appearing, open_display, replace_text
 
 if TYPE_CHECKING:
     from mupscale.hf.verification import Comparison
@@ -305,14 +303,9 @@ def _failure(out: Path, error: OSError) -> str:
 @contextmanager
 def _bar(total: int, visible: bool) -> Iterator[Callable[[int], None]]:
     """Bytes and time left, where stderr is a terminal and rich is installed."""
-    if not visible or not sys.stderr.isatty() or find_spec("rich") is None:
-        yield lambda bytes: None
-        return
-    from rich import progress
-    from rich.console import Console
-
-    columns = (progress.BarColumn(bar_width=None), progress.DownloadColumn(), progress.TransferSpeedColumn())
-    left = (progress.TextColumn("left"), progress.TimeRemainingColumn())
-    with progress.Progress(*columns, *left, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda bytes: bar.advance(task, bytes)
+    columns = ("wide bar", "bytes", "bytes/s", "left", "time left")
+    display = open_display(columns, total, visible=visible, transient=True)
+    try:
+        yield display.advance
+    finally:
+        display.close()

@@ -26,7 +26,7 @@ from mupscale.hf.precision import KeepDouble
 from mupscale.hf.relation import Relation, relate
 from mupscale.hf.source import Source, open_source
 from mupscale.planning import plan as plan_of_modules
-from mupscale.system import MupscaleError, generator
+from mupscale.system import MupscaleError, available_memory, generator
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 _LR, _DECAY = 1e-3, 0.1
@@ -207,7 +207,7 @@ def _both_models(
 ) -> tuple[nn.Module, nn.Module, list[str]]:
     """The models themselves, and what there is to say of them."""
     if relation is not None:
-        needed, free = needed_bytes(relation.small, relation.wide, precision, train), models.available_memory()
+        needed, free = needed_bytes(relation.small, relation.wide, precision, train), available_memory()
         if not models.fits(needed) and device is None:
             raise MupscaleError(
                 f"comparing the two models in {str(precision).removeprefix('torch.')} takes {needed / 1e9:.1f} GB of "

@@ -6,10 +6,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import fmean
-from typing import IO, Any
+from typing import Any
 
 from mupscale.engine import Outcome, Tell, finished, train_many
 from mupscale.method.peers import check_net2net
@@ -17,7 +17,7 @@ from mupscale.method.settings import Method
 from mupscale.method.stages import Protocol, label
 from mupscale.method.summary import Stage
 from mupscale.sweep import Cell, Space, Sweep
-from mupscale.system import MupscaleError, replace_text
+from mupscale.system import MupscaleError, exclusive_lock, replace_text
 from mupscale.train import Recipe, Width, make_progress
 
 Note = Callable[[str], None]
@@ -205,17 +205,10 @@ class Workshop:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Several workers may share a folder: a stage's runs are then trained by one, and read by the others."""
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            yield
-            return
-        with self._opened(".lock") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                self.note(f"waiting for another process that trains in {self.folder}")
-                fcntl.flock(file, fcntl.LOCK_EX)
+        waiting = f"waiting for another process that trains in {self.folder}"
+        with ExitStack() as held:
+            with self._writing(".lock"):
+                held.enter_context(exclusive_lock(self.folder / ".lock", before_waiting=lambda: self.note(waiting)))
             yield
 
     def _keep(self, stage: str, **values: float | None) -> None:
@@ -234,10 +227,6 @@ class Workshop:
         with self._writing(name):
             self.folder.mkdir(parents=True, exist_ok=True)
             replace_text(self.folder / name, json.dumps(values, indent=1) + "\n")
-
-    def _opened(self, name: str) -> IO[str]:
-        with self._writing(name):
-            return open(self.folder / name, "a", encoding="utf-8")
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, require
 
 COLORS = ("#4c566a", "#2a7fb8", "#d1495b", "#e0a030", "#3a9d6e", "#8e5ea2", "#8c6d46", "#17a2a2")
 GREY = "#9aa5b1"
@@ -13,10 +13,7 @@ GREY = "#9aa5b1"
 
 def figure(width: float = 7.0, height: float = 4.2, columns: int = 1) -> tuple[Any, Any]:
     """A figure and its axes in the house style."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise MupscaleError("pictures need matplotlib: pip install 'mupscale[plots]'") from None
+    matplotlib = require("matplotlib", extra="plots", reason="pictures need matplotlib")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mupscale.plots.figures import COLORS, GREY, figure
 from mupscale.plots.words import file_name
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, require
 
 Point = tuple[float, float]
 INK, PAPER, MUTED = "#1f2933", "#ffffff", "#66727f"
@@ -213,10 +213,7 @@ def legend_below(ax: Any, columns: int = 2) -> None:
 @contextmanager
 def styled(salt: str) -> Iterator[None]:
     """The report's colours and letters; whatever is drawn meanwhile is freed. salt: for names inside an SVG."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise MupscaleError("pictures need matplotlib: pip install 'mupscale[plots]'") from None
+    matplotlib = require("matplotlib", extra="plots", reason="pictures need matplotlib")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, require
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -75,10 +75,7 @@ def _open(place: str, patience: float) -> BaseStorage:
 
 def load_optuna() -> Any:
     """Optuna, without its running commentary."""
-    try:
-        import optuna
-    except ImportError:
-        raise MupscaleError("sweeps need optuna: pip install 'mupscale[sweep]'") from None
+    optuna = require("optuna", extra="sweep", reason="sweeps need optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

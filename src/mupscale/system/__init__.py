@@ -1,15 +1,36 @@
-"""What the machine gives and no model knows: errors, files that are whole or absent, random streams by name."""
+"""What the machine gives and no model knows.
 
+errors    the one error of the library
+files     files and folders that are whole or absent
+locks     one process at a time
+seeds     random streams by name
+memory    how much memory is free
+cores     how many cores there are
+terminal  progress, as a bar, lines or nothing
+extras    optional packages, and how to install them
+"""
+
+from mupscale.system.cores import usable_cores
 from mupscale.system.errors import Interrupted, MupscaleError
+from mupscale.system.extras import require
 from mupscale.system.files import appearing, replace_text, replacing
+from mupscale.system.locks import exclusive_lock
+from mupscale.system.memory import available_memory
 from mupscale.system.seeds import derive, generator
+from mupscale.system.terminal import Display, open_display
 
 __all__ = [
+    "Display",
     "Interrupted",
     "MupscaleError",
     "appearing",
+    "available_memory",
     "derive",
+    "exclusive_lock",
     "generator",
+    "open_display",
     "replace_text",
     "replacing",
+    "require",
+    "usable_cores",
 ]

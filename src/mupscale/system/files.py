@@ -7,9 +7,8 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
-from mupscale.system.errors import MupscaleError
+from mupscale.system.locks import exclusive_lock
 
 _LOCK = ".lock"
 
@@ -41,9 +40,8 @@ def appearing(path: Path) -> Iterator[Path]:
     """
     hidden = path.absolute().with_name(f".{path.absolute().name}.mupscale-partial")
     hidden.mkdir(parents=True, exist_ok=True)
-    with open(hidden / _LOCK, "w") as lock:
-        if not _locked(lock) or not _in_place(lock, hidden / _LOCK):
-            raise MupscaleError(f"another run is writing {path} at this moment: wait for it, or choose another name")
+    refusal = f"another run is writing {path} at this moment: wait for it, or choose another name"
+    with exclusive_lock(hidden / _LOCK, refusal=refusal):
         try:
             _clear(hidden)
             yield hidden
@@ -51,30 +49,10 @@ def appearing(path: Path) -> Iterator[Path]:
             with suppress(FileNotFoundError):  # an empty folder may stand there
                 path.rmdir()
             os.rename(hidden, path)
-            (path / _LOCK).unlink()  # not before, or another run could take the folder and clear it
+            (path / _LOCK).unlink(missing_ok=True)  # not before, or another run could take the folder and clear it
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
-
-
-def _locked(lock: IO[str]) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return True
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _in_place(lock: IO[str], path: Path) -> bool:
-    """Whether the lock is where it was opened, and not in a folder that the other run has just finished."""
-    try:
-        return os.path.samestat(os.fstat(lock.fileno()), os.stat(path))
-    except OSError:
-        return False
 
 
 def _clear(folder: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from typing import Any, Protocol
 
-_LINES_APART = 10.0  # seconds between plain lines
+from mupscale.system import open_display
 
 
 class Progress(Protocol):
@@ -27,14 +25,7 @@ def make_progress(steps: int, unit: str, *, visible: bool, passing: bool = False
 
     passing: leave nothing behind, since somebody else tells how it ended.
     """
-    if not visible:
-        return Silence()
-    if sys.stderr.isatty():
-        try:
-            return Bar(steps, unit, passing)
-        except ImportError:
-            pass
-    return Lines(steps, unit, passing)
+    return Metrics(steps, unit, passing) if visible else Silence()
 
 
 class Silence:
@@ -50,66 +41,32 @@ class Silence:
         """Nothing."""
 
 
-class Lines:
-    """A line every few seconds, and one for whatever happens once."""
+class Metrics:
+    """Records of metrics on a bar or in lines; evaluations stay, above the bar or as lines of their own."""
 
     def __init__(self, steps: int, unit: str, passing: bool = False) -> None:
         self.steps, self.unit, self.passing = steps, unit, passing
-        self.last = time.monotonic() if passing else 0.0
+        columns = ("wide bar", "count", "{task.fields[shown]}", "time", "left", "time left")
+        self.display = open_display(
+            columns, steps, transient=passing, lines="stdout", first_line_at_once=not passing, shown=""
+        )
 
     def update(self, record: dict[str, Any], speed: float) -> None:
-        """A line, if the last one is some time ago; evaluations always."""
-        now = time.monotonic()
-        last = record["step"] >= self.steps and not self.passing
-        if record["kind"] == "train" and now - self.last < _LINES_APART and not last:
-            return
-        self.last = now if record["kind"] == "train" else self.last
-        print(f"step {record['step']}/{self.steps}  {describe(record)}{_speed(speed, self.unit)}", flush=True)
+        """The bar's new state, or a line if the last one is some time ago."""
+        step, shown = record["step"], f"{describe(record)}{_speed(speed, self.unit)}"
+        line = f"step {step}/{self.steps}  {shown}"
+        if record["kind"] == "train":
+            self.display.update(step, line, last=step >= self.steps and not self.passing, shown=shown)
+        else:
+            self.display.note(f"step {step}  {describe(record)}", line)
 
     def note(self, text: str) -> None:
         """A line."""
-        print(text, flush=True)
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class Bar:
-    """A rich progress bar."""
-
-    def __init__(self, steps: int, unit: str, passing: bool = False) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
-
-        self.unit = unit
-        self.bar = RichProgress(
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[shown]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
-            console=Console(stderr=True),
-            transient=passing,
-        )
-        self.task = self.bar.add_task("", total=steps, shown="")
-        self.bar.start()
-
-    def update(self, record: dict[str, Any], speed: float) -> None:
-        """The bar's new state; evaluations stay above it as lines."""
-        if record["kind"] == "train":
-            self.bar.update(self.task, completed=record["step"], shown=f"{describe(record)}{_speed(speed, self.unit)}")
-        else:
-            self.bar.console.print(f"step {record['step']}  {describe(record)}", highlight=False)
-
-    def note(self, text: str) -> None:
-        """A line above the bar."""
-        self.bar.console.print(text, highlight=False, markup=False)
+        self.display.note(text)
 
     def close(self) -> None:
         """Leave the bar as it stands."""
-        self.bar.stop()
+        self.display.close()
 
 
 def describe(record: dict[str, Any]) -> str:

@@ -5,18 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mupscale.system import MupscaleError
+from mupscale.system import require
 
 
 class Board:
     """Writes every number of a record of metrics as `kind/name`."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise MupscaleError("tensorboard is not installed: pip install 'mupscale[tensorboard]'") from None
-        self.writer = SummaryWriter(str(folder), purge_step=step + 1)  # what a kill left of later steps comes again
+        module = require("torch.utils.tensorboard", extra="tensorboard", reason="tensorboard is not installed")
+        first = step + 1  # what a kill left of later steps comes again
+        self.writer = module.SummaryWriter(str(folder), purge_step=first)
 
     def write(self, record: dict[str, Any]) -> None:
         """One record."""

@@ -1,0 +1,70 @@
+"""How much memory this process can still have."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+
+class _Group(NamedTuple):
+    """The files in which a version of Linux's control groups tells a container's limit, and what it has taken."""
+
+    folder: str
+    limit: str
+    used: str
+    files: str  # the line of memory.stat with what the group holds of files, and would give back
+
+
+_GROUPS = (
+    _Group("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    _Group("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Bytes of main memory that can be had without swapping, within the container's limit; None where nobody tells.
+
+    root: where /proc and /sys are.
+
+    >>> from mupscale.system import available_memory
+    >>> size = available_memory()
+    >>> size is None or size > 0
+    True
+    """
+    sizes = (_in_machine(root), _in_container(root), _in_unknown_system(root))
+    return min((size for size in sizes if size is not None), default=None)
+
+
+def _in_machine(root: Path) -> int | None:
+    with suppress(OSError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _in_container(root: Path) -> int | None:
+    """What the group of processes may still take; memory that holds files is given back when it is needed."""
+    for group in _GROUPS:
+        folder = root / group.folder
+        with suppress(OSError, ValueError):  # ValueError: the limit may be the word max
+            limit, used = (int((folder / name).read_text()) for name in (group.limit, group.used))
+            return max(0, limit - used + _held_files(folder / "memory.stat", group.files))
+    return None
+
+
+def _held_files(path: Path, name: str) -> int:
+    with suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            if line.startswith(f"{name} "):
+                return int(line.split()[1])
+    return 0
+
+
+def _in_unknown_system(root: Path) -> int | None:
+    """Where there is no /proc: half of all memory."""
+    if (root / "proc/meminfo").exists() or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -1,0 +1,162 @@
+"""How far something is, for a person to see: a bar on a terminal, plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+SECONDS_BETWEEN_LINES = 10.0
+Stream = Literal["stdout", "stderr"]
+
+
+class Display(Protocol):
+    """Shows how far something is, until it is closed."""
+
+    def update(
+        self, done: float, line: str = "", *, total: float | None = None, last: bool = False, **fields: Any
+    ) -> None:
+        """So much is done.
+
+        line: this state as a plain line. total: a new one. last: the end, which is always shown. fields: for columns.
+        """
+
+    def advance(self, amount: float = 1) -> None:
+        """So much more is done."""
+
+    def note(self, text: str, line: str | None = None) -> None:
+        """Something that happens once, shown in any case. line: the same as a plain line, if it differs."""
+
+    def close(self) -> None:
+        """Stop showing."""
+
+
+class SilentDisplay:
+    """Shows nothing."""
+
+    def update(
+        self, done: float, line: str = "", *, total: float | None = None, last: bool = False, **fields: Any
+    ) -> None:
+        """Nothing."""
+
+    def advance(self, amount: float = 1) -> None:
+        """Nothing."""
+
+    def note(self, text: str, line: str | None = None) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class LineDisplay:
+    """A line every few seconds, and one for whatever happens once."""
+
+    def __init__(self, stream: Stream, *, first_at_once: bool = False) -> None:
+        self.stream = stream
+        self.printed = -math.inf if first_at_once else time.monotonic()
+
+    def update(
+        self, done: float, line: str = "", *, total: float | None = None, last: bool = False, **fields: Any
+    ) -> None:
+        """A line, if the one before is some time ago."""
+        now = time.monotonic()
+        if last or now - self.printed >= SECONDS_BETWEEN_LINES:
+            self.printed = now
+            self.note(line)
+
+    def advance(self, amount: float = 1) -> None:
+        """Nothing: there is no line for it."""
+
+    def note(self, text: str, line: str | None = None) -> None:
+        """A line."""
+        print(text if line is None else line, file=getattr(sys, self.stream), flush=True)
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class BarDisplay:
+    """A bar of rich's on stderr. Columns are named as in `open_display`."""
+
+    def __init__(
+        self, columns: Sequence[str], total: float | None, *, transient: bool, started: bool, fields: dict[str, Any]
+    ) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        columns_by_name = {
+            "description": lambda: progress.TextColumn("[progress.description]{task.description}"),
+            "bar": progress.BarColumn,
+            "wide bar": lambda: progress.BarColumn(bar_width=None),
+            "percentage": progress.TaskProgressColumn,
+            "count": progress.MofNCompleteColumn,
+            "bytes": progress.DownloadColumn,
+            "bytes/s": progress.TransferSpeedColumn,
+            "time": progress.TimeElapsedColumn,
+            "time left": progress.TimeRemainingColumn,
+        }
+        shown = [columns_by_name[name]() if name in columns_by_name else progress.TextColumn(name) for name in columns]
+        self.bar = progress.Progress(*shown, console=Console(stderr=True), transient=transient)
+        self.task = self.bar.add_task("", total=total, **fields)
+        if started:
+            self.bar.start()
+
+    def update(
+        self, done: float, line: str = "", *, total: float | None = None, last: bool = False, **fields: Any
+    ) -> None:
+        """The bar's new state."""
+        self.bar.start()
+        self.bar.update(self.task, completed=done, total=total, **fields)
+
+    def advance(self, amount: float = 1) -> None:
+        """Move the bar."""
+        self.bar.start()
+        self.bar.advance(self.task, amount)
+
+    def note(self, text: str, line: str | None = None) -> None:
+        """A line above the bar."""
+        self.bar.console.print(text, highlight=False, markup=False)
+
+    def close(self) -> None:
+        """Leave the bar as it stands, or remove it if it is transient."""
+        self.bar.stop()
+
+
+def open_display(
+    columns: Sequence[str],
+    total: float | None = None,
+    *,
+    visible: bool = True,
+    transient: bool = False,
+    started: bool = True,
+    lines: Stream | None = None,
+    first_line_at_once: bool = False,
+    **fields: Any,
+) -> Display:
+    """A bar where stderr is a terminal and rich is installed; else lines on the stream that is named, or nothing.
+
+    columns: description, bar, wide bar, percentage, count, bytes, bytes/s, time, time left; anything else is shown as
+        it is, with {task.fields[NAME]} for a field.
+    visible: False for nothing at all. transient: the bar is gone when it is closed. started: show it at once, and not
+        only at the first update. fields: first values.
+
+    >>> from mupscale.system import open_display
+    >>> display = open_display(["bar", "count"], 3, lines="stdout", first_line_at_once=True)
+    >>> display.update(1, "1 of 3 is done")
+    1 of 3 is done
+    >>> display.update(2, "2 of 3 are done")
+    >>> display.update(3, "all are done", last=True)
+    all are done
+    >>> display.close()
+    """
+    if visible and sys.stderr.isatty():
+        try:
+            return BarDisplay(columns, total, transient=transient, started=started, fields=fields)
+        except ImportError:  # rich is an extra
+            pass
+    if visible and lines is not None:
+        return LineDisplay(lines, first_at_once=first_line_at_once)
+    return SilentDisplay()

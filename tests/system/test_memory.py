@@ -1,0 +1,64 @@
+"""Free memory, as the files of Linux tell it."""
+
+from pathlib import Path
+
+import pytest
+
+from mupscale.system import available_memory
+from mupscale.system.memory import _in_unknown_system
+
+GIB = 1 << 30
+
+
+def machine(root: Path, available: int = 16 * GIB) -> Path:
+    (root / "proc").mkdir(parents=True)
+    (root / "proc/meminfo").write_text(f"MemTotal:       99 kB\nMemAvailable:   {available // 1024} kB\n")
+    return root
+
+
+def container(root: Path, limit: str, used: int, held: int | None = None) -> Path:
+    folder = root / "sys/fs/cgroup"
+    folder.mkdir(parents=True)
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    if held is not None:
+        (folder / "memory.stat").write_text(f"anon 5\ninactive_file {held}\nactive_file 7\n")
+    return root
+
+
+def old_container(root: Path, limit: int, used: int, held: int) -> Path:
+    folder = root / "sys/fs/cgroup/memory"
+    folder.mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
+    (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {held}\n")
+    return root
+
+
+def test_of_the_machine(tmp_path: Path) -> None:
+    assert available_memory(machine(tmp_path)) == 16 * GIB
+
+
+def test_within_the_limit_of_a_container(tmp_path: Path) -> None:
+    assert available_memory(container(machine(tmp_path / "a"), str(8 * GIB), 3 * GIB)) == 5 * GIB
+    assert available_memory(container(machine(tmp_path / "b"), str(8 * GIB), 3 * GIB, held=GIB)) == 6 * GIB
+    assert available_memory(container(machine(tmp_path / "c"), str(2 * GIB), 3 * GIB)) == 0
+    assert available_memory(container(machine(tmp_path / "d"), "max", 3 * GIB)) == 16 * GIB
+    assert available_memory(container(machine(tmp_path / "e", GIB), str(8 * GIB), 3 * GIB)) == GIB
+
+
+def test_within_the_limit_of_an_older_container(tmp_path: Path) -> None:
+    assert available_memory(old_container(machine(tmp_path / "a"), 8 * GIB, 3 * GIB, GIB)) == 6 * GIB
+    assert available_memory(old_container(machine(tmp_path / "b"), 1 << 62, 3 * GIB, GIB)) == 16 * GIB
+
+
+def test_where_there_is_no_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sysconf_names", {"SC_PHYS_PAGES": 1})
+    monkeypatch.setattr("os.sysconf", lambda name: {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}[name])
+    assert available_memory(tmp_path) == 2_048_000
+    assert _in_unknown_system(machine(tmp_path)) is None
+
+
+def test_where_nobody_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sysconf_names", {})
+    assert available_memory(tmp_path) is None

@@ -1,0 +1,91 @@
+"""Progress, as lines, as a bar, or not at all."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from mupscale.system import Display, open_display
+from mupscale.system.terminal import BarDisplay, LineDisplay, SilentDisplay
+
+
+def test_lines_come_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    display = open_display(["bar"], 3, lines="stderr")
+    display.update(1, "one")
+    display.advance()
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("mupscale.system.terminal.SECONDS_BETWEEN_LINES", -1.0)
+    display.update(1, "one", anything=5)
+    display.note("for a bar", "for a line")
+    display.note("for both")
+    display.close()
+    assert capsys.readouterr() == ("", "one\nfor a line\nfor both\n")
+
+
+def test_the_first_line_at_once_and_the_last_always(capsys: pytest.CaptureFixture[str]) -> None:
+    display = open_display(["bar"], 3, lines="stdout", first_line_at_once=True)
+    for done in (1, 2, 3):
+        display.update(done, str(done), last=done == 3)
+    assert capsys.readouterr() == ("1\n3\n", "")
+
+
+def test_nothing_where_no_lines_are_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    for display in (open_display(["bar"], 3), open_display(["bar"], 3, lines="stdout", visible=False)):
+        assert isinstance(display, SilentDisplay)
+        display.update(3, "all", last=True)
+        display.advance()
+        display.note("done")
+        display.close()
+    assert capsys.readouterr() == ("", "")
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, use: Callable[[], None]) -> str:
+    pty = pytest.importorskip("pty")
+    reader, writer = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    with os.fdopen(writer, "w") as terminal, monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", terminal)
+        use()
+    shown = b""
+    with contextlib.suppress(OSError):  # the end, where the other side is closed
+        while some := os.read(reader, 1 << 16):
+            shown += some
+    os.close(reader)
+    return shown.decode()
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+
+    def use() -> None:
+        display = open_display(["wide bar", "count", "{task.fields[what]}", "time left"], 4, what="boxes")
+        assert isinstance(display, BarDisplay)
+        display.update(1, "never shown", what="crates")
+        display.advance(2)
+        display.note("[three] of them")
+        display.close()
+
+    shown = on_a_terminal(monkeypatch, use)
+    assert "3/4" in shown
+    assert "crates" in shown
+    assert "[three] of them" in shown
+    assert "never shown" not in shown
+
+
+def test_a_bar_that_nobody_moved_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+
+    def use() -> None:
+        open_display(["bar", "percentage"], 4, started=False).close()
+
+    assert "%" not in on_a_terminal(monkeypatch, use)
+
+
+def test_lines_on_a_terminal_where_rich_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    displays = list[Display]()
+    monkeypatch.setitem(sys.modules, "rich", None)
+    on_a_terminal(monkeypatch, lambda: displays.append(open_display(["bar"], lines="stderr")))
+    assert isinstance(displays[0], LineDisplay)
