@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Entry, Plan, naming
+from mupscale.core import Entry, PlainWidth, Plan, Width, WidthLike, naming
 from mupscale.growth import Noise, upscale
 from mupscale.optim import make_optimizer, param_groups
 from mupscale.planning import Role, build_plan, initial_std
 from mupscale.system import MupscaleError
 
-Width = int | float | Mapping[str, int | float]
 _DRAWS = 4  # freshly built models that the initialisation is measured on
 _WIDE_ENOUGH = 64  # below this width an initialisation says little about wide ones
 
@@ -33,32 +32,41 @@ class Family:
     def __init__(
         self,
         build: Callable[..., nn.Module],
-        base: Width,
+        base: WidthLike,
         *,
-        init_at: Width | None = None,
+        init_at: WidthLike | None = None,
         roles: Mapping[str, Role] | None = None,
     ) -> None:
-        _check_width("base", base)
-        if init_at is not None:
-            _check_width("init_at", init_at)
-        self._build, self.base, self.roles = build, base, roles
-        self.init_at = _default_init_at(base) if init_at is None else init_at
+        self._build, self.roles = build, roles
+        self._base = Width.of(base, "base")
+        self._init_at = _default_init_at(self._base) if init_at is None else Width.of(init_at, "init_at")
         self._base_model = self.sketch(base)
         self._width_dims = self._find_width_dims()
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Width, Plan] = {}
         self._measured: dict[str, float] | None = None
         self._centred: set[str] = set()
 
-    def build(self, width: Width) -> nn.Module:
+    @property
+    def base(self) -> PlainWidth:
+        """The width at which every factor is 1."""
+        return self._base.plain
+
+    @property
+    def init_at(self) -> PlainWidth:
+        """The width at which the model's own initialisation is taken as it is."""
+        return self._init_at.plain
+
+    def build(self, width: WidthLike) -> nn.Module:
         """The model as its author initialises it: the standard parametrisation."""
-        model = self._build(**width) if isinstance(width, Mapping) else self._build(width)
+        width = Width.of(width)
+        model = width.pass_to(self._build)
         if not isinstance(model, nn.Module):
             raise MupscaleError(
-                f"the family's build function gave {type(model).__name__} for width {width}, no nn.Module"
+                f"the family's build function gave {type(model).__name__} for width {width.plain}, no nn.Module"
             )
         return model
 
-    def sketch(self, width: Width) -> nn.Module:
+    def sketch(self, width: WidthLike) -> nn.Module:
         """The model without memory, on the meta device; a real one where its author's code needs values."""
         try:
             with torch.device("meta"):
@@ -67,22 +75,22 @@ class Family:
             with torch.random.fork_rng(devices=[]):
                 return self.build(width)
 
-    def plan(self, width: Width | nn.Module) -> Plan:
+    def plan(self, width: WidthLike | nn.Module) -> Plan:
         """μP at this width (or for this model): every factor relative to the base. Made once for each width."""
         if isinstance(width, nn.Module):
             return self._between(self._base_model, width, copying=False)
-        key = tuple(sorted(width.items())) if isinstance(width, Mapping) else width
-        if key not in self._plans:
-            self._plans[key] = self._between(self._base_model, self.sketch(width), copying=False)
-        return self._plans[key]
+        width = Width.of(width)
+        if width not in self._plans:
+            self._plans[width] = self._between(self._base_model, self.sketch(width), copying=False)
+        return self._plans[width]
 
-    def widening(self, narrow: Width | nn.Module, wide: Width | nn.Module) -> Plan:
+    def widening(self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> Plan:
         """The plan for widening one member of the family into another, noise units included."""
         wide_model = self._at(wide)
         made = self._between(self._at(narrow), wide_model, copying=True)
         return replace(made, fresh=self._fresh(wide_model))
 
-    def init(self, width: Width, seed: int = 0) -> nn.Module:
+    def init(self, width: WidthLike, seed: int = 0) -> nn.Module:
         """A model under μP: the author's own draw, each random parameter rescaled to its μP standard deviation.
 
         That is the std the author's init has at `init_at`, times Rule.init; constant parameters are multiplied by
@@ -91,11 +99,11 @@ class Family:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.build(width)
-            if width == self.init_at:
+            if Width.of(width) == self._init_at:
                 return model
             torch.manual_seed(seed)
-            reference = naming.parameters(self.build(self.init_at))
-        entries = self._between(self.sketch(self.init_at), model, copying=False).parameters
+            reference = naming.parameters(self.build(self._init_at))
+        entries = self._between(self.sketch(self._init_at), model, copying=False).parameters
         measured = self._measure()
         with torch.no_grad():
             for name, p in naming.parameters(model).items():
@@ -136,7 +144,7 @@ class Family:
         model: nn.Module,
         optimizer: Optimizer | None = None,
         *,
-        width: Width,
+        width: WidthLike,
         noise: Noise = 0.0,
         lr: float | None = None,
         seed: int = 0,
@@ -156,7 +164,7 @@ class Family:
             wide = place(wide)
         return upscale(naming.unwrap(model), wide, made, optimizer, noise=noise, lr=lr, seed=seed)
 
-    def _at(self, width: Width | nn.Module) -> nn.Module:
+    def _at(self, width: WidthLike | nn.Module) -> nn.Module:
         return width if isinstance(width, nn.Module) else self.sketch(width)
 
     def _between(self, narrow: nn.Module, wide: nn.Module, *, copying: bool) -> Plan:
@@ -167,10 +175,10 @@ class Family:
 
     def _find_width_dims(self) -> dict[str, set[int]]:
         """Dimensions that change when the widths double, together or one at a time."""
-        names = list(self.base) if isinstance(self.base, Mapping) else []
-        probes: list[Width] = [_times(self.base, 2)]
-        for name in names if len(names) > 1 else []:
-            probes.append({**self.base, name: self.base[name] * 2})  # type: ignore[dict-item, index]
+        names = list(self._base.sizes)
+        probes = [self._base.times(2)]
+        if len(names) > 1:
+            probes += [self._base.times(2, [name]) for name in names]
         found: dict[str, set[int]] = {}
         base = _tensors(self._base_model)
         for number, widths in enumerate(probes):
@@ -197,13 +205,13 @@ class Family:
                 draws = []
                 for seed in range(_DRAWS):
                     torch.manual_seed(seed)
-                    draws.append(naming.parameters(self.build(self.init_at)))
+                    draws.append(naming.parameters(self.build(self._init_at)))
             self._measured = initial_std(draws)
             self._centred = {name for name, std in self._measured.items() if _has_mean([d[name] for d in draws], std)}
         return self._measured
 
     def _fresh(self, wide: nn.Module) -> dict[str, float]:
-        entries: Mapping[str, Entry] = self._between(self.sketch(self.init_at), wide, copying=False).parameters
+        entries: Mapping[str, Entry] = self._between(self.sketch(self._init_at), wide, copying=False).parameters
         return {name: std * entries[name].init for name, std in self._measure().items()}
 
 
@@ -268,19 +276,6 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {naming.canonical(name): tensor for name, tensor in pairs}
 
 
-def _times(width: Width, factor: int) -> Width:
-    return {n: w * factor for n, w in width.items()} if isinstance(width, Mapping) else width * factor
-
-
 def _default_init_at(base: Width) -> Width:
     """The base, or the smallest multiple of it whose largest width is 64."""
-    widths = list(base.values()) if isinstance(base, Mapping) else [base]
-    if any(isinstance(w, float) for w in widths):
-        return base
-    return _times(base, max(1, math.ceil(_WIDE_ENOUGH / max(widths))))
-
-
-def _check_width(what: str, width: Width) -> None:
-    widths = list(width.values()) if isinstance(width, Mapping) else [width]
-    if not widths or not all(isinstance(w, int | float) and w > 0 for w in widths):
-        raise MupscaleError(f"{what} is a positive width or a dict of them, not {width!r}")
+    return base.times(max(1, math.ceil(_WIDE_ENOUGH / base.size))) if base.is_whole else base

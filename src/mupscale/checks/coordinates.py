@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from mupscale.checks.equivalence import Loss
 from mupscale.checks.recorder import Recorder, silence_dropout
-from mupscale.core import Plan, naming
+from mupscale.core import Plan, Width, WidthLike, naming
 from mupscale.plots import COLORS, GREY, figure, save
 from mupscale.system import MupscaleError
 
@@ -120,23 +120,23 @@ class CoordCheck:
 class Members(Protocol):
     """What the check asks of a family: a model and an optimizer at every width, and the plan between them."""
 
-    def build(self, width: Any) -> nn.Module:
+    def build(self, width: WidthLike) -> nn.Module:
         """A model with its author's own initialisation."""
         ...
 
-    def init(self, width: Any, seed: int = 0) -> nn.Module:
+    def init(self, width: WidthLike, seed: int = 0) -> nn.Module:
         """A model with the initialisation of μP."""
 
     def optimizer(self, model: nn.Module, optimizer: type[Optimizer], **hyper: Any) -> Optimizer:
         """Its optimizer, with the rates of its width."""
 
-    def plan(self, model: Any) -> Plan:
+    def plan(self, width: nn.Module) -> Plan:
         """From the base to this model."""
 
 
 def coord_check(
     family: Members,
-    widths: Sequence[Any],
+    widths: Sequence[WidthLike],
     batches: Iterable[Any],
     loss: Loss,
     optimizer: type[Optimizer],
@@ -155,7 +155,7 @@ def coord_check(
     if len(widths) < 2 or not data:
         raise MupscaleError("coord_check needs at least two widths and one batch")
     rows: list[Row] = []
-    for width in widths:
+    for width in map(Width.of, widths):
         for seed in range(seeds):
             model = _member(family, width, seed, parametrization).to(dtype=dtype)
             silence_dropout(model)  # another mask at every look would count as change
@@ -164,12 +164,12 @@ def coord_check(
             else:
                 opt = optimizer(model.parameters(), **hyper)
             folds = _folds(family.plan(model)) if parametrization == "mup" else {}
-            rows += _measure(model, opt, data, loss, steps, _scalar(width), seed, folds)
+            rows += _measure(model, opt, data, loss, steps, float(width.size), seed, folds)
     title = {"mup": "μP", "standard": "standard parametrisation"}[parametrization]
     return CoordCheck(rows, f"{title}, {optimizer.__name__}")
 
 
-def _member(family: Members, width: Any, seed: int, parametrization: str) -> nn.Module:
+def _member(family: Members, width: Width, seed: int, parametrization: str) -> nn.Module:
     if parametrization == "mup":
         return family.init(width, seed)
     if parametrization != "standard":
@@ -177,11 +177,6 @@ def _member(family: Members, width: Any, seed: int, parametrization: str) -> nn.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return family.build(width)
-
-
-def _scalar(width: Any) -> float:
-    """One number for the axis of a plot: of named widths, the largest."""
-    return float(max(width.values()) if isinstance(width, Mapping) else width)
 
 
 def _folds(plan: Plan) -> dict[str, float]:

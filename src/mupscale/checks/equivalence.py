@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale.checks.recorder import Recorder, silence_dropout
-from mupscale.core import Plan, expand, naming
+from mupscale.core import Plan, naming
 from mupscale.growth import grow_optimizer, keep_base_shape
 from mupscale.optim import clip_grad_norm_
 from mupscale.system import MupscaleError
@@ -191,7 +191,7 @@ def _first_parameter(small: nn.Module, large: nn.Module, plan: Plan, tolerance: 
     theirs = naming.parameters(large)
     for name, p in naming.parameters(small).items():
         entry = plan.parameters[name]
-        expected = expand(p.detach(), entry.axes, torch.empty_like(theirs[name]), entry.rule.weight) + entry.shift
+        expected = entry.widened(p.detach(), torch.empty_like(theirs[name]))
         worst = max(worst, (relative_difference(expected, theirs[name].detach()), name))
     if not worst[1]:
         return None
@@ -203,8 +203,7 @@ def _first_buffer(small: nn.Module, large: nn.Module, plan: Plan, tolerance: flo
     theirs = naming.buffers(large)
     for name, buffer in naming.buffers(small).items():
         if name in plan.buffers and buffer.is_floating_point():
-            entry = plan.buffers[name]
-            expected = expand(buffer, entry.axes, torch.empty_like(theirs[name]))
+            expected = plan.buffers[name].widened(buffer, torch.empty_like(theirs[name]), factor=1.0)
             if not torch.allclose(expected, theirs[name], rtol=tolerance, atol=tolerance, equal_nan=True):
                 return Difference(name, "buffer", relative_difference(expected, theirs[name]), _ADVICE["buffer"])
     return None

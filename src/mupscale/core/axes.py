@@ -46,8 +46,7 @@ class Axis:
 
     def source(self, n: int) -> Tensor:
         """For an axis of n units: the narrow unit that each of the wide units copies."""
-        narrow = torch.arange(n)
-        return expand(narrow, {0: self}, narrow.new_empty(self.copies * n))
+        return expand(torch.arange(n), {0: self})
 
     def __mul__(self, other: Axis) -> Axis:
         """First this, then the other; copying in equal blocks twice is copying once."""
@@ -70,13 +69,33 @@ def multiplier(narrow: int, wide: int) -> Number:
     return ratio.numerator if ratio.denominator == 1 else ratio
 
 
-def expand(narrow: Tensor, axes: Mapping[int, Axis], out: Tensor, scale: float = 1.0) -> Tensor:
-    """Write `scale` times the narrow tensor, copied along its axes, into `out`, in one pass over the output."""
+def widened_shape(shape: Sequence[int], axes: Mapping[int, Axis]) -> tuple[int, ...]:
+    """The shape that a tensor of this shape has when it is copied along its axes.
+
+    >>> widened_shape((4, 6), {0: Axis(2), 1: Axis(3, block=2)})
+    (8, 18)
+    """
+    return tuple(n * axes[d].copies if d in axes else n for d, n in enumerate(shape))
+
+
+def expand(narrow: Tensor, axes: Mapping[int, Axis], out: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    """`scale` times the narrow tensor, copied along its axes, in one pass over the output.
+
+    It is written into `out` where that is given, and into new memory of the narrow tensor's dtype and device otherwise.
+
+    >>> import mupscale as mu
+    >>> mu.expand(torch.tensor([1.0, 2.0, 3.0, 4.0]), {0: mu.Axis(times=2)}, scale=0.5)
+    tensor([0.5000, 0.5000, 1.0000, 1.0000, 1.5000, 1.5000, 2.0000, 2.0000])
+    >>> mu.expand(torch.tensor([1, 2, 3, 4]), {0: mu.Axis(times=2, block=2)})  # two heads of two units
+    tensor([1, 2, 1, 2, 3, 4, 3, 4])
+    """
     axes = {dim: axis for dim, axis in axes.items() if axis.times != 1}
     for dim in axes:
         if not 0 <= dim < narrow.dim():
             raise MupscaleError(f"a tensor of shape {tuple(narrow.shape)} has no dimension {dim} to widen")
-    expected = tuple(n * axes[d].copies if d in axes else n for d, n in enumerate(narrow.shape))
+    expected = widened_shape(narrow.shape, axes)
+    if out is None:
+        out = torch.empty(expected, dtype=narrow.dtype, device=narrow.device)
     if tuple(out.shape) != expected:
         raise MupscaleError(f"a tensor of shape {tuple(narrow.shape)} widens to {expected}, not to {tuple(out.shape)}")
     for dim, axis in axes.items():

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import naming
-from mupscale.core.axes import Axis
-from mupscale.core.rules import Number, Rule
+from mupscale.core.axes import Axis, expand
+from mupscale.core.rules import Number, Rule, tidy
 from mupscale.system import MupscaleError, replace_text
 
 Shape = tuple[int, ...]
@@ -70,6 +70,31 @@ class Entry:
     def init(self) -> float:
         """Factor of the initial standard deviation under μP."""
         return self.rule.init(out_is_width=self.out_is_width, in_is_width=self.in_is_width)
+
+    def widened(
+        self,
+        narrow: Tensor,
+        out: Tensor | None = None,
+        *,
+        factor: float | None = None,
+        axes: Mapping[int, Axis] | None = None,
+        overwrite: bool = False,
+    ) -> Tensor:
+        """The wide tensor that a narrow one becomes: copied along the axes, times `rule.weight`, plus `shift`.
+
+        out: where to write it; new memory if not given. factor: what to multiply by instead, with no shift, for buffers
+        (1) and optimizer state. axes: others than the parameter's own, for a piece of it. overwrite: whether the narrow
+        tensor's memory may be used for the product, which saves an allocation.
+
+        >>> entry = Entry(narrow=(1, 2), wide=(1, 4), axes={1: Axis(2)}, in_=(1,))
+        >>> entry.widened(torch.tensor([[3.0, 5.0]]))  # every input comes twice, so each weight is halved
+        tensor([[1.5000, 1.5000, 2.5000, 2.5000]])
+        """
+        scale, shift = (self.rule.weight, self.shift) if factor is None else (factor, 0.0)
+        if overwrite and scale != 1:
+            narrow, scale = narrow.mul_(scale), 1.0
+        wide = expand(narrow, self.axes if axes is None else axes, out, scale)
+        return wide.add_(shift) if shift else wide
 
     def then(self, later: Entry) -> Entry:
         """This widening followed by a later one; a dimension that did not grow in one of them need not be told of."""
@@ -215,11 +240,6 @@ def check_dtype(name: str, tensor: Tensor) -> None:
             f"'{name}' has dtype {tensor.dtype}: only floating-point parameters of 16 bits or more can be widened; "
             f"dequantise the model or convert it, as with model.to(torch.bfloat16)"
         )
-
-
-def tidy(number: Number) -> Number:
-    """An int where a number is one."""
-    return int(number) if number == int(number) else number
 
 
 def _number_to_json(number: Number) -> int | float | str:

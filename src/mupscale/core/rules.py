@@ -15,6 +15,15 @@ from fractions import Fraction
 Number = int | float | Fraction
 
 
+def tidy(number: Number) -> Number:
+    """The number as an int where it is whole.
+
+    >>> tidy(Fraction(6, 3)), tidy(0.5)
+    (2, 0.5)
+    """
+    return int(number) if number == int(number) else number
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Three numbers per parameter, and the factors they imply for the wide model relative to the narrow one."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, Entry, Plan, check_dtype, dtensor, expand, naming
+from mupscale.core import Axis, Entry, Plan, check_dtype, dtensor, naming, widened_shape
 from mupscale.optim import Traits, scale, traits
 from mupscale.system import MupscaleError
 
@@ -47,10 +47,10 @@ def write(sources: Mapping[str, Tensor], wide: nn.Module, plan: Plan) -> nn.Modu
     """What `prepare` gave, widened, into the wide model."""
     targets = naming.parameters(wide)
     for name, entry in plan.parameters.items():
-        _write(sources[name], entry, targets[name], entry.rule.weight, entry.shift)
+        _write(sources[name], entry, targets[name])
     for name, buffer in naming.buffers(wide).items():
         if name in plan.buffers and name in sources:
-            _write(sources[name], plan.buffers[name], buffer, 1.0)
+            _write(sources[name], plan.buffers[name], buffer, factor=1.0)
     return wide
 
 
@@ -89,15 +89,13 @@ def refuse_nonfinite(tensors: Mapping[str, Tensor]) -> None:
             raise MupscaleError(f"'{name}' holds NaN or infinite values; load a checkpoint from before it diverged")
 
 
-def _write(source: Tensor, entry: Entry, target: Tensor, factor: float, shift: float = 0.0) -> None:
+def _write(source: Tensor, entry: Entry, target: Tensor, factor: float | None = None) -> None:
     source = dtensor.full(source.detach())
     if hasattr(target, "full_tensor") or source.device != target.device:
         out = torch.empty(entry.wide, dtype=target.dtype, device=source.device)
-        dtensor.write(expand(source, entry.axes, out, factor), target)
+        dtensor.write(entry.widened(source, out, factor=factor), target)
     else:
-        expand(source, entry.axes, target.detach(), factor)
-    if shift:
-        target.detach().add_(shift)
+        entry.widened(source, target.detach(), factor=factor)
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:
@@ -255,12 +253,10 @@ def _widen_value(label: str, value: Any, entry: Entry, p: Tensor, group: Mapping
         on_device = group.get("capturable") or group.get("fused")
         return scale(value, factor).to(p.device if on_device else "cpu")
     axes = axes_of_state(label, value, entry)
-    shape = [n * axes[d].copies if d in axes else n for d, n in enumerate(value.shape)]
     dtype = p.dtype if tuple(value.shape) == entry.narrow else value.dtype
-    out = expand(value, axes, torch.empty(shape, dtype=dtype, device=value.device), factor)
-    if tuple(shape) == tuple(p.shape):
-        return dtensor.like(out.to(p.device), p)
-    return out.to(p.device)
+    out = torch.empty(widened_shape(value.shape, axes), dtype=dtype, device=value.device)
+    state = entry.widened(value, out, factor=factor, axes=axes).to(p.device)
+    return dtensor.like(state, p) if state.shape == p.shape else state
 
 
 def is_scalar(value: Tensor, entry: Entry) -> bool:

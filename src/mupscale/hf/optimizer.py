@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, Plan, expand
+from mupscale.core import Axis, Plan, expand, widened_shape
 from mupscale.growth import axes_of_state, is_scalar, refuse_nonfinite, state_factor
 from mupscale.hf import saved
 from mupscale.hf.architectures import known as described
@@ -103,8 +103,8 @@ class _Piece:
     factor: float
 
     @property
-    def shape(self) -> list[int]:
-        return [n * self.axes[d].copies if d in self.axes else n for d, n in enumerate(self.value.shape)]
+    def shape(self) -> tuple[int, ...]:
+        return widened_shape(self.value.shape, self.axes)
 
 
 def _pieces(name: str, narrow: saved.Saved, plan: Plan, known: Traits) -> Iterator[tuple[str, Any]]:

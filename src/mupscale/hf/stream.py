@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from mupscale.core import Axis, Plan, Shape, expand
+from mupscale.core import Axis, Plan, Shape, widened_shape
 from mupscale.growth import GaussianNoise, draw_normal, refuse_nonfinite, unit_std
 from mupscale.hf.shards import Job, Shard
 from mupscale.hf.tensors import Stored, raw, read_into
@@ -196,23 +196,15 @@ class _Hand:
         # rounding comes once, at the end: what is only copied and scaled may stay in its own dtype
         if narrow.dtype != exact and (level or entry.shift or narrow.dtype != job.target.dtype):
             narrow = self._buffer("exact", narrow.shape, exact).copy_(narrow)
-        if entry.rule.weight != 1:
-            narrow.mul_(entry.rule.weight)
-        if entry.shift:
-            narrow.add_(entry.shift)
-        wide = self._expanded(narrow, piece.axes)
+        shape = widened_shape(piece.shape, piece.axes)
+        out = self._buffer("wide", shape, narrow.dtype) if piece.axes else narrow
+        wide = entry.widened(narrow, out, axes=piece.axes, overwrite=True)
         if not level:
             wide = self._rounded(wide, job)
             return sum(self._write(wide, job.target, at) for at in piece.at)
         return sum(
             self._write(self._rounded(self._noisy(wide, job, level, at), job), job.target, at) for at in piece.at
         )
-
-    def _expanded(self, narrow: Tensor, axes: Mapping[int, Axis]) -> Tensor:
-        if not axes:
-            return narrow
-        shape = [n * axes[d].copies if d in axes else n for d, n in enumerate(narrow.shape)]
-        return expand(narrow, axes, self._buffer("wide", shape, narrow.dtype))
 
     def _noisy(self, wide: Tensor, job: Job, level: float, at: int) -> Tensor:
         noise = self._buffer("noise", [wide.numel()], wide.dtype)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mupscale.core import Entry, Plan, expand
+from mupscale.core import Entry, Plan
 from mupscale.growth import GaussianNoise, standard_normal, unit_std
 from mupscale.hf.shards import plan_names
 from mupscale.hf.source import Source
@@ -89,8 +89,7 @@ def _grown(name: str, narrow: Tensor, planned: str, step: Step, dtype: torch.dty
     if not narrow.is_floating_point():
         return narrow
     exact = torch.float64 if narrow.dtype == torch.float64 else torch.float32
-    scaled = narrow.to(exact, copy=True).mul_(entry.rule.weight).add_(entry.shift)
-    wide = expand(scaled, entry.axes, torch.empty(entry.wide, dtype=exact))
+    wide = entry.widened(narrow.to(exact, copy=True), overwrite=True)
     if planned in step.plan.parameters and step.noise.of(planned):
         level = step.noise.of(planned) * unit_std(step.plan, planned, step.noise.unit)
         wide.add_(standard_normal(entry.wide, exact, step.seed, planned), alpha=level)

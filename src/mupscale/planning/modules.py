@@ -18,7 +18,6 @@ from mupscale.core import (
     Number,
     Plan,
     check_dtype,
-    expand,
     multiplier,
     naming,
     plain_type,
@@ -181,7 +180,7 @@ class _Walk:
         if saved or constant or self._override(name) is not None:
             return
         if not small.is_meta and not large.is_meta:
-            copies = expand(small, entry.axes, torch.empty(entry.wide, dtype=small.dtype, device=small.device))
+            copies = entry.widened(small, factor=1.0)
             if torch.equal(copies, large.to(copies)):
                 return
         elif entry.narrow == entry.wide or (not small.is_meta and small.unique().numel() <= 1):

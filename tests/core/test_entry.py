@@ -1,0 +1,53 @@
+"""The one formula of widening: copied along the axes, times the weight's factor, plus the shift."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mupscale.core import Axis, Entry, expand
+
+MATRIX = Entry((4, 6), (8, 18), {0: Axis(2), 1: Axis(3, 2)}, out=(0,), in_=(1,))
+GAIN = Entry((4,), (8,), {0: Axis(2)}, out=(0,), fold=0.25, offset=1)
+
+
+def test_weights_are_copied_and_divided_by_the_copies_that_are_summed() -> None:
+    narrow = torch.randn(4, 6, dtype=torch.float64)
+    assert torch.equal(MATRIX.widened(narrow), expand(narrow, MATRIX.axes, scale=1 / 3))
+
+
+def test_what_scales_is_the_stored_weight_with_its_offset() -> None:
+    gain = torch.tensor([0.0, 1.0, -1.0, 3.0])
+    wide = GAIN.widened(gain)
+    assert torch.equal(1 + wide, expand(0.25 * (1 + gain), GAIN.axes))
+
+
+@pytest.mark.parametrize("entry", [MATRIX, GAIN], ids=["matrix", "gain"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("target", [torch.float32, torch.bfloat16])
+def test_memory_that_is_given_changes_no_bit(entry: Entry, dtype: torch.dtype, target: torch.dtype) -> None:
+    narrow = torch.randn(entry.narrow).to(dtype)
+    before = narrow.clone()
+    out = torch.empty(entry.wide, dtype=target)
+    assert entry.widened(narrow, out) is out
+    assert torch.equal(narrow, before)
+    assert torch.equal(out, entry.widened(narrow.clone(), torch.empty_like(out), overwrite=True))
+    if dtype == target:
+        assert torch.equal(out, entry.widened(narrow))
+
+
+def test_pieces_make_up_the_whole() -> None:
+    narrow = torch.randn(4, 6)
+    rows = [MATRIX.widened(part, axes=MATRIX.axes) for part in narrow.split(1)]
+    assert torch.equal(torch.cat(rows), MATRIX.widened(narrow))
+
+
+def test_a_piece_that_is_not_copied_may_stay_where_it_is() -> None:
+    narrow = torch.full((4, 6), 3.0)
+    assert MATRIX.widened(narrow, narrow, axes={}, overwrite=True) is narrow
+    assert torch.equal(narrow, torch.full((4, 6), 1.0))
+
+
+def test_buffers_and_state_have_a_factor_of_their_own() -> None:
+    assert torch.equal(GAIN.widened(torch.arange(4), factor=1), torch.arange(4).repeat_interleave(2))
+    assert torch.equal(GAIN.widened(torch.ones(4), factor=0.5), torch.full((8,), 0.5))
