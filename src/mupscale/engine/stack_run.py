@@ -16,7 +16,7 @@ from mupscale.engine.outcomes import Journal, Outcome, Status, as_curve
 from mupscale.engine.stack import Stack
 from mupscale.engine.stackable import rate_after
 from mupscale.system import Interrupted
-from mupscale.train import StopRequest
+from mupscale.train import RunState, StopRequest
 
 _LOOK_EVERY = 100  # steps after which losses are fetched from the device at the latest
 _MINUTES = 2.0  # between two saves of a stack, if the recipe says nothing
@@ -175,11 +175,18 @@ class Passage:
         if folder is None:
             return
         model, optimizer = self.stack.export(row)
-        where = {"step": step, "width": recipe.width, "lr": rate_after(recipe, step - 1)}
-        spent = {"flops": self._flops(step) or 0.0, "seconds": self._elapsed()}
-        state: dict[str, Any] = {**where, **spent, "losses": [], "norms": [], "recipe": recipe.to_json()}
+        state = RunState(
+            step=step,
+            width=recipe.width,
+            lr=rate_after(recipe, step - 1),
+            flops=self._flops(step) or 0.0,
+            seconds=self._elapsed(),
+            losses=[],
+            norms=[],
+            recipe=recipe.to_json(),
+        )
         path = folder.checkpoint(step, sharded=False)
-        checkpoint.save(path, model, optimizer, self.stack.plan, run=state)
+        checkpoint.save(path, model, optimizer, self.stack.plan, run=state.to_json())
         folder.forget(recipe.checkpoints.keep)
 
     def save(self) -> None:

@@ -11,7 +11,7 @@ from mupscale import checkpoint
 from mupscale.core import Axis, Entry, Plan, naming
 from mupscale.family import Family
 from mupscale.system import MupscaleError, derive, generator
-from mupscale.train import Growth, Level, Recipe, Width, find_checkpoint, make_noise, snapshot
+from mupscale.train import Growth, Level, Recipe, RunState, Width, find_checkpoint, make_noise, snapshot
 
 
 def load_model(recipe: Recipe, run: str) -> nn.Module:
@@ -89,4 +89,4 @@ def _is_gain(model: nn.Module, name: str) -> bool:
 
 def _write(model: nn.Module, width: Width, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.save(path, model, run={"width": width})
+    checkpoint.save(path, model, run=RunState(width=width).to_json())

@@ -22,6 +22,7 @@ from mupscale.train.recipe import (
     make_noise,
 )
 from mupscale.train.run_folder import Folder, find_checkpoint, step_of
+from mupscale.train.run_state import RunState
 from mupscale.train.start import check_data, cost_per_example, starting_point
 from mupscale.train.tensorboard import Board
 
@@ -37,6 +38,7 @@ __all__ = [
     "Recipe",
     "Result",
     "Run",
+    "RunState",
     "Schedule",
     "Seeds",
     "Silence",

@@ -32,6 +32,7 @@ from mupscale.train.processes import Processes, processes
 from mupscale.train.progress import Progress, make_progress
 from mupscale.train.recipe import Growth, Recipe, Width
 from mupscale.train.run_folder import Folder
+from mupscale.train.run_state import RunState, require
 from mupscale.train.start import check_data, cost_per_example, hyperparameters, starting_point
 from mupscale.train.tensorboard import Board
 
@@ -124,21 +125,23 @@ class Run:
             width = growth.width
 
     def _restore(self, saved: snapshot.Snapshot) -> None:
-        if "run" not in saved.content.extra:
-            raise MupscaleError(f"{saved.path} is a checkpoint, but not of a run, so it cannot be resumed")
-        state = saved.content.extra["run"]
-        self.step = state["step"]
+        state, path = saved.run, saved.path
+        if state is None:
+            raise MupscaleError(f"{path} is a checkpoint, but not of a run, so it cannot be resumed")
+        self.step = require(state.step, "step", path)
         if self.recipe.steps < self.step:
             raise MupscaleError(
-                f"the run in {saved.path.parents[1]} stands at step {self.step}, beyond the {self.recipe.steps} steps "
+                f"the run in {path.parents[1]} stands at step {self.step}, beyond the {self.recipe.steps} steps "
                 f"asked for: give more steps"
             )
-        if why := Recipe.from_json(state["recipe"]).differs_from(self.recipe, self.step):
+        if why := Recipe.from_json(require(state.recipe, "recipe", path)).differs_from(self.recipe, self.step):
             raise MupscaleError(
-                f"{saved.path} is a checkpoint of another recipe: {why}; choose another folder (--out), or put it back"
+                f"{path} is a checkpoint of another recipe: {why}; choose another folder (--out), or put it back"
             )
-        self.lr, self.flops, self.seconds = state["lr"], state["flops"], state["seconds"]
-        self.losses.settled, self.norms.settled = list(state["losses"]), list(state["norms"])
+        self.lr, self.flops = require(state.lr, "lr", path), require(state.flops, "flops", path)
+        self.seconds = require(state.seconds, "seconds", path)
+        self.losses.settled = list(require(state.losses, "losses", path))
+        self.norms.settled = list(require(state.norms, "norms", path))
         width = self.recipe.width_after(self.step)
         model = self.processes.place(self.family.build(width).to(self.recipe.dtype()))
         saved.restore_model(model)
@@ -146,7 +149,7 @@ class Run:
         optimizer = saved.restore_optimizer(self.recipe.optimizer_class(), hyper, model)
         self._adopt(model, optimizer, width)
         over = "; it is finished: more --steps go on" if self.step == self.recipe.steps else ""
-        self.progress.note(f"resumed after step {self.step} from {saved.path}{over}")
+        self.progress.note(f"resumed after step {self.step} from {path}{over}")
 
     def _adopt(self, model: nn.Module, optimizer: Optimizer, width: Width) -> None:
         """Go on with this model and this optimizer."""
@@ -357,19 +360,19 @@ class Run:
         """Write a checkpoint."""
         if self.folder is None:
             return
-        state = {
-            "step": self.step,
-            "width": self.width,
-            "lr": self.lr,
-            "flops": self.flops,
-            "seconds": self._elapsed(),
-            "losses": self.losses.settled,
-            "norms": self.norms.settled,
-            "recipe": self.recipe.to_json(),
-        }
+        state = RunState(
+            step=self.step,
+            width=self.width,
+            lr=self.lr,
+            flops=self.flops,
+            seconds=self._elapsed(),
+            losses=self.losses.settled,
+            norms=self.norms.settled,
+            recipe=self.recipe.to_json(),
+        )
         folder = self.folder
         path = folder.checkpoint(self.step, sharded=self.processes.sharded)
-        snapshot.save(path, self.model, self.optimizer, self.plan, self.processes, {"run": state})
+        snapshot.save(path, self.model, self.optimizer, self.plan, self.processes, state)
         keep = self.recipe.checkpoints.keep
         self.processes.by_main(lambda: folder.forget(keep), f"{folder.checkpoints} cannot be cleared of old ones")
         self._saved = time.monotonic()

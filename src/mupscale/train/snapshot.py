@@ -23,15 +23,15 @@ from mupscale.checkpoint import Checkpoint
 from mupscale.core import Plan, naming
 from mupscale.system import MupscaleError
 from mupscale.train.processes import Processes
+from mupscale.train.run_state import RunState
 
 _HEADER, _SHARDS = "header.safetensors", "shards"
 
 
-def save(
-    path: Path, model: nn.Module, optimizer: Optimizer, plan: Plan, processes: Processes, extra: Mapping[str, Any]
-) -> None:
+def save(path: Path, model: nn.Module, optimizer: Optimizer, plan: Plan, processes: Processes, run: RunState) -> None:
     """Write it all; it appears under its name when it is whole. Every process must call."""
     processes.share_buffers(model)
+    extra = {"run": run.to_json()}
     if not processes.sharded:
         checkpoint.save(path, model, optimizer, plan, **extra)
         return
@@ -63,6 +63,12 @@ class Snapshot:
     def sharded(self) -> bool:
         """Whether its tensors lie in shards."""
         return self.path.is_dir()
+
+    @property
+    def run(self) -> RunState | None:
+        """What it says of its run; None if the model was saved without one."""
+        extra = self.content.extra
+        return RunState.from_json(extra["run"], self.path) if "run" in extra else None
 
     def restore_model(self, model: nn.Module) -> None:
         """Its weights and buffers, into the model."""

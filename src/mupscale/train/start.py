@@ -113,11 +113,12 @@ def _state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
 
 
 def _width_of(saved: snapshot.Snapshot | Mapping[str, Tensor], recipe: Recipe, path: Path) -> Width:
-    told = saved.content.extra.get("run", {}).get("width") if isinstance(saved, snapshot.Snapshot) else None
-    width: Width | None = told if told is not None else recipe.start_width
-    if width is None:
+    state = saved.run if isinstance(saved, snapshot.Snapshot) else None
+    if state is not None and state.width is not None:
+        return state.width
+    if recipe.start_width is None:
         raise MupscaleError(f"{path} does not tell the width of its model: give it as from_width")
-    return width
+    return recipe.start_width
 
 
 def _give_state(
@@ -133,7 +134,7 @@ def _give_state(
     """
     if not isinstance(saved, snapshot.Snapshot) or saved.content.optimizer is None:
         return
-    theirs = saved.content.extra.get("run", {}).get("recipe", {}).get("optimizer", {}).get("class_path", "")
+    theirs = saved.run.optimizer_class if saved.run is not None else None
     named = all("param_names" in group for group in saved.content.optimizer["param_groups"])
     if not named or (theirs and theirs.rpartition(".")[2] != type(optimizer).__name__):
         return

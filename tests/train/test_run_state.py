@@ -1,0 +1,101 @@
+"""What a checkpoint says of its run: the same JSON as ever, and an error that names the file and the field."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mupscale import checkpoint
+from mupscale.system import MupscaleError
+from mupscale.train import Recipe, RunState, snapshot, train
+from small_runs import recipe
+
+NAMES = ["step", "width", "lr", "flops", "seconds", "losses", "norms", "recipe"]
+WHOLE: dict[str, Any] = {
+    "step": 20,
+    "width": {"head_dim": 8},
+    "lr": 0.02,
+    "flops": 1e6,
+    "seconds": 1.5,
+    "losses": [1.0, 0.5],
+    "norms": [],
+    "recipe": {"optimizer": {"class_path": "torch.optim.AdamW"}},
+}
+FILE = Path("run/step-20.safetensors")
+
+
+def test_plain_values_and_back() -> None:
+    state = RunState.from_json(WHOLE, FILE)
+    assert state.to_json() == WHOLE
+    assert list(state.to_json()) == NAMES
+    assert state.optimizer_class == "torch.optim.AdamW"
+
+
+def test_a_checkpoint_with_fewer_fields() -> None:
+    state = RunState.from_json({"width": 16, "somebody's own": 1}, FILE)
+    assert state == RunState(width=16)
+    assert state.to_json() == {"width": 16}
+    assert state.optimizer_class is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("step", "20"),
+        ("step", -1),
+        ("step", True),
+        ("width", 1.5),
+        ("width", {"head_dim": "8"}),
+        ("lr", "0.02"),
+        ("flops", [1]),
+        ("seconds", False),
+        ("losses", 1.0),
+        ("losses", ["1"]),
+        ("norms", {}),
+        ("recipe", []),
+    ],
+)
+def test_a_field_of_the_wrong_type(field: str, value: Any) -> None:
+    with pytest.raises(MupscaleError, match=rf"{re.escape(str(FILE))}: the run's '{field}' is .*, but must be a"):
+        RunState.from_json({**WHOLE, field: value}, FILE)
+
+
+def test_a_run_that_is_no_mapping() -> None:
+    with pytest.raises(MupscaleError, match="'run' is 'mine', but must be"):
+        RunState.from_json("mine", FILE)
+
+
+def test_what_a_run_writes(tmp_path: Path) -> None:
+    """The keys, their order and their types are those of the format."""
+    short = recipe(tmp_path / "run", steps=3, log_every=2)
+    train(short)
+    path = tmp_path / "run" / "checkpoints" / "step-000000003.safetensors"
+    values = checkpoint.load(path).extra["run"]
+    assert list(values) == NAMES
+    assert [type(value) for value in values.values()] == [int, int, float, float, float, list, list, dict]
+    assert Recipe.from_json(values["recipe"]) == short
+    assert snapshot.read(path).run == RunState(**values)
+
+
+@pytest.mark.parametrize("field", NAMES)
+def test_resuming_names_what_is_missing(tmp_path: Path, field: str) -> None:
+    """All but the width, which the recipe says, too."""
+    short = recipe(tmp_path / "run", steps=3)
+    train(short)
+    path = tmp_path / "run" / "checkpoints" / "step-000000003.safetensors"
+    saved = checkpoint.load(path)
+    values = {name: value for name, value in saved.extra["run"].items() if name != field}
+    checkpoint.write(path, saved.model, saved.optimizer, saved.plan, {"run": values})
+    if field == "width":
+        assert train(short, resume=True).status == "finished"
+        return
+    with pytest.raises(MupscaleError, match=rf"{re.escape(str(path))} does not say the run's '{field}'"):
+        train(short, resume=True)
+
+
+def test_a_model_without_a_run_says_nothing(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path / "model.safetensors", recipe().family().init(16))
+    assert snapshot.read(path).run is None
