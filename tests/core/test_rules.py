@@ -97,13 +97,13 @@ SENSITIVE = [
     ("mlp", "Adam", None),
     ("mlp", "ASGD", None),
     ("mlp", "SGD", 0.1),
-    ("mlp", "Muon-reference", None),
+    ("mlp", "Muon", None),
     ("gpt2-heads", "SGD-momentum", None),
     ("gpt2-heads", "Adam", None),
     ("gpt2-heads", "AdamW", None),
     ("gpt2-heads", "ASGD", None),
     ("gpt2-heads", "SGD", 0.05),
-    ("sqrt-attention", "Muon-reference", None),
+    ("sqrt-attention", "Muon", None),
 ]
 
 
