@@ -38,7 +38,7 @@ def write_llama(folder: Path, size: str, *, zeros: bool = False) -> None:
     """config.json and model.safetensors of a LLaMA with head_dim 64; zeros take no room on the disk."""
     import torch
 
-    from mupscale.hf.tensors import header, raw
+    from mupscale.hf.files.safetensors_format import header, raw
 
     hidden, layers, ffn, kv = SIZES[size]
     config = {
@@ -117,7 +117,7 @@ def ours(source: Path, out: Path, noise: float, threads: int | None) -> None:
 
 
 def output_bytes(source: Path) -> int:
-    from mupscale.hf.source import open_source
+    from mupscale.hf.files.source import open_source
 
     shapes = open_source(source).shapes.values()
     return 4 * sum(math.prod(n if n == 32000 else 2 * n for n in shape) for shape in shapes)

@@ -175,14 +175,14 @@ def test_an_architecture_of_ones_own_in_one_file(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """--describe imports a module that registers it; a tensor that no line describes is named."""
-    from mupscale.hf.architectures import KNOWN, known
+    from mupscale.hf.describe.registry import DESCRIPTIONS
 
     config = json.loads((small / "config.json").read_text())
     (small / "config.json").write_text(json.dumps({**config, "model_type": "alpaca"}))
     (tmp_path / "my_alpaca.py").write_text(
         "from dataclasses import replace\n"
         "from mupscale.hf import register\n"
-        "from mupscale.hf.architectures.llama import LLAMA\n"
+        "from mupscale.hf.describe.architectures.llama import LLAMA\n"
         "register(replace(LLAMA, model_type='alpaca'))\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -190,9 +190,9 @@ def test_an_architecture_of_ones_own_in_one_file(
     try:
         words = ["upscale", str(small), str(tmp_path / "wide"), "--describe", "my_alpaca", "--no-verify"]
         assert main(words) == 0
-        assert known("alpaca") is not None
+        assert "alpaca" in DESCRIPTIONS
     finally:
-        KNOWN.pop("alpaca", None)
+        DESCRIPTIONS.pop("alpaca", None)
     assert (tmp_path / "wide" / "mupscale.json").exists()
 
 

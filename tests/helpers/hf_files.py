@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mupscale.hf.tensors import header
+from mupscale.hf.files.safetensors_format import header
 
 
 def llama_config(**changed: Any) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 import mupscale as mu
 from mupscale import Plan
 from mupscale.checks.equivalence import Report, relative_difference
-from mupscale.hf.architecture import Architecture
-from mupscale.hf.architectures import KNOWN
-from mupscale.hf.growth import Times
-from mupscale.hf.precision import KeepDouble
+from mupscale.hf.describe.architecture import Architecture
+from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.registry import DESCRIPTIONS
+from mupscale.hf.verification.precision import KeepDouble
 
 transformers.logging.set_verbosity_error()
 
@@ -171,7 +171,7 @@ class Pair:
 
     def __init__(self, name: str, times: Any = 2, change: Callable[[Plan], Plan] | None = None, **config: Any) -> None:
         self.config, self.cls = tiny(name, **config)
-        self.architecture: Architecture = KNOWN[name]
+        self.architecture: Architecture = DESCRIPTIONS[name]
         self.json, self.times = self.config.to_dict(), Times.of(times)
         self.small = randomised(build(self.config))
         self.wide = build(self.architecture.wide_config(self.json, self.times))

@@ -19,13 +19,14 @@ transformers = pytest.importorskip("transformers")
 import mupscale as mu  # noqa: E402
 from hf_models import build, randomised, tiny  # noqa: E402
 from mupscale import GaussianNoise, MupscaleError  # noqa: E402
-from mupscale.hf import models  # noqa: E402
-from mupscale.hf.architecture import KNOWN  # noqa: E402
-from mupscale.hf.architectures import known  # noqa: E402
-from mupscale.hf.growth import Times  # noqa: E402
-from mupscale.hf.source import open_source  # noqa: E402
+from mupscale.hf.describe import memory  # noqa: E402
+from mupscale.hf.describe.building import quiet_transformers, sketch_model  # noqa: E402
+from mupscale.hf.describe.multipliers import Times  # noqa: E402
+from mupscale.hf.describe.registry import DESCRIPTIONS  # noqa: E402
+from mupscale.hf.files.source import open_source  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
-from mupscale.hf.verification import needed_bytes, verify  # noqa: E402
+from mupscale.hf.verification.loading import load_pretrained, make_batches  # noqa: E402
+from mupscale.hf.verification.verifying import needed_bytes, verify  # noqa: E402
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 
@@ -35,7 +36,7 @@ def saved(
 ) -> Path:
     """A tiny random checkpoint."""
     made, _ = tiny(name, head, **config)
-    with models.quiet():
+    with quiet_transformers():
         randomised(build(made)).to(dtype).save_pretrained(folder)
     return folder
 
@@ -130,8 +131,8 @@ def test_an_auxiliary_loss_is_no_output(tmp_path: Path) -> None:
 
 
 def test_saved_again_it_is_still_the_same(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    with models.quiet():
-        models.load(open_source(pair[1]), torch.float32).model.save_pretrained(tmp_path / "again")
+    with quiet_transformers():
+        load_pretrained(open_source(pair[1]), torch.float32).model.save_pretrained(tmp_path / "again")
     shutil.copy(pair[1] / "mupscale.json", tmp_path / "again")
     found = verify(pair[0], tmp_path / "again")
     assert found.ok
@@ -140,7 +141,7 @@ def test_saved_again_it_is_still_the_same(pair: tuple[Path, Path], tmp_path: Pat
 
 def test_models_in_memory(float64: None) -> None:
     config, _ = tiny("llama")
-    small, architecture = randomised(build(config)), known("llama")
+    small, architecture = randomised(build(config)), DESCRIPTIONS.get("llama")
     assert architecture is not None
     wide = build(architecture.wide_config(config.to_dict(), Times.of(2)))
     shapes = {name: tuple(p.shape) for name, p in small.named_parameters()}
@@ -203,10 +204,10 @@ def test_swapped_heads_that_the_outputs_do_not_show(pair: tuple[Path, Path], wid
 def test_a_description_that_only_training_refutes(
     pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llama = known("llama")
+    llama = DESCRIPTIONS.get("llama")
     assert llama is not None
     one_by_one = replace(llama, wires=lambda wires, config: {"queries": replace(wires["queries"], block=4)})
-    monkeypatch.setitem(KNOWN, "llama", one_by_one)
+    monkeypatch.setitem(DESCRIPTIONS, "llama", one_by_one)
     wide = grown(pair[0], tmp_path / "wide")
     assert verify(pair[0], wide, dtype="float64").ok
     found = verify(pair[0], wide, dtype="float64", train=3)
@@ -238,10 +239,10 @@ def test_training_shows_a_wrong_rule(
 
 
 def test_a_fold_that_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpt2 = known("gpt2")
+    gpt2 = DESCRIPTIONS.get("gpt2")
     assert gpt2 is not None
     assert gpt2.tied is not None
-    monkeypatch.setitem(KNOWN, "gpt2", replace(gpt2, tied=replace(gpt2.tied, norm=())))
+    monkeypatch.setitem(DESCRIPTIONS, "gpt2", replace(gpt2, tied=replace(gpt2.tied, norm=())))
     small = saved(tmp_path / "small", "gpt2")
     found = verify(small, grown(small, tmp_path / "wide"))
     assert [row.ok for row in found.rows] == [True, False]
@@ -356,10 +357,10 @@ def test_noise_hides_nothing_of_a_changed_config(pair: tuple[Path, Path], tmp_pa
 def test_noise_hides_nothing_of_a_wrong_description(
     pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llama = known("llama")
+    llama = DESCRIPTIONS.get("llama")
     assert llama is not None
     in_one_piece = replace(llama, wires=lambda wires, config: {"keys": replace(wires["keys"], block=8)})
-    monkeypatch.setitem(KNOWN, "llama", in_one_piece)
+    monkeypatch.setitem(DESCRIPTIONS, "llama", in_one_piece)
     with pytest.raises(MupscaleError, match="was not kept: NOT equivalent: logits, without the noise differ"):
         upscale(pair[0], tmp_path / "noisy", noise=0.1, progress=False)
     assert not (tmp_path / "noisy").exists()
@@ -459,8 +460,8 @@ def test_text_through_the_checkpoints_tokenizer(pair: tuple[Path, Path], tmp_pat
     add_tokenizer(small)
     text = tmp_path / "text.txt"
     text.write_text("w3 w4 w5 w6 w7")
-    model = models.load(open_source(small), torch.float32).model
-    (batch,) = models.batches(model, 1, 4, rows=2, text=text.read_text(), folder=small)
+    model = load_pretrained(open_source(small), torch.float32).model
+    (batch,) = make_batches(model, 1, 4, rows=2, text=text.read_text(), folder=small)
     assert batch["input_ids"].tolist() == [[3, 4, 5, 6], [7, 3, 4, 5]]
     assert verify(small, pair[1], text=text).ok
     with pytest.raises(MupscaleError, match="no-such"):
@@ -476,7 +477,7 @@ def test_text_through_the_checkpoints_tokenizer(pair: tuple[Path, Path], tmp_pat
 def test_random_batches_depend_on_the_seed_and_avoid_padding() -> None:
     config, _ = tiny("llama", pad_token_id=3)
     model = build(config)
-    one, again, other = (models.batches(model, 3, 100, seed=seed) for seed in (0, 0, 1))
+    one, again, other = (make_batches(model, 3, 100, seed=seed) for seed in (0, 0, 1))
     assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(one, again, strict=True))
     assert not torch.equal(one[0]["input_ids"], other[0]["input_ids"])
     assert not torch.equal(one[0]["input_ids"], one[1]["input_ids"])
@@ -490,7 +491,7 @@ def test_what_the_model_does_not_use_is_told(tmp_path: Path) -> None:
     found = verify(small, grown(small, tmp_path / "wide"))
     assert found.ok
     assert "which BertForMaskedLM has no use for" in found.verdict
-    unused = models.load(open_source(small), torch.float32).unused
+    unused = load_pretrained(open_source(small), torch.float32).unused
     assert len(unused) == 4
     assert "bert.pooler.dense.bias" in unused
 
@@ -499,10 +500,10 @@ def test_no_parameter_is_ever_left_to_chance(pair: tuple[Path, Path], tmp_path: 
     small = Path(shutil.copytree(pair[0], tmp_path / "small"))
     edit(small, lambda tensors: tensors.pop(Q))
     with pytest.raises(MupscaleError, match=rf"lacks '{Q}'.*random"):
-        models.load(open_source(small), torch.float32)
+        load_pretrained(open_source(small), torch.float32)
     edit(small, lambda tensors: tensors.update({Q: torch.zeros(8, 16)}))
     with pytest.raises(MupscaleError, match=str(small)):
-        models.load(open_source(small), torch.float32)
+        load_pretrained(open_source(small), torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -517,21 +518,21 @@ def test_no_parameter_is_ever_left_to_chance(pair: tuple[Path, Path], tmp_path: 
 def test_configs_that_name_no_model(fields: dict[str, Any], says: str, pair: tuple[Path, Path]) -> None:
     config = {**open_source(pair[0]).config, **fields}
     with pytest.raises(MupscaleError, match=says):
-        models.sketch(config)
+        sketch_model(config)
 
 
 def test_a_sketch_has_no_memory_and_is_tied() -> None:
     config, _ = tiny("gpt2")
-    sketch: Any = models.sketch(config.to_dict())
+    sketch: Any = sketch_model(config.to_dict())
     assert all(p.is_meta for p in sketch.parameters())
     assert sketch.lm_head.weight is sketch.transformer.wte.weight
     without = {k: v for k, v in config.to_dict().items() if k != "architectures"}
-    assert type(models.sketch(without)) is type(sketch)
+    assert type(sketch_model(without)) is type(sketch)
 
 
 def test_double_precision_reaches_the_buffers(tmp_path: Path) -> None:
     small = open_source(saved(tmp_path / "small", "gemma", hidden_size=24))
-    model = models.load(small, torch.float64).model
+    model = load_pretrained(small, torch.float64).model
     scale = dict(model.named_buffers())["model.embed_tokens.embed_scale"]
     assert float(scale) == 24**0.5
     assert all(p.dtype == torch.float64 for p in model.parameters())
@@ -541,12 +542,10 @@ def test_too_large_for_the_memory(pair: tuple[Path, Path], monkeypatch: pytest.M
     small, wide = map(open_source, pair)
     numbers = sum(t.numel for source in (small, wide) for t in source.tensors.values())
     assert needed_bytes(small, wide, "float64", train=1) == 5 * 8 * numbers
-    assert models.fits(1000)
-    for module in ("models", "verification"):
-        monkeypatch.setattr(f"mupscale.hf.{module}.available_memory", lambda: 600_000_000)
+    assert memory.fits(1000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 600_000_000)
     assert verify(*pair).ok
-    for module in ("models", "verification"):
-        monkeypatch.setattr(f"mupscale.hf.{module}.available_memory", lambda: 100_000_000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 100_000_000)
     with pytest.raises(MupscaleError, match=r"takes 0\.0 GB of memory and 0\.1 GB are free"):
         verify(*pair)
 

@@ -17,8 +17,8 @@ import hf_models as models  # noqa: E402
 import mupscale as mu  # noqa: E402
 from mupscale import Rule  # noqa: E402
 from mupscale.core.axes import expand  # noqa: E402
-from mupscale.hf.architectures import KNOWN  # noqa: E402
-from mupscale.hf.growth import Times  # noqa: E402
+from mupscale.hf.describe.multipliers import Times  # noqa: E402
+from mupscale.hf.describe.registry import DESCRIPTIONS  # noqa: E402
 
 HEADS = [(name, head) for name in models.CONFIGS for head in models.heads_of(name)]
 
@@ -78,8 +78,8 @@ def test_files_of_gpt2_may_lack_the_prefix() -> None:
     shapes = models.shapes(models.build(config))
     bare = {n.removeprefix("transformer."): s for n, s in shapes.items()}
     old = {**bare, "h.0.attn.bias": (1, 1, 24, 24), "h.0.attn.masked_bias": (), "lm_head.weight": (models.VOCAB, 16)}
-    plan = KNOWN["gpt2"].plan(config.to_dict(), Times.of(2), old)
-    whole = KNOWN["gpt2"].plan(config.to_dict(), Times.of(2), shapes)
+    plan = DESCRIPTIONS["gpt2"].plan(config.to_dict(), Times.of(2), old)
+    whole = DESCRIPTIONS["gpt2"].plan(config.to_dict(), Times.of(2), shapes)
     for name, entry in whole.parameters.items():
         found = plan[name.removeprefix("transformer.")]
         assert (found.rule, found.axes, found.wide) == (entry.rule, entry.axes, entry.wide)
@@ -100,14 +100,14 @@ def test_older_names(name: str, old: str, new: str, tied: bool) -> None:
     shapes = models.shapes(models.build(config), every_name=True)
     assert any(new in n for n in shapes)
     renamed = {n.replace(new, old): s for n, s in shapes.items()}
-    plans = [KNOWN[name].plan(config.to_dict(), Times.of(2), s) for s in (shapes, renamed)]
+    plans = [DESCRIPTIONS[name].plan(config.to_dict(), Times.of(2), s) for s in (shapes, renamed)]
     assert [*plans[0].rules.values()] == [*plans[1].rules.values()]
 
 
 def test_mixtrals_experts_in_files_and_in_the_model() -> None:
     """Gate and up projection are one tensor in the model, and are copied half by half."""
     config, _ = models.tiny("mixtral")
-    plan = KNOWN["mixtral"].plan(
+    plan = DESCRIPTIONS["mixtral"].plan(
         config.to_dict(),
         Times.of("hidden=2,ffn=3,heads=2"),
         {
@@ -129,7 +129,7 @@ def test_mixtrals_experts_in_files_and_in_the_model() -> None:
 
 @pytest.mark.parametrize("name", models.CONFIGS)
 def test_defaults_are_those_of_transformers(name: str) -> None:
-    architecture, theirs = KNOWN[name], type(models.tiny(name)[0])()
+    architecture, theirs = DESCRIPTIONS[name], type(models.tiny(name)[0])()
     fields = {architecture.hidden, architecture.heads, architecture.std, *architecture.defaults}
     for field in fields - {"n_inner"}:
         assert architecture.value({}, field) == getattr(theirs, field), field
@@ -172,7 +172,7 @@ ABSENT: list[tuple[str, str, dict[str, Any]]] = [
 def test_fields_that_config_json_leaves_out(name: str, field: str, config: dict[str, Any], null: bool) -> None:
     """Absent or null, they mean to us what they mean to transformers, before and after growing."""
     made, _ = models.tiny(name, config.pop("head", None) if "head" in config else None, **config)
-    architecture, given = KNOWN[name], {k: v for k, v in made.to_dict().items() if k != field}
+    architecture, given = DESCRIPTIONS[name], {k: v for k, v in made.to_dict().items() if k != field}
     if null:
         given[field] = None
     sketches = []
@@ -197,7 +197,7 @@ def test_what_is_tied_is_what_transformers_ties(name: str, tied: bool | None) ->
         with torch.device("meta"):
             model = models.build(config)
         alias = [n for n in models.shapes(model, every_name=True) if n not in models.shapes(model)]
-        architecture, given = KNOWN[name], config.to_dict()
+        architecture, given = DESCRIPTIONS[name], config.to_dict()
         if tied is None:
             given.pop("tie_word_embeddings", None)
         assert architecture.is_tied(given) == bool(alias), head
@@ -216,7 +216,7 @@ def test_what_is_tied_is_what_transformers_ties(name: str, tied: bool | None) ->
 )
 def test_what_transformers_refuses_is_refused_first(name: str, times: str, config: dict[str, Any]) -> None:
     made, _ = models.tiny(name, **config)
-    architecture, given = KNOWN[name], made.to_dict()
+    architecture, given = DESCRIPTIONS[name], made.to_dict()
     with pytest.raises(mu.MupscaleError):
         architecture.wide_config(given, Times.of(times))
     forced = replace(architecture, divisible=False, refuse=lambda config, times: "")
@@ -234,7 +234,7 @@ def test_fresh_weights_have_the_described_size(name: str) -> None:
     std = {"opt": "init_std"}.get(name, "initializer_range")
     for head in (None, "Model", *(["ForMaskedImageModeling"] if name == "vit" else [])):
         config, _ = models.tiny(name, head, **{std: 0.1})
-        model, architecture = models.build(config), KNOWN[name]
+        model, architecture = models.build(config), DESCRIPTIONS[name]
         plan = architecture.plan(config.to_dict(), Times.of("hidden=4,ffn=9,heads=4"), models.shapes(model))
         assert plan.fresh is not None
         for parameter, p in model.named_parameters():

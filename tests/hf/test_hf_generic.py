@@ -13,13 +13,15 @@ transformers = pytest.importorskip("transformers")
 
 from hf_models import randomised  # noqa: E402
 from mupscale import MupscaleError  # noqa: E402
-from mupscale.hf import generic, models  # noqa: E402
-from mupscale.hf.architectures import known  # noqa: E402
-from mupscale.hf.growth import Times  # noqa: E402
-from mupscale.hf.record import Record  # noqa: E402
-from mupscale.hf.source import open_source  # noqa: E402
+from mupscale.hf.describe import from_modules  # noqa: E402
+from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
+from mupscale.hf.describe.multipliers import Times  # noqa: E402
+from mupscale.hf.describe.registry import DESCRIPTIONS  # noqa: E402
+from mupscale.hf.files.record import Record  # noqa: E402
+from mupscale.hf.files.source import open_source  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
-from mupscale.hf.verification import verify  # noqa: E402
+from mupscale.hf.verification.loading import load_pretrained  # noqa: E402
+from mupscale.hf.verification.verifying import verify  # noqa: E402
 
 SIZES = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 29}
 TEXT = {**SIZES, "max_position_embeddings": 24}
@@ -78,14 +80,14 @@ def config_of(prefix: str, head: str, fields: dict[str, Any]) -> Any:
 
 def saved(folder: Path, prefix: str, head: str, fields: dict[str, Any]) -> Path:
     config = config_of(prefix, head, fields)
-    with models.quiet():
+    with quiet_transformers():
         randomised(getattr(transformers, config.architectures[0])(config)).save_pretrained(folder)
     return folder
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_exact_in_outputs_and_training(name: str, tmp_path: Path) -> None:
-    assert known(name) is None
+    assert name not in DESCRIPTIONS
     small = saved(tmp_path / "small", *EXACT[name])
     found = upscale(small, tmp_path / "wide", times=2, progress=False).comparison
     assert found is not None
@@ -95,7 +97,7 @@ def test_exact_in_outputs_and_training(name: str, tmp_path: Path) -> None:
     assert all(row.difference < 1e-12 for row in found.rows)
     plan = Record.load(tmp_path / "wide").plan
     assert plan is not None
-    plan.check(models.load(open_source(tmp_path / "wide"), torch.float32).model)
+    plan.check(load_pretrained(open_source(tmp_path / "wide"), torch.float32).model)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -135,41 +137,42 @@ def test_two_growths_and_noise(tmp_path: Path) -> None:
 def test_fresh_stds_are_measured() -> None:
     config = config_of(*EXACT["stablelm"]).to_dict()
     before = torch.get_rng_state()
-    _, plan = generic.plan_by_modules(config, Times.of(2))
+    plan = from_modules.plan_by_modules(config, Times.of(2))
     assert torch.equal(before, torch.get_rng_state())
     assert plan.fresh is not None
     assert plan.fresh["model.layers.0.mlp.up_proj.weight"] == pytest.approx(0.02 / 2**0.5, rel=0.1)
     assert plan.fresh["lm_head.weight"] == pytest.approx(0.01, rel=0.1)
     assert plan.fresh["model.norm.weight"] == 0
-    assert generic.plan_by_modules(config, Times.of(2))[1].fresh == plan.fresh
-    assert generic.plan_by_modules(config, Times.of(2), fresh=False)[1].fresh is None
+    assert from_modules.plan_by_modules(config, Times.of(2)).fresh == plan.fresh
+    assert from_modules.plan_by_modules(config, Times.of(2), fresh=False).fresh is None
 
 
 def test_fields_that_follow_from_others_stay_null() -> None:
     config = config_of(*EXACT["codegen"]).to_dict()
     assert config["n_inner"] is None
-    wide, plan = generic.plan_by_modules(config, Times.of(2), fresh=False)
+    wide = from_modules.wide_config(config, Times.of(2))
+    plan = from_modules.plan_by_modules(config, Times.of(2), fresh=False)
     assert wide["n_inner"] is None
     assert plan["transformer.h.0.mlp.fc_in.weight"].wide == (128, 32)
     with pytest.raises(MupscaleError, match=r"no size of their own .* let ffn grow as hidden does, 2 times"):
-        generic.plan_by_modules(config, Times.of("hidden=2,heads=2,ffn=3"), fresh=False)
+        from_modules.plan_by_modules(config, Times.of("hidden=2,heads=2,ffn=3"), fresh=False)
 
 
 def test_a_head_dim_that_would_change() -> None:
     config = config_of(*EXACT["stablelm"]).to_dict()
     with pytest.raises(MupscaleError, match="head_dim is hidden_size / num_attention_heads here, and it must stay"):
-        generic.plan_by_modules(config, Times.of("hidden=2"), fresh=False)
+        from_modules.plan_by_modules(config, Times.of("hidden=2"), fresh=False)
 
 
 def test_a_config_without_any_known_size() -> None:
     with pytest.raises(MupscaleError, match="has no field for the hidden size"):
-        generic.wide_config({"model_type": "nobody", "breadth": 3}, Times.of(2))
+        from_modules.wide_config({"model_type": "nobody", "breadth": 3}, Times.of(2))
 
 
 def test_a_tensor_that_the_model_lacks(tmp_path: Path) -> None:
     config = config_of(*EXACT["stablelm"]).to_dict()
-    _, plan = generic.plan_by_modules(config, Times.of(2), fresh=False)
+    plan = from_modules.plan_by_modules(config, Times.of(2), fresh=False)
     shapes = {name: entry.narrow for name, entry in plan.parameters.items()}
-    assert generic.plan_for_files(config, plan, shapes).parameters.keys() == shapes.keys()
+    assert from_modules.plan_for_files(config, plan, shapes).parameters.keys() == shapes.keys()
     with pytest.raises(MupscaleError, match=r"'reward.weight' of shape \(1, 16\) is no parameter of the model"):
-        generic.plan_for_files(config, plan, {**shapes, "reward.weight": (1, 16)})
+        from_modules.plan_for_files(config, plan, {**shapes, "reward.weight": (1, 16)})

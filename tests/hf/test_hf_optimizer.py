@@ -18,15 +18,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import mupscale as mu
-from mupscale.hf import optimizer as module
-from mupscale.hf import saved, training
-from mupscale.hf.architectures import known
-from mupscale.hf.growth import Times
-from mupscale.hf.optimizer import widen_optimizer_file
-from mupscale.hf.parameters import named_as_in, shapes_of
-from mupscale.hf.precision import KeepDouble
-from mupscale.hf.record import Growth, Record
-from mupscale.hf.source import Source, open_source
+from mupscale.hf import training
+from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.registry import DESCRIPTIONS
+from mupscale.hf.files.record import GrowthStep, Record
+from mupscale.hf.files.source import Source, open_source
+from mupscale.hf.training import widened_optimizer as module
+from mupscale.hf.training.model_parameters import named_as_in, shapes_of
+from mupscale.hf.training.saved_optimizer import read_optimizer
+from mupscale.hf.training.widened_optimizer import widen_optimizer_file
+from mupscale.hf.verification.precision import KeepDouble
 
 transformers = pytest.importorskip("transformers")
 
@@ -66,7 +67,7 @@ class Case:
         self.folder, self.path, self.out = folder, folder / "optimizer.pt", folder / "wide.pt"
         self.small.save_pretrained(folder)
         self.source: Source = open_source(folder)
-        architecture = known("llama")
+        architecture = DESCRIPTIONS.get("llama")
         assert architecture is not None
         made = architecture.plan(self.source.config, TWICE, shapes_of(self.small))
         self.plan = named_as_in(self.small, made)
@@ -212,7 +213,7 @@ def test_the_trainers_own_file_goes_on_exactly(tied: bool, tmp_path: Path, doubl
     wide.mkdir()
     case.out = wide / "optimizer.pt"
     case.widened()
-    Record(case.source.config, (Growth(TWICE),)).save(wide)
+    Record(case.source.config, (GrowthStep(TWICE),)).save(wide)
 
     groups = [
         {**g, "params": [case.small.get_parameter(n) for n in g["params"]]}
@@ -242,7 +243,7 @@ def test_a_plain_optimizer_with_param_groups_takes_the_file(tmp_path: Path) -> N
     train(case.small, optimizer, batches(3))
     case.save(optimizer)
     found = case.widened()
-    Record(case.source.config, (Growth(TWICE),)).save(case.folder)
+    Record(case.source.config, (GrowthStep(TWICE),)).save(case.folder)
     decay = training.decay_groups(case.wide, 0.1)
     made = training.param_groups(case.folder, case.wide, torch.optim.AdamW, lr=1e-2, eps=1e-6, groups=decay)
     plain = torch.optim.AdamW(made)
@@ -307,7 +308,7 @@ def test_the_optimizer_is_told_by_its_state(name: str, case: Case) -> None:
     optimizer = cls(case.small.parameters(), **hyper)
     train(case.small, optimizer, batches(1))
     case.save(optimizer)
-    assert saved.read(case.path, case.small).optimizer_class() is cls
+    assert read_optimizer(case.path, case.small).optimizer_class() is cls
 
 
 def test_an_older_torch_says_less_and_means_adamw(case: Case) -> None:
@@ -317,7 +318,7 @@ def test_an_older_torch_says_less_and_means_adamw(case: Case) -> None:
     kept = ("lr", "betas", "eps", "weight_decay", "amsgrad", "params")
     content["param_groups"] = [{key: content["param_groups"][0][key] for key in kept}]
     torch.save(content, case.path)
-    assert saved.read(case.path, case.small).optimizer_class() is torch.optim.AdamW
+    assert read_optimizer(case.path, case.small).optimizer_class() is torch.optim.AdamW
     assert {g["weight_decay"] for g in case.widened()["param_groups"]} == {0.1, 0.2}
 
 
@@ -480,7 +481,7 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
     size = 1024
     names = [f"{i}" for i in range(8)]
     entry = mu.Entry((size, size), (2 * size, 2 * size), {0: mu.Axis(2), 1: mu.Axis(2)}, (0,), (1,))
-    pieces = {n: {"exp_avg": module._Piece(torch.ones(size, size), entry.axes, 0.5)} for n in names}
+    pieces = {n: {"exp_avg": module._StateTensor(torch.ones(size, size), entry.axes, 0.5)} for n in names}
     groups = [{"lr": 0.1, "params": list(range(8)), "param_names": names}]
     before, peak, done = _anonymous(), [0], threading.Event()
 

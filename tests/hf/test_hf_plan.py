@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from mupscale import Axis, MupscaleError, Rule
 from mupscale.core.axes import expand
-from mupscale.hf.architecture import KNOWN, Architecture, register
-from mupscale.hf.architectures import extend, known
-from mupscale.hf.growth import Times
-from mupscale.hf.record import Growth, Record
-from mupscale.hf.wires import Layout, Wire, conv1d, linear, patches, readout, same, table, vector
+from mupscale.hf.describe.architecture import Architecture
+from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.registry import DESCRIPTIONS, extend, register
+from mupscale.hf.describe.wires import Layout, Wire, conv1d, linear, patches, readout, same, table, vector
+from mupscale.hf.files.record import GrowthStep, Record
 
 LLAMA = {
     "model_type": "llama",
@@ -41,7 +41,7 @@ SHAPES = {
 
 
 def llama() -> Architecture:
-    found = known("llama")
+    found = DESCRIPTIONS.get("llama")
     assert found is not None
     return found
 
@@ -249,7 +249,7 @@ def test_growing_twice_is_growing_once(first: str, second: str, tied: bool) -> N
         assert torch.equal(once, twice), name
         assert early[name].rule * late[name].rule == entry.rule
     assert llama().wide_config(middle, two) == llama().wide_config(config, one * two)
-    record = Record(config, (Growth(one), Growth(two)))
+    record = Record(config, (GrowthStep(one), GrowthStep(two)))
     assert record.plan_for({n: at_once[at_once.names[n]].wide for n in shapes}).rules == at_once.rules
 
 
@@ -264,7 +264,7 @@ def test_the_noise_a_fresh_initialisation_would_have() -> None:
 
 
 def test_masks_in_old_files_stay_as_they_are() -> None:
-    gpt2 = known("gpt2")
+    gpt2 = DESCRIPTIONS.get("gpt2")
     assert gpt2 is not None
     config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "architectures": ["GPT2LMHeadModel"]}
     masks = {"h.0.attn.bias": (1, 1, 6, 6), "h.0.attn.masked_bias": (), "wte.weight": (5, 8)}
@@ -285,12 +285,12 @@ def test_an_unknown_tensor_is_named_with_the_remedy() -> None:
 
 
 def test_extend_and_register(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mupscale.hf.architecture.KNOWN", before := dict(KNOWN))
-    monkeypatch.setattr("mupscale.hf.architectures.KNOWN", before)
+    for name in ("llama", "mine"):  # as before, afterwards
+        monkeypatch.setitem(DESCRIPTIONS, name, llama())
     extend("llama", {"probe.weight": readout("hidden")})
     assert llama().plan(LLAMA, Times.of(2), {"probe.weight": (3, 16)}).rules == {"probe.weight": Rule(1, 2)}
     register(replace(llama(), model_type="mine"))
-    assert known("mine") is not None
+    assert DESCRIPTIONS.get("mine") is not None
     with pytest.raises(MupscaleError, match=r"'yours' is not described yet: .*llama.* are; register it whole"):
         extend("yours", {})
 
@@ -325,7 +325,7 @@ def test_extend_and_register(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_configs_that_cannot_grow_are_refused(config: dict[str, Any], times: Any, message: str) -> None:
     config = {**LLAMA, "architectures": ["OPTForCausalLM"], **config}
-    architecture = known(config["model_type"])
+    architecture = DESCRIPTIONS.get(config["model_type"])
     assert architecture is not None
     for make in (architecture.wide_config, lambda c, t: architecture.plan(c, t, {})):
         with pytest.raises(MupscaleError, match=message) as error:
@@ -358,7 +358,7 @@ def test_a_record_that_is_none(tmp_path: Path, text: str) -> None:
 
 
 def test_what_does_not_touch_the_hidden_size_needs_no_fold() -> None:
-    opt = known("opt")
+    opt = DESCRIPTIONS.get("opt")
     assert opt is not None
     config = {**LLAMA, "model_type": "opt", "architectures": ["OPTForCausalLM"], "do_layer_norm_before": False}
     assert opt.wide_config(config, Times.of("ffn=2"))["ffn_dim"] == 2 * 3072

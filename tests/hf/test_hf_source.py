@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_files import llama_config, llama_tensors, write_checkpoint, write_index, write_llama
-from mupscale.hf.source import Source, open_source
-from mupscale.hf.tensors import DTYPES, Stored, header, raw, read_header
+from mupscale.hf.files.safetensors_format import DTYPES, Stored, header, raw, read_header
+from mupscale.hf.files.source import Source, open_source
 from mupscale.system.errors import MupscaleError
 
 

@@ -18,12 +18,12 @@ from hf_files import llama_config, llama_tensors, read_checkpoint, write_checkpo
 from mupscale.core.axes import Axis, expand
 from mupscale.core.plans import Entry, Plan
 from mupscale.growth.noise import draw_normal, standard_normal
-from mupscale.hf import stream
-from mupscale.hf.architectures import known
-from mupscale.hf.growth import Times
-from mupscale.hf.shards import arrange, parse_size, plan_names, write_index
-from mupscale.hf.source import open_source
-from mupscale.hf.stream import pieces, write_shards
+from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.registry import DESCRIPTIONS
+from mupscale.hf.files import stream
+from mupscale.hf.files.shards import arrange, parse_size, plan_names, write_index
+from mupscale.hf.files.source import open_source
+from mupscale.hf.files.stream import pieces, write_shards
 from mupscale.system.errors import MupscaleError
 from mupscale.system.seeds import generator
 
@@ -104,7 +104,7 @@ LLAMA = llama_config(hidden_size=96, intermediate_size=200, vocab_size=500)
 
 
 def llama_plan(config: dict[str, Any], times: int | str, tensors: dict[str, Tensor]) -> Plan:
-    architecture = known("llama")
+    architecture = DESCRIPTIONS.get("llama")
     assert architecture is not None
     return architecture.plan(config, Times.of(times), {name: tuple(t.shape) for name, t in tensors.items()})
 

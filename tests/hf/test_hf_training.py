@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.hf import training
-from mupscale.hf.architectures import known
-from mupscale.hf.growth import Times
-from mupscale.hf.parameters import named_as_in, shapes_of
-from mupscale.hf.precision import KeepDouble
-from mupscale.hf.record import Growth, Record
+from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.registry import DESCRIPTIONS
+from mupscale.hf.files.record import GrowthStep, Record
+from mupscale.hf.training.model_parameters import named_as_in, shapes_of
+from mupscale.hf.verification.precision import KeepDouble
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from mupscale.hf.trainer import Clip  # noqa: E402
+from mupscale.hf.training.trainer import Clip  # noqa: E402
 
 SIZES = {
     "hidden_size": 16,
@@ -63,7 +63,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "BertForPreTraining": ("bert", SIZES),
     "ViTForImageClassification": ("vit", {**SIZES, "image_size": 8, "patch_size": 4}),
 }
-DESCRIBED = [name for name, (model_type, _) in MODELS.items() if known(model_type) is not None]
+DESCRIBED = [name for name, (model_type, _) in MODELS.items() if DESCRIPTIONS.get(model_type) is not None]
 LR, DECAY, EPS, CLIP, STEPS = 1e-2, 0.3, 1e-3, 0.3, 20
 
 
@@ -86,13 +86,13 @@ def pair(
 ) -> tuple[nn.Module, nn.Module]:
     """A model whose parameters are all of some size, and the same one upscaled, with its record in the folder."""
     config, growth = config_of(name, **more), Times.of(times)
-    architecture = known(config["model_type"])
+    architecture = DESCRIPTIONS.get(config["model_type"])
     assert architecture is not None
     small, wide = build(config), build(architecture.wide_config(config, growth))
     for p in small.parameters():
         p.data.add_(torch.randn_like(p), alpha=0.1)
     mu.widen(small, wide, named_as_in(small, architecture.plan(config, growth, shapes_of(small))))
-    Record(config, (Growth(growth),)).save(folder)
+    Record(config, (GrowthStep(growth),)).save(folder)
     return small, wide
 
 
@@ -401,7 +401,7 @@ def test_a_tied_model_with_a_classifier_in_place_of_its_readout(name: str, tmp_p
 def test_ties_other_than_the_checkpoints_are_refused(tmp_path: Path) -> None:
     pair(tmp_path, tie_word_embeddings=True)
     record = Record.load(tmp_path)
-    wide = known("llama").wide_config(record.config, record.times)
+    wide = DESCRIPTIONS.get("llama").wide_config(record.config, record.times)
     with pytest.raises(mu.MupscaleError, match="are two tensors in this model and were one"):
         training.plan(tmp_path, build({**wide, "tie_word_embeddings": False}))
     pair(tmp_path, tie_word_embeddings=False)
@@ -459,7 +459,7 @@ def test_two_growths_are_one(tmp_path: Path) -> None:
     _, wide = pair(tmp_path, times=4)
     once = training.param_groups(tmp_path, wide, torch.optim.AdamW, lr=LR)
     record = Record.load(tmp_path)
-    Record(record.config, (Growth(Times.of(2)), Growth(Times.of(2), 0.3, 1))).save(tmp_path)
+    Record(record.config, (GrowthStep(Times.of(2)), GrowthStep(Times.of(2), 0.3, 1))).save(tmp_path)
     twice = training.param_groups(tmp_path, wide, torch.optim.AdamW, lr=LR)
     assert [{**g, "params": [n for n, _ in g["params"]]} for g in once] == [
         {**g, "params": [n for n, _ in g["params"]]} for g in twice

@@ -24,11 +24,11 @@ from torch import Tensor
 
 import mupscale as mu
 from hf_files import llama_config, llama_tensors, read_checkpoint, write_checkpoint, write_llama, write_zeros
-from mupscale.hf.architecture import KNOWN
-from mupscale.hf.growth import Times
-from mupscale.hf.record import Growth, Record
+from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.registry import DESCRIPTIONS
+from mupscale.hf.describe.wires import table
+from mupscale.hf.files.record import GrowthStep, Record
 from mupscale.hf.upscaling import Upscaled, upscale
-from mupscale.hf.wires import table
 from mupscale.system.errors import MupscaleError
 from mupscale.system.files import appearing
 
@@ -61,7 +61,7 @@ def test_what_comes_out(small: Path, tmp_path: Path) -> None:
     assert list(config)[: len(llama_config())] == list(llama_config())
     sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
     assert [config[name] for name in sizes] == [32, 36, 8, 4]
-    assert Record.load(tmp_path / "wide") == Record(llama_config(), (Growth(Times(2, 3, 2, 2)),))
+    assert Record.load(tmp_path / "wide") == Record(llama_config(), (GrowthStep(Times(2, 3, 2, 2)),))
     numbers = [sum(t.numel() for t in read_checkpoint(folder).values()) for folder in (small, tmp_path / "wide")]
     assert made.numbers == tuple(numbers)
     assert made.files == 1
@@ -75,7 +75,7 @@ def test_upscaled_twice_is_upscaled_once_by_more(small: Path, tmp_path: Path) ->
     twice, once = read_checkpoint(tmp_path / "4"), read_checkpoint(tmp_path / "once")
     assert all(torch.equal(twice[name], once[name]) for name in once)
     record = Record.load(tmp_path / "4")
-    assert record.growths == (Growth(Times.of(2)), Growth(Times.of(2), seed=3))
+    assert record.growths == (GrowthStep(Times.of(2)), GrowthStep(Times.of(2), seed=3))
     assert record.config == llama_config()
     assert record.times == Times.of(4)
 
@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path, Path], Any], str]] = {
     ),
     "record of another model": (
         {},
-        lambda small, out: Record(llama_config(hidden_size=4), (Growth(Times.of(2)),)).save(small),
+        lambda small, out: Record(llama_config(hidden_size=4), (GrowthStep(Times.of(2)),)).save(small),
         "tells of a model that grew 2 times",
     ),
     "broken record": ({}, lambda small, out: (small / "mupscale.json").write_text("{}"), "is no mupscale.json of this"),
@@ -416,7 +416,7 @@ def test_noise_separates_the_copies_and_moves_the_function_a_little(zoo: Any, tm
     assert not torch.equal(weights["a"][key][0], weights["a"][key][1])
     assert 0 < moved["a"] < 0.2
     assert moved["a"] < moved["more"]
-    assert Record.load(tmp_path / "a").growths == (Growth(Times.of(2), 0.3, 1),)
+    assert Record.load(tmp_path / "a").growths == (GrowthStep(Times.of(2), 0.3, 1),)
 
 
 def test_theory_noise_is_recorded_and_verified(zoo: Any, tmp_path: Path) -> None:
@@ -441,8 +441,8 @@ def test_a_wrong_description_is_found_out_and_nothing_kept(
     zoo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(zoo, tmp_path / "small")
-    wrong = {**KNOWN["llama"].tensors, "lm_head.weight": table("hidden")}  # an embedding is not divided
-    monkeypatch.setitem(KNOWN, "llama", replace(KNOWN["llama"], tensors=wrong))
+    wrong = {**DESCRIPTIONS["llama"].tensors, "lm_head.weight": table("hidden")}  # an embedding is not divided
+    monkeypatch.setitem(DESCRIPTIONS, "llama", replace(DESCRIPTIONS["llama"], tensors=wrong))
     with pytest.raises(MupscaleError, match=r"not what it should be and was not kept: NOT equivalent: logits") as error:
         upscale(tmp_path / "small", tmp_path / "wide")
     assert "lm_head" in str(error.value)
@@ -480,7 +480,7 @@ def test_an_architecture_that_is_not_described_is_verified(zoo: Any, tmp_path: P
     noisy = upscale(tmp_path / "small", tmp_path / "noisy", times=2, noise=0.5, seed=4)
     assert noisy.comparison is not None
     assert noisy.comparison.noisy
-    assert Record.load(tmp_path / "noisy").growths == (Growth(Times.of(2), 0.5, 4),)
+    assert Record.load(tmp_path / "noisy").growths == (GrowthStep(Times.of(2), 0.5, 4),)
     assert not torch.equal(logits(tmp_path / "noisy"), expected)
     with pytest.raises(MupscaleError, match=r"'stablelm' is not described, so that only verification shows"):
         plainly(tmp_path / "small", tmp_path / "unverified")

@@ -2,29 +2,45 @@
 
 `upscale`, `verify` and `inspect` are the commands of these names; `param_groups`, `plan`, `decay_groups`,
 `resume_optimizer` and `Clip` are for training; `Architecture`, `register`, `extend` and the layouts describe models.
+
+Imports go one way: describe (architectures and their plans) → files (checkpoints on disk) → training (groups, clipping,
+optimizers) → verification (is it the same model?) → inspection, upscaling.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mupscale.hf.architecture import Architecture, Tied, register
-from mupscale.hf.architectures import extend
-from mupscale.hf.growth import Times
+from mupscale.hf.describe import (
+    Architecture,
+    Layout,
+    Tied,
+    Times,
+    Wire,
+    column,
+    conv1d,
+    extend,
+    linear,
+    patches,
+    readout,
+    register,
+    same,
+    table,
+    vector,
+)
+from mupscale.hf.files import Record
 from mupscale.hf.inspection import Inspection, inspect
-from mupscale.hf.record import Record
 from mupscale.hf.training import decay_groups, param_groups, plan, resume_optimizer
 from mupscale.hf.upscaling import Upscaled, upscale
 from mupscale.hf.verification import Comparison, verify
-from mupscale.hf.wires import Layout, Wire, column, conv1d, linear, patches, readout, same, table, vector
 
 if TYPE_CHECKING:
-    from mupscale.hf.trainer import Clip
+    from mupscale.hf.training import Clip
 
 
 def __getattr__(name: str) -> Any:
     if name == "Clip":  # imports transformers
-        from mupscale.hf.trainer import Clip
+        from mupscale.hf.training import Clip
 
         return Clip
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,14 +13,9 @@ import torch
 from torch.optim import Optimizer
 
 from mupscale.core import Axis, Entry, Plan
-from mupscale.hf.architecture import Architecture
-from mupscale.hf.architectures import known
-from mupscale.hf.generic import plan_by_modules
-from mupscale.hf.growth import Times
-from mupscale.hf.record import Record
-from mupscale.hf.relation import recorded
-from mupscale.hf.shards import in_short
-from mupscale.hf.source import Source, open_source
+from mupscale.hf.describe import PlannedArchitecture, Times, architecture_of
+from mupscale.hf.files import Record, in_short, open_source
+from mupscale.hf.verification import find_record
 from mupscale.optim import Traits, default_hyper, traits
 from mupscale.system import MupscaleError
 
@@ -28,7 +23,7 @@ _DIGITS = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True)
-class Row:
+class InspectionRow:
     """Tensors that differ in their layer alone."""
 
     name: str
@@ -44,14 +39,23 @@ class Inspection:
     """The rows, and around them: which sizes of the config change, and how large the model becomes."""
 
     folder: Path
-    model_type: str
-    described: bool
+    architecture: PlannedArchitecture
     times: Times
     optimizer: str
     sizes: Mapping[str, tuple[Any, Any]]
-    rows: tuple[Row, ...]
+    rows: tuple[InspectionRow, ...]
     numbers: tuple[int, int]
     record: Record | None
+
+    @property
+    def model_type(self) -> str:
+        """The architecture, as transformers calls it."""
+        return self.architecture.model_type
+
+    @property
+    def described(self) -> bool:
+        """Whether there is a description of the architecture."""
+        return self.architecture.described
 
     @property
     def groups(self) -> int:
@@ -61,9 +65,10 @@ class Inspection:
 
     def summary(self) -> list[str]:
         """A few sentences."""
-        known_by = "as described" if self.described else "not described: read off its modules, to be verified"
         before, after = map(in_short, self.numbers)
-        lines = [f"{self.model_type} ({known_by}), {before} → {after} numbers with --times {self.times}"]
+        lines = [
+            f"{self.model_type} ({self.architecture.origin}), {before} → {after} numbers with --times {self.times}"
+        ]
         lines += [", ".join(f"{name} {a} → {b}" for name, (a, b) in self.sizes.items())]
         folds = [row.name for row in self.rows if row.entry.fold != 1]
         if folds:
@@ -103,42 +108,36 @@ def inspect(
     """How a checkpoint would be upscaled: nothing but headers and config.json is read."""
     source, times = open_source(path), Times.of(times)
     cls = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
-    architecture = known(source.model_type)
-    if architecture is not None:
-        wide, plan = (
-            architecture.wide_config(source.config, times),
-            architecture.plan(source.config, times, source.shapes),
-        )
-    else:
-        wide, plan = plan_by_modules(source.config, times)
+    architecture = architecture_of(source.config)
+    plan = architecture.plan_parameters(source.config, times, source.shapes)
+    wide = architecture.wide_config(source.config, times)
     sizes = {n: (source.config.get(n), v) for n, v in wide.items() if source.config.get(n) != v}
     entries = plan.parameters.values()
     numbers = (sum(math.prod(e.narrow) for e in entries), sum(math.prod(e.wide) for e in entries))
-    rows = _rows(source, architecture, plan, traits(cls), default_hyper(cls, {}))
+    rows = _rows(architecture, plan, traits(cls), default_hyper(cls, {}))
     return Inspection(
         source.folder,
-        source.model_type,
-        architecture is not None,
+        architecture,
         times,
         cls.__name__,
         sizes,
         tuple(rows),
         numbers,
-        recorded(source),
+        find_record(source),
     )
 
 
 def find_optimizer(name: str) -> type[Optimizer]:
     """An optimizer of torch by its name, in capitals or not."""
-    found = {n.lower(): c for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, Optimizer)}
-    if name.lower() not in found:
+    classes = {n.lower(): c for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, Optimizer)}
+    if name.lower() not in classes:
         raise MupscaleError(f"torch has no optimizer '{name}'; it has AdamW, SGD, Adam, Adafactor, Muon and others")
-    return found[name.lower()]
+    return classes[name.lower()]
 
 
 def _rows(
-    source: Source, architecture: Architecture | None, plan: Plan, known_traits: Traits, hyper: Mapping[str, Any]
-) -> list[Row]:
+    architecture: PlannedArchitecture, plan: Plan, optimizer_traits: Traits, hyper: Mapping[str, Any]
+) -> list[InspectionRow]:
     merged: dict[tuple[Any, ...], list[str]] = {}
     for name, entry in plan.parameters.items():
         key = (_DIGITS.sub("*", name), entry.narrow, entry.wide, entry.rule, tuple(entry.axes.items()))
@@ -146,16 +145,13 @@ def _rows(
     rows = []
     for (label, *_), names in merged.items():
         entry = plan.parameters[names[0]]
-        layout = architecture.layout(names[0]) if architecture is not None else None
-        wires = (
-            {d % len(entry.narrow): w for side in (layout.out, layout.in_) for d, w in side.items()} if layout else {}
-        )
+        wires = architecture.wires_of(names[0], len(entry.narrow))
         output, input_ = (
             ", ".join(_axis(wires.get(d, ""), entry.axes[d]) for d in dims) for dims in (entry.out, entry.in_)
         )
-        fits = not known_traits.matrices_only or len(entry.narrow) == 2
-        factors = {n: f(entry, hyper) if fits else float("nan") for n, f in known_traits.hyper.items() if n in hyper}
-        rows.append(Row(label, len(names), entry, output, input_, factors))
+        fits, factors = not optimizer_traits.matrices_only or len(entry.narrow) == 2, optimizer_traits.hyper
+        values = {n: factor(entry, hyper) if fits else float("nan") for n, factor in factors.items() if n in hyper}
+        rows.append(InspectionRow(label, len(names), entry, output, input_, values))
     return rows
 
 

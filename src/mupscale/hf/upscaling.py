@@ -12,30 +12,35 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from mupscale.core import Plan
 from mupscale.growth import GaussianNoise, Noise, checked
-from mupscale.hf.architectures import known
-from mupscale.hf.growth import Times
-from mupscale.hf.optimizer import check_optimizer_file, widen_optimizer_file
-from mupscale.hf.record import FILE, Growth, Record
-from mupscale.hf.relation import recorded
-from mupscale.hf.shards import Shard, arrange, in_short, size_in_words, write_index
-from mupscale.hf.source import Source, open_source
-from mupscale.hf.stream import write_shards
+from mupscale.hf.describe import PlannedArchitecture, Times, architecture_of, memory, require_transformers
+from mupscale.hf.files import (
+    RECORD_FILE,
+    GrowthStep,
+    Record,
+    Source,
+    WeightShard,
+    arrange,
+    in_short,
+    open_source,
+    size_in_words,
+    write_index,
+    write_shards,
+)
+from mupscale.hf.training import check_optimizer_file, widen_optimizer_file
+from mupscale.hf.verification import Comparison, find_record, is_exact, needed_bytes
+from mupscale.hf.verification import verify as compare
 from mupscale.system import MupscaleError, appearing, open_display, replace_text
 
-if TYPE_CHECKING:
-    from mupscale.hf.verification import Comparison
-
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-_BESIDE = (".json", ".txt", ".model", ".jinja", ".vocab", ".bpe", ".tiktoken")
-_OF_THE_SMALL_ONE = ("config.json", FILE, "trainer_state.json", "all_results.json", "train_results.json")
+_COMPANIONS = (".json", ".txt", ".model", ".jinja", ".vocab", ".bpe", ".tiktoken")
+_OF_THE_SMALL_ONE = ("config.json", RECORD_FILE, "trainer_state.json", "all_results.json", "train_results.json")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_STEPS = 5  # of training, for architectures that are not described
 
 
 @dataclass(frozen=True)
@@ -81,50 +86,43 @@ def upscale(
     """
     out, opened, times = Path(out), open_source(source), Times.of(times)
     _check_place(out, opened)
-    work = _prepare(
+    prepared = _prepare(
         opened, out, times, noise, seed, shard_size, _dtype(dtype), None if optimizer is None else Path(optimizer)
     )
-    if work.undescribed and not verify:
-        raise MupscaleError(
-            f"'{opened.model_type}' is not described, so that only verification shows whether it was widened rightly: "
-            f"let it verify, or describe the architecture (mupscale.hf.register)"
-        )
+    if not verify:
+        prepared.architecture.check_unverified()
     try:
         with appearing(out) as folder:
-            found, why = _make(work, folder, verify, threads, progress, note or (lambda line: None))
+            comparison, why = _write(prepared, folder, verify, threads, progress, note or (lambda line: None))
     except OSError as error:
         raise MupscaleError(_failure(out, error)) from None
-    return Upscaled(out, times, work.numbers, work.bytes, len(work.shards), found, why)
+    return Upscaled(out, times, prepared.numbers, prepared.bytes, len(prepared.shards), comparison, why)
 
 
 @dataclass(frozen=True)
-class _Work:
+class _Prepared:
     """All that is known before the first tensor is read.
 
-    plan: by the names in the files. of_model: by the model's, where the architecture is not described.
+    plan: by the names in the files. recorded_plan: by the model's, where mupscale.json must hold it.
     """
 
     source: Source
+    architecture: PlannedArchitecture
     config: dict[str, Any]
     plan: Plan
-    of_model: Plan | None
+    recorded_plan: Plan | None
     before: Record | None
-    shards: list[Shard]
+    shards: list[WeightShard]
     noise: GaussianNoise
-    growth: Growth
+    growth: GrowthStep
     seed: int
     optimizer: Path | None
 
     @property
-    def undescribed(self) -> bool:
-        """Whether the plan is the modules' word alone."""
-        return self.of_model is not None
-
-    @property
     def numbers(self) -> tuple[int, int]:
         """How many entries all tensors have, before and after."""
-        jobs = [job for shard in self.shards for job in shard.tensors.values()]
-        return sum(job.source.numel for job in jobs), sum(job.target.numel for job in jobs)
+        tensors = [tensor for shard in self.shards for tensor in shard.tensors.values()]
+        return sum(tensor.source.numel for tensor in tensors), sum(tensor.target.numel for tensor in tensors)
 
     @property
     def bytes(self) -> int:
@@ -136,9 +134,9 @@ class _Work:
         """Whether the wide model computes another function."""
         return any(self.noise.of(name) for name in self.plan.parameters)
 
-    def record(self, growth: Growth) -> Record:
+    def record(self, growth: GrowthStep) -> Record:
         """mupscale.json of the wide checkpoint."""
-        plan = self.of_model
+        plan = self.recorded_plan
         return self.before.then(growth, plan) if self.before else Record(self.source.config, (growth,), plan)
 
 
@@ -151,117 +149,122 @@ def _prepare(
     shard_size: int | str,
     dtype: torch.dtype | None,
     optimizer: Path | None,
-) -> _Work:
-    architecture, of_model = known(source.model_type), None
-    if architecture is not None:
-        config = architecture.wide_config(source.config, times)
-        plan = architecture.plan(source.config, times, source.shapes)
-    else:
-        from mupscale.hf.generic import plan_by_modules, plan_for_files
-
-        config, of_model = plan_by_modules(source.config, times, fresh=noise != 0)
-        plan = plan_for_files(source.config, of_model, source.shapes)
+) -> _Prepared:
+    architecture = architecture_of(source.config)
+    recorded_plan = architecture.plan_to_record(source.config, times, fresh=noise != 0)
+    config = architecture.wide_config(source.config, times)
+    plan = architecture.plan_files(source.config, times, source.shapes, recorded=recorded_plan)
     if dtype is not None:
         fields = [name for name in ("dtype", "torch_dtype") if name in config] or ["dtype"]
         config.update(dict.fromkeys(fields, str(dtype).removeprefix("torch.")))
-    given = checked(noise, plan)
-    if not isinstance(given, GaussianNoise):
+    gaussian = checked(noise, plan)
+    if not isinstance(gaussian, GaussianNoise):
         raise MupscaleError(
             "signal-normalised noise needs whole tensors, and a checkpoint is widened in pieces: use GaussianNoise, "
             "with the constants that SignalNoise found in memory (.effective) if need be"
         )
+    optimizer = None if optimizer is None else _find_optimizer_file(optimizer)
     if optimizer is not None:
-        optimizer = optimizer / "optimizer.pt" if optimizer.is_dir() else optimizer
-        if not optimizer.is_file():
-            raise MupscaleError(f"there is no saved optimizer at {optimizer}")
-        check_optimizer_file(optimizer, source, times, of_model)
+        check_optimizer_file(optimizer, source, times, recorded_plan)
     shards = arrange(source, plan, dtype=dtype, shard_size=shard_size)
-    growth, before = Growth(times, given.std, seed, given.unit), recorded(source)
-    work = _Work(source, config, plan, of_model, before, shards, given, growth, seed, optimizer)
-    _check_space(work, out)
-    return work
+    growth, before = GrowthStep(times, gaussian.std, seed, gaussian.unit), find_record(source)
+    prepared = _Prepared(
+        source, architecture, config, plan, recorded_plan, before, shards, gaussian, growth, seed, optimizer
+    )
+    _check_space(prepared, out)
+    return prepared
 
 
-def _make(
-    work: _Work, folder: Path, verify: bool, threads: int | None, progress: bool, note: Callable[[str], None]
+def _find_optimizer_file(path: Path) -> Path:
+    file = path / "optimizer.pt" if path.is_dir() else path
+    if not file.is_file():
+        raise MupscaleError(f"there is no saved optimizer at {file}")
+    return file
+
+
+def _write(
+    prepared: _Prepared, folder: Path, verify: bool, threads: int | None, progress: bool, note: Callable[[str], None]
 ) -> tuple[Comparison | None, str]:
     """Everything that belongs into the output's folder; the comparison, or why there is none."""
-    _write_beside(work, folder)
-    steps = [None, work.noise] if work.undescribed and work.noisy else [work.noise if work.noisy else None]
-    found, why = None, "verification is off"
-    for noise in steps:  # what is not described is verified before noise hides what may be wrong
-        growth = work.growth if noise is not None or not work.noisy else Growth(work.growth.times)
-        work.record(growth).save(folder)
-        with _bar(work.bytes, progress) as advance:
-            write_shards(work.shards, folder, work.plan, noise=noise, seed=work.seed, threads=threads, advance=advance)
+    _write_companions(prepared, folder)
+    comparison, why = None, "verification is off"
+    for noise in _noises(prepared):
+        growth = prepared.growth if noise is not None or not prepared.noisy else GrowthStep(prepared.growth.times)
+        prepared.record(growth).save(folder)
+        shards, plan, seed = prepared.shards, prepared.plan, prepared.seed
+        with _bar(prepared.bytes, progress) as advance:
+            write_shards(shards, folder, plan, noise=noise, seed=seed, threads=threads, advance=advance)
         if verify:
-            found, why = _verified(work, folder, exact=noise is None, note=note)
-    if work.optimizer is not None:
-        widen_optimizer_file(work.optimizer, folder / "optimizer.pt", work.source, work.growth.times, work.of_model)
-    return found, why
+            comparison, why = _compare(prepared, folder, exact=noise is None, note=note)
+    if prepared.optimizer is not None:
+        target, times = folder / "optimizer.pt", prepared.growth.times
+        widen_optimizer_file(prepared.optimizer, target, prepared.source, times, prepared.recorded_plan)
+    return comparison, why
 
 
-def _write_beside(work: _Work, folder: Path) -> None:
+def _noises(prepared: _Prepared) -> list[GaussianNoise | None]:
+    """The noise of each time that the weights are written: what needs evidence is first compared without any."""
+    if not prepared.noisy:
+        return [None]
+    return [None, prepared.noise] if prepared.architecture.evidence.required else [prepared.noise]
+
+
+def _write_companions(prepared: _Prepared, folder: Path) -> None:
     """Config, index, tokenizer and the like."""
-    replace_text(folder / "config.json", json.dumps(work.config, indent=2, ensure_ascii=False) + "\n")
-    write_index(work.shards, folder)
-    for file in _beside(work.source):
-        target = folder / file.relative_to(work.source.folder)
+    replace_text(folder / "config.json", json.dumps(prepared.config, indent=2, ensure_ascii=False) + "\n")
+    write_index(prepared.shards, folder)
+    for file in _companion_files(prepared.source):
+        target = folder / file.relative_to(prepared.source.folder)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target)
 
 
-def _beside(source: Source) -> list[Path]:
+def _companion_files(source: Source) -> list[Path]:
     """Small files that are the same for the wide model: tokenizer, generation config, chat templates, its own code."""
-    folder, kinds = source.folder, (*_BESIDE, *([".py"] if source.config.get("auto_map") else []))
-    found = [f for f in folder.iterdir() if f.suffix in kinds and f.is_file()]
-    own = [f for f in found if f.name not in _OF_THE_SMALL_ONE and not f.name.endswith(".index.json")]
+    folder, kinds = source.folder, (*_COMPANIONS, *([".py"] if source.config.get("auto_map") else []))
+    files = [f for f in folder.iterdir() if f.suffix in kinds and f.is_file()]
+    own = [f for f in files if f.name not in _OF_THE_SMALL_ONE and not f.name.endswith(".index.json")]
     templates = (folder / "additional_chat_templates").glob("*.jinja")
     return sorted(f for f in (*own, *templates) if not f.stem.lower().startswith("readme"))
 
 
-def _verified(work: _Work, folder: Path, *, exact: bool, note: Callable[[str], None]) -> tuple[Comparison | None, str]:
+def _compare(
+    prepared: _Prepared, folder: Path, *, exact: bool, note: Callable[[str], None]
+) -> tuple[Comparison | None, str]:
     """Compare the two models, if they fit into memory; a difference where there must be none is an error."""
     try:
-        from mupscale.hf.models import fits, require_transformers
-
         require_transformers()
     except MupscaleError as error:
         return None, str(error)
-    from mupscale.hf.verification import needed_bytes, verify
-
-    steps = _STEPS if work.undescribed and exact else 0
-    dtypes, wide = (("float64", "float32") if steps else ("float32",)), open_source(folder)
-    dtype = next((d for d in dtypes if fits(needed_bytes(work.source, wide, d, steps))), None)
+    evidence, source, wide = prepared.architecture.evidence, prepared.source, open_source(folder)
+    steps = evidence.training_steps if exact else 0
+    dtypes = evidence.dtypes if exact else ("float32",)
+    dtype = next((d for d in dtypes if memory.fits(needed_bytes(source, wide, d, steps))), None)
     if dtype is None:
-        needed = size_in_words(needed_bytes(work.source, wide, "float32", steps))
-        if steps:
-            raise MupscaleError(
-                f"'{work.source.model_type}' is not described, so that both models must be compared in training, which "
-                f"needs {needed} of memory: use a larger machine, or describe the architecture (mupscale.hf.register)"
-            )
+        needed = size_in_words(needed_bytes(source, wide, "float32", steps))
+        if exact:
+            prepared.architecture.check_too_large_to_train(needed)
         return None, f"the two models need {needed} of memory, and so much is not free"
     note(f"comparing the two models in {dtype}")
-    found = verify(work.source, wide, dtype=dtype, train=steps, plan=work.of_model)
-    if not found.ok and not work.undescribed and found.rows[0].ok and _rounds(work):
+    comparison = compare(source, wide, dtype=dtype, train=steps, plan=prepared.recorded_plan)
+    if not comparison.ok and not evidence.required and comparison.rows[0].ok and _rounds(prepared):
         return None, (
             "its tensors are the small one's, but rounding them to 16 bits moves the outputs by more than can be told "
             "from a mistake, as a router that then chooses other experts does"
         )
-    if not found.ok:
-        verdict = " ".join(found.verdict.split())
+    if not comparison.ok:
+        verdict = " ".join(comparison.verdict.split())
         raise MupscaleError(f"the wide model is not what it should be and was not kept: {verdict}")
-    return found, ""
+    return comparison, ""
 
 
-def _rounds(work: _Work) -> bool:
+def _rounds(prepared: _Prepared) -> bool:
     """Whether numbers of 16 bits cannot hold what the small ones become."""
-    from mupscale.hf.weights import is_exact
-
-    jobs = [job for shard in work.shards for job in shard.tensors.values() if job.source.dtype.is_floating_point]
+    tensors = [tensor for shard in prepared.shards for tensor in shard.tensors.values()]
     return any(
-        job.target.dtype.itemsize == 2 and (job.source.dtype != job.target.dtype or not is_exact({"": job.entry}))
-        for job in jobs
+        t.target.dtype.itemsize == 2 and (t.source.dtype != t.target.dtype or not is_exact({"": t.entry}))
+        for t in tensors
+        if t.source.dtype.is_floating_point
     )
 
 
@@ -280,12 +283,12 @@ def _check_place(out: Path, source: Source) -> None:
         raise MupscaleError(f"{out} lies inside the checkpoint {source.folder} itself: choose a place beside it")
 
 
-def _check_space(work: _Work, out: Path) -> None:
+def _check_space(prepared: _Prepared, out: Path) -> None:
     """Before hours of writing; the disk may still fill up meanwhile."""
-    needed = work.bytes + sum(file.stat().st_size for file in _beside(work.source))
-    if work.optimizer is not None:
-        before, after = work.numbers
-        needed += work.optimizer.stat().st_size * after // max(1, before)
+    needed = prepared.bytes + sum(file.stat().st_size for file in _companion_files(prepared.source))
+    if prepared.optimizer is not None:
+        before, after = prepared.numbers
+        needed += prepared.optimizer.stat().st_size * after // max(1, before)
     parent = next(p for p in out.absolute().parents if p.exists())
     if (free := shutil.disk_usage(parent).free) < needed:
         raise MupscaleError(

@@ -1,0 +1,53 @@
+"""What is known of an architecture before any weight is read: its config, its wires, the plan of its tensors.
+
+multipliers: by how much each part grows. wires: the axes that tensors share. architecture: a description made of these.
+architectures/: one file for each architecture that is described. building: the model that a config.json names, built
+by transformers. memory: how much is free. planned: what others ask of an architecture, answered by described where it
+has a description and by from_modules where it has none. registry: the descriptions, and which of the two answers.
+"""
+
+from mupscale.hf.describe import architectures, memory
+from mupscale.hf.describe.architecture import CAUSAL, Architecture, Config, Tied
+from mupscale.hf.describe.building import (
+    config_of,
+    in_one_line,
+    model_class,
+    quiet_transformers,
+    require_transformers,
+    sketch_model,
+)
+from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.planned import PlannedArchitecture
+from mupscale.hf.describe.registry import DESCRIPTIONS, architecture_of, extend, register
+from mupscale.hf.describe.wires import Layout, Wire, column, conv1d, linear, patches, readout, same, table, vector
+
+__all__ = [
+    "CAUSAL",
+    "DESCRIPTIONS",
+    "Architecture",
+    "Config",
+    "Layout",
+    "PlannedArchitecture",
+    "Tied",
+    "Times",
+    "Wire",
+    "architecture_of",
+    "architectures",
+    "column",
+    "config_of",
+    "conv1d",
+    "extend",
+    "in_one_line",
+    "linear",
+    "memory",
+    "model_class",
+    "patches",
+    "quiet_transformers",
+    "readout",
+    "register",
+    "require_transformers",
+    "same",
+    "sketch_model",
+    "table",
+    "vector",
+]

@@ -1,0 +1,254 @@
+"""What the library knows of an architecture: which config fields grow, and which wires each tensor lies between.
+
+A description is data; nothing of the modelling code is repeated. `docs/huggingface.md` shows how to write one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase, translate
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from mupscale.core import Entry, Number, Plan, Shape, tidy
+from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.wires import Layout, Wire
+from mupscale.system import MupscaleError
+
+Config = Mapping[str, Any]
+Wires = Mapping[str, Wire]
+CAUSAL = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")
+"""Endings of the class names of language models that predict the next token."""
+
+
+@dataclass(frozen=True)
+class Tied:
+    """A readout that is the embedding itself: the models that have one, its names, and the norm that takes its 1/k.
+
+    models: endings of the class names in config.json's `architectures` whose readout it is.
+    norm: patterns of the gain (and bias) of the norm just before the readout. others: patterns of what else reads that
+    norm, and takes the 1/k back. biases: a readout's bias → the name it is kept under. wire: what the embedding writes.
+    """
+
+    embedding: str
+    readouts: tuple[str, ...]
+    norm: tuple[str, ...]
+    models: tuple[str, ...] = CAUSAL
+    default: bool = False
+    others: tuple[str, ...] = ()
+    biases: Mapping[str, str] = field(default_factory=dict)
+    wire: str = "hidden"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture of transformers, by its `model_type`.
+
+    tensors: layouts by name pattern (`*` as in a shell; the first that fits counts), for the names in the files and in
+    the model. hidden … head_dim: names of config fields; kv and head_dim are None where the config has no such field.
+    defaults: values of fields that a config.json may leave out; a function of the config where it may be null, too.
+    wires: more wires than hidden, ffn, queries and keys, from those and the config. also: more config fields of the
+    wide model. scaled_embedding: the model multiplies its embeddings by √hidden. divisible: transformers wants heads to
+    divide the hidden size even where head_dim is given. init: by pattern, std of a fresh initialisation relative to the
+    config's (1 for every tensor of two dimensions or more that lies at a wire, 0 for others, unless named here).
+    refuse: a sentence for configs that cannot grow so.
+    """
+
+    model_type: str
+    tensors: Mapping[str, Layout]
+    tied: Tied | None = None
+    hidden: str = "hidden_size"
+    ffn: str = "intermediate_size"
+    heads: str = "num_attention_heads"
+    kv: str | None = None
+    head_dim: str | None = None
+    std: str = "initializer_range"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    wires: Callable[[Wires, Config], Wires] = lambda wires, config: {}
+    also: Callable[[Config, Times], Config] = lambda config, times: {}
+    scaled_embedding: bool = False
+    divisible: bool = False
+    init: Mapping[str, Callable[[Config], float]] = field(default_factory=dict)
+    refuse: Callable[[Config, Times], str] = lambda config, times: ""
+
+    def value(self, config: Config, name: str) -> Any:
+        """A field of the config, or what transformers takes where it is absent (or null, if that can be told)."""
+        default = self.defaults.get(name)
+        given = config.get(name, default)
+        if callable(default):
+            return default(config) if given is None or given is default else given
+        return given
+
+    def number(self, config: Config, name: str) -> int:
+        """A size or a count of the config."""
+        value = self.value(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise MupscaleError(f"config.json of a {self.model_type} model has no usable '{name}' (it is {value!r})")
+        return value
+
+    def all_wires(self, config: Config, times: Times) -> dict[str, Wire]:
+        """The wires of a narrow config that grows so many times."""
+        self._check(config, times)
+        heads, kv_heads, head_dim = self.number(config, self.heads), self.kv_heads(config), self.head_size(config)
+        wires = {
+            "hidden": Wire(self.number(config, self.hidden), times.hidden),
+            "ffn": Wire(self.number(config, self.ffn), times.ffn),
+            "queries": Wire(heads * head_dim, times.heads, heads // kv_heads * head_dim),
+            "keys": Wire(kv_heads * head_dim, times.kv, head_dim),
+        }
+        return {**wires, **self.wires(wires, config)}
+
+    def _check(self, config: Config, times: Times) -> None:
+        """Refuse what cannot grow so, and what transformers would not load."""
+        hidden, heads = self.number(config, self.hidden), self.number(config, self.heads)
+        if why := _refused_everywhere(config) or self.refuse(config, times):
+            raise MupscaleError(why)
+        if times.hidden != times.heads and self.head_dim is None:
+            raise MupscaleError(
+                f"in {self.model_type} head_dim is {self.hidden} / {self.heads}, and it must stay: let hidden and "
+                f"heads grow alike, as in --times hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
+            )
+        if times.kv != times.heads and self.kv is None:
+            raise MupscaleError(
+                f"{self.model_type} has as many key/value heads as heads, so that its kv heads cannot grow apart from "
+                f"them; leave kv out of --times"
+            )
+        hidden, heads = hidden * times.hidden, heads * times.heads
+        if self.divisible and hidden % heads:
+            raise MupscaleError(
+                f"transformers wants the heads of a {self.model_type} model to divide its {self.hidden}, and {heads} "
+                f"heads do not divide {hidden}; let hidden grow as much as heads, as in --times {times.heads}"
+            )
+
+    def kv_heads(self, config: Config) -> int:
+        """Key/value heads, each of which serves a group of heads."""
+        heads = self.number(config, self.heads)
+        if self.kv is None or self.value(config, self.kv) is None:
+            return heads
+        kv_heads = self.number(config, self.kv)
+        if heads % kv_heads:
+            raise MupscaleError(f"config.json has {heads} heads, which {kv_heads} key/value heads do not divide")
+        return kv_heads
+
+    def head_size(self, config: Config) -> int:
+        """Units of one attention head."""
+        if self.head_dim is not None and self.value(config, self.head_dim) is not None:
+            return self.number(config, self.head_dim)
+        hidden, heads = self.number(config, self.hidden), self.number(config, self.heads)
+        if hidden % heads:
+            raise MupscaleError(f"config.json has {self.hidden} {hidden}, which {heads} heads do not divide")
+        return hidden // heads
+
+    def wide_config(self, config: Config, times: Times) -> dict[str, Any]:
+        """config.json of the wide model."""
+        self.all_wires(config, times)
+        grown = {self.hidden: times.hidden, self.ffn: times.ffn, self.heads: times.heads}
+        wide = {**config, **{name: self.number(config, name) * k for name, k in grown.items()}}
+        if self.kv is not None:
+            wide[self.kv] = self.kv_heads(config) * times.kv
+        if self.head_dim is not None and (config.get(self.head_dim) is not None or times.hidden != times.heads):
+            wide[self.head_dim] = self.head_size(config)
+        return {**wide, **self.also(config, times)}
+
+    def is_tied(self, config: Config) -> bool:
+        """Whether the model that the config names reads its logits out with the embedding."""
+        if self.tied is None:
+            return False
+        tied = config.get("tie_word_embeddings")
+        classes = config.get("architectures") or [self.tied.models[0]]
+        if not isinstance(classes, list) or not isinstance(classes[0], str):
+            raise MupscaleError(f"'architectures' in config.json is no list of names of classes (it is {classes!r})")
+        return (self.tied.default if tied is None else bool(tied)) and classes[0].endswith(self.tied.models)
+
+    @cached_property
+    def _patterns(self) -> list[tuple[re.Pattern[str], Layout]]:
+        return [(re.compile(translate(pattern)), layout) for pattern, layout in self.tensors.items()]
+
+    def layout(self, name: str) -> Layout:
+        """The layout of a tensor by its name."""
+        for pattern, layout in self._patterns:
+            if pattern.match(name):
+                return layout
+        raise MupscaleError(
+            f"'{name}' is a tensor that the description of {self.model_type} does not know; tell what it is with "
+            f"mupscale.hf.extend({self.model_type!r}, {{'{name}': mupscale.hf.linear('hidden', 'hidden')}}) or the like"
+        )
+
+    def plan(self, config: Config, times: Times, shapes: Mapping[str, Shape], *, wide: bool = False) -> Plan:
+        """The plan for tensors of these names and narrow shapes: a file's or a model's, all of them or some.
+
+        config: the narrow model's. wide: the shapes are the wide model's.
+        """
+        wires, tied = self.all_wires(config, times), self.is_tied(config)
+        entries: dict[str, Entry] = {}
+        for name, shape in shapes.items():
+            layout = self.layout(name)
+            narrow = layout.narrowed(name, shape, wires) if wide else shape
+            entries[name] = layout.entry(name, narrow, wires, self._fold(name, wires, tied))
+        if tied:
+            entries = self._joined(entries)
+        std = self.value(config, self.std) or 0.02
+        if not isinstance(std, int | float):
+            raise MupscaleError(f"'{self.std}' in config.json is no number (it is {std!r})")
+        fresh = {name: self._init(name, entry, config) * std * entry.init for name, entry in entries.items()}
+        return Plan(entries, fresh=fresh)
+
+    def _fold(self, name: str, wires: Wires, tied: bool) -> Number:
+        """Where the model scales its embeddings by √hidden, they take that back; a tied readout's 1/k is the norm's."""
+        if self.tied is None:
+            return 1
+        times = wires[self.tied.wire].times
+        root = math.isqrt(times)
+        scale: Number = 1 if not self.scaled_embedding else root if root**2 == times else math.sqrt(times)
+        if _fits(name, (self.tied.embedding,)) or (tied and _fits(name, self.tied.readouts)):
+            return tidy(_inverse(scale))
+        if tied and _fits(name, self.tied.norm):
+            return tidy(_inverse(times) * scale)
+        if tied and _fits(name, self.tied.others):
+            return tidy(times * _inverse(scale))
+        return 1
+
+    def _joined(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+        """Tied names as one entry, under the name they are kept under."""
+        assert self.tied is not None
+        joined = dict(entries)
+        kept = {**dict.fromkeys(self.tied.readouts, self.tied.embedding), **self.tied.biases}
+        for pattern, of in kept.items():
+            owner = next((name for name in entries if _fits(name, (of,))), None)
+            for name in [n for n in entries if owner is not None and _fits(n, (pattern,))]:
+                assert owner is not None
+                del joined[name]
+                joined[owner] = replace(joined[owner], names=(*joined[owner].names, name))
+        return joined
+
+    def _init(self, name: str, entry: Entry, config: Config) -> float:
+        for pattern, factor in self.init.items():
+            if _fits(name, (pattern,)):
+                return factor(config)
+        return 1.0 if len(entry.narrow) > 1 and self.layout(name).wired else 0.0
+
+
+def _inverse(number: Number) -> Number:
+    return 1 / number if isinstance(number, float) else Fraction(1) / number
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _refused_everywhere(config: Config) -> str:
+    if config.get("pruned_heads"):
+        return (
+            "heads were pruned from this model (pruned_heads in config.json), so that its layers differ in size; only "
+            "a model with all its heads can be upscaled"
+        )
+    if config.get("add_cross_attention"):
+        return (
+            "this model attends to an encoder (add_cross_attention in config.json), which would have to grow with it; "
+            "only models that stand alone can be upscaled"
+        )
+    return ""

@@ -1,0 +1,104 @@
+"""The model that a config.json names, built by transformers: as a sketch without memory, or freshly initialised."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from mupscale.system import MupscaleError, require
+
+
+def require_transformers() -> Any:
+    """The transformers package; a sentence where it is missing."""
+    return require("transformers", extra="hf", reason="this needs transformers")
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without the warnings, reports and progress bars of transformers, which speak of its own doings."""
+    talk = require_transformers().utils.logging
+    level, bars = talk.get_verbosity(), talk.is_progress_bar_enabled()
+    talk.set_verbosity(logging.CRITICAL)
+    talk.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        talk.set_verbosity(level)
+        if bars:
+            talk.enable_progress_bar()
+
+
+def model_class(config: Mapping[str, Any]) -> Any:
+    """The class of transformers that a config.json names first, or the usual one of its model_type."""
+    transformers = require_transformers()
+    model_type, names = str(config.get("model_type")), config.get("architectures") or []
+    known = model_type in transformers.CONFIG_MAPPING
+    name = str(names[0]) if names else None
+    if known and name is not None and isinstance(found := getattr(transformers, name, None), type):
+        return found
+    if known and name is None:
+        from transformers.models.auto import modeling_auto
+
+        for mapping in (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES):
+            if isinstance(usual := mapping.get(model_type), str):
+                return getattr(transformers, usual)
+    what = f"model_type '{model_type}'" if not known else f"the class '{name}'"
+    if config.get("auto_map"):
+        raise MupscaleError(
+            f"{what} is code of the checkpoint's own (auto_map in config.json), which is never run here; describe the "
+            f"architecture (mupscale.hf.register) and upscale it with verify off"
+        )
+    raise MupscaleError(
+        f"{what} is not known to transformers {transformers.__version__}: correct config.json, or install a version "
+        f"that knows it"
+    )
+
+
+def config_of(config: Mapping[str, Any]) -> Any:
+    """The config of transformers that a config.json describes, to run as plain formulas (eager)."""
+    transformers = require_transformers()
+    model_class(config)
+    given = {k: v for k, v in config.items() if k not in ("model_type", "transformers_version", "auto_map")}
+    try:
+        with quiet_transformers():
+            made = transformers.AutoConfig.for_model(config["model_type"], **given)
+    except Exception as error:  # whatever its checks raise
+        raise MupscaleError(f"transformers refuses this config.json: {in_one_line(error)}") from None
+    made._attn_implementation = made._experts_implementation = "eager"
+    return made
+
+
+def sketch_model(config: Mapping[str, Any]) -> nn.Module:
+    """The model of a config.json without memory (on the meta device), its parameters tied as in the real one."""
+    return _build(config, "meta")
+
+
+def build_model(config: Mapping[str, Any]) -> nn.Module:
+    """The model of a config.json, freshly initialised in float32."""
+    return _build(config, "cpu")
+
+
+def _build(config: Mapping[str, Any], device: str) -> nn.Module:
+    cls, made = model_class(config), config_of(config)
+    try:
+        with quiet_transformers(), torch.device(device):
+            model: nn.Module = cls(made)
+    except Exception as error:  # whatever a model's constructor makes of a config
+        raise MupscaleError(
+            f"transformers cannot build {cls.__name__} from this config.json: {in_one_line(error)}"
+        ) from None
+    return model.eval()
+
+
+def in_one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])  # what comes after the colon, too
+    return f"{type(error).__name__}: {first.rstrip('.') or 'no reason given'}"

@@ -1,0 +1,268 @@
+"""Architectures that nobody described: config fields by their usual names, and the core's plan of two sketches.
+
+Such a plan is a proposal. It counts only when the widened model has been verified, over training steps, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mupscale.core import Entry, Plan, Shape
+from mupscale.hf.describe import memory
+from mupscale.hf.describe.architecture import Config
+from mupscale.hf.describe.building import build_model, sketch_model
+from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.planned import Evidence, PlannedArchitecture
+from mupscale.planning import Role, plan
+from mupscale.system import MupscaleError
+
+FIELDS = {
+    "hidden": ("hidden_size", "n_embd", "d_model", "dim", "embedding_size", "attention_hidden_size"),
+    "ffn": (
+        "intermediate_size",
+        "ffn_dim",
+        "n_inner",
+        "d_ff",
+        "ffn_hidden_size",
+        "hidden_dim",
+        "encoder_ffn_dim",
+        "decoder_ffn_dim",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+    ),
+    "heads": (
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+        "num_heads",
+        "attention_heads",
+        "encoder_attention_heads",
+        "decoder_attention_heads",
+    ),
+    "kv": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv"),
+}
+"""Names that transformers' configs have for what grows; a field that is null follows from the others and stays so."""
+
+HEAD_DIM = ("head_dim", "d_kv", "kv_channels", "attention_head_size")
+_MOST = 64  # GB of float32 would take minutes to initialise
+
+
+class FromModules(PlannedArchitecture):
+    """Plans made by comparing the modules of a narrow and a wide sketch; the wide model has to be verified."""
+
+    described = False
+    origin = "not described: read off its modules, to be verified"
+    evidence = Evidence(required=True, training_steps=5, dtypes=("float64", "float32"))
+
+    def wide_config(self, config: Config, times: Times) -> dict[str, Any]:
+        """By the usual names of fields."""
+        return wide_config(config, times)
+
+    def sizes(self, config: Config) -> dict[str, Any]:
+        """Every field with a usual name."""
+        names = [name for group in (*FIELDS.values(), HEAD_DIM) for name in group]
+        return {name: config[name] for name in names if config.get(name) is not None}
+
+    def is_tied(self, config: Config) -> None:
+        """Only the model itself can tell."""
+
+    def wires_of(self, name: str, dimensions: int) -> dict[int, str]:
+        """Wires have no names here."""
+        return {}
+
+    def plan_to_record(self, config: Config, times: Times, *, fresh: bool) -> Plan:
+        """Another version of transformers may have other modules, so the plan is kept."""
+        return plan_by_modules(config, times, fresh=fresh)
+
+    def plan_files(
+        self,
+        config: Config,
+        times: Times,
+        shapes: Mapping[str, Shape],
+        *,
+        recorded: Plan | None = None,
+        fresh: bool = True,
+    ) -> Plan:
+        """The model's plan by the names in the files."""
+        by_model = plan_by_modules(config, times, fresh=fresh) if recorded is None else recorded
+        return plan_for_files(config, by_model, shapes)
+
+    def plan_parameters(self, config: Config, times: Times, shapes: Mapping[str, Shape], *, fresh: bool = True) -> Plan:
+        """By the modules of the model that the config names."""
+        return plan_by_modules(config, times, fresh=fresh)
+
+    def plan_wide_parameters(self, config: Config, times: Times, shapes: Mapping[str, Shape]) -> Plan:
+        """A growth without a plan on record was made by a description, which is absent now."""
+        raise MupscaleError(
+            f"the model was upscaled by a description of '{config.get('model_type')}' that is not known here: register "
+            f"it again before this"
+        )
+
+    def check_unverified(self) -> None:
+        """Only a comparison shows that the plan is right."""
+        raise MupscaleError(
+            f"'{self.model_type}' is not described, so that only verification shows whether it was widened rightly: "
+            f"let it verify, or describe the architecture (mupscale.hf.register)"
+        )
+
+    def check_too_large_to_train(self, needed: str) -> None:
+        """Only training shows that the plan is right."""
+        raise MupscaleError(
+            f"'{self.model_type}' is not described, so that both models must be compared in training, which "
+            f"needs {needed} of memory: use a larger machine, or describe the architecture (mupscale.hf.register)"
+        )
+
+    def check_without_record(self, folder: Path) -> None:
+        """The usual fields may not be all that grew."""
+        raise MupscaleError(
+            f"there is no mupscale.json in {folder}, and '{self.model_type}' is not described, so that nobody knows "
+            f"how the wide checkpoint grew: copy the file that mupscale upscale wrote to it"
+        )
+
+    def check_constant_outputs(self, folder: Path) -> None:
+        """They would be equal with a wrong plan, too."""
+        raise MupscaleError(
+            f"the outputs of {folder} are all alike, so that comparing them shows nothing, and "
+            f"'{self.model_type}' is not described: take a checkpoint with weights in it"
+        )
+
+    def advice(self) -> str:
+        """Describe it."""
+        return how_to_describe(self.model_type)
+
+
+def plan_by_modules(config: Config, times: Times, *, fresh: bool = True) -> Plan:
+    """The plan by the model's own names.
+
+    fresh: measure the initial stds, which only noise needs, on narrow models built for it where memory allows.
+    """
+    try:
+        small, large = sketch_model(config), sketch_model(wide_config(config, times))
+        roles = mixture_roles(small)
+        size = 4 * sum(p.numel() for p in small.parameters())
+        if not fresh or not memory.fits(2 * size) or size > _MOST << 30:
+            return plan(small, large, roles=roles)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return plan(small, large, roles=roles, fresh=lambda: build_model(config))
+    except MupscaleError as error:
+        advice = how_to_describe(config.get("model_type"))
+        raise MupscaleError(f"{str(error).rstrip('.')}. {advice}") from None
+
+
+def how_to_describe(model_type: object) -> str:
+    """What to do about an architecture that its modules alone do not explain."""
+    return (
+        f"The architecture '{model_type}' is not described, so its modules were asked; a description "
+        f"of it (mupscale.hf.register) settles what they cannot tell: see 'Adding an architecture' in "
+        f"docs/huggingface.md"
+    )
+
+
+def wide_config(config: Config, times: Times) -> dict[str, Any]:
+    """config.json with every field that grows multiplied."""
+    found = {part: [name for name in names if _is_size(config.get(name))] for part, names in FIELDS.items()}
+    if not found["hidden"]:
+        raise MupscaleError(
+            f"config.json has no field for the hidden size that is known ({', '.join(FIELDS['hidden'])})"
+        )
+    explicit = any(_is_size(config.get(name)) for name in HEAD_DIM)
+    if times.hidden != times.heads and found["heads"] and not explicit:
+        raise MupscaleError(
+            f"head_dim is {found['hidden'][0]} / {found['heads'][0]} here, and it must stay: let hidden and heads grow "
+            f"alike, as in --times hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
+        )
+    if times.ffn != times.hidden and not found["ffn"]:
+        raise MupscaleError(
+            f"config.json gives the feed-forward layers no size of their own ({', '.join(FIELDS['ffn'])}): let ffn "
+            f"grow as hidden does, {times.hidden} times"
+        )
+    grown = {name: config[name] * getattr(times, part) for part, names in found.items() for name in names}
+    return {**config, **grown}
+
+
+def plan_for_files(config: Config, plan: Plan, shapes: Mapping[str, Shape]) -> Plan:
+    """The plan by the names in the files, which transformers may load under others, or stack (one tensor per expert).
+
+    shapes: of the narrow checkpoint's tensors.
+    """
+    model = sketch_model(config)
+    names, ignored = _names_in_model(model, shapes), getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    entries: dict[str, Entry] = {}
+    fresh: dict[str, float] = {}
+    whole: dict[str, str] = {}
+    for name, shape in shapes.items():
+        planned = plan.names.get(names[name])
+        entry = None if planned is None else _part(plan[planned], shape)
+        if planned is None and any(re.search(pattern, name) for pattern in ignored):  # masks of older versions
+            entry = Entry(shape, shape)
+        if entry is None:
+            raise MupscaleError(
+                f"'{name}' of shape {shape} is no parameter of the model that config.json names, nor a part of one "
+                f"that could be widened alone. {how_to_describe(config.get('model_type'))}"
+            )
+        if planned is not None and shape == plan[planned].narrow:
+            first = whole.setdefault(planned, name)  # of tied ones, which draw the same noise
+            if first != name:
+                entries[first] = replace(entries[first], names=(*entries[first].names, name))
+                continue
+        entries[name] = replace(entry, names=(name,))
+        fresh[name] = 0.0 if plan.fresh is None or planned is None else plan.fresh.get(planned, 0.0)
+    return Plan(entries, fresh=None if plan.fresh is None else fresh)
+
+
+def _names_in_model(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """By transformers' own table of what is called otherwise in files; as they are where it has none."""
+    try:
+        from transformers import conversion_mapping
+        from transformers import core_model_loading as loading
+
+        table = conversion_mapping.get_model_conversion_mapping(model)
+        renamed = [change for change in table if isinstance(change, loading.WeightRenaming)]
+        converted = [change for change in table if isinstance(change, loading.WeightConverter)]
+        prefix, own = getattr(model, "base_model_prefix", None), model.state_dict()
+        return {n: loading.rename_source_key(n, renamed, converted, prefix, own)[0] for n in names}
+    except (ImportError, AttributeError, TypeError):  # another version of transformers
+        return {name: name for name in names}
+
+
+def _part(entry: Entry, shape: Shape) -> Entry | None:
+    """The entry of a tensor in a file: the parameter itself, or one of those that are stacked and joined in it."""
+    if shape == entry.narrow:
+        return entry
+    ahead = len(entry.narrow) - len(shape)
+    axes = {d - ahead: axis for d, axis in entry.axes.items()}
+    in_blocks = any(axis.block != 1 or axis.sections for axis in axes.values())
+    if ahead not in (0, 1) or in_blocks or any(d < 0 for d in axes):
+        return None
+    if any(n % part for n, part in zip(entry.narrow[ahead:], shape, strict=True)):
+        return None
+    wide = tuple(n * axes[d].copies if d in axes else n for d, n in enumerate(shape))
+    out, in_ = (tuple(d - ahead for d in side) for side in (entry.out, entry.in_))
+    return replace(entry, narrow=shape, wide=wide, axes=axes, out=out, in_=in_)
+
+
+def mixture_roles(model: nn.Module) -> dict[str, Role]:
+    """Routers and stacked experts hold bare parameters, which transformers lays out alike nearly everywhere."""
+    roles: dict[str, Role] = {}
+    for path, module in model.named_modules():
+        name = type(module).__name__
+        for local, p in module.named_parameters(recurse=False):
+            if name.endswith("Router") and local == "weight" and p.dim() == 2:
+                roles[f"{path}.{local}"] = Role(out=0, in_=1)
+            elif name.endswith("Experts") and p.dim() == 3 and local.endswith("proj"):
+                hidden = getattr(module, "hidden_dim", None) or getattr(module, "hidden_size", None)
+                straight = p.shape[1 if local == "down_proj" else 2] == hidden  # (expert, out, in), as in a Linear
+                roles[f"{path}.{local}"] = Role(out=1, in_=2) if straight else Role(out=2, in_=1)
+    return roles
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,28 @@
+"""Checkpoints on disk: read from one folder, written into another, never whole in memory.
+
+safetensors_format: where tensors lie in a file. source: a checkpoint's folder and what is in it. shards: which wide
+tensor goes into which file. stream: the files filled piece by piece. record: mupscale.json beside a wide checkpoint.
+"""
+
+from mupscale.hf.files.record import RECORD_FILE, GrowthStep, Record
+from mupscale.hf.files.safetensors_format import Stored, read_into
+from mupscale.hf.files.shards import WeightShard, arrange, in_short, plan_names, size_in_words, write_index
+from mupscale.hf.files.source import Source, open_source
+from mupscale.hf.files.stream import write_shards
+
+__all__ = [
+    "RECORD_FILE",
+    "GrowthStep",
+    "Record",
+    "Source",
+    "Stored",
+    "WeightShard",
+    "arrange",
+    "in_short",
+    "open_source",
+    "plan_names",
+    "read_into",
+    "size_in_words",
+    "write_index",
+    "write_shards",
+]

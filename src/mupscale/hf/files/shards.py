@@ -1,0 +1,135 @@
+"""The files of a wide checkpoint, laid out before a tensor is read: which tensor goes where, from its plan alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from mupscale.core import Entry, Plan, check_dtype
+from mupscale.hf.files.safetensors_format import Stored, header
+from mupscale.hf.files.source import Source
+from mupscale.system import MupscaleError, replace_text
+
+_SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+@dataclass(frozen=True)
+class WideTensor:
+    """One tensor of the output: where it comes from, how it grows, and where it goes.
+
+    name: the plan's, under which its noise is drawn; tied tensors have one.
+    """
+
+    name: str
+    source: Stored
+    entry: Entry
+    target: Stored
+
+
+@dataclass(frozen=True)
+class WeightShard:
+    """One file of the output; `head` is what comes before its tensors."""
+
+    file: str
+    head: bytes
+    tensors: Mapping[str, WideTensor]
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole file."""
+        return len(self.head) + sum(tensor.target.bytes for tensor in self.tensors.values())
+
+
+def parse_size(size: int | str) -> int:
+    """'5GB', '500MB', '2GiB' or a number of bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", str(size).strip().upper())
+    if isinstance(size, bool) or match is None or match[2] not in _SIZES or float(match[1]) * _SIZES[match[2]] < 1:
+        raise MupscaleError(f"'{size}' is no size of a shard: write it as 5GB or 500MB")
+    return int(float(match[1]) * _SIZES[match[2]])
+
+
+def size_in_words(size: int) -> str:
+    """2.79 GB."""
+    return in_short(size, (" GB", " MB", " kB", " bytes"))
+
+
+def in_short(number: int, units: tuple[str, ...] = (" B", " M", " k", "")) -> str:
+    """697.1 M: four digits and the power of a thousand."""
+    scale, unit = next((s, u) for s, u in zip((1e9, 1e6, 1e3, 1.0), units, strict=True) if number >= s or s == 1)
+    return f"{number / scale:,.4g}{unit}"
+
+
+def arrange(
+    source: Source, plan: Plan, *, dtype: torch.dtype | None = None, shard_size: int | str = "5GB"
+) -> list[WeightShard]:
+    """The files of the wide checkpoint, with all their tensors in place; nothing is read or written yet.
+
+    dtype: of the floating-point tensors, which keep theirs where it is None.
+    """
+    largest, names = parse_size(shard_size), plan_names(source, plan)
+    shards: list[dict[str, WideTensor]] = []
+    used = largest + 1
+    for name, stored in source.tensors.items():
+        tensor = _wide_tensor(name, names[name], stored, plan[names[name]], dtype)
+        if used + tensor.target.bytes > largest and (used or not shards):
+            shards.append({})
+            used = 0
+        shards[-1][name] = tensor
+        used += tensor.target.bytes
+    count = len(shards)
+    files = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+    files = ["model.safetensors"] if count == 1 else files
+    return [_place(file, tensors) for file, tensors in zip(files, shards, strict=True)]
+
+
+def _wide_tensor(name: str, planned: str, stored: Stored, entry: Entry, dtype: torch.dtype | None) -> WideTensor:
+    if stored.shape != entry.narrow:
+        raise MupscaleError(
+            f"'{name}' has shape {stored.shape} in {stored.file.name} and {entry.narrow} by the config: the checkpoint "
+            f"and its config.json do not belong together"
+        )
+    if not stored.dtype.is_floating_point:
+        if entry.wide != entry.narrow:
+            check_dtype(name, torch.empty(0, dtype=stored.dtype))
+        dtype = None
+    return WideTensor(planned, stored, entry, Stored(Path(), dtype or stored.dtype, entry.wide, 0))
+
+
+def _place(file: str, tensors: Mapping[str, WideTensor]) -> WeightShard:
+    """Tensors of large numbers first, so that each starts at a multiple of its own, as safetensors does it."""
+    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].target.dtype.itemsize))
+    head, starts = header({name: (tensor.target.dtype, tensor.target.shape) for name, tensor in ordered.items()})
+    places = {name: replace(tensor.target, file=Path(file), start=starts[name]) for name, tensor in ordered.items()}
+    return WeightShard(file, head, {name: replace(tensor, target=places[name]) for name, tensor in ordered.items()})
+
+
+def plan_names(source: Source, plan: Plan) -> dict[str, str]:
+    """The plan's name of each tensor of the files."""
+    for name, stored in source.tensors.items():
+        if name not in plan.names:
+            raise MupscaleError(
+                f"'{name}' in {stored.file.name} is not in the plan, so that it is not known how to widen it: the plan "
+                f"was made for another checkpoint"
+            )
+    return {name: plan.names[name] for name in source.tensors}
+
+
+def write_index(shards: Sequence[WeightShard], folder: Path) -> None:
+    """Where each tensor is, as transformers writes it; one file alone needs no index."""
+    if len(shards) == 1:
+        return
+    every = [tensor for shard in shards for tensor in shard.tensors.values()]
+    content = {
+        "metadata": {
+            "total_parameters": sum(tensor.target.numel for tensor in every),
+            "total_size": sum(tensor.target.bytes for tensor in every),
+        },
+        "weight_map": dict(sorted((name, shard.file) for shard in shards for name in shard.tensors)),
+    }
+    replace_text(folder / "model.safetensors.index.json", json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,220 @@
+"""A checkpoint to start from: its config and where each of its tensors lies, all checked before anything is done."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mupscale.checkpoint import load_torch
+from mupscale.core import Shape
+from mupscale.hf.files.safetensors_format import DTYPES, Stored, header, raw, read_header
+from mupscale.system import MupscaleError, require
+
+_SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_SAFETENSORS = ("model.safetensors", "model-*-of-*.safetensors")
+_PICKLED = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
+_BESIDE = ("*.json", "*.txt", "*.model", "*.jinja")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint's folder, its config.json, and the place of each tensor.
+
+    kept: what must live as long as this does, such as a folder of converted files.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, Stored]
+    kept: tuple[object, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """By name."""
+        return {name: stored.shape for name, stored in self.tensors.items()}
+
+    @property
+    def bytes(self) -> int:
+        """Of all tensors together."""
+        return sum(stored.bytes for stored in self.tensors.values())
+
+    @property
+    def model_type(self) -> str:
+        """The architecture, as transformers calls it."""
+        return str(self.config["model_type"])
+
+
+def open_source(path: str | Path | Source) -> Source:
+    """A checkpoint in a folder, or one of the hub by its name; only headers are read."""
+    if isinstance(path, Source):
+        return path
+    folder = Path(path)
+    if not folder.exists() and isinstance(path, str) and _HUB_NAME.fullmatch(path):
+        folder = _download(path)
+    if not folder.is_dir():
+        advice = "give the folder, not a file in it" if folder.exists() else "give a checkpoint's folder or a hub name"
+        raise MupscaleError(f"there is no folder at {path}: {advice}")
+    if (folder / "adapter_config.json").exists():
+        raise MupscaleError(
+            f"{folder} holds a LoRA or another PEFT adapter, which cannot be widened by itself: merge it into its "
+            f"model with merge_and_unload() and save that"
+        )
+    config = _read_config(folder)
+    kept: list[object] = []
+    tensors = _find_tensors(folder, kept)
+    if not tensors:
+        raise MupscaleError(f"the weights in {folder} hold no tensors; download or copy them again")
+    return Source(folder, config, tensors, tuple(kept))
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    config = _read_json(folder / "config.json", "give the folder that save_pretrained wrote, or one of the hub")
+    if (quantised := config.get("quantization_config")) is not None:
+        method = quantised.get("quant_method", "some method") if isinstance(quantised, dict) else quantised
+        raise MupscaleError(
+            f"the checkpoint in {folder} is quantised ({method}) and cannot be widened: take the original one in "
+            f"float32, bfloat16 or float16, or dequantise it"
+        )
+    if not isinstance(config.get("model_type"), str):
+        raise MupscaleError(f"{folder / 'config.json'} names no model_type: it is no config of transformers")
+    return config
+
+
+def _read_json(path: Path, advice: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MupscaleError(f"there is no {path.name} in {path.parent}: {advice}") from None
+    except OSError as error:
+        raise MupscaleError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise MupscaleError(f"{path} is no JSON ({error}); download or copy it again") from None
+    if not isinstance(content, dict):
+        raise MupscaleError(f"{path} is no JSON object; download or copy it again")
+    return content
+
+
+def _find_tensors(folder: Path, kept: list[object]) -> dict[str, Stored]:
+    """As transformers looks for them: one file before an index, safetensors before pickles."""
+    for single in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{single}.index.json"
+        if (folder / single).exists():
+            return _read_file(folder / single, kept)
+        if index.exists():
+            return _read_index(folder, index, kept)
+    if shards := sorted(f.name for f in folder.iterdir() if _SHARD.fullmatch(f.name)):
+        raise MupscaleError(f"{folder} holds {shards[0]} but no index of its shards; download or copy that file, too")
+    raise MupscaleError(
+        f"there are no weights in {folder}: neither model.safetensors nor pytorch_model.bin, nor an index of shards"
+    )
+
+
+def _read_index(folder: Path, index: Path, kept: list[object]) -> dict[str, Stored]:
+    weight_map = _read_json(index, "").get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise MupscaleError(f"{index} has no usable weight_map; download or copy it again")
+    files = list(dict.fromkeys(weight_map.values()))
+    for file in files:
+        if file in ("", ".", "..") or re.search(r"[/\\:\0]", file):
+            raise MupscaleError(f"{index} names the file '{file}', which is not a plain name of a file beside it")
+    if missing := [file for file in files if not (folder / file).exists()]:
+        raise MupscaleError(
+            f"{len(missing)} of {len(files)} shards are missing in {folder}, the first of them {missing[0]}: download "
+            f"or copy them"
+        )
+    ending = files[0].rpartition(".")[2] if files else ""
+    beside = {f.name for f in folder.iterdir() if _SHARD.fullmatch(f.name) and f.name.endswith(ending)}
+    if strangers := beside - {*files}:
+        raise MupscaleError(
+            f"{folder / min(strangers)} is not in {index.name}: remove it if it is left over from another checkpoint, "
+            f"or mend the index"
+        )
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        held = _read_file(folder / file, kept)
+        named = {name for name, where in weight_map.items() if where == file}
+        if absent := named - held.keys():
+            raise MupscaleError(f"{index} places '{min(absent)}' in {file}, which has no such tensor")
+        if extra := held.keys() - named:
+            raise MupscaleError(f"{folder / file} holds '{min(extra)}', which {index.name} does not place there")
+        tensors.update(held)
+    return tensors
+
+
+def _read_file(path: Path, kept: list[object]) -> dict[str, Stored]:
+    return read_header(path) if path.suffix == ".safetensors" else _read_pickled(path, kept)
+
+
+def _read_pickled(path: Path, kept: list[object]) -> dict[str, Stored]:
+    """Tensors of a torch.save file, read where they lie; those of an old format are converted first."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():  # shapes and places, without memory
+        content = _state_dict(path)
+    tensors = {}
+    for name, tensor in content.items():
+        offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
+        if offset is None or not tensor.is_contiguous():
+            return _converted(path, kept)
+        start = offset + tensor.storage_offset() * tensor.element_size()
+        tensors[name] = Stored(path, tensor.dtype, tuple(tensor.shape), start)
+    return tensors
+
+
+def _state_dict(path: Path) -> dict[str, Tensor]:
+    content = load_torch(path)
+    if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
+        raise MupscaleError(f"{path} is no state dict of a model: it holds more than tensors by name")
+    for name, tensor in content.items():
+        if tensor.dtype not in DTYPES.values():
+            raise MupscaleError(
+                f"'{name}' in {path} has dtype {tensor.dtype}, as in a quantised checkpoint, which cannot be widened: "
+                f"take the original one in float32, bfloat16 or float16, or dequantise it"
+            )
+    return content
+
+
+def _converted(path: Path, kept: list[object]) -> dict[str, Stored]:
+    """The whole file is in memory for a moment, as old formats want it; afterwards it lies on the disk."""
+    folder = tempfile.TemporaryDirectory(prefix="mupscale-")
+    kept.append(folder)
+    converted, content = Path(folder.name) / "converted.safetensors", _state_dict(path)
+    first, _ = header({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in content.items()})
+    try:
+        with open(converted, "wb") as file:
+            file.write(first)
+            for tensor in content.values():
+                file.write(raw(tensor.contiguous()))
+    except OSError as error:
+        raise MupscaleError(
+            f"{path} is of an old format and must be converted, and there is no room for that in {folder.name} "
+            f"({error.strerror}): set TMPDIR to a folder on a larger disk"
+        ) from None
+    return read_header(converted)
+
+
+def _download(name: str) -> Path:
+    reason = f"there is no folder '{name}', and a model of the hub needs huggingface_hub"
+    hub = require("huggingface_hub", extra="hf", reason=reason)
+
+    def fetch(patterns: Iterable[str]) -> Path:
+        wanted = [*patterns, *_BESIDE]
+        return Path(hub.snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"]))
+
+    try:
+        folder = fetch(_SAFETENSORS)
+        return folder if any(folder.glob("*.safetensors")) else fetch(_PICKLED)
+    except (OSError, ValueError) as error:
+        first = re.split(r"\n|\. ", str(error).strip())[0]
+        raise MupscaleError(
+            f"there is no folder '{name}', and it could not be had from the hub ({type(error).__name__}: {first}): "
+            f"check the name and the network, or download it and give the folder"
+        ) from None

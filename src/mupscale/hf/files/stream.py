@@ -1,0 +1,246 @@
+"""From checkpoint to checkpoint in pieces: read a few rows, copy, rescale, perturb, round, write them in their place.
+
+The plan tells every shape before a tensor is read, so all headers are written first and threads fill the files in any
+order. A piece fits into a core's cache; memory is a few pieces per thread, whatever the size of tensors and shards.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mupscale.core import Axis, Plan, Shape, widened_shape
+from mupscale.growth import GaussianNoise, draw_normal, refuse_nonfinite, unit_std
+from mupscale.hf.files.safetensors_format import Stored, raw, read_into
+from mupscale.hf.files.shards import WeightShard, WideTensor
+from mupscale.system import MupscaleError, usable_cores
+
+_PIECE = 1 << 19  # wide entries that are made at a time
+_WRITE = 1 << 20  # bytes that are written at a time: larger writes cost Linux up to three times as much
+_NOISY_PIECE = 1 << 20  # noise comes in blocks, and a piece that cuts them draws some in vain
+_MOST_THREADS = 16
+
+
+class Piece(NamedTuple):
+    """A part of a narrow tensor, and the wide entries at which what becomes of it starts, once for each copy."""
+
+    start: int
+    shape: Shape
+    axes: Mapping[int, Axis]
+    at: tuple[int, ...]
+
+
+_Task = tuple[WideTensor, float, Piece]  # a tensor, its noise's standard deviation, a part of it
+
+
+def write_shards(
+    shards: Sequence[WeightShard],
+    folder: Path,
+    plan: Plan,
+    *,
+    noise: GaussianNoise | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    advance: Callable[[int], None] = lambda bytes: None,
+) -> None:
+    """Fill the files; the result is the same for any number of threads and any shards.
+
+    noise: one that mupscale.growth.checked has seen. advance: called with the number of bytes after each write.
+    """
+    threads = min(usable_cores(), _MOST_THREADS) if threads is None else threads
+    if threads < 1:
+        raise MupscaleError(f"the work needs a thread at least, not {threads}")
+    ours = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for shard in shards:
+                _write_shard(shard, folder, _noise_stds(shard, plan, noise), seed, pool, threads, advance)
+    finally:
+        torch.set_num_threads(ours)
+
+
+def _noise_stds(shard: WeightShard, plan: Plan, noise: GaussianNoise | None) -> dict[str, float]:
+    """Standard deviation of each tensor's noise; buffers have none."""
+    if noise is None:
+        return {}
+    names = {tensor.name for tensor in shard.tensors.values()}
+    noisy = [name for name in names if name in plan.parameters and noise.of(name)]
+    return {name: noise.of(name) * unit_std(plan, name, noise.unit) for name in noisy}
+
+
+def _write_shard(
+    shard: WeightShard,
+    folder: Path,
+    stds: Mapping[str, float],
+    seed: int,
+    pool: ThreadPoolExecutor,
+    threads: int,
+    advance: Callable[[int], None],
+) -> None:
+    path = folder / shard.file
+    with open(path, "wb") as file:
+        file.write(shard.head)
+        file.truncate(shard.bytes)
+    tasks = _SharedTasks(_tasks(shard, stds))
+
+    def work_off_tasks() -> None:
+        try:
+            with ExitStack() as open_files:
+                writer = _PieceWriter(path, seed, open_files)
+                for tensor, std, piece in tasks:
+                    advance(writer.make(tensor, std, piece))
+        except BaseException:
+            tasks.stop()
+            raise
+
+    futures = [pool.submit(work_off_tasks) for _ in range(threads)]
+    try:
+        for future in futures:
+            future.result()
+    finally:
+        tasks.stop()
+
+
+def _tasks(shard: WeightShard, stds: Mapping[str, float]) -> Iterator[_Task]:
+    for tensor in shard.tensors.values():
+        std = stds.get(tensor.name, 0.0) if tensor.source.dtype.is_floating_point else 0.0
+        for piece in pieces(tensor.entry.narrow, tensor.entry.axes, _NOISY_PIECE if std else _PIECE):
+            yield tensor, std, piece
+
+
+class _SharedTasks:
+    """Tasks that several threads take one by one, until there are none or a thread stops them."""
+
+    def __init__(self, tasks: Iterator[_Task]) -> None:
+        self._tasks, self._lock, self._stopped = tasks, threading.Lock(), False
+
+    def __iter__(self) -> Iterator[_Task]:
+        return self
+
+    def __next__(self) -> _Task:
+        with self._lock:
+            if self._stopped:
+                raise StopIteration
+            return next(self._tasks)
+
+    def stop(self) -> None:
+        """Give out no more tasks; those under way are finished."""
+        with self._lock:
+            self._stopped = True
+
+
+def pieces(shape: Shape, axes: Mapping[int, Axis], size: int, start: int = 0, at: int = 0) -> Iterator[Piece]:
+    """A tensor in parts of about `size` wide entries, each of which has one place, or one for each of its copies.
+
+    Rows are grouped by whole blocks, whose copies lie together; a block that is too large is cut, and its parts are
+    written as often as it is copied. Dimensions before those that grow are gone through one by one where need be.
+    """
+    axes = {d: axis for d, axis in axes.items() if axis.times != 1}
+    if 0 in shape:
+        return
+    if not axes:
+        shape = (math.prod(shape),)
+    elif len(shape) == 1:
+        shape, axes = (1, *shape), {1: axes[0]}
+    row = math.prod(shape[1:])
+    inner = {d: axis for d, axis in axes.items() if d > 0}
+    wide_row = row * math.prod(axis.copies for axis in inner.values())
+    if 0 not in axes and wide_row > size and len(shape) > 2:
+        for i in range(shape[0]):
+            yield from pieces(shape[1:], {d - 1: a for d, a in inner.items()}, size, start + i * row, at + i * wide_row)
+        return
+    first = axes.get(0, Axis())
+    copies = first.copies
+    for length, block in first.sections or ((shape[0], first.block),):
+        if length % block:
+            raise MupscaleError(f"an axis of {length} units does not divide into blocks of {block}; check the block")
+        whole = {**inner, 0: Axis(copies, block)} if copies > 1 else inner
+        if block * copies * wide_row <= size:
+            step = size // (block * copies * wide_row) * block
+            for r in range(0, length, step):
+                rows = min(step, length - r)
+                yield Piece(start + r * row, (rows, *shape[1:]), whole, (at + r * copies * wide_row,))
+        else:
+            step = max(1, size // wide_row)
+            for b in range(0, length, block):
+                for r in range(0, block, step):
+                    places = tuple(at + (b * copies + c * block + r) * wide_row for c in range(copies))
+                    yield Piece(start + (b + r) * row, (min(step, block - r), *shape[1:]), inner, places)
+        start += length * row
+        at += length * copies * wide_row
+
+
+class _PieceWriter:
+    """One thread's open files and buffers."""
+
+    def __init__(self, path: Path, seed: int, open_files: ExitStack) -> None:
+        self._seed, self._open_files = seed, open_files
+        self._target = open_files.enter_context(path.open("r+b", buffering=0))
+        self._sources: dict[Path, BinaryIO] = {}
+        self._buffers: dict[str, Tensor] = {}
+
+    def make(self, job: WideTensor, level: float, piece: Piece) -> int:
+        """Read, widen and write one piece; returns how many bytes were written."""
+        entry = job.entry
+        narrow = self._read(job.source, piece)
+        if not narrow.is_floating_point():
+            return self._write(narrow, job.target, piece.at[0])
+        exact = torch.float64 if narrow.dtype == torch.float64 else torch.float32
+        if not math.isfinite(float(narrow.sum(dtype=exact))):  # a quick look; sums of large numbers may overflow
+            refuse_nonfinite({job.name: narrow})
+        # rounding comes once, at the end: what is only copied and scaled may stay in its own dtype
+        if narrow.dtype != exact and (level or entry.shift or narrow.dtype != job.target.dtype):
+            narrow = self._buffer("exact", narrow.shape, exact).copy_(narrow)
+        shape = widened_shape(piece.shape, piece.axes)
+        out = self._buffer("wide", shape, narrow.dtype) if piece.axes else narrow
+        wide = entry.widened(narrow, out, axes=piece.axes, overwrite=True)
+        if not level:
+            wide = self._rounded(wide, job)
+            return sum(self._write(wide, job.target, at) for at in piece.at)
+        return sum(
+            self._write(self._rounded(self._noisy(wide, job, level, at), job), job.target, at) for at in piece.at
+        )
+
+    def _noisy(self, wide: Tensor, job: WideTensor, level: float, at: int) -> Tensor:
+        noise = self._buffer("noise", [wide.numel()], wide.dtype)
+        draw_normal(noise, at, job.target.numel, self._seed, job.name)
+        return torch.add(wide.view(-1), noise, alpha=level, out=noise)
+
+    def _rounded(self, wide: Tensor, job: WideTensor) -> Tensor:
+        dtype = job.target.dtype
+        if wide.dtype == dtype:
+            return wide
+        rounded = self._buffer("rounded", wide.shape, dtype).copy_(wide)
+        if not math.isfinite(float(rounded.sum(dtype=torch.float32))) and not torch.isfinite(rounded).all():
+            raise MupscaleError(f"'{job.name}' holds values that are too large for {dtype}; keep a wider dtype")
+        return rounded
+
+    def _read(self, source: Stored, piece: Piece) -> Tensor:
+        if source.file not in self._sources:
+            self._sources[source.file] = self._open_files.enter_context(source.file.open("rb", buffering=0))
+        file, narrow = self._sources[source.file], self._buffer("narrow", piece.shape, source.dtype)
+        return read_into(narrow, file, source.start + piece.start * source.dtype.itemsize)
+
+    def _write(self, wide: Tensor, target: Stored, at: int) -> int:
+        self._target.seek(target.start + at * target.dtype.itemsize)
+        left = raw(wide)
+        total = left.nbytes
+        while left.nbytes:
+            left = left[self._target.write(left[:_WRITE]) :]
+        return total
+
+    def _buffer(self, use: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory for one use, kept from piece to piece, so that it stays in the cache."""
+        length = math.prod(shape) * dtype.itemsize
+        if use not in self._buffers or len(self._buffers[use]) < length:
+            self._buffers[use] = torch.empty(length, dtype=torch.uint8)
+        return self._buffers[use][:length].view(dtype).view(*shape)

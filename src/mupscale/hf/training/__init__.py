@@ -1,0 +1,35 @@
+"""Training an upscaled checkpoint on, with the small model's hyperparameters.
+
+model_parameters: a model's parameters as plans name them. groups: parameter groups from mupscale.json. trainer:
+clipping for transformers' Trainer. saved_optimizer: an optimizer's file, read. widened_optimizer: such a file, widened.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from mupscale.hf.training.groups import param_groups, plan, resume_optimizer
+from mupscale.hf.training.model_parameters import decay_groups, named_as_in, shapes_of
+from mupscale.hf.training.widened_optimizer import check_optimizer_file, widen_optimizer_file
+
+if TYPE_CHECKING:
+    from mupscale.hf.training.trainer import Clip
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Clip":  # imports transformers
+        from mupscale.hf.training.trainer import Clip
+
+        return Clip
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = [
+    "Clip",
+    "check_optimizer_file",
+    "decay_groups",
+    "named_as_in",
+    "param_groups",
+    "plan",
+    "resume_optimizer",
+    "shapes_of",
+    "widen_optimizer_file",
+]

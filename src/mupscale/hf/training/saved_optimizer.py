@@ -1,0 +1,132 @@
+"""A saved torch optimizer: which of its parameters is which, and which optimizer it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mupscale.core import Shape, naming
+from mupscale.hf.training.model_parameters import decay_groups
+from mupscale.optim import default_hyper, traits
+from mupscale.system import MupscaleError
+
+State = Mapping[str, Any]
+_LEFT_BY_OTHERS = {"initial_lr", "lr_factor", "weight_decay_factor", "eps_factor", "from_group"}
+_STRANGE = 2  # hyperparameters that another version may have and this one lacks
+
+
+@dataclass(frozen=True)
+class SavedOptimizer:
+    """Names and hyperparameters of each group, and the state of each parameter by its name in the model."""
+
+    path: Path
+    groups: list[tuple[list[str], dict[str, Any]]]
+    states: dict[str, State]
+
+    def optimizer_class(self) -> type[Optimizer]:
+        """The optimizer of torch whose hyperparameters and state these are; Adam and AdamW say which by a flag."""
+        held = {key for state in self.states.values() for key in state}
+        hyper = self.groups[0][1].keys() - _LEFT_BY_OTHERS
+        names = {cls: default_hyper(cls, {}).keys() for cls in _torch_optimizers() if _may_hold(cls, held)}
+        names = {cls: own for cls, own in names.items() if len(hyper - own) <= _STRANGE}
+        nearest = min(names, key=lambda cls: (len(hyper - names[cls]), len(names[cls] - hyper)), default=None)
+        if nearest is None:
+            raise MupscaleError(
+                f"which optimizer {self.path} is of cannot be told from its state "
+                f"({', '.join(sorted(held)) or 'there is none'}) and hyperparameters ({', '.join(sorted(hyper))}): "
+                f"only those of torch.optim that follow the width are known, and AdamW is the usual one"
+            )
+        if nearest is torch.optim.AdamW and not self.groups[0][1].get("decoupled_weight_decay", True):
+            return torch.optim.Adam
+        return nearest
+
+
+def read_optimizer(path: Path, model: nn.Module, *, mmap: bool = False) -> SavedOptimizer:
+    """The optimizer of this model (a sketch will do) that torch.save wrote; mmap: tensors are mapped, not read.
+
+    Which parameter is which: by the names in the groups, or else by the model's own order, or else by the Trainer's
+    two groups, with and without weight decay; always checked against the shapes of the state.
+    """
+    content = _load(path, mmap)
+    keys = [list(group["params"]) for group in content["param_groups"]]
+    hypers = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in content["param_groups"]]
+    shapes = {name: tuple(p.shape) for name, p in naming.parameters(model).items()}
+    states = content["state"]
+    for names in _candidates(path, content["param_groups"], model):
+        if [len({*n}) for n in names] == [len(k) for k in keys]:
+            flat = dict(zip((n for group in names for n in group), (k for group in keys for k in group), strict=True))
+            if all(_fits(states.get(key, {}), shapes[name]) for name, key in flat.items()):
+                by_name = {name: states[key] for name, key in flat.items() if states.get(key)}
+                return SavedOptimizer(path, list(zip(names, hypers, strict=True)), by_name)
+    with_decay, without = (len(group["params"]) for group in decay_groups(model, 0.0))
+    raise MupscaleError(
+        f"{path} holds {' + '.join(str(len(k)) for k in keys)} parameters, which are neither the model's {len(shapes)} "
+        f"in order nor the Trainer's {with_decay} with and {without} without weight decay, or their shapes differ: it "
+        f"is of another model, or its optimizer must be built from model.named_parameters(), so that it holds names"
+    )
+
+
+def _load(path: Path, mmap: bool) -> dict[str, Any]:
+    if not path.is_file():
+        raise MupscaleError(f"there is no optimizer at {path}: give the file that torch.save wrote of its state_dict()")
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except Exception as error:  # whatever is wrong with the file
+        reason = (str(error).splitlines() or ["no reason given"])[0].rstrip(".")
+        raise MupscaleError(f"{path} cannot be loaded safely, as tensors and numbers alone: {reason}") from None
+    try:
+        groups, states = list(content["param_groups"]), list(content["state"].values())
+        keys = [key for group in groups for key in (*group["params"], *(group.get("param_names") or ()))]
+        good = bool(groups) and all(isinstance(key, int | str) for key in keys)
+        good = good and all(isinstance(state, dict) for state in states)
+    except (KeyError, TypeError, AttributeError):
+        good = False
+    if not good:
+        raise MupscaleError(
+            f"{path} is no optimizer's state_dict(), which has 'state' and 'param_groups': save what "
+            f"optimizer.state_dict() gives"
+        )
+    result: dict[str, Any] = content
+    return result
+
+
+def _candidates(path: Path, groups: list[dict[str, Any]], model: nn.Module) -> list[list[list[str]]]:
+    """Names of the model's parameters, group by group, as the saved groups may hold them."""
+    named = [group.get("param_names") or [k for k in group["params"] if isinstance(k, str)] for group in groups]
+    if not any(named):
+        return [[list(naming.parameters(model))], [group["params"] for group in decay_groups(model, 0.0)]]
+    tied = naming.aliases(naming.unwrap(model).named_parameters(remove_duplicate=False))
+    own = {name: names[0] for names in tied for name in names}
+    named = [[str(name) for name in names] for names in named]
+    canonical = {given: name for name, given in naming.without_ddp((n for names in named for n in names), own).items()}
+    strangers = [n for n in canonical.values() if n not in own]
+    if strangers:
+        raise MupscaleError(f"{path} holds '{strangers[0]}', which the model lacks: it is of another model")
+    return [[[own[canonical[n]] for n in names] for names in named]]
+
+
+def _fits(state: State, shape: Shape) -> bool:
+    """Whether the state can be of a parameter of this shape: of the same one, reduced along an axis, or a number."""
+    tensors = [tuple(value.shape) for value in state.values() if isinstance(value, Tensor) and value.numel() != 1]
+    return all(len(t) == len(shape) and all(a in (1, b) for a, b in zip(t, shape, strict=True)) for t in tensors)
+
+
+def _torch_optimizers() -> list[type[Optimizer]]:
+    """AdamW first, for what could be of several."""
+    every = (cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer))
+    return sorted(every, key=lambda cls: cls is not torch.optim.AdamW)
+
+
+def _may_hold(cls: type[Optimizer], held: set[str]) -> bool:
+    """Whether the class has such state; one that cannot follow the width may be it, too, and says why it cannot."""
+    try:
+        own = traits(cls)
+    except MupscaleError:
+        return bool(held)
+    return bool(held) and held <= {*own.state, *own.as_is}

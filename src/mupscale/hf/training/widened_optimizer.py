@@ -1,0 +1,149 @@
+"""A saved torch optimizer, widened beside its model's weights: `optimizer.pt` of transformers' Trainer, for one.
+
+Such a state is larger than its model, so neither side is held in memory: the narrow one is mapped, and the wide one is
+written into the mapped file itself, tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mupscale.core import Axis, Plan, expand, widened_shape
+from mupscale.growth import axes_of_state, is_scalar, refuse_nonfinite, state_factor
+from mupscale.hf.describe import Times, architecture_of, sketch_model
+from mupscale.hf.files import Source
+from mupscale.hf.training.model_parameters import named_as_in, shapes_of
+from mupscale.hf.training.saved_optimizer import SavedOptimizer, read_optimizer
+from mupscale.optim import FROM_GROUP, Groups, Traits, scale, traits
+from mupscale.system import MupscaleError, replacing
+
+
+def widen_optimizer_file(
+    path: str | Path,
+    out: str | Path,
+    source: Source,
+    times: Times,
+    plan: Plan | None = None,
+    *,
+    optimizer_class: type[Optimizer] | None = None,
+) -> None:
+    """Write the optimizer state at `path`, widened as its model is, to `out`: a plain torch state dict with names.
+
+    source: the narrow checkpoint. plan: by the model's own names, where mupscale.json holds it. optimizer_class: for
+    an optimizer that is not torch's own. Rates, decays and eps are rescaled as in param_groups, and `initial_lr` with
+    them, so that a scheduler made anew with `last_epoch` goes on; its own saved state has narrow rates, one for each
+    narrow group. `mupscale.hf.resume_optimizer` makes an optimizer of the file.
+    """
+    groups, pieces = _prepare(Path(path), source, times, plan, optimizer_class)
+    _write(Path(out), groups, pieces)
+
+
+def check_optimizer_file(path: str | Path, source: Source, times: Times, plan: Plan | None = None) -> None:
+    """Raise what widen_optimizer_file would, before hours of work on the weights; reads next to nothing."""
+    _prepare(Path(path), source, times, plan, None)
+
+
+def _prepare(
+    path: Path, source: Source, times: Times, plan: Plan | None, optimizer_class: type[Optimizer] | None
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The wide groups, and by name and key what becomes of each part of the state."""
+    model = sketch_model(source.config)
+    if plan is None:
+        plan = architecture_of(source.config).plan_parameters(source.config, times, shapes_of(model), fresh=False)
+    plan = named_as_in(model, plan)
+    plan.check(model, "narrow")
+    narrow = read_optimizer(path, model, mmap=True)
+    optimizer_traits = traits(optimizer_class or narrow.optimizer_class())
+    groups = _groups(narrow, plan, optimizer_traits)
+    return groups, {name: dict(_pieces(name, narrow, plan, optimizer_traits)) for name in narrow.states}
+
+
+def _groups(narrow: SavedOptimizer, plan: Plan, optimizer_traits: Traits) -> list[dict[str, Any]]:
+    """The wide optimizer's groups as param_groups makes them, in a state dict's form: numbers, and names."""
+    wide = Groups(optimizer_traits)
+    for names, hyper in narrow.groups:
+        own = {key: value for key, value in hyper.items() if key != FROM_GROUP}
+        for name in names:
+            wide.add(name, nn.Parameter(torch.empty(0)), plan.parameters[name], own, own)
+    groups, start = [], 0
+    for group in wide.groups():
+        names = [name for name, _ in group.pop("params")]
+        groups.append({**group, "params": list(range(start, start + len(names))), "param_names": names})
+        start += len(names)
+    return groups
+
+
+@dataclass(frozen=True)
+class _StateTensor:
+    """One state tensor: its narrow values and how they become the wide ones."""
+
+    value: Tensor
+    axes: Mapping[int, Axis]
+    factor: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return widened_shape(self.value.shape, self.axes)
+
+
+def _pieces(name: str, narrow: SavedOptimizer, plan: Plan, optimizer_traits: Traits) -> Iterator[tuple[str, Any]]:
+    """A parameter's state by key: tensors as pieces, anything else as it will be."""
+    entry = plan.parameters[name]
+    hyper = next(hyper for names, hyper in narrow.groups if name in names)
+    for key, value in narrow.states[name].items():
+        factor = state_factor(name, key, entry, hyper, optimizer_traits)
+        if isinstance(value, Tensor):
+            yield key, _StateTensor(value, {} if is_scalar(value, entry) else axes_of_state(key, value, entry), factor)
+        else:
+            yield key, scale(value, factor) if isinstance(value, float) else value
+
+
+def _write(out: Path, groups: Sequence[dict[str, Any]], pieces: Mapping[str, Mapping[str, Any]]) -> None:
+    """First the file with room for all tensors, then their values into it."""
+    numbers = {n: i for group in groups for n, i in zip(group["param_names"], group["params"], strict=True)}
+    room = {
+        numbers[name]: {
+            key: torch.empty(part.shape, dtype=part.value.dtype) if isinstance(part, _StateTensor) else part
+            for key, part in parts.items()
+        }
+        for name, parts in sorted(pieces.items(), key=lambda item: numbers[item[0]])
+    }
+    with replacing(out) as temporary:
+        try:
+            with torch.serialization.skip_data():  # so that the memory just asked for is never touched
+                torch.save({"state": room, "param_groups": list(groups)}, temporary)
+            _reserve(temporary)
+        except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
+            raise MupscaleError(f"{out} cannot be written ({error}); is there room for it on the disk?") from None
+        del room
+        with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
+            mapped = torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
+        for name, parts in pieces.items():
+            for key, part in parts.items():
+                if isinstance(part, _StateTensor):
+                    refuse_nonfinite({f"{name}/{key}": part.value})
+                    expand(part.value, part.axes, mapped["state"][numbers[name]][key], part.factor)
+        for group, target in zip(groups, mapped["param_groups"], strict=True):
+            for key in (key for key, value in group.items() if isinstance(value, Tensor)):
+                target[key].copy_(group[key])
+
+
+def _reserve(path: Path) -> None:
+    """Room on the disk for the whole of a sparse file: where there is none, writing to its map would kill us."""
+    size = path.stat().st_size
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    elif shutil.disk_usage(path.parent).free < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

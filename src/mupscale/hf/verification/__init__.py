@@ -1,0 +1,22 @@
+"""Is a wide checkpoint the small one, grown? Its files, its outputs, its training.
+
+verifying: all of it, as `verify`. relation: the growths between two checkpoints. weights: the tensors of the files.
+loading: models and batches. model_outputs: what models compute. joint_training: both trained side by side.
+precision: float64 that stays float64. comparison: the result.
+"""
+
+from mupscale.hf.verification.comparison import Comparison, ComparisonRow
+from mupscale.hf.verification.precision import KeepDouble
+from mupscale.hf.verification.relation import find_record
+from mupscale.hf.verification.verifying import needed_bytes, verify
+from mupscale.hf.verification.weights import is_exact
+
+__all__ = [
+    "Comparison",
+    "ComparisonRow",
+    "KeepDouble",
+    "find_record",
+    "is_exact",
+    "needed_bytes",
+    "verify",
+]

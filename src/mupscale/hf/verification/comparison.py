@@ -1,0 +1,75 @@
+"""What was compared of two models, and the verdict, as a table and in words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from mupscale.checks import Difference
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One thing that was compared; difference: relative, the largest."""
+
+    what: str
+    difference: float
+    tolerance: float
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is within the tolerance; what is not finite never is."""
+        return math.isfinite(self.difference) and self.difference <= self.tolerance
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """As text."""
+        allowed = f"{self.tolerance:.0e}" if math.isfinite(self.tolerance) else "as the noise has it"
+        return self.what, f"{self.difference:.1e}", allowed, (self.note or "same") if self.ok else "DIFFERENT"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was compared, the loss of both models, and the first difference if there is one."""
+
+    rows: tuple[ComparisonRow, ...]
+    losses: tuple[float, float]
+    first: Difference | None = None
+    noisy: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that was compared is as it should be."""
+        return all(row.ok for row in self.rows) and self.first is None
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        worst = max(self.rows, key=lambda row: row.difference if row.difference == row.difference else math.inf)
+        losses = f"loss {self.losses[0]:.4g} and {self.losses[1]:.4g}"
+        if not self.ok:
+            lines = [f"NOT equivalent: {next((r.what for r in self.rows if not r.ok), worst.what)} differ ({losses})"]
+            lines += [str(self.first)] if self.first is not None else []
+        elif self.noisy:
+            moved = next(row for row in self.rows if row.note)
+            lines = [f"as recorded: the noise moves {moved.what} by {moved.difference:.1%} ({losses})"]
+        else:
+            lines = [f"equivalent: largest relative difference {worst.difference:.1e} ({losses})"]
+        return "\n".join([*lines, *self.notes])
+
+    def table(self) -> Any:
+        """For a terminal, through rich."""
+        from rich.table import Table
+
+        table = Table("compared", "difference", "allowed", "")
+        for row in self.rows:
+            table.add_row(*row.cells(), style=None if row.ok else "bold red")
+        return table
+
+    def __str__(self) -> str:
+        cells = [("compared", "difference", "allowed", ""), *(row.cells() for row in self.rows)]
+        sizes = [max(len(line[i]) for line in cells) for i in range(4)]
+        lines = ["  ".join(text.ljust(n) for text, n in zip(line, sizes, strict=True)).rstrip() for line in cells]
+        return "\n".join([*lines, self.verdict])

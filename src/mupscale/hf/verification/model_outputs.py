@@ -1,0 +1,128 @@
+"""Two models run on the same batches: how far their outputs differ, with which loss, and where it begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mupscale.checks import Difference, Recorder, first_module, relative_difference
+from mupscale.core import Plan
+from mupscale.hf.describe import CAUSAL
+from mupscale.hf.verification.loading import Batch
+from mupscale.system import MupscaleError, generator
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """Largest relative difference of each output, and the mean loss of both models.
+
+    constant: whether the small model's outputs do not depend on anything, as with weights that are all zero.
+    """
+
+    differences: dict[str, float]
+    losses: tuple[float, float]
+    constant: bool
+
+
+@torch.no_grad()
+def compare_outputs(ours: nn.Module, theirs: nn.Module, batches: list[Batch]) -> OutputComparison:
+    """Run both models on these batches."""
+    worst: dict[str, float] = {}
+    losses = [0.0, 0.0]
+    constant = False
+    for number, batch in enumerate(batches):
+        small = run_model(ours, batch, "the small model")
+        wide = run_model(theirs, batch, "the wide model")
+        for name, tensor in small.items():
+            off = relative_difference(_copy_units(tensor, wide[name]), wide[name]) if name in wide else math.inf
+            worst[name] = max(worst.get(name, 0.0), off)
+        for side, outputs in enumerate((small, _average_copies(wide, widths_of(small)))):
+            losses[side] += float(loss_of(ours, outputs, batch)) / len(batches)
+        if number == 0:
+            constant = all(bool((t == t.flatten()[0]).all()) for t in small.values())
+    return OutputComparison(worst, (losses[0], losses[1]), constant)
+
+
+def run_model(model: nn.Module, batch: Batch, which: str = "the model") -> dict[str, Tensor]:
+    """Every tensor that a model gives out, by name; caches, inner states and losses are none of them."""
+    try:
+        outputs = model(**batch)
+    except MupscaleError:
+        raise
+    except Exception as error:  # a model that does not run, as with a field of its config that should have grown
+        first = (str(error).splitlines() or [""])[0]
+        raise MupscaleError(f"{which} cannot be run ({type(error).__name__}: {first})") from None
+    return {name: t for name, t in outputs.items() if isinstance(t, Tensor) and t.is_floating_point() and t.dim()}
+
+
+def _copy_units(small: Tensor, wide: Tensor) -> Tensor:
+    """A hidden state as the wide model should have it: every unit as often as the last axis has grown."""
+    if small.shape[:-1] != wide.shape[:-1] or wide.shape[-1] % small.shape[-1]:
+        raise MupscaleError(
+            f"the outputs of the two models have shapes {tuple(small.shape)} and {tuple(wide.shape)}: WIDE is no "
+            f"upscaled version of SMALL"
+        )
+    return small.repeat_interleave(wide.shape[-1] // small.shape[-1], -1)
+
+
+def widths_of(outputs: dict[str, Tensor]) -> dict[str, int]:
+    return {name: t.shape[-1] for name, t in outputs.items()}
+
+
+def _average_copies(outputs: dict[str, Tensor], widths: dict[str, int]) -> dict[str, Tensor]:
+    """The mean over each unit's copies: a readout that divides by the width, so that losses are the same."""
+    return {
+        name: t if t.shape[-1] == widths[name] else t.unflatten(-1, (widths[name], -1)).mean(-1)
+        for name, t in outputs.items()
+        if name in widths
+    }
+
+
+def loss_of(model: nn.Module, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
+    """The next token's for a causal language model; else of targets drawn once for each output."""
+    total: Tensor | None = None
+    for name, t in outputs.items():
+        if name == "logits" and type(model).__name__.endswith(CAUSAL) and t.dim() == 3:
+            value = F.cross_entropy(t[:, :-1].flatten(0, -2), batch["input_ids"][:, 1:].flatten())
+        elif "logits" in name and t.shape[-1] > 1 and t.dim() > 1:
+            classes = torch.randint(t.shape[-1], t.shape[:-1], generator=generator(0, name)).to(t.device)
+            value = F.cross_entropy(t.flatten(0, -2), classes.flatten())
+        else:
+            value = (t - torch.randn(t.shape, generator=generator(0, name)).to(t)).square().mean()
+        total = value if total is None else total + value
+    if total is None:
+        raise MupscaleError(f"{type(model).__name__} gives out no tensor that could be compared")
+    return total
+
+
+def first_difference(
+    ours: nn.Module, theirs: nn.Module, batches: list[Batch], plan: Plan, tolerance: float
+) -> Difference | None:
+    for batch in batches:
+        with torch.no_grad(), Recorder(ours) as small, Recorder(theirs) as wide:
+            run_model(ours, batch)
+            run_model(theirs, batch)
+        if (first := first_module(small, wide, plan, tolerance)) is not None:
+            return first
+    return None
+
+
+@contextmanager
+def plain_outputs(model: nn.Module, widths: dict[str, int]) -> Iterator[None]:
+    """While it is entered, the model gives out a dict of tensors of the small model's shapes."""
+
+    def plain(module: nn.Module, inputs: Any, outputs: Any) -> dict[str, Tensor]:
+        return _average_copies({name: t for name, t in outputs.items() if name in widths}, widths)
+
+    handle = model.register_forward_hook(plain)
+    try:
+        yield
+    finally:
+        handle.remove()

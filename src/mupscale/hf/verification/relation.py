@@ -1,0 +1,145 @@
+"""How a wide checkpoint came from a small one: the growths that lie between them, and the plans of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from mupscale.core import Plan, Shape
+from mupscale.growth import GaussianNoise
+from mupscale.hf.describe import Config, PlannedArchitecture, Times, architecture_of
+from mupscale.hf.files import RECORD_FILE, GrowthStep, Record, Source
+from mupscale.hf.verification.weights import Step
+from mupscale.system import MupscaleError
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Two checkpoints, and the growths that lead from the one to the other.
+
+    plan: of all of them together, where it is known from elsewhere than a description.
+    """
+
+    small: Source
+    wide: Source
+    growths: tuple[GrowthStep, ...]
+    plan: Plan | None = None
+
+    @property
+    def times(self) -> Times:
+        """How much wider, in all."""
+        return reduce(lambda total, growth: total * growth.times, self.growths, Times())
+
+    @property
+    def architecture(self) -> PlannedArchitecture:
+        """Who plans the growths."""
+        return architecture_of(self.small.config)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether noise was added on the way."""
+        noises = [growth.noise for growth in self.growths]
+        return any(any(n.values()) if isinstance(n, Mapping) else n for n in noises)
+
+    def steps(self) -> Iterator[Step]:
+        """Each growth with its plan, for the tensors of the files."""
+        config, shapes = self.small.config, self.small.shapes
+        for growth in self.growths:
+            recorded = self.plan if len(self.growths) == 1 else None
+            architecture, fresh = architecture_of(config), bool(growth.noise)
+            plan = architecture.plan_files(config, growth.times, shapes, recorded=recorded, fresh=fresh)
+            yield Step(plan, GaussianNoise(growth.noise, growth.unit), growth.seed)
+            config = architecture.wide_config(config, growth.times)
+            shapes = {name: plan[plan.names.get(name, name)].wide for name in shapes}
+
+    def plan_for(self, shapes: Mapping[str, Shape]) -> Plan:
+        """From the small model to the wide one, for the small model's parameters."""
+        if self.plan is not None:
+            return self.plan
+        return self.architecture.plan_parameters(self.small.config, self.times, shapes, fresh=False)
+
+
+def find_record(source: Source) -> Record | None:
+    """mupscale.json beside a checkpoint, if it is there; refused where it tells of another model than config.json."""
+    record = Record.find(source.folder)
+    if record is None:
+        return None
+    advice = f"copy the right {RECORD_FILE} there, or remove it, and rates count from this checkpoint on"
+    if not _same_sizes(_reached(record.config, record.growths), source.config):
+        first, now = _sizes_in_words(record.config), _sizes_in_words(source.config)
+        raise MupscaleError(
+            f"{source.folder / RECORD_FILE} tells of a model that grew {record.times} times from {first}, and "
+            f"config.json beside it has {now}: {advice}"
+        )
+    architecture = architecture_of(record.config)
+    tied = architecture.is_tied(record.config)
+    if tied != architecture.is_tied(source.config):
+        raise MupscaleError(
+            f"by {source.folder / RECORD_FILE} the model's readout was {'' if tied else 'not '}"
+            f"its embedding when it grew, and by config.json beside it that has changed: {advice}"
+        )
+    return record
+
+
+def relate(small: Source, wide: Source, plan: Plan | None = None) -> Relation:
+    """The growths from the one to the other by mupscale.json and both configs, or an error that says what is wrong.
+
+    plan: between the two, where there is no record of it.
+    """
+    if small.model_type != wide.model_type:
+        raise _unrelated(f"the one is a {small.model_type} model and the other a {wide.model_type}")
+    record = Record.find(wide.folder)
+    if record is None:
+        if plan is not None:
+            return Relation(small, wide, (GrowthStep(Times()),), plan)
+        return Relation(small, wide, (GrowthStep(_times_between(small, wide)),))
+    before = Record.find(small.folder)
+    count = len(record.growths)
+    starts = range(count + 1) if before is None else [len(before.growths)]
+    for start in starts:
+        growths = record.growths[start:]
+        if _same_sizes(_reached(small.config, growths), wide.config):
+            whole = plan if plan is not None else record.plan if start == 0 else None
+            return Relation(small, wide, growths, whole)
+    grown = " and then ".join(f"{growth.times} times" for growth in record.growths)
+    raise _unrelated(
+        f"by its {RECORD_FILE} it grew {grown} from {_sizes_in_words(record.config)}, and the small one has "
+        f"{_sizes_in_words(small.config)}"
+    )
+
+
+def _unrelated(why: str) -> MupscaleError:
+    return MupscaleError(f"the wide checkpoint is no upscaled version of the small one: {why}")
+
+
+def _reached(config: Config, growths: tuple[GrowthStep, ...]) -> Config | None:
+    """The config after these growths; None where it cannot grow so."""
+    try:
+        return reduce(lambda grown, growth: architecture_of(grown).wide_config(grown, growth.times), growths, config)
+    except MupscaleError:
+        return None
+
+
+def _sizes(config: Config) -> dict[str, Any]:
+    return architecture_of(config).sizes(config)
+
+
+def _same_sizes(one: Config | None, other: Config) -> bool:
+    return one is not None and _sizes(one) == _sizes(other)
+
+
+def _sizes_in_words(config: Config) -> str:
+    return ", ".join(f"{name} {size}" for name, size in _sizes(config).items())
+
+
+def _times_between(small: Source, wide: Source) -> Times:
+    """Without a record: by the ratios of the configs."""
+    architecture_of(small.config).check_without_record(wide.folder)
+    few, many = list(_sizes(small.config).values())[:4], list(_sizes(wide.config).values())[:4]
+    if all(m % n == 0 and m >= n for n, m in zip(few, many, strict=True)):
+        times = Times(*(m // n for n, m in zip(few, many, strict=True)))
+        if _same_sizes(_reached(small.config, (GrowthStep(times),)), wide.config):
+            return times
+    raise _unrelated(f"it has {_sizes_in_words(wide.config)} and the small one {_sizes_in_words(small.config)}")

@@ -1,0 +1,253 @@
+"""Does a wide checkpoint compute, and go on computing, what the small one does? And if not, where does it begin?"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from mupscale.checks import Difference
+from mupscale.core import Plan
+from mupscale.growth import widen
+from mupscale.hf.describe import memory
+from mupscale.hf.files import Source, open_source
+from mupscale.hf.training import named_as_in, shapes_of
+from mupscale.hf.verification import weights
+from mupscale.hf.verification.comparison import Comparison, ComparisonRow
+from mupscale.hf.verification.joint_training import compare_training
+from mupscale.hf.verification.loading import Batch, Loaded, load_pretrained, make_batches
+from mupscale.hf.verification.model_outputs import OutputComparison, compare_outputs, first_difference
+from mupscale.hf.verification.precision import KeepDouble
+from mupscale.hf.verification.relation import Relation, relate
+from mupscale.planning import plan as plan_of_modules
+from mupscale.system import MupscaleError
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+_BATCHES = 8  # of training, used in turn
+_FILES_ADVICE = (
+    "It is not the small one's copied and rescaled as mupscale.json says: the file was changed or trained on since, "
+    "SMALL is not the checkpoint it was made from, or another description made it."
+)
+
+Checkpoint = str | Path | Source | nn.Module
+
+
+def verify(
+    small: Checkpoint,
+    wide: Checkpoint,
+    *,
+    dtype: str | torch.dtype = "float32",
+    text: str | Path | None = None,
+    tokens: int = 64,
+    train: int = 0,
+    tolerance: float | None = None,
+    seed: int = 0,
+    plan: Plan | None = None,
+    device: str | None = None,
+) -> Comparison:
+    """Compare two checkpoints (folders, or models already built): their files, their outputs, their training.
+
+    The tensors of WIDE are compared with those of SMALL, grown as mupscale.json says, noise included. Both models then
+    compute on the same random tokens, pixels or `text` (a file); every output counts, a hidden state with its copies.
+    train: so many steps of AdamW with weight decay, an eps that matters and width-invariant clipping that binds.
+    tolerance: by default 1e-10 in float64 and 1e-4 in float32 (ten times that after training), and more where the
+    files themselves had to round, as bfloat16 must where a factor is no power of two.
+    With noise the two are not meant to compute the same: the table tells how far the outputs moved, which is fine as
+    long as they are finite and the files are what the record says, or within the tolerance if one is given. Without the
+    noise, which is taken out of the wide model in memory, outputs and training must be the same.
+    plan: from SMALL to WIDE by the model's own names, where there is no record of it.
+    """
+    _check_arguments(tolerance, tokens, train)
+    built = next((model for model in (small, wide) if isinstance(model, nn.Module)), None)
+    precision = _precision(dtype if built is None else next(built.parameters()).dtype)
+    relation = None if built is not None else relate(open_source(small), open_source(wide), plan)  # type: ignore[arg-type]
+    rows, first = ([], None) if relation is None else _compare_files(relation)
+    ours, theirs, notes = _both_models(small, wide, relation, precision, train, device)
+    plan = _plan_between(ours, theirs, relation, plan)
+    batches = _batches(ours, relation, max(2, min(train + 1, _BATCHES)), tokens, seed, text, device)
+    limits = _limits(relation, plan, precision, tolerance)
+    with KeepDouble() if precision == torch.float64 else nullcontext():
+        losses, first = _compare_models(_Pair(ours, theirs, plan, relation, batches), rows, first, limits, train)
+    if first is not None and relation is not None and (advice := relation.architecture.advice()):
+        first = replace(first, advice=f"{first.advice} {advice}")
+    return Comparison(tuple(rows), losses, first, relation is not None and relation.noisy, tuple(notes))
+
+
+def _check_arguments(tolerance: float | None, tokens: int, train: int) -> None:
+    if tolerance is not None and not tolerance >= 0:
+        raise MupscaleError(f"a tolerance of {tolerance} allows nothing: give 0 or more")
+    if train < 0 or tokens < 2:
+        raise MupscaleError(f"there is nothing to compare in {tokens} tokens and {train} steps: give 2 and 0 or more")
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The two models, the plan between them, and what they are run on."""
+
+    small: nn.Module
+    wide: nn.Module
+    plan: Plan
+    relation: Relation | None
+    batches: list[Batch]
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the wide model has noise in its weights."""
+        return self.relation is not None and self.relation.noisy
+
+    def compare_outputs(self) -> OutputComparison:
+        """On the first batches."""
+        return compare_outputs(self.small, self.wide, self.batches[:2])
+
+
+class _Limits(NamedTuple):
+    """How far things may differ: outputs as they are, outputs without any noise, outputs in training."""
+
+    as_they_are: float
+    without_noise: float
+    in_training: float
+
+
+def _compare_models(
+    pair: _Pair, rows: list[ComparisonRow], first: Difference | None, limits: _Limits, train: int
+) -> tuple[tuple[float, float], Difference | None]:
+    """Outputs and training, as more rows; the losses, and the first difference."""
+    outputs = pair.compare_outputs()
+    if outputs.constant and pair.relation is not None:
+        pair.relation.architecture.check_constant_outputs(pair.relation.small.folder)
+    note = "moved by the noise" if pair.noisy else ""
+    rows += [ComparisonRow(what, off, limits.as_they_are, note) for what, off in outputs.differences.items()]
+    without = ", without the noise" if pair.noisy else ""
+    if pair.noisy:  # the files are compared with it; that config and plan are right shows without it
+        widen(pair.small, pair.wide, pair.plan)
+        exact = pair.compare_outputs().differences
+        rows += [ComparisonRow(f"{what}{without}", off, limits.without_noise) for what, off in exact.items()]
+    if first is None and not all(row.ok for row in rows if not row.note):
+        first = first_difference(pair.small, pair.wide, pair.batches[:2], pair.plan, limits.without_noise)
+    if train and all(row.ok for row in rows):
+        row, first = compare_training(pair.small, pair.wide, pair.plan, pair.batches, train, limits.in_training)
+        rows.append(replace(row, what=f"{row.what}{without}"))
+    return outputs.losses, first
+
+
+def needed_bytes(small: Source, wide: Source, dtype: str | torch.dtype = "float32", train: int = 0) -> int:
+    """Memory that verify takes for both models; training works on copies, with gradients and two moments."""
+    numbers = sum(stored.numel for source in (small, wide) for stored in source.tensors.values())
+    return numbers * _precision(dtype).itemsize * (5 if train else 1)
+
+
+def _precision(dtype: str | torch.dtype) -> torch.dtype:
+    precision = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if precision not in TOLERANCE:
+        raise MupscaleError(f"models are compared in float32 or float64, not in {dtype}")
+    return precision
+
+
+def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference | None]:
+    """One row for all tensors; the first that is wrong is named."""
+    steps = list(relation.steps())
+    limit = weights.rounding(relation.small, relation.wide)
+    worst, first = 0.0, None
+    for name, off in weights.differences(relation.small, relation.wide, steps):
+        worst = max(worst, off)
+        if first is None and not off <= limit:
+            first = Difference(name, "parameter", off, _FILES_ADVICE)
+    return [ComparisonRow("tensors in the files", worst, limit)], first
+
+
+def _both_models(
+    small: Checkpoint,
+    wide: Checkpoint,
+    relation: Relation | None,
+    precision: torch.dtype,
+    train: int,
+    device: str | None,
+) -> tuple[nn.Module, nn.Module, list[str]]:
+    """The models themselves, and what there is to say of them."""
+    if relation is not None:
+        needed, free = needed_bytes(relation.small, relation.wide, precision, train), memory.available_memory()
+        if not memory.fits(needed) and device is None:
+            raise MupscaleError(
+                f"comparing the two models in {str(precision).removeprefix('torch.')} takes {needed / 1e9:.1f} GB of "
+                f"memory and {(free or 0) / 1e9:.1f} GB are free"
+            )
+    loaded = []
+    for checkpoint in (small, wide) if relation is None else (relation.small, relation.wide):
+        if isinstance(checkpoint, nn.Module):
+            loaded.append(Loaded(checkpoint, ()))
+        else:
+            loaded.append(load_pretrained(open_source(checkpoint), precision, device=device))
+    notes = []
+    if unused := loaded[0].unused:
+        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        kind = type(loaded[0].model).__name__
+        notes.append(f"Not in the outputs: '{unused[0]}'{more}, which {kind} has no use for.")
+    for one in loaded:
+        if hasattr(one.model.config, "use_cache"):
+            one.model.config.use_cache = False
+    return loaded[0].model, loaded[1].model, notes
+
+
+def _plan_between(ours: nn.Module, theirs: nn.Module, relation: Relation | None, plan: Plan | None) -> Plan:
+    if relation is not None:
+        plan = named_as_in(ours, relation.plan_for(shapes_of(ours)))
+    elif plan is None:
+        plan = plan_of_modules(ours, theirs)
+    plan.check(ours, "narrow")
+    plan.check(theirs)
+    return plan
+
+
+def _limits(relation: Relation | None, plan: Plan, precision: torch.dtype, tolerance: float | None) -> _Limits:
+    """The tolerance, where one is given; else what the computation rounds, and what the files had to round."""
+    noisy = relation is not None and relation.noisy
+    if tolerance is not None:
+        return _Limits(tolerance, tolerance, tolerance)
+    exact, trained = TOLERANCE[precision], TOLERANCE[precision] * (10 if precision == torch.float32 else 1)
+    eps = 0.0 if relation is None or noisy else _rounding_of_files(relation, plan)
+    exact, trained = max(exact, 8 * eps), max(trained, 32 * eps)
+    return _Limits(math.inf if noisy else exact, exact, trained)
+
+
+def _rounding_of_files(relation: Relation, plan: Plan) -> float:
+    """The relative error of weights that the wide files cannot hold exactly; 0 where they can."""
+    few, many = (
+        {stored.dtype for stored in source.tensors.values() if stored.dtype.is_floating_point}
+        for source in (relation.small, relation.wide)
+    )
+    if weights.is_exact(plan.parameters) and few == many:
+        return 1e-4 if torch.float16 in many else 0.0  # whose smallest numbers lose bits even so
+    return max(torch.finfo(dtype).eps for dtype in many)
+
+
+def _batches(
+    model: nn.Module,
+    relation: Relation | None,
+    count: int,
+    tokens: int,
+    seed: int,
+    text: str | Path | None,
+    device: str | None,
+) -> list[Batch]:
+    words = None if text is None else _read_text(Path(text))
+    folder = None if relation is None else relation.small.folder
+    batches = make_batches(model, count, tokens, seed=seed, text=words, folder=folder)
+    dtype = next(model.parameters()).dtype
+    return [
+        {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in batch.items()}
+        for batch in batches
+    ]
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise MupscaleError(f"the text {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise MupscaleError(f"{path} is no text in UTF-8") from None

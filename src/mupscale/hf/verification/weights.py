@@ -1,0 +1,109 @@
+"""Are the tensors of a wide checkpoint the small one's, copied and rescaled, with the noise that was drawn for them?
+
+This needs no model and no transformers, one tensor at a time, and names the tensor that is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mupscale.core import Entry, Plan
+from mupscale.growth import GaussianNoise, standard_normal, unit_std
+from mupscale.hf.files import Source, Stored, plan_names, read_into
+from mupscale.system import MupscaleError
+
+_AT_A_TIME = 1 << 22  # entries that are compared in double precision at a time
+
+
+@dataclass(frozen=True)
+class Step:
+    """One growth of a checkpoint: its plan, for the names in the files or in the model, and its noise."""
+
+    plan: Plan
+    noise: GaussianNoise
+    seed: int
+
+
+def differences(small: Source, wide: Source, steps: Sequence[Step]) -> Iterator[tuple[str, float]]:
+    """Relative difference of each tensor of the wide checkpoint from what the small one becomes by these steps."""
+    names = [plan_names(small, step.plan) for step in steps]
+    limit = rounding(small, wide)
+    _check_names(small, wide)
+    for name, stored in small.tensors.items():
+        ways = [(step, planned[name]) for step, planned in zip(steps, names, strict=True)]
+        yield name, _difference(name, stored, wide.tensors[name], ways, limit)
+
+
+def _difference(name: str, stored: Stored, found: Stored, ways: Sequence[tuple[Step, str]], limit: float) -> float:
+    """Nobody knows the dtype of what lay between several steps, so it is any that explains what is found."""
+    narrow, wide = _read(stored), _read(found)
+    best = math.inf
+    for between in dict.fromkeys((stored.dtype, found.dtype, torch.bfloat16, torch.float16)):
+        expected = narrow
+        for number, (step, planned) in enumerate(ways, 1):
+            dtype = found.dtype if number == len(ways) else between
+            expected = _grown(name, expected, planned, step, dtype)
+        if expected.shape != wide.shape:
+            raise MupscaleError(
+                f"the wide checkpoint is no upscaled version of the small one: '{name}' should have the shape "
+                f"{tuple(expected.shape)} and has {tuple(wide.shape)}"
+            )
+        best = min(best, _relative(expected, wide))
+        if best <= limit or len(ways) == 1:
+            break
+    return best
+
+
+def rounding(small: Source, wide: Source) -> float:
+    """What the differences may be where another machine rounds otherwise: in float32, which 16 bits hardly show."""
+    dtypes = {stored.dtype for source in (small, wide) for stored in source.tensors.values()}
+    eps = (torch.finfo(d).eps / (1 if d.itemsize > 2 else 8) for d in dtypes if d.is_floating_point)
+    return max(eps, default=0.0)
+
+
+def is_exact(entries: Mapping[str, Entry]) -> bool:
+    """Whether nothing is rounded: every factor is a power of two, and nothing is added."""
+    return all(math.frexp(entry.rule.weight)[0] == 0.5 and not entry.shift for entry in entries.values())
+
+
+def _check_names(small: Source, wide: Source) -> None:
+    for one, other, which, whose in ((small, wide, "wide", "small"), (wide, small, "small", "wide")):
+        if lacking := one.tensors.keys() - other.tensors.keys():
+            raise MupscaleError(
+                f"the wide checkpoint is no upscaled version of the small one: the {which} one lacks "
+                f"'{min(lacking)}', which the {whose} one has"
+            )
+
+
+def _grown(name: str, narrow: Tensor, planned: str, step: Step, dtype: torch.dtype) -> Tensor:
+    entry = step.plan[planned]
+    if tuple(narrow.shape) != entry.narrow:
+        raise MupscaleError(f"'{name}' has shape {tuple(narrow.shape)} and should have {entry.narrow} by the config")
+    if not narrow.is_floating_point():
+        return narrow
+    exact = torch.float64 if narrow.dtype == torch.float64 else torch.float32
+    wide = entry.widened(narrow.to(exact, copy=True), overwrite=True)
+    if planned in step.plan.parameters and step.noise.of(planned):
+        level = step.noise.of(planned) * unit_std(step.plan, planned, step.noise.unit)
+        wide.add_(standard_normal(entry.wide, exact, step.seed, planned), alpha=level)
+    return wide.to(dtype)
+
+
+def _read(stored: Stored) -> Tensor:
+    with open(stored.file, "rb", buffering=0) as file:
+        return read_into(torch.empty(stored.shape, dtype=stored.dtype), file, stored.start)
+
+
+def _relative(expected: Tensor, found: Tensor) -> float:
+    """‖expected − found‖ / ‖expected‖; infinite where anything is not finite."""
+    off = norm = 0.0
+    for a, b in zip(expected.flatten().split(_AT_A_TIME), found.flatten().split(_AT_A_TIME), strict=True):
+        off += float((a.double() - b.double()).square().sum())
+        norm += float(a.double().square().sum())
+    value = math.sqrt(off / norm) if norm and off == off else math.sqrt(off)
+    return value if value == value else math.inf
