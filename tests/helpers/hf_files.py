@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mupscale.hf.files.safetensors_format import header
+from mupscale.hf.files.safetensors_format import make_header
 
 
 def llama_config(**changed: Any) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def write_zeros(folder: Path, **changed: Any) -> None:
     """A LLaMA of zeros, of any size: it takes no room on the disk."""
     config = llama_config(**changed)
     shapes = llama_shapes(config)
-    first, _ = header({name: (torch.float32, shape) for name, shape in shapes.items()})
+    first, _ = make_header({name: (torch.float32, shape) for name, shape in shapes.items()})
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     with open(folder / "model.safetensors", "wb") as file:

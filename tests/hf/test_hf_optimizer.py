@@ -24,7 +24,7 @@ from mupscale.hf.describe.registry import DESCRIPTIONS
 from mupscale.hf.files.record import GrowthStep, Record
 from mupscale.hf.files.source import Source, open_source
 from mupscale.hf.training import widened_optimizer as module
-from mupscale.hf.training.model_parameters import named_as_in, shapes_of
+from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.hf.training.saved_optimizer import read_optimizer
 from mupscale.hf.training.widened_optimizer import widen_optimizer_file
 from mupscale.hf.verification.precision import KeepDouble
@@ -70,7 +70,7 @@ class Case:
         architecture = DESCRIPTIONS.get("llama")
         assert architecture is not None
         made = architecture.plan(self.source.config, TWICE, shapes_of(self.small))
-        self.plan = named_as_in(self.small, made)
+        self.plan = match_plan(self.small, made)
         grown = {
             k: v for k, v in architecture.wide_config(self.source.config, TWICE).items() if k in config_of().to_dict()
         }

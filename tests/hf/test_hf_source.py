@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_files import llama_config, llama_tensors, write_checkpoint, write_index, write_llama
-from mupscale.hf.files.safetensors_format import DTYPES, Stored, header, raw, read_header
+from mupscale.hf.files.safetensors_format import DTYPES, StoredTensor, make_header, raw_bytes, read_header
 from mupscale.hf.files.source import Source, open_source
 from mupscale.system.errors import MupscaleError
 
 
-def read(stored: Stored) -> Tensor:
+def read(stored: StoredTensor) -> Tensor:
     """A tensor from where it is said to lie."""
     with open(stored.file, "rb") as file:
         file.seek(stored.start)
@@ -46,9 +46,9 @@ def test_a_header_says_where_tensors_lie(tmp_path: Path, dtype: torch.dtype) -> 
 
 def test_a_written_header_is_read_by_safetensors_itself(tmp_path: Path) -> None:
     tensors = {"ä": torch.randn(3, 5), "b": torch.arange(4).bfloat16(), "c": torch.tensor(2)}
-    first, starts = header({name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()})
+    first, starts = make_header({name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()})
     assert len(first) % 8 == 0
-    (tmp_path / "x.safetensors").write_bytes(first + b"".join(raw(t) for t in tensors.values()))
+    (tmp_path / "x.safetensors").write_bytes(first + b"".join(raw_bytes(t) for t in tensors.values()))
     found = load_file(tmp_path / "x.safetensors")
     assert all(torch.equal(found[name], t) for name, t in tensors.items())
     assert {name: stored.start for name, stored in read_header(tmp_path / "x.safetensors").items()} == starts

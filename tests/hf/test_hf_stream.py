@@ -21,7 +21,7 @@ from mupscale.growth.noise import draw_normal, standard_normal
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.registry import DESCRIPTIONS
 from mupscale.hf.files import stream
-from mupscale.hf.files.shards import arrange, parse_size, plan_names, write_index
+from mupscale.hf.files.shards import arrange_shards, parse_size, plan_names, write_index
 from mupscale.hf.files.source import open_source
 from mupscale.hf.files.stream import pieces, write_shards
 from mupscale.system.errors import MupscaleError
@@ -93,7 +93,7 @@ def run(
     write_checkpoint(folder / "small", config or {"model_type": "x"}, tensors)
     out = folder / "wide"
     out.mkdir()
-    shards = arrange(open_source(folder / "small"), plan, **options)
+    shards = arrange_shards(open_source(folder / "small"), plan, **options)
     write_shards(shards, out, plan, noise=noise, seed=seed, threads=threads)
     write_index(shards, out)
     return read_checkpoint(out)

@@ -16,7 +16,7 @@ from mupscale.hf import training
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.registry import DESCRIPTIONS
 from mupscale.hf.files.record import GrowthStep, Record
-from mupscale.hf.training.model_parameters import named_as_in, shapes_of
+from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.hf.verification.precision import KeepDouble
 
 transformers = pytest.importorskip("transformers")
@@ -91,7 +91,7 @@ def pair(
     small, wide = build(config), build(architecture.wide_config(config, growth))
     for p in small.parameters():
         p.data.add_(torch.randn_like(p), alpha=0.1)
-    mu.widen(small, wide, named_as_in(small, architecture.plan(config, growth, shapes_of(small))))
+    mu.widen(small, wide, match_plan(small, architecture.plan(config, growth, shapes_of(small))))
     Record(config, (GrowthStep(growth),)).save(folder)
     return small, wide
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from mupscale.core import Axis, Entry, Plan
 from mupscale.hf.describe import PlannedArchitecture, Times, architecture_of
-from mupscale.hf.files import Record, in_short, open_source
+from mupscale.hf.files import Record, open_source, shorten_number
 from mupscale.hf.verification import find_record
 from mupscale.optim import Traits, default_hyper, traits
 from mupscale.system import MupscaleError
@@ -65,7 +65,7 @@ class Inspection:
 
     def summary(self) -> list[str]:
         """A few sentences."""
-        before, after = map(in_short, self.numbers)
+        before, after = map(shorten_number, self.numbers)
         lines = [
             f"{self.model_type} ({self.architecture.origin}), {before} → {after} numbers with --times {self.times}"
         ]
@@ -105,7 +105,20 @@ class Inspection:
 def inspect(
     path: str | Path, *, times: int | str | Times = 2, optimizer: str | type[Optimizer] = "AdamW"
 ) -> Inspection:
-    """How a checkpoint would be upscaled: nothing but headers and config.json is read."""
+    """How a checkpoint would be upscaled: nothing but headers and config.json is read.
+
+    >>> import json, pathlib, tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> temporary = tempfile.TemporaryDirectory()
+    >>> folder = pathlib.Path(temporary.name)
+    >>> _ = (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2}))
+    >>> save_file({"wte.weight": torch.ones(11, 8)}, folder / "model.safetensors")
+    >>> inspection = inspect(folder, times=2)
+    >>> [(row.name, row.entry.wide, row.factors["lr"]) for row in inspection.rows]
+    [('wte.weight', (11, 16), 1.0)]
+    >>> print(inspection.summary()[0])
+    gpt2 (as described), 88 → 176 numbers with --times 2
+    """
     source, times = open_source(path), Times.of(times)
     cls = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     architecture = architecture_of(source.config)

@@ -25,9 +25,9 @@ from mupscale.hf.files import (
     Record,
     Source,
     WeightShard,
-    arrange,
-    in_short,
+    arrange_shards,
     open_source,
+    shorten_number,
     size_in_words,
     write_index,
     write_shards,
@@ -45,7 +45,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True)
 class Upscaled:
-    """What was made. `comparison`: of the two models, where they were compared; else `unverified` says why not."""
+    """What was written. `comparison`: of the two models, where they were compared; else `unverified` says why not."""
 
     path: Path
     times: Times
@@ -56,7 +56,7 @@ class Upscaled:
     unverified: str = ""
 
     def __str__(self) -> str:
-        before, after = map(in_short, self.numbers)
+        before, after = map(shorten_number, self.numbers)
         size = f"{size_in_words(self.bytes)} in {self.files} file{'s' * (self.files != 1)}"
         checked = f"not verified: {self.unverified}" if self.comparison is None else self.comparison.verdict
         return f"{self.path}: {before} → {after} numbers with --times {self.times}, {size}\n{checked}"
@@ -81,8 +81,18 @@ def upscale(
 
     noise: in multiples of a fresh initialisation's, the same for any shard size and number of threads. dtype: of the
     output, which else keeps each tensor's. optimizer: a saved torch optimizer to widen, too. verify: compare the two
-    models on a few tokens if both fit into memory; an architecture that is not described must be compared. note: told
-    of what happens once.
+    models on a few tokens if both fit into memory; an architecture that is not described must be compared. note: called
+    with a line before the comparison.
+
+    >>> import tempfile, transformers
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
+    >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
+    >>> upscaled = upscale(f"{folder.name}/small", f"{folder.name}/wide", times=2, progress=False)
+    >>> upscaled.comparison.ok
+    True
+    >>> transformers.AutoConfig.from_pretrained(f"{folder.name}/wide").n_embd
+    16
     """
     out, opened, times = Path(out), open_source(source), Times.of(times)
     _check_place(out, opened)
@@ -95,13 +105,13 @@ def upscale(
         with appearing(out) as folder:
             comparison, why = _write(prepared, folder, verify, threads, progress, note or (lambda line: None))
     except OSError as error:
-        raise MupscaleError(_failure(out, error)) from None
+        raise MupscaleError(_failure_message(out, error)) from None
     return Upscaled(out, times, prepared.numbers, prepared.bytes, len(prepared.shards), comparison, why)
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """All that is known before the first tensor is read.
+    """All that is settled before the first tensor is read.
 
     plan: by the names in the files. recorded_plan: by the model's, where mupscale.json must hold it.
     """
@@ -166,7 +176,7 @@ def _prepare(
     optimizer = None if optimizer is None else _find_optimizer_file(optimizer)
     if optimizer is not None:
         check_optimizer_file(optimizer, source, times, recorded_plan)
-    shards = arrange(source, plan, dtype=dtype, shard_size=shard_size)
+    shards = arrange_shards(source, plan, dtype=dtype, shard_size=shard_size)
     growth, before = GrowthStep(times, gaussian.std, seed, gaussian.unit), find_record(source)
     prepared = _Prepared(
         source, architecture, config, plan, recorded_plan, before, shards, gaussian, growth, seed, optimizer
@@ -247,7 +257,7 @@ def _compare(
         return None, f"the two models need {needed} of memory, and so much is not free"
     note(f"comparing the two models in {dtype}")
     comparison = compare(source, wide, dtype=dtype, train=steps, plan=prepared.recorded_plan)
-    if not comparison.ok and not evidence.required and comparison.rows[0].ok and _rounds(prepared):
+    if not comparison.ok and not evidence.required and comparison.rows[0].ok and _is_rounded(prepared):
         return None, (
             "its tensors are the small one's, but rounding them to 16 bits moves the outputs by more than can be told "
             "from a mistake, as a router that then chooses other experts does"
@@ -258,7 +268,7 @@ def _compare(
     return comparison, ""
 
 
-def _rounds(prepared: _Prepared) -> bool:
+def _is_rounded(prepared: _Prepared) -> bool:
     """Whether numbers of 16 bits cannot hold what the small ones become."""
     tensors = [tensor for shard in prepared.shards for tensor in shard.tensors.values()]
     return any(
@@ -268,11 +278,11 @@ def _rounds(prepared: _Prepared) -> bool:
     )
 
 
-def _dtype(given: str | torch.dtype | None) -> torch.dtype | None:
-    name = str(given).removeprefix("torch.")
-    if given is not None and name not in DTYPES:
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    name = str(dtype).removeprefix("torch.")
+    if dtype is not None and name not in DTYPES:
         raise MupscaleError(f"the dtype of a checkpoint is {', '.join(DTYPES)}, not {name}")
-    return None if given is None else DTYPES[name]
+    return None if dtype is None else DTYPES[name]
 
 
 def _check_place(out: Path, source: Source) -> None:
@@ -297,7 +307,7 @@ def _check_space(prepared: _Prepared, out: Path) -> None:
         )
 
 
-def _failure(out: Path, error: OSError) -> str:
+def _failure_message(out: Path, error: OSError) -> str:
     what = "the disk is full" if error.errno in _FULL else f"{error.strerror or error}"
     where = f" ({error.filename})" if error.filename else ""
     return f"{out} could not be written: {what}{where}; nothing was left behind"

@@ -9,12 +9,12 @@ has a description and by from_modules where it has none. registry: the descripti
 from mupscale.hf.describe import architectures, memory
 from mupscale.hf.describe.architecture import CAUSAL, Architecture, Config, Tied
 from mupscale.hf.describe.building import (
-    config_of,
     in_one_line,
     model_class,
     quiet_transformers,
     require_transformers,
     sketch_model,
+    transformers_config,
 )
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.planned import PlannedArchitecture
@@ -34,7 +34,6 @@ __all__ = [
     "architecture_of",
     "architectures",
     "column",
-    "config_of",
     "conv1d",
     "extend",
     "in_one_line",
@@ -49,5 +48,6 @@ __all__ = [
     "same",
     "sketch_model",
     "table",
+    "transformers_config",
     "vector",
 ]

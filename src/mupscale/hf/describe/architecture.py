@@ -56,6 +56,14 @@ class Architecture:
     divide the hidden size even where head_dim is given. init: by pattern, std of a fresh initialisation relative to the
     config's (1 for every tensor of two dimensions or more that lies at a wire, 0 for others, unless named here).
     refuse: a sentence for configs that cannot grow so.
+
+    >>> from mupscale.hf.describe import linear
+    >>> tiny = Architecture("tiny", tensors={"*.up.weight": linear("ffn", "hidden")})
+    >>> config = {"hidden_size": 4, "intermediate_size": 6, "num_attention_heads": 2, "initializer_range": 0.02}
+    >>> tiny.wide_config(config, Times.of(2))["intermediate_size"]
+    12
+    >>> tiny.plan(config, Times.of(2), {"layers.0.up.weight": (6, 4)})["layers.0.up.weight"].wide
+    (12, 8)
     """
 
     model_type: str
@@ -78,10 +86,10 @@ class Architecture:
     def value(self, config: Config, name: str) -> Any:
         """A field of the config, or what transformers takes where it is absent (or null, if that can be told)."""
         default = self.defaults.get(name)
-        given = config.get(name, default)
+        value = config.get(name, default)
         if callable(default):
-            return default(config) if given is None or given is default else given
-        return given
+            return default(config) if value is None or value is default else value
+        return value
 
     def number(self, config: Config, name: str) -> int:
         """A size or a count of the config."""
@@ -105,7 +113,8 @@ class Architecture:
     def _check(self, config: Config, times: Times) -> None:
         """Refuse what cannot grow so, and what transformers would not load."""
         hidden, heads = self.number(config, self.hidden), self.number(config, self.heads)
-        if why := _refused_everywhere(config) or self.refuse(config, times):
+        _check_complete(config)
+        if why := self.refuse(config, times):
             raise MupscaleError(why)
         if times.hidden != times.heads and self.head_dim is None:
             raise MupscaleError(
@@ -190,7 +199,7 @@ class Architecture:
             narrow = layout.narrowed(name, shape, wires) if wide else shape
             entries[name] = layout.entry(name, narrow, wires, self._fold(name, wires, tied))
         if tied:
-            entries = self._joined(entries)
+            entries = self._join_tied(entries)
         std = self.value(config, self.std) or 0.02
         if not isinstance(std, int | float):
             raise MupscaleError(f"'{self.std}' in config.json is no number (it is {std!r})")
@@ -204,22 +213,22 @@ class Architecture:
         times = wires[self.tied.wire].times
         root = math.isqrt(times)
         scale: Number = 1 if not self.scaled_embedding else root if root**2 == times else math.sqrt(times)
-        if _fits(name, (self.tied.embedding,)) or (tied and _fits(name, self.tied.readouts)):
+        if _matches(name, (self.tied.embedding,)) or (tied and _matches(name, self.tied.readouts)):
             return tidy(_inverse(scale))
-        if tied and _fits(name, self.tied.norm):
+        if tied and _matches(name, self.tied.norm):
             return tidy(_inverse(times) * scale)
-        if tied and _fits(name, self.tied.others):
+        if tied and _matches(name, self.tied.others):
             return tidy(times * _inverse(scale))
         return 1
 
-    def _joined(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    def _join_tied(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
         """Tied names as one entry, under the name they are kept under."""
         assert self.tied is not None
         joined = dict(entries)
-        kept = {**dict.fromkeys(self.tied.readouts, self.tied.embedding), **self.tied.biases}
-        for pattern, of in kept.items():
-            owner = next((name for name in entries if _fits(name, (of,))), None)
-            for name in [n for n in entries if owner is not None and _fits(n, (pattern,))]:
+        owners = {**dict.fromkeys(self.tied.readouts, self.tied.embedding), **self.tied.biases}
+        for pattern, of in owners.items():
+            owner = next((name for name in entries if _matches(name, (of,))), None)
+            for name in [n for n in entries if owner is not None and _matches(n, (pattern,))]:
                 assert owner is not None
                 del joined[name]
                 joined[owner] = replace(joined[owner], names=(*joined[owner].names, name))
@@ -227,7 +236,7 @@ class Architecture:
 
     def _init(self, name: str, entry: Entry, config: Config) -> float:
         for pattern, factor in self.init.items():
-            if _fits(name, (pattern,)):
+            if _matches(name, (pattern,)):
                 return factor(config)
         return 1.0 if len(entry.narrow) > 1 and self.layout(name).wired else 0.0
 
@@ -236,19 +245,19 @@ def _inverse(number: Number) -> Number:
     return 1 / number if isinstance(number, float) else Fraction(1) / number
 
 
-def _fits(name: str, patterns: Iterable[str]) -> bool:
+def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _refused_everywhere(config: Config) -> str:
+def _check_complete(config: Config) -> None:
+    """Refuse what no architecture can grow."""
     if config.get("pruned_heads"):
-        return (
+        raise MupscaleError(
             "heads were pruned from this model (pruned_heads in config.json), so that its layers differ in size; only "
             "a model with all its heads can be upscaled"
         )
     if config.get("add_cross_attention"):
-        return (
+        raise MupscaleError(
             "this model attends to an encoder (add_cross_attention in config.json), which would have to grow with it; "
             "only models that stand alone can be upscaled"
         )
-    return ""

@@ -21,7 +21,13 @@ def require_transformers() -> Any:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without the warnings, reports and progress bars of transformers, which speak of its own doings."""
+    """Without the warnings, reports and progress bars of transformers, which speak of its own doings.
+
+    >>> transformers = require_transformers()
+    >>> with quiet_transformers():
+    ...     transformers.utils.logging.get_verbosity() == transformers.utils.logging.CRITICAL
+    True
+    """
     talk = require_transformers().utils.logging
     level, bars = talk.get_verbosity(), talk.is_progress_bar_enabled()
     talk.set_verbosity(logging.CRITICAL)
@@ -37,20 +43,26 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def model_class(config: Mapping[str, Any]) -> Any:
-    """The class of transformers that a config.json names first, or the usual one of its model_type."""
+    """The class of transformers that a config.json names first, or the usual one of its model_type.
+
+    >>> model_class({"model_type": "gpt2"}).__name__
+    'GPT2LMHeadModel'
+    >>> model_class({"model_type": "gpt2", "architectures": ["GPT2Model"]}).__name__
+    'GPT2Model'
+    """
     transformers = require_transformers()
     model_type, names = str(config.get("model_type")), config.get("architectures") or []
-    known = model_type in transformers.CONFIG_MAPPING
+    is_known = model_type in transformers.CONFIG_MAPPING
     name = str(names[0]) if names else None
-    if known and name is not None and isinstance(found := getattr(transformers, name, None), type):
-        return found
-    if known and name is None:
+    if is_known and name is not None and isinstance(named := getattr(transformers, name, None), type):
+        return named
+    if is_known and name is None:
         from transformers.models.auto import modeling_auto
 
         for mapping in (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES):
             if isinstance(usual := mapping.get(model_type), str):
                 return getattr(transformers, usual)
-    what = f"model_type '{model_type}'" if not known else f"the class '{name}'"
+    what = f"model_type '{model_type}'" if not is_known else f"the class '{name}'"
     if config.get("auto_map"):
         raise MupscaleError(
             f"{what} is code of the checkpoint's own (auto_map in config.json), which is never run here; describe the "
@@ -62,22 +74,31 @@ def model_class(config: Mapping[str, Any]) -> Any:
     )
 
 
-def config_of(config: Mapping[str, Any]) -> Any:
-    """The config of transformers that a config.json describes, to run as plain formulas (eager)."""
+def transformers_config(config: Mapping[str, Any]) -> Any:
+    """The config of transformers that a config.json describes, to run as plain formulas (eager).
+
+    >>> transformers_config({"model_type": "gpt2", "n_embd": 8, "n_head": 2}).hidden_size
+    8
+    """
     transformers = require_transformers()
     model_class(config)
-    given = {k: v for k, v in config.items() if k not in ("model_type", "transformers_version", "auto_map")}
+    fields = {k: v for k, v in config.items() if k not in ("model_type", "transformers_version", "auto_map")}
     try:
         with quiet_transformers():
-            made = transformers.AutoConfig.for_model(config["model_type"], **given)
+            built = transformers.AutoConfig.for_model(config["model_type"], **fields)
     except Exception as error:  # whatever its checks raise
         raise MupscaleError(f"transformers refuses this config.json: {in_one_line(error)}") from None
-    made._attn_implementation = made._experts_implementation = "eager"
-    return made
+    built._attn_implementation = built._experts_implementation = "eager"
+    return built
 
 
 def sketch_model(config: Mapping[str, Any]) -> nn.Module:
-    """The model of a config.json without memory (on the meta device), its parameters tied as in the real one."""
+    """The model of a config.json without memory (on the meta device), its parameters tied as in the real one.
+
+    >>> model = sketch_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2})
+    >>> model.transformer.wte.weight.device.type, model.lm_head.weight is model.transformer.wte.weight
+    ('meta', True)
+    """
     return _build(config, "meta")
 
 
@@ -87,10 +108,10 @@ def build_model(config: Mapping[str, Any]) -> nn.Module:
 
 
 def _build(config: Mapping[str, Any], device: str) -> nn.Module:
-    cls, made = model_class(config), config_of(config)
+    cls, built = model_class(config), transformers_config(config)
     try:
         with quiet_transformers(), torch.device(device):
-            model: nn.Module = cls(made)
+            model: nn.Module = cls(built)
     except Exception as error:  # whatever a model's constructor makes of a config
         raise MupscaleError(
             f"transformers cannot build {cls.__name__} from this config.json: {in_one_line(error)}"
@@ -99,6 +120,11 @@ def _build(config: Mapping[str, Any], device: str) -> nn.Module:
 
 
 def in_one_line(error: Exception) -> str:
+    """The kind of an error and the first line of its message, for a message of our own.
+
+    >>> in_one_line(ValueError("the size is wrong.\\nand much more"))
+    'ValueError: the size is wrong'
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])  # what comes after the colon, too
     return f"{type(error).__name__}: {first.rstrip('.') or 'no reason given'}"

@@ -70,7 +70,7 @@ class Described(PlannedArchitecture):
         """The description is enough."""
 
     def check_too_large_to_train(self, needed: str) -> None:
-        """No training is asked for."""
+        """None is needed."""
 
     def check_without_record(self, folder: Path) -> None:
         """The sizes in both configs tell how it grew."""

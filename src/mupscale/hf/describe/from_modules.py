@@ -168,23 +168,23 @@ def how_to_describe(model_type: object) -> str:
 
 def wide_config(config: Config, times: Times) -> dict[str, Any]:
     """config.json with every field that grows multiplied."""
-    found = {part: [name for name in names if _is_size(config.get(name))] for part, names in FIELDS.items()}
-    if not found["hidden"]:
+    fields = {part: [name for name in names if _is_size(config.get(name))] for part, names in FIELDS.items()}
+    if not fields["hidden"]:
         raise MupscaleError(
             f"config.json has no field for the hidden size that is known ({', '.join(FIELDS['hidden'])})"
         )
     explicit = any(_is_size(config.get(name)) for name in HEAD_DIM)
-    if times.hidden != times.heads and found["heads"] and not explicit:
+    if times.hidden != times.heads and fields["heads"] and not explicit:
         raise MupscaleError(
-            f"head_dim is {found['hidden'][0]} / {found['heads'][0]} here, and it must stay: let hidden and heads grow "
-            f"alike, as in --times hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
+            f"head_dim is {fields['hidden'][0]} / {fields['heads'][0]} here, and it must stay: let hidden and heads "
+            f"grow alike, as in --times hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
         )
-    if times.ffn != times.hidden and not found["ffn"]:
+    if times.ffn != times.hidden and not fields["ffn"]:
         raise MupscaleError(
             f"config.json gives the feed-forward layers no size of their own ({', '.join(FIELDS['ffn'])}): let ffn "
             f"grow as hidden does, {times.hidden} times"
         )
-    grown = {name: config[name] * getattr(times, part) for part, names in found.items() for name in names}
+    grown = {name: config[name] * getattr(times, part) for part, names in fields.items() for name in names}
     return {**config, **grown}
 
 
@@ -200,7 +200,7 @@ def plan_for_files(config: Config, plan: Plan, shapes: Mapping[str, Shape]) -> P
     whole: dict[str, str] = {}
     for name, shape in shapes.items():
         planned = plan.names.get(names[name])
-        entry = None if planned is None else _part(plan[planned], shape)
+        entry = None if planned is None else _entry_of_part(plan[planned], shape)
         if planned is None and any(re.search(pattern, name) for pattern in ignored):  # masks of older versions
             entry = Entry(shape, shape)
         if entry is None:
@@ -233,7 +233,7 @@ def _names_in_model(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
         return {name: name for name in names}
 
 
-def _part(entry: Entry, shape: Shape) -> Entry | None:
+def _entry_of_part(entry: Entry, shape: Shape) -> Entry | None:
     """The entry of a tensor in a file: the parameter itself, or one of those that are stacked and joined in it."""
     if shape == entry.narrow:
         return entry

@@ -14,6 +14,11 @@ class Times:
     """Multipliers of the hidden size, the feed-forward layers, the attention heads and the key/value heads.
 
     head_dim stays, so rotary embeddings and the attention's scale stay.
+
+    >>> Times.of(2)
+    Times(hidden=2, ffn=2, heads=2, kv=2)
+    >>> Times.of("hidden=2,ffn=3,heads=2")
+    Times(hidden=2, ffn=3, heads=2, kv=2)
     """
 
     hidden: int = 1
@@ -35,22 +40,22 @@ class Times:
             )
 
     @classmethod
-    def of(cls, given: int | str | Mapping[str, int] | Times) -> Times:
+    def of(cls, times: int | str | Mapping[str, int] | Times) -> Times:
         """From a number for everything, a text such as 'hidden=2,ffn=3,heads=2', or a mapping; what is not named stays.
 
         Key/value heads grow with the heads unless they are named.
         """
-        if isinstance(given, Times):
-            return given
-        if isinstance(given, str):
-            given = _parsed(given)
-        if not isinstance(given, Mapping):
-            return cls(given, given, given, given)
-        if strangers := given.keys() - {f.name for f in fields(cls)}:
+        if isinstance(times, Times):
+            return times
+        if isinstance(times, str):
+            times = _parsed(times)
+        if not isinstance(times, Mapping):
+            return cls(times, times, times, times)
+        if strangers := times.keys() - {f.name for f in fields(cls)}:
             raise MupscaleError(
                 f"--times names '{min(strangers)}', which is nothing that grows: hidden, ffn, heads and kv are"
             )
-        return cls(**{"kv": given.get("heads", 1), **given})
+        return cls(**{"kv": times.get("heads", 1), **times})
 
     def __mul__(self, other: Times) -> Times:
         """First this, then the other."""
@@ -73,7 +78,7 @@ def _parsed(text: str) -> int | dict[str, int]:
     if "=" not in text:
         return number(text.strip())
     pairs = [part.partition("=") for part in text.split(",")]
-    found = [(name.strip(), number(value.strip())) for name, _, value in pairs]
-    if twice := [name for i, (name, _) in enumerate(found) if name in dict(found[:i])]:
+    numbers = [(name.strip(), number(value.strip())) for name, _, value in pairs]
+    if twice := [name for i, (name, _) in enumerate(numbers) if name in dict(numbers[:i])]:
         raise MupscaleError(f"--times {text} names '{twice[0]}' twice: say once how much it grows")
-    return dict(found)
+    return dict(numbers)

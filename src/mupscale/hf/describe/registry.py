@@ -17,19 +17,43 @@ DESCRIPTIONS: dict[str, Architecture] = {}
 
 
 def architecture_of(config: Config) -> PlannedArchitecture:
-    """Who plans the growth of this config's model: its description, or its modules where there is none."""
+    """Who plans the growth of this config's model: its description, or its modules where there is none.
+
+    >>> architecture_of({"model_type": "llama"}).origin
+    'as described'
+    >>> architecture_of({"model_type": "stablelm"}).origin
+    'not described: read off its modules, to be verified'
+    """
     description = DESCRIPTIONS.get(str(config.get("model_type")))
     return FromModules(str(config.get("model_type"))) if description is None else Described(description)
 
 
 def register(architecture: Architecture) -> Architecture:
-    """Make a description known under its model_type, in place of any other."""
+    """Make a description known under its model_type, in place of any other.
+
+    >>> from dataclasses import replace
+    >>> from mupscale.hf.describe.architectures.llama import LLAMA
+    >>> register(replace(LLAMA, model_type="my_llama")).model_type
+    'my_llama'
+    >>> architecture_of({"model_type": "my_llama"}).described
+    True
+    >>> del DESCRIPTIONS["my_llama"]
+    """
     DESCRIPTIONS[architecture.model_type] = architecture
     return architecture
 
 
 def extend(model_type: str, tensors: Mapping[str, Layout]) -> Architecture:
-    """Add tensors that a description lacks, such as a head of one's own; patterns given here go first."""
+    """Add tensors that a description lacks, such as a head of one's own; patterns given here go first.
+
+    >>> from dataclasses import replace
+    >>> from mupscale.hf.describe import linear
+    >>> _ = register(replace(DESCRIPTIONS["llama"], model_type="my_llama"))
+    >>> mine = extend("my_llama", {"*.mixer.weight": linear("hidden", "hidden")})
+    >>> mine.layout("model.layers.0.mixer.weight").out
+    {-2: 'hidden'}
+    >>> del DESCRIPTIONS["my_llama"]
+    """
     description = DESCRIPTIONS.get(model_type)
     if description is None:
         described = ", ".join(sorted(DESCRIPTIONS))

@@ -19,6 +19,11 @@ class Wire:
     """An axis of `size` narrow units that grows `times`, in blocks; `sections` as in Axis, where blocks differ.
 
     width: False for a size that never grows, such as OPT's word embeddings behind a projection.
+
+    >>> Wire(size=4, times=2, block=2).axis  # two heads of two units
+    Axis(times=2, block=2, sections=())
+    >>> (Wire(4, 2, block=2) | Wire(2, 2, block=2)).size  # packed one after the other
+    6
     """
 
     size: int
@@ -56,6 +61,11 @@ class Layout:
     """The wires of a tensor by dimension, counted from the last (-1), as output or input.
 
     offset: as in Entry, what the model adds to the stored value (1 for Gemma's norms).
+
+    >>> wires = {"hidden": Wire(4, times=2), "ffn": Wire(6, times=3)}
+    >>> entry = linear("ffn", "hidden").entry("up.weight", (6, 4), wires)
+    >>> entry.wide, entry.rule.out, entry.rule.in_
+    ((18, 8), 3, 2)
     """
 
     out: Mapping[int, str]
@@ -114,27 +124,47 @@ class Layout:
 
 
 def linear(out: str, in_: str) -> Layout:
-    """(…, out, in): nn.Linear, and experts stacked before it."""
+    """(…, out, in): nn.Linear, and experts stacked before it.
+
+    >>> linear("ffn", "hidden").entry("up.weight", (6, 4), {"hidden": Wire(4, 2), "ffn": Wire(6, 2)}).wide
+    (12, 8)
+    """
     return Layout({-2: out}, {-1: in_})
 
 
 def conv1d(in_: str, out: str) -> Layout:
-    """(in, out): transformers' Conv1D."""
+    """(in, out): transformers' Conv1D.
+
+    >>> conv1d("hidden", "ffn").entry("c_fc.weight", (4, 6), {"hidden": Wire(4, 2), "ffn": Wire(6, 3)}).wide
+    (8, 18)
+    """
     return Layout({-1: out}, {-2: in_})
 
 
 def table(out: str) -> Layout:
-    """(rows, out): an embedding, or the weight of a layer whose input is no width."""
+    """(rows, out): an embedding, or the weight of a layer whose input is no width.
+
+    >>> table("hidden").entry("embed_tokens.weight", (11, 4), {"hidden": Wire(4, 2)}).wide
+    (11, 8)
+    """
     return Layout({-1: out}, {})
 
 
 def column(out: str) -> Layout:
-    """(out, rows): a Linear whose input is no width."""
+    """(out, rows): a Linear whose input is no width.
+
+    >>> column("hidden").entry("project.weight", (4, 3), {"hidden": Wire(4, 2)}).wide
+    (8, 3)
+    """
     return Layout({-2: out}, {})
 
 
 def patches(out: str) -> Layout:
-    """(out, channels, height, width): a convolution of an image."""
+    """(out, channels, height, width): a convolution of an image.
+
+    >>> patches("hidden").entry("projection.weight", (4, 3, 16, 16), {"hidden": Wire(4, 2)}).wide
+    (8, 3, 16, 16)
+    """
     return Layout({-4: out}, {})
 
 
@@ -144,15 +174,28 @@ def pixels(in_: str) -> Layout:
 
 
 def vector(out: str) -> Layout:
-    """(…, out): a bias, a norm's gain, a token of its own."""
+    """(…, out): a bias, a norm's gain, a token of its own.
+
+    >>> vector("hidden").entry("norm.weight", (4,), {"hidden": Wire(4, 2)}).wide
+    (8,)
+    """
     return Layout({-1: out}, {})
 
 
 def readout(in_: str) -> Layout:
-    """(…, in): logits, a router, a regression head: what it writes is no width."""
+    """(…, in): logits, a router, a regression head: what it writes is no width.
+
+    >>> entry = readout("hidden").entry("lm_head.weight", (11, 4), {"hidden": Wire(4, 2)})
+    >>> entry.wide, entry.rule.weight  # as many logits, each weight halved
+    ((11, 8), 0.5)
+    """
     return Layout({}, {-1: in_})
 
 
 def same() -> Layout:
-    """No wire: a bias of logits, a per-head norm, a mask; it is copied as it is, and gets no noise."""
+    """No wire: a bias of logits, a per-head norm, a mask; it is copied as it is, and gets no noise.
+
+    >>> same().entry("lm_head.bias", (11,), {"hidden": Wire(4, 2)}).wide
+    (11,)
+    """
     return Layout({}, {})

@@ -5,8 +5,8 @@ tensor goes into which file. stream: the files filled piece by piece. record: mu
 """
 
 from mupscale.hf.files.record import RECORD_FILE, GrowthStep, Record
-from mupscale.hf.files.safetensors_format import Stored, read_into
-from mupscale.hf.files.shards import WeightShard, arrange, in_short, plan_names, size_in_words, write_index
+from mupscale.hf.files.safetensors_format import StoredTensor, read_into
+from mupscale.hf.files.shards import WeightShard, arrange_shards, plan_names, shorten_number, size_in_words, write_index
 from mupscale.hf.files.source import Source, open_source
 from mupscale.hf.files.stream import write_shards
 
@@ -15,13 +15,13 @@ __all__ = [
     "GrowthStep",
     "Record",
     "Source",
-    "Stored",
+    "StoredTensor",
     "WeightShard",
-    "arrange",
-    "in_short",
+    "arrange_shards",
     "open_source",
     "plan_names",
     "read_into",
+    "shorten_number",
     "size_in_words",
     "write_index",
     "write_shards",

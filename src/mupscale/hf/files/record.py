@@ -20,7 +20,11 @@ _FORMAT = "mupscale.hf/1"
 
 @dataclass(frozen=True)
 class GrowthStep:
-    """One upscaling: by how much, with which noise (unit: as in GaussianNoise), drawn from which seed."""
+    """One upscaling: by how much, with which noise (unit: as in GaussianNoise), drawn from which seed.
+
+    >>> GrowthStep(Times.of(2), noise=0.5, seed=1).times.ffn
+    2
+    """
 
     times: Times
     noise: float | Mapping[str, float] = 0.0
@@ -32,7 +36,14 @@ class GrowthStep:
 class Record:
     """The growths of a model from the first one on, whose config this is.
 
-    plan: the plan of all growths together, by the model's own names, where the architecture is not described.
+    plan: of all growths in one, by the model's own names, where the architecture is not described.
+
+    >>> import tempfile
+    >>> record = Record({"model_type": "llama"}, (GrowthStep(Times.of(2)),)).then(GrowthStep(Times.of(3)))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     record.save(Path(folder))
+    ...     Record.load(folder).times.hidden
+    6
     """
 
     config: Mapping[str, Any]
@@ -46,8 +57,8 @@ class Record:
 
     def then(self, growth: GrowthStep, plan: Plan | None = None) -> Record:
         """Grown once more; `plan` is that growth's own, where the architecture is not described."""
-        together = plan if self.plan is None or plan is None else self.plan.then(plan)
-        return replace(self, growths=(*self.growths, growth), plan=together)
+        whole = plan if self.plan is None or plan is None else self.plan.then(plan)
+        return replace(self, growths=(*self.growths, growth), plan=whole)
 
     def plan_for(self, shapes: Mapping[str, Shape]) -> Plan:
         """The plan from the first model to this one, for parameters of these names and wide shapes."""

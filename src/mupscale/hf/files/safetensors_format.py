@@ -1,4 +1,4 @@
-"""The safetensors format, by hand: where each tensor lies in a file, and a header that is written before its tensors.
+"""The safetensors format: where each tensor lies in a file, and a header that is written before its tensors.
 
 A file is the length of the header (8 bytes), the header (JSON), and the tensors one after the other. Knowing the places
 lets threads read and write parts of tensors, so that no tensor need ever be in memory whole.
@@ -35,7 +35,7 @@ _LONGEST_HEADER = 100_000_000  # what safetensors itself reads
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor's place in a file: it starts at this byte, counted from the beginning of the file."""
 
     file: Path
@@ -54,7 +54,7 @@ class Stored:
         return self.numel * self.dtype.itemsize
 
 
-def read_header(path: Path) -> dict[str, Stored]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file in the order in which they lie there, when all of it is in order."""
     try:
         with open(path, "rb") as file:
@@ -69,7 +69,7 @@ def read_header(path: Path) -> dict[str, Stored]:
     for name, start, stop, dtype, shape in placed:
         if start != end:
             raise _broken(path, f"'{name}' starts at byte {start} and what comes before it ends at {end}")
-        tensors[name], end = Stored(path, dtype, shape, 8 + length + start), stop
+        tensors[name], end = StoredTensor(path, dtype, shape, 8 + length + start), stop
     if 8 + length + end != size:
         what = "is truncated" if size < 8 + length + end else "has more bytes than it should"
         raise MupscaleError(
@@ -115,7 +115,7 @@ def _broken(path: Path, reason: str) -> MupscaleError:
     return MupscaleError(f"{path} is no whole safetensors file ({reason}); download or copy it again")
 
 
-def header(tensors: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes, dict[str, int]]:
+def make_header(tensors: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes, dict[str, int]]:
     """The first bytes of a file with these tensors, and the byte at which each of them starts."""
     content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offsets, end = {}, 0
@@ -129,9 +129,16 @@ def header(tensors: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes, dic
 
 
 def read_into(tensor: Tensor, file: Any, at: int) -> Tensor:
-    """Fill a contiguous tensor from an unbuffered file, from this byte on."""
+    """Fill a contiguous tensor from an unbuffered file, from this byte on.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryFile(buffering=0) as file:
+    ...     _ = file.write(raw_bytes(torch.arange(4.0)))
+    ...     read_into(torch.empty(2), file, at=8)
+    tensor([2., 3.])
+    """
     file.seek(at)
-    left = raw(tensor)
+    left = raw_bytes(tensor)
     while left.nbytes:
         count = file.readinto(left)
         if not count:
@@ -140,7 +147,7 @@ def read_into(tensor: Tensor, file: Any, at: int) -> Tensor:
     return tensor
 
 
-def raw(tensor: Tensor) -> memoryview:
+def raw_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU, which share its memory."""
     array: Any = tensor.detach().view(-1).view(torch.uint8).numpy()
     return memoryview(array)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from mupscale.core import Entry, Plan, check_dtype
-from mupscale.hf.files.safetensors_format import Stored, header
+from mupscale.hf.files.safetensors_format import StoredTensor, make_header
 from mupscale.hf.files.source import Source
 from mupscale.system import MupscaleError, replace_text
 
@@ -27,9 +27,9 @@ class WideTensor:
     """
 
     name: str
-    source: Stored
+    source: StoredTensor
     entry: Entry
-    target: Stored
+    target: StoredTensor
 
 
 @dataclass(frozen=True)
@@ -55,22 +55,43 @@ def parse_size(size: int | str) -> int:
 
 
 def size_in_words(size: int) -> str:
-    """2.79 GB."""
-    return in_short(size, (" GB", " MB", " kB", " bytes"))
+    """2.79 GB.
+
+    >>> size_in_words(2_790_000_000)
+    '2.79 GB'
+    """
+    return shorten_number(size, (" GB", " MB", " kB", " bytes"))
 
 
-def in_short(number: int, units: tuple[str, ...] = (" B", " M", " k", "")) -> str:
-    """697.1 M: four digits and the power of a thousand."""
+def shorten_number(number: int, units: tuple[str, ...] = (" B", " M", " k", "")) -> str:
+    """697.1 M: four digits and the power of a thousand.
+
+    >>> shorten_number(697_100_000)
+    '697.1 M'
+    """
     scale, unit = next((s, u) for s, u in zip((1e9, 1e6, 1e3, 1.0), units, strict=True) if number >= s or s == 1)
     return f"{number / scale:,.4g}{unit}"
 
 
-def arrange(
+def arrange_shards(
     source: Source, plan: Plan, *, dtype: torch.dtype | None = None, shard_size: int | str = "5GB"
 ) -> list[WeightShard]:
     """The files of the wide checkpoint, with all their tensors in place; nothing is read or written yet.
 
     dtype: of the floating-point tensors, which keep theirs where it is None.
+
+    >>> import json, pathlib, tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> temporary = tempfile.TemporaryDirectory()
+    >>> folder = pathlib.Path(temporary.name)
+    >>> _ = (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2}))
+    >>> save_file({"wte.weight": torch.ones(11, 8)}, folder / "model.safetensors")
+    >>> from mupscale.hf.describe import DESCRIPTIONS, Times
+    >>> from mupscale.hf.files import open_source
+    >>> source = open_source(folder)
+    >>> plan = DESCRIPTIONS["gpt2"].plan(source.config, Times.of(2), source.shapes)
+    >>> [(shard.file, shard.tensors["wte.weight"].target.shape) for shard in arrange_shards(source, plan)]
+    [('model.safetensors', (11, 16))]
     """
     largest, names = parse_size(shard_size), plan_names(source, plan)
     shards: list[dict[str, WideTensor]] = []
@@ -88,7 +109,7 @@ def arrange(
     return [_place(file, tensors) for file, tensors in zip(files, shards, strict=True)]
 
 
-def _wide_tensor(name: str, planned: str, stored: Stored, entry: Entry, dtype: torch.dtype | None) -> WideTensor:
+def _wide_tensor(name: str, planned: str, stored: StoredTensor, entry: Entry, dtype: torch.dtype | None) -> WideTensor:
     if stored.shape != entry.narrow:
         raise MupscaleError(
             f"'{name}' has shape {stored.shape} in {stored.file.name} and {entry.narrow} by the config: the checkpoint "
@@ -98,19 +119,32 @@ def _wide_tensor(name: str, planned: str, stored: Stored, entry: Entry, dtype: t
         if entry.wide != entry.narrow:
             check_dtype(name, torch.empty(0, dtype=stored.dtype))
         dtype = None
-    return WideTensor(planned, stored, entry, Stored(Path(), dtype or stored.dtype, entry.wide, 0))
+    return WideTensor(planned, stored, entry, StoredTensor(Path(), dtype or stored.dtype, entry.wide, 0))
 
 
 def _place(file: str, tensors: Mapping[str, WideTensor]) -> WeightShard:
     """Tensors of large numbers first, so that each starts at a multiple of its own, as safetensors does it."""
     ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].target.dtype.itemsize))
-    head, starts = header({name: (tensor.target.dtype, tensor.target.shape) for name, tensor in ordered.items()})
+    head, starts = make_header({name: (tensor.target.dtype, tensor.target.shape) for name, tensor in ordered.items()})
     places = {name: replace(tensor.target, file=Path(file), start=starts[name]) for name, tensor in ordered.items()}
     return WeightShard(file, head, {name: replace(tensor, target=places[name]) for name, tensor in ordered.items()})
 
 
 def plan_names(source: Source, plan: Plan) -> dict[str, str]:
-    """The plan's name of each tensor of the files."""
+    """The plan's name of each tensor of the files.
+
+    >>> import json, pathlib, tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> temporary = tempfile.TemporaryDirectory()
+    >>> folder = pathlib.Path(temporary.name)
+    >>> _ = (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2}))
+    >>> save_file({"wte.weight": torch.ones(11, 8)}, folder / "model.safetensors")
+    >>> from mupscale.hf.describe import DESCRIPTIONS, Times
+    >>> from mupscale.hf.files import open_source
+    >>> source = open_source(folder)
+    >>> plan_names(source, DESCRIPTIONS["gpt2"].plan(source.config, Times.of(2), source.shapes))
+    {'wte.weight': 'wte.weight'}
+    """
     for name, stored in source.tensors.items():
         if name not in plan.names:
             raise MupscaleError(
@@ -121,7 +155,14 @@ def plan_names(source: Source, plan: Plan) -> dict[str, str]:
 
 
 def write_index(shards: Sequence[WeightShard], folder: Path) -> None:
-    """Where each tensor is, as transformers writes it; one file alone needs no index."""
+    """Where each tensor is, as transformers writes it; one file alone needs no index.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_index([WeightShard("a.safetensors", b"", {}), WeightShard("b.safetensors", b"", {})], Path(folder))
+    ...     sorted(file.name for file in Path(folder).iterdir())
+    ['model.safetensors.index.json']
+    """
     if len(shards) == 1:
         return
     every = [tensor for shard in shards for tensor in shard.tensors.values()]

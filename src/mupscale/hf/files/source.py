@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mupscale.checkpoint import load_torch
 from mupscale.core import Shape
-from mupscale.hf.files.safetensors_format import DTYPES, Stored, header, raw, read_header
+from mupscale.hf.files.safetensors_format import DTYPES, StoredTensor, make_header, raw_bytes, read_header
 from mupscale.system import MupscaleError, require
 
 _SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
@@ -28,13 +28,13 @@ _BESIDE = ("*.json", "*.txt", "*.model", "*.jinja")
 class Source:
     """A checkpoint's folder, its config.json, and the place of each tensor.
 
-    kept: what must live as long as this does, such as a folder of converted files.
+    resources: what must live as long as this does, such as a folder of converted files.
     """
 
     folder: Path
     config: dict[str, Any]
-    tensors: dict[str, Stored]
-    kept: tuple[object, ...] = field(default=(), repr=False, compare=False)
+    tensors: dict[str, StoredTensor]
+    resources: tuple[object, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -43,7 +43,7 @@ class Source:
 
     @property
     def bytes(self) -> int:
-        """Of all tensors together."""
+        """The size of all tensors."""
         return sum(stored.bytes for stored in self.tensors.values())
 
     @property
@@ -53,7 +53,18 @@ class Source:
 
 
 def open_source(path: str | Path | Source) -> Source:
-    """A checkpoint in a folder, or one of the hub by its name; only headers are read."""
+    """A checkpoint in a folder, or one of the hub by its name; only headers are read.
+
+    >>> import json, pathlib, tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> temporary = tempfile.TemporaryDirectory()
+    >>> folder = pathlib.Path(temporary.name)
+    >>> _ = (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2}))
+    >>> save_file({"wte.weight": torch.ones(11, 8)}, folder / "model.safetensors")
+    >>> source = open_source(folder)
+    >>> source.model_type, source.shapes
+    ('gpt2', {'wte.weight': (11, 8)})
+    """
     if isinstance(path, Source):
         return path
     folder = Path(path)
@@ -68,11 +79,11 @@ def open_source(path: str | Path | Source) -> Source:
             f"model with merge_and_unload() and save that"
         )
     config = _read_config(folder)
-    kept: list[object] = []
-    tensors = _find_tensors(folder, kept)
+    resources: list[object] = []
+    tensors = _find_tensors(folder, resources)
     if not tensors:
         raise MupscaleError(f"the weights in {folder} hold no tensors; download or copy them again")
-    return Source(folder, config, tensors, tuple(kept))
+    return Source(folder, config, tensors, tuple(resources))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -102,14 +113,14 @@ def _read_json(path: Path, advice: str) -> dict[str, Any]:
     return content
 
 
-def _find_tensors(folder: Path, kept: list[object]) -> dict[str, Stored]:
+def _find_tensors(folder: Path, resources: list[object]) -> dict[str, StoredTensor]:
     """As transformers looks for them: one file before an index, safetensors before pickles."""
     for single in ("model.safetensors", "pytorch_model.bin"):
         index = folder / f"{single}.index.json"
         if (folder / single).exists():
-            return _read_file(folder / single, kept)
+            return _read_file(folder / single, resources)
         if index.exists():
-            return _read_index(folder, index, kept)
+            return _read_index(folder, index, resources)
     if shards := sorted(f.name for f in folder.iterdir() if _SHARD.fullmatch(f.name)):
         raise MupscaleError(f"{folder} holds {shards[0]} but no index of its shards; download or copy that file, too")
     raise MupscaleError(
@@ -117,7 +128,7 @@ def _find_tensors(folder: Path, kept: list[object]) -> dict[str, Stored]:
     )
 
 
-def _read_index(folder: Path, index: Path, kept: list[object]) -> dict[str, Stored]:
+def _read_index(folder: Path, index: Path, resources: list[object]) -> dict[str, StoredTensor]:
     weight_map = _read_json(index, "").get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise MupscaleError(f"{index} has no usable weight_map; download or copy it again")
@@ -137,9 +148,9 @@ def _read_index(folder: Path, index: Path, kept: list[object]) -> dict[str, Stor
             f"{folder / min(strangers)} is not in {index.name}: remove it if it is left over from another checkpoint, "
             f"or mend the index"
         )
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in files:
-        held = _read_file(folder / file, kept)
+        held = _read_file(folder / file, resources)
         named = {name for name, where in weight_map.items() if where == file}
         if absent := named - held.keys():
             raise MupscaleError(f"{index} places '{min(absent)}' in {file}, which has no such tensor")
@@ -149,11 +160,11 @@ def _read_index(folder: Path, index: Path, kept: list[object]) -> dict[str, Stor
     return tensors
 
 
-def _read_file(path: Path, kept: list[object]) -> dict[str, Stored]:
-    return read_header(path) if path.suffix == ".safetensors" else _read_pickled(path, kept)
+def _read_file(path: Path, resources: list[object]) -> dict[str, StoredTensor]:
+    return read_header(path) if path.suffix == ".safetensors" else _read_pickled(path, resources)
 
 
-def _read_pickled(path: Path, kept: list[object]) -> dict[str, Stored]:
+def _read_pickled(path: Path, resources: list[object]) -> dict[str, StoredTensor]:
     """Tensors of a torch.save file, read where they lie; those of an old format are converted first."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -163,9 +174,9 @@ def _read_pickled(path: Path, kept: list[object]) -> dict[str, Stored]:
     for name, tensor in content.items():
         offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
         if offset is None or not tensor.is_contiguous():
-            return _converted(path, kept)
+            return _convert(path, resources)
         start = offset + tensor.storage_offset() * tensor.element_size()
-        tensors[name] = Stored(path, tensor.dtype, tuple(tensor.shape), start)
+        tensors[name] = StoredTensor(path, tensor.dtype, tuple(tensor.shape), start)
     return tensors
 
 
@@ -182,17 +193,17 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     return content
 
 
-def _converted(path: Path, kept: list[object]) -> dict[str, Stored]:
+def _convert(path: Path, resources: list[object]) -> dict[str, StoredTensor]:
     """The whole file is in memory for a moment, as old formats want it; afterwards it lies on the disk."""
     folder = tempfile.TemporaryDirectory(prefix="mupscale-")
-    kept.append(folder)
+    resources.append(folder)
     converted, content = Path(folder.name) / "converted.safetensors", _state_dict(path)
-    first, _ = header({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in content.items()})
+    first, _ = make_header({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in content.items()})
     try:
         with open(converted, "wb") as file:
             file.write(first)
             for tensor in content.values():
-                file.write(raw(tensor.contiguous()))
+                file.write(raw_bytes(tensor.contiguous()))
     except OSError as error:
         raise MupscaleError(
             f"{path} is of an old format and must be converted, and there is no room for that in {folder.name} "

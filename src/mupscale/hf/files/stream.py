@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mupscale.core import Axis, Plan, Shape, widened_shape
 from mupscale.growth import GaussianNoise, draw_normal, refuse_nonfinite, unit_std
-from mupscale.hf.files.safetensors_format import Stored, raw, read_into
+from mupscale.hf.files.safetensors_format import StoredTensor, raw_bytes, read_into
 from mupscale.hf.files.shards import WeightShard, WideTensor
 from mupscale.system import MupscaleError, usable_cores
 
@@ -54,6 +54,22 @@ def write_shards(
     """Fill the files; the result is the same for any number of threads and any shards.
 
     noise: one that mupscale.growth.checked has seen. advance: called with the number of bytes after each write.
+
+    >>> import json, pathlib, tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> temporary = tempfile.TemporaryDirectory()
+    >>> folder = pathlib.Path(temporary.name)
+    >>> _ = (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2}))
+    >>> save_file({"wte.weight": torch.ones(2, 8)}, folder / "model.safetensors")
+    >>> from mupscale.hf.describe import DESCRIPTIONS, Times
+    >>> from mupscale.hf.files import arrange_shards, open_source
+    >>> source = open_source(folder)
+    >>> plan = DESCRIPTIONS["gpt2"].plan(source.config, Times.of(2), source.shapes)
+    >>> (folder / "wide").mkdir()
+    >>> write_shards(arrange_shards(source, plan), folder / "wide", plan)
+    >>> from safetensors.torch import load_file
+    >>> load_file(folder / "wide" / "model.safetensors")["wte.weight"].shape
+    torch.Size([2, 16])
     """
     threads = min(usable_cores(), _MOST_THREADS) if threads is None else threads
     if threads < 1:
@@ -224,15 +240,15 @@ class _PieceWriter:
             raise MupscaleError(f"'{job.name}' holds values that are too large for {dtype}; keep a wider dtype")
         return rounded
 
-    def _read(self, source: Stored, piece: Piece) -> Tensor:
+    def _read(self, source: StoredTensor, piece: Piece) -> Tensor:
         if source.file not in self._sources:
             self._sources[source.file] = self._open_files.enter_context(source.file.open("rb", buffering=0))
         file, narrow = self._sources[source.file], self._buffer("narrow", piece.shape, source.dtype)
         return read_into(narrow, file, source.start + piece.start * source.dtype.itemsize)
 
-    def _write(self, wide: Tensor, target: Stored, at: int) -> int:
+    def _write(self, wide: Tensor, target: StoredTensor, at: int) -> int:
         self._target.seek(target.start + at * target.dtype.itemsize)
-        left = raw(wide)
+        left = raw_bytes(wide)
         total = left.nbytes
         while left.nbytes:
             left = left[self._target.write(left[:_WRITE]) :]

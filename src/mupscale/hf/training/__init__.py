@@ -7,7 +7,7 @@ clipping for transformers' Trainer. saved_optimizer: an optimizer's file, read. 
 from typing import TYPE_CHECKING, Any
 
 from mupscale.hf.training.groups import param_groups, plan, resume_optimizer
-from mupscale.hf.training.model_parameters import decay_groups, named_as_in, shapes_of
+from mupscale.hf.training.model_parameters import decay_groups, match_plan, shapes_of
 from mupscale.hf.training.widened_optimizer import check_optimizer_file, widen_optimizer_file
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ __all__ = [
     "Clip",
     "check_optimizer_file",
     "decay_groups",
-    "named_as_in",
+    "match_plan",
     "param_groups",
     "plan",
     "resume_optimizer",

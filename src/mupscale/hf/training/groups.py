@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from mupscale import optim
 from mupscale.core import Plan, dtensor, naming
 from mupscale.hf.files import Record
-from mupscale.hf.training.model_parameters import decay_groups, named_as_in, refuse_untrainable, shapes_of
+from mupscale.hf.training.model_parameters import decay_groups, match_plan, refuse_untrainable, shapes_of
 from mupscale.hf.training.saved_optimizer import read_optimizer
 from mupscale.optim import scale, traits
 from mupscale.system import MupscaleError
@@ -27,11 +27,21 @@ def plan(path: str | Path, model: nn.Module) -> Plan:
 
     path: the folder that `mupscale upscale` wrote, or its mupscale.json. The model may be wrapped (DDP, torch.compile)
     and in any floating-point dtype.
+
+    >>> import tempfile, transformers
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
+    >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
+    >>> from mupscale import hf
+    >>> _ = hf.upscale(f"{folder.name}/small", f"{folder.name}/wide", verify=False, progress=False)
+    >>> model = transformers.GPT2LMHeadModel.from_pretrained(f"{folder.name}/wide")
+    >>> plan(f"{folder.name}/wide", model)["transformer.h.0.mlp.c_fc.weight"].rule.in_
+    2
     """
     refuse_untrainable(model)
     record = Record.load(path)
     try:
-        model_plan = named_as_in(model, record.plan_for(shapes_of(model)))
+        model_plan = match_plan(model, record.plan_for(shapes_of(model)))
         model_plan.check(model)
     except MupscaleError as error:
         kind = type(naming.unwrap(model)).__name__
@@ -54,6 +64,18 @@ def param_groups(
     `param_groups("path/to/wide", model, torch.optim.AdamW, lr=2e-5, groups=decay_groups(model, 0.1))`: groups as for
     torch, where parameters may be given by name. Schedulers that multiply each group's rate, as all of transformers'
     do, need nothing else; those that are given rates take mupscale.per_group(optimizer, lr).
+
+    >>> import tempfile, transformers
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
+    >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
+    >>> import torch
+    >>> from mupscale import hf
+    >>> _ = hf.upscale(f"{folder.name}/small", f"{folder.name}/wide", verify=False, progress=False)
+    >>> model = transformers.GPT2LMHeadModel.from_pretrained(f"{folder.name}/wide")
+    >>> groups = param_groups(f"{folder.name}/wide", model, torch.optim.AdamW, lr=1e-3)
+    >>> sorted({group["lr"] for group in groups})  # hidden matrices take half the rate
+    [0.0005, 0.001]
     """
     return optim.param_groups(model, plan(path, model), optimizer_class, groups=groups, **hyper)
 
@@ -64,6 +86,24 @@ def resume_optimizer(
     """The optimizer of an upscaled checkpoint, with the groups and state that `mupscale upscale --optimizer` widened.
 
     path: the checkpoint's folder, or the optimizer's file. lr: another learning rate, in the small model's units.
+
+    >>> import tempfile, transformers
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
+    >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
+    >>> import torch
+    >>> from mupscale import hf
+    >>> small = transformers.GPT2LMHeadModel.from_pretrained(f"{folder.name}/small")
+    >>> optimizer = torch.optim.AdamW(small.parameters(), lr=1e-3)
+    >>> small(input_ids=torch.ones(1, 4, dtype=int)).logits.sum().backward()
+    >>> optimizer.step()
+    >>> torch.save(optimizer.state_dict(), f"{folder.name}/optimizer.pt")
+    >>> saved = {"optimizer": f"{folder.name}/optimizer.pt", "verify": False, "progress": False}
+    >>> _ = hf.upscale(f"{folder.name}/small", f"{folder.name}/wide", **saved)
+    >>> model = transformers.GPT2LMHeadModel.from_pretrained(f"{folder.name}/wide")
+    >>> resumed = resume_optimizer(f"{folder.name}/wide", model, torch.optim.AdamW)
+    >>> resumed.state[model.transformer.wte.weight]["exp_avg"].shape
+    torch.Size([11, 16])
     """
     refuse_untrainable(model)
     path = Path(path)

@@ -15,22 +15,32 @@ _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm(\.|$)")
 
 
 def shapes_of(model: nn.Module) -> dict[str, Shape]:
-    """Shapes of all parameters, tied ones under each of their names."""
+    """Shapes of all parameters, tied ones under each of their names.
+
+    >>> shapes_of(nn.Linear(2, 3))
+    {'weight': (3, 2), 'bias': (3,)}
+    """
     named = naming.unwrap(model).named_parameters(remove_duplicate=False)
     return {naming.canonical(name): tuple(p.shape) for name, p in named}
 
 
-def named_as_in(model: nn.Module, plan: Plan) -> Plan:
-    """The plan with the parameters that the model has, under its own names, tied as they are there."""
+def match_plan(model: nn.Module, plan: Plan) -> Plan:
+    """The plan with the parameters that the model has, under its own names, tied as they are there.
+
+    >>> import mupscale as mu
+    >>> narrow, wide = (nn.Sequential(nn.Linear(2, n), nn.Linear(n, 1)) for n in (4, 8))
+    >>> list(match_plan(wide, mu.plan(narrow, wide)).parameters)
+    ['0.weight', '0.bias', '1.weight', '1.bias']
+    """
     taken: dict[str, str] = {}
     parameters: dict[str, Entry] = {}
     fresh: dict[str, float] = {}
     for group in naming.aliases(naming.unwrap(model).named_parameters(remove_duplicate=False)):
         if strangers := [name for name in group if name not in plan.names]:
             raise MupscaleError(f"the model has the parameter '{strangers[0]}', which the upscaled one lacks")
-        found = {plan.names[name]: replace(plan.parameters[plan.names[name]], names=()) for name in group}
-        first = next(iter(found))
-        if any(entry != found[first] for entry in found.values()):
+        entries = {plan.names[name]: replace(plan.parameters[plan.names[name]], names=()) for name in group}
+        first = next(iter(entries))
+        if any(entry != entries[first] for entry in entries.values()):
             raise MupscaleError(
                 f"'{group[0]}' and '{group[1]}' are one tensor in this model and were two when it was upscaled: load "
                 f"it with tie_word_embeddings as in its config.json"
@@ -40,8 +50,8 @@ def named_as_in(model: nn.Module, plan: Plan) -> Plan:
                 f"'{taken[first]}' and '{group[0]}' are two tensors in this model and were one when it was upscaled: "
                 f"load it with tie_word_embeddings as in its config.json"
             )
-        taken.update(dict.fromkeys(found, group[0]))
-        parameters[group[0]] = replace(found[first], names=group)
+        taken.update(dict.fromkeys(entries, group[0]))
+        parameters[group[0]] = replace(entries[first], names=group)
         fresh[group[0]] = (plan.fresh or {}).get(first, 0.0)
     if missing := [name for name in plan.parameters if name not in taken]:
         raise MupscaleError(f"the model lacks the parameter '{missing[0]}', which the upscaled one has")
@@ -74,6 +84,10 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Two groups by name as transformers' Trainer makes them: weight decay for all but biases and norms.
 
     For `groups=` of param_groups. Frozen parameters are in neither.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
+    >>> [(group["params"], group["weight_decay"]) for group in decay_groups(model, 0.1)]
+    [(['0.weight'], 0.1), (['0.bias', '1.weight', '1.bias'], 0.0)]
     """
     norms = tuple(f"{path}." for path, module in naming.modules(model).items() if isinstance(module, nn.LayerNorm))
     trained = [name for name, p in naming.parameters(model).items() if p.requires_grad]

@@ -104,7 +104,9 @@ def _candidates(path: Path, groups: list[dict[str, Any]], model: nn.Module) -> l
     tied = naming.aliases(naming.unwrap(model).named_parameters(remove_duplicate=False))
     own = {name: names[0] for names in tied for name in names}
     named = [[str(name) for name in names] for names in named]
-    canonical = {given: name for name, given in naming.without_ddp((n for names in named for n in names), own).items()}
+    canonical = {
+        stored: name for name, stored in naming.without_ddp((n for names in named for n in names), own).items()
+    }
     strangers = [n for n in canonical.values() if n not in own]
     if strangers:
         raise MupscaleError(f"{path} holds '{strangers[0]}', which the model lacks: it is of another model")

@@ -23,6 +23,10 @@ class Clip(require_transformers().TrainerCallback):  # type: ignore[misc]
     It takes over max_grad_norm of the training arguments (or a max_norm of its own; 0 is none) and switches the
     Trainer's clipping off while it trains. The norm is logged as `invariant_grad_norm`. Every checkpoint that the
     Trainer saves gets its mupscale.json, so that it can be upscaled again.
+
+    >>> clip = Clip("path/to/wide", max_norm=1.0)  # the folder is read when training begins
+    >>> clip.max_norm
+    1.0
     """
 
     def __init__(self, path: str | Path, max_norm: float | None = None) -> None:

@@ -23,7 +23,7 @@ from mupscale.core import Axis, Plan, expand, widened_shape
 from mupscale.growth import axes_of_state, is_scalar, refuse_nonfinite, state_factor
 from mupscale.hf.describe import Times, architecture_of, sketch_model
 from mupscale.hf.files import Source
-from mupscale.hf.training.model_parameters import named_as_in, shapes_of
+from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.hf.training.saved_optimizer import SavedOptimizer, read_optimizer
 from mupscale.optim import FROM_GROUP, Groups, Traits, scale, traits
 from mupscale.system import MupscaleError, replacing
@@ -44,13 +44,43 @@ def widen_optimizer_file(
     an optimizer that is not torch's own. Rates, decays and eps are rescaled as in param_groups, and `initial_lr` with
     them, so that a scheduler made anew with `last_epoch` goes on; its own saved state has narrow rates, one for each
     narrow group. `mupscale.hf.resume_optimizer` makes an optimizer of the file.
+
+    >>> import tempfile, transformers
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
+    >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
+    >>> import torch
+    >>> from mupscale.hf.files import open_source
+    >>> source = open_source(f"{folder.name}/small")
+    >>> model = transformers.GPT2LMHeadModel.from_pretrained(f"{folder.name}/small")
+    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    >>> model(input_ids=torch.ones(1, 4, dtype=int)).logits.sum().backward()
+    >>> optimizer.step()
+    >>> torch.save(optimizer.state_dict(), f"{folder.name}/narrow.pt")
+    >>> widen_optimizer_file(f"{folder.name}/narrow.pt", f"{folder.name}/wide.pt", source, Times.of(2))
+    >>> sorted({group["lr"] for group in torch.load(f"{folder.name}/wide.pt")["param_groups"]})
+    [0.0005, 0.001]
     """
     groups, pieces = _prepare(Path(path), source, times, plan, optimizer_class)
     _write(Path(out), groups, pieces)
 
 
 def check_optimizer_file(path: str | Path, source: Source, times: Times, plan: Plan | None = None) -> None:
-    """Raise what widen_optimizer_file would, before hours of work on the weights; reads next to nothing."""
+    """Raise what widen_optimizer_file would, before hours of work on the weights; reads next to nothing.
+
+    >>> import tempfile, transformers
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
+    >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
+    >>> import torch
+    >>> from mupscale.hf.files import open_source
+    >>> torch.save({"not": "an optimizer"}, f"{folder.name}/optimizer.pt")
+    >>> try:
+    ...     check_optimizer_file(f"{folder.name}/optimizer.pt", open_source(f"{folder.name}/small"), Times.of(2))
+    ... except MupscaleError as error:
+    ...     print("is no optimizer's state_dict()" in str(error))
+    True
+    """
     _prepare(Path(path), source, times, plan, None)
 
 
@@ -61,7 +91,7 @@ def _prepare(
     model = sketch_model(source.config)
     if plan is None:
         plan = architecture_of(source.config).plan_parameters(source.config, times, shapes_of(model), fresh=False)
-    plan = named_as_in(model, plan)
+    plan = match_plan(model, plan)
     plan.check(model, "narrow")
     narrow = read_optimizer(path, model, mmap=True)
     optimizer_traits = traits(optimizer_class or narrow.optimizer_class())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.hf.describe import config_of, in_one_line, model_class, quiet_transformers, require_transformers
+from mupscale.hf.describe import in_one_line, model_class, quiet_transformers, require_transformers, transformers_config
 from mupscale.hf.files import Source
 from mupscale.system import MupscaleError, generator
 
@@ -30,12 +30,12 @@ def load_pretrained(source: Source, dtype: torch.dtype, *, device: str | torch.d
 
     Every parameter comes from the files, never from a random initial value; they may hold more than the model uses.
     """
-    folder, cls, made = source.folder, model_class(source.config), config_of(source.config)
+    folder, cls, config = source.folder, model_class(source.config), transformers_config(source.config)
     try:
         with quiet_transformers():
             model, info = cls.from_pretrained(
                 folder,
-                config=made,
+                config=config,
                 dtype=dtype,
                 attn_implementation="eager",
                 local_files_only=True,
@@ -89,10 +89,10 @@ def make_batches(
             tokens = torch.where(tokens == pad, (tokens + 1) % vocabulary, tokens)
     if type(model).__name__.endswith("ForMultipleChoice"):
         tokens = torch.stack([tokens, tokens.flip(-1)], 2)
-    made = [{"input_ids": ids} for ids in tokens]
+    batches = [{"input_ids": ids} for ids in tokens]
     if getattr(config, "is_encoder_decoder", False):
-        made = [{**batch, "decoder_input_ids": batch["input_ids"].flip(-1)} for batch in made]
-    return made
+        batches = [{**batch, "decoder_input_ids": batch["input_ids"].flip(-1)} for batch in batches]
+    return batches
 
 
 def _positions(config: Any, pad: int | None) -> int:

@@ -73,6 +73,7 @@ def _copy_units(small: Tensor, wide: Tensor) -> Tensor:
 
 
 def widths_of(outputs: dict[str, Tensor]) -> dict[str, int]:
+    """The size of each output's last axis."""
     return {name: t.shape[-1] for name, t in outputs.items()}
 
 
@@ -105,6 +106,7 @@ def loss_of(model: nn.Module, outputs: dict[str, Tensor], batch: Batch) -> Tenso
 def first_difference(
     ours: nn.Module, theirs: nn.Module, batches: list[Batch], plan: Plan, tolerance: float
 ) -> Difference | None:
+    """The first module whose outputs differ on any of these batches."""
     for batch in batches:
         with torch.no_grad(), Recorder(ours) as small, Recorder(theirs) as wide:
             run_model(ours, batch)

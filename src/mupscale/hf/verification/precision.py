@@ -20,6 +20,11 @@ class KeepDouble(TorchFunctionMode):
 
     What was less before (rotary frequencies, positions as floats) stays as it is: it does not depend on the width.
     Autocast leaves float64 alone by itself.
+
+    >>> x = torch.ones(2, dtype=torch.float64)
+    >>> with KeepDouble():
+    ...     x.float().dtype, x.to(torch.bfloat16).dtype
+    (torch.float64, torch.float64)
     """
 
     def __torch_function__(
@@ -30,13 +35,13 @@ class KeepDouble(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
-        given = args[0] if args else kwargs.get("input", kwargs.get("self"))
-        if not isinstance(given, Tensor) or given.dtype != torch.float64 or function is Tensor.view:
+        tensor = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        if not isinstance(tensor, Tensor) or tensor.dtype != torch.float64 or function is Tensor.view:
             return function(*args, **kwargs)
         if function in _LOWER:
-            return given
+            return tensor
         if function in _LIKE_ANOTHER and (other := _another(args, kwargs)) is not None and other.dtype in _LESS:
-            return given.to(other.device)
+            return tensor.to(other.device)
         return function(*(_double(a) for a in args), **{name: _double(value) for name, value in kwargs.items()})
 
 

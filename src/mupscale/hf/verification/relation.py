@@ -11,7 +11,7 @@ from mupscale.core import Plan, Shape
 from mupscale.growth import GaussianNoise
 from mupscale.hf.describe import Config, PlannedArchitecture, Times, architecture_of
 from mupscale.hf.files import RECORD_FILE, GrowthStep, Record, Source
-from mupscale.hf.verification.weights import Step
+from mupscale.hf.verification.weights import PlannedGrowth
 from mupscale.system import MupscaleError
 
 
@@ -19,7 +19,7 @@ from mupscale.system import MupscaleError
 class Relation:
     """Two checkpoints, and the growths that lead from the one to the other.
 
-    plan: of all of them together, where it is known from elsewhere than a description.
+    plan: of all of them in one, where the caller or mupscale.json has it.
     """
 
     small: Source
@@ -43,14 +43,14 @@ class Relation:
         noises = [growth.noise for growth in self.growths]
         return any(any(n.values()) if isinstance(n, Mapping) else n for n in noises)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[PlannedGrowth]:
         """Each growth with its plan, for the tensors of the files."""
         config, shapes = self.small.config, self.small.shapes
         for growth in self.growths:
             recorded = self.plan if len(self.growths) == 1 else None
             architecture, fresh = architecture_of(config), bool(growth.noise)
             plan = architecture.plan_files(config, growth.times, shapes, recorded=recorded, fresh=fresh)
-            yield Step(plan, GaussianNoise(growth.noise, growth.unit), growth.seed)
+            yield PlannedGrowth(plan, GaussianNoise(growth.noise, growth.unit), growth.seed)
             config = architecture.wide_config(config, growth.times)
             shapes = {name: plan[plan.names.get(name, name)].wide for name in shapes}
 
@@ -62,12 +62,26 @@ class Relation:
 
 
 def find_record(source: Source) -> Record | None:
-    """mupscale.json beside a checkpoint, if it is there; refused where it tells of another model than config.json."""
+    """mupscale.json beside a checkpoint, if it is there; refused where it tells of another model than config.json.
+
+    >>> import json, pathlib, tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> temporary = tempfile.TemporaryDirectory()
+    >>> folder = pathlib.Path(temporary.name) / "small"
+    >>> folder.mkdir()
+    >>> _ = (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2}))
+    >>> save_file({"wte.weight": torch.ones(11, 8)}, folder / "model.safetensors")
+    >>> from mupscale import hf
+    >>> from mupscale.hf.files import open_source
+    >>> _ = hf.upscale(folder, folder.with_name("wide"), times=2, verify=False, progress=False)
+    >>> find_record(open_source(folder)) is None, find_record(open_source(folder.with_name("wide"))).times.hidden
+    (True, 2)
+    """
     record = Record.find(source.folder)
     if record is None:
         return None
     advice = f"copy the right {RECORD_FILE} there, or remove it, and rates count from this checkpoint on"
-    if not _same_sizes(_reached(record.config, record.growths), source.config):
+    if not _same_sizes(_config_after(record.config, record.growths), source.config):
         first, now = _sizes_in_words(record.config), _sizes_in_words(source.config)
         raise MupscaleError(
             f"{source.folder / RECORD_FILE} tells of a model that grew {record.times} times from {first}, and "
@@ -100,7 +114,7 @@ def relate(small: Source, wide: Source, plan: Plan | None = None) -> Relation:
     starts = range(count + 1) if before is None else [len(before.growths)]
     for start in starts:
         growths = record.growths[start:]
-        if _same_sizes(_reached(small.config, growths), wide.config):
+        if _same_sizes(_config_after(small.config, growths), wide.config):
             whole = plan if plan is not None else record.plan if start == 0 else None
             return Relation(small, wide, growths, whole)
     grown = " and then ".join(f"{growth.times} times" for growth in record.growths)
@@ -114,7 +128,7 @@ def _unrelated(why: str) -> MupscaleError:
     return MupscaleError(f"the wide checkpoint is no upscaled version of the small one: {why}")
 
 
-def _reached(config: Config, growths: tuple[GrowthStep, ...]) -> Config | None:
+def _config_after(config: Config, growths: tuple[GrowthStep, ...]) -> Config | None:
     """The config after these growths; None where it cannot grow so."""
     try:
         return reduce(lambda grown, growth: architecture_of(grown).wide_config(grown, growth.times), growths, config)
@@ -140,6 +154,6 @@ def _times_between(small: Source, wide: Source) -> Times:
     few, many = list(_sizes(small.config).values())[:4], list(_sizes(wide.config).values())[:4]
     if all(m % n == 0 and m >= n for n, m in zip(few, many, strict=True)):
         times = Times(*(m // n for n, m in zip(few, many, strict=True)))
-        if _same_sizes(_reached(small.config, (GrowthStep(times),)), wide.config):
+        if _same_sizes(_config_after(small.config, (GrowthStep(times),)), wide.config):
             return times
     raise _unrelated(f"it has {_sizes_in_words(wide.config)} and the small one {_sizes_in_words(small.config)}")

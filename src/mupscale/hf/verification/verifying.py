@@ -16,7 +16,7 @@ from mupscale.core import Plan
 from mupscale.growth import widen
 from mupscale.hf.describe import memory
 from mupscale.hf.files import Source, open_source
-from mupscale.hf.training import named_as_in, shapes_of
+from mupscale.hf.training import match_plan, shapes_of
 from mupscale.hf.verification import weights
 from mupscale.hf.verification.comparison import Comparison, ComparisonRow
 from mupscale.hf.verification.joint_training import compare_training
@@ -61,6 +61,15 @@ def verify(
     long as they are finite and the files are what the record says, or within the tolerance if one is given. Without the
     noise, which is taken out of the wide model in memory, outputs and training must be the same.
     plan: from SMALL to WIDE by the model's own names, where there is no record of it.
+
+    >>> import tempfile, transformers, mupscale.hf
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
+    >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
+    >>> small, wide = f"{folder.name}/small", f"{folder.name}/wide"
+    >>> _ = mupscale.hf.upscale(small, wide, times=2, verify=False, progress=False)
+    >>> [(row.what, row.ok) for row in verify(small, wide).rows]
+    [('tensors in the files', True), ('logits', True)]
     """
     _check_arguments(tolerance, tokens, train)
     built = next((model for model in (small, wide) if isinstance(model, nn.Module)), None)
@@ -136,7 +145,18 @@ def _compare_models(
 
 
 def needed_bytes(small: Source, wide: Source, dtype: str | torch.dtype = "float32", train: int = 0) -> int:
-    """Memory that verify takes for both models; training works on copies, with gradients and two moments."""
+    """Memory that verify takes for both models; training works on copies, with gradients and two moments.
+
+    >>> import json, pathlib, tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> temporary = tempfile.TemporaryDirectory()
+    >>> folder = pathlib.Path(temporary.name)
+    >>> _ = (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2}))
+    >>> save_file({"wte.weight": torch.ones(11, 8)}, folder / "model.safetensors")
+    >>> from mupscale.hf.files import open_source
+    >>> needed_bytes(open_source(folder), open_source(folder), "float64")  # twice 88 numbers of 8 bytes
+    1408
+    """
     numbers = sum(stored.numel for source in (small, wide) for stored in source.tensors.values())
     return numbers * _precision(dtype).itemsize * (5 if train else 1)
 
@@ -151,9 +171,9 @@ def _precision(dtype: str | torch.dtype) -> torch.dtype:
 def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference | None]:
     """One row for all tensors; the first that is wrong is named."""
     steps = list(relation.steps())
-    limit = weights.rounding(relation.small, relation.wide)
+    limit = weights.rounding_limit(relation.small, relation.wide)
     worst, first = 0.0, None
-    for name, off in weights.differences(relation.small, relation.wide, steps):
+    for name, off in weights.tensor_differences(relation.small, relation.wide, steps):
         worst = max(worst, off)
         if first is None and not off <= limit:
             first = Difference(name, "parameter", off, _FILES_ADVICE)
@@ -195,7 +215,7 @@ def _both_models(
 
 def _plan_between(ours: nn.Module, theirs: nn.Module, relation: Relation | None, plan: Plan | None) -> Plan:
     if relation is not None:
-        plan = named_as_in(ours, relation.plan_for(shapes_of(ours)))
+        plan = match_plan(ours, relation.plan_for(shapes_of(ours)))
     elif plan is None:
         plan = plan_of_modules(ours, theirs)
     plan.check(ours, "narrow")

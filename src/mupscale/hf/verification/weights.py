@@ -14,14 +14,14 @@ from torch import Tensor
 
 from mupscale.core import Entry, Plan
 from mupscale.growth import GaussianNoise, standard_normal, unit_std
-from mupscale.hf.files import Source, Stored, plan_names, read_into
+from mupscale.hf.files import Source, StoredTensor, plan_names, read_into
 from mupscale.system import MupscaleError
 
 _AT_A_TIME = 1 << 22  # entries that are compared in double precision at a time
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedGrowth:
     """One growth of a checkpoint: its plan, for the names in the files or in the model, and its noise."""
 
     plan: Plan
@@ -29,37 +29,39 @@ class Step:
     seed: int
 
 
-def differences(small: Source, wide: Source, steps: Sequence[Step]) -> Iterator[tuple[str, float]]:
+def tensor_differences(small: Source, wide: Source, steps: Sequence[PlannedGrowth]) -> Iterator[tuple[str, float]]:
     """Relative difference of each tensor of the wide checkpoint from what the small one becomes by these steps."""
     names = [plan_names(small, step.plan) for step in steps]
-    limit = rounding(small, wide)
+    limit = rounding_limit(small, wide)
     _check_names(small, wide)
     for name, stored in small.tensors.items():
         ways = [(step, planned[name]) for step, planned in zip(steps, names, strict=True)]
         yield name, _difference(name, stored, wide.tensors[name], ways, limit)
 
 
-def _difference(name: str, stored: Stored, found: Stored, ways: Sequence[tuple[Step, str]], limit: float) -> float:
-    """Nobody knows the dtype of what lay between several steps, so it is any that explains what is found."""
-    narrow, wide = _read(stored), _read(found)
+def _difference(
+    name: str, stored: StoredTensor, grown: StoredTensor, ways: Sequence[tuple[PlannedGrowth, str]], limit: float
+) -> float:
+    """Of several growths the dtypes between them are not on record, so the dtype that fits counts."""
+    narrow, wide = _read(stored), _read(grown)
     best = math.inf
-    for between in dict.fromkeys((stored.dtype, found.dtype, torch.bfloat16, torch.float16)):
+    for between in dict.fromkeys((stored.dtype, grown.dtype, torch.bfloat16, torch.float16)):
         expected = narrow
         for number, (step, planned) in enumerate(ways, 1):
-            dtype = found.dtype if number == len(ways) else between
+            dtype = grown.dtype if number == len(ways) else between
             expected = _grown(name, expected, planned, step, dtype)
         if expected.shape != wide.shape:
             raise MupscaleError(
                 f"the wide checkpoint is no upscaled version of the small one: '{name}' should have the shape "
                 f"{tuple(expected.shape)} and has {tuple(wide.shape)}"
             )
-        best = min(best, _relative(expected, wide))
+        best = min(best, _relative_difference(expected, wide))
         if best <= limit or len(ways) == 1:
             break
     return best
 
 
-def rounding(small: Source, wide: Source) -> float:
+def rounding_limit(small: Source, wide: Source) -> float:
     """What the differences may be where another machine rounds otherwise: in float32, which 16 bits hardly show."""
     dtypes = {stored.dtype for source in (small, wide) for stored in source.tensors.values()}
     eps = (torch.finfo(d).eps / (1 if d.itemsize > 2 else 8) for d in dtypes if d.is_floating_point)
@@ -67,7 +69,14 @@ def rounding(small: Source, wide: Source) -> float:
 
 
 def is_exact(entries: Mapping[str, Entry]) -> bool:
-    """Whether nothing is rounded: every factor is a power of two, and nothing is added."""
+    """Whether nothing is rounded: every factor is a power of two, and nothing is added.
+
+    >>> from mupscale.core import Axis
+    >>> is_exact({"readout": Entry((1, 4), (1, 8), {1: Axis(2)}, in_=(1,))})
+    True
+    >>> is_exact({"readout": Entry((1, 4), (1, 12), {1: Axis(3)}, in_=(1,))})
+    False
+    """
     return all(math.frexp(entry.rule.weight)[0] == 0.5 and not entry.shift for entry in entries.values())
 
 
@@ -80,7 +89,7 @@ def _check_names(small: Source, wide: Source) -> None:
             )
 
 
-def _grown(name: str, narrow: Tensor, planned: str, step: Step, dtype: torch.dtype) -> Tensor:
+def _grown(name: str, narrow: Tensor, planned: str, step: PlannedGrowth, dtype: torch.dtype) -> Tensor:
     entry = step.plan[planned]
     if tuple(narrow.shape) != entry.narrow:
         raise MupscaleError(f"'{name}' has shape {tuple(narrow.shape)} and should have {entry.narrow} by the config")
@@ -94,15 +103,15 @@ def _grown(name: str, narrow: Tensor, planned: str, step: Step, dtype: torch.dty
     return wide.to(dtype)
 
 
-def _read(stored: Stored) -> Tensor:
+def _read(stored: StoredTensor) -> Tensor:
     with open(stored.file, "rb", buffering=0) as file:
         return read_into(torch.empty(stored.shape, dtype=stored.dtype), file, stored.start)
 
 
-def _relative(expected: Tensor, found: Tensor) -> float:
-    """‖expected − found‖ / ‖expected‖; infinite where anything is not finite."""
+def _relative_difference(expected: Tensor, actual: Tensor) -> float:
+    """‖expected − actual‖ / ‖expected‖; infinite where anything is not finite."""
     off = norm = 0.0
-    for a, b in zip(expected.flatten().split(_AT_A_TIME), found.flatten().split(_AT_A_TIME), strict=True):
+    for a, b in zip(expected.flatten().split(_AT_A_TIME), actual.flatten().split(_AT_A_TIME), strict=True):
         off += float((a.double() - b.double()).square().sum())
         norm += float(a.double().square().sum())
     value = math.sqrt(off / norm) if norm and off == off else math.sqrt(off)
