@@ -13,8 +13,7 @@ from mupscale.engine.dispatch import train_many
 from mupscale.sweep.findings import neighbours
 from mupscale.sweep.search import Task, run_sweep
 from mupscale.sweep.space import Cell, Space, Sweep
-from mupscale.train import Checkpoints, Evaluation, Recipe, Spec
-from mupscale.train.recipe import Seeds
+from mupscale.train import Checkpoints, Evaluation, Recipe, Seeds, Spec
 
 SPACE = Space((0.001, 0.002, 0.004, 0.008, 0.016), (0.0, 1.0, 2.0, 4.0, 8.0, 16.0))
 PRUNERS = ("halving", "median")

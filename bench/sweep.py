@@ -21,9 +21,8 @@ from torch.nn import functional as F
 from _pruned import pruned_search
 from mupscale.data import CoverTypeSample
 from mupscale.engine.stack import Stack
-from mupscale.models.flops import mlp_flops
-from mupscale.train.loop import matmul_precision
-from mupscale.train.recipe import Recipe, Seeds, Spec
+from mupscale.models.flop_counts import mlp_flops
+from mupscale.train import Recipe, Seeds, Spec, matmul_precision
 
 LRS, SEEDS = 25, 5
 ROUNDS = 7

@@ -26,8 +26,7 @@ import torch
 
 from mupscale.data import Split, Table
 from mupscale.data.packing import pack
-from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Spec
-from mupscale.train.loop import Run
+from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Spec, TrainingRun
 from mupscale.train.processes import Processes
 from mupscale.train.progress import Silence
 
@@ -68,8 +67,8 @@ def main() -> None:
             utilisation(Path(folder), tokens, device)
 
 
-def quiet_run(recipe: Recipe, device: torch.device) -> Run:
-    run = Run(recipe, Processes(device))
+def quiet_run(recipe: Recipe, device: torch.device) -> TrainingRun:
+    run = TrainingRun(recipe, Processes(device))
     run.progress = Silence()
     return run
 
@@ -124,7 +123,7 @@ def gpt_recipe(folder: Path, tokens: Path, *, large: bool) -> Recipe:
     )
 
 
-def bare_loop(run: Run) -> Callable[[], None]:
+def bare_loop(run: TrainingRun) -> Callable[[], None]:
     """The same model and loss with torch's own optimizer on one batch, and nothing else."""
     recipe, device = run.recipe, run.processes.device
     model = run.family.init(recipe.width).to(device)
@@ -176,7 +175,7 @@ def compare(
     return statistics.median(t / m for t, m in pairs), statistics.median(m for _, m in pairs)
 
 
-def time_reader(run: Run) -> float:
+def time_reader(run: TrainingRun) -> float:
     recipe, device = run.recipe, run.processes.device
     position = iter(range(10**9))
     return timed(lambda: run.data.batch(1, next(position) * recipe.batch, recipe.batch), 100, device)
@@ -211,7 +210,7 @@ def growth_memory(recipe: Recipe, device: torch.device) -> None:
     run.close()
 
 
-def state_bytes(run: Run) -> int:
+def state_bytes(run: TrainingRun) -> int:
     states = [v for state in run.optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
     return sum(t.numel() * t.element_size() for t in [*run.model.parameters(), *run.model.buffers(), *states])
 

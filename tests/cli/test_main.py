@@ -17,7 +17,7 @@ pytest.importorskip("jsonargparse")
 from mupscale import __version__
 from mupscale.cli.commands import COMMANDS, main, read_recipe, read_run
 from mupscale.system.errors import MupscaleError
-from mupscale.train.recipe import Growth
+from mupscale.train import Growth
 
 MINE = """\
 import os, signal

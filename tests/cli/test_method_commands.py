@@ -11,7 +11,7 @@ from method_runs import Commanded, run_quietly, settings, small, written
 from mupscale.cli.commands import main, read_method
 from mupscale.method.procedure import run_method
 from mupscale.method.summary import Summary
-from mupscale.train.recipe import Recipe
+from mupscale.train import Recipe
 from small_runs import metrics
 
 

@@ -113,7 +113,7 @@ def test_augmentation_is_that_of_single_images(tmp_path: Path) -> None:
     for image, source, random in zip(x, raw, bits.tolist(), strict=True):
         top, left, mirrored = random % 9, random // 9 % 9, random // 81 % 2
         crop = pad(source, (4, 4, 4, 4))[:, top : top + 32, left : left + 32]
-        assert torch.equal(image, data.normalised(crop.flip(2) if mirrored else crop))
+        assert torch.equal(image, data.normalise(crop.flip(2) if mirrored else crop))
         seen.add((top, left, mirrored))
     assert len(seen) > 150  # of 162
 

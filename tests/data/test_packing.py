@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mupscale.data import info, packing, tokenize
+from mupscale.data.document_split import find_split
 from mupscale.data.packing import pack, shown_progress
 from mupscale.data.shards import Index
-from mupscale.data.split import find_split
 from mupscale.data.tokenizer import load_tokenizer
 from mupscale.system.errors import MupscaleError
 
@@ -102,8 +102,8 @@ def test_a_learnt_vocabulary_has_not_seen_the_validation_documents(tmp_path: Pat
 
     source = corpus(tmp_path / "a.jsonl")
     out = pack(str(source), tmp_path / "out", "bpe:280", validation=0.3)
-    assert Index.read(out).fingerprint == BPE.learnt(decoded(out, "train"), 280).fingerprint
-    assert Index.read(out).fingerprint != BPE.learnt(texts_in(source), 280).fingerprint
+    assert Index.read(out).fingerprint == BPE.learn(decoded(out, "train"), 280).fingerprint
+    assert Index.read(out).fingerprint != BPE.learn(texts_in(source), 280).fingerprint
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:280"])

@@ -12,7 +12,7 @@ import torch
 
 from mupscale import MupscaleError
 from mupscale.data import CoverType, CoverTypeSample, Split, Table, covtype_sample, tinyshakespeare
-from mupscale.data.tabular import stratified
+from mupscale.data.tabular import choose_test_rows
 
 PER_CLASS = [40, 55, 20, 10, 13, 2, 37]
 
@@ -61,7 +61,7 @@ def test_covtype(tmp_path: Path, name: str, newline: str) -> None:
     assert split.test_y.bincount().tolist() == [8, 11, 4, 2, 3, 1, 7]  # 20 % of each, rounded, but at least one
     assert (split.train_y.bincount() + split.test_y.bincount()).tolist() == PER_CLASS
 
-    test = stratified(torch.from_numpy(table[:, -1] - 1), 0.2, 4).numpy()
+    test = choose_test_rows(torch.from_numpy(table[:, -1] - 1), 0.2, 4).numpy()
     mean, std = table[~test, :10].mean(0), table[~test, :10].std(0, ddof=1)
     for part, x, y in ((~test, split.train_x, split.train_y), (test, split.test_x, split.test_y)):
         np.testing.assert_allclose(x[:, :10], (table[part, :10] - mean) / std, rtol=1e-5, atol=1e-6)
@@ -79,9 +79,9 @@ def test_the_split_depends_on_its_seed_alone(tmp_path: Path) -> None:
 
 def test_a_fraction_of_each_class() -> None:
     labels = torch.arange(7).repeat_interleave(torch.tensor([1000, 200, 30, 4, 3, 2, 2]))[torch.randperm(1241)]
-    assert labels[stratified(labels, 0.5, 0)].bincount().tolist() == [500, 100, 15, 2, 2, 1, 1]
-    assert labels[stratified(labels, 0.999, 0)].bincount().tolist() == [999, 199, 29, 3, 2, 1, 1]
-    assert labels[stratified(labels, 0.001, 0)].bincount().tolist() == [1] * 7
+    assert labels[choose_test_rows(labels, 0.5, 0)].bincount().tolist() == [500, 100, 15, 2, 2, 1, 1]
+    assert labels[choose_test_rows(labels, 0.999, 0)].bincount().tolist() == [999, 199, 29, 3, 2, 1, 1]
+    assert labels[choose_test_rows(labels, 0.001, 0)].bincount().tolist() == [1] * 7
 
 
 def test_a_constant_column_becomes_zero(tmp_path: Path) -> None:

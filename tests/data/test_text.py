@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mupscale.data import Shakespeare, Text, tinyshakespeare
 from mupscale.data.packing import pack
-from mupscale.data.shards import Index, Shard, Windows
+from mupscale.data.shards import Index, TokenShard, Windows
 from mupscale.system.errors import MupscaleError
 
 
@@ -105,7 +105,10 @@ def test_a_source_is_packed_on_first_use_and_opened_afterwards(tmp_path: Path) -
 def test_a_vocabulary_that_needs_32_bits(tmp_path: Path) -> None:
     (tmp_path / "train-00000.bin").write_bytes(np.arange(70_000, 70_100, dtype="<u4").tobytes())
     (tmp_path / "validation-00000.bin").write_bytes(np.arange(50, dtype="<u4").tobytes())
-    shards = {"train": [Shard("train-00000.bin", 100, 1)], "validation": [Shard("validation-00000.bin", 50, 1)]}
+    shards = {
+        "train": [TokenShard("train-00000.bin", 100, 1)],
+        "validation": [TokenShard("validation-00000.bin", 50, 1)],
+    }
     Index("uint32", 80_000, 0, "", {}, 0, shards).write(tmp_path)  # type: ignore[arg-type]
     x, y = Text(str(tmp_path), context=10).examples(torch.tensor([8]))
     assert x[0].tolist() == list(range(70_080, 70_090))
@@ -119,7 +122,10 @@ def test_a_file_larger_than_memory_is_opened_and_read_where_asked(tmp_path: Path
         file.seek(2 * (size - 5))
         file.write(np.arange(1, 6, dtype="<u2").tobytes())
     (tmp_path / "validation-00000.bin").write_bytes(bytes(2 * 5000))
-    shards = {"train": [Shard("train-00000.bin", size, 1)], "validation": [Shard("validation-00000.bin", 5000, 1)]}
+    shards = {
+        "train": [TokenShard("train-00000.bin", size, 1)],
+        "validation": [TokenShard("validation-00000.bin", 5000, 1)],
+    }
     Index("uint16", 257, 256, "", {}, 0, shards).write(tmp_path)  # type: ignore[arg-type]
     text = Text(str(tmp_path), context=1023)
     x, y = text.examples(torch.tensor([0, text.size - 1]))

@@ -34,7 +34,7 @@ NASTY = [
 def learnt() -> BPE:
     pytest.importorskip("tokenizers")
     gaps = "".join(f"{gap * length}x" for gap in (" ", "\n", "\t") for length in range(1, 9))  # words of spaces alone
-    return BPE.learnt([tinyshakespeare()[:200_000], gaps * 500], 600)
+    return BPE.learn([tinyshakespeare()[:200_000], gaps * 500], 600)
 
 
 def gpt2_files(folder: Path, names: tuple[str, str] = ("encoder.json", "vocab.bpe")) -> Path:
@@ -155,7 +155,7 @@ def test_learning_is_deterministic() -> None:
     pytest.importorskip("tokenizers")
     script = (
         "from mupscale.data.tokenizer import BPE; from mupscale.data import tinyshakespeare as t\n"
-        "text = t()[:100_000]; print(BPE.learnt([text[i:i+500] for i in range(0, 100_000, 500)], 500).fingerprint)"
+        "text = t()[:100_000]; print(BPE.learn([text[i:i+500] for i in range(0, 100_000, 500)], 500).fingerprint)"
     )
     runs = [
         subprocess.run(
@@ -173,7 +173,7 @@ def test_learning_is_deterministic() -> None:
 def test_the_vocabulary_has_the_size_that_was_asked_for() -> None:
     assert learnt().vocab_size == 600
     assert learnt().end_of_text == 599
-    few = BPE.learnt(["abcabc"], 600)
+    few = BPE.learn(["abcabc"], 600)
     assert 257 < few.vocab_size < 600
     assert few.end_of_text == few.vocab_size - 1
 
@@ -183,7 +183,7 @@ def test_learning_looks_at_the_beginning_alone(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tokenizing, "_LEARN_FROM", 1000)
     text = tinyshakespeare()
     looked = iter([text[:600], text[600:2000], "never seen"])
-    assert BPE.learnt(looked, 300).fingerprint == BPE.learnt([text[:600], text[600:1000]], 300).fingerprint
+    assert BPE.learn(looked, 300).fingerprint == BPE.learn([text[:600], text[600:1000]], 300).fingerprint
     assert next(looked) == "never seen"
 
 

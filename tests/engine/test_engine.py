@@ -19,7 +19,7 @@ from mupscale.engine import NotStackable, Outcome, Stack, train_many
 from mupscale.engine.dispatch import finished
 from mupscale.engine.memory import even_share, free_memory, runs_at_once
 from mupscale.system.errors import MupscaleError
-from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, train
+from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, run_recipe
 from small_runs import (
     ADAMW,
     CLASSES,
@@ -174,7 +174,7 @@ def test_batch_norms_buffers_are_each_runs_own() -> None:
     stack = Stack(recipes, CPU)
     stack.advance(5)
     for row, one in enumerate(recipes):
-        model, alone = stack.export(row)[0], train(one).model
+        model, alone = stack.export(row)[0], run_recipe(one).model
         for (name, ours), theirs in zip(model.named_buffers(), alone.buffers(), strict=True):
             assert torch.allclose(ours.double(), theirs.double(), rtol=0, atol=TOLERANCE), name
 
@@ -208,7 +208,7 @@ def base_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     for name, spec in {"AdamW": ADAMW, "SGD": replace(SGD, init_args={**SGD.init_args, "dampening": 0.3})}.items():
         made[name] = tmp_path_factory.mktemp("bases") / name
-        train(recipe(made[name], optimizer=spec, steps=15))
+        run_recipe(recipe(made[name], optimizer=spec, steps=15))
     return made
 
 
@@ -630,7 +630,7 @@ def test_what_vmap_cannot_serve_is_trained_one_at_a_time_and_said(what: str) -> 
     assert sentence.startswith("one run at a time: ")
     assert reason in sentence
     for outcome, one in zip(ours, recipes, strict=True):
-        alone = train(replace(one, log_every=1))
+        alone = run_recipe(replace(one, log_every=1))
         assert outcome.status == alone.status == "finished"
         assert len(outcome.curve) == 10
     assert far(ours, train_many(recipes, engine="serial", points=10, evaluate=True)) == 0
@@ -729,7 +729,7 @@ def test_a_folder_is_one_that_train_could_have_written(tmp_path: Path, spec: Spe
     recipes = foldered(tmp_path / "together", optimizer=spec, schedule=Schedule(), checkpoints=Checkpoints(every=0))
     train_many(recipes, engine="vectorised")
     for one in recipes:
-        train(replace(one, out=str(one.out).replace("together", "alone")))
+        run_recipe(replace(one, out=str(one.out).replace("together", "alone")))
     assert_same_folders(tmp_path / "together", tmp_path / "alone")
     assert {record["kind"] for record in metrics(tmp_path / "together" / "0")} == {"train", "eval", "grow", "end"}
     assert len(column(tmp_path / "together" / "0", "grad_norm")) == 7
@@ -738,7 +738,7 @@ def test_a_folder_is_one_that_train_could_have_written(tmp_path: Path, spec: Spe
     assert max(float((ours[name].double() - theirs[name].double()).abs().max()) for name in ours) <= TOLERANCE
     for who in ("together", "alone"):
         for one in recipes:
-            train(replace(one, out=str(one.out).replace("together", who), steps=40), resume=True)
+            run_recipe(replace(one, out=str(one.out).replace("together", who), steps=40), resume=True)
     assert_same_folders(tmp_path / "together", tmp_path / "alone")
 
 
@@ -792,10 +792,10 @@ def test_some_with_a_folder_and_some_without(tmp_path: Path) -> None:
 def test_old_checkpoints_are_forgotten(tmp_path: Path) -> None:
     """As `train` does: a run that was begun one at a time may have left some."""
     one = recipe(tmp_path / "0", steps=9, checkpoints=Checkpoints(every=2, keep=2))
-    train(replace(one, steps=7))
+    run_recipe(replace(one, steps=7))
     train_many([one], engine="vectorised", resume=True)
     assert checkpoints(tmp_path / "0") == [step(7), step(9)]
-    train(replace(one, out=str(tmp_path / "alone")))
+    run_recipe(replace(one, out=str(tmp_path / "alone")))
     assert metrics(tmp_path / "0", "train")[-1]["loss"] == pytest.approx(
         metrics(tmp_path / "alone", "train")[-1]["loss"], abs=TOLERANCE
     )

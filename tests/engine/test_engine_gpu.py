@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 from mupscale.engine import Outcome, Stack, train_many
 from mupscale.engine.memory import free_memory, runs_at_once
-from mupscale.train import Evaluation, Growth, Recipe, Schedule, Seeds, Spec, train
+from mupscale.train import Evaluation, Growth, Recipe, Schedule, Seeds, Spec, run_recipe
 from small_runs import metrics
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -176,8 +176,8 @@ def test_a_folder_goes_on_with_train(tmp_path: Path) -> None:
     recipes = [replace(one, out=str(tmp_path / str(number))) for number, one in enumerate(several(base))]
     train_many(recipes, engine="vectorised")
     for number, one in enumerate(recipes):
-        train(replace(one, steps=80), resume=True)
+        run_recipe(replace(one, steps=80), resume=True)
         alone = tmp_path / f"alone-{number}"
-        train(replace(one, steps=80, out=str(alone)))
+        run_recipe(replace(one, steps=80, out=str(alone)))
         ours, theirs = ([r["loss"] for r in metrics(f, "train")] for f in (tmp_path / str(number), alone))
         assert ours == pytest.approx(theirs, rel=1e-7)

@@ -23,7 +23,7 @@ from mupscale.method.settings import Method
 from mupscale.method.summary import Summary
 from mupscale.models import MLP
 from mupscale.system.errors import MupscaleError
-from mupscale.train.recipe import Growth, Recipe
+from mupscale.train import Growth, Recipe
 from small_runs import CLASSES, FEATURES, Rows, recipe
 
 _PROCESSES = multiprocessing.get_context("forkserver")  # torch and optuna are loaded once

@@ -21,8 +21,7 @@ from mupscale import checkpoint
 from mupscale.data import Data, Split, Table
 from mupscale.data.stream import Batch
 from mupscale.system.errors import MupscaleError
-from mupscale.train import Evaluation, Recipe, Result, Spec, train
-from mupscale.train.loop import Run
+from mupscale.train import Evaluation, Recipe, Result, Spec, TrainingRun, run_recipe
 
 ADAMW = Spec("torch.optim.AdamW", {"lr": 0.02, "betas": [0.9, 0.95], "weight_decay": 0.2, "eps": 1e-2})
 GENTLE = Spec("torch.optim.AdamW", {**ADAMW.init_args, "lr": 0.002, "eps": 1e-3})
@@ -285,7 +284,7 @@ def _act(recipe: Recipe, resume: bool, output: str, prepare: Callable[[], object
     if prepare is not None:
         prepare()
     try:
-        result: Result = train(recipe, resume=resume)
+        result: Result = run_recipe(recipe, resume=resume)
         print(f"{result.status} at step {result.step}")
     except MupscaleError as error:
         print(f"error: {error}")
@@ -320,15 +319,15 @@ def limit_files(size: int, survive: bool) -> None:
 
 def interrupt(times: int, *others: int) -> None:
     """Ctrl-C so often, in the middle of the first step."""
-    train_step = Run._train_step
+    train_step = TrainingRun._train_step
 
-    def interrupted(run: Run) -> None:
+    def interrupted(run: TrainingRun) -> None:
         for wait, number in enumerate([signal.SIGINT] * times + list(others)):
             threading.Timer(0.2 * (wait + 1), os.kill, (os.getpid(), number)).start()
-        Run._train_step = train_step  # type: ignore[method-assign]
+        TrainingRun._train_step = train_step  # type: ignore[method-assign]
         train_step(run)
 
-    Run._train_step = interrupted  # type: ignore[method-assign]
+    TrainingRun._train_step = interrupted  # type: ignore[method-assign]
 
 
 def wide_terminal() -> None:

@@ -19,7 +19,7 @@ from mupscale.method.settings import Method
 from mupscale.method.summary import Summary
 from mupscale.method.workshop import Workshop
 from mupscale.system.errors import MupscaleError
-from mupscale.train.recipe import Recipe, Spec
+from mupscale.train import Recipe, Spec
 from small_runs import die_at, limit_files
 
 PLACES = (0.15, 0.45)  # where a run is killed, one sitting after another; in the slow test, everywhere

@@ -25,8 +25,7 @@ from mupscale.method.tuning import tune
 from mupscale.method.workshop import Workshop
 from mupscale.system.errors import MupscaleError
 from mupscale.system.seeds import derive
-from mupscale.train import Recipe, train
-from mupscale.train.recipe import Growth, Schedule, Seeds, Spec
+from mupscale.train import Growth, Recipe, Schedule, Seeds, Spec, run_recipe
 from small_runs import ADAMW, column, metrics, recipe
 
 EXACT = {"rel": 0, "abs": 1e-9}
@@ -47,7 +46,7 @@ def done(folder: Path) -> Summary:
 def trained(out: Path, **changes: Any) -> list[float]:
     """The training losses, step by step, of `train` with a recipe written by hand."""
     optimizer = Spec(ADAMW.class_path, {**ADAMW.init_args, "lr": changes.pop("lr")})
-    train(recipe(out, base=4, init_at=4, optimizer=optimizer, **changes))
+    run_recipe(recipe(out, base=4, init_at=4, optimizer=optimizer, **changes))
     return [float(loss) for loss in column(out, "loss")]
 
 
@@ -149,7 +148,7 @@ def test_from_scratch_with_the_drop_of_the_upscaled_run(done: Summary, tmp_path:
     grow = [{"at": drop.drop, "width": 16, "lr": drop.drop_lr}]
     values = recipe(tmp_path / "b", width=16, base=4, init_at=4, steps=drop.steps).to_json()
     values["optimizer"]["init_args"]["lr"] = done.choice.base_lr
-    train(Recipe.from_json({**values, "grow": grow}))
+    run_recipe(Recipe.from_json({**values, "grow": grow}))
     assert drop.curves[0].losses == pytest.approx(column(tmp_path / "b", "loss"), **EXACT)
     assert plain.curves[0].losses[: drop.drop] == drop.curves[0].losses[: drop.drop]
     assert plain.curves[0].losses[drop.drop + 1] != drop.curves[0].losses[drop.drop + 1]
@@ -170,7 +169,7 @@ def test_baselines_with_the_learning_rate_that_is_best_without_noise(tmp_path: P
     grow = [{"at": own.drop, "width": 16, "lr": lr / 8}]
     values = recipe(tmp_path / "b", width=16, base=4, init_at=4, steps=own.steps).to_json()
     values["optimizer"]["init_args"]["lr"] = lr
-    train(Recipe.from_json({**values, "grow": grow}))
+    run_recipe(Recipe.from_json({**values, "grow": grow}))
     assert own.curves[0].losses == pytest.approx(column(tmp_path / "b", "loss"), **EXACT)
     assert (models["continued"].lr, models["continued-own"].lr) == (lr, lr / 8)
     assert models["continued"].curves != models["continued-own"].curves

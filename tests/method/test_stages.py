@@ -21,7 +21,7 @@ from mupscale.method.stages import Protocol, label, near_divisor, size
 from mupscale.method.summary import Summary
 from mupscale.sweep.space import Cell
 from mupscale.system.errors import MupscaleError
-from mupscale.train.recipe import Evaluation, Growth, Schedule, Seeds, Spec
+from mupscale.train import Evaluation, Growth, Schedule, Seeds, Spec
 from small_runs import Rows
 
 

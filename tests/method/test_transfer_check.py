@@ -15,7 +15,7 @@ from mupscale.method.stages import Protocol
 from mupscale.method.transfer import transfer_verdict
 from mupscale.report.transfer import transfer_picture
 from mupscale.system.errors import MupscaleError
-from mupscale.train import Growth, Recipe, Spec, train
+from mupscale.train import Growth, Recipe, Spec, run_recipe
 from small_runs import GENTLE, MLP, metrics, recipe
 
 GRID = [0.1, 0.2, 0.4, 0.8, 1.6]
@@ -157,7 +157,7 @@ def test_a_trial_is_what_a_single_run_gives(checked: tuple[Path, dict[str, Any]]
     assert (base["step"], base["lr"], base["width"]) == (6, 0.002, 8)
     single = Protocol(small(), out / "transfer").trial(8, check.Cell(0.001, 0.3), 1)
     assert (single.width, single.steps, single.noise, single.grow) == (16, 8, 0.3, [])
-    train(recipe(**{**vars(single), "out": str(tmp_path / "single"), "log_every": 1}))
+    run_recipe(recipe(**{**vars(single), "out": str(tmp_path / "single"), "log_every": 1}))
     assert metrics(tmp_path / "single", "train")[-1]["loss"] == pytest.approx(
         values["lr"][0]["points"][0]["losses"][1], rel=1e-9
     )

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from mupscale.models import GPT2, MLP, ResNet18
-from mupscale.models.flops import (
+from mupscale.models import (
+    GPT2,
+    MLP,
     Cost,
+    ResNet18,
     count_flops,
     gpt2_flops,
     mlp_flops,

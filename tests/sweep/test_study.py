@@ -16,7 +16,7 @@ from mupscale.sweep.space import Cell, Space, Sweep, Trial
 from mupscale.sweep.storage import Storage
 from mupscale.sweep.study import Study, fate
 from mupscale.system.errors import MupscaleError
-from mupscale.train.recipe import Recipe, Seeds, Spec
+from mupscale.train import Recipe, Seeds, Spec
 from small_runs import ADAMW, SGD, recipe
 
 optuna = pytest.importorskip("optuna")

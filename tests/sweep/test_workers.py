@@ -27,7 +27,7 @@ from mupscale.sweep.storage import Storage
 from mupscale.sweep.study import Study, fate
 from mupscale.sweep.workers import Worker
 from mupscale.system.errors import Interrupted, MupscaleError
-from mupscale.train.recipe import Recipe, Seeds, Spec
+from mupscale.train import Recipe, Seeds, Spec
 from small_runs import ADAMW, Rows, limit_files, recipe
 
 optuna = pytest.importorskip("optuna")

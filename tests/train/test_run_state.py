@@ -10,7 +10,7 @@ import pytest
 
 from mupscale import checkpoint
 from mupscale.system import MupscaleError
-from mupscale.train import Recipe, RunState, snapshot, train
+from mupscale.train import Recipe, RunState, read_snapshot, run_recipe
 from small_runs import recipe
 
 NAMES = ["step", "width", "lr", "flops", "seconds", "losses", "norms", "recipe"]
@@ -71,31 +71,31 @@ def test_a_run_that_is_no_mapping() -> None:
 def test_what_a_run_writes(tmp_path: Path) -> None:
     """The keys, their order and their types are those of the format."""
     short = recipe(tmp_path / "run", steps=3, log_every=2)
-    train(short)
+    run_recipe(short)
     path = tmp_path / "run" / "checkpoints" / "step-000000003.safetensors"
     values = checkpoint.load(path).extra["run"]
     assert list(values) == NAMES
     assert [type(value) for value in values.values()] == [int, int, float, float, float, list, list, dict]
     assert Recipe.from_json(values["recipe"]) == short
-    assert snapshot.read(path).run == RunState(**values)
+    assert read_snapshot(path).run == RunState(**values)
 
 
 @pytest.mark.parametrize("field", NAMES)
 def test_resuming_names_what_is_missing(tmp_path: Path, field: str) -> None:
     """All but the width, which the recipe says, too."""
     short = recipe(tmp_path / "run", steps=3)
-    train(short)
+    run_recipe(short)
     path = tmp_path / "run" / "checkpoints" / "step-000000003.safetensors"
     saved = checkpoint.load(path)
     values = {name: value for name, value in saved.extra["run"].items() if name != field}
     checkpoint.write(path, saved.model, saved.optimizer, saved.plan, {"run": values})
     if field == "width":
-        assert train(short, resume=True).status == "finished"
+        assert run_recipe(short, resume=True).status == "finished"
         return
     with pytest.raises(MupscaleError, match=rf"{re.escape(str(path))} does not say the run's '{field}'"):
-        train(short, resume=True)
+        run_recipe(short, resume=True)
 
 
 def test_a_model_without_a_run_says_nothing(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path / "model.safetensors", recipe().family().init(16))
-    assert snapshot.read(path).run is None
+    assert read_snapshot(path).run is None

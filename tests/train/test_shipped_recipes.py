@@ -12,7 +12,7 @@ pytest.importorskip("jsonargparse")
 
 from mupscale.cli.commands import main, read_method, read_recipe, shipped_recipes
 from mupscale.method.stages import Protocol, size
-from mupscale.train.recipe import Recipe
+from mupscale.train import Recipe
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

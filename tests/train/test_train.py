@@ -25,11 +25,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import mupscale as mu
 import small_runs
 from mupscale.data import Split, Table
-from mupscale.models.flops import gpt2_flops, mlp_flops, resnet18_flops
+from mupscale.models import gpt2_flops, mlp_flops, resnet18_flops
 from mupscale.optim.groups import widened_groups
 from mupscale.system.seeds import derive
-from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, cross_entropy, train
-from mupscale.train import loop as loop_module
+from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, cross_entropy, run_recipe
+from mupscale.train import training_run as run_module
 from small_runs import ADAMW, CLASSES, CONTEXT, FEATURES, GENTLE, SGD, SIDE, VOCAB, Watched, column, metrics, recipe
 
 EXACT = 1e-10
@@ -73,8 +73,8 @@ def test_growth_without_noise_leaves_no_kink(tmp_path: Path, what: dict[str, Any
     events = [Growth(5, grown(plain.width, 2)), Growth(9, grown(plain.width, 6))]
     if what.get("kind") == "resnet":
         events = events[:1]
-    train(plain)
-    train(replace(plain, grow=events, out=str(tmp_path / "grown")))
+    run_recipe(plain)
+    run_recipe(replace(plain, grow=events, out=str(tmp_path / "grown")))
     assert largest_difference(tmp_path / "grown", tmp_path / "plain") < EXACT
     losses = column(tmp_path / "plain", "loss")
     assert min(losses) < losses[0] - 0.02  # there is a curve that could have a kink
@@ -87,10 +87,10 @@ def test_growth_without_noise_leaves_no_kink(tmp_path: Path, what: dict[str, Any
 
 def test_growth_with_noise_is_another_run(tmp_path: Path) -> None:
     plain = recipe(tmp_path / "plain", **GROWTHS["mlp, AdamW, cosine"])
-    train(plain)
+    run_recipe(plain)
     for number, growth in enumerate([Growth(5, 16, 0.5), Growth(5, 16, 0.5, "theory"), Growth(5, 16, 0.5, "signal")]):
         out = tmp_path / str(number)
-        train(replace(plain, grow=[growth], out=str(out)))
+        run_recipe(replace(plain, grow=[growth], out=str(out)))
         ours, theirs = column(out, "loss"), column(tmp_path / "plain", "loss")
         assert ours[:5] == theirs[:5]
         assert abs(ours[5] - theirs[5]) > 1e-4
@@ -107,7 +107,7 @@ def drop_state(patch: pytest.MonkeyPatch) -> None:
 def clip_plainly(patch: pytest.MonkeyPatch) -> None:
     """torch's norm, which grows with the width."""
     patch.setattr(
-        loop_module, "clip_grad_norm_", lambda model, norm, plan: nn.utils.clip_grad_norm_(model.parameters(), norm)
+        run_module, "clip_grad_norm_", lambda model, norm, plan: nn.utils.clip_grad_norm_(model.parameters(), norm)
     )
 
 
@@ -135,13 +135,13 @@ def change_groups(patch: pytest.MonkeyPatch, **values: float) -> None:
 
 def disturb_the_data(patch: pytest.MonkeyPatch) -> None:
     """Another order of the data from the growth on."""
-    grow = loop_module.Run._grow
+    grow = run_module.TrainingRun._grow
 
-    def sabotaged(run: loop_module.Run, growth: Growth) -> None:
+    def sabotaged(run: run_module.TrainingRun, growth: Growth) -> None:
         grow(run, growth)
         run.recipe = replace(run.recipe, seeds=Seeds(data=1))
 
-    patch.setattr(loop_module.Run, "_grow", sabotaged)
+    patch.setattr(run_module.TrainingRun, "_grow", sabotaged)
 
 
 @pytest.mark.parametrize("sabotage", [drop_state, clip_plainly, keep_rates, keep_decay, keep_eps, disturb_the_data])
@@ -149,9 +149,9 @@ def test_a_mistake_in_growth_would_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotage: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     plain = recipe(tmp_path / "plain", clip=0.05, schedule=COSINE)
-    train(plain)
+    run_recipe(plain)
     sabotage(monkeypatch)
-    train(replace(plain, grow=[Growth(5, 16)], out=str(tmp_path / "grown")))
+    run_recipe(replace(plain, grow=[Growth(5, 16)], out=str(tmp_path / "grown")))
     assert largest_difference(tmp_path / "grown", tmp_path / "plain") > 1e-6
 
 
@@ -177,7 +177,7 @@ def test_growth_with_a_rate_of_its_own(tmp_path: Path, schedule: Schedule, optim
     events = [Growth(5, 16, lr=0.007), Growth(9, 32), Growth(12, 64, lr=0.003)]
     plain = recipe(tmp_path, schedule=schedule, optimizer=optimizer, grow=events)
     with rates_seen() as seen:
-        result = train(plain)
+        result = run_recipe(plain)
     first = optimizer.init_args["lr"]
     rates = [first] * 5 + [0.007] * 7 + [0.003] * 8
     widths = [8] * 5 + [16] * 4 + [32] * 3 + [64] * 8
@@ -199,8 +199,8 @@ def test_growth_with_a_rate_goes_on_as_at_the_narrow_width_with_that_rate(tmp_pa
     """Growing to the same width changes the rate alone."""
     events = [Growth(5, 8, lr=0.007), Growth(9, 8)]
     plain = recipe(tmp_path / "plain", grow=events, clip=0.05, schedule=COSINE)
-    train(plain)
-    train(
+    run_recipe(plain)
+    run_recipe(
         replace(
             plain, grow=[replace(g, width=w) for g, w in zip(events, (16, 48), strict=True)], out=str(tmp_path / "w")
         )
@@ -214,7 +214,7 @@ def test_a_run_is_what_one_would_write_by_hand(tmp_path: Path) -> None:
         None, "dropping", clip=0.5, schedule=COSINE, grow=[Growth(6, 16, 0.5, lr=0.01)], seeds=Seeds(3, 4, 5, 6)
     )
     what = replace(what, data=Spec("small_runs.Rows"))
-    result = train(what)
+    result = run_recipe(what)
 
     family = mu.Family(lambda width: small_runs.Dropping(width), base=4)
     model = family.init(8, seed=3).double()
@@ -255,7 +255,7 @@ def watched(**changes: Any) -> Recipe:
 def act(what: Recipe, out: Path) -> dict[str, Any]:
     """A run's initial weights, its rows, the noise it was given and its losses."""
     Watched.seen = []
-    result = train(replace(what, out=str(out), checkpoints=Checkpoints(every=2, keep=9)))
+    result = run_recipe(replace(what, out=str(out), checkpoints=Checkpoints(every=2, keep=9)))
     cost = what.batch // what.accumulate
     before = small_runs.tensors(out / "checkpoints" / small_runs.step(2))
     readout, narrow = result.model.get_submodule("readout").weight, before["model/readout.weight"]
@@ -305,7 +305,7 @@ class Alike(Table):
 
 def test_dropout_draws_anew_at_every_step(tmp_path: Path) -> None:
     frozen = Spec("torch.optim.SGD", {"lr": 0.0})
-    train(recipe(tmp_path, "dropping", data=Spec("test_train.Alike"), optimizer=frozen, accumulate=2))
+    run_recipe(recipe(tmp_path, "dropping", data=Spec("test_train.Alike"), optimizer=frozen, accumulate=2))
     assert len(set(column(tmp_path, "loss"))) == 20
     assert len(set(column(tmp_path, "loss", "eval"))) == 1
 
@@ -315,7 +315,7 @@ def test_dropout_draws_anew_at_every_step(tmp_path: Path) -> None:
 
 def test_accumulation_changes_nothing(tmp_path: Path) -> None:
     for parts in (1, 2, 8):
-        train(recipe(tmp_path / str(parts), clip=0.05, accumulate=parts))
+        run_recipe(recipe(tmp_path / str(parts), clip=0.05, accumulate=parts))
     for parts in (2, 8):
         assert largest_difference(tmp_path / str(parts), tmp_path / "1") < 1e-12
 
@@ -325,13 +325,13 @@ def test_clipping_clips(tmp_path: Path) -> None:
     sgd = Spec("torch.optim.SGD", {"lr": 0.5})
     what = recipe(tmp_path / "a", optimizer=sgd, base=8, steps=1, clip=0.01)
     before = what.family().init(8, seed=0).double()
-    after = train(what).model
+    after = run_recipe(what).model
     pairs = zip(after.parameters(), before.parameters(), strict=True)
     moved = sum((p - q).square().sum().item() for p, q in pairs)
     assert math.sqrt(moved) == pytest.approx(0.5 * 0.01, rel=1e-4)
     assert column(tmp_path / "a", "grad_norm")[0] > 0.02
-    train(replace(what, clip=1e9, out=str(tmp_path / "b")))
-    train(replace(what, clip=None, out=str(tmp_path / "c")))
+    run_recipe(replace(what, clip=1e9, out=str(tmp_path / "b")))
+    run_recipe(replace(what, clip=None, out=str(tmp_path / "c")))
     assert column(tmp_path / "b", "grad_norm") == column(tmp_path / "a", "grad_norm")
     assert "grad_norm" not in metrics(tmp_path / "c", "train")[0]
 
@@ -359,7 +359,7 @@ def test_precisions(tmp_path: Path, precision: str, dtype: torch.dtype, matmul: 
     dtypes.clear()
     before = torch.get_float32_matmul_precision()
     what = recipe(tmp_path, precision=precision, loss="test_train.noted", grow=[Growth(5, 16, 0.1)])
-    result = train(what)
+    result = run_recipe(what)
     assert set(dtypes) == {(dtype, torch.int64, matmul)}
     assert {p.dtype for p in result.model.parameters()} == {what.dtype()}
     assert torch.get_float32_matmul_precision() == before
@@ -374,16 +374,16 @@ def test_a_compiled_run_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, b
         pytest.skip("there is no C++ compiler")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     what = recipe(tmp_path / "eager", steps=4, grow=[Growth(2, 16, 0.1)], evaluation=Evaluation(), clip=0.1)
-    train(what)
+    run_recipe(what)
     torch._dynamo.utils.counters.clear()
-    train(replace(what, compile=True, out=str(tmp_path / "compiled")))
+    run_recipe(replace(what, compile=True, out=str(tmp_path / "compiled")))
     assert largest_difference(tmp_path / "compiled", tmp_path / "eager") < EXACT
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
 def test_a_run_in_a_thread(tmp_path: Path) -> None:
     """Signals reach the main thread alone, and a run elsewhere must not try."""
-    thread = threading.Thread(target=train, args=(recipe(tmp_path, steps=3),))
+    thread = threading.Thread(target=run_recipe, args=(recipe(tmp_path, steps=3),))
     thread.start()
     thread.join()
     assert metrics(tmp_path, "end")[0]["status"] == "finished"
@@ -391,7 +391,7 @@ def test_a_run_in_a_thread(tmp_path: Path) -> None:
 
 def test_a_run_that_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = train(recipe(None, checkpoints=Checkpoints(every=2)))
+    result = run_recipe(recipe(None, checkpoints=Checkpoints(every=2)))
     assert (result.status, result.step, result.width, result.out) == ("finished", 20, 8, None)
     assert not list(tmp_path.iterdir())
 
@@ -437,7 +437,7 @@ def test_warm_up_stable_decay() -> None:
 def test_an_evaluation_is_the_mean_over_the_held_out_data(tmp_path: Path, kind: str, batch: int | None) -> None:
     """Whatever the batches, the last one smaller; in eval mode, after which training goes on."""
     what = recipe(tmp_path, kind, steps=5, evaluation=Evaluation(every=2, batch=batch))
-    result = train(what)
+    result = run_recipe(what)
     data = what.make_data().to(torch.device("cpu"), torch.float64)
     ((x, y),) = data.evaluation(10**6)
     assert result.model.training
@@ -452,7 +452,7 @@ def test_an_evaluation_is_the_mean_over_the_held_out_data(tmp_path: Path, kind: 
 def test_targets_that_are_no_classes_and_a_loss_of_ones_own(tmp_path: Path) -> None:
     model = Spec("mupscale.models.MLP", {"d_in": FEATURES, "d_out": FEATURES, "depth": 3, "activation": "tanh"})
     what = recipe(tmp_path, model=model, data=Spec("small_runs.Curve"), loss="small_runs.squared", grow=[Growth(9, 16)])
-    result = train(what)
+    result = run_recipe(what)
     split = small_runs.Curve().to(torch.device("cpu"), torch.float64).split
     record = metrics(tmp_path, "eval")[-1]
     expected = (result.model(split.test_x) - split.test_y).square().mean().item()
@@ -481,8 +481,8 @@ def of_pair(outputs: tuple[Tensor, int], targets: Tensor) -> Tensor:
 
 def test_outputs_that_only_the_loss_understands(tmp_path: Path) -> None:
     what = recipe(tmp_path / "pair", model=Spec("test_train.Pair"), loss="test_train.of_pair")
-    assert train(what).status == "finished"
-    train(recipe(tmp_path / "plain", model=Spec("small_runs.Dropping", {"p": 0.0})))
+    assert run_recipe(what).status == "finished"
+    run_recipe(recipe(tmp_path / "plain", model=Spec("small_runs.Dropping", {"p": 0.0})))
     for name in ("loss", "flops"):
         assert column(tmp_path / "pair", name) == column(tmp_path / "plain", name)
     assert "accuracy" not in metrics(tmp_path / "pair", "eval")[0]
@@ -492,7 +492,7 @@ def test_outputs_that_only_the_loss_understands(tmp_path: Path) -> None:
 
 
 def test_a_record_has_its_fields(tmp_path: Path) -> None:
-    train(recipe(tmp_path, clip=1.0, grow=[Growth(8, 16)], evaluation=Evaluation(every=10), log_every=5))
+    run_recipe(recipe(tmp_path, clip=1.0, grow=[Growth(8, 16)], evaluation=Evaluation(every=10), log_every=5))
     where = {"kind", "step", "samples", "flops", "seconds"}
     fields = {
         "train": where | {"loss", "lr", "width", "grad_norm"},
@@ -521,8 +521,8 @@ def test_a_record_has_its_fields(tmp_path: Path) -> None:
 def test_a_line_is_the_mean_over_its_steps(tmp_path: Path) -> None:
     """The last line over what is left; growth in the middle of a line's steps is no break."""
     what = recipe(tmp_path / "1", clip=0.1, grow=[Growth(9, 16, 0.3)])
-    train(what)
-    train(replace(what, log_every=7, out=str(tmp_path / "7")))
+    run_recipe(what)
+    run_recipe(replace(what, log_every=7, out=str(tmp_path / "7")))
     assert column(tmp_path / "7", "step") == [7, 14, 20]
     for name in ("loss", "grad_norm"):
         each = column(tmp_path / "1", name)
@@ -532,7 +532,7 @@ def test_a_line_is_the_mean_over_its_steps(tmp_path: Path) -> None:
 
 
 def test_flops_of_an_mlp_add_up_over_growth(tmp_path: Path) -> None:
-    train(recipe(tmp_path, grow=[Growth(4, 16), Growth(10, 48)], accumulate=2))
+    run_recipe(recipe(tmp_path, grow=[Growth(4, 16), Growth(10, 48)], accumulate=2))
     phases = {8: 4, 16: 6, 48: 10}
     total = sum(mlp_flops(FEATURES, width, CLASSES, depth=3) * 8 * steps for width, steps in phases.items())
     assert column(tmp_path, "flops")[-1] == total
@@ -541,13 +541,13 @@ def test_flops_of_an_mlp_add_up_over_growth(tmp_path: Path) -> None:
 
 
 def test_flops_of_a_resnet_on_images_that_shrink_to_a_pixel(tmp_path: Path) -> None:
-    train(recipe(tmp_path, "resnet", grow=[Growth(1, 4)], steps=2, evaluation=Evaluation()))
+    run_recipe(recipe(tmp_path, "resnet", grow=[Growth(1, 4)], steps=2, evaluation=Evaluation()))
     expected = [16 * resnet18_flops(width, CLASSES, SIDE) for width in (2, 4)]
     assert column(tmp_path, "flops") == [expected[0], sum(expected)]
 
 
 def test_flops_and_tokens_of_a_gpt2(tmp_path: Path) -> None:
-    train(recipe(tmp_path, "gpt2-heads", grow=[Growth(10, 16)]))
+    run_recipe(recipe(tmp_path, "gpt2-heads", grow=[Growth(10, 16)]))
     last = metrics(tmp_path, "train")[-1]
     assert last["tokens"] == 20 * 8 * CONTEXT
     assert "samples" not in last
@@ -567,7 +567,7 @@ class Choosy(small_runs.Dropping):
 
 
 def test_a_cost_that_cannot_be_counted_is_none(tmp_path: Path) -> None:
-    train(recipe(tmp_path, model=Spec("test_train.Choosy"), steps=2))
+    run_recipe(recipe(tmp_path, model=Spec("test_train.Choosy"), steps=2))
     assert column(tmp_path, "flops") == [None, None]
 
 
@@ -575,7 +575,7 @@ def test_a_cost_that_cannot_be_counted_is_none(tmp_path: Path) -> None:
 
 
 def test_plain_lines_where_there_is_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(recipe(tmp_path, grow=[Growth(5, 16, 0.25, lr=0.5)], steps=12))
+    run_recipe(recipe(tmp_path, grow=[Growth(5, 16, 0.25, lr=0.5)], steps=12))
     lines = capsys.readouterr().out.splitlines()
     last = metrics(tmp_path, "train")[-1]["loss"]
     held_out = metrics(tmp_path, "eval")[-1]
@@ -639,10 +639,10 @@ def test_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     what = recipe(tmp_path, tensorboard=True, clip=1.0, grow=[Growth(5, 16)], checkpoints=Checkpoints(every=8, keep=9))
-    train(what)
+    run_recipe(what)
     for name in (16, 20):
         (tmp_path / "checkpoints" / small_runs.step(name)).unlink()
-    train(what, resume=True)  # from step 8, as after a kill
+    run_recipe(what, resume=True)  # from step 8, as after a kill
     board = EventAccumulator(str(tmp_path)).Reload()
     losses = [(event.step, event.value) for event in board.Scalars("train/loss")]
     assert losses == [(r["step"], pytest.approx(r["loss"])) for r in metrics(tmp_path, "train")]

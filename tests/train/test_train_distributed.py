@@ -27,9 +27,19 @@ from torch import Tensor, nn
 
 from mupscale.data import Data
 from mupscale.system.errors import MupscaleError
-from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Spec, cross_entropy, snapshot, train
-from mupscale.train.loop import Result
-from mupscale.train.run_folder import Folder, find_checkpoint
+from mupscale.train import (
+    Checkpoints,
+    Evaluation,
+    Growth,
+    Recipe,
+    Result,
+    Schedule,
+    Spec,
+    cross_entropy,
+    read_snapshot,
+    run_recipe,
+)
+from mupscale.train.run_folder import RunFolder, find_checkpoint
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="torch.distributed with gloo is not available"
@@ -216,7 +226,7 @@ def failure(action: Callable[[], Any]) -> str:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in Folder(folder).records()]
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in RunFolder(folder).records()]
 
 
 def rank() -> int:
@@ -262,7 +272,7 @@ def watch(event: str, arguments: tuple[Any, ...]) -> None:
 def trained(folder: Path, kind: str, mode: str) -> dict[str, Any]:
     """From beginning to end."""
     APPEARED.clear()
-    run = told(train(recipe(kind, folder / f"{kind}-{mode}", parallel=mode)))
+    run = told(run_recipe(recipe(kind, folder / f"{kind}-{mode}", parallel=mode)))
     return {**run, "appeared": list(APPEARED)}
 
 
@@ -270,21 +280,21 @@ def resumed(folder: Path, kind: str, mode: str, source: str) -> dict[str, Any]:
     """From the checkpoint after four steps of the run that `source` names."""
     out = folder / f"{kind}-{mode}-from-{source}"
     prepare(lambda: cut_short(folder / f"{kind}-{source}", out))
-    return told(train(recipe(kind, out, parallel=mode, checkpoints=Checkpoints(every=4, keep=1)), resume=True))
+    return told(run_recipe(recipe(kind, out, parallel=mode, checkpoints=Checkpoints(every=4, keep=1)), resume=True))
 
 
 def started(folder: Path, kind: str, mode: str, source: str) -> dict[str, Any]:
     """From the model that another run ended with, upscaled."""
     width, out = (72 if kind == "gpt" else 36), folder / f"{kind}-{mode}-started-{source}"
     more = {"start": str(folder / f"{kind}-{source}"), "noise": 0.3, "grow": [], "width": width, "steps": 4}
-    return told(train(recipe(kind, out, parallel=mode, **more)))
+    return told(run_recipe(recipe(kind, out, parallel=mode, **more)))
 
 
 def diverged(folder: Path, kind: str, mode: str) -> dict[str, Any]:
     """The loss is infinite or no number after a step or two, and the model is to grow before that would be logged."""
     sgd = Spec("torch.optim.SGD", {"lr": 1e300})
     more: dict[str, Any] = {"optimizer": sgd, "clip": None, "log_every": 10, "evaluation": Evaluation()}
-    return told(train(recipe(kind, folder / f"{kind}-{mode}-diverged", parallel=mode, **more)))
+    return told(run_recipe(recipe(kind, folder / f"{kind}-{mode}-diverged", parallel=mode, **more)))
 
 
 def hooked_recipe(kind: str, out: Path | None, **changes: Any) -> Recipe:
@@ -296,13 +306,13 @@ def hooked_recipe(kind: str, out: Path | None, **changes: Any) -> Recipe:
 def stopped(folder: Path, kind: str, mode: str) -> dict[str, Any]:
     """One process is asked to stop in the third step; all stop where they next log, and can go on."""
     more: dict[str, Any] = {"parallel": mode, "log_every": 5, "checkpoints": Checkpoints(every=0)}
-    never = train(hooked_recipe(kind, None, **more))
+    never = run_recipe(hooked_recipe(kind, None, **more))
     stopping = hooked_recipe(kind, folder / f"{kind}-{mode}-stopped", **more)
     if rank() == 1:
         in_step(3, lambda: signal.raise_signal(signal.SIGTERM))
-    first = train(stopping)
+    first = run_recipe(stopping)
     left = kept(folder / f"{kind}-{mode}-stopped")
-    return {"never": told(never), "first": told(first), "then": told(train(stopping, resume=True)), "left": left}
+    return {"never": told(never), "first": told(first), "then": told(run_recipe(stopping, resume=True)), "left": left}
 
 
 def failed(folder: Path, kind: str, mode: str, how: str) -> dict[str, Any]:
@@ -328,13 +338,13 @@ def failed(folder: Path, kind: str, mode: str, how: str) -> dict[str, Any]:
     if rank() == culprit:
         in_step(5, block if how == "blocked" else fill)
     try:
-        said = failure(lambda: train(begin))
+        said = failure(lambda: run_recipe(begin))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         SCRIPT.clear()
     prepare(unblock)
     left = kept(out)
-    return {"said": said, "left": left, "then": told(train(begin, resume=True))}
+    return {"said": said, "left": left, "then": told(run_recipe(begin, resume=True))}
 
 
 def refused(folder: Path, kind: str, mode: str) -> dict[str, Any]:
@@ -351,14 +361,14 @@ def refused(folder: Path, kind: str, mode: str) -> dict[str, Any]:
 
     prepare(damage)
     said = {
-        "shares": failure(lambda: train(recipe(kind, None, parallel=mode, batch=6, accumulate=2))),
-        "taken": failure(lambda: train(recipe(kind, done, parallel=mode))),
-        "folder": failure(lambda: train(recipe(kind, file / "run", parallel=mode))),
-        "other": failure(lambda: train(recipe(kind, done, parallel=mode, clip=1.0), resume=True)),
-        "truncated": failure(lambda: train(recipe(kind, truncated, parallel=mode), resume=True)),
+        "shares": failure(lambda: run_recipe(recipe(kind, None, parallel=mode, batch=6, accumulate=2))),
+        "taken": failure(lambda: run_recipe(recipe(kind, done, parallel=mode))),
+        "folder": failure(lambda: run_recipe(recipe(kind, file / "run", parallel=mode))),
+        "other": failure(lambda: run_recipe(recipe(kind, done, parallel=mode, clip=1.0), resume=True)),
+        "truncated": failure(lambda: run_recipe(recipe(kind, truncated, parallel=mode), resume=True)),
     }
     if mode == "fsdp":
-        said["lost"] = failure(lambda: train(recipe(kind, lost, parallel=mode), resume=True))
+        said["lost"] = failure(lambda: run_recipe(recipe(kind, lost, parallel=mode), resume=True))
     return said
 
 
@@ -501,7 +511,7 @@ def test_all_evaluate_with_the_running_statistics_that_are_saved(mode: str, resu
     assert identical(first["weights"], second["weights"])
     told = [record for record in metrics(results.folder / f"normed-{mode}") if record["kind"] == "eval"][-1]
     model, data = Normed(18).double(), Points()
-    snapshot.read(find_checkpoint(results.folder / f"normed-{mode}")).restore_model(model)
+    read_snapshot(find_checkpoint(results.folder / f"normed-{mode}")).restore_model(model)
     with torch.no_grad():
         outputs = model.eval()(data.x[37:])
     assert told["loss"] == pytest.approx(float(cross_entropy(outputs, data.y[37:])), rel=TOLERANCE)
@@ -646,12 +656,12 @@ def test_all_processes_say_why_a_run_cannot_begin(mode: str, results: Results) -
 
 PROGRAM = """
 import faulthandler, json, sys
-from mupscale.train import Recipe, train
+from mupscale.train import Recipe, run_recipe
 
 faulthandler.dump_traceback_later(SECONDS, exit=True)
 for path in sys.argv[1:]:
     with open(path) as file:
-        train(Recipe.from_json(json.load(file)))
+        run_recipe(Recipe.from_json(json.load(file)))
 """
 
 
@@ -675,19 +685,19 @@ def test_torchrun(tmp_path: Path) -> None:
     with open(tmp_path / "output.txt", "w") as output:
         launcher = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"})
         try:
-            while not any(record["kind"] == "grow" for record in Folder(tmp_path / "endless").records()):
+            while not any(record["kind"] == "grow" for record in RunFolder(tmp_path / "endless").records()):
                 assert launcher.poll() is None, (tmp_path / "output.txt").read_text()
                 time.sleep(0.05)
             launcher.send_signal(signal.SIGINT)
             launcher.wait(SECONDS)
         finally:
             launcher.kill()
-    train(recipe("mlp", tmp_path / "alone", **covtype))
+    run_recipe(recipe("mlp", tmp_path / "alone", **covtype))
     assert same_metrics(metrics(tmp_path / "short"), metrics(tmp_path / "alone"))
     end = metrics(tmp_path / "endless")[-1]
     assert end["status"] == "interrupted"
     assert kept(tmp_path / "endless") == [f"step-{end['step']:09d}"]
     said = (tmp_path / "output.txt").read_text()
     assert said.count(f"interrupted after step {end['step']}; go on with: mupscale resume") == 1
-    again = train(recipe("mlp", tmp_path / "endless", **{**covtype, "steps": end["step"] + 2}), resume=True)
+    again = run_recipe(recipe("mlp", tmp_path / "endless", **{**covtype, "steps": end["step"] + 2}), resume=True)
     assert (again.status, again.width) == ("finished", 6)

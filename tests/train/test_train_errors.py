@@ -22,7 +22,7 @@ import mupscale as mu
 import small_runs
 from mupscale import checkpoint
 from mupscale.system.errors import MupscaleError
-from mupscale.train import Checkpoints, Evaluation, Growth, Schedule, Seeds, Spec, train
+from mupscale.train import Checkpoints, Evaluation, Growth, Schedule, Seeds, Spec, run_recipe
 from small_runs import ADAMW, MLP, SGD, Child, assert_same_run, checkpoints, column, metrics, recipe, step, tensors
 
 
@@ -54,9 +54,9 @@ def diverging_at(out: Path, number: int, **changes: Any) -> Any:
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With its history, the last good checkpoint and the step at which it happened, and without an exception."""
     plain = recipe(tmp_path / "plain", checkpoints=Checkpoints(every=4))
-    train(plain)
+    run_recipe(plain)
     out = tmp_path / "run"
-    result = train(diverging_at(out, 11))
+    result = run_recipe(diverging_at(out, 11))
     assert (result.status, result.step) == ("diverged", 11)
     end = metrics(out)[-1]
     assert (end["kind"], end["status"], end["step"], end["at"]) == ("end", "diverged", 11, 11)
@@ -70,7 +70,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize("log_every", [4, 5, 7, 1000])
 def test_divergence_between_two_lines(tmp_path: Path, log_every: int) -> None:
     """Noticed where something is logged or saved, but told of the step where it was; no checkpoint comes after it."""
-    result = train(diverging_at(tmp_path, 6, log_every=log_every, checkpoints=Checkpoints(every=5)))
+    result = run_recipe(diverging_at(tmp_path, 6, log_every=log_every, checkpoints=Checkpoints(every=5)))
     assert result.status == "diverged"
     assert metrics(tmp_path)[-1]["at"] == 6
     assert checkpoints(tmp_path) == [step(5)]
@@ -80,7 +80,7 @@ def test_divergence_between_two_lines(tmp_path: Path, log_every: int) -> None:
 def test_divergence_is_noticed_before_long(tmp_path: Path) -> None:
     """Also where neither a line nor a checkpoint is near."""
     far = {"steps": 500, "log_every": 500, "evaluation": Evaluation(), "checkpoints": Checkpoints(every=0)}
-    result = train(diverging_at(tmp_path, 6, **far))
+    result = run_recipe(diverging_at(tmp_path, 6, **far))
     assert (result.status, metrics(tmp_path)[-1]["at"]) == ("diverged", 6)
     assert result.step <= 110
 
@@ -88,14 +88,18 @@ def test_divergence_is_noticed_before_long(tmp_path: Path) -> None:
 def test_divergence_before_a_growth(tmp_path: Path) -> None:
     """What has diverged is not widened, and that is no error."""
     events = [Growth(4, 16, lr=1e200), Growth(8, 32)]
-    result = train(recipe(tmp_path, grow=events, log_every=50, checkpoints=Checkpoints(0), evaluation=Evaluation()))
+    result = run_recipe(
+        recipe(tmp_path, grow=events, log_every=50, checkpoints=Checkpoints(0), evaluation=Evaluation())
+    )
     assert (result.status, result.width, metrics(tmp_path)[-1]["at"]) == ("diverged", 16, 6)
     assert [record["step"] for record in metrics(tmp_path, "grow")] == [4]
 
 
 def test_divergence_before_an_evaluation(tmp_path: Path) -> None:
     """What is evaluated is a model that has not diverged, so metrics are JSON that everybody can read."""
-    result = train(diverging_at(tmp_path, 6, log_every=50, evaluation=Evaluation(every=7), checkpoints=Checkpoints(0)))
+    result = run_recipe(
+        diverging_at(tmp_path, 6, log_every=50, evaluation=Evaluation(every=7), checkpoints=Checkpoints(0))
+    )
     assert result.status == "diverged"
     assert all(math.isfinite(record["loss"]) for record in metrics(tmp_path, "eval"))
 
@@ -110,7 +114,7 @@ class Cracked(small_runs.Rows):
 
 def test_an_evaluation_that_is_not_finite_is_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """JSON knows no other way; the training itself is well."""
-    assert train(recipe(tmp_path, data=Spec("test_train_errors.Cracked"), steps=5)).status == "finished"
+    assert run_recipe(recipe(tmp_path, data=Spec("test_train_errors.Cracked"), steps=5)).status == "finished"
     assert metrics(tmp_path, "eval")[0]["loss"] is None
     assert "held-out loss nan" in capsys.readouterr().out
 
@@ -121,7 +125,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, clip: float |
     what = recipe(
         tmp_path, loss="test_train_errors.cliff", clip=clip, checkpoints=Checkpoints(every=1, keep=1), steps=30
     )
-    result = train(what)
+    result = run_recipe(what)
     assert result.status == "diverged"
     (last,) = checkpoints(tmp_path)
     assert all(torch.isfinite(tensor).all() for tensor in tensors(tmp_path / "checkpoints" / last).values())
@@ -153,11 +157,11 @@ def cliff(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def test_a_run_that_diverged_resumes_where_it_was_good(tmp_path: Path) -> None:
     """With a growth that is gentler, since what comes after the checkpoint may change."""
-    train(diverging_at(tmp_path / "run", 10))
+    run_recipe(diverging_at(tmp_path / "run", 10))
     assert checkpoints(tmp_path / "run")[-1] == step(8)
     gentler = diverging_at(tmp_path / "run", 10, grow=[Growth(8, 16, lr=0.01)])
-    assert train(gentler, resume=True).status == "finished"
-    train(replace(gentler, out=str(tmp_path / "whole")))
+    assert run_recipe(gentler, resume=True).status == "finished"
+    run_recipe(replace(gentler, out=str(tmp_path / "whole")))
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
@@ -169,7 +173,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with checkpoints at 12, 16 and 20, grown after 9 steps."""
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("finished") / "run"
-    train(same(out))
+    run_recipe(same(out))
     return out
 
 
@@ -187,7 +191,7 @@ def same(out: Path, **changes: Any) -> Any:
 def test_a_folder_that_holds_a_run_is_not_overwritten(run: Path) -> None:
     before = contents(run)
     with refused(run, "holds a run at step 20", "--resume", "--out"):
-        train(same(run))
+        run_recipe(same(run))
     assert contents(run) == before
 
 
@@ -214,7 +218,7 @@ def test_a_checkpoint_of_another_recipe(run: Path, changes: dict[str, Any], part
     """The field is named with both values, and all files are as they were: also the recipe that was right."""
     before = contents(run)
     with refused(run, "another recipe", *parts):
-        train(same(run, **changes), resume=True)
+        run_recipe(same(run, **changes), resume=True)
     assert contents(run) == before
 
 
@@ -224,10 +228,10 @@ def test_a_truncated_checkpoint(run: Path, finished: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     before = contents(run)
     with refused(path, "truncated"):
-        train(same(run), resume=True)
+        run_recipe(same(run), resume=True)
     assert contents(run) == before
     path.unlink()
-    train(same(run), resume=True)
+    run_recipe(same(run), resume=True)
     assert_same_run(run, finished)
 
 
@@ -236,28 +240,28 @@ def test_a_checkpoint_of_which_little_is_left(run: Path, size: int) -> None:
     path = run / "checkpoints" / step(20)
     path.write_bytes(path.read_bytes()[:size])
     with refused(path, "truncated"):
-        train(same(run), resume=True)
+        run_recipe(same(run), resume=True)
 
 
 def test_a_checkpoint_that_is_not_of_a_run(run: Path) -> None:
     mu.save(run / "checkpoints" / step(24), recipe().family().init(16))
     with refused(step(24), "not of a run"):
-        train(same(run), resume=True)
+        run_recipe(same(run), resume=True)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refused(tmp_path / "file" / "run"):
-        train(recipe(tmp_path / "file" / "run"))
+        run_recipe(recipe(tmp_path / "file" / "run"))
     with refused(tmp_path / "file"):
-        train(recipe(tmp_path / "file"))
+        run_recipe(recipe(tmp_path / "file"))
 
 
 def test_a_full_disk_while_metrics_are_written(tmp_path: Path) -> None:
     """The history up to there stays, and the run goes on."""
     out = tmp_path / "run"
     what = recipe(out, steps=150, checkpoints=Checkpoints(every=50), evaluation=Evaluation())
-    train(replace(what, out=str(tmp_path / "whole")))
+    run_recipe(replace(what, out=str(tmp_path / "whole")))
     size = (tmp_path / "whole" / "checkpoints" / step(100)).stat().st_size + 500
     assert size < (tmp_path / "whole" / "metrics.jsonl").stat().st_size
     said = Child(what, tmp_path / "output", prepare=partial(small_runs.limit_files, size, True)).wait()
@@ -265,16 +269,16 @@ def test_a_full_disk_while_metrics_are_written(tmp_path: Path) -> None:
     assert str(out / "metrics.jsonl") in error
     assert "File too large" in error
     assert "Traceback" not in said
-    train(what, resume=True)
+    run_recipe(what, resume=True)
     assert_same_run(out, tmp_path / "whole")
 
 
 def test_a_recipe_that_json_cannot_hold(tmp_path: Path) -> None:
     """It can be run, but not written."""
     slow = Spec("small_runs.Slow", {"seconds": torch.tensor(0.0)})
-    assert train(recipe(data=slow, steps=2)).status == "finished"
+    assert run_recipe(recipe(data=slow, steps=2)).status == "finished"
     with refused("small_runs.Slow", "seconds", "Tensor"):
-        train(recipe(tmp_path / "run", data=slow))
+        run_recipe(recipe(tmp_path / "run", data=slow))
     assert not (tmp_path / "run" / "recipe.json").exists()
 
 
@@ -284,9 +288,9 @@ def test_a_recipe_that_json_cannot_hold(tmp_path: Path) -> None:
 def test_fewer_outputs_than_classes(tmp_path: Path) -> None:
     model = Spec(MLP.class_path, {**MLP.init_args, "d_out": 2})
     with refused("2 outputs", "3 classes", "d_out"):
-        train(recipe(tmp_path, model=model))
+        run_recipe(recipe(tmp_path, model=model))
     with refused("7 outputs", "11 classes", "vocab"):
-        train(recipe(tmp_path, "gpt2-heads", model=Spec("mupscale.models.GPT2", {**GPT2_ARGS, "vocab": 7})))
+        run_recipe(recipe(tmp_path, "gpt2-heads", model=Spec("mupscale.models.GPT2", {**GPT2_ARGS, "vocab": 7})))
 
 
 GPT2_ARGS = {"vocab": 11, "context": 6, "layers": 1, "head_dim": 4}
@@ -294,12 +298,12 @@ GPT2_ARGS = {"vocab": 11, "context": 6, "layers": 1, "head_dim": 4}
 
 def test_more_outputs_than_classes_are_fine(tmp_path: Path) -> None:
     """A vocabulary is often rounded up."""
-    assert train(recipe(tmp_path, model=Spec(MLP.class_path, {**MLP.init_args, "d_out": 8}))).status == "finished"
+    assert run_recipe(recipe(tmp_path, model=Spec(MLP.class_path, {**MLP.init_args, "d_out": 8}))).status == "finished"
 
 
 def test_a_sequence_longer_than_the_context(tmp_path: Path) -> None:
     with refused("6 tokens", "context is 4"):
-        train(recipe(tmp_path, "gpt2-heads", model=Spec("mupscale.models.GPT2", {**GPT2_ARGS, "context": 4})))
+        run_recipe(recipe(tmp_path, "gpt2-heads", model=Spec("mupscale.models.GPT2", {**GPT2_ARGS, "context": 4})))
 
 
 class Bounded(small_runs.Dropping):
@@ -314,7 +318,7 @@ class Bounded(small_runs.Dropping):
 def test_a_growth_that_the_model_cannot_do_is_refused_before_the_first_step(tmp_path: Path) -> None:
     what = recipe(tmp_path, model=Spec("test_train_errors.Bounded"), init_at=8, grow=[Growth(5, 16), Growth(9, 32)])
     with refused("32 is too wide for me"):
-        train(what)
+        run_recipe(what)
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
@@ -328,21 +332,21 @@ class Empty(small_runs.Rows):
 
 def test_nothing_to_evaluate_on(tmp_path: Path) -> None:
     with refused("nothing to evaluate on"):
-        train(recipe(tmp_path, data=Spec("test_train_errors.Empty")))
+        run_recipe(recipe(tmp_path, data=Spec("test_train_errors.Empty")))
 
 
 def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     with refused("'gpu'", "cuda"):
-        train(recipe(tmp_path, device="gpu"))
+        run_recipe(recipe(tmp_path, device="gpu"))
     if not torch.cuda.is_available():
         with refused("cuda", "auto"):
-            train(recipe(tmp_path, device="cuda"))
+            run_recipe(recipe(tmp_path, device="cuda"))
 
 
 def test_tensorboard_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with refused("mupscale[tensorboard]"):
-        train(recipe(tmp_path, tensorboard=True))
+        run_recipe(recipe(tmp_path, tensorboard=True))
     assert not (tmp_path / "recipe.json").exists()
 
 
@@ -356,7 +360,7 @@ def weights(tmp_path: Path) -> dict[str, Tensor]:
 
 
 def started(out: Path, path: Path, **changes: Any) -> None:
-    train(recipe(out / "run", **{"start": str(path), "width": 32, "steps": 2, **changes}))
+    run_recipe(recipe(out / "run", **{"start": str(path), "width": 32, "steps": 2, **changes}))
 
 
 def test_a_start_that_is_not_there(tmp_path: Path) -> None:
@@ -444,15 +448,16 @@ def test_a_failed_start_leaves_no_run(tmp_path: Path) -> None:
     with refused("no checkpoint at"):
         started(tmp_path, tmp_path / "nothing")
     assert not (tmp_path / "run" / "recipe.json").exists()
-    train(recipe(tmp_path / "run", steps=2))
+    run_recipe(recipe(tmp_path / "run", steps=2))
 
 
 def test_a_start_whose_optimizer_kept_less(tmp_path: Path) -> None:
     """Moments of Adam do for AMSGrad but for its maximum: they are left out as a whole rather than in part."""
-    train(recipe(tmp_path / "old", steps=3))
+    run_recipe(recipe(tmp_path / "old", steps=3))
     amsgrad = Spec(ADAMW.class_path, {**ADAMW.init_args, "amsgrad": True})
     assert (
-        train(recipe(tmp_path / "new", start=str(tmp_path / "old"), width=16, optimizer=amsgrad)).status == "finished"
+        run_recipe(recipe(tmp_path / "new", start=str(tmp_path / "old"), width=16, optimizer=amsgrad)).status
+        == "finished"
     )
 
 

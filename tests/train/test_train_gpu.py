@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Spec, train
-from mupscale.train.run_folder import Folder
+from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Spec, run_recipe
+from mupscale.train.run_folder import RunFolder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
@@ -33,21 +33,23 @@ def recipe(out: Path, **changes: Any) -> Recipe:
 
 
 def losses(out: Path) -> list[float]:
-    return [record["loss"] for record in Folder(out).records() if "loss" in record]
+    return [record["loss"] for record in RunFolder(out).records() if "loss" in record]
 
 
 def test_no_kink_on_cuda(tmp_path: Path) -> None:
-    train(recipe(tmp_path / "narrow", precision="fp64"))
-    train(recipe(tmp_path / "grown", precision="fp64", grow=[Growth(20, 128), Growth(40, 256)]))
+    run_recipe(recipe(tmp_path / "narrow", precision="fp64"))
+    run_recipe(recipe(tmp_path / "grown", precision="fp64", grow=[Growth(20, 128), Growth(40, 256)]))
     noisy = recipe(tmp_path / "noisy", precision="fp64", grow=[Growth(20, 128, noise=0.5)])
-    train(noisy)
+    run_recipe(noisy)
     assert losses(tmp_path / "grown") == pytest.approx(losses(tmp_path / "narrow"), rel=1e-10)
     assert losses(tmp_path / "noisy") != pytest.approx(losses(tmp_path / "narrow"), rel=1e-6)
 
 
 def test_the_device_does_not_matter(tmp_path: Path) -> None:
     for device in ("cpu", "cuda"):
-        train(recipe(tmp_path / device, precision="fp64", device=device, grow=[Growth(20, 128, noise=0.5, lr=5e-4)]))
+        run_recipe(
+            recipe(tmp_path / device, precision="fp64", device=device, grow=[Growth(20, 128, noise=0.5, lr=5e-4)])
+        )
     assert losses(tmp_path / "cuda") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-7)  # the fused step rounds more
 
 
@@ -55,8 +57,8 @@ def test_the_device_does_not_matter(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_compiled_through_a_growth(tmp_path: Path, precision: str, mode: bool | str) -> None:
     changes: dict[str, Any] = {"precision": precision, "grow": [Growth(30, 128)], "log_every": 5}
-    train(recipe(tmp_path / "eager", **changes))
-    result = train(recipe(tmp_path / "compiled", compile=mode, **changes))
+    run_recipe(recipe(tmp_path / "eager", **changes))
+    result = run_recipe(recipe(tmp_path / "compiled", compile=mode, **changes))
     assert result.optimizer.param_groups[0]["fused"]
     eager, compiled = losses(tmp_path / "eager"), losses(tmp_path / "compiled")
     assert compiled == pytest.approx(eager, rel=2e-2)
@@ -65,15 +67,17 @@ def test_compiled_through_a_growth(tmp_path: Path, precision: str, mode: bool | 
 
 def test_graphs_with_accumulation(tmp_path: Path) -> None:
     for mode in (False, "reduce-overhead"):
-        train(recipe(tmp_path / str(mode), compile=mode, accumulate=4, log_every=1))
+        run_recipe(recipe(tmp_path / str(mode), compile=mode, accumulate=4, log_every=1))
     assert losses(tmp_path / "reduce-overhead") == pytest.approx(losses(tmp_path / "False"), rel=1e-2)
 
 
 def test_resume_on_cuda(tmp_path: Path) -> None:
     grow = [Growth(20, 128, noise=0.5), Growth(35, 256)]
-    train(recipe(tmp_path / "whole", precision="fp64", grow=grow))
-    train(recipe(tmp_path / "halves", precision="fp64", grow=grow, steps=36))
-    train(recipe(tmp_path / "halves", precision="fp64", grow=grow), resume=True)
-    whole = [r["loss"] for r in Folder(tmp_path / "whole").records() if r["kind"] == "train"]
-    halves = [r["loss"] for r in Folder(tmp_path / "halves").records() if r["kind"] == "train" and r["step"] % 10 == 0]
+    run_recipe(recipe(tmp_path / "whole", precision="fp64", grow=grow))
+    run_recipe(recipe(tmp_path / "halves", precision="fp64", grow=grow, steps=36))
+    run_recipe(recipe(tmp_path / "halves", precision="fp64", grow=grow), resume=True)
+    whole = [r["loss"] for r in RunFolder(tmp_path / "whole").records() if r["kind"] == "train"]
+    halves = [
+        r["loss"] for r in RunFolder(tmp_path / "halves").records() if r["kind"] == "train" and r["step"] % 10 == 0
+    ]
     assert halves[-2:] == pytest.approx(whole[-2:], rel=1e-10)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import mupscale as mu
 from mupscale.data import Split, Table
-from mupscale.train import Checkpoints, Recipe, Schedule, Seeds, Spec, train
-from mupscale.train.run_folder import Folder, find_checkpoint
+from mupscale.train import Checkpoints, Recipe, Schedule, Seeds, Spec, run_recipe
+from mupscale.train.run_folder import RunFolder, find_checkpoint
 
 HERE = __name__
 
@@ -62,18 +62,18 @@ def counts(optimizer: torch.optim.Optimizer) -> set[float]:
 @pytest.mark.parametrize("name", ["AdamW", "Adafactor", "NAdam"])
 def test_moments_come_along_from_a_file_of_ones_own_and_from_a_run(tmp_path: Path, name: str) -> None:
     what = recipe(tmp_path / "run", optimizer=Spec(f"torch.optim.{name}", {"lr": 1e-2}))
-    result = train(what)
+    result = run_recipe(what)
     path = mu.save(tmp_path / "own.safetensors", result.model, result.optimizer)
     for start, width in ((tmp_path / "run", None), (tmp_path / "run" / "checkpoints", None), (path, 8)):
-        grown = train(replace(what, out=None, start=str(start), start_width=width, width=16))
+        grown = run_recipe(replace(what, out=None, start=str(start), start_width=width, width=16))
         assert counts(grown.optimizer) == {16.0}, f"from {start}"
 
 
 def test_nadam_resumes_exactly_in_float64(tmp_path: Path) -> None:
     what = recipe(tmp_path / "whole", precision="fp64", optimizer=Spec("torch.optim.NAdam", {"lr": 1e-2}))
-    train(what)
-    train(replace(what, out=str(tmp_path / "parts"), steps=4))
-    train(replace(what, out=str(tmp_path / "parts")), resume=True)
+    run_recipe(what)
+    run_recipe(replace(what, out=str(tmp_path / "parts"), steps=4))
+    run_recipe(replace(what, out=str(tmp_path / "parts")), resume=True)
     whole, parts = (mu.load(find_checkpoint(tmp_path / name)) for name in ("whole", "parts"))
     assert all(torch.equal(parts.model[name], tensor) for name, tensor in whole.model.items())
     assert whole.optimizer is not None
@@ -86,35 +86,35 @@ def test_nadam_resumes_exactly_in_float64(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
 def test_data_in_another_precision(dtype: str) -> None:
-    assert train(recipe(data=Spec(f"{HERE}.Rows", {"dtype": dtype}))).status == "finished"
+    assert run_recipe(recipe(data=Spec(f"{HERE}.Rows", {"dtype": dtype}))).status == "finished"
 
 
 def test_fewer_steps_than_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(recipe(tmp_path))
+    run_recipe(recipe(tmp_path))
     before = (tmp_path / "recipe.json").read_text()
     with pytest.raises(mu.MupscaleError, match="stands at step 8, beyond the 5 steps"):
-        train(recipe(tmp_path, steps=5), resume=True)
+        run_recipe(recipe(tmp_path, steps=5), resume=True)
     assert (tmp_path / "recipe.json").read_text() == before
-    assert train(recipe(tmp_path), resume=True).status == "finished"
+    assert run_recipe(recipe(tmp_path), resume=True).status == "finished"
     assert "it is finished" in capsys.readouterr().out
 
 
 def test_a_history_without_checkpoints_is_not_written_over(tmp_path: Path) -> None:
     diverging = recipe(tmp_path, optimizer=Spec("torch.optim.SGD", {"lr": 1e30}), checkpoints=Checkpoints(every=0))
-    assert train(diverging).status == "diverged"
-    before = Folder(tmp_path).metrics.read_text()
+    assert run_recipe(diverging).status == "diverged"
+    before = RunFolder(tmp_path).metrics.read_text()
     with pytest.raises(mu.MupscaleError, match="history of a run without checkpoints"):
-        train(recipe(tmp_path))
-    assert Folder(tmp_path).metrics.read_text() == before
+        run_recipe(recipe(tmp_path))
+    assert RunFolder(tmp_path).metrics.read_text() == before
 
 
 def test_a_damaged_line_of_metrics_costs_itself_alone(tmp_path: Path) -> None:
-    train(recipe(tmp_path))
-    folder = Folder(tmp_path)
+    run_recipe(recipe(tmp_path))
+    folder = RunFolder(tmp_path)
     lines = folder.metrics.read_text().splitlines(keepends=True)
     folder.metrics.write_text("".join([lines[0], "not JSON\n", "3\n", *lines[2:]]))
     assert [record["step"] for record in folder.records()][:2] == [2, 6]
-    train(recipe(tmp_path, steps=10), resume=True)
+    run_recipe(recipe(tmp_path, steps=10), resume=True)
     assert [r["step"] for r in folder.records() if r["kind"] == "train"] == [2, 6, 8, 10]
 
 
@@ -137,5 +137,5 @@ def test_a_damaged_line_of_metrics_costs_itself_alone(tmp_path: Path) -> None:
 )
 def test_one_sentence(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(mu.MupscaleError, match=words) as caught:
-        train(recipe(**changes))
+        run_recipe(recipe(**changes))
     assert "\n" not in str(caught.value)

@@ -13,8 +13,19 @@ import torch
 from torch import nn
 
 from mupscale.system.errors import MupscaleError
-from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, train
-from mupscale.train.recipe import MAY_CHANGE, check_multiple, make_noise
+from mupscale.train import (
+    MAY_CHANGE,
+    Checkpoints,
+    Evaluation,
+    Growth,
+    Recipe,
+    Schedule,
+    Seeds,
+    Spec,
+    build_noise,
+    run_recipe,
+)
+from mupscale.train.widths import check_width_multiple
 from small_runs import ADAMW, KINDS, MLP, SGD, recipe
 
 DIMS = KINDS["gpt2-dims"]
@@ -118,7 +129,7 @@ NOT_MADE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 def test_refused_before_the_first_step(tmp_path: Path, changes: dict[str, Any], parts: tuple[str, ...]) -> None:
     """And nothing is left behind that would be taken for a run."""
     with pytest.raises(MupscaleError) as raised:
-        train(recipe(tmp_path / "run", **changes))
+        run_recipe(recipe(tmp_path / "run", **changes))
     assert_says(raised, *parts)
     assert not (tmp_path / "run" / "recipe.json").exists()
 
@@ -131,20 +142,20 @@ def assert_says(raised: pytest.ExceptionInfo[MupscaleError], *parts: str) -> Non
 
 
 def test_multiples() -> None:
-    check_multiple(8, 8, "here")
-    check_multiple({"a": 2, "b": 3}, {"b": 3, "a": 10}, "here")
+    check_width_multiple(8, 8, "here")
+    check_width_multiple({"a": 2, "b": 3}, {"b": 3, "a": 10}, "here")
     for wide in (0, 4, 12):
         with pytest.raises(MupscaleError, match=r"^here: width"):
-            check_multiple(8, wide, "here")
+            check_width_multiple(8, wide, "here")
     with pytest.raises(MupscaleError, match=r"^here: b 4 is not a multiple of 3; take 3 or 6$"):
-        check_multiple({"a": 2, "b": 3}, {"a": 4, "b": 4}, "here")
+        check_width_multiple({"a": 2, "b": 3}, {"a": 4, "b": 4}, "here")
 
 
 def test_noise() -> None:
     """None is none, whatever its unit: a signal's level 0 would still look at the weights."""
-    assert [make_noise(0, unit) for unit in ("init", "theory", "signal")] == [0.0] * 3
-    assert [type(make_noise(1, unit)).__name__ for unit in ("init", "signal")] == ["GaussianNoise", "SignalNoise"]
-    assert getattr(make_noise(2, "theory"), "unit", None) == "theory"
+    assert [build_noise(0, unit) for unit in ("init", "theory", "signal")] == [0.0] * 3
+    assert [type(build_noise(1, unit)).__name__ for unit in ("init", "signal")] == ["GaussianNoise", "SignalNoise"]
+    assert getattr(build_noise(2, "theory"), "unit", None) == "theory"
 
 
 FULL = recipe(
@@ -292,10 +303,10 @@ def test_several_widths_by_name(tmp_path: Path) -> None:
     model = Spec("test_train_recipe.Needy", {"classes": 3})
     grow = [Growth(5, {"d_model": 12, "d_hidden": 8}), Growth(9, {"d_model": 12, "d_hidden": 32})]
     what = recipe(tmp_path, model=model, width=widths, base=widths, grow=grow, optimizer=ADAMW)
-    result = train(what)
+    result = run_recipe(what)
     assert result.width == {"d_model": 12, "d_hidden": 32}
     assert result.model.get_submodule("second").weight.shape == (32, 12)
-    plain = train(replace(what, grow=[], out=None)).model.eval()
+    plain = run_recipe(replace(what, grow=[], out=None)).model.eval()
     x = torch.randn(5, 6, dtype=torch.float64)
     assert torch.allclose(result.model(x), plain(x), rtol=0, atol=1e-10)
 

@@ -22,7 +22,7 @@ import small_runs
 from mupscale import checkpoint
 from mupscale.system.errors import MupscaleError
 from mupscale.system.seeds import derive
-from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, train
+from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, run_recipe
 from small_runs import ADAMW, SGD, Child, assert_same_run, checkpoints, column, metrics, recipe, step, tensors
 
 EVENTS = [Growth(17, 16, 0.5, lr=0.01), Growth(31, 32, 0.3, "theory"), Growth(42, 64, 0.1, "signal")]
@@ -49,7 +49,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The eventful run, never interrupted."""
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("whole") / "run"
-    train(eventful(out))
+    run_recipe(eventful(out))
     return out
 
 
@@ -117,7 +117,7 @@ def brief(out: Path) -> Recipe:
 
 def test_killed_before_every_change_to_its_folder(tmp_path: Path) -> None:
     """Also where the line of a growth is to be written, and between a checkpoint's appearance and the old one's end."""
-    train(brief(tmp_path / "whole"))
+    run_recipe(brief(tmp_path / "whole"))
     deaths = 0
     while True:
         out = tmp_path / f"run{deaths}"
@@ -126,7 +126,7 @@ def test_killed_before_every_change_to_its_folder(tmp_path: Path) -> None:
         if child.process.exitcode == 0:
             break
         assert child.process.exitcode == -signal.SIGKILL
-        train(brief(out), resume=True)
+        run_recipe(brief(out), resume=True)
         assert_same_run(out, tmp_path / "whole")
 
         deaths += 1
@@ -138,7 +138,7 @@ def test_the_disk_is_full_in_the_middle_of_a_checkpoint(tmp_path: Path, survive:
     """The checkpoint before stays whole, and the run goes on from it as if nothing had happened."""
     out = tmp_path / "run"
     what = recipe(out, grow=[Growth(7, 64, 0.5)], checkpoints=Checkpoints(every=5), log_every=3)
-    train(replace(what, out=str(tmp_path / "whole")))
+    run_recipe(replace(what, out=str(tmp_path / "whole")))
     size = (tmp_path / "whole" / "checkpoints" / step(20)).stat().st_size
     child = Child(what, tmp_path / "output", prepare=partial(small_runs.limit_files, size // 2, survive))
     said = child.wait()
@@ -152,7 +152,7 @@ def test_the_disk_is_full_in_the_middle_of_a_checkpoint(tmp_path: Path, survive:
         assert child.process.exitcode == -signal.SIGXFSZ
         assert [name for name in checkpoints(out) if not name.startswith(".")] == [step(5)]
     assert tensors(out / "checkpoints" / step(5))
-    train(what, resume=True)
+    run_recipe(what, resume=True)
     assert_same_run(out, tmp_path / "whole")
 
 
@@ -160,27 +160,27 @@ def test_the_disk_is_full_in_the_middle_of_a_checkpoint(tmp_path: Path, survive:
 def test_a_last_line_cut_anywhere(tmp_path: Path, cut: int) -> None:
     """Where the last record is one that the checkpoint comes before; a line without its end is no line."""
     what = recipe(tmp_path / "run", log_every=3, checkpoints=Checkpoints(every=4, keep=9))
-    train(replace(what, out=str(tmp_path / "whole")))
-    train(replace(what, steps=10))
+    run_recipe(replace(what, out=str(tmp_path / "whole")))
+    run_recipe(replace(what, steps=10))
     (tmp_path / "run" / "checkpoints" / step(10)).unlink()
     file = tmp_path / "run" / "metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True)
     kept = [line for line in lines if json.loads(line)["step"] <= 9]
     last = kept.pop()
     file.write_text("".join(kept) + (last[:-cut] if cut > 0 else last[0]))
-    train(what, resume=True)
+    run_recipe(what, resume=True)
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_whole_last_line_without_its_newline_is_not_run_together(tmp_path: Path) -> None:
     what = recipe(tmp_path / "run", log_every=4, checkpoints=Checkpoints(every=4, keep=9), evaluation=Evaluation())
-    train(replace(what, out=str(tmp_path / "whole")))
-    train(replace(what, steps=9))
+    run_recipe(replace(what, out=str(tmp_path / "whole")))
+    run_recipe(replace(what, steps=9))
     (tmp_path / "run" / "checkpoints" / step(9)).unlink()
     file = tmp_path / "run" / "metrics.jsonl"
     lines = [line for line in file.read_text().splitlines() if json.loads(line)["step"] <= 8]
     file.write_text("\n".join(lines))
-    train(what, resume=True)
+    run_recipe(what, resume=True)
     expected = metrics(tmp_path / "whole", "train")
     assert [r["step"] for r in metrics(tmp_path / "run", "train")][-3:] == [12, 16, 20]
     assert metrics(tmp_path / "run", "train")[-1]["loss"] == expected[-1]["loss"]
@@ -204,7 +204,7 @@ def test_asked_to_stop(tmp_path: Path, whole: Path, number: int) -> None:
     assert checkpoints(out) == [step(end["step"])]
     assert f"interrupted after step {end['step']}; go on with: mupscale resume '{out}'" in said
     assert f"interrupted at step {end['step']}" in said
-    train(what, resume=True)
+    run_recipe(what, resume=True)
     assert_same_run(out, whole)
 
 
@@ -224,9 +224,9 @@ def test_a_termination_after_ctrl_c_does_not_hurry(tmp_path: Path) -> None:
 
 def test_signals_are_as_before_when_a_run_has_ended(tmp_path: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    train(recipe(tmp_path / "run", steps=2))
+    run_recipe(recipe(tmp_path / "run", steps=2))
     with pytest.raises(MupscaleError):
-        train(recipe(tmp_path / "run", steps=2))
+        run_recipe(recipe(tmp_path / "run", steps=2))
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
@@ -236,7 +236,7 @@ def test_signals_are_as_before_when_a_run_has_ended(tmp_path: Path) -> None:
 def test_checkpoints_by_the_clock(tmp_path: Path, whole: Path) -> None:
     """With no interval of steps, each of them good to go on from."""
     what = eventful(tmp_path / "run", checkpoints=Checkpoints(every=0, minutes=0.05 / 60, keep=99))
-    train(what)
+    run_recipe(what)
     found = checkpoints(tmp_path / "run")
     seconds = [checkpoint.load(tmp_path / "run" / "checkpoints" / name).extra["run"]["seconds"] for name in found]
     assert len(found) > 3
@@ -246,7 +246,7 @@ def test_checkpoints_by_the_clock(tmp_path: Path, whole: Path) -> None:
         (out / "checkpoints").mkdir(parents=True)
         os.link(tmp_path / "run" / "checkpoints" / name, out / "checkpoints" / name)
         (out / "metrics.jsonl").write_text((tmp_path / "run" / "metrics.jsonl").read_text())
-        train(replace(what, out=str(out), checkpoints=Checkpoints(every=0)), resume=True)
+        run_recipe(replace(what, out=str(out), checkpoints=Checkpoints(every=0)), resume=True)
         assert_same_run(out, whole)
 
 
@@ -254,15 +254,15 @@ def test_checkpoints_by_the_clock(tmp_path: Path, whole: Path) -> None:
     ("every", "keep", "expected"), [(4, 1, [20]), (4, 3, [12, 16, 20]), (7, 2, [14, 20]), (0, 2, [20])]
 )
 def test_the_last_few_are_kept(tmp_path: Path, every: int, keep: int, expected: list[int]) -> None:
-    train(recipe(tmp_path, checkpoints=Checkpoints(every=every, keep=keep)))
+    run_recipe(recipe(tmp_path, checkpoints=Checkpoints(every=every, keep=keep)))
     assert checkpoints(tmp_path) == [step(number) for number in expected]
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     what = recipe(tmp_path / "a", grow=[Growth(5, 16)])
-    train(what)
-    train(replace(what, out=str(tmp_path / "b")))
-    result = train(what, resume=True)
+    run_recipe(what)
+    run_recipe(replace(what, out=str(tmp_path / "b")))
+    result = run_recipe(what, resume=True)
     assert (result.status, result.step, result.width) == ("finished", 20, 16)
     assert_same_run(tmp_path / "a", tmp_path / "b")
 
@@ -271,10 +271,10 @@ def test_a_longer_run_and_what_else_may_change(tmp_path: Path) -> None:
     """More steps, another interval, a growth later on: the steps are those of a run that was so from the start."""
     later = {"steps": 30, "log_every": 3, "evaluation": Evaluation(every=4), "accumulate": 2, "tensorboard": False}
     what = recipe(tmp_path / "run", grow=[Growth(5, 16, 0.5)])
-    train(what)
+    run_recipe(what)
     longer = replace(what, **later, grow=[*what.grow, Growth(25, 32, 0.5)], checkpoints=Checkpoints(every=11, keep=5))  # type: ignore[arg-type]
-    train(longer, resume=True)
-    train(replace(longer, out=str(tmp_path / "whole")))
+    run_recipe(longer, resume=True)
+    run_recipe(replace(longer, out=str(tmp_path / "whole")))
     ours, theirs = (tensors(tmp_path / name / "checkpoints" / step(30)) for name in ("run", "whole"))
     assert all(torch.allclose(ours[key], theirs[key], rtol=0, atol=1e-12) for key in theirs)
     assert metrics(tmp_path / "run", "end")[-1]["step"] == 30
@@ -284,9 +284,9 @@ def test_a_longer_run_and_what_else_may_change(tmp_path: Path) -> None:
 
 def test_the_clock_goes_on(tmp_path: Path) -> None:
     what = recipe(tmp_path, data=Spec("small_runs.Slow", {"seconds": 0.02}), steps=10)
-    train(what)
+    run_recipe(what)
     before = metrics(tmp_path, "train")[-1]["seconds"]
-    train(replace(what, steps=12), resume=True)
+    run_recipe(replace(what, steps=12), resume=True)
     seconds = column(tmp_path, "seconds")
     assert before >= 0.2
     assert before < seconds[-2] < seconds[-1]
@@ -294,7 +294,7 @@ def test_the_clock_goes_on(tmp_path: Path) -> None:
 
 
 def test_resuming_what_never_began_begins(tmp_path: Path) -> None:
-    assert train(recipe(tmp_path / "new", steps=2), resume=True).step == 2
+    assert run_recipe(recipe(tmp_path / "new", steps=2), resume=True).step == 2
 
 
 # ------------------------------------------------------------------------------------------------ --from
@@ -305,7 +305,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run at width 16, grown there from 8, to start from."""
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("narrow") / "run"
-    train(recipe(out, grow=[Growth(9, 16, 0.5)], clip=0.1))
+    run_recipe(recipe(out, grow=[Growth(9, 16, 0.5)], clip=0.1))
     return out
 
 
@@ -358,7 +358,7 @@ def test_start_from_a_run(tmp_path: Path, narrow: Path, changes: dict[str, Any])
     file = narrow / "checkpoints" / step(20)
     start = file if changes else narrow
     new = recipe(tmp_path, **{"width": 48, "start": str(start), "steps": 8, **changes})
-    result = train(new)
+    result = run_recipe(new)
     expected = by_hand(file, new, new.noise)
     assert column(tmp_path, "loss") == pytest.approx(expected, rel=0, abs=1e-12)
     without = by_hand(file, new, new.noise, moments=False)
@@ -370,7 +370,7 @@ def test_start_without_noise_goes_on_as_the_narrow_model_would(tmp_path: Path, n
     losses = []
     for width in (16, 32, 80):
         out = tmp_path / str(width)
-        train(recipe(out, width=width, start=str(narrow), clip=0.1, steps=12))
+        run_recipe(recipe(out, width=width, start=str(narrow), clip=0.1, steps=12))
         losses.append(column(out, "loss"))
     assert losses[1] == pytest.approx(losses[0], rel=0, abs=1e-12)
     assert losses[2] == pytest.approx(losses[0], rel=0, abs=1e-12)
@@ -385,7 +385,7 @@ def test_start_from_a_run_with_another_optimizer_takes_the_weights_alone(
     tmp_path: Path, narrow: Path, optimizer: Spec
 ) -> None:
     new = recipe(tmp_path, width=32, start=str(narrow), optimizer=optimizer, steps=5)
-    train(new)
+    run_recipe(new)
     expected = by_hand(narrow / "checkpoints" / step(20), new, moments=False)
     assert column(tmp_path, "loss") == pytest.approx(expected, rel=0, abs=1e-12)
 
@@ -400,7 +400,7 @@ def test_start_from_somebodys_weights(tmp_path: Path, narrow: Path, form: str) -
         wrapped = {"module." + name: tensor for name, tensor in weights.items()} if form == "ddp" else weights
         torch.save({form[13:]: wrapped, "epoch": 3} if "under" in form else wrapped, path)
     new = recipe(tmp_path / "run", width=32, start=str(path), start_width=16, steps=5, grow=[Growth(3, 64)])
-    train(new)
+    run_recipe(new)
     expected = by_hand(narrow / "checkpoints" / step(20), replace(new, grow=[]), moments=False)
     assert column(tmp_path / "run", "loss") == pytest.approx(expected, rel=0, abs=1e-12)
 
@@ -411,17 +411,17 @@ def test_start_from_a_file_of_the_core(tmp_path: Path) -> None:
     model = family.init(16, seed=3)
     mu.save(tmp_path / "model.safetensors", model)
     new = recipe(tmp_path / "run", width=32, start=str(tmp_path / "model.safetensors"), start_width=16, steps=1)
-    train(new)
+    run_recipe(new)
     x, y = small_runs.Rows().batch(0, 0, 8)
     assert column(tmp_path / "run", "loss")[0] == pytest.approx(F.cross_entropy(model(x), y).item(), abs=1e-6)
 
 
 def test_start_with_several_widths_and_a_tied_readout(tmp_path: Path) -> None:
     old = recipe(tmp_path / "old", "gpt2-dims", clip=0.3)
-    train(old)
+    run_recipe(old)
     for times in (1, 3):
         wide = {"head_dim": 4 * times}
-        train(replace(old, width=wide, start=str(tmp_path / "old"), out=str(tmp_path / str(times))))
+        run_recipe(replace(old, width=wide, start=str(tmp_path / "old"), out=str(tmp_path / str(times))))
     ours, theirs = column(tmp_path / "3", "loss"), column(tmp_path / "1", "loss")
     assert ours == pytest.approx(theirs, rel=0, abs=1e-10)
     assert theirs[0] < column(tmp_path / "old", "loss")[0] - 0.3
@@ -433,10 +433,10 @@ def test_a_started_run_resumes(tmp_path: Path, narrow: Path) -> None:
     start = tmp_path / "start" / "a.safetensors"
     start.write_bytes((narrow / "checkpoints" / step(20)).read_bytes())
     new = recipe(tmp_path / "run", width=32, start=str(start), noise=0.5, checkpoints=Checkpoints(every=6, keep=9))
-    train(new)
-    train(replace(new, out=str(tmp_path / "whole")))
+    run_recipe(new)
+    run_recipe(replace(new, out=str(tmp_path / "whole")))
     start.unlink()
     for name in (18, 20):
         (tmp_path / "run" / "checkpoints" / step(name)).unlink()
-    train(new, resume=True)
+    run_recipe(new, resume=True)
     assert_same_run(tmp_path / "run", tmp_path / "whole")

@@ -174,16 +174,16 @@ def _unknown(words: list[str]) -> int:
 
 
 def _train(words: list[str]) -> int:
-    from mupscale.train import train
+    from mupscale.train import run_recipe
 
     recipe, resume = read_recipe(words)
-    return _STATUS[train(recipe, resume=resume).status]
+    return _STATUS[run_recipe(recipe, resume=resume).status]
 
 
 def _resume(words: list[str]) -> int:
-    from mupscale.train import train
+    from mupscale.train import run_recipe
 
-    return _STATUS[train(read_run(words), resume=True).status]
+    return _STATUS[run_recipe(read_run(words), resume=True).status]
 
 
 NO_GROWTH: Option = ("--grow", "[]")
@@ -371,15 +371,15 @@ def _plain(parser: Any, parsed: Any) -> dict[str, Any]:
 
 
 def _curves(words: list[str]) -> int:
-    from mupscale.train import curves
+    from mupscale.train import draw_curves
 
     alone, options = split(words, flags=())
     parser = make_parser("curves", "RUN [RUN …] [--option VALUE …]", CURVES)
-    parser.add_function_arguments(curves, as_group=False, skip={"runs"})
+    parser.add_function_arguments(draw_curves, as_group=False, skip={"runs"})
     chosen = parse(parser, together(options)).as_dict()
     if not alone:
         raise UsageError("give the folder of at least one run")
-    print(f"Picture: {curves(alone, **chosen)}")
+    print(f"Picture: {draw_curves(alone, **chosen)}")
     return 0
 
 

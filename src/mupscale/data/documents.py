@@ -60,7 +60,7 @@ class Corpus:
             identity: list[Any] = [source]
         else:
             try:
-                files = _find(source)
+                files = _find_files(source)
                 self._units = [_Unit(str(file), file.stat().st_size, self._reader(file)) for file in files]
                 self.modified = datetime.fromtimestamp(max(file.stat().st_mtime for file in files), UTC).isoformat()
             except OSError as error:
@@ -122,33 +122,33 @@ def source_name(source: str) -> str:
     return source if source.startswith("datasets:") else Path(source).name
 
 
-def _find(source: str) -> list[Path]:
+def _find_files(source: str) -> list[Path]:
     """The files that a path or a glob means, sorted."""
     path = Path(source).expanduser()
     if path.is_dir():
-        found = sorted(file for file in _below(path) if file.name.endswith(SUFFIXES) and file.is_file())
-        if not found:
+        files = sorted(file for file in _walk_files(path) if file.name.endswith(SUFFIXES) and file.is_file())
+        if not files:
             raise MupscaleError(f"the folder {path} has no file that ends in {', '.join(SUFFIXES)}")
-        return found
+        return files
     if path.is_file():
-        found = [path]
+        files = [path]
     elif glob.has_magic(source):
         matching = sorted(file for file in map(Path, glob.glob(str(path), recursive=True)) if file.is_file())
-        found = list({os.path.realpath(file): file for file in reversed(matching)}.values())[::-1]  # each once
-        if not found:
+        files = list({os.path.realpath(file): file for file in reversed(matching)}.values())[::-1]  # each once
+        if not files:
             raise MupscaleError(f"no file matches {source}")
     else:
         raise MupscaleError(
             f"there is no file or folder {source}: give one, a glob in quotes, or datasets:NAME:CONFIG for a dataset "
             f"of the Hugging Face Hub"
         )
-    for file in found:
+    for file in files:
         if not file.name.endswith(SUFFIXES):
             raise MupscaleError(f"{file} is of no kind that can be read: its name must end in {', '.join(SUFFIXES)}")
-    return found
+    return files
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def _walk_files(folder: Path) -> Iterator[Path]:
     """The files in a folder and in those in it, linked ones too, each once; hidden ones are not meant, as in a glob."""
 
     def fail(error: OSError) -> None:

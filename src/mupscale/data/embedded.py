@@ -36,13 +36,13 @@ def covtype_sample(dtype: torch.dtype = torch.float32) -> Split:
         one_hot(columns["wilderness"].long(), WILDERNESS_AREAS),
         one_hot(columns["soil"].long(), SOIL_TYPES),
     ]
-    x = torch.cat([standardised(columns["continuous"], train), *binary], dim=1).to(dtype)
+    x = torch.cat([standardise(columns["continuous"], train), *binary], dim=1).to(dtype)
     y = columns["label"].long()
     return Split(x[train], y[train], x[~train], y[~train])
 
 
-def standardised(columns: Tensor, train: Tensor) -> Tensor:
-    """The columns with the training rows' mean 0 and standard deviation 1; a constant column becomes 0."""
+def standardise(columns: Tensor, train: Tensor) -> Tensor:
+    """Give the training rows of each column mean 0 and standard deviation 1; a constant column becomes 0."""
     columns = columns.double()
     std, mean = torch.std_mean(columns[train], dim=0)
     return (columns - mean) / torch.where(std > 0, std, 1.0)

@@ -49,14 +49,14 @@ class Images(Table):
     def examples(self, rows: Tensor) -> Batch:
         """These images of the training part, normalised."""
         x, y = super().examples(rows)
-        return self.normalised(x), y
+        return self.normalise(x), y
 
     def evaluation(self, batch: int) -> Iterator[Batch]:
         """The test part, normalised."""
         for x, y in super().evaluation(batch):
-            yield self.normalised(x), y
+            yield self.normalise(x), y
 
-    def normalised(self, pixels: Tensor) -> Tensor:
+    def normalise(self, pixels: Tensor) -> Tensor:
         """Bytes as numbers around 0; a black pixel becomes exactly what padding is."""
         return torch.addcmul(self._black, pixels.to(self._scale.dtype), self._scale)
 
@@ -93,7 +93,9 @@ class CIFAR100(Images):
         path = Path(path).expanduser()
         train, test = _read(path)
         super().__init__(
-            Split(*_decoded(train, path, "train.bin"), *_decoded(test, path, "test.bin")), FINE_CLASSES, augment=augment
+            Split(*_decode_records(train, path, "train.bin"), *_decode_records(test, path, "test.bin")),
+            FINE_CLASSES,
+            augment=augment,
         )
 
 
@@ -106,7 +108,9 @@ class Shapes(Images):
     def __init__(self, train: int = 4000, test: int = 1000, *, seed: int = 0, augment: bool = True) -> None:
         if min(train, test) < 1:
             raise MupscaleError(f"Shapes needs images to train on and to test on, but train is {train} and test {test}")
-        super().__init__(Split(*drawn(train, seed, "train"), *drawn(test, seed, "test")), len(SHAPES), augment=augment)
+        super().__init__(
+            Split(*draw_shapes(train, seed, "train"), *draw_shapes(test, seed, "test")), len(SHAPES), augment=augment
+        )
 
 
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,7 +162,7 @@ def _from_archive(path: Path) -> dict[str, bytes]:
     return parts
 
 
-def _decoded(records: bytes, path: Path, name: str) -> tuple[Tensor, Tensor]:
+def _decode_records(records: bytes, path: Path, name: str) -> tuple[Tensor, Tensor]:
     """Images and fine classes; a record is a coarse class, a fine one, and the red, green and blue planes."""
     if not records or len(records) % RECORD:
         raise MupscaleError(
@@ -176,7 +180,7 @@ def _decoded(records: bytes, path: Path, name: str) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(table[:, 2:].copy()).view(-1, CHANNELS, SIDE, SIDE), labels
 
 
-def drawn(count: int, seed: int, part: str) -> tuple[Tensor, Tensor]:
+def draw_shapes(count: int, seed: int, part: str) -> tuple[Tensor, Tensor]:
     """So many synthetic images and their classes, each class as often as any other."""
     random = generator(seed, "shapes", part)
 

@@ -20,9 +20,20 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mupscale.data.document_split import find_split
 from mupscale.data.documents import Corpus, Document, Errors, source_name
-from mupscale.data.shards import DTYPES, INDEX, PARTS, PROGRESS, TOKENIZER, Index, Part, Shard, Writer, check_same
-from mupscale.data.split import find_split
+from mupscale.data.shards import (
+    DTYPES,
+    INDEX,
+    PARTS,
+    PROGRESS,
+    TOKENIZER,
+    Index,
+    Part,
+    ShardWriter,
+    TokenShard,
+    check_packed_with,
+)
 from mupscale.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, one_thread_each, tokenizer_name
 from mupscale.system import MupscaleError, exclusive_lock, open_display, replace_text, usable_cores
 
@@ -77,37 +88,43 @@ def pack(
         "dtype": dtype,
     }
     out = Path(out).expanduser()
+    _pack_into(out, corpus, tokenizer, made_from, workers, progress or (lambda *_: None))
+    return out
+
+
+def _pack_into(
+    out: Path, corpus: Corpus, tokenizer: str, made_from: dict[str, Any], workers: int | None, progress: Progress
+) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(out / _LOCK):
             if (out / INDEX).exists():
-                check_same(out, Index.read(out).made_from, made_from)
+                check_packed_with(out, Index.read(out).made_from, made_from)
             else:
-                _Packing(out, corpus, tokenizer, made_from, progress or (lambda *_: None)).go(workers or usable_cores())
+                _Packing(out, corpus, tokenizer, made_from, progress).go(workers or usable_cores())
             (out / PROGRESS).unlink(missing_ok=True)
             (out / _LOCK).unlink(missing_ok=True)
     except OSError as error:
         raise MupscaleError(
             f"packing into {out} failed: {error}; mend that and run it again, and it goes on where it was"
         ) from None
-    return out
 
 
 @dataclass
-class _Note:
+class _Position:
     """Where packing stands: after which document (its file and number), and with which shards."""
 
     begun_with: dict[str, Any]
     after: tuple[int, int]
     empty: int
-    shards: dict[Part, list[Shard]]
+    shards: dict[Part, list[TokenShard]]
 
     @classmethod
-    def read(cls, path: Path) -> _Note:
+    def read(cls, path: Path) -> _Position:
         try:
-            noted = json.loads(path.read_text(encoding="utf-8"))
-            shards = {part: [Shard(**shard) for shard in noted["shards"][part]] for part in PARTS}
-            return cls(noted["begun_with"], (noted["after"][0], noted["after"][1]), noted["empty"], shards)
+            values = json.loads(path.read_text(encoding="utf-8"))
+            shards = {part: [TokenShard(**shard) for shard in values["shards"][part]] for part in PARTS}
+            return cls(values["begun_with"], (values["after"][0], values["after"][1]), values["empty"], shards)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise MupscaleError(f"{path} is damaged ({error}): remove {path.parent} and start again") from None
 
@@ -125,32 +142,33 @@ class _Piece(NamedTuple):
 
 
 class _Packing:
-    """One folder in the making."""
+    """Packs one folder: reads documents, tokenizes them on several threads, writes shards."""
 
     def __init__(self, out: Path, corpus: Corpus, spec: str, made_from: dict[str, Any], progress: Progress) -> None:
         self.out, self.corpus, self.made_from, self.progress = out, corpus, made_from, progress
-        self.note = self._last_note()
+        self.position = self._last_position()
         texts = (document.text for document in self._documents())
         self.split = find_split(texts, made_from["validation"], made_from["tail"], made_from["split_seed"])
-        self.note.write(out / PROGRESS)
+        self.position.write(out / PROGRESS)
         self.tokenizer = self._make_tokenizer(spec)
-        self.dtype = _dtype(made_from["dtype"], self.tokenizer.vocab_size)
+        self.dtype = _choose_dtype(made_from["dtype"], self.tokenizer.vocab_size)
         self.writers = {
-            part: Writer(out, part, self.dtype, made_from["shard_tokens"], self.note.shards[part]) for part in PARTS
+            part: ShardWriter(out, part, self.dtype, made_from["shard_tokens"], self.position.shards[part])
+            for part in PARTS
         }
 
-    def _last_note(self) -> _Note:
+    def _last_position(self) -> _Position:
         """Where the last run came to, if there was one and it was about the same."""
         path, begun_with = self.out / PROGRESS, {**self.made_from, "source_modified": self.corpus.modified}
         if path.exists():
-            note = _Note.read(path)
+            position = _Position.read(path)
             if begun_with["errors"] == "replace":  # what is packed already had nothing to replace
-                note.begun_with["errors"] = "replace"
-            check_same(self.out, note.begun_with, begun_with)
-            return note
+                position.begun_with["errors"] = "replace"
+            check_packed_with(self.out, position.begun_with, begun_with)
+            return position
         if any(not file.name.startswith(".") for file in self.out.iterdir()):
             raise MupscaleError(f"the folder {self.out} has other files in it: give one that is empty or not there yet")
-        return _Note(begun_with, (0, 0), 0, {part: [] for part in PARTS})
+        return _Position(begun_with, (0, 0), 0, {part: [] for part in PARTS})
 
     def _documents(self) -> Iterator[Document]:
         return filter(_has_text, self.corpus.documents())
@@ -159,10 +177,11 @@ class _Packing:
         """The tokenizer, which is in the folder if an earlier run came that far."""
         path = self.out / TOKENIZER
         if not path.exists() or spec.startswith("gpt2:"):
-            made = make_tokenizer(spec, self._training_texts())
+            tokenizer = make_tokenizer(spec, self._training_texts())
             if path.exists():
-                check_same(self.out, {"tokenizer": load_tokenizer(path).fingerprint}, {"tokenizer": made.fingerprint})
-            replace_text(path, made.to_json())
+                before = load_tokenizer(path)
+                check_packed_with(self.out, {"tokenizer": before.fingerprint}, {"tokenizer": tokenizer.fingerprint})
+            replace_text(path, tokenizer.to_json())
         return load_tokenizer(path)
 
     def _training_texts(self) -> Iterator[str]:
@@ -182,25 +201,27 @@ class _Packing:
             self.tokenizer.end_of_text,
             self.tokenizer.fingerprint,
             self.made_from,
-            self.note.empty,
-            self.note.shards,
+            self.position.empty,
+            self.position.shards,
         ).write(self.out)
 
     def _write(self, batches: Iterable[list[tuple[_Piece, NDArray[Any]]]]) -> None:
-        note, noted_at, read = self.note, time.monotonic(), 0
+        position, noted_at, read = self.position, time.monotonic(), 0
         for batch in batches:
             for piece, tokens in batch:
                 full = self.writers[piece.part].append(tokens, ends=piece.ends)
-                if done := piece.completes:
-                    note.after, read = (done.file, done.number), done.read
-                    note.empty += not piece.ends
+                if document := piece.completes:
+                    position.after, read = (document.file, document.number), document.read
+                    position.empty += not piece.ends
                     if full or time.monotonic() > noted_at + _NOTE_EVERY:
-                        self._write_note()
+                        self._write_position()
                         noted_at = time.monotonic()
-            self.progress(read, self.corpus.size, sum(shard.tokens for part in PARTS for shard in note.shards[part]))
+            self.progress(
+                read, self.corpus.size, sum(shard.tokens for part in PARTS for shard in position.shards[part])
+            )
 
     def _pieces(self) -> Iterator[_Piece]:
-        for document in self.corpus.documents(self.note.after):
+        for document in self.corpus.documents(self.position.after):
             parts = self.split(document.text) if _has_text(document) else []
             for part, text in parts:
                 yield from (_Piece(part, piece) for piece in self.tokenizer.pieces(text))
@@ -213,10 +234,10 @@ class _Packing:
         encoded = self.tokenizer.encode_batch([piece.text for piece in batch])
         return [(piece, end if piece.ends else tokens) for piece, tokens in zip(batch, encoded, strict=True)]
 
-    def _write_note(self) -> None:
+    def _write_position(self) -> None:
         for writer in self.writers.values():
             writer.sync()
-        self.note.write(self.out / PROGRESS)
+        self.position.write(self.out / PROGRESS)
 
 
 def _has_text(document: Document) -> bool:
@@ -252,13 +273,13 @@ def _in_order(function: Callable[[In], Out], items: Iterable[In], workers: int) 
         pool.shutdown(cancel_futures=True)
 
 
-def _dtype(asked: str | None, vocab_size: int) -> str:
-    fitting = [name for name, dtype in DTYPES.items() if vocab_size <= 1 << 8 * dtype.itemsize]
-    if asked is not None and asked not in fitting:
+def _choose_dtype(dtype: str | None, vocab_size: int) -> str:
+    fitting = [name for name, stored in DTYPES.items() if vocab_size <= 1 << 8 * stored.itemsize]
+    if dtype is not None and dtype not in fitting:
         raise MupscaleError(
-            f"{asked} holds no vocabulary of {vocab_size} tokens: take {' or '.join(fitting)}, or leave dtype away"
+            f"{dtype} holds no vocabulary of {vocab_size} tokens: take {' or '.join(fitting)}, or leave dtype away"
         )
-    return asked or fitting[0]
+    return dtype or fitting[0]
 
 
 @contextmanager
@@ -280,75 +301,3 @@ def shown_progress() -> Iterator[Progress]:
 
 def _doing(tokens: int) -> str:
     return "packing" if tokens else "learning the vocabulary"
-
-
-def tokenize(
-    source: str,
-    out: str,
-    *,
-    vocab: int | None = None,
-    gpt2: str | None = None,
-    field: str = "text",
-    validation: float = 0.005,
-    shard_tokens: int = 100_000_000,
-    workers: int | None = None,
-    split_seed: int = 0,
-    errors: Errors = "strict",
-) -> Path:
-    """Tokenize text once, for all training runs on it; run again after an interruption, it goes on where it was.
-
-    Tokens are bytes, unless --vocab or --gpt2 say otherwise.
-
-    Args:
-        source: a .txt, .jsonl, .jsonl.gz or .parquet file, a folder or a quoted glob of them, or datasets:NAME:CONFIG,
-            e.g. datasets:HuggingFaceFW/fineweb-edu:CC-MAIN-2013-20
-        out: folder for the packed tokens
-        vocab: learn a byte-pair encoding of so many tokens from the training documents, e.g. 8192
-        gpt2: take GPT-2's tokenizer, from the folder with its encoder.json and vocab.bpe
-        field: where JSON lines, Parquet and datasets have the text
-        validation: share of the documents kept for validation; a single document keeps its last tenth
-        shard_tokens: tokens after which a new file is begun
-        workers: how many threads tokenize; all cores if not given
-        split_seed: which documents are kept for validation
-        errors: whether text that is not valid UTF-8 is refused (strict) or gets a replacement character (replace)
-    """
-    if vocab is not None and gpt2 is not None:
-        raise MupscaleError("--vocab learns a tokenizer and --gpt2 takes one that is there: give one of them")
-    spec = f"bpe:{vocab}" if vocab is not None else f"gpt2:{gpt2}" if gpt2 is not None else "bytes"
-    with shown_progress() as progress:
-        pack(
-            source,
-            out,
-            spec,
-            field=field,
-            errors=errors,
-            validation=validation,
-            split_seed=split_seed,
-            shard_tokens=shard_tokens,
-            workers=workers,
-            progress=progress,
-        )
-    info(out)
-    return Path(out)
-
-
-def info(tokens: str) -> None:
-    """Print what a folder of packed tokens holds, and how its text begins.
-
-    Args:
-        tokens: the folder
-    """
-    folder = Path(tokens).expanduser()
-    index = Index.read(folder)
-    shards = {part: index.open(folder, part) for part in PARTS}
-    rows = {
-        "tokenizer": f"{index.made_from.get('tokenizer', '?')}, {index.vocab_size:,} tokens, stored as {index.dtype}",
-        "source": f"{index.made_from.get('source', '?')}, {index.made_from.get('source_bytes', 0):,} bytes",
-    }
-    for part in PARTS:
-        rows[part] = f"{index.tokens(part):,} tokens, documents: {index.documents(part):,}, files: {len(shards[part])}"
-    if index.empty:
-        rows["skipped"] = f"{index.empty:,} empty documents"
-    beginning = load_tokenizer(folder / TOKENIZER).decode(shards["train"][0][:400].tolist())
-    rows["begins"] = "\n            ".join(beginning.strip().splitlines()[:4])
-    print(*(f"{name:<12}{value}" for name, value in rows.items()), sep="\n")

@@ -29,7 +29,7 @@ _VERSION = 1
 
 
 @dataclass
-class Shard:
+class TokenShard:
     """One file: how many tokens it has, and how many documents end in it."""
 
     file: str
@@ -53,7 +53,7 @@ class Index:
     fingerprint: str
     made_from: dict[str, Any]
     empty: int
-    shards: dict[Part, list[Shard]]
+    shards: dict[Part, list[TokenShard]]
 
     def tokens(self, part: Part) -> int:
         """Tokens in a part."""
@@ -102,7 +102,7 @@ class Index:
                 content["tokenizer"]["fingerprint"],
                 content["made_from"],
                 content["empty_documents_skipped"],
-                {part: [Shard(**shard) for shard in content[part]] for part in PARTS},
+                {part: [TokenShard(**shard) for shard in content[part]] for part in PARTS},
             )
         except FileNotFoundError:
             if (folder / PROGRESS).exists():
@@ -176,10 +176,10 @@ class Windows:
         return np.concatenate(parts)
 
 
-class Writer:
+class ShardWriter:
     """Appends documents to the shards of a part, starting a new one when the last is full."""
 
-    def __init__(self, folder: Path, part: Part, dtype: str, shard_tokens: int, shards: list[Shard]) -> None:
+    def __init__(self, folder: Path, part: Part, dtype: str, shard_tokens: int, shards: list[TokenShard]) -> None:
         self._folder, self._part, self._dtype, self._full = folder, part, DTYPES[dtype], shard_tokens
         self._file: IO[bytes] | None = None
         self.shards = shards
@@ -206,7 +206,7 @@ class Writer:
             return False
         if self._file is None:
             if not self.shards or self.shards[-1].tokens >= self._full:
-                self.shards.append(Shard(f"{self._part}-{len(self.shards):05d}.bin"))
+                self.shards.append(TokenShard(f"{self._part}-{len(self.shards):05d}.bin"))
             self._file = (self._folder / self.shards[-1].file).open("ab")
         self._file.write(np.ascontiguousarray(tokens, self._dtype).data)
         shard = self.shards[-1]
@@ -230,11 +230,11 @@ class Writer:
             self._file = None
 
 
-def check_same(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
-    """Refuse to take what was packed one way for what is asked for now."""
-    for key, value in here.items():
-        if there.get(key) != value:
+def check_packed_with(folder: Path, options: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Refuse a folder that was packed with other options than these."""
+    for key, value in expected.items():
+        if options.get(key) != value:
             raise MupscaleError(
-                f"{folder} was packed with {key} {there.get(key)!r}, not {value!r}: give another folder, or remove "
+                f"{folder} was packed with {key} {options.get(key)!r}, not {value!r}: give another folder, or remove "
                 f"this one to pack it again"
             )

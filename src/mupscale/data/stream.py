@@ -65,11 +65,11 @@ class Data(ABC):
         """The order of this seed; those of the last seeds asked for are kept, since a sweep goes round several."""
         orders: dict[object, Order] = self.__dict__.setdefault("_orders", {})
         key = (self.size, seed, self.rows_on or self.device)
-        found = orders.pop(key, None) or Order(*key)
-        orders[key] = found
+        order = orders.pop(key, None) or Order(*key)
+        orders[key] = order
         while len(orders) > max(1, _ROWS_KEPT // self.size):
             del orders[next(iter(orders))]
-        return found
+        return order
 
 
 class Order:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mupscale.data.embedded import Split, covtype_sample, standardised
+from mupscale.data.embedded import Split, covtype_sample, standardise
 from mupscale.data.stream import Batch, Data
 from mupscale.system import MupscaleError, generator, require
 
@@ -67,10 +67,10 @@ class CoverType(Table):
     """
 
     def __init__(self, path: str | Path | None = None, *, test_fraction: float = 0.2, split_seed: int = 0) -> None:
-        table = torch.from_numpy(_fetched() if path is None else _read(Path(path).expanduser()))
+        table = torch.from_numpy(_fetch() if path is None else _read(Path(path).expanduser()))
         labels = table[:, FEATURES].long() - 1
-        test = stratified(labels, test_fraction, split_seed)
-        table[:, :CONTINUOUS] = standardised(table[:, :CONTINUOUS], ~test)
+        test = choose_test_rows(labels, test_fraction, split_seed)
+        table[:, :CONTINUOUS] = standardise(table[:, :CONTINUOUS], ~test)
         x = table[:, :FEATURES]
         super().__init__(Split(x[~test], labels[~test], x[test], labels[test]), CLASSES)
 
@@ -82,7 +82,7 @@ class CoverTypeSample(Table):
         super().__init__(covtype_sample(), CLASSES)
 
 
-def stratified(labels: Tensor, fraction: float, seed: int) -> Tensor:
+def choose_test_rows(labels: Tensor, fraction: float, seed: int) -> Tensor:
     """Which rows are the test part: this fraction of each class, rounded, chosen by the seed."""
     if not 0 < fraction < 1:
         raise MupscaleError(f"test_fraction must lie between 0 and 1, but is {fraction}")
@@ -104,7 +104,7 @@ def stratified(labels: Tensor, fraction: float, seed: int) -> Tensor:
 def _read(path: Path) -> NDArray[np.float32]:
     """The rows of the file as they stand: 54 features and a class."""
     try:
-        with _opened(path) as file, warnings.catch_warnings():
+        with _open(path) as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "loadtxt: input contained no data")
             table = np.loadtxt(file, dtype=np.float32, delimiter=",", comments=None, ndmin=2)
         if table.size == 0:
@@ -124,11 +124,11 @@ def _read(path: Path) -> NDArray[np.float32]:
         raise MupscaleError(
             f"cannot read {path}: {error.strerror or error}; path names UCI's covtype.data.gz"
         ) from None
-    with _opened(path) as file:
+    with _open(path) as file:
         raise MupscaleError(f"{path}, {_first_problem(file) or problem}; {LAYOUT}")
 
 
-def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
+def _open(path: Path) -> gzip.GzipFile | BufferedReader:
     """The file, through gzip where its first bytes say so, whatever its name."""
     with path.open("rb") as file:
         zipped = file.read(2) == b"\x1f\x8b"
@@ -159,7 +159,7 @@ def _is_number(field: str) -> bool:
         return False
 
 
-def _fetched() -> NDArray[np.float32]:
+def _fetch() -> NDArray[np.float32]:
     """The same rows from scikit-learn's copy, downloaded the first time."""
     sklearn = require(
         "sklearn.datasets",

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mupscale.data.document_split import DocumentSplit
 from mupscale.data.documents import Corpus, Errors, source_name
 from mupscale.data.embedded import tinyshakespeare
 from mupscale.data.packing import pack, shown_progress
-from mupscale.data.shards import INDEX, TOKENIZER, Index, Windows, check_same
-from mupscale.data.split import DocumentSplit
+from mupscale.data.shards import INDEX, TOKENIZER, Index, Windows, check_packed_with
 from mupscale.data.stream import Batch, Data
 from mupscale.data.tokenizer import Bytes, Tokenizer, load_tokenizer, tokenizer_name
 from mupscale.system import MupscaleError
@@ -105,12 +105,17 @@ class Text(TokenWindows):
                 )
         index = Index.read(folder)
         if tokenizer is not None:
-            check_same(folder, index.made_from, {"tokenizer": tokenizer_name(tokenizer)})
+            check_packed_with(folder, index.made_from, {"tokenizer": tokenizer_name(tokenizer)})
         if source is not None:
-            asked = {"source": source_name(source), "field": field, "validation": validation, "split_seed": split_seed}
-            check_same(folder, index.made_from, asked)
+            options = {
+                "source": source_name(source),
+                "field": field,
+                "validation": validation,
+                "split_seed": split_seed,
+            }
+            check_packed_with(folder, index.made_from, options)
             if not source.startswith("datasets:") and Path(source).expanduser().exists():  # it may be gone by now
-                check_same(folder, index.made_from, {"source_fingerprint": Corpus(source).fingerprint})
+                check_packed_with(folder, index.made_from, {"source_fingerprint": Corpus(source).fingerprint})
         super().__init__(index.open(folder, "train"), index.open(folder, "validation"), context, index.vocab_size)
         self._folder = folder
 

@@ -81,30 +81,30 @@ class BPE(Tokenizer):
     def gpt2(cls, folder: str | Path) -> BPE:
         """GPT-2's, from its two files, under either of the names they are known by."""
         tokenizers = _tokenizers()
-        vocab, merges = (_first(Path(folder).expanduser(), names) for names in (_VOCAB_FILES, _MERGES_FILES))
+        vocab, merges = (_find_file(Path(folder).expanduser(), names) for names in (_VOCAB_FILES, _MERGES_FILES))
         try:
             model = tokenizers.models.BPE.from_file(str(vocab), str(merges))
         except Exception as error:  # the library raises nothing more precise
             raise MupscaleError(f"{vocab} and {merges} hold no byte-pair encoding: {error}") from None
         if model.token_to_id(END_OF_TEXT) is None:
             raise MupscaleError(f"{vocab} has no {END_OF_TEXT}, the token that GPT-2 ends a text with")
-        return cls(_with_words(model))
+        return cls(_with_gpt2_words(model))
 
     @classmethod
-    def learnt(cls, texts: Iterable[str], vocab: int) -> BPE:
+    def learn(cls, texts: Iterable[str], vocab: int) -> BPE:
         """Learn the encoding from the first 100 million characters of these texts.
 
         The vocabulary has `vocab` tokens, the 256 bytes and the end of a text included; fewer where no pair repeats.
         """
         tokenizers = _tokenizers()
-        tokenizer = _with_words(tokenizers.models.BPE())
+        tokenizer = _with_gpt2_words(tokenizers.models.BPE())
         trainer = tokenizers.trainers.BpeTrainer(
             vocab_size=vocab - 1,
             min_frequency=2,
             initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(_beginning(texts), trainer)
+        tokenizer.train_from_iterator(_first_characters(texts), trainer)
         return cls(tokenizer)
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
@@ -119,9 +119,9 @@ class BPE(Tokenizer):
 
     def pieces(self, text: str) -> Iterator[str]:
         start = 0
-        while found := _CUT.search(text, start + _PIECE):
-            yield text[start : found.start()]
-            start = found.start()
+        while cut := _CUT.search(text, start + _PIECE):
+            yield text[start : cut.start()]
+            start = cut.start()
         yield text[start:]
 
 
@@ -153,7 +153,7 @@ def make_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
     kind, argument = parse_tokenizer(spec)
     if kind == "bytes":
         return Bytes()
-    return BPE.gpt2(argument) if kind == "gpt2" else BPE.learnt(texts, int(argument))
+    return BPE.gpt2(argument) if kind == "gpt2" else BPE.learn(texts, int(argument))
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -191,7 +191,7 @@ def _tokenizers() -> Any:
     return require("tokenizers", extra="text", reason="byte-pair encoding needs tokenizers")
 
 
-def _with_words(model: Any) -> Any:
+def _with_gpt2_words(model: Any) -> Any:
     tokenizers = _tokenizers()
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -199,7 +199,7 @@ def _with_words(model: Any) -> Any:
     return tokenizer
 
 
-def _beginning(texts: Iterable[str]) -> Iterator[str]:
+def _first_characters(texts: Iterable[str]) -> Iterator[str]:
     left = _LEARN_FROM
     for text in texts:
         yield text[:left]
@@ -208,7 +208,7 @@ def _beginning(texts: Iterable[str]) -> Iterator[str]:
             return
 
 
-def _first(folder: Path, names: Sequence[str]) -> Path:
+def _find_file(folder: Path, names: Sequence[str]) -> Path:
     for name in names:
         if (folder / name).is_file():
             return folder / name

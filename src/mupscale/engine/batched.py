@@ -15,7 +15,7 @@ from mupscale.engine.stack import Stack
 from mupscale.engine.stack_run import Passage
 from mupscale.engine.stackable import NotStackable, check_alike
 from mupscale.system import MupscaleError
-from mupscale.train import StopRequest, matmul_precision, processes
+from mupscale.train import StopRequest, join_processes, matmul_precision
 
 
 def train_together(work: Work, stop: StopRequest) -> None:
@@ -24,21 +24,21 @@ def train_together(work: Work, stop: StopRequest) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise NotStackable("several processes (torchrun) train one run at a time")
     check_alike([work.recipes[number] for number in work.left])
-    with matmul_precision(first.precision), processes(first.device, first.parallel) as among:
+    with matmul_precision(first.precision), join_processes(first.device, first.parallel) as processes:
         loaded = first.make_data() if work.data is None else work.data
-        data = loaded.to(among.device, first.dtype())
+        data = loaded.to(processes.device, first.dtype())
         most: int | None = None
         while work.left:
             if work.saved is not None:
                 chunk = [int(number) for number in work.saved.extra["stack"]["numbers"]]
             else:
-                most = most or _most(work, among.device, data)
+                most = most or _most(work, processes.device, data)
                 chunk = work.left[: even_share(len(work.left), most)]
             try:
-                _begin(work, chunk, among.device, data).go(stop)
+                _begin(work, chunk, processes.device, data).go(stop)
             except torch.OutOfMemoryError:
                 most = _fewer(work, len(chunk))
-            _give_back_memory(among.device)
+            _give_back_memory(processes.device)
             work.keep()
 
 

@@ -14,7 +14,7 @@ from mupscale.engine.outcomes import Outcome, check_folders, finished
 from mupscale.engine.serial import train_one_by_one
 from mupscale.engine.stackable import NotStackable
 from mupscale.system import MupscaleError
-from mupscale.train import Recipe, asked_to_stop
+from mupscale.train import Recipe, catch_stop_signals
 
 Engine = Literal["auto", "vectorised", "serial"]
 
@@ -54,7 +54,7 @@ def train_many(
             if (outcome := finished(recipes[number])) is not None:
                 work.outcomes[number] = outcome
     check_folders([recipes[number] for number in work.left], work.resume)
-    with asked_to_stop() as stop:
+    with catch_stop_signals() as stop:
         if engine != "serial" and work.left:
             try:
                 train_together(work, stop)

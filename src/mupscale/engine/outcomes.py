@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from mupscale.system import MupscaleError
-from mupscale.train import Board, Folder, Recipe, step_of
+from mupscale.train import Recipe, RunFolder, TensorBoardWriter, step_of
 
 Status = Literal["finished", "diverged", "pruned"]
 _LAST = 0.1  # the part of a run at its end over which its training loss is measured
@@ -61,7 +61,7 @@ def finished(recipe: Recipe) -> Outcome | None:
     """The outcome of a run that is over, read from its folder; None if it is not, or of another recipe."""
     if recipe.out is None:
         return None
-    folder = Folder(recipe.out)
+    folder = RunFolder(recipe.out)
     records = folder.records()
     if not records or records[-1]["kind"] != "end" or records[-1]["status"] not in ("finished", "diverged"):
         return None
@@ -91,7 +91,7 @@ def check_folders(recipes: Sequence[Recipe], resume: bool) -> None:
     for recipe in recipes:
         if recipe.out is None:
             continue
-        folder, path = Folder(recipe.out), Path(recipe.out).absolute()
+        folder, path = RunFolder(recipe.out), Path(recipe.out).absolute()
         if path in seen:
             raise MupscaleError(f"two runs have the folder {recipe.out}: give each its own (out)")
         seen.add(path)
@@ -107,7 +107,7 @@ def check_folders(recipes: Sequence[Recipe], resume: bool) -> None:
             )
 
 
-def _recipe_in(folder: Folder) -> Recipe | None:
+def _recipe_in(folder: RunFolder) -> Recipe | None:
     path = folder.path / "recipe.json"
     try:
         return Recipe.from_json(json.loads(path.read_text(encoding="utf-8")))
@@ -122,8 +122,8 @@ class Journal:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.folder = None if recipe.out is None else Folder(recipe.out)
-        self.board: Board | None = None
+        self.folder = None if recipe.out is None else RunFolder(recipe.out)
+        self.board: TensorBoardWriter | None = None
 
     def open(self, step: int) -> None:
         """Make the folder ready, its metrics cut back to this step."""
@@ -131,7 +131,7 @@ class Journal:
             with _written(self.folder.path):
                 self.folder.begin(resume=True)
                 self.folder.go_on(self.recipe, step)
-            self.board = Board(self.folder.path, step) if self.recipe.tensorboard else None
+            self.board = TensorBoardWriter(self.folder.path, step) if self.recipe.tensorboard else None
 
     def write(self, record: dict[str, Any]) -> None:
         """A line of metrics."""

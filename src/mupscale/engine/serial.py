@@ -8,7 +8,7 @@ from typing import Any
 from mupscale.engine.jobs import Work
 from mupscale.engine.outcomes import Outcome, Status, told_by
 from mupscale.system import Interrupted
-from mupscale.train import Folder, Run, StopRequest, matmul_precision, processes
+from mupscale.train import RunFolder, StopRequest, TrainingRun, join_processes, matmul_precision
 
 
 def train_one_by_one(work: Work, stop: StopRequest) -> None:
@@ -19,8 +19,8 @@ def train_one_by_one(work: Work, stop: StopRequest) -> None:
             rarely = replace(recipe.evaluation, every=0)
             recipe = replace(recipe, log_every=work.spacing(recipe), evaluation=rarely)
         listener = _Listener()
-        with matmul_precision(recipe.precision), processes(recipe.device, recipe.parallel) as among:
-            run = Run(recipe, among, listener, work.data)
+        with matmul_precision(recipe.precision), join_processes(recipe.device, recipe.parallel) as processes:
+            run = TrainingRun(recipe, processes, listener, work.data)
             try:
                 run.begin(work.resume)
                 work.outcomes[number] = _follow(work, number, run, listener, stop)
@@ -29,7 +29,7 @@ def train_one_by_one(work: Work, stop: StopRequest) -> None:
         work.keep()
 
 
-def _follow(work: Work, number: int, run: Run, listener: _Listener, stop: StopRequest) -> Outcome:
+def _follow(work: Work, number: int, run: TrainingRun, listener: _Listener, stop: StopRequest) -> Outcome:
     """One run from where it stands to its end, heard at every point."""
     recipe = work.recipes[number]
     status: Any = "finished" if run.step >= recipe.steps else None
@@ -46,9 +46,9 @@ def _follow(work: Work, number: int, run: Run, listener: _Listener, stop: StopRe
     return _outcome(work, number, run, status, listener)
 
 
-def _outcome(work: Work, number: int, run: Run, status: Status, listener: _Listener) -> Outcome:
+def _outcome(work: Work, number: int, run: TrainingRun, status: Status, listener: _Listener) -> Outcome:
     recipe = work.recipes[number]
-    curve, scores = told_by(Folder(recipe.out).records() if recipe.out is not None else listener.records)
+    curve, scores = told_by(RunFolder(recipe.out).records() if recipe.out is not None else listener.records)
     step = run.losses.diverged_at(run.step) if status == "diverged" else run.step
     cost = None if run.flops_per_example is None else run.flops_per_example * recipe.batch
     flops = None if cost is None else run.flops - cost * max(0, run.step - step)

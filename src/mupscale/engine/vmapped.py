@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from mupscale.engine.replicas import Layout
 from mupscale.engine.stackable import NotStackable
 from mupscale.system import MupscaleError
-from mupscale.train import Recipe, as_input, correct
+from mupscale.train import Recipe, cast_input, count_correct
 
 Named = Mapping[str, Tensor]
 _PLAIN = (SDPBackend.MATH,)
@@ -66,7 +66,7 @@ class Program:
             with self._kernels():
                 outputs, _ = self._outputs(parameters, held, x)
                 loss = self.loss(outputs, y)
-            right = correct(outputs, y)
+            right = count_correct(outputs, y)
             return loss.double(), torch.full_like(loss, -1.0).double() if right is None else right.double()
 
         made: tuple[Tensor, Tensor] = vmap(score)(self.layout.cut(flat), dict(buffers))
@@ -81,7 +81,7 @@ class Program:
     def _outputs(self, parameters: Named, buffers: Named, x: Tensor) -> tuple[Any, dict[str, Tensor]]:
         """One run's outputs, and its buffers as the model leaves them, changed or put in the place of the old."""
         held = {**parameters, **buffers}
-        outputs = functional_call(self.template, held, (as_input(x, self.recipe),))
+        outputs = functional_call(self.template, held, (cast_input(x, self.recipe),))
         return outputs, {name: held[name] for name in buffers}
 
     @contextmanager

@@ -14,7 +14,7 @@ from mupscale.engine import NotStackable, Stack
 from mupscale.method.settings import Method
 from mupscale.method.stages import Protocol, label, size
 from mupscale.method.workshop import Workshop
-from mupscale.train import Recipe, Run, Seeds, Silence, Width, matmul_precision, processes
+from mupscale.train import Recipe, Seeds, Silence, TrainingRun, Width, join_processes, matmul_precision
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 _STEPS = 5  # that are measured, after as many that are not
@@ -112,21 +112,21 @@ def seconds_per_step(protocol: Protocol, stage: Planned, method: Method) -> floa
 def _probe(protocol: Protocol, stage: Planned, method: Method, count: int) -> float:
     steps = max(stage.steps, 2 * _STEPS)
     recipe = replace(protocol.fresh(stage.width, _lr(protocol), steps, 0), compile=False)
-    with processes(recipe.device, recipe.parallel) as among, matmul_precision(recipe.precision):
+    with join_processes(recipe.device, recipe.parallel) as processes, matmul_precision(recipe.precision):
         if method.engine != "serial":
             try:
                 recipes = [replace(recipe, seeds=Seeds(init=number)) for number in range(count)]
-                stack = Stack(recipes, among.device, protocol.data.to(among.device, recipe.dtype()))
+                stack = Stack(recipes, processes.device, protocol.data.to(processes.device, recipe.dtype()))
                 stack.advance(_STEPS)
-                return _timed(lambda: stack.advance(_STEPS), among.device) * stage.runs / count
+                return _timed(lambda: stack.advance(_STEPS), processes.device) * stage.runs / count
             except NotStackable:
                 if method.engine == "vectorised":
                     raise
-        run = Run(recipe, among, Silence(), protocol.data)
+        run = TrainingRun(recipe, processes, Silence(), protocol.data)
         run.begin(resume=False)
         for _ in range(_STEPS):
             run.advance()
-        return _timed(lambda: [run.advance() for _ in range(_STEPS)], among.device) * stage.runs
+        return _timed(lambda: [run.advance() for _ in range(_STEPS)], processes.device) * stage.runs
 
 
 def _timed(steps: Callable[[], object], device: torch.device) -> float:

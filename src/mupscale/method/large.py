@@ -16,7 +16,7 @@ from mupscale.method.tuning import Tuned
 from mupscale.method.workshop import Workshop
 from mupscale.sweep import Cell, Sweep
 from mupscale.system import MupscaleError
-from mupscale.train import Folder, Level, Recipe, Width
+from mupscale.train import NoiseLevel, Recipe, RunFolder, Width
 
 POINTS = 400
 """Of a curve in the summary, at most."""
@@ -36,7 +36,7 @@ LABELS = {
     "net2net": "Net2Net, tuned at width {width}",
     "naive": "naive widening, width {width}",
 }
-_Asked = tuple[Width, int, float, Level]  # width, steps, learning rate and noise
+_Asked = tuple[Width, int, float, NoiseLevel]  # width, steps, learning rate and noise
 NO_NOISE = "(e) upscaled, width {width}, for which the sweep chose no noise"
 
 
@@ -143,7 +143,7 @@ class _Large:
 
         (e′) is to (e) what (b′) is to (a): noise may want a large rate, which is not the one to end with.
         """
-        chosen: dict[str, tuple[Level, float]] = {}
+        chosen: dict[str, tuple[NoiseLevel, float]] = {}
         if self.choice.noise > 0 or "continued" not in self.asked:
             chosen["upscaled"] = (self.choice.constants or self.choice.noise, self.choice.lr)
         steps = self.protocol.wide_steps
@@ -157,7 +157,7 @@ class _Large:
             made = self._runs(name, self.wide, lr, steps, outcomes[name], self.seeds, after_base=True)
             yield replace(made, noise=noise)
 
-    def _plain_level(self, noise: float) -> Level:
+    def _plain_level(self, noise: float) -> NoiseLevel:
         """Signal-normalised noise transfers as constants, which are proportional to it."""
         constants, extrapolated = self.choice.constants, self.choice.noise
         return noise if constants is None else {name: c * noise / extrapolated for name, c in constants.items()}
@@ -249,7 +249,7 @@ def curve_of(outcome: Outcome, seed: int, steps: int) -> Curve:
     A run that diverged later than that did not diverge.
     """
     status = "finished" if outcome.step > steps + 1 else outcome.status
-    records = Folder(str(outcome.recipe.out)).records()
+    records = RunFolder(str(outcome.recipe.out)).records()
     held = [r for r in records if r["kind"] == "eval" and r["loss"] is not None and r["step"] <= steps]
     points, losses = thinned([(step, loss) for step, loss in outcome.curve if step <= steps])
     accuracy = [r["accuracy"] for r in held if "accuracy" in r]

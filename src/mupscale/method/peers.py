@@ -11,22 +11,22 @@ from mupscale import checkpoint
 from mupscale.core import Axis, Entry, Plan, naming
 from mupscale.family import Family
 from mupscale.system import MupscaleError, derive, generator
-from mupscale.train import Growth, Level, Recipe, RunState, Width, find_checkpoint, make_noise, snapshot
+from mupscale.train import Growth, NoiseLevel, Recipe, RunState, Width, build_noise, find_checkpoint, read_snapshot
 
 
 def load_model(recipe: Recipe, run: str) -> nn.Module:
     """The model of a finished run, at the recipe's width."""
     model = recipe.family().build(recipe.width).to(recipe.dtype())
-    snapshot.read(find_checkpoint(run)).restore_model(model)
+    read_snapshot(find_checkpoint(run)).restore_model(model)
     return model
 
 
-def naive_start(base: Recipe, growth: Growth, noise: Level, path: Path) -> None:
+def naive_start(base: Recipe, growth: Growth, noise: NoiseLevel, path: Path) -> None:
     """A base model widened and perturbed as ever, but without its optimizer's state."""
     unit = "theory" if isinstance(noise, dict) else growth.unit
     seed = derive(base.seeds.noise, "start")
     model = load_model(base, str(base.out))
-    wide, _ = base.family().upscale(model, width=growth.width, noise=make_noise(noise, unit), seed=seed)
+    wide, _ = base.family().upscale(model, width=growth.width, noise=build_noise(noise, unit), seed=seed)
     _write(wide, growth.width, path)
 
 

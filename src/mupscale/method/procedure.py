@@ -24,7 +24,7 @@ from mupscale.method.tuning import Tuned, tune
 from mupscale.method.verdict import verdict, warnings
 from mupscale.method.workshop import Note, Workshop, say
 from mupscale.sweep import findings
-from mupscale.train import Recipe, Width, as_input
+from mupscale.train import Recipe, Width, cast_input
 
 _EXAMPLES = 256  # in a batch of the coordinate check, at most; of text so many tokens
 _FEW = 8  # examples, below which the check is made at smaller widths
@@ -93,7 +93,7 @@ def _coordinates(shop: Workshop, lr: float) -> dict[str, Any] | None:
     batches = [_on_cpu(data.batch(recipe.seeds.data, number * count, count)) for number in range(3)]
 
     def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return loss(model(as_input(batch[0], recipe)), batch[1])
+        return loss(model(cast_input(batch[0], recipe)), batch[1])
 
     hyper: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in recipe.optimizer.init_args.items()}
     try:

@@ -15,7 +15,7 @@ from typing import Any
 from mupscale.data import Data
 from mupscale.sweep import Cell
 from mupscale.system import MupscaleError
-from mupscale.train import Growth, Level, Recipe, Seeds, Width, cost_per_example
+from mupscale.train import Growth, NoiseLevel, Recipe, Seeds, Width, cost_per_example
 
 POINTS = 40  # of a run's curve at least, where it has so many steps: final losses are means over the last tenth
 _AFTER = 10_000  # added to the seed of the data's order after upscaling, where all runs go on with other batches
@@ -118,7 +118,7 @@ class Protocol:
         return replace(recipe, grow=[Growth(at=at, width=recipe.width, lr=lr)])
 
     def after(
-        self, start: str, width: Width, lr: float, steps: int, seed: int, noise: Level, out: str | None = None
+        self, start: str, width: Width, lr: float, steps: int, seed: int, noise: NoiseLevel, out: str | None = None
     ) -> Recipe:
         """A model that starts from those under another name, upscaled to `width` if that is wider."""
         seeds = replace(self._seeds(seed), data=self._seeds(seed).data + _AFTER)

@@ -1,6 +1,6 @@
 """The three architectures of the paper (Section 4, Appendix F) as ordinary PyTorch modules, and what they cost."""
 
-from mupscale.models.flops import (
+from mupscale.models.flop_counts import (
     Cost,
     count_flops,
     gpt2_flops,

@@ -1,65 +1,66 @@
-"""Training: a recipe, the loop with growth in the middle of it, exact resume, one process or many."""
+"""Training: a recipe, the run with growth in the middle of it, exact resume, one process or many.
 
-from mupscale.train import snapshot
-from mupscale.train.evaluation import as_input
-from mupscale.train.loop import Result, Run, StopRequest, asked_to_stop, matmul_precision, train
-from mupscale.train.losses import correct, cross_entropy
-from mupscale.train.pictures import curves
-from mupscale.train.processes import Processes, processes
+recipe (with class_paths, growth_events, schedule, run_settings, widths): what a run is, as plain values.
+training_run: the steps. start and resuming: where they begin. model_checks: what is checked before.
+run_folder, run_state, snapshot: what a run leaves on disk. processes: DDP and FSDP.
+loss_functions, numeric_precision, metric_series, evaluation, stop_requests, progress, tensorboard: parts of a step.
+run_curves: pictures of runs.
+"""
+
+from mupscale.train.class_paths import Spec, import_path
+from mupscale.train.growth_events import Growth, NoiseLevel, build_noise
+from mupscale.train.loss_functions import count_correct, cross_entropy
+from mupscale.train.model_checks import check_data, cost_per_example
+from mupscale.train.numeric_precision import cast_input, matmul_precision
+from mupscale.train.processes import Processes, join_processes
 from mupscale.train.progress import Silence, make_progress
-from mupscale.train.recipe import (
-    MAY_CHANGE,
-    Checkpoints,
-    Evaluation,
-    Growth,
-    Level,
-    Recipe,
-    Schedule,
-    Seeds,
-    Spec,
-    Width,
-    import_path,
-    make_noise,
-)
-from mupscale.train.run_folder import Folder, find_checkpoint, step_of
+from mupscale.train.recipe import MAY_CHANGE, Recipe
+from mupscale.train.run_curves import draw_curves
+from mupscale.train.run_folder import RunFolder, find_checkpoint, step_of
+from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
 from mupscale.train.run_state import RunState
-from mupscale.train.start import check_data, cost_per_example, starting_point
-from mupscale.train.tensorboard import Board
+from mupscale.train.schedule import Schedule
+from mupscale.train.snapshot import read_snapshot
+from mupscale.train.start import starting_point
+from mupscale.train.stop_requests import StopRequest, catch_stop_signals
+from mupscale.train.tensorboard import TensorBoardWriter
+from mupscale.train.training_run import Result, TrainingRun, run_recipe
+from mupscale.train.widths import Width
 
 __all__ = [
     "MAY_CHANGE",
-    "Board",
     "Checkpoints",
     "Evaluation",
-    "Folder",
     "Growth",
-    "Level",
+    "NoiseLevel",
     "Processes",
     "Recipe",
     "Result",
-    "Run",
+    "RunFolder",
     "RunState",
     "Schedule",
     "Seeds",
     "Silence",
     "Spec",
     "StopRequest",
+    "TensorBoardWriter",
+    "TrainingRun",
     "Width",
-    "as_input",
-    "asked_to_stop",
+    "build_noise",
+    "cast_input",
+    "catch_stop_signals",
     "check_data",
-    "correct",
     "cost_per_example",
+    "count_correct",
     "cross_entropy",
-    "curves",
+    "draw_curves",
     "find_checkpoint",
     "import_path",
-    "make_noise",
+    "join_processes",
     "make_progress",
     "matmul_precision",
-    "processes",
-    "snapshot",
+    "read_snapshot",
+    "run_recipe",
     "starting_point",
     "step_of",
-    "train",
 ]

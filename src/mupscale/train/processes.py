@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, derive
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -88,6 +88,13 @@ class Processes:
         part = count // self.world
         return start + self.rank * part, part
 
+    def seed_generators(self, seed: int, step: int) -> None:
+        """Make what modules draw in this step (dropout) depend on the seed, the step and the process alone."""
+        own = derive(seed, step, self.rank)
+        torch.default_generator.manual_seed(own)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[self.device.index].manual_seed(own)
+
     def mean(self, values: Tensor) -> Tensor:
         """The mean over all processes."""
         return self.sum(values) / self.world if self.world > 1 else values
@@ -118,14 +125,14 @@ class Processes:
                 failure = f"{what}: {error}"
         (failed,) = self.any(failure is not None)
         if failed:
-            told = [failure]
+            message = [failure]
             if self.world > 1:
-                dist.broadcast_object_list(told)
-            raise MupscaleError(str(told[0])) from None
+                dist.broadcast_object_list(message)
+            raise MupscaleError(str(message[0])) from None
 
 
 @contextmanager
-def processes(device: str, mode: Literal["ddp", "fsdp"]) -> Iterator[Processes]:
+def join_processes(device: str, mode: Literal["ddp", "fsdp"]) -> Iterator[Processes]:
     """The processes that torchrun has started, or this one alone; leaves the process group as it found it."""
     chosen = _device(device)
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -138,7 +145,7 @@ def processes(device: str, mode: Literal["ddp", "fsdp"]) -> Iterator[Processes]:
     if ours:
         from torch.distributed.distributed_c10d import PrefixStore
 
-        store, rank, world = _meeting_point()
+        store, rank, world = _rendezvous_store()
         store = PrefixStore(f"run-{next(_RUNS)}", store)
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", store=store, rank=rank, world_size=world)
     try:
@@ -152,15 +159,15 @@ _RUNS = itertools.count()
 
 
 @functools.cache
-def _meeting_point() -> tuple[Store, int, int]:
+def _rendezvous_store() -> tuple[Store, int, int]:
     """Where torchrun's processes find each other: one for all runs of a process, with a corner for each of them.
 
     (To meet again where something of the last meeting is left can hang.)
     """
     from torch.distributed.rendezvous import rendezvous
 
-    met: tuple[Store, int, int] = next(iter(rendezvous("env://")))
-    return met
+    store: tuple[Store, int, int] = next(iter(rendezvous("env://")))
+    return store
 
 
 def _device(name: str) -> torch.device:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from operator import attrgetter
-from pathlib import PurePath
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,157 +13,13 @@ from torch.optim import Optimizer
 
 from mupscale.data import Data
 from mupscale.family import Family
-from mupscale.growth import GaussianNoise, Noise, SignalNoise
 from mupscale.system import MupscaleError
-
-Width = int | dict[str, int]
-Level = float | dict[str, float]
-
-
-@dataclass(frozen=True)
-class Spec:
-    """A class by its import path, and the arguments it is made with.
-
-    Args:
-        class_path: import path of the class, e.g. mupscale.models.MLP
-        init_args: arguments by name
-    """
-
-    class_path: str
-    init_args: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "init_args", _plain(self.init_args))
-
-    def load(self) -> Any:
-        """The class (or function) itself."""
-        return import_path(self.class_path)
-
-    def make(self, **more: Any) -> Any:
-        """An instance; `more` goes before init_args of the same name."""
-        target, given = self.load(), {**self.init_args, **more}
-        try:
-            inspect.signature(target).bind(**given)
-        except TypeError as error:
-            raise MupscaleError(f"{self.class_path} cannot be made: {error}") from None
-        return target(**given)
-
-    def check_plain(self) -> None:
-        """Arguments that a file can hold, or a sentence that names the one it cannot."""
-        for name, value in self.init_args.items():
-            try:
-                json.dumps(value)
-            except (TypeError, ValueError):
-                raise MupscaleError(
-                    f"{self.class_path}: {name} is a {type(value).__name__}, which a run's files cannot hold: "
-                    f"give plain values, or no folder (out)"
-                ) from None
-
-
-@dataclass(frozen=True)
-class Growth:
-    """One growth of the model in the middle of the run.
-
-    Args:
-        at: after how many steps
-        width: the new width, a multiple of the one before
-        noise: how much symmetry-breaking noise; 0 goes on exactly as before; or constants by parameter name
-        unit: what noise is measured in: a fresh initialisation ('init'), the paper's constants ('theory'),
-            or the spectral norm of each weight ('signal')
-        lr: learning rate from here on, at the base width; the same as before if not given
-    """
-
-    at: int
-    width: Width
-    noise: Level = 0.0
-    unit: Literal["init", "theory", "signal"] = "init"
-    lr: float | None = None
-
-    def as_noise(self) -> Noise:
-        """The noise as the core knows it."""
-        return make_noise(self.noise, self.unit)
-
-
-def make_noise(level: Level, unit: str) -> Noise:
-    """Noise of this level; none at all for 0, whatever the unit. Constants by name are never relative to a signal."""
-    if level == 0:
-        return 0.0
-    if isinstance(level, dict):
-        return GaussianNoise(level, unit="theory" if unit == "signal" else unit)  # type: ignore[arg-type]
-    return SignalNoise(level) if unit == "signal" else GaussianNoise(level, unit=unit)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How the learning rate goes over the run, as a multiple of the optimizer's lr.
-
-    Args:
-        kind: constant; cosine (after the warm-up down to floor); or wsd (stable after the warm-up, then a linear decay)
-        warmup: steps of linear warm-up
-        decay: wsd alone: steps of the decay at the end
-        floor: what remains of the rate at the end of a cosine or of a decay
-    """
-
-    kind: Literal["constant", "cosine", "wsd"] = "constant"
-    warmup: int = 0
-    decay: int = 0
-    floor: float = 0.0
-
-    def at(self, step: int, steps: int) -> float:
-        """The multiple for the step after `step` ones, of `steps`; a function of these alone, so without a state."""
-        if step < self.warmup:
-            return (step + 1) / self.warmup
-        if self.kind == "cosine":
-            done = (step - self.warmup) / max(1, steps - self.warmup)
-            return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-        if self.kind == "wsd" and step >= steps - self.decay:
-            return self.floor + (1 - self.floor) * max(0, steps - step) / (self.decay + 1)
-        return 1.0
-
-
-@dataclass(frozen=True)
-class Seeds:
-    """Seeds kept apart, so that two runs can share one and differ in another.
-
-    Args:
-        init: initial weights
-        data: order of the data and its augmentation
-        noise: symmetry-breaking noise
-        dropout: what modules draw while they train
-    """
-
-    init: int = 0
-    data: int = 0
-    noise: int = 0
-    dropout: int = 0
-
-
-@dataclass(frozen=True)
-class Checkpoints:
-    """When checkpoints are written, and how many are kept.
-
-    Args:
-        every: steps between two; 0 for none but the last
-        minutes: and after so many minutes without one
-        keep: how many of the last ones to keep
-    """
-
-    every: int = 1000
-    minutes: float | None = None
-    keep: int = 2
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """When the model is evaluated on the held-out data.
-
-    Args:
-        every: steps between two; 0 for the end alone
-        batch: examples at a time; the training batch if not given
-    """
-
-    every: int = 0
-    batch: int | None = None
+from mupscale.train.class_paths import Spec, import_path
+from mupscale.train.field_checks import check_choices, check_not_negative
+from mupscale.train.growth_events import Growth, NoiseLevel
+from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
+from mupscale.train.schedule import Schedule
+from mupscale.train.widths import Width, check_width_multiple
 
 
 @dataclass(frozen=True)
@@ -232,23 +83,23 @@ class Recipe:
     out: str | None = None
     start: str | None = None
     start_width: Width | None = None
-    noise: Level = 0.0
+    noise: NoiseLevel = 0.0
     noise_unit: Literal["init", "theory", "signal"] = "init"
 
     def __post_init__(self) -> None:
-        _check_choices(self)
-        _check_choices(self.schedule, "schedule.")
+        check_choices(self)
+        check_choices(self.schedule, "schedule.")
         self._check_widths()
         self._check_numbers()
         self._check_growth()
 
     def _check_widths(self) -> None:
-        given = {"width": self.width, "base": self.base, "init_at": self.init_at}
-        for what, width in {**given, "from_width": self.start_width}.items():
+        widths = {"width": self.width, "base": self.base, "init_at": self.init_at}
+        for what, width in {**widths, "from_width": self.start_width}.items():
             sizes = width.values() if isinstance(width, dict) else [1 if width is None else width]
             if not all(isinstance(size, int) and size > 0 for size in sizes):
                 raise MupscaleError(f"{what} is {width}, but widths are positive whole numbers")
-        names = [sorted(width) if isinstance(width, dict) else None for width in given.values() if width is not None]
+        names = [sorted(width) if isinstance(width, dict) else None for width in widths.values() if width is not None]
         if any(other != names[0] for other in names):
             raise MupscaleError(
                 f"width {self.width}, base {self.base} and init_at {self.init_at} must name the same arguments"
@@ -261,7 +112,7 @@ class Recipe:
                 raise MupscaleError(f"{name} is {value}, but must be at least {least}")
         if self.clip is not None and not self.clip > 0:
             raise MupscaleError(f"clip is {self.clip}, but must be positive")
-        _check_positive("noise", self.noise)
+        check_not_negative("noise", self.noise)
         if self.start is None and (self.noise or self.start_width is not None):
             raise MupscaleError(
                 "noise and from_width are for a run that starts from a checkpoint (from); the noise of a growth "
@@ -272,7 +123,7 @@ class Recipe:
         for name, seed in asdict(self.seeds).items():
             if not 0 <= seed < 1 << 63:
                 raise MupscaleError(f"seeds.{name} is {seed}, but must be from 0 to 2^63 - 1")
-        _check_positive("checkpoints.minutes", self.checkpoints.minutes)
+        check_not_negative("checkpoints.minutes", self.checkpoints.minutes)
         if self.batch % self.accumulate:
             raise MupscaleError(
                 f"a batch of {self.batch} cannot be cut into {self.accumulate} equal parts (accumulate)"
@@ -293,10 +144,10 @@ class Recipe:
                 raise MupscaleError(
                     f"growth at step {growth.at}: it must come after {before} and before the end at {self.steps}"
                 )
-            _check_choices(growth, f"growth at step {growth.at}: ")
-            _check_positive(f"growth at step {growth.at}: noise", growth.noise)
-            _check_positive(f"growth at step {growth.at}: lr", growth.lr)
-            check_multiple(width, growth.width, f"growth at step {growth.at}")
+            check_choices(growth, f"growth at step {growth.at}: ")
+            check_not_negative(f"growth at step {growth.at}: noise", growth.noise)
+            check_not_negative(f"growth at step {growth.at}: lr", growth.lr)
+            check_width_multiple(width, growth.width, f"growth at step {growth.at}")
             step, width = growth.at, growth.width
 
     def width_after(self, step: int) -> Width:
@@ -328,17 +179,17 @@ class Recipe:
 
     def optimizer_class(self) -> type[Optimizer]:
         """The optimizer's class."""
-        made = self.optimizer.load()
-        if not (isinstance(made, type) and issubclass(made, Optimizer)):
+        optimizer = self.optimizer.load()
+        if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
             raise MupscaleError(f"{self.optimizer.class_path} is no torch optimizer")
-        return made
+        return optimizer
 
     def loss_function(self) -> Callable[[Any, Tensor], Tensor]:
         """The loss."""
-        made: Callable[[Any, Tensor], Tensor] = import_path(self.loss)
-        if not callable(made):
+        loss: Callable[[Any, Tensor], Tensor] = import_path(self.loss)
+        if not callable(loss):
             raise MupscaleError(f"the loss {self.loss} is no function of outputs and targets")
-        return made
+        return loss
 
     def dtype(self) -> torch.dtype:
         """Of weights and continuous inputs; autocast computes in another."""
@@ -364,9 +215,9 @@ class Recipe:
         }
         names = {shown: name for name, shown in _IN_FILES.items()}
         try:
-            made = {names.get(n, n): parts[n](**value) if n in parts else value for n, value in values.items()}
-            made["grow"] = [Growth(**growth) for growth in values.get("grow") or []]
-            return cls(**made)
+            arguments = {names.get(n, n): parts[n](**value) if n in parts else value for n, value in values.items()}
+            arguments["grow"] = [Growth(**growth) for growth in values.get("grow") or []]
+            return cls(**arguments)
         except TypeError as error:
             raise MupscaleError(f"these values are no recipe: {error}") from None
 
@@ -411,59 +262,6 @@ MAY_CHANGE = frozenset(
         "out",
     ]
 )
-
-
-def _check_choices(part: Any, where: str = "") -> None:
-    """Fields that are one of a few words are: on the command line the parser checks that, in Python and JSON nobody."""
-    for name, hint in get_type_hints(type(part)).items():
-        value, choices = getattr(part, name), _choices(hint)
-        if choices and value not in choices and not (isinstance(value, bool) and bool in get_args(hint)):
-            allowed = f"{', '.join(choices[:-1])} or {choices[-1]}"
-            raise MupscaleError(f"{where}{name} is {value!r}, but must be {allowed}")
-
-
-def _choices(hint: Any) -> list[str]:
-    if get_origin(hint) is Literal:
-        return list(get_args(hint))
-    return [choice for part in get_args(hint) for choice in _choices(part)]
-
-
-def _check_positive(what: str, value: Level | None) -> None:
-    for number in value.values() if isinstance(value, dict) else [value]:
-        if number is not None and not 0 <= number < math.inf:
-            raise MupscaleError(f"{what} is {number}, but must be 0 or more and finite")
-
-
-def check_multiple(narrow: Width, wide: Width, what: str) -> None:
-    """Every width must be a whole multiple of the one before; names must be the same."""
-    ours, theirs = (w if isinstance(w, dict) else {"width": w} for w in (narrow, wide))
-    if ours.keys() != theirs.keys():
-        raise MupscaleError(f"{what}: width {wide} does not name the same arguments as {narrow}")
-    for name, size in ours.items():
-        if theirs[name] < size or theirs[name] % size:
-            below, above = theirs[name] // size * size, (theirs[name] // size + 1) * size
-            near = f"{above}" if below == 0 else f"{below} or {above}"
-            raise MupscaleError(f"{what}: {name} {theirs[name]} is not a multiple of {size}; take {near}")
-
-
-def import_path(path: str) -> Any:
-    """What a dotted path names."""
-    module, _, name = path.rpartition(".")
-    if not module:
-        raise MupscaleError(f"{path!r} is no import path: give module.name")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise MupscaleError(f"{path!r} cannot be imported: {error}") from None
-
-
-def _plain(value: Any) -> Any:
-    """As JSON gives it back: lists for tuples, text for paths."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return [_plain(inner) for inner in value]
-    return str(value) if isinstance(value, PurePath) else value
 
 
 def _shown(value: Any) -> str:

@@ -16,7 +16,7 @@ from mupscale.train.recipe import Recipe
 _CHECKPOINT = re.compile(r"step-(\d{9})(\.safetensors)?")
 
 
-class Folder:
+class RunFolder:
     """`recipe.json`, `metrics.jsonl` and `checkpoints/step-….safetensors` (a folder of shards under FSDP)."""
 
     def __init__(self, path: str | Path) -> None:
@@ -44,8 +44,8 @@ class Folder:
     def go_on(self, recipe: Recipe, step: int) -> None:
         """Write the recipe, and drop the metrics that will come again after so many steps."""
         replace_text(self.path / "recipe.json", json.dumps(recipe.to_json(), indent=2) + "\n")
-        kept = [line for line, record in self._lines() if not _comes_again(record, step)]
-        replace_text(self.metrics, "".join(kept))
+        lines = [line for line, record in self._lines() if not _is_written_again(record, step)]
+        replace_text(self.metrics, "".join(lines))
 
     def checkpoint(self, step: int, *, sharded: bool) -> Path:
         """Where the checkpoint after so many steps belongs."""
@@ -53,8 +53,8 @@ class Folder:
 
     def last(self) -> Path | None:
         """The newest checkpoint."""
-        found = self._all()
-        return found[-1] if found else None
+        checkpoints = self._all()
+        return checkpoints[-1] if checkpoints else None
 
     def forget(self, keep: int) -> None:
         """Remove all checkpoints but the newest."""
@@ -64,12 +64,12 @@ class Folder:
     def _all(self) -> list[Path]:
         if not self.checkpoints.is_dir():
             return []
-        found = [path for path in self.checkpoints.iterdir() if _CHECKPOINT.fullmatch(path.name)]
-        return sorted(found, key=step_of)
+        paths = [path for path in self.checkpoints.iterdir() if _CHECKPOINT.fullmatch(path.name)]
+        return sorted(paths, key=step_of)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one line of metrics, whole whenever the process is killed; JSON has null for what is not finite."""
-        record = {name: None if _endless(value) else value for name, value in record.items()}
+        record = {name: None if _is_not_finite(value) else value for name, value in record.items()}
         with open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
@@ -90,11 +90,11 @@ class Folder:
                     yield line, record  # and not the line that a kill cut short
 
 
-def _endless(value: Any) -> bool:
+def _is_not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def _comes_again(record: dict[str, Any], step: int) -> bool:
+def _is_written_again(record: dict[str, Any], step: int) -> bool:
     """Whether the line came after the checkpoint of this step was written."""
     kind, at = record["kind"], int(record["step"])
     return at > step or kind == "end" or (kind == "grow" and at == step)
@@ -102,8 +102,8 @@ def _comes_again(record: dict[str, Any], step: int) -> bool:
 
 def step_of(checkpoint: Path) -> int:
     """The step in a checkpoint's name."""
-    found = _CHECKPOINT.fullmatch(checkpoint.name)
-    return int(found[1]) if found else 0
+    match = _CHECKPOINT.fullmatch(checkpoint.name)
+    return int(match[1]) if match else 0
 
 
 def find_checkpoint(path: str | Path) -> Path:
@@ -115,7 +115,7 @@ def find_checkpoint(path: str | Path) -> Path:
         path = path.absolute().parent
     if path.is_file() or _CHECKPOINT.fullmatch(path.name):
         return path
-    last = Folder(path).last()
+    last = RunFolder(path).last()
     if last is None:
         raise MupscaleError(f"{path} is a folder without checkpoints of a run")
     return last

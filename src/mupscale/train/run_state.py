@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from mupscale.system import MupscaleError
-from mupscale.train.recipe import Width
-
-_Value = TypeVar("_Value")
+from mupscale.train.widths import Width
 
 
 @dataclass(frozen=True)
@@ -67,13 +65,6 @@ class RunState:
             if not is_valid(value):
                 raise MupscaleError(f"{path}: the run's '{name}' is {_shown(value)}, but must be {expected}")
         return cls(**state)
-
-
-def require(value: _Value | None, field: str, path: Path) -> _Value:
-    """The value of a field without which the run in `path` cannot be resumed."""
-    if value is None:
-        raise MupscaleError(f"{path} does not say the run's '{field}', so the run cannot be resumed from it")
-    return value
 
 
 def _is_count(value: Any) -> bool:

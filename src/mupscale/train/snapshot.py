@@ -28,7 +28,9 @@ from mupscale.train.run_state import RunState
 _HEADER, _SHARDS = "header.safetensors", "shards"
 
 
-def save(path: Path, model: nn.Module, optimizer: Optimizer, plan: Plan, processes: Processes, run: RunState) -> None:
+def save_snapshot(
+    path: Path, model: nn.Module, optimizer: Optimizer, plan: Plan, processes: Processes, run: RunState
+) -> None:
     """Write it all; it appears under its name when it is whole. Every process must call."""
     processes.share_buffers(model)
     extra = {"run": run.to_json()}
@@ -87,8 +89,8 @@ class Snapshot:
         parameters = naming.parameters(model)
         groups = []
         for group in saved["param_groups"]:
-            kept = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-            groups.append({"params": [(name, parameters[name]) for name in group["param_names"]], **kept})
+            settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+            groups.append({"params": [(name, parameters[name]) for name in group["param_names"]], **settings})
         optimizer = cls(groups, **hyper)
         if not self.sharded:
             checkpoint.load_optimizer(saved, optimizer)
@@ -105,7 +107,7 @@ class Snapshot:
         return optimizer
 
 
-def read(path: Path) -> Snapshot:
+def read_snapshot(path: Path) -> Snapshot:
     """Open a checkpoint of either kind."""
     return Snapshot(path, checkpoint.load(path / _HEADER if path.is_dir() else path))
 
@@ -152,16 +154,16 @@ def _reader(folder: Path) -> Any:
     return HuggingFaceStorageReader(str(folder / _SHARDS))
 
 
-def _stored(folder: Path) -> dict[str, Any]:
+def _stored_tensors(folder: Path) -> dict[str, Any]:
     """The tensors in the shards, if all parts of each are there: torch would leave what is missing as it finds it."""
     try:
-        found: dict[str, Any] = _reader(folder).read_metadata().state_dict_metadata
+        tensors: dict[str, Any] = _reader(folder).read_metadata().state_dict_metadata
     except (SafetensorError, OSError) as error:
         raise MupscaleError(f"{folder} is not a whole checkpoint ({error}); it may be truncated") from None
-    for key, tensor in found.items():
+    for key, tensor in tensors.items():
         if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():
             raise MupscaleError(f"{folder} is not a whole checkpoint: the shard with a part of '{key}' is missing")
-    return found
+    return tensors
 
 
 def _sharded_state(
@@ -169,16 +171,16 @@ def _sharded_state(
 ) -> dict[str, dict[str, Tensor]]:
     """Empty tensors for the optimizer's state in the shards, each laid out as its parameter is."""
     state: dict[str, dict[str, Tensor]] = {}
-    for key, found in _stored(folder).items():
+    for key, stored in _stored_tensors(folder).items():
         if key.startswith("optimizer."):
             name, _, entry = key.removeprefix("optimizer.").rpartition("/")
             p = parameters[name]
-            if found.size == p.shape and p.dim():
-                made = torch.empty_like(p.detach(), dtype=found.properties.dtype)
+            if stored.size == p.shape and p.dim():
+                empty = torch.empty_like(p.detach(), dtype=stored.properties.dtype)
             else:
-                device = p.device if len(found.size) or name in on_device else "cpu"
-                made = torch.empty(found.size, dtype=found.properties.dtype, device=device)
-            state.setdefault(name, {})[entry] = made
+                device = p.device if len(stored.size) or name in on_device else "cpu"
+                empty = torch.empty(stored.size, dtype=stored.properties.dtype, device=device)
+            state.setdefault(name, {})[entry] = empty
     return state
 
 
@@ -188,22 +190,22 @@ def _counts_on_device(group: Mapping[str, Any]) -> bool:
 
 
 def _check_shapes(folder: Path, targets: Mapping[str, Tensor]) -> None:
-    there = {key: found.size for key, found in _stored(folder).items()}
+    sizes = {key: stored.size for key, stored in _stored_tensors(folder).items()}
     for key, tensor in targets.items():
-        if there.get(key) != tensor.shape:
+        if sizes.get(key) != tensor.shape:
             name = key.removeprefix("model.")
             raise MupscaleError(
-                f"the checkpoint is of another model: '{name}' has shape {tuple(there.get(key) or ())} there and "
+                f"the checkpoint is of another model: '{name}' has shape {tuple(sizes.get(key) or ())} there and "
                 f"{tuple(tensor.shape)} here"
             )
 
 
 def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Weights and buffers; a tied one under its first name only, since a file of safetensors has no memory twice."""
-    found: dict[int, tuple[str, Tensor]] = {}
+    tensors: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in naming.unwrap(model).state_dict(keep_vars=True).items():
-        found.setdefault(id(tensor), (naming.canonical(name), tensor.detach()))
-    return dict(found.values())
+        tensors.setdefault(id(tensor), (naming.canonical(name), tensor.detach()))
+    return dict(tensors.values())
 
 
 def _without_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:

@@ -15,43 +15,15 @@ from torch.optim import Optimizer
 
 from mupscale import checkpoint
 from mupscale.core import Plan, without_ddp
-from mupscale.data import Data
 from mupscale.family import Family
-from mupscale.models import count_flops
 from mupscale.optim import make_optimizer
 from mupscale.system import MupscaleError, derive
-from mupscale.train import snapshot
-from mupscale.train.evaluation import as_input
-from mupscale.train.losses import as_tensor
+from mupscale.train.growth_events import build_noise
 from mupscale.train.processes import Processes
-from mupscale.train.recipe import Recipe, Width, check_multiple, make_noise
+from mupscale.train.recipe import Recipe
 from mupscale.train.run_folder import find_checkpoint
-
-
-def check_data(data: Data) -> None:
-    """There must be something to train on and to evaluate on."""
-    if data.size < 1:
-        raise MupscaleError("there is nothing to train on: the data's training part is empty")
-    if next(iter(data.evaluation(1)), None) is None:
-        raise MupscaleError("there is nothing to evaluate on: the data's held-out part is empty")
-
-
-def cost_per_example(family: Family, width: Width, data: Data, recipe: Recipe) -> float | None:
-    """Training FLOPs of one example, counted on a model without memory; its outputs are checked on the way."""
-    x, _ = data.examples(torch.zeros(1, dtype=torch.int64, device=data.rows_on or data.device))
-    try:
-        sketch = family.sketch(width).to("meta", recipe.dtype()).eval()
-        example = as_input(x, recipe).to("meta")
-        counted = float(count_flops(sketch, example))
-        logits = as_tensor(sketch(example))
-    except Exception:  # a model that needs values: its cost is not known, and its outputs are not checked
-        return None
-    if data.classes is not None and logits is not None and logits.shape[-1] < data.classes:
-        raise MupscaleError(
-            f"the model has {logits.shape[-1]} outputs and the data {data.classes} classes: set the model's "
-            f"number of outputs (vocab, classes, d_out) to at least that"
-        )
-    return counted
+from mupscale.train.snapshot import Snapshot, read_snapshot
+from mupscale.train.widths import Width, check_width_multiple
 
 
 def starting_point(recipe: Recipe, family: Family, processes: Processes) -> tuple[nn.Module, Optimizer]:
@@ -60,29 +32,31 @@ def starting_point(recipe: Recipe, family: Family, processes: Processes) -> tupl
         model = family.init(recipe.width, seed=recipe.seeds.init).to(recipe.dtype())
         model = processes.place(model)
         return model, _optimizer(recipe, family.plan(recipe.width), model, processes)
-    return _upscaled(recipe, family, processes, recipe.start)
+    return _upscale_checkpoint(recipe, family, processes, recipe.start)
 
 
-def _upscaled(recipe: Recipe, family: Family, processes: Processes, start: str) -> tuple[nn.Module, Optimizer]:
+def _upscale_checkpoint(
+    recipe: Recipe, family: Family, processes: Processes, start: str
+) -> tuple[nn.Module, Optimizer]:
     """Somebody's model, with its optimizer's state where the file has that of the same optimizer."""
     path = find_checkpoint(start)
     saved = _open(path)
     width = _width_of(saved, recipe, path)
-    check_multiple(width, recipe.width, f"starting from {path}")
+    check_width_multiple(width, recipe.width, f"starting from {path}")
     model = processes.place(family.build(width).to(recipe.dtype()))
-    if isinstance(saved, snapshot.Snapshot):
+    if isinstance(saved, Snapshot):
         saved.restore_model(model)
     else:
         checkpoint.load_model(saved, model)
     optimizer = _optimizer(recipe, family.plan(width), model, processes)
-    _give_state(optimizer, saved, recipe, model, processes.device)
+    _load_optimizer_state(optimizer, saved, recipe, model, processes.device)
     if width == recipe.width and not recipe.noise:
         return model, optimizer
     wide, grown = family.upscale(
         model,
         optimizer,
         width=recipe.width,
-        noise=make_noise(recipe.noise, recipe.noise_unit),
+        noise=build_noise(recipe.noise, recipe.noise_unit),
         seed=derive(recipe.seeds.noise, "start"),
         place=processes.place,
     )
@@ -90,10 +64,10 @@ def _upscaled(recipe: Recipe, family: Family, processes: Processes, start: str) 
     return wide, grown
 
 
-def _open(path: Path) -> snapshot.Snapshot | Mapping[str, Tensor]:
+def _open(path: Path) -> Snapshot | Mapping[str, Tensor]:
     """A checkpoint of ours, or a state dict in safetensors or from torch.save."""
     if path.is_dir() or checkpoint.is_checkpoint(path):
-        return snapshot.read(path)
+        return read_snapshot(path)
     if path.suffix != ".safetensors":
         return _state_dict(checkpoint.load_torch(path), path)
     try:
@@ -112,8 +86,8 @@ def _state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
     return {canonical: loaded[name] for canonical, name in without_ddp(loaded, ()).items()}
 
 
-def _width_of(saved: snapshot.Snapshot | Mapping[str, Tensor], recipe: Recipe, path: Path) -> Width:
-    state = saved.run if isinstance(saved, snapshot.Snapshot) else None
+def _width_of(saved: Snapshot | Mapping[str, Tensor], recipe: Recipe, path: Path) -> Width:
+    state = saved.run if isinstance(saved, Snapshot) else None
     if state is not None and state.width is not None:
         return state.width
     if recipe.start_width is None:
@@ -121,9 +95,9 @@ def _width_of(saved: snapshot.Snapshot | Mapping[str, Tensor], recipe: Recipe, p
     return recipe.start_width
 
 
-def _give_state(
+def _load_optimizer_state(
     optimizer: Optimizer,
-    saved: snapshot.Snapshot | Mapping[str, Tensor],
+    saved: Snapshot | Mapping[str, Tensor],
     recipe: Recipe,
     model: nn.Module,
     device: torch.device,
@@ -132,7 +106,7 @@ def _give_state(
 
     Hyperparameters stay this recipe's.
     """
-    if not isinstance(saved, snapshot.Snapshot) or saved.content.optimizer is None:
+    if not isinstance(saved, Snapshot) or saved.content.optimizer is None:
         return
     theirs = saved.run.optimizer_class if saved.run is not None else None
     named = all("param_names" in group for group in saved.content.optimizer["param_groups"])
@@ -156,12 +130,12 @@ def _kinds_of_state(recipe: Recipe, dim: int) -> set[str]:
 
 def hyperparameters(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     """The optimizer's arguments; on CUDA torch's fused step is taken where nothing speaks against it."""
-    given = {k: tuple(v) if isinstance(v, list) else v for k, v in recipe.optimizer.init_args.items()}
+    arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in recipe.optimizer.init_args.items()}
     accepted = inspect.signature(recipe.optimizer_class()).parameters
     rivals = ("fused", "foreach", "capturable", "differentiable")
-    if device.type == "cuda" and "fused" in accepted and not any(given.get(name) for name in rivals):
-        given["fused"] = True
-    return given
+    if device.type == "cuda" and "fused" in accepted and not any(arguments.get(name) for name in rivals):
+        arguments["fused"] = True
+    return arguments
 
 
 def _optimizer(recipe: Recipe, plan: Plan, model: nn.Module, processes: Processes) -> Optimizer:

@@ -8,7 +8,7 @@ from typing import Any
 from mupscale.system import require
 
 
-class Board:
+class TensorBoardWriter:
     """Writes every number of a record of metrics as `kind/name`."""
 
     def __init__(self, folder: Path, step: int) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mupscale import MupscaleError
-from mupscale.train.pictures import curves
-from mupscale.train.run_folder import Folder
+from mupscale.train import draw_curves
+from mupscale.train.run_folder import RunFolder
 
 pytest.importorskip("matplotlib")
 
@@ -23,7 +23,7 @@ def run(folder: Path, *, flops: float | None = 1e9) -> str:
         {"kind": "end", "step": 20, "status": "finished"},
     ]
     for record in records:
-        Folder(folder).write({"flops": flops and flops * record["step"], "seconds": record["step"], **record})
+        RunFolder(folder).write({"flops": flops and flops * record["step"], "seconds": record["step"], **record})
     return str(folder)
 
 
@@ -33,7 +33,7 @@ def test_one_line_a_run_and_a_mark_a_growth(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(plt, "close", lambda fig: None)  # so that the axes can be looked at
     for against, last in (("step", 20), ("flops", 2e10), ("seconds", 20)):
         runs = [run(tmp_path / f"{against}-{name}") for name in "ab"]
-        path = curves(runs, str(tmp_path / against / "c.png"), against)  # type: ignore[arg-type]
+        path = draw_curves(runs, str(tmp_path / against / "c.png"), against)  # type: ignore[arg-type]
         assert path.read_bytes().startswith(b"\x89PNG")
         ax = plt.gcf().axes[0]
         lines = [line for line in ax.lines if line.get_label().startswith(against)]
@@ -48,8 +48,8 @@ def test_one_line_a_run_and_a_mark_a_growth(tmp_path: Path, monkeypatch: pytest.
 def test_nothing_to_draw(tmp_path: Path) -> None:
     unknown = run(tmp_path / "unknown", flops=None)
     with pytest.raises(MupscaleError, match="no training loss against flops"):
-        curves([unknown], str(tmp_path / "c.png"), "flops")
+        draw_curves([unknown], str(tmp_path / "c.png"), "flops")
     with pytest.raises(MupscaleError, match="no held-out loss"):
-        curves([unknown], str(tmp_path / "c.png"), loss="held-out")
+        draw_curves([unknown], str(tmp_path / "c.png"), loss="held-out")
     with pytest.raises(MupscaleError, match="nowhere has no training loss"):
-        curves([str(tmp_path / "nowhere")], str(tmp_path / "c.png"))
+        draw_curves([str(tmp_path / "nowhere")], str(tmp_path / "c.png"))

@@ -12,7 +12,7 @@ from mupscale.system import MupscaleError
 
 def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
     """Mean cross-entropy of logits (…, classes) with integer targets (…)."""
-    logits = as_tensor(outputs)
+    logits = find_logits(outputs)
     if logits is None:
         raise MupscaleError(
             f"cross_entropy is for outputs that are a tensor, or have one as `logits`, not for a "
@@ -21,15 +21,15 @@ def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
-def as_tensor(outputs: Any) -> Tensor | None:
+def find_logits(outputs: Any) -> Tensor | None:
     """A model's output: a tensor, or an object that keeps it as `logits`, as transformers' models do."""
-    made = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
-    return made if isinstance(made, Tensor) else None
+    logits = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
+    return logits if isinstance(logits, Tensor) else None
 
 
-def correct(outputs: Any, targets: Tensor) -> Tensor | None:
+def count_correct(outputs: Any, targets: Tensor) -> Tensor | None:
     """How many targets are the class with the largest logit; None where outputs are not logits of classes."""
-    logits = as_tensor(outputs)
+    logits = find_logits(outputs)
     if logits is None or targets.is_floating_point() or logits.shape[:-1] != targets.shape:
         return None
     return (logits.argmax(-1) == targets).sum()

@@ -7,14 +7,15 @@ from typing import Any, Literal
 
 from mupscale.plots import COLORS, GREY, figure, save
 from mupscale.system import MupscaleError
-from mupscale.train.run_folder import Folder
+from mupscale.train.run_folder import RunFolder
+from mupscale.train.widths import format_width
 
 Against = Literal["step", "flops", "seconds"]
 Loss = Literal["training", "held-out"]
 _LABELS = {"step": "step", "flops": "training FLOPs", "seconds": "seconds"}
 
 
-def curves(runs: list[str], out: str = "curves.png", against: Against = "step", loss: Loss = "training") -> Path:
+def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "step", loss: Loss = "training") -> Path:
     """Draw the losses of runs into one picture.
 
     Args:
@@ -27,7 +28,7 @@ def curves(runs: list[str], out: str = "curves.png", against: Against = "step", 
     held_out = loss == "held-out"
     kind = "eval" if held_out else "train"
     for number, run in enumerate(runs):
-        records = Folder(run).records()
+        records = RunFolder(run).records()
         points = [(r[against], r["loss"]) for r in records if r["kind"] == kind and r[against] is not None]
         if not points:
             raise MupscaleError(f"{run} has no {loss} loss against {against} to draw")
@@ -49,7 +50,7 @@ def curves(runs: list[str], out: str = "curves.png", against: Against = "step", 
 def _mark(ax: Any, growth: dict[str, Any], at: float, color: str, row: int) -> None:
     """A growth event: a dashed line, and the new width beside it, on a line of its own for every run."""
     width = growth["width"]
-    shown = ", ".join(f"{n} {w}" for n, w in width.items()) if isinstance(width, dict) else f"width {width}"
+    shown = format_width(width) if isinstance(width, dict) else f"width {width}"
     ax.axvline(at, color=GREY, lw=0.8, ls="--", zorder=0)
     ax.annotate(
         f"→ {shown}",

@@ -1,0 +1,83 @@
+"""Packed text as a person handles it: make it with `tokenize`, look at it with `info`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mupscale.data.documents import Errors
+from mupscale.data.packing import pack, shown_progress
+from mupscale.data.shards import PARTS, TOKENIZER, Index
+from mupscale.data.tokenizer import load_tokenizer
+from mupscale.system import MupscaleError
+
+
+def tokenize(
+    source: str,
+    out: str,
+    *,
+    vocab: int | None = None,
+    gpt2: str | None = None,
+    field: str = "text",
+    validation: float = 0.005,
+    shard_tokens: int = 100_000_000,
+    workers: int | None = None,
+    split_seed: int = 0,
+    errors: Errors = "strict",
+) -> Path:
+    """Tokenize text once, for all training runs on it; run again after an interruption, it goes on where it was.
+
+    Tokens are bytes, unless --vocab or --gpt2 say otherwise.
+
+    Args:
+        source: a .txt, .jsonl, .jsonl.gz or .parquet file, a folder or a quoted glob of them, or datasets:NAME:CONFIG,
+            e.g. datasets:HuggingFaceFW/fineweb-edu:CC-MAIN-2013-20
+        out: folder for the packed tokens
+        vocab: learn a byte-pair encoding of so many tokens from the training documents, e.g. 8192
+        gpt2: take GPT-2's tokenizer, from the folder with its encoder.json and vocab.bpe
+        field: where JSON lines, Parquet and datasets have the text
+        validation: share of the documents kept for validation; a single document keeps its last tenth
+        shard_tokens: tokens after which a new file is begun
+        workers: how many threads tokenize; all cores if not given
+        split_seed: which documents are kept for validation
+        errors: whether text that is not valid UTF-8 is refused (strict) or gets a replacement character (replace)
+    """
+    if vocab is not None and gpt2 is not None:
+        raise MupscaleError("--vocab learns a tokenizer and --gpt2 takes one that is there: give one of them")
+    spec = f"bpe:{vocab}" if vocab is not None else f"gpt2:{gpt2}" if gpt2 is not None else "bytes"
+    with shown_progress() as progress:
+        pack(
+            source,
+            out,
+            spec,
+            field=field,
+            errors=errors,
+            validation=validation,
+            split_seed=split_seed,
+            shard_tokens=shard_tokens,
+            workers=workers,
+            progress=progress,
+        )
+    info(out)
+    return Path(out)
+
+
+def info(tokens: str) -> None:
+    """Print what a folder of packed tokens holds, and how its text begins.
+
+    Args:
+        tokens: the folder
+    """
+    folder = Path(tokens).expanduser()
+    index = Index.read(folder)
+    shards = {part: index.open(folder, part) for part in PARTS}
+    rows = {
+        "tokenizer": f"{index.made_from.get('tokenizer', '?')}, {index.vocab_size:,} tokens, stored as {index.dtype}",
+        "source": f"{index.made_from.get('source', '?')}, {index.made_from.get('source_bytes', 0):,} bytes",
+    }
+    for part in PARTS:
+        rows[part] = f"{index.tokens(part):,} tokens, documents: {index.documents(part):,}, files: {len(shards[part])}"
+    if index.empty:
+        rows["skipped"] = f"{index.empty:,} empty documents"
+    beginning = load_tokenizer(folder / TOKENIZER).decode(shards["train"][0][:400].tolist())
+    rows["begins"] = "\n            ".join(beginning.strip().splitlines()[:4])
+    print(*(f"{name:<12}{value}" for name, value in rows.items()), sep="\n")

@@ -1,0 +1,83 @@
+"""Checks of the data and the model: there are examples, the model takes them and can grow, its weights are finite."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from mupscale.core import held
+from mupscale.data import Data
+from mupscale.family import Family
+from mupscale.models import count_flops
+from mupscale.system import MupscaleError
+from mupscale.train.loss_functions import find_logits
+from mupscale.train.numeric_precision import cast_input
+from mupscale.train.processes import Processes
+from mupscale.train.recipe import Recipe
+from mupscale.train.widths import Width
+
+
+def check_data(data: Data) -> None:
+    """There must be something to train on and to evaluate on."""
+    if data.size < 1:
+        raise MupscaleError("there is nothing to train on: the data's training part is empty")
+    if next(iter(data.evaluation(1)), None) is None:
+        raise MupscaleError("there is nothing to evaluate on: the data's held-out part is empty")
+
+
+def cost_per_example(family: Family, width: Width, data: Data, recipe: Recipe) -> float | None:
+    """Training FLOPs of one example, counted on a model without memory; its outputs are checked on the way."""
+    x = _first_example(data)
+    try:
+        sketch = family.sketch(width).to("meta", recipe.dtype()).eval()
+        example = cast_input(x, recipe).to("meta")
+        cost = float(count_flops(sketch, example))
+        logits = find_logits(sketch(example))
+    except Exception:  # a model that needs values: its cost is not known, and its outputs are not checked
+        return None
+    if data.classes is not None and logits is not None and logits.shape[-1] < data.classes:
+        raise MupscaleError(
+            f"the model has {logits.shape[-1]} outputs and the data {data.classes} classes: set the model's "
+            f"number of outputs (vocab, classes, d_out) to at least that"
+        )
+    return cost
+
+
+def check_growth(recipe: Recipe, family: Family) -> None:
+    """Plan every growth of the run, so that one which cannot be done is refused before the first step."""
+    width = recipe.width
+    for growth in recipe.grow:
+        family.widening(width, growth.width)
+        width = growth.width
+
+
+def has_finite_weights(model: nn.Module, processes: Processes) -> bool:
+    """Whether all weights are finite, in every process."""
+    parts = [held(p.detach()) for p in model.parameters()]  # some processes may hold nothing of a small one
+    largest = nn.utils.get_total_norm([part for part in parts if part.numel()], math.inf)
+    (broken,) = processes.any(not largest.isfinite())
+    return not broken
+
+
+@torch.no_grad()
+def check_model_takes_data(model: nn.Module, data: Data, recipe: Recipe, processes: Processes) -> None:
+    """Run the model on one example, so that one which cannot take it is refused before the first step."""
+    x = _first_example(data)
+    model.eval()
+    try:
+        model(cast_input(x, recipe))
+    except Exception as error:
+        raise MupscaleError(
+            f"{recipe.model.class_path} cannot take the data's examples of shape {tuple(x.shape[1:])}: "
+            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        ) from error
+    finally:
+        model.train()
+        processes.reshard(model)
+
+
+def _first_example(data: Data) -> Tensor:
+    x, _ = data.examples(torch.zeros(1, dtype=torch.int64, device=data.rows_on or data.device))
+    return x

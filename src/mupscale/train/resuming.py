@@ -1,0 +1,79 @@
+"""Where a run goes on: its newest checkpoint, checked against the recipe, with the model and the optimizer it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from mupscale.family import Family
+from mupscale.system import MupscaleError
+from mupscale.train.processes import Processes
+from mupscale.train.recipe import Recipe
+from mupscale.train.run_state import RunState
+from mupscale.train.snapshot import Snapshot, read_snapshot
+from mupscale.train.start import hyperparameters
+from mupscale.train.widths import Width
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """All that a run needs to go on; see RunState for the numbers."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    width: Width
+    step: int
+    lr: float
+    flops: float
+    seconds: float
+    losses: list[float]
+    norms: list[float]
+
+
+def resume_point(path: Path, recipe: Recipe, family: Family, processes: Processes) -> ResumePoint:
+    """Read the checkpoint at `path`, if it is one of this recipe's run."""
+    saved = _read(path)
+    state = saved.run
+    if state is None:
+        raise MupscaleError(f"{path} is a checkpoint, but not of a run, so it cannot be resumed")
+    step = _required(state.step, "step", path)
+    _check_recipe(state, step, recipe, path)
+    numbers = {name: _required(getattr(state, name), name, path) for name in ("lr", "flops", "seconds")}
+    losses, norms = _required(state.losses, "losses", path), _required(state.norms, "norms", path)
+    width = recipe.width_after(step)
+    model = processes.place(family.build(width).to(recipe.dtype()))
+    saved.restore_model(model)
+    optimizer = saved.restore_optimizer(recipe.optimizer_class(), hyperparameters(recipe, processes.device), model)
+    return ResumePoint(model, optimizer, width, step, **numbers, losses=losses, norms=norms)
+
+
+def _read(path: Path) -> Snapshot:
+    try:
+        return read_snapshot(path)
+    except MupscaleError as error:
+        raise MupscaleError(f"{error}; remove it to go on from the one before") from None
+
+
+def _check_recipe(state: RunState, step: int, recipe: Recipe, path: Path) -> None:
+    """The steps so far must be those that this recipe would have taken."""
+    if recipe.steps < step:
+        raise MupscaleError(
+            f"the run in {path.parents[1]} stands at step {step}, beyond the {recipe.steps} steps asked for: give more "
+            f"steps"
+        )
+    if why := Recipe.from_json(_required(state.recipe, "recipe", path)).differs_from(recipe, step):
+        raise MupscaleError(
+            f"{path} is a checkpoint of another recipe: {why}; choose another folder (--out), or put it back"
+        )
+
+
+def _required(value: _Value | None, field: str, path: Path) -> _Value:
+    if value is None:
+        raise MupscaleError(f"{path} does not say the run's '{field}', so the run cannot be resumed from it")
+    return value

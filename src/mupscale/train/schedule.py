@@ -1,0 +1,35 @@
+"""How the learning rate goes over a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the learning rate goes over the run, as a multiple of the optimizer's lr.
+
+    Args:
+        kind: constant; cosine (after the warm-up down to floor); or wsd (stable after the warm-up, then a linear decay)
+        warmup: steps of linear warm-up
+        decay: wsd alone: steps of the decay at the end
+        floor: what remains of the rate at the end of a cosine or of a decay
+    """
+
+    kind: Literal["constant", "cosine", "wsd"] = "constant"
+    warmup: int = 0
+    decay: int = 0
+    floor: float = 0.0
+
+    def at(self, step: int, steps: int) -> float:
+        """The multiple for the step after `step` ones, of `steps`; a function of these alone, so without a state."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        if self.kind == "cosine":
+            done = (step - self.warmup) / max(1, steps - self.warmup)
+            return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        if self.kind == "wsd" and step >= steps - self.decay:
+            return self.floor + (1 - self.floor) * max(0, steps - step) / (self.decay + 1)
+        return 1.0
