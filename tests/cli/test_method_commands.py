@@ -9,8 +9,8 @@ import pytest
 
 from method_runs import Commanded, run_quietly, settings, small, written
 from mupscale.cli.commands import main, read_method
-from mupscale.method.procedure import run_method
 from mupscale.method.summary import Summary
+from mupscale.method.upscaling_method import run_method
 from mupscale.train import Recipe
 from small_runs import metrics
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from mupscale.cli.commands import main
 from mupscale.data.stream import Batch
-from mupscale.method.procedure import run_method
 from mupscale.method.settings import Method
 from mupscale.method.summary import Summary
+from mupscale.method.upscaling_method import run_method
 from mupscale.models import MLP
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Growth, Recipe
@@ -28,7 +28,14 @@ from small_runs import CLASSES, FEATURES, Rows, recipe
 
 _PROCESSES = multiprocessing.get_context("forkserver")  # torch and optuna are loaded once
 _PROCESSES.set_forkserver_preload(
-    ["mupscale.method.procedure", "mupscale.sweep.search", "mupscale.models", "optuna", "torch._dynamo", "jsonargparse"]
+    [
+        "mupscale.method.upscaling_method",
+        "mupscale.sweep.search",
+        "mupscale.models",
+        "optuna",
+        "torch._dynamo",
+        "jsonargparse",
+    ]
 )
 
 STEPS, BASE_STEPS, WIDE_STEPS = 60, 20, 40

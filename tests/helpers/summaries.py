@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.checks.coordinates import Row
-from mupscale.method.summary import Choice, Curve, Runs, Stage, Summary
+from mupscale.method.summary import Choice, Curve, Runs, StageCost, Summary
 from mupscale.sweep.space import Space, Status, Sweep, Trial
 
 LRS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
@@ -46,12 +46,12 @@ def example(**changes: Any) -> Summary:
             runs("upscaled", "(e) upscaled with noise, width 256", 256, 0.004, 0.62, 0.351, after=True, noise=1.0),
         ],
         stages=[
-            Stage("small base model, width 64", 1.2e11, 4.2),
-            Stage("sweep 1 at width 64", 7.5e11, 21.4),
-            Stage("sweep 2 at width 64 → 128", 9.6e12, 63.0),
-            Stage("base model, width 128", 2.4e12, 31.2),
-            Stage("from scratch, width 256", 1.6e13, 123.0),
-            Stage("upscaled, width 256", 8.2e12, 61.7),
+            StageCost("small base model, width 64", 1.2e11, 4.2),
+            StageCost("sweep 1 at width 64", 7.5e11, 21.4),
+            StageCost("sweep 2 at width 64 → 128", 9.6e12, 63.0),
+            StageCost("base model, width 128", 2.4e12, 31.2),
+            StageCost("from scratch, width 256", 1.6e13, 123.0),
+            StageCost("upscaled, width 256", 8.2e12, 61.7),
         ],
         costs={
             "tuning": 1.05e13,

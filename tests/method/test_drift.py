@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mupscale.method.drift import Drift, extrapolate
+from mupscale.method.extrapolation import Extrapolation, extrapolate
 from mupscale.sweep.space import Cell, Space, Sweep, Trial
 from mupscale.system.errors import MupscaleError
 
@@ -53,7 +53,7 @@ def test_plain_transfer_is_the_grid_optimum_of_the_largest_small_width_whatever_
 
 def test_one_width_transfers_as_in_the_paper() -> None:
     best = sweep(0.11, 1.3).best
-    assert extrapolate([(64, sweep(0.11, 1.3))], 512) == Drift(best.lr, best.noise, best.lr, best.noise)
+    assert extrapolate([(64, sweep(0.11, 1.3))], 512) == Extrapolation(best.lr, best.noise, best.lr, best.noise)
 
 
 def test_the_optimum_lies_between_grid_values() -> None:

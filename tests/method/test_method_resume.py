@@ -14,10 +14,10 @@ import pytest
 
 from method_runs import Commanded, Sitting, count_changes, facts, quiet, run_quietly, settings, small, written
 from mupscale.cli.commands import read_method
-from mupscale.method.procedure import run_method, run_sweeps
+from mupscale.method.method_run import MethodRun
 from mupscale.method.settings import Method
 from mupscale.method.summary import Summary
-from mupscale.method.workshop import Workshop
+from mupscale.method.upscaling_method import run_method, run_sweeps
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Recipe, Spec
 from small_runs import die_at, limit_files
@@ -221,14 +221,14 @@ def test_a_damaged_record_of_stages_costs_the_clock_alone(done: Path) -> None:
 
 def test_what_a_stage_took_is_kept_while_no_other_worker_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """stages.json is read and written as a whole, so two at once would lose what one of them kept."""
-    fcntl, keep, kept = pytest.importorskip("fcntl"), Workshop._keep, []
+    fcntl, keep, kept = pytest.importorskip("fcntl"), MethodRun._record, []
 
-    def watched(shop: Workshop, stage: str, **values: float | None) -> None:
-        with open(shop.folder / ".lock") as file, pytest.raises(BlockingIOError):
+    def watched(run: MethodRun, stage: str, **values: float | None) -> None:
+        with open(run.folder / ".lock") as file, pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         kept.append(stage)
-        keep(shop, stage, **values)
+        keep(run, stage, **values)
 
-    monkeypatch.setattr(Workshop, "_keep", watched)
+    monkeypatch.setattr(MethodRun, "_record", watched)
     run_quietly(tmp_path / "run", short(), few())
     assert {"base", "scratch", "continued", "upscaled"} <= set(kept)

@@ -10,19 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from method_runs import BASE_STEPS, STEPS, WIDE_STEPS, facts, run_quietly, settings, small
 from mupscale.growth.noise import SignalNoise
-from mupscale.method.dry_run import estimate, outline, scaled
-from mupscale.method.large import train_large
-from mupscale.method.peers import load_model, net2net
-from mupscale.method.procedure import run_method
+from mupscale.method.contender_training import train_contenders
+from mupscale.method.dry_run import estimate_run, outline_stages, short_flops
+from mupscale.method.method_run import MethodRun
+from mupscale.method.other_widenings import check_random_copies, load_trained
+from mupscale.method.protocol import Protocol
 from mupscale.method.settings import Method
-from mupscale.method.stages import Protocol
 from mupscale.method.summary import Summary
 from mupscale.method.tuning import tune
-from mupscale.method.workshop import Workshop
+from mupscale.method.upscaling_method import run_method
 from mupscale.system.errors import MupscaleError
 from mupscale.system.seeds import derive
 from mupscale.train import Growth, Recipe, Schedule, Seeds, Spec, run_recipe
@@ -156,12 +155,12 @@ def test_from_scratch_with_the_drop_of_the_upscaled_run(done: Summary, tmp_path:
 
 def test_baselines_with_the_learning_rate_that_is_best_without_noise(tmp_path: Path) -> None:
     """(b′), (c′), (e′); and where the upscaled model keeps the base model's rate, (b) is (a) and not trained again."""
-    shop = Workshop(small(), settings(lrs=LRS, seeds=1), tmp_path / "run", lambda text: None)
-    shop.open()
-    tuned = tune(shop)
+    run = MethodRun(small(), settings(lrs=LRS, seeds=1), tmp_path / "run", lambda text: None)
+    run.open()
+    tuned = tune(run)
     lr = tuned.choice.base_lr
     changed = replace(tuned, choice=replace(tuned.choice, lr=lr), zero_lr=lr / 8)
-    models = {runs.name: runs for runs in train_large(shop, changed)[0]}
+    models = {runs.name: runs for runs in train_contenders(run, changed)[0]}
     plain, drop, own = (models[name] for name in ("scratch", "scratch-drop", "scratch-own"))
     assert drop.curves == plain.curves
     assert not (tmp_path / "run" / "scratch-drop").exists()
@@ -196,11 +195,11 @@ def test_an_extrapolated_rate_and_the_grid_s_next_to_it_are_not_trained_apart(
 ) -> None:
     """0.06 is between two rates of the grid, 0.05 the nearer: with it all would be trained twice for nothing."""
     method = settings(upscaled_lrs=[0.02, 0.05, 0.1], lrs=[], seeds=1)
-    shop = Workshop(small(), method, tmp_path / "run", lambda text: None)
-    shop.open()
-    tuned = tune(shop)
+    run = MethodRun(small(), method, tmp_path / "run", lambda text: None)
+    run.open()
+    tuned = tune(run)
     changed = replace(tuned, choice=replace(tuned.choice, lr=0.06, noise=1.0), zero_lr=zero)
-    names = {runs.name for runs in train_large(shop, changed)[0]}
+    names = {runs.name for runs in train_contenders(run, changed)[0]}
     assert {"scratch-drop", "continued", "upscaled"} <= names
     assert names & OWN == (OWN if named else set())
 
@@ -217,13 +216,13 @@ def test_the_upscaled_model_has_the_rates_that_its_baselines_have(
     tmp_path: Path, baselines: list[str], own: set[str]
 ) -> None:
     method = settings(upscaled_lrs=[0.02, 0.05], lrs=[], seeds=1, baselines=baselines)
-    shop = Workshop(small(), method, tmp_path / "run", lambda text: None)
-    shop.open()
-    tuned = tune(shop)
+    run = MethodRun(small(), method, tmp_path / "run", lambda text: None)
+    run.open()
+    tuned = tune(run)
     changed = replace(tuned, choice=replace(tuned.choice, lr=0.05, noise=1.0), zero_lr=0.02)
-    names = {runs.name for runs in train_large(shop, changed)[0]}
+    names = {runs.name for runs in train_contenders(run, changed)[0]}
     assert names & OWN == own
-    planned = {stage.name: stage.runs for stage in outline(shop.protocol, method)}
+    planned = {stage.name: stage.runs for stage in outline_stages(run.protocol, method)}
     assert planned["upscaled"] == 1 + bool(own)
 
 
@@ -257,26 +256,26 @@ def test_a_stage_costs_what_its_runs_say(done: Summary, folder: Path) -> None:
 
 def test_a_dry_run_tells_what_the_run_will_cost_and_writes_nothing(done: Summary, tmp_path: Path) -> None:
     recipe, method = small(), settings(lrs=LRS)
-    table = estimate(recipe, method, tmp_path / "never")
+    table = estimate_run(recipe, method, tmp_path / "never")
     assert not list(tmp_path.iterdir())
     protocol = Protocol(recipe, tmp_path)
     trained = {"scratch": 2 / 3, "continued": 1 / 3, "upscaled": 1 / 2}  # one rate is best for all
     total = 0.0
-    for stage, planned in zip(done.stages, outline(protocol, method), strict=True):
+    for stage, planned in zip(done.stages, outline_stages(protocol, method), strict=True):
         assert stage.name == planned.name
         each = protocol.flops_per_step(planned.width)
         assert each is not None
         cost = each * planned.steps * planned.runs
         assert stage.flops == pytest.approx(cost * trained.get(stage.name, 1))
         (line,) = [line for line in table.splitlines() if line.startswith(f"{stage.name} ")]
-        assert scaled(cost) in line
+        assert short_flops(cost) in line
         total += cost
-    assert scaled(total) in table.splitlines()[-1]
+    assert short_flops(total) in table.splitlines()[-1]
 
 
 def test_a_dry_run_of_what_cannot_be_counted_or_stacked(tmp_path: Path) -> None:
     rms = Spec("torch.optim.RMSprop", {"lr": 0.01})
-    table = estimate(small(optimizer=rms), settings(baselines=["continued"], seeds=1), tmp_path / "never")
+    table = estimate_run(small(optimizer=rms), settings(baselines=["continued"], seeds=1), tmp_path / "never")
     assert table.splitlines()[-1].startswith("all")
 
 
@@ -293,7 +292,7 @@ def test_with_a_schedule_upscaling_without_noise_is_a_run_of_its_own(tmp_path: P
     begun = from_base(tmp_path / "run", 0, width=16, lr=exact.lr, steps=20, schedule=Schedule("cosine"))
     assert exact.curves[0].losses == pytest.approx(trained(tmp_path / "wide", **begun), **EXACT)
     assert [stage.name for stage in summary.stages] == [
-        planned.name for planned in outline(Protocol(cosine, tmp_path), method) if planned.name != "upscaled"
+        planned.name for planned in outline_stages(Protocol(cosine, tmp_path), method) if planned.name != "upscaled"
     ]  # where noise 0 is chosen, (e) is (d)
 
 
@@ -325,7 +324,7 @@ def test_signal_noise_is_tuned_small_and_its_constants_transferred(tmp_path: Pat
     found = []
     for seed in (0, 1):
         noise, trained_at = SignalNoise(choice.noise), replace(signal, width=small_width, grow=[])
-        model = load_model(trained_at, str(tmp_path / f"run/small/width-{small_width}/seed-{seed}"))
+        model = load_trained(replace(trained_at, out=str(tmp_path / f"run/small/width-{small_width}/seed-{seed}")))
         wide = Protocol(signal, tmp_path).upscaled_width(small_width)
         signal.family().upscale(model, width=wide, noise=noise, seed=derive(seed, "start"))
         assert noise.effective is not None
@@ -416,19 +415,19 @@ def test_the_measure_may_be_the_held_out_loss(tmp_path: Path) -> None:
     assert [runs.name for runs in summary.runs] == ["base", "upscaled"]
 
 
-# ------------------------------------------------------------------------------------------------ peers on request
+# ------------------------------------------------------------------------------------------------ others on request
 
 
 def test_net2net_and_naive_widening_on_request(tmp_path: Path) -> None:
     method = settings(seeds=1, baselines=["net2net", "naive"], noises=[0.1], upscaled_lrs=[0.02, 0.04])
     summary = run_quietly(tmp_path / "run", small(steps=40), method)
-    peer, naive = summary.get("net2net"), summary.get("naive")
-    assert peer is not None
+    net2net, naive = summary.get("net2net"), summary.get("naive")
+    assert net2net is not None
     assert naive is not None
     swept = summary.sweeps[-1]
     assert (swept.name, swept.width, swept.start) == ("net2net-width-16", 16, 8)
-    assert (peer.noise, peer.lr) == (swept.best.noise, swept.best.lr)
-    assert all(curve.status == "finished" for curve in (*peer.curves, *naive.curves))
+    assert (net2net.noise, net2net.lr) == (swept.best.noise, swept.best.lr)
+    assert all(curve.status == "finished" for curve in (*net2net.curves, *naive.curves))
     made = Recipe.from_json(json.loads((tmp_path / "run/naive/seed-0/recipe.json").read_text()))
     narrow, wide = small().family().plan(8), made.family().plan(16)
     assert all(wide.parameters[name].rule == narrow.parameters[name].rule for name in narrow.parameters)
@@ -436,23 +435,6 @@ def test_net2net_and_naive_widening_on_request(tmp_path: Path) -> None:
     assert [stage.name for stage in summary.stages][-3:] == ["naive", "net2net-width-16", "net2net"]
     assert (summary.costs["tuning_speedup"] or 0.0) > 2  # over tuning at the large width, as Net2Net does
     assert not any("small width 8" in sentence for sentence in summary.warnings)
-
-
-@pytest.mark.usefixtures("float64")
-def test_net2net_keeps_the_function_of_an_mlp() -> None:
-    """Random copies, what reads them divided by how many there are of each."""
-    family = small().family()
-    narrow = family.init(8, seed=0)
-    wide = net2net(narrow, family, 24, seed=3)
-    x = torch.randn(32, 6)
-    assert (wide(x) - narrow(x)).abs().max() < 1e-10
-    counts = [int((wide.state_dict()[name] == row).all(1).sum()) for name, row in _rows(narrow)]
-    assert len(set(counts)) > 1  # copied at random, not each as often as the others
-
-
-def _rows(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
-    name, weight = next(iter(model.state_dict().items()))
-    return [(name, row) for row in weight]
 
 
 def test_net2net_refuses_a_model_with_norms(tmp_path: Path) -> None:
@@ -463,7 +445,7 @@ def test_net2net_refuses_a_model_with_norms(tmp_path: Path) -> None:
     with pytest.raises(
         MupscaleError, match=r"a norm over the width computes \('.*'\).*: leave net2net out of method.baselines"
     ):
-        net2net(gpt.family().init(8, seed=0), gpt.family(), 16, seed=0)
+        check_random_copies(gpt, 16)
 
 
 # ------------------------------------------------------------------------------------------------ what goes wrong

@@ -15,9 +15,9 @@ from torch import nn
 from method_runs import BASE_STEPS, WIDE_STEPS, run_quietly, settings, small
 from mupscale.engine.outcomes import Outcome
 from mupscale.method import dry_run
-from mupscale.method.dry_run import Planned, duration, scaled, seconds_per_step
-from mupscale.method.large import curve_of, thinned
-from mupscale.method.stages import Protocol, label, near_divisor, size
+from mupscale.method.contender_training import read_curve, thin_curve
+from mupscale.method.dry_run import PlannedStage, measure_step, rough_time, short_flops
+from mupscale.method.protocol import Protocol, label, near_divisor, size
 from mupscale.method.summary import Summary
 from mupscale.sweep.space import Cell
 from mupscale.system.errors import MupscaleError
@@ -127,17 +127,17 @@ def test_curves_have_points_enough_for_a_last_tenth(tmp_path: Path) -> None:
 def test_a_curve_read_off_a_longer_run_did_not_diverge_with_it(tmp_path: Path) -> None:
     recipe = replace(small(), out=str(tmp_path), steps=100, grow=[])
     outcome = Outcome(recipe, "diverged", 60, [(20, 1.0), (40, 0.5)])
-    assert curve_of(outcome, 0, 40).status == "finished"
-    assert curve_of(outcome, 0, 40).final() == 0.5
-    assert curve_of(replace(outcome, step=41), 0, 40).status == "diverged"
-    assert curve_of(outcome, 0, 100).status == "diverged"
+    assert read_curve(outcome, 0, 40).status == "finished"
+    assert read_curve(outcome, 0, 40).final() == 0.5
+    assert read_curve(replace(outcome, step=41), 0, 40).status == "diverged"
+    assert read_curve(outcome, 0, 100).status == "diverged"
 
 
 def test_thinned_curves_keep_their_means() -> None:
     curve = [(step, float(step)) for step in range(1, 11)]
-    assert thinned(curve, most=5) == ([2, 4, 6, 8, 10], [1.5, 3.5, 5.5, 7.5, 9.5])
-    assert thinned(curve) == ([step for step, _ in curve], [loss for _, loss in curve])
-    assert thinned(curve[:9], most=4) == ([3, 6, 9], [2.0, 5.0, 8.0])
+    assert thin_curve(curve, most=5) == ([2, 4, 6, 8, 10], [1.5, 3.5, 5.5, 7.5, 9.5])
+    assert thin_curve(curve) == ([step for step, _ in curve], [loss for _, loss in curve])
+    assert thin_curve(curve[:9], most=4) == ([3, 6, 9], [2.0, 5.0, 8.0])
 
 
 # ------------------------------------------------------------------------------------------------ data and costs
@@ -149,7 +149,7 @@ def test_the_data_is_loaded_once_for_all_stages(tmp_path: Path) -> None:
     counted = small(data=Spec("test_stages.Counted"), steps=24, growth={"at": 10})
     run_quietly(tmp_path / "run", counted, settings(lrs=[0.01], seeds=1))
     assert Counted.loaded == 1
-    dry_run.estimate(counted, settings(seeds=1), tmp_path / "dry")
+    dry_run.estimate_run(counted, settings(seeds=1), tmp_path / "dry")
     assert Counted.loaded == 2
 
 
@@ -165,7 +165,7 @@ def test_steps_at_another_width_for_the_same_cost(tmp_path: Path) -> None:
 def test_a_model_whose_cost_is_unknown_is_compared_step_by_step(tmp_path: Path) -> None:
     unknown = small(model=Spec("test_stages.NeedsValues"), steps=12, growth={"at": 4})
     method = settings(seeds=1, upscaled_lrs=[0.05], noises=[0.1])
-    assert "unknown" in dry_run.estimate(unknown, method, tmp_path / "dry")
+    assert "unknown" in dry_run.estimate_run(unknown, method, tmp_path / "dry")
     summary = run_quietly(tmp_path / "run", unknown, method)
     scratch = summary.get("scratch")
     assert scratch is not None
@@ -186,18 +186,18 @@ def test_a_dry_run_tries_fewer_where_memory_is_short(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(dry_run, "Stack", cramped)
     room = 3
-    planned = Planned("sweep-2-width-4", 12, 8, 40)
-    seconds = seconds_per_step(protocol(tmp_path), planned, settings())
+    planned = PlannedStage("sweep-2-width-4", 12, 8, 40)
+    seconds = measure_step(protocol(tmp_path), planned, settings())
     assert tried == [12, 6, 3]
     assert seconds is not None
     room = 0
-    table = dry_run.estimate(small(), settings(seeds=1, baselines=[]), tmp_path)
+    table = dry_run.estimate_run(small(), settings(seeds=1, baselines=[]), tmp_path)
     assert "too big" in table
     assert table.splitlines()[-1] == "too big: one run does not fit into memory, so take a smaller batch or width"
 
 
 def test_numbers_for_people() -> None:
-    assert [scaled(flops) for flops in (0, 12, 5870, 5.87e9, 1e21, 1e25)] == [
+    assert [short_flops(flops) for flops in (0, 12, 5870, 5.87e9, 1e21, 1e25)] == [
         "0",
         "12",
         "5.87 k",
@@ -205,7 +205,7 @@ def test_numbers_for_people() -> None:
         "1 Z",
         "1e+04 Z",
     ]
-    assert [duration(seconds) for seconds in (0.2, 59, 61, 3600, 7300, 1e6)] == [
+    assert [rough_time(seconds) for seconds in (0.2, 59, 61, 3600, 7300, 1e6)] == [
         "1 s",
         "59 s",
         "2 min",

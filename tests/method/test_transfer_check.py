@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mupscale.method import check
-from mupscale.method.check import transfer_check
-from mupscale.method.stages import Protocol
-from mupscale.method.transfer import transfer_verdict
-from mupscale.report.transfer import transfer_picture
+from mupscale.method import transfer_trials
+from mupscale.method.protocol import Protocol
+from mupscale.method.transfer_trials import transfer_check
+from mupscale.method.transfer_verdict import judge_transfer
+from mupscale.report.transfer import save_transfer_picture
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Growth, Recipe, Spec, run_recipe
 from small_runs import GENTLE, MLP, metrics, recipe
@@ -31,7 +31,7 @@ def line(width: Any, best: float, xs: list[float] = GRID, spread: float = 0.0, h
 
 
 def verdict(*lines: dict[str, Any], axis: str = "lr") -> list[str]:
-    return transfer_verdict({"lr": [], "noise": [], axis: list(lines)})
+    return judge_transfer({"lr": [], "noise": [], axis: list(lines)})
 
 
 def test_an_optimum_that_stays_transfers() -> None:
@@ -133,7 +133,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 def test_a_real_check_writes_its_numbers_and_a_picture(checked: tuple[Path, dict[str, Any]]) -> None:
     out, values = checked
     assert json.loads((out / "transfer-check.json").read_text()) == values
-    assert transfer_picture(values, out).stat().st_size > 5000
+    assert save_transfer_picture(values, out).stat().st_size > 5000
     assert (values["times"], values["steps"], values["unit"]) == (2, 8, "init")
     assert values["fixed"] == {"lr": 0.004, "noise": 0.3}
     for axis, xs in {"lr": [0.001, 0.004], "noise": [0.0, 0.3]}.items():
@@ -155,7 +155,7 @@ def test_a_trial_is_what_a_single_run_gives(checked: tuple[Path, dict[str, Any]]
     out, values = checked
     base = metrics(out / "transfer" / "small" / "width-8" / "seed-1", "train")[-1]
     assert (base["step"], base["lr"], base["width"]) == (6, 0.002, 8)
-    single = Protocol(small(), out / "transfer").trial(8, check.Cell(0.001, 0.3), 1)
+    single = Protocol(small(), out / "transfer").trial(8, transfer_trials.Cell(0.001, 0.3), 1)
     assert (single.width, single.steps, single.noise, single.grow) == (16, 8, 0.3, [])
     run_recipe(recipe(**{**vars(single), "out": str(tmp_path / "single"), "log_every": 1}))
     assert metrics(tmp_path / "single", "train")[-1]["loss"] == pytest.approx(
@@ -187,9 +187,9 @@ def test_a_check_that_was_cut_goes_on_at_the_width_where_it_was(
             raise Cut
         return whole(recipes, **options)
 
-    whole = check.train_many
+    whole = transfer_trials.train_many
     with monkeypatch.context() as patched:
-        patched.setattr(check, "train_many", cut)
+        patched.setattr(transfer_trials, "train_many", cut)
         with pytest.raises(Cut):
             transfer_check(small(), widths=[8, 16], out=tmp_path, **SMALL)
     trained = counted(monkeypatch)
@@ -199,13 +199,13 @@ def test_a_check_that_was_cut_goes_on_at_the_width_where_it_was(
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many runs each call of the engine is given from here on."""
-    trained, whole = [], check.train_many
+    trained, whole = [], transfer_trials.train_many
 
     def count(recipes: list[Recipe], **options: Any) -> Any:
         trained.append(len(recipes))
         return whole(recipes, **options)
 
-    monkeypatch.setattr(check, "train_many", count)
+    monkeypatch.setattr(transfer_trials, "train_many", count)
     return trained
 
 

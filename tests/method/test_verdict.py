@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mupscale.method.costs import costs, gain
+from mupscale.method.costs import compute_costs, compute_gain
 from mupscale.method.summary import Curve, Runs
-from mupscale.method.verdict import verdict, warnings
+from mupscale.method.verdict import write_verdict, write_warnings
 from mupscale.sweep.space import Space, Sweep, Trial
 
 STEPS = list(range(10, 101, 10))
@@ -28,7 +28,7 @@ def runs(name: str, *finals: float | None, start: float = 2.0, **changes: Any) -
 
 
 def said(*trained: Runs) -> list[str]:
-    return verdict(trained, costs(trained, [], []), gain(trained))
+    return write_verdict(trained, compute_costs(trained, [], []), compute_gain(trained))
 
 
 BASE = runs("base", 1.0)
@@ -224,24 +224,24 @@ def sweep(width: Any, start: Any, name: str = "sweep-2") -> Sweep:
     [(64, None, 0), (63, None, 1), (128, 32, 1), (256, 64, 0), ({"head_dim": 16, "d": 256}, None, 0)],
 )
 def test_a_small_width_that_is_too_small_is_warned_of(width: Any, start: Any, told: int) -> None:
-    found = warnings([sweep(width, start)], [])
+    found = write_warnings([sweep(width, start)], [])
     assert len(found) == told
     assert all("the paper advises about 100 units and more" in warning for warning in found)
 
 
 def test_one_warning_for_each_small_width() -> None:
-    (only,) = warnings([sweep(32, None, "sweep-1"), sweep(64, 32), sweep({"head_dim": 8}, None)], [])
+    (only,) = write_warnings([sweep(32, None, "sweep-1"), sweep(64, 32), sweep({"head_dim": 8}, None)], [])
     assert only.startswith("the small width 32 may be too small")  # of heads of 8 nobody knows how many there are
 
 
 def test_findings_of_sweeps_carry_their_name() -> None:
     edge = Sweep("sweep-1-width-64", 64, None, Space((0.1, 0.2)), [Trial(0.2, 0.0, "finished", 1.0)])
-    (only,) = warnings([edge], [])
+    (only,) = write_warnings([edge], [])
     assert only == "sweep-1-width-64: the best learning rate, 0.2, is the largest tried: try 0.2, 0.4, 0.8"
 
 
 def test_diverged_seeds_are_warned_of() -> None:
-    found = warnings([], [runs("scratch", 0.9, None, 0.8), runs("upscaled", None)])
+    found = write_warnings([], [runs("scratch", 0.9, None, 0.8), runs("upscaled", None)])
     assert found == [
         "scratch: 1 of 3 seeds diverged; means are over the others",
         "upscaled: 1 of 1 seeds diverged",
@@ -273,14 +273,14 @@ def test_held_out_each_model_is_taken_where_it_does_best() -> None:
 
 def test_held_out_loss_that_rises_while_training_loss_falls_is_warned_of() -> None:
     upscaled = runs("upscaled", 0.5, 0.52)
-    (only,) = warnings([], [held_out(upscaled, 1.0, 0.8, 0.9)])
+    (only,) = write_warnings([], [held_out(upscaled, 1.0, 0.8, 0.9)])
     assert "rises from 0.8 at step 40 to 0.9" in only
-    assert warnings([], [held_out(upscaled, 1.0, 0.8, 0.805)]) == []
-    assert warnings([], [held_out(runs("upscaled", 2.5, start=2.0), 1.0, 0.8, 0.9)]) == []
+    assert write_warnings([], [held_out(upscaled, 1.0, 0.8, 0.805)]) == []
+    assert write_warnings([], [held_out(runs("upscaled", 2.5, start=2.0), 1.0, 0.8, 0.9)]) == []
 
 
 def test_held_out_loss_above_that_of_the_best_baseline_is_warned_of() -> None:
     scratch, upscaled = held_out(runs("scratch", 0.9), 1.0, 0.7), held_out(runs("upscaled", 0.5), 1.0, 0.75)
-    (only,) = warnings([], [scratch, upscaled])
+    (only,) = write_warnings([], [scratch, upscaled])
     assert "higher held-out loss than training from scratch (0.75 against 0.7)" in only
-    assert warnings([], [held_out(scratch, 1.0, 0.76), upscaled]) == []
+    assert write_warnings([], [held_out(scratch, 1.0, 0.76), upscaled]) == []

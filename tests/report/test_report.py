@@ -19,11 +19,12 @@ import pytest
 
 import summaries
 from mupscale import MupscaleError
+from mupscale.method.contenders import SCRATCH_DROP, UPSCALED, UPSCALED_OWN
 from mupscale.method.summary import Curve, Summary
 from mupscale.plots import words
 from mupscale.plots.figures import figure
-from mupscale.plots.gallery import INK, RUN_COLORS, RUN_DASHES, Gallery, recoloured, whole
-from mupscale.report import curves, facts, gain, sweeps, transfer
+from mupscale.plots.gallery import INK, Gallery, recoloured, whole
+from mupscale.report import facts, gain, loss_curves, sweeps, transfer
 from mupscale.report.writing import write_report
 from mupscale.sweep.space import Space, Sweep, Trial
 from summaries import LRS, NOISES, diverged, example, sweep_1, sweep_2, transfer_check, write
@@ -287,7 +288,7 @@ def test_curves_are_means_and_ranges_over_the_seeds_that_finished() -> None:
     assert upscaled is not None
     lost = diverged(replace(upscaled, curves=upscaled.curves[:1])).curves[0]
     runs = replace(upscaled, curves=[lost, *upscaled.curves[1:]])
-    (line,) = curves.lines(replace(summary, runs=[runs]), "training", "step")
+    (line,) = loss_curves.collect_lines(replace(summary, runs=[runs]), "training", "step")
     values = [curve.losses[7] for curve in upscaled.curves[1:]]
     assert line.mean[7] == pytest.approx(sum(values) / 2)
     assert (line.low[7], line.high[7]) == (min(values), max(values))
@@ -297,12 +298,12 @@ def test_curves_are_means_and_ranges_over_the_seeds_that_finished() -> None:
 
 def test_against_flops_what_starts_from_the_base_model_starts_where_that_ended() -> None:
     summary = replace(example(), costs={})
-    by_name = {line.runs.name: line for line in curves.lines(summary, "training", "flops")}
+    by_name = {line.runs.name: line for line in loss_curves.collect_lines(summary, "training", "flops")}
     base, upscaled, scratch = by_name["base"], by_name["upscaled"], by_name["scratch"]
     assert base.xs[-1] == 2000 * 4.0e8
     assert upscaled.xs[0] == pytest.approx(base.xs[-1] + 33 * 1.365e9)
     assert scratch.xs[0] == pytest.approx(43 * 1.365e9)
-    charged = curves.lines(replace(summary, costs={"base": 5e12}), "training", "flops")
+    charged = loss_curves.collect_lines(replace(summary, costs={"base": 5e12}), "training", "flops")
     assert next(line for line in charged if line.runs.name == "upscaled").xs[0] > 5e12
 
 
@@ -329,7 +330,7 @@ def held_out(summary: Summary, what: str = "held-out") -> Any:
                 found[name] = axes(sketch)
                 found[name].set_title(caption)
 
-    list(curves.pictures(summary, Kept(Path())))
+    list(loss_curves.draw_curves(summary, Kept(Path())))
     return found[what]
 
 
@@ -340,7 +341,7 @@ def test_held_out_scores_are_drawn_against_cost_where_all_costs_are_known(what: 
     summary = example()
     ax = held_out(summary, what)
     assert ax.get_xlabel() == "training cost, TFLOPs"
-    assert ax.get_title() == f"{curves._AXIS[what].capitalize()} against total cost"
+    assert ax.get_title() == f"{loss_curves._AXIS[what].capitalize()} against total cost"
     ends = {line.get_label(): line.get_xdata()[[0, -1]] for line in ax.lines}
     assert list(ends["(e) upscaled"]) == pytest.approx([0.8 + 0.1 * 2.73, 0.8 + 2.73])
     assert ends["base model"][-1] == pytest.approx(0.8)
@@ -368,10 +369,10 @@ def test_a_zoomed_picture_shows_where_every_compared_model_ends() -> None:
 
 @pytest.mark.usefixtures("_close")
 def test_a_zoomed_axis_ends_where_values_do() -> None:
-    assert curves._with_room(0.01, 0.5, log=False, most=math.inf) == (0.0, pytest.approx(0.5392))
-    assert curves._with_room(-0.01, 0.5, log=False, most=math.inf)[0] < -0.01
-    assert curves._with_room(0.5, 0.99, log=False, most=1.0) == (pytest.approx(0.4608), 1.0)
-    assert curves._with_room(0.01, 1.0, log=True, most=math.inf)[0] > 0
+    assert loss_curves._with_room(0.01, 0.5, log=False, most=math.inf) == (0.0, pytest.approx(0.5392))
+    assert loss_curves._with_room(-0.01, 0.5, log=False, most=math.inf)[0] < -0.01
+    assert loss_curves._with_room(0.5, 0.99, log=False, most=1.0) == (pytest.approx(0.4608), 1.0)
+    assert loss_curves._with_room(0.01, 1.0, log=True, most=math.inf)[0] > 0
 
 
 @pytest.mark.usefixtures("_close")
@@ -384,13 +385,14 @@ def test_both_of_two_lines_that_coincide_are_seen() -> None:
     ax = held_out(replace(summary, runs=[scratch, same]))
     below, above = ax.lines
     assert (below.is_dashed(), above.is_dashed()) == (False, True)
-    _, (on, off) = RUN_DASHES["scratch-drop"]
+    assert isinstance(SCRATCH_DROP.dashes, tuple)
+    _, (on, off) = SCRATCH_DROP.dashes
     assert off >= on
     assert above.get_color() != below.get_color()
 
 
 def test_long_curves_are_thinned_to_their_ends() -> None:
-    points = curves._thinned(list(range(10_000)))
+    points = loss_curves._thinned(list(range(10_000)))
     assert (len(points), points[0], points[-1]) == (300, 0, 9999)
 
 
@@ -462,11 +464,11 @@ def test_waterfall_leads_from_one_loss_to_the_other() -> None:
     tops = [(0.412, 0.386), (0.386, 0.421), (0.421, 0.351)]
     assert [tuple(sorted(end)) for end in ends] == [pytest.approx(sorted(pair)) for pair in tops]
     assert [text.get_text() for text in ax.texts] == ["−0.026", "+0.035", "−0.070", "0.412", "0.351"]
-    assert "learning rate ±0.000, head start −0.010, noise +0.001." in gain.in_words(
+    assert "learning rate ±0.000, head start −0.010, noise +0.001." in gain.describe_gain(
         small(gain={"scratch": 0.5, "learning_rate": -8e-5, "head_start": 0.0103, "noise": -0.001})
     )
     tiny = small(gain={"scratch": 0.004, "noise": 8e-5})
-    assert "noise −0.00008." in gain.in_words(tiny)
+    assert "noise −0.00008." in gain.describe_gain(tiny)
 
 
 @pytest.mark.usefixtures("_close")
@@ -478,8 +480,8 @@ def test_waterfall_goes_on_to_the_upscaled_model_with_its_own_rate(tmp_path: Pat
     assert [label.get_text() for label in ax.get_xticklabels()][-2:] == ["upscaled", "upscaled,\nown lr"]
     assert ax.get_ylim()[0] < 0.29
     points = [line.get_color() for line in ax.lines if line.get_marker() == "D"]
-    assert points[1:] == [RUN_COLORS["upscaled"], RUN_COLORS["upscaled-own"]]
-    (picture,) = gain.pictures(small(gain=given), Gallery(tmp_path))
+    assert points[1:] == [UPSCALED.color, UPSCALED_OWN.color]
+    (picture,) = gain.draw_gain(small(gain=given), Gallery(tmp_path))
     assert "Upscaled, own lr from halfway on: 0.290." in picture.alt
     assert "and to that of the same with its own lr from halfway on" in picture.caption
 
@@ -499,10 +501,10 @@ def test_waterfall_shows_the_best_of_the_alternatives_without_a_bar(tmp_path: Pa
         (line,) = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
         assert (line.get_ydata()[0], line.get_label()) == (value, label)
         assert ax.get_ylim()[0] < value
-        (picture,) = gain.pictures(small(gain=given), Gallery(tmp_path))
+        (picture,) = gain.draw_gain(small(gain=given), Gallery(tmp_path))
         assert picture.alt.endswith(f" {label.capitalize()}: {value:.3f}.")
         assert picture.caption.endswith(f"; the line: {label}")
-    (picture,) = gain.pictures(small(gain={"scratch": 0.5, "upscaled": 0.4}), Gallery(tmp_path))
+    (picture,) = gain.draw_gain(small(gain={"scratch": 0.5, "upscaled": 0.4}), Gallery(tmp_path))
     assert "continued" not in picture.alt + picture.caption
     low = axes(lambda ax: gain._waterfall(ax, {"scratch": 0.045, "upscaled": 0.015, "continued": 0.001}))
     assert low.get_ylim()[0] == 0  # no loss is below
@@ -530,7 +532,7 @@ def test_the_cross_of_what_diverged_lies_where_it_ended() -> None:
     steps, losses = [list(column) for column in zip(*points, strict=True)]
     both = [Curve(seed, status, steps, losses) for seed, status in enumerate(("finished", "diverged"))]  # type: ignore[arg-type]
     runs = replace(example().runs[0], curves=both)
-    (line,) = curves.lines(small(runs=[runs]), "training", "step")
+    (line,) = loss_curves.collect_lines(small(runs=[runs]), "training", "step")
     assert (line.xs[-1], line.diverged[0][-1]) == (300, (316, 4.0))
 
 
@@ -567,9 +569,9 @@ def test_transfer_panels_mark_each_width_s_optimum(tmp_path: Path) -> None:
     stars = [line for line in ax.lines if line.get_marker() == "*"]
     assert [star.get_xdata()[0] for star in stars] == [1.0] * 4
     assert len(ax.collections) == 4  # bands
-    assert transfer.transfer_picture(values, tmp_path / "new") == tmp_path / "new" / "transfer-check.png"
+    assert transfer.save_transfer_picture(values, tmp_path / "new") == tmp_path / "new" / "transfer-check.png"
     assert (tmp_path / "new" / "transfer-check.svg").exists()
-    assert transfer.transfer_picture(values, tmp_path / "t.svg").read_text().startswith("<?xml")
+    assert transfer.save_transfer_picture(values, tmp_path / "t.svg").read_text().startswith("<?xml")
 
 
 def crosses(ax: Any) -> dict[tuple[float, float], str]:
@@ -602,7 +604,7 @@ def test_transfer_panels_mark_what_diverged(tmp_path: Path) -> None:
     assert ax.get_xlim()[1] > 0.032
     stars = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "*"]
     assert (stars[0], stars[2] != 0.004) == (0.004, True)  # as the check itself sees it
-    alts = {picture.name: picture.alt for picture in transfer.pictures(values, Gallery(tmp_path))}
+    alts = {picture.name: picture.alt for picture in transfer.draw_transfer(values, Gallery(tmp_path))}
     assert "Diverged: 0.032 at width 128, 0.016 and 0.032 at width 256, 0.004 and 0.032" in alts["transfer-lr"]
     assert "Diverged" not in alts["transfer-noise"]
     transfer._legend(ax.figure)
@@ -639,11 +641,11 @@ def test_transfer_check_where_all_seeds_of_a_point_diverged(tmp_path: Path) -> N
     for point in values["noise"][0]["points"]:
         point["losses"] = [None, None, None]
     lost = [{**values["noise"][0]}]
-    (alone,) = [p for p in transfer.pictures({**values, "noise": lost}, Gallery(tmp_path)) if "noise" in p.name]
+    (alone,) = [p for p in transfer.draw_transfer({**values, "noise": lost}, Gallery(tmp_path)) if "noise" in p.name]
     assert alone.alt.endswith("Diverged: 0 and 0.1 and 0.3 and 1 and 3 and 10 at width 128.")
     values["noise"] = []
-    assert transfer.transfer_picture(values, tmp_path / "t.png").exists()
-    assert [picture.name for picture in transfer.pictures(values, Gallery(tmp_path))] == ["transfer-lr"]
+    assert transfer.save_transfer_picture(values, tmp_path / "t.png").exists()
+    assert [picture.name for picture in transfer.draw_transfer(values, Gallery(tmp_path))] == ["transfer-lr"]
 
 
 # ----------------------------------------------------------------------------------------- several runs
@@ -698,7 +700,7 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_recipe_is_shown_with_its_method() -> None:
     yaml = pytest.importorskip("yaml")
-    shown = yaml.safe_load(facts.recipe(example()))
+    shown = yaml.safe_load(facts.format_recipe(example()))
     assert shown["method"] == example().method
     assert {name: value for name, value in shown.items() if name != "method"} == example().recipe
 

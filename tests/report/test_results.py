@@ -25,11 +25,11 @@ pytest.importorskip("jsonargparse")
 
 from mupscale.cli.commands import main, read_method
 from mupscale.data import covtype_sample, tinyshakespeare
-from mupscale.method.stages import Protocol
+from mupscale.method.method_run import count_of
+from mupscale.method.protocol import Protocol
 from mupscale.method.summary import Summary
-from mupscale.method.transfer import line_of, transfer_verdict
-from mupscale.method.verdict import verdict
-from mupscale.method.workshop import counted
+from mupscale.method.transfer_verdict import judge_transfer, read_width_line
+from mupscale.method.verdict import write_verdict
 
 RESULTS = Path(__file__).parents[2] / "results"
 RECIPES = sorted(RESULTS.glob("*/recipe.yaml"))
@@ -82,7 +82,7 @@ def test_a_summary_is_of_the_recipe_beside_it(path: Path) -> None:
     }
     assert summary.method == json.loads(json.dumps(asdict(method)))
     assert summary.name == named(path)
-    assert summary.verdict == verdict(summary.runs, summary.costs, summary.gain)
+    assert summary.verdict == write_verdict(summary.runs, summary.costs, summary.gain)
     assert all(len(runs.curves) == method.seeds for runs in summary.runs)
     assert all(word not in path.read_text() for word in ("/root", "/home", "/tmp", "/work"))
 
@@ -98,7 +98,7 @@ def test_its_page_can_be_drawn_again(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", CHECKS, ids=named)
 def test_a_check_says_what_its_numbers_say(path: Path) -> None:
     found = json.loads(path.read_text())
-    assert transfer_verdict(found) == found["verdict"]
+    assert judge_transfer(found) == found["verdict"]
     assert len(found["lr"]) == len(found["noise"]) >= 3
 
 
@@ -157,11 +157,11 @@ def test_the_table_of_the_optima_is_that_of_the_checks() -> None:
     for path, optimizer in zip(CHECKS, ("AdamW", "SGD"), strict=True):
         found = json.loads(path.read_text())
         for axis, what in {"lr": "learning rate", "noise": "noise"}.items():
-            lines = [line_of(entry) for entry in found[axis]]
+            lines = [read_width_line(entry) for entry in found[axis]]
             grid, bests = sorted(point["x"] for point in found[axis][0]["points"]), [line.best for line in lines]
             moved = max(map(grid.index, bests)) - min(map(grid.index, bests))
             more = 100 * (lines[-1].loss(bests[0]) / lines[-1].loss(bests[-1]) - 1)
-            row = [f"best {what}, {optimizer}", *(f"{best:g}" for best in bests), counted(moved, "grid step")]
+            row = [f"best {what}, {optimizer}", *(f"{best:g}" for best in bests), count_of(moved, "grid step")]
             assert f"| {' | '.join(row)} | {more:.1f} % |" in page
 
 

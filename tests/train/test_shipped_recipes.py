@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("jsonargparse")
 
 from mupscale.cli.commands import main, read_method, read_recipe, shipped_recipes
-from mupscale.method.stages import Protocol, size
+from mupscale.method.protocol import Protocol, size
 from mupscale.train import Recipe
 
 ROOT = Path(__file__).parents[2]

@@ -387,7 +387,7 @@ def _curves(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
-    from mupscale.method import estimate, run_method
+    from mupscale.method import estimate_run, run_method
     from mupscale.report import write_report
 
     def extend(parser: Any) -> None:
@@ -396,7 +396,7 @@ def _run(words: list[str]) -> int:
     recipe, method, rest = read_method("run", RUN, words, extend)
     folder = Path(recipe.out or "runs/method")
     if rest["dry_run"]:
-        print(estimate(recipe, method, folder))
+        print(estimate_run(recipe, method, folder))
         return 0
     summary = run_method(recipe, method, folder, command=shlex.join(["mupscale", "run", *words]))
     print("", *summary.verdict, *(f"Note: {warning}" for warning in summary.warnings), "", sep="\n", flush=True)
@@ -429,7 +429,7 @@ def _sweep(words: list[str]) -> int:
 
 def _transfer_check(words: list[str]) -> int:
     from mupscale.method import transfer_check
-    from mupscale.report import transfer_picture
+    from mupscale.report import save_transfer_picture
     from mupscale.train import Width
 
     def extend(parser: Any) -> None:
@@ -462,7 +462,7 @@ def _transfer_check(words: list[str]) -> int:
         note=print,
     )
     print(*found["verdict"], sep="\n")
-    print(f"Picture: {transfer_picture(found, folder)}")
+    print(f"Picture: {save_transfer_picture(found, folder)}")
     return 0
 
 

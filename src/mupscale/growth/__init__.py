@@ -9,6 +9,7 @@ from mupscale.growth.copying import (
     widen,
     widen_optimizer,
 )
+from mupscale.growth.net2net import check_net2net, widen_net2net
 from mupscale.growth.noise import (
     GaussianNoise,
     Noise,
@@ -28,6 +29,7 @@ __all__ = [
     "SignalNoise",
     "Unit",
     "axes_of_state",
+    "check_net2net",
     "checked",
     "draw_normal",
     "grow_optimizer",
@@ -40,5 +42,6 @@ __all__ = [
     "unit_std",
     "upscale",
     "widen",
+    "widen_net2net",
     "widen_optimizer",
 ]

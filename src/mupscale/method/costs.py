@@ -9,20 +9,25 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from mupscale.method.summary import Runs, Stage
+from mupscale.method.comparison import Contender
+from mupscale.method.contenders import BASE, CONTENDERS, EXACT, SCRATCH, SCRATCH_DROP, UPSCALED
+from mupscale.method.summary import Runs, StageCost
 from mupscale.models import total_speedup, tuning_speedup
 from mupscale.sweep import Sweep
 
 Points = list[tuple[int, float]]
+_WITH_FINALS = {"baseline", "ablation", "grown"}  # kinds of contenders whose final losses are in the gain
 
 
-def costs(runs: Sequence[Runs], stages: Sequence[Stage], sweeps: Sequence[Sweep]) -> dict[str, float | None]:
+def compute_costs(
+    runs: Sequence[Runs], stages: Sequence[StageCost], sweeps: Sequence[Sweep]
+) -> dict[str, float | None]:
     """FLOPs of tuning, of one base model and of one from-scratch model, and the speed-ups that follow.
 
     As in the paper, from scratch trains for as many steps as the upscaled model, and is charged for all of them; the
     upscaled one until it reaches the lowest loss of the other.
     """
-    base, scratch, upscaled = (_named(runs, name) for name in ("base", "scratch", "upscaled"))
+    base, scratch, upscaled = (_named(runs, one) for one in (BASE, SCRATCH, UPSCALED))
     lowest = scratch_total = reached = None
     if scratch is not None and upscaled is not None:
         lowest = min((loss for step, loss in mean_curve(scratch) if step <= upscaled.steps), default=None)
@@ -45,32 +50,19 @@ def costs(runs: Sequence[Runs], stages: Sequence[Stage], sweeps: Sequence[Sweep]
     }
 
 
-def gain(runs: Sequence[Runs]) -> dict[str, float | None]:
+def compute_gain(runs: Sequence[Runs]) -> dict[str, float | None]:
     """Final losses at equal FLOPs, and from scratch's minus the upscaled model's taken apart.
 
     learning_rate, head_start and noise add up to that difference; without scratch-drop the first is part of the second.
     """
-    finals = {name.replace("-", "_"): final_loss(_named(runs, name)) for name in COMPARED}
-    scratch, drop, exact, upscaled = (finals[name] for name in ("scratch", "scratch_drop", "exact", "upscaled"))
+    finals = {one.key: final_loss(_named(runs, one)) for one in CONTENDERS if one.kind in _WITH_FINALS}
+    scratch, drop, exact, upscaled = (finals[one.key] for one in (SCRATCH, SCRATCH_DROP, EXACT, UPSCALED))
     return {
         **finals,
         "learning_rate": _difference(scratch, drop),
         "head_start": _difference(scratch if drop is None else drop, exact),
         "noise": _difference(exact, upscaled),
     }
-
-
-COMPARED = (
-    "scratch",
-    "scratch-drop",
-    "scratch-own",
-    "continued",
-    "continued-own",
-    "continued-late",
-    "exact",
-    "upscaled",
-    "upscaled-own",
-)
 
 
 def final_loss(runs: Runs | None) -> float | None:
@@ -135,13 +127,13 @@ def _tuning_speedup(upscaled: Runs | None, sweeps: Sequence[Sweep]) -> float | N
     return tuning_speedup(upscaled.flops_per_step, max(small))
 
 
-def _named(runs: Sequence[Runs], name: str) -> Runs | None:
-    return next((one for one in runs if one.name == name), None)
+def _named(runs: Sequence[Runs], contender: Contender) -> Runs | None:
+    return next((one for one in runs if one.name == contender.name), None)
 
 
 def _total(parts: Sequence[float | None]) -> float | None:
-    known = [part for part in parts if part is not None]
-    return sum(known) if len(known) == len(parts) else None
+    counted = [part for part in parts if part is not None]
+    return sum(counted) if len(counted) == len(parts) else None
 
 
 def _difference(more: float | None, less: float | None) -> float | None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from mupscale.engine import NotStackable, Stack
+from mupscale.method.comparison import ComparisonSetup
+from mupscale.method.contenders import CONTENDERS, STAGES
+from mupscale.method.method_run import MethodRun
+from mupscale.method.protocol import Protocol, label, size
 from mupscale.method.settings import Method
-from mupscale.method.stages import Protocol, label, size
-from mupscale.method.workshop import Workshop
+from mupscale.method.summary import Choice
 from mupscale.train import Recipe, Seeds, Silence, TrainingRun, Width, join_processes, matmul_precision
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
@@ -22,7 +25,7 @@ _PROBED = 32  # runs in a probe, at most; more cost in proportion
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedStage:
     """A stage before it is trained: how many runs at which width, for how many steps each."""
 
     name: str
@@ -31,52 +34,59 @@ class Planned:
     steps: int
 
 
-def outline(protocol: Protocol, method: Method) -> list[Planned]:
-    """The stages of a run of the method, none of them pruned, and no plain transfer beside an extrapolated one.
+def outline_stages(protocol: Protocol, method: Method) -> list[PlannedStage]:
+    """The stages of a run of the method: tuning, then the contenders; none of them pruned.
 
-    With (b′), (c′), (c″) and (e′), trained where another learning rate is best without noise, as it mostly is.
+    As is mostly so, tuning is taken to choose some noise, another learning rate than the base model's, and a third one
+    without noise. Plain transfer beside an extrapolated one is left out.
     """
+    return [*_outline_tuning(protocol, method), *_outline_contenders(protocol, method)]
+
+
+def _outline_tuning(protocol: Protocol, method: Method) -> Iterator[PlannedStage]:
     base, after = protocol.base_steps, protocol.wide_steps
-    n, wide = protocol.recipe.width, protocol.wide
     widths = sorted(method.widths, key=size)
-    made: list[Planned] = []
     if method.lrs:
-        count = len(method.sweep_1().cells) * method.sweep_seeds
-        made.append(Planned(f"sweep-1-width-{label(widths[-1])}", count, widths[-1], base))
-    trials = len(method.sweep_2().cells) if method.sampler == "grid" else int(method.trials or 0)
+        runs = len(method.sweep_1().cells) * method.sweep_seeds
+        yield PlannedStage(f"sweep-1-width-{label(widths[-1])}", runs, widths[-1], base)
     for width in widths:
-        made.append(Planned(f"small-width-{label(width)}", method.sweep_seeds, width, base))
-        count = trials * method.sweep_seeds
-        made.append(Planned(f"sweep-2-width-{label(width)}", count, protocol.upscaled_width(width), after))
-    made.append(Planned("base", method.seeds, n, base))
-    scratch = ("scratch" in method.baselines) + 2 * ("scratch-drop" in method.baselines)
-    if scratch:
-        steps = after + protocol.equal_cost(base, n, wide)
-        made.append(Planned("scratch", scratch * method.seeds, wide, steps))
-    if "continued" in method.baselines:
-        made.append(Planned("continued", 3 * method.seeds, n, protocol.equal_cost(after, wide, n)))
-        if not protocol.exact_is_a_beginning:
-            made.append(Planned("exact", method.seeds, n, after))
-    upscaled = 1 + method.has_own_rates
-    made.append(Planned("upscaled", upscaled * method.seeds, wide, after))
-    if "naive" in method.baselines:
-        made.append(Planned("naive", method.seeds, wide, after))
-    if "net2net" in method.baselines:
-        made.append(Planned(f"net2net-width-{label(wide)}", trials * method.sweep_seeds, wide, after))
-        made.append(Planned("net2net", method.seeds, wide, after))
-    return made
+        yield PlannedStage(f"small-width-{label(width)}", method.sweep_seeds, width, base)
+        runs = _trials(method) * method.sweep_seeds
+        yield PlannedStage(f"sweep-2-width-{label(width)}", runs, protocol.upscaled_width(width), after)
 
 
-def estimate(recipe: Recipe, method: Method, folder: Path) -> str:
+def _outline_contenders(protocol: Protocol, method: Method) -> Iterator[PlannedStage]:
+    lr = _lr(protocol)
+    choice = Choice(base_lr=lr, lr=lr / 2, noise=1.0, unit=protocol.growth.unit)
+    comparison = ComparisonSetup(protocol, choice, lr / 4 if method.has_own_rates else None, method.baselines)
+    for stage in STAGES:
+        recipes: list[Recipe] = []
+        for one in CONTENDERS:
+            if one.stage != stage or (training := one.plan_if_asked(comparison)) is None or training.shares:
+                continue
+            recipes.append(training.make_recipe(0))
+            if one.own_sweep:
+                runs, name = _trials(method) * method.sweep_seeds, one.sweep_name(training.width)
+                yield PlannedStage(name, runs, training.width, training.steps)
+        if recipes:
+            yield PlannedStage(stage, len(recipes) * method.seeds, recipes[0].width, recipes[0].steps)
+
+
+def _trials(method: Method) -> int:
+    """Of a sweep over learning rates and noises."""
+    return len(method.sweep_2().cells) if method.sampler == "grid" else int(method.trials or 0)
+
+
+def estimate_run(recipe: Recipe, method: Method, folder: Path) -> str:
     """The table that `mupscale run --dry-run` prints; nothing is written."""
-    protocol = Workshop(recipe, method, folder, print).protocol
-    stages = outline(protocol, method)
+    protocol = MethodRun(recipe, method, folder, print).protocol
+    stages = outline_stages(protocol, method)
     lines = [f"{'stage':<24}{'runs':>6}{'width':>14}{'steps':>10}{'FLOPs':>12}{'about':>12}"]
     all_flops, all_seconds = list[float | None](), list[float | None]()
     for stage in stages:
-        each, pace = protocol.flops_per_step(stage.width), seconds_per_step(protocol, stage, method)
+        each, seconds = protocol.flops_per_step(stage.width), measure_step(protocol, stage, method)
         all_flops.append(None if each is None else each * stage.steps * stage.runs)
-        all_seconds.append(None if pace is None else pace * stage.steps)
+        all_seconds.append(None if seconds is None else seconds * stage.steps)
         shown = (str(stage.runs), label(stage.width), f"{stage.steps:,}")
         lines.append(_line(stage.name, *shown, all_flops[-1], all_seconds[-1]))
     lines.append(_line("all", "", "", "", _sum(all_flops), _sum(all_seconds)))
@@ -86,8 +96,8 @@ def estimate(recipe: Recipe, method: Method, folder: Path) -> str:
 
 
 def _line(name: str, runs: str, width: str, steps: str, flops: float | None, seconds: float | None) -> str:
-    cost = "unknown" if flops is None else scaled(flops)
-    time_left = "too big" if seconds is None else duration(seconds)
+    cost = "unknown" if flops is None else short_flops(flops)
+    time_left = "too big" if seconds is None else rough_time(seconds)
     return f"{name:<24}{runs:>6}{width:>14}{steps:>10}{cost:>12}{time_left:>12}"
 
 
@@ -96,8 +106,8 @@ def _sum(parts: Sequence[float | None]) -> float | None:
     return math.fsum(known) if len(known) == len(parts) else None
 
 
-def seconds_per_step(protocol: Protocol, stage: Planned, method: Method) -> float | None:
-    """Measured: a step of all the stage's runs, from a few steps of some of them; None if not one fits into memory."""
+def measure_step(protocol: Protocol, stage: PlannedStage, method: Method) -> float | None:
+    """Seconds of a step of all the stage's runs, from a few steps of some of them; None if not one fits into memory."""
     count = min(stage.runs, _PROBED)
     while count:
         try:
@@ -109,7 +119,7 @@ def seconds_per_step(protocol: Protocol, stage: Planned, method: Method) -> floa
     return None
 
 
-def _probe(protocol: Protocol, stage: Planned, method: Method, count: int) -> float:
+def _probe(protocol: Protocol, stage: PlannedStage, method: Method, count: int) -> float:
     steps = max(stage.steps, 2 * _STEPS)
     recipe = replace(protocol.fresh(stage.width, _lr(protocol), steps, 0), compile=False)
     with join_processes(recipe.device, recipe.parallel) as processes, matmul_precision(recipe.precision):
@@ -143,14 +153,22 @@ def _lr(protocol: Protocol) -> float:
     return float(protocol.recipe.optimizer.init_args["lr"])
 
 
-def scaled(flops: float) -> str:
-    """FLOPs for people, such as 5.87 G."""
+def short_flops(flops: float) -> str:
+    """FLOPs for people.
+
+    >>> short_flops(5.87e9)
+    '5.87 G'
+    """
     power = max((p for p in range(len(_PREFIXES)) if flops >= 1000.0**p), default=0)
     return f"{flops / 1000.0**power:.3g} {_PREFIXES[power]}".rstrip()
 
 
-def duration(seconds: float) -> str:
-    """Seconds for people."""
+def rough_time(seconds: float) -> str:
+    """Seconds for people, rounded up, as an estimate has them.
+
+    >>> rough_time(61), rough_time(7300)
+    ('2 min', '2.0 h')
+    """
     if seconds < 60:
         return f"{math.ceil(seconds)} s"
     minutes = math.ceil(seconds / 60)

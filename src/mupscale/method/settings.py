@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
+from mupscale.method.contenders import DEFAULT_BASELINES, Baseline, has_own_rates
 from mupscale.sweep import Space
 from mupscale.system import MupscaleError
 from mupscale.train import Width
-
-Baseline = Literal["scratch", "scratch-drop", "continued", "net2net", "naive"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Method:
     sampler: Literal["grid", "random", "tpe"] = "grid"
     trials: int | None = None
     pruner: Literal["none", "median", "halving"] = "none"
-    baselines: list[Baseline] = field(default_factory=lambda: ["scratch", "scratch-drop", "continued"])
+    baselines: list[Baseline] = field(default_factory=lambda: list(DEFAULT_BASELINES))
     engine: Literal["auto", "vectorised", "serial"] = "auto"
     storage: str | None = None
 
@@ -59,18 +58,22 @@ class Method:
                 raise MupscaleError(f"method.{name} is {getattr(self, name)}, but must be at least 1")
         if self.sampler != "grid" and (self.trials is None or self.trials < 1):
             raise MupscaleError(f"method.sampler {self.sampler} needs method.trials, how many to take")
-        self.sweep_2()
-        if self.lrs:
-            self.sweep_1()
+        self._check_spaces()
 
     def _check_words(self) -> None:
-        """On the command line the parser checks these, in Python nobody."""
+        """Refuse words that no setting has: the command line does so itself, Python does not."""
         hints = get_type_hints(Method)
-        given = [(name, getattr(self, name)) for name in ("measure", "sampler", "pruner", "engine")]
-        for name, word in [*given, *(("baselines", word) for word in self.baselines)]:
+        choices = [(name, getattr(self, name)) for name in ("measure", "sampler", "pruner", "engine")]
+        for name, word in [*choices, *(("baselines", word) for word in self.baselines)]:
             words = get_args(Baseline if name == "baselines" else hints[name])
             if word not in words:
                 raise MupscaleError(f"method.{name}: {word!r} is none of {', '.join(words)}")
+
+    def _check_spaces(self) -> None:
+        """A space refuses learning rates and noise levels that cannot be."""
+        self.sweep_2()
+        if self.lrs:
+            self.sweep_1()
 
     def sweep_1(self) -> Space:
         """Learning rates at n₀."""
@@ -83,7 +86,7 @@ class Method:
     @property
     def has_own_rates(self) -> bool:
         """Whether a baseline, and so the upscaled model, is also trained with the rate that is best without noise."""
-        return "scratch-drop" in self.baselines or "continued" in self.baselines
+        return has_own_rates(self.baselines)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

@@ -72,7 +72,7 @@ class Runs:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageCost:
     """What a stage cost: FLOPs of training (None where a model's cost cannot be counted) and seconds."""
 
     name: str
@@ -106,7 +106,7 @@ class Summary:
     sweeps: list[Sweep]
     choice: Choice
     runs: list[Runs]
-    stages: list[Stage]
+    stages: list[StageCost]
     costs: dict[str, float | None] = field(default_factory=dict)
     gain: dict[str, float | None] = field(default_factory=dict)
     verdict: list[str] = field(default_factory=list)
@@ -131,7 +131,7 @@ class Summary:
                 choice["plain"] = tuple(choice["plain"])
             given["choice"] = Choice(**choice)
             given["sweeps"] = [Sweep.from_json(sweep) for sweep in given["sweeps"]]
-            given["stages"] = [Stage(**stage) for stage in given["stages"]]
+            given["stages"] = [StageCost(**stage) for stage in given["stages"]]
             given["runs"] = [Runs(**{**r, "curves": [Curve(**curve) for curve in r["curves"]]}) for r in given["runs"]]
             return cls(**given)
         except (KeyError, TypeError, AttributeError) as error:

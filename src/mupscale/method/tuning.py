@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from mupscale.growth import SignalNoise
-from mupscale.method.drift import Drift, extrapolate
-from mupscale.method.peers import load_model
-from mupscale.method.stages import label, size, small_name
+from mupscale.method.extrapolation import Extrapolation, extrapolate
+from mupscale.method.method_run import MethodRun
+from mupscale.method.other_widenings import load_trained
+from mupscale.method.protocol import label, size, small_name
 from mupscale.method.summary import Choice
-from mupscale.method.workshop import Workshop
 from mupscale.sweep import Cell, Sweep
 from mupscale.system import MupscaleError, derive
 from mupscale.train import Recipe, Width
@@ -19,7 +19,7 @@ from mupscale.train import Recipe, Width
 
 @dataclass(frozen=True)
 class Tuned:
-    """What the sweeps found and what follows for the large models.
+    """The sweeps, and the hyperparameters that follow for the large models.
 
     zero_lr: the learning rate that training on without noise likes best. sentences: how the optimum moves.
     """
@@ -30,44 +30,44 @@ class Tuned:
     sentences: list[str]
 
 
-def tune(shop: Workshop, worker: bool = False) -> Tuned:
-    """Sweep 1 at the largest small width, Sweep 2 at each of them, and the choice."""
-    widths = sorted(shop.method.widths, key=size)
-    sweeps, base_lr = list[Sweep](), float(shop.recipe.optimizer.init_args["lr"])
-    if shop.method.lrs:
-        first = _sweep_1(shop, widths[-1], worker)
+def tune(run: MethodRun, worker: bool = False) -> Tuned:
+    """Run Sweep 1 at the largest small width and Sweep 2 at each of them, and choose."""
+    widths = sorted(run.method.widths, key=size)
+    sweeps, base_lr = list[Sweep](), float(run.recipe.optimizer.init_args["lr"])
+    if run.method.lrs:
+        first = _sweep_1(run, widths[-1], worker)
         base_lr = first.best.lr
         sweeps.append(first)
     pairs: list[tuple[float, Sweep]] = []
     for width in widths:
-        _small(shop, width, base_lr)
-        pairs.append((size(width), _sweep_2(shop, width, worker)))
-    drift = extrapolate(pairs, size(shop.recipe.width))
-    choice, last = _choice(shop, drift, base_lr, widths[-1]), pairs[-1][1]
+        _train_small(run, width, base_lr)
+        pairs.append((size(width), _sweep_2(run, width, worker)))
+    optimum = extrapolate(pairs, size(run.recipe.width))
+    choice, last = _choose(run, optimum, base_lr, widths[-1]), pairs[-1][1]
     zero_lr = (last.best_without_noise or last.best).lr
-    return Tuned([*sweeps, *(sweep for _, sweep in pairs)], choice, zero_lr, drift.sentences)
+    return Tuned([*sweeps, *(sweep for _, sweep in pairs)], choice, zero_lr, optimum.sentences)
 
 
-def _sweep_1(shop: Workshop, width: Width, worker: bool) -> Sweep:
+def _sweep_1(run: MethodRun, width: Width, worker: bool) -> Sweep:
     def recipes(cell: Cell) -> list[Recipe]:
-        steps = shop.protocol.base_steps
-        return [shop.protocol.fresh(width, cell.lr, steps, seed) for seed in shop.sweep_seeds]
+        steps = run.protocol.base_steps
+        return [run.protocol.fresh(width, cell.lr, steps, seed) for seed in run.sweep_seeds]
 
-    return shop.sweep(f"sweep-1-width-{label(width)}", width, None, shop.method.sweep_1(), recipes, worker)
+    return run.sweep(f"sweep-1-width-{label(width)}", width, None, run.method.sweep_1(), recipes, worker)
 
 
-def _sweep_2(shop: Workshop, width: Width, worker: bool) -> Sweep:
+def _sweep_2(run: MethodRun, width: Width, worker: bool) -> Sweep:
     def recipes(cell: Cell) -> list[Recipe]:
-        return [shop.protocol.trial(width, cell, seed) for seed in shop.sweep_seeds]
+        return [run.protocol.trial(width, cell, seed) for seed in run.sweep_seeds]
 
-    wide = shop.protocol.upscaled_width(width)
-    return shop.sweep(f"sweep-2-width-{label(width)}", wide, width, shop.method.sweep_2(), recipes, worker)
+    wide = run.protocol.upscaled_width(width)
+    return run.sweep(f"sweep-2-width-{label(width)}", wide, width, run.method.sweep_2(), recipes, worker)
 
 
-def _small(shop: Workshop, width: Width, lr: float) -> None:
+def _train_small(run: MethodRun, width: Width, lr: float) -> None:
     """The small base models that Sweep 2 upscales."""
-    recipes = [shop.protocol.small(width, lr, seed) for seed in shop.sweep_seeds]
-    outcomes = shop.train(f"small-width-{label(width)}", {small_name(width): recipes})
+    recipes = [run.protocol.small(width, lr, seed) for seed in run.sweep_seeds]
+    outcomes = run.train(f"small-width-{label(width)}", {small_name(width): recipes})
     if any(outcome.status != "finished" for outcome in outcomes[small_name(width)]):
         raise MupscaleError(
             f"the small base model of width {label(width)} diverged at learning rate {lr:g}: let Sweep 1 (method.lrs) "
@@ -75,23 +75,22 @@ def _small(shop: Workshop, width: Width, lr: float) -> None:
         )
 
 
-def _choice(shop: Workshop, drift: Drift, base_lr: float, width: Width) -> Choice:
+def _choose(run: MethodRun, optimum: Extrapolation, base_lr: float, width: Width) -> Choice:
     """Extrapolated and plain values; for signal-normalised noise constants by parameter, as the paper transfers it."""
-    unit, plain = shop.protocol.growth.unit, (drift.plain_noise, drift.plain_lr)
-    signal = unit == "signal" and drift.noise > 0
-    constants = _constants(shop, width, base_lr, drift.noise) if signal else None
-    return Choice(base_lr, drift.lr, drift.noise, unit, None if (drift.noise, drift.lr) == plain else plain, constants)
+    unit, best, plain = run.protocol.growth.unit, (optimum.noise, optimum.lr), (optimum.plain_noise, optimum.plain_lr)
+    signal = unit == "signal" and optimum.noise > 0
+    constants = _constants(run, width, base_lr, optimum.noise) if signal else None
+    return Choice(base_lr, optimum.lr, optimum.noise, unit, None if best == plain else plain, constants)
 
 
-def _constants(shop: Workshop, width: Width, base_lr: float, t: float) -> dict[str, float]:
+def _constants(run: MethodRun, width: Width, base_lr: float, t: float) -> dict[str, float]:
     """What t amounts to in each parameter at the small width, over the sweep's seeds ('Modification to Step 0')."""
-    found: list[Mapping[str, float]] = []
-    for seed in shop.sweep_seeds:
-        small, trial = shop.protocol.small(width, base_lr, seed), shop.protocol.trial(width, Cell(base_lr, t), seed)
-        noise = SignalNoise(t)
-        model = load_model(small, str(small.out))
-        small.family().upscale(model, width=trial.width, noise=noise, seed=derive(trial.seeds.noise, "start"))
+    by_seed: list[Mapping[str, float]] = []
+    for seed in run.sweep_seeds:
+        small, trial = run.protocol.small(width, base_lr, seed), run.protocol.trial(width, Cell(base_lr, t), seed)
+        noise, draw = SignalNoise(t), derive(trial.seeds.noise, "start")
+        small.family().upscale(load_trained(small), width=trial.width, noise=noise, seed=draw)
         assert noise.effective is not None
         assert isinstance(noise.effective.std, Mapping)
-        found.append(noise.effective.std)
-    return {name: fmean(constants[name] for constants in found) for name in found[0]}
+        by_seed.append(noise.effective.std)
+    return {name: fmean(constants[name] for constants in by_seed) for name in by_seed[0]}

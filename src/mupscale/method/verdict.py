@@ -6,12 +6,14 @@ compared one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
+from mupscale.method.comparison import Contender, Kind
+from mupscale.method.contenders import CONTENDERS, UPSCALED, find_contender
 from mupscale.method.costs import final_loss, first_below, flops_until, mean_curve, total_cost
 from mupscale.method.summary import Curve, Runs
-from mupscale.method.transfer import shown
+from mupscale.method.transfer_verdict import shown
 from mupscale.sweep import Sweep, findings
 
 TRUSTED = 64
@@ -21,29 +23,12 @@ RISE = 0.01
 
 Numbers = Mapping[str, float | None]
 
-_BASELINES = {
-    "scratch": "training from scratch",
-    "scratch-drop": "training from scratch with the same change of the learning rate",
-    "scratch-own": "training from scratch, changed to the learning rate that is best without noise",
-    "continued": "simply continuing the base model with the new learning rate",
-    "continued-own": "simply continuing the base model with the learning rate that is best without noise",
-    "continued-late": "continuing the base model, changed halfway to the learning rate that is best without noise",
-}
-_UPSCALED = {
-    "upscaled": "the upscaled model",
-    "upscaled-own": "the upscaled model, changed halfway to the learning rate that is best without noise,",
-}
-_OTHERS = {
-    "upscaled-plain": "plain transfer, not extrapolated",
-    "net2net": "Net2Net",
-    "naive": "naive widening",
-}
 _PARTS = {"learning_rate": "the learning rate", "head_start": "the head start", "noise": "the noise"}
 
 
-def verdict(runs: Sequence[Runs], costs: Numbers, gain: Numbers) -> list[str]:
+def write_verdict(runs: Sequence[Runs], costs: Numbers, gain: Numbers) -> list[str]:
     """Sentences, the answer first."""
-    upscaled, ours = _named(runs, "upscaled"), _ours(runs)
+    upscaled, ours = _named(runs, UPSCALED), _ours(runs)
     if upscaled is None:
         return ["Widening cannot be judged here: no upscaled model was trained."]
     if ours is None:
@@ -53,11 +38,10 @@ def verdict(runs: Sequence[Runs], costs: Numbers, gain: Numbers) -> list[str]:
         ]
     best = _best(runs)
     if best is None:
-        trained = [one.name for one in runs if one.name in _BASELINES]
+        trained = [one.name for one in runs if _is(one, "baseline")]
         why = f"{' and '.join(trained)} diverged" if trained else "there is no baseline to compare with"
         return [
-            f"Widening cannot be judged here: {_UPSCALED[ours.name]} ends at a loss of {fmean(ours.finals()):.4g}, "
-            f"but {why}."
+            f"Widening cannot be judged here: {_phrase(ours)} ends at a loss of {fmean(ours.finals()):.4g}, but {why}."
         ]
     said = [_headline(ours, best), *_seed_by_seed(ours, best), *_same_loss(ours, best, costs), *_held_out(runs)]
     said += [*_without_change(ours, upscaled), *_as_the_paper_counts(upscaled, costs), *_parts(gain), *_others(runs)]
@@ -71,8 +55,8 @@ def _headline(ours: Runs, best: Runs) -> str:
     else:
         answer = "Widening pays here" if max(losses) < min(theirs) else "Widening does not pay here"
     return (
-        f"{answer}: at equal FLOPs {_UPSCALED[ours.name]} ends at a loss of {_range(losses)}, and the best "
-        f"alternative, {_BASELINES[best.name]}, at {_range(theirs)}."
+        f"{answer}: at equal FLOPs {_phrase(ours)} ends at a loss of {_range(losses)}, and the best "
+        f"alternative, {_phrase(best)}, at {_range(theirs)}."
     )
 
 
@@ -101,10 +85,11 @@ def _without_change(ours: Runs, upscaled: Runs) -> list[str]:
     """Where (e′) is the better one: (e), of which all that follows is told."""
     if ours is upscaled:
         return []
-    finals = upscaled.finals()
+    finals, contender = upscaled.finals(), find_contender(ours.name)
+    assert contender is not None
     if not finals:
-        return [f"Without the change halfway, {_all(len(upscaled.curves))} of the upscaled model diverged."]
-    return [f"Without the change halfway the upscaled model ends at {_range(finals)}; what follows is about that one."]
+        return [f"{contender.without}, {_all(len(upscaled.curves))} of the upscaled model diverged."]
+    return [f"{contender.without} the upscaled model ends at {_range(finals)}; what follows is about that one."]
 
 
 def _same_loss(upscaled: Runs, best: Runs, costs: Numbers) -> list[str]:
@@ -122,16 +107,18 @@ def _same_loss(upscaled: Runs, best: Runs, costs: Numbers) -> list[str]:
 def _held_out(runs: Sequence[Runs]) -> list[str]:
     """The same question of unseen data, each model where it does best: training on may fit the training set alone."""
     lowest = {one.name: min(loss for _, loss in held) for one in runs if (held := _held_out_curve(one))}
-    ours = {name: loss for name, loss in lowest.items() if name in _UPSCALED}
-    others = {name: loss for name, loss in lowest.items() if name in _BASELINES}
-    if not ours or not others:
+    grown, best = (_lowest_of(lowest, kind) for kind in ("grown", "baseline"))
+    if grown is None or best is None:
         return []
-    own, best = (min(losses, key=lambda name: lowest[name]) for losses in (ours, others))
-    changed = " (changed halfway)" if own == "upscaled-own" else ""
     return [
-        f"On held-out data the upscaled model's loss{changed} comes down to {ours[own]:.4g}, that of the best "
-        f"alternative, {_BASELINES[best]}, to {others[best]:.4g}."
+        f"On held-out data the upscaled model's loss{grown.remark} comes down to {lowest[grown.name]:.4g}, that of the "
+        f"best alternative, {best.phrase}, to {lowest[best.name]:.4g}."
     ]
+
+
+def _lowest_of(losses: Mapping[str, float], kind: Kind) -> Contender | None:
+    those = [one for name in losses if (one := find_contender(name)) is not None and one.kind == kind]
+    return min(those, key=lambda one: losses[one.name], default=None)
 
 
 def _as_the_paper_counts(upscaled: Runs, costs: Numbers) -> list[str]:
@@ -174,9 +161,9 @@ def _parts(gain: Numbers) -> list[str]:
 
 def _others(runs: Sequence[Runs]) -> list[str]:
     ends = [
-        f"{called} ends at {_range(found.finals()) if found.finals() else 'nothing, for it diverged'}"
-        for name, called in _OTHERS.items()
-        if (found := _named(runs, name)) is not None
+        f"{one.phrase} ends at {_range(ours.finals()) if ours.finals() else 'nothing, for it diverged'}"
+        for one in CONTENDERS
+        if one.kind == "comparison" and (ours := _named(runs, one)) is not None
     ]
     return [f"For comparison: {'; '.join(ends)}."] if ends else []
 
@@ -187,7 +174,7 @@ def _one_seed(*compared: Runs) -> list[str]:
     return ["This rests on one seed, so the spread between seeds is unknown: take 3 or more (seeds)."]
 
 
-def warnings(sweeps: Sequence[Sweep], runs: Sequence[Runs]) -> list[str]:
+def write_warnings(sweeps: Sequence[Sweep], runs: Sequence[Runs]) -> list[str]:
     """What speaks against taking the numbers at their word."""
     return [
         *_small_widths(sweeps),
@@ -220,7 +207,7 @@ def _diverged(runs: Sequence[Runs]) -> list[str]:
 
 def _parting(runs: Sequence[Runs]) -> list[str]:
     """The paper's caution: the theory is about training, so look where held-out loss goes another way."""
-    upscaled, best, said = _ours(runs) or _named(runs, "upscaled"), _best(runs), []
+    upscaled, best, said = _ours(runs) or _named(runs, UPSCALED), _best(runs), []
     held = _held_out_curve(upscaled)
     if upscaled is None or not held:
         return []
@@ -235,7 +222,7 @@ def _parting(runs: Sequence[Runs]) -> list[str]:
     ours, theirs, other = final_loss(upscaled), final_loss(best), _held_out_curve(best)
     if best and other and ours is not None and theirs is not None and ours < theirs and last > other[-1][1]:
         said.append(
-            f"the upscaled model ends with a higher held-out loss than {_BASELINES[best.name]} ({last:.4g} against "
+            f"the upscaled model ends with a higher held-out loss than {_phrase(best)} ({last:.4g} against "
             f"{other[-1][1]:.4g}), though its training loss is lower: {advice}"
         )
     return said
@@ -250,23 +237,34 @@ def _held_out_curve(runs: Runs | None) -> list[tuple[int, float]]:
 
 
 def _best(runs: Sequence[Runs]) -> Runs | None:
-    """The baseline of (a) to (c) with the lowest final loss."""
-    return _lowest(runs, _BASELINES)
+    """The baseline with the lowest final loss."""
+    return _lowest(runs, "baseline")
 
 
 def _ours(runs: Sequence[Runs]) -> Runs | None:
-    """(e) or (e′), whichever more seeds finish, and then ends lower."""
-    most = max((len(one.finals()) for one in runs if one.name in _UPSCALED), default=0)
-    return _lowest([one for one in runs if len(one.finals()) == most], _UPSCALED)
+    """The grown model that more seeds finish, and that then ends lower."""
+    most = max((len(one.finals()) for one in runs if _is(one, "grown")), default=0)
+    return _lowest([one for one in runs if len(one.finals()) == most], "grown")
 
 
-def _lowest(runs: Sequence[Runs], names: Container[str]) -> Runs | None:
-    ended = [one for one in runs if one.name in names and one.finals()]
+def _lowest(runs: Sequence[Runs], kind: Kind) -> Runs | None:
+    ended = [one for one in runs if _is(one, kind) and one.finals()]
     return min(ended, key=lambda one: fmean(one.finals()), default=None)
 
 
-def _named(runs: Sequence[Runs], name: str) -> Runs | None:
-    return next((one for one in runs if one.name == name), None)
+def _is(runs: Runs, kind: Kind) -> bool:
+    contender = find_contender(runs.name)
+    return contender is not None and contender.kind == kind
+
+
+def _phrase(runs: Runs) -> str:
+    """The model in a sentence."""
+    contender = find_contender(runs.name)
+    return runs.name if contender is None else contender.phrase
+
+
+def _named(runs: Sequence[Runs], contender: Contender) -> Runs | None:
+    return next((one for one in runs if one.name == contender.name), None)
 
 
 def _apart(losses: Sequence[float], others: Sequence[float]) -> bool:

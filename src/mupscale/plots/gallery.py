@@ -10,36 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mupscale.plots.figures import COLORS, GREY, figure
+from mupscale.plots.figures import COLORS, figure
 from mupscale.plots.words import file_name
 from mupscale.system import MupscaleError, require
 
 Point = tuple[float, float]
 INK, PAPER, MUTED = "#1f2933", "#ffffff", "#66727f"
-RUN_COLORS = {
-    "base": GREY,
-    "scratch": COLORS[0],
-    "scratch-drop": COLORS[1],
-    "scratch-own": "#6a5acd",
-    "continued": COLORS[3],
-    "exact": COLORS[4],
-    "upscaled": COLORS[2],
-    "upscaled-own": "#8c1c2e",
-    "upscaled-plain": COLORS[5],
-    "continued-own": COLORS[6],
-    "continued-late": "#4f3a17",
-    "net2net": COLORS[7],
-    "naive": "#b5538a",
-}
-RUN_DASHES = {
-    "scratch-drop": (0, (5, 5)),  # gaps as long as the dashes: (a), which it often lies upon, is seen through them
-    "scratch-own": (0, (2, 3)),
-    "continued": "-.",
-    "exact": ":",
-    "continued-own": (0, (4, 1, 1, 1, 1, 1)),
-    "continued-late": (0, (6, 1, 1, 1)),
-    "upscaled-own": (0, (4, 2)),
-}
 LEVELS = ("#2a7fb8", "#6f63b0", "#c2477f", "#d9603f", "#e0a030")
 """From low to high, legible on white and on black."""
 GOOD, BAD = COLORS[4], COLORS[2]

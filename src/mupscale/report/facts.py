@@ -23,12 +23,12 @@ _COSTS = (
 _REACHED = {"upscaled_to_scratch_loss", "speedup_sunk", "speedup_base_charged", "speedup_all_charged"}
 
 
-def costs(summary: Summary) -> list[tuple[str, str, str]]:
+def list_costs(summary: Summary) -> list[tuple[str, str, str]]:
     """Key, meaning and value of each cost that is there."""
-    return [(key, what, cost(summary, key)) for key, what, _ in _COSTS if key in summary.costs]
+    return [(key, what, format_cost(summary, key)) for key, what, _ in _COSTS if key in summary.costs]
 
 
-def cost(summary: Summary, key: str) -> str:
+def format_cost(summary: Summary, key: str) -> str:
     """One of them; without a number it says whether the loss was not reached or the cost is not known."""
     value = summary.costs.get(key)
     if words.known(value):
@@ -37,7 +37,7 @@ def cost(summary: Summary, key: str) -> str:
     return "not reached" if key in _REACHED and reachable else "unknown"
 
 
-def finals(summary: Summary) -> list[list[str]]:
+def list_finals(summary: Summary) -> list[list[str]]:
     """A row per model: label, width, learning rate, noise, steps, final losses, accuracy, cost of a run."""
     return [
         [
@@ -47,8 +47,8 @@ def finals(summary: Summary) -> list[list[str]]:
             "per parameter" if isinstance(runs.noise, dict) else words.setting(runs.noise),
             words.count(runs.steps),
             _two_lines(runs.finals()),
-            _two_lines(last(runs, "held_out_losses")),
-            _two_lines(last(runs, "accuracy")),
+            _two_lines(last_scores(runs, "held_out_losses")),
+            _two_lines(last_scores(runs, "accuracy")),
             words.flops(run_flops(runs)) if run_flops(runs) is not None else "unknown",
         ]
         for runs in summary.runs
@@ -68,13 +68,13 @@ FINALS_HEAD = (
 )
 
 
-def last(runs: Runs, what: str) -> list[float]:
+def last_scores(runs: Runs, what: str) -> list[float]:
     """Each finished seed's last held-out score of a kind."""
     scores = [getattr(curve, what) for curve in runs.curves if curve.status != "diverged"]
     return [values[-1] for values in scores if values and words.known(values[-1])]
 
 
-def final(summary: Summary, name: str) -> str:
+def format_final(summary: Summary, name: str) -> str:
     """A model's final loss, with its range; or that it diverged."""
     runs = summary.get(name)
     if runs is None:
@@ -87,23 +87,23 @@ def run_flops(runs: Runs) -> float | None:
     return runs.steps * runs.flops_per_step if words.known(runs.flops_per_step) else None
 
 
-def total(summary: Summary) -> tuple[float | None, float]:
+def sum_stages(summary: Summary) -> tuple[float | None, float]:
     """FLOPs and seconds of all stages."""
     known = [stage.flops for stage in summary.stages if words.known(stage.flops)]
     seconds = sum(stage.seconds for stage in summary.stages if words.known(stage.seconds))
     return (sum(known) if known and len(known) == len(summary.stages) else None), seconds
 
 
-def stages(summary: Summary) -> Iterator[list[str]]:
+def list_stages(summary: Summary) -> Iterator[list[str]]:
     """A row per stage, and the total."""
     for stage in summary.stages:
         yield [stage.name, _or_unknown(stage.flops), words.duration(stage.seconds)]
-    flops, seconds = total(summary)
+    flops, seconds = sum_stages(summary)
     if len(summary.stages) > 1:
         yield ["together", _or_unknown(flops), words.duration(seconds)]
 
 
-def recipe(summary: Summary) -> str:
+def format_recipe(summary: Summary) -> str:
     """The recipe with its section `method`, as YAML where PyYAML is there; JSON is YAML, too."""
     values = {**summary.recipe, "method": summary.recipe.get("method") or summary.method}
     try:
@@ -113,7 +113,7 @@ def recipe(summary: Summary) -> str:
     return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
 
 
-def noise(summary: Summary) -> tuple[str, str]:
+def describe_noise(summary: Summary) -> tuple[str, str]:
     """The chosen noise, and what it is measured in."""
     unit = {
         "init": "1 is as much as a fresh initialisation has",
@@ -127,7 +127,7 @@ def noise(summary: Summary) -> tuple[str, str]:
     return words.setting(choice.noise), more
 
 
-def setting(summary: Summary) -> str:
+def describe_setting(summary: Summary) -> str:
     """What was trained, in a line: model, data, optimizer, widths."""
     names = [_class(summary.recipe.get(part)) for part in ("model", "data", "optimizer")]
     widths = _widths(summary)

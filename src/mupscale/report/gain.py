@@ -3,44 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mupscale.method import Summary
-from mupscale.plots import BAD, COLORS, GOOD, MUTED, PAPER, RUN_COLORS, RUN_DASHES, Gallery, Picture, words
+from mupscale.method import CONTENDERS, SCRATCH, UPSCALED, Contender, GainMark, Summary
+from mupscale.plots import BAD, GOOD, MUTED, PAPER, Gallery, Picture, words
 
 _EFFECTS = (("learning_rate", "learning\nrate"), ("head_start", "head\nstart"), ("noise", "noise"))
-_ALTERNATIVES = (
-    ("continued", "continued", "base model continued"),
-    ("continued_own", "continued-own", "base model continued, own lr"),
-    ("continued_late", "continued-late", "base model continued, own lr from halfway"),
-    ("scratch_own", "scratch-own", "from scratch, own lr"),
-)
-"""Keys of the gain, names of the runs, and words."""
+_BASELINES = [one for one in CONTENDERS if one.kind == "baseline" and one.gain_mark is not None]
+_VARIANTS = [one for one in CONTENDERS if one.kind == "grown" and one.gain_mark is not None]
 
 
-def pictures(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
+def draw_gain(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
     """A waterfall, where both ends of it are known."""
     gain = summary.gain
     start, end = gain.get("scratch"), gain.get("upscaled")
     if words.known(start) and words.known(end):
-        alt = f"From scratch {words.loss(start)}, upscaled {words.loss(end)}. {in_words(summary)}"
+        alt = f"From scratch {words.loss(start)}, upscaled {words.loss(end)}. {describe_gain(summary)}"
         caption = "Final training loss at equal total cost, from the from-scratch model's to the upscaled one's"
-        if words.known(own := gain.get("upscaled_own")):
-            alt = f"{alt.strip()} Upscaled, own lr from halfway on: {words.loss(own)}."
-            caption += ", and to that of the same with its own lr from halfway on"
+        for _, mark, value in _variants(gain):
+            alt = f"{alt.strip()} {mark.words.capitalize()}: {words.loss(value)}."
+            caption += f", and to that of {mark.caption}"
         if (other := _alternative(gain)) is not None:
-            alt = f"{alt.strip()} {other[2].capitalize()}: {words.loss(other[0])}."
-            caption += f"; the line: {other[2]}"
+            _, mark, value = other
+            alt = f"{alt.strip()} {mark.words.capitalize()}: {words.loss(value)}."
+            caption += f"; the line: {mark.words}"
         yield gallery.draw("gain", alt.strip(), caption, lambda ax: _waterfall(ax, gain), size=(4.8, 3.3))
 
 
-def in_words(summary: Summary) -> str:
+def describe_gain(summary: Summary) -> str:
     """How much each effect takes off the loss."""
     effects = [(name.replace("_", " "), summary.gain.get(name)) for name, _ in _EFFECTS]
     digits = _digits(summary.gain)
-    said = [f"{name} {_signed(value, digits)}" for name, value in effects if words.known(value)]
-    return f"Change of the loss by effect: {', '.join(said)}." if said else ""
+    changes = [f"{name} {_signed(value, digits)}" for name, value in effects if words.known(value)]
+    return f"Change of the loss by effect: {', '.join(changes)}." if changes else ""
 
 
 def _signed(value: float, digits: int) -> str:
@@ -55,10 +51,22 @@ def _digits(gain: dict[str, float | None]) -> int:
     return max(3, 2 - math.floor(math.log10(whole))) if words.known(whole) and whole > 0 else 3
 
 
-def _alternative(gain: dict[str, float | None]) -> tuple[float, str, str] | None:
-    """What widening competes with, and is not in the waterfall: loss, run and words of the best of them."""
-    found = [(value, run, said) for key, run, said in _ALTERNATIVES if words.known(value := gain.get(key))]
-    return min(found, key=lambda item: item[0], default=None)
+def _variants(gain: dict[str, float | None]) -> list[tuple[Contender, GainMark, float]]:
+    """Grown models beside (e), each with its mark and loss."""
+    return [*_marked(_VARIANTS, gain)]
+
+
+def _alternative(gain: dict[str, float | None]) -> tuple[Contender, GainMark, float] | None:
+    """What widening competes with, and is not in the waterfall: the best baseline of these, its mark and loss."""
+    return min(_marked(_BASELINES, gain), key=lambda item: item[2], default=None)
+
+
+def _marked(
+    contenders: Sequence[Contender], gain: dict[str, float | None]
+) -> Iterator[tuple[Contender, GainMark, float]]:
+    for one in contenders:
+        if one.gain_mark is not None and words.known(value := gain.get(one.key)):
+            yield one, one.gain_mark, value
 
 
 def _waterfall(ax: Any, gain: dict[str, float | None]) -> None:
@@ -78,19 +86,19 @@ def _waterfall(ax: Any, gain: dict[str, float | None]) -> None:
         seen.append(level)
         names.append(name)
     ax.plot([len(names) - 1 + 0.31, len(names)], [level, end], color=MUTED, lw=0.8, zorder=2)
-    ends = [(0, start, COLORS[0]), (len(names), end, RUN_COLORS["upscaled"])]
+    ends = [(0, start, SCRATCH.color), (len(names), end, UPSCALED.color)]
     names.append("upscaled")
-    if words.known(own := gain.get("upscaled_own")):
-        ends.append((len(names), own, RUN_COLORS["upscaled-own"]))
-        seen.append(own)
-        names.append("upscaled,\nown lr")
+    for one, mark, value in _variants(gain):
+        ends.append((len(names), value, one.color))
+        seen.append(value)
+        names.append(mark.tick)
     for at, value, color in ends:
         ax.plot(at, value, "D", ms=8, color=color, zorder=4)
         _number(ax, at, value, words.loss(value), 7)
     if (other := _alternative(gain)) is not None:
-        value, run, label = other
+        baseline, mark, value = other
         seen.append(value)
-        ax.axhline(value, color=RUN_COLORS[run], lw=1.2, ls=RUN_DASHES[run], zorder=1, label=label)
+        ax.axhline(value, color=baseline.color, lw=1.2, ls=baseline.dashes, zorder=1, label=mark.words)
         ax.legend(loc="upper right")
     room = max(seen) - min(seen) or abs(start) or 1.0
     lowest = min(seen) - 0.15 * room

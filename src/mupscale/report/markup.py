@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib.metadata import version
 from importlib.resources import files
 
-from mupscale import __version__
 from mupscale.plots import UNKNOWN, Picture
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def document(title: str, body: str) -> str:
+def make_document(title: str, body: str) -> str:
     """The whole page, with its style and a policy that forbids it to fetch anything."""
     style = files("mupscale.report").joinpath("style.css").read_text(encoding="utf-8")
     return (
@@ -21,22 +21,22 @@ def document(title: str, body: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n{body}\n"
-        f"<footer>Written by mupscale {escape(__version__)}</footer>\n</main>\n</body>\n</html>\n"
+        f"<footer>Written by mupscale {escape(version('mupscale'))}</footer>\n</main>\n</body>\n</html>\n"
     )
 
 
-def section(title: str, *parts: str) -> str:
+def make_section(title: str, *parts: str) -> str:
     """A heading and what is below it; nothing if nothing is."""
     inside = "\n".join(part for part in parts if part)
     return f"<section>\n<h2>{escape(title)}</h2>\n{inside}\n</section>" if inside else ""
 
 
-def paragraph(text: str, kind: str = "") -> str:
+def make_paragraph(text: str, kind: str = "") -> str:
     """A sentence or several."""
     return f"<p{_kind(kind)}>{escape(text)}</p>" if text else ""
 
 
-def bullets(title: str, sentences: Sequence[str], kind: str = "") -> str:
+def make_bullets(title: str, sentences: Sequence[str], kind: str = "") -> str:
     """A box with a list."""
     if not sentences:
         return ""
@@ -44,7 +44,7 @@ def bullets(title: str, sentences: Sequence[str], kind: str = "") -> str:
     return f'<div class="box {escape(kind)}"><strong>{escape(title)}</strong><ul>{items}</ul></div>'
 
 
-def cards(items: Iterable[tuple[str, str, str]]) -> str:
+def make_cards(items: Iterable[tuple[str, str, str]]) -> str:
     """What, the number, and what else to say of it."""
     inside = "\n".join(
         f'<div class="card"><div class="what">{escape(what)}</div><div class="number">{escape(number)}</div>'
@@ -54,7 +54,7 @@ def cards(items: Iterable[tuple[str, str, str]]) -> str:
     return f'<div class="cards">\n{inside}\n</div>' if inside else ""
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = True, kind: str = "") -> str:
+def make_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = True, kind: str = "") -> str:
     """Rows of texts, the first of each its name; a table that is too wide scrolls by itself. numbers: aligned right."""
     rows = list(rows)
     if not rows:
@@ -71,13 +71,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool =
     return f'<div class="table {escape(kind)}"><table>{inside}</table></div>'
 
 
-def pictures(items: Iterable[Picture]) -> str:
+def make_pictures(items: Iterable[Picture]) -> str:
     """Side by side where there is room."""
-    inside = "\n".join(picture(item) for item in items)
+    inside = "\n".join(make_picture(item) for item in items)
     return f'<div class="pictures">\n{inside}\n</div>' if inside else ""
 
 
-def picture(item: Picture) -> str:
+def make_picture(item: Picture) -> str:
     """One picture, for light and for dark pages."""
     dark, light = escape(item.source(dark=True)), escape(item.source())
     return (
@@ -87,19 +87,19 @@ def picture(item: Picture) -> str:
     )
 
 
-def side_by_side(*parts: str) -> str:
+def make_columns(*parts: str) -> str:
     """In columns where there is room."""
     inside = "\n".join(f"<div>{part}</div>" for part in parts if part)
     return f'<div class="columns">\n{inside}\n</div>' if inside else ""
 
 
-def folded(title: str, *parts: str) -> str:
+def make_folded(title: str, *parts: str) -> str:
     """Something to be opened by those who want to know."""
     inside = "\n".join(part for part in parts if part)
     return f"<details><summary>{escape(title)}</summary>\n{inside}\n</details>" if inside else ""
 
 
-def code(text: str) -> str:
+def make_code(text: str) -> str:
     """As it is."""
     return f"<pre>{escape(text)}</pre>" if text else ""
 

@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.checks import CoordCheck, Row
-from mupscale.method import Summary
+from mupscale.method import RANKED, Summary
 from mupscale.plots import Gallery, words
-from mupscale.report import curves, facts, gain, markup, sweeps, transfer
+from mupscale.report import facts, gain, loss_curves, markup, sweeps, transfer
 from mupscale.system import MupscaleError
 
 
-def page(summary: Summary, check: dict[str, Any] | None, folder: Path) -> str:
+def make_run_page(summary: Summary, check: dict[str, Any] | None, folder: Path) -> str:
     """The HTML; the pictures go into the folder as well. check: what transfer-check found."""
     gallery = Gallery(folder)
     body = [
         _headline(summary),
         _training(summary, gallery),
-        markup.section(
+        markup.make_section(
             "Where the gain comes from",
-            markup.paragraph(gain.in_words(summary)),
-            markup.pictures(gain.pictures(summary, gallery)),
+            markup.make_paragraph(gain.describe_gain(summary)),
+            markup.make_pictures(gain.draw_gain(summary, gallery)),
         ),
         _costs(summary),
         _tuning(summary, gallery),
@@ -30,73 +30,66 @@ def page(summary: Summary, check: dict[str, Any] | None, folder: Path) -> str:
         _coordinates(summary, gallery),
         _again(summary),
     ]
-    return markup.document(f"{summary.name}: mupscale report", "\n".join(part for part in body if part))
+    return markup.make_document(f"{summary.name}: mupscale report", "\n".join(part for part in body if part))
 
 
-def verdict(summary: Summary) -> list[str]:
+def answer_sentences(summary: Summary) -> list[str]:
     """The answer in words, the first sentence the headline."""
     return [str(sentence) for sentence in summary.verdict] or ["This run gives no verdict."]
 
 
 def _headline(summary: Summary) -> str:
-    first, *more = verdict(summary)
+    first, *more = answer_sentences(summary)
     return "\n".join(
         [
             f"<header>\n<h1>{escape(summary.name)}</h1>",
-            markup.paragraph(first, "answer"),
-            *(markup.paragraph(sentence, "lead") for sentence in more),
-            markup.paragraph(facts.setting(summary), "muted"),
+            markup.make_paragraph(first, "answer"),
+            *(markup.make_paragraph(sentence, "lead") for sentence in more),
+            markup.make_paragraph(facts.describe_setting(summary), "muted"),
             "</header>",
-            markup.cards(_cards(summary)),
-            markup.bullets("To keep in mind", summary.warnings, "warnings"),
+            markup.make_cards(_cards(summary)),
+            markup.make_bullets("To keep in mind", summary.warnings, "warnings"),
         ]
     )
-
-
-_FINALS = {
-    "upscaled": "Final loss, upscaled",
-    "upscaled-own": "Final loss, upscaled and changed halfway",
-    "scratch": "Final loss, from scratch",
-}
 
 
 def _cards(summary: Summary) -> list[tuple[str, str, str]]:
     choice, items = summary.choice, []
     if "speedup_base_charged" in summary.costs:
         number, sunk, everything = (
-            facts.cost(summary, f"speedup_{how}") for how in ("base_charged", "sunk", "all_charged")
+            facts.format_cost(summary, f"speedup_{how}") for how in ("base_charged", "sunk", "all_charged")
         )
         more = f"base model charged; {sunk} if it is there already, {everything} with tuning charged, too"
         more = "" if number in ("not reached", "unknown") else more
         items.append(("Speed-up to the from-scratch model's lowest loss", number, more))
-    for name, what in _FINALS.items():
-        runs = summary.get(name)
-        if runs is not None:
-            mean, _, spread = facts.final(summary, name).partition(" (")
+    for one in RANKED:
+        runs = summary.get(one.name)
+        if runs is not None and one.on_card:
+            mean, _, spread = facts.format_final(summary, one.name).partition(" (")
             seeds = len(runs.finals())
             over = f"{spread.rstrip(')')} over {seeds} seeds" if spread else ("one seed" if seeds == 1 else "")
-            items.append((what, mean, over))
-    noise, unit = facts.noise(summary)
+            items.append((f"Final loss, {one.heading}", mean, over))
+    noise, unit = facts.describe_noise(summary)
     items.append(("Chosen noise", noise, unit))
     plain = f"; plain transfer: {words.setting(choice.plain[1])}" if choice.plain is not None else ""
     more = f"after upscaling; {words.setting(choice.base_lr)} before{plain}"
     items.append(("Chosen learning rate", words.setting(choice.lr), more))
-    flops, seconds = facts.total(summary)
+    flops, seconds = facts.sum_stages(summary)
     if summary.stages:
         items.append(("All of this took", words.duration(seconds), words.flops(flops) if flops is not None else ""))
     return items
 
 
 def _training(summary: Summary, gallery: Gallery) -> str:
-    drawn = list(curves.pictures(summary, gallery))
+    drawn = list(loss_curves.draw_curves(summary, gallery))
     unknown = not any(picture.name.startswith("training-flops") for picture in drawn)
     note = "Costs of these models are not known, so there is no picture against FLOPs." if unknown and drawn else ""
-    return markup.section(
+    return markup.make_section(
         "Training",
-        markup.pictures(drawn) or markup.paragraph("There are no losses to draw."),
-        markup.paragraph(note, "note"),
-        markup.table(facts.FINALS_HEAD, facts.finals(summary)),
-        markup.paragraph(
+        markup.make_pictures(drawn) or markup.make_paragraph("There are no losses to draw."),
+        markup.make_paragraph(note, "note"),
+        markup.make_table(facts.FINALS_HEAD, facts.list_finals(summary)),
+        markup.make_paragraph(
             "Final training loss: mean over the last tenth of the steps, and over the seeds that finished "
             "(smallest to largest). The cost of a run leaves out that of the base model it may start from.",
             "note",
@@ -105,11 +98,11 @@ def _training(summary: Summary, gallery: Gallery) -> str:
 
 
 def _costs(summary: Summary) -> str:
-    return markup.section(
+    return markup.make_section(
         "Costs",
-        markup.side_by_side(
-            markup.table(("what", "how much"), [(what, value) for _, what, value in facts.costs(summary)]),
-            markup.table(("stage", "FLOPs", "time"), facts.stages(summary)),
+        markup.make_columns(
+            markup.make_table(("what", "how much"), [(what, value) for _, what, value in facts.list_costs(summary)]),
+            markup.make_table(("stage", "FLOPs", "time"), facts.list_stages(summary)),
         ),
     )
 
@@ -117,20 +110,20 @@ def _costs(summary: Summary) -> str:
 def _tuning(summary: Summary, gallery: Gallery) -> str:
     rows = []
     for sweep in summary.sweeps:
-        best = sweeps.best_of(sweep)
+        best = sweeps.find_best(sweep)
         counts = [sum(t.status == status for t in sweep.trials) for status in ("finished", "diverged", "pruned")]
         found = [words.setting(best.lr), words.setting(best.noise), words.loss(best.loss)] if best else ["", "", ""]
         flops = words.flops(sweep.flops) if sweep.flops else "unknown"
         rows.append([sweep.name, *map(words.count, counts), *found, flops])
     head = ("sweep", "finished", "diverged", "pruned", "best learning rate", "best noise", "its loss", "FLOPs")
     constants = summary.choice.constants or {}
-    return markup.section(
+    return markup.make_section(
         "Tuning",
-        markup.pictures(sweeps.pictures(summary, gallery)),
-        markup.table(head, rows),
-        markup.folded(
+        markup.make_pictures(sweeps.draw_sweeps(summary, gallery)),
+        markup.make_table(head, rows),
+        markup.make_folded(
             "Noise per parameter, as transferred",
-            markup.table(("parameter", "noise"), [(str(name), words.setting(v)) for name, v in constants.items()]),
+            markup.make_table(("parameter", "noise"), [(str(name), words.setting(v)) for name, v in constants.items()]),
         ),
     )
 
@@ -138,8 +131,9 @@ def _tuning(summary: Summary, gallery: Gallery) -> str:
 def _transfer(check: dict[str, Any] | None, gallery: Gallery) -> str:
     if check is None:
         return ""
-    sentences = [markup.paragraph(str(sentence)) for sentence in check.get("verdict", [])]
-    return markup.section("Transfer check", *sentences, markup.pictures(transfer.pictures(check, gallery)))
+    sentences = [markup.make_paragraph(str(sentence)) for sentence in check.get("verdict", [])]
+    pictures = markup.make_pictures(transfer.draw_transfer(check, gallery))
+    return markup.make_section("Transfer check", *sentences, pictures)
 
 
 def _coordinates(summary: Summary, gallery: Gallery) -> str:
@@ -154,9 +148,8 @@ def _coordinates(summary: Summary, gallery: Gallery) -> str:
     )
     rows = [(x.module, f"{x.size_power:+.2f}", f"{x.change_power:+.2f}", x.verdict) for x in check.layers]
     head = ("layer", "size, power of the width", "change, power of the width", "verdict")
-    return markup.section(
-        "Coordinate check", markup.pictures([picture]), markup.folded("Layer by layer", markup.table(head, rows))
-    )
+    layers = markup.make_folded("Layer by layer", markup.make_table(head, rows))
+    return markup.make_section("Coordinate check", markup.make_pictures([picture]), layers)
 
 
 def _check(values: dict[str, Any]) -> CoordCheck:
@@ -168,5 +161,5 @@ def _check(values: dict[str, Any]) -> CoordCheck:
 
 
 def _again(summary: Summary) -> str:
-    recipe = markup.folded("The recipe", markup.code(facts.recipe(summary)))
-    return markup.section("To do it again", markup.code(summary.command), recipe)
+    recipe = markup.make_folded("The recipe", markup.make_code(facts.format_recipe(summary)))
+    return markup.make_section("To do it again", markup.make_code(summary.command), recipe)

@@ -31,7 +31,7 @@ _CELLS_WITH_TEXT = 8
 """As many columns leave room for numbers."""
 
 
-def pictures(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
+def draw_sweeps(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
     """One or two pictures a sweep."""
     for sweep in summary.sweeps:
         if not any(trial.noise > 0 for trial in sweep.trials):
@@ -56,7 +56,7 @@ def pictures(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
             yield gallery.draw(f"{sweep.name}-by-noise", caption, caption, curves)
 
 
-def best_of(sweep: Sweep) -> Trial | None:
+def find_best(sweep: Sweep) -> Trial | None:
     """The optimum, if any trial finished."""
     try:
         return sweep.best
@@ -75,7 +75,7 @@ def _measure(sweep: Sweep) -> str:
 
 
 def _alt(sweep: Sweep) -> str:
-    best = best_of(sweep)
+    best = find_best(sweep)
     counts = {status: sum(trial.status == status for trial in sweep.trials) for status in ("diverged", "pruned")}
     more = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
     end = f" Of {len(sweep.trials)} trials {more}." if more else ""
@@ -93,7 +93,7 @@ def heatmap(ax: Any, sweep: Sweep, base_lr: float) -> None:
     from matplotlib.patches import Patch, Rectangle
 
     lrs, noises = sweep.space.lrs, sweep.space.noises
-    best = best_of(sweep)
+    best = find_best(sweep)
     color = _colors([trial.loss for trial in sweep.trials if trial.status == "finished"])
     numbers = len(lrs) <= _CELLS_WITH_TEXT
     seen = set[str]()
@@ -198,7 +198,7 @@ def _color_bar(ax: Any, color: Any, label: str = "loss") -> None:
 
 
 def _scatter(ax: Any, sweep: Sweep) -> None:
-    best = best_of(sweep)
+    best = find_best(sweep)
     finished = [trial for trial in sweep.trials if trial.status == "finished" and words.known(trial.loss)]
     color = _colors([trial.loss for trial in finished])
     for status, style, label in (
@@ -277,7 +277,7 @@ def _learning_rates(sweep: Sweep, gallery: Gallery) -> Picture:
         if any(trial.spread > 0 for trial in done):
             low, high = [min(t.by_seed) for t in done], [max(t.by_seed) for t in done]
             ax.fill_between(lrs, low, high, color=COLORS[1], alpha=0.18, lw=0, label="min–max")
-        best = best_of(sweep)
+        best = find_best(sweep)
         if best is not None:
             ax.plot(best.lr, best.loss, ms=14, ls="", zorder=5, label="optimum", **_STAR)
         for status, mark, color in (("diverged", "x", BAD), ("pruned", "o", MUTED)):
@@ -299,7 +299,7 @@ def _learning_rates(sweep: Sweep, gallery: Gallery) -> Picture:
 
 def _by_noise(sweep: Sweep) -> list[Trial]:
     """Trials with curves at the best learning rate; in a random search, at those near it."""
-    best = best_of(sweep)
+    best = find_best(sweep)
     if best is None:
         return []
     near = 1.001 if sweep.sampler == "grid" else 1.5

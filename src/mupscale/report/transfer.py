@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from mupscale.method import line_of
+from mupscale.method import read_width_line
 from mupscale.plots import MUTED, Gallery, Picture, figure, levels, plain, styled, words
 from mupscale.system import MupscaleError
 
@@ -17,7 +17,7 @@ FILE = "transfer-check.json"
 _NAMES = {"lr": "learning rate", "noise": "noise"}
 
 
-def transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
+def save_transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
     """Both panels in one picture: `out` itself if it ends in .png or .svg, else transfer-check.png and .svg in it."""
     single = out.suffix in (".png", ".svg")
     paths = [out] if single else [out / "transfer-check.png", out / "transfer-check.svg"]
@@ -35,7 +35,7 @@ def transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
     return paths[0]
 
 
-def pictures(values: Mapping[str, Any], gallery: Gallery) -> Iterator[Picture]:
+def draw_transfer(values: Mapping[str, Any], gallery: Gallery) -> Iterator[Picture]:
     """A picture a panel, for the page."""
     for varied, other in (("lr", "noise"), ("noise", "lr")):
         if any(line["points"] for line in values[varied]):
@@ -50,7 +50,7 @@ def pictures(values: Mapping[str, Any], gallery: Gallery) -> Iterator[Picture]:
             yield gallery.draw(f"transfer-{varied}", alt.strip(), caption, sketch)
 
 
-def load(folder: Path) -> dict[str, Any] | None:
+def load_transfer_check(folder: Path) -> dict[str, Any] | None:
     """What the transfer check wrote into a run's folder, if it did."""
     path = folder / FILE
     try:
@@ -163,13 +163,13 @@ def _points(line: Mapping[str, Any]) -> list[tuple[float, list[float]]]:
 
 def _diverged(line: Mapping[str, Any]) -> list[float]:
     """Values at which a seed diverged, which for the check is as if all had."""
-    sound = line_of(line).losses
+    sound = read_width_line(line).losses
     return sorted(x for point in line["points"] if (x := float(point["x"])) not in sound)
 
 
 def _best(line: Mapping[str, Any]) -> tuple[float, float] | None:
     """The value with the lowest mean loss, as the check sees it, and that loss."""
-    found = line_of(line)
+    found = read_width_line(line)
     return (found.best, found.loss(found.best)) if found.losses else None
 
 

@@ -26,9 +26,9 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if len(folders) == 1:
-            text = page.page(summaries[0], transfer.load(folders[0]), folder)
+            text = page.make_run_page(summaries[0], transfer.load_transfer_check(folders[0]), folder)
         else:
-            text = compare.page(summaries, folders, folder)
+            text = compare.make_comparison_page(summaries, folders, folder)
         replace_text(folder / "index.html", text)
     except OSError as error:
         raise MupscaleError(f"the report cannot be written to {folder} ({error.strerror})") from None

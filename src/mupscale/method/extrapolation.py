@@ -1,6 +1,6 @@
-"""How the best noise and learning rate move between small widths, and where that leads at the large one.
+"""Extrapolating the best noise and learning rate from small widths to the large one.
 
-Transfer as in the paper takes them as they are; with two small widths tuned, what remains of a drift can be seen.
+Transfer as in the paper takes them as they are; with two small widths tuned, what is left of a drift can be seen.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from mupscale.sweep import Cell, Sweep
 from mupscale.system import MupscaleError
 
 LIMIT = 4.0
-"""An extrapolated value is at most so many times, and at least one so-manieth of, the last width's."""
+"""The largest factor between an extrapolated value and that of the largest small width, either way."""
 
 _AXES = {"noise": "noise", "lr": "learning rate"}
 
 
 @dataclass(frozen=True)
-class Drift:
+class Extrapolation:
     """What to use at the large width, beside what the largest small width alone would transfer (plain).
 
     A slope is the power of the width: for each doubling the value is multiplied by 2 to the slope.
@@ -35,7 +35,7 @@ class Drift:
     sentences: list[str] = field(default_factory=list)
 
 
-def extrapolate(sweeps: Sequence[tuple[float, Sweep]], width: float) -> Drift:
+def extrapolate(sweeps: Sequence[tuple[float, Sweep]], width: float) -> Extrapolation:
     """The optimum of Sweep 2 at each small width, continued to `width` along a power of the width."""
     ordered = sorted(sweeps, key=lambda pair: pair[0])
     widths = [small for small, _ in ordered]
@@ -44,31 +44,31 @@ def extrapolate(sweeps: Sequence[tuple[float, Sweep]], width: float) -> Drift:
     bests = [sweep.best for _, sweep in ordered]
     plain = bests[-1].cell
     if len(widths) == 1:
-        return Drift(plain.lr, plain.noise, plain.lr, plain.noise)
+        return Extrapolation(plain.lr, plain.noise, plain.lr, plain.noise)
     zeros = [small for small, best in zip(widths, bests, strict=True) if best.noise == 0]
-    said = [_no_noise(zeros, plain)] if zeros else []
+    sentences = [_no_noise(zeros, plain)] if zeros else []
     if zeros and len(zeros) < len(widths):  # with and without noise are two different optima
-        said += _gains(ordered, width)
-        return Drift(plain.lr, plain.noise, plain.lr, plain.noise, sentences=said)
+        sentences += _gains(ordered, width)
+        return Extrapolation(plain.lr, plain.noise, plain.lr, plain.noise, sentences=sentences)
     value, slope = {"noise": plain.noise, "lr": plain.lr}, {"noise": 0.0, "lr": 0.0}
     for axis in ["lr"] if zeros else ["noise", "lr"]:
-        found = [_between(sweep, axis) for _, sweep in ordered]
-        power = linear_regression([math.log2(small) for small in widths], [math.log2(best) for best in found]).slope
-        value[axis], limited = _limited(found[-1], power * math.log2(width / widths[-1]), ordered[-1][1], axis)
+        optima = [_between(sweep, axis) for _, sweep in ordered]
+        power = linear_regression([math.log2(small) for small in widths], [math.log2(best) for best in optima]).slope
+        value[axis], limited = _limited(optima[-1], power * math.log2(width / widths[-1]), ordered[-1][1], axis)
         slope[axis] = power
-        said.append(
-            f"from width {widths[0]:g} to {widths[-1]:g} the best {_AXES[axis]} goes from {found[0]:.3g} to "
-            f"{found[-1]:.3g} (×{2**power:.2f} for each doubling); at width {width:g} that makes {value[axis]:.3g}"
+        sentences.append(
+            f"from width {widths[0]:g} to {widths[-1]:g} the best {_AXES[axis]} goes from {optima[0]:.3g} to "
+            f"{optima[-1]:.3g} (×{2**power:.2f} for each doubling); at width {width:g} that makes {value[axis]:.3g}"
             f"{limited}, where plain transfer has {getattr(plain, axis):.3g}"
         )
-    said += _gains(ordered, width)
-    return Drift(value["lr"], value["noise"], plain.lr, plain.noise, slope["lr"], slope["noise"], said)
+    sentences += _gains(ordered, width)
+    return Extrapolation(value["lr"], value["noise"], plain.lr, plain.noise, slope["lr"], slope["noise"], sentences)
 
 
 def _gains(sweeps: Sequence[tuple[float, Sweep]], width: float) -> list[str]:
     """What noise gains at each small width, and where that leads; it may fall, since wide models lack less capacity."""
-    known = [(small, sweep.best.loss, sweep.best_without_noise) for small, sweep in sweeps]
-    losses = {n: (best, zero.loss) for n, best, zero in known if best and zero is not None and zero.loss}
+    pairs = [(small, sweep.best.loss, sweep.best_without_noise) for small, sweep in sweeps]
+    losses = {n: (best, zero.loss) for n, best, zero in pairs if best and zero is not None and zero.loss}
     gains = {n: 1 - best / zero for n, (best, zero) in losses.items() if best > 0 and zero > 0}
     if len(gains) < 2 or not any(gains.values()):
         return []

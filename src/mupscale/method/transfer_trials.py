@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.engine import Engine, Outcome, train_many
-from mupscale.method.stages import Protocol, label, size
-from mupscale.method.transfer import shown, transfer_verdict
+from mupscale.method.protocol import Protocol, label, size
+from mupscale.method.transfer_verdict import judge_transfer, shown
 from mupscale.sweep import Cell, Space
 from mupscale.system import MupscaleError, replace_text
 from mupscale.train import MAY_CHANGE, Recipe, Width
@@ -67,7 +67,7 @@ def transfer_check(
         for axis, line in sweeps.items():
             points = [{"x": getattr(cell, axis), "losses": losses[cell]} for cell in line]
             values[axis].append({"width": check.protocol.upscaled_width(width), "from": width, "points": points})
-    values["verdict"] = transfer_verdict(values)
+    values["verdict"] = judge_transfer(values)
     _write(Path(out) / FILE, values)
     return values
 

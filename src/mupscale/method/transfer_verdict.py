@@ -9,13 +9,13 @@ from statistics import fmean
 from typing import Any
 
 
-def transfer_verdict(values: Mapping[str, Any]) -> list[str]:
+def judge_transfer(values: Mapping[str, Any]) -> list[str]:
     """How far the best learning rate and the best noise move over the widths, in grid steps."""
     return [*_moves(values["lr"], "learning rate"), *_moves(values["noise"], "noise")]
 
 
 @dataclass(frozen=True)
-class Line:
+class WidthLine:
     """One width's losses by seed, at the values where no seed diverged."""
 
     width: str
@@ -37,7 +37,7 @@ def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
     grid = sorted({float(point["x"]) for entry in entries for point in entry["points"]})
     if len(grid) < 2:
         return []
-    lines = [line_of(entry) for entry in entries]
+    lines = [read_width_line(entry) for entry in entries]
     said = [f"at width {line.width} every {what} tried diverged" for line in lines if not line.losses]
     lines = [line for line in lines if line.losses]
     if len(lines) < 2:
@@ -58,7 +58,7 @@ def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
     return [*said, *_price(lines[0], lines[-1], what), *_edges(lines, grid, what)]
 
 
-def _price(small: Line, large: Line, what: str) -> list[str]:
+def _price(small: WidthLine, large: WidthLine, what: str) -> list[str]:
     """What transferring from the smallest width costs at the largest."""
     if small.best == large.best:
         return []
@@ -69,23 +69,23 @@ def _price(small: Line, large: Line, what: str) -> list[str]:
     return [f"{taken} costs {more:.1%} of the loss there"]
 
 
-def _edges(lines: Sequence[Line], grid: Sequence[float], what: str) -> list[str]:
+def _edges(lines: Sequence[WidthLine], grid: Sequence[float], what: str) -> list[str]:
     where = [line.width for line in lines if _on_edge(line, grid)]
     if not where:
         return []
     return [f"the best {what} lies on the edge of the grid at width {', '.join(where)}: try a wider range"]
 
 
-def _on_edge(line: Line, grid: Sequence[float]) -> bool:
+def _on_edge(line: WidthLine, grid: Sequence[float]) -> bool:
     """The optimum may lie beyond the grid; below no noise at all there is nothing."""
     return line.best == grid[-1] or 0 < line.best == grid[0]
 
 
-def line_of(entry: Mapping[str, Any]) -> Line:
+def read_width_line(entry: Mapping[str, Any]) -> WidthLine:
     """A width's line, without the values at which a seed diverged."""
     points = {float(point["x"]): list(point["losses"]) for point in entry["points"]}
     sound = {x: losses for x, losses in points.items() if losses and None not in losses}
-    return Line(shown(entry["width"]), sound)
+    return WidthLine(shown(entry["width"]), sound)
 
 
 def _ratio(grid: Sequence[float], at: Sequence[int]) -> str:

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Literal
 
-from mupscale.method import Curve, Runs, Summary
+from mupscale.method import UPSCALED, Curve, Runs, Summary, find_contender
 from mupscale.plots import (
     MUTED,
-    RUN_COLORS,
-    RUN_DASHES,
     Gallery,
     Picture,
     Point,
@@ -29,27 +27,11 @@ What = Literal["training", "held-out", "accuracy"]
 Points = list[Point]
 _MOST = 300
 """Points a line is drawn with."""
-_SHORT = {
-    "base": "base model",
-    "scratch": "(a) from scratch",
-    "scratch-drop": "(b) from scratch, lr changed",
-    "scratch-own": "(b′) from scratch, own lr",
-    "continued": "(c) base continued",
-    "continued-own": "(c′) base continued, own lr",
-    "continued-late": "(c″) continued, own lr late",
-    "exact": "(d) upscaled, no noise",
-    "upscaled": "(e) upscaled",
-    "upscaled-own": "(e′) upscaled, own lr",
-    "upscaled-plain": "(e″) plain transfer",
-    "net2net": "Net2Net",
-    "naive": "naive widening",
-}
-"""Names that fit below a picture; the table beside it has the whole ones."""
 _AXIS = {"training": "training loss", "held-out": "held-out loss", "accuracy": "held-out accuracy"}
 
 
 @dataclass(frozen=True)
-class Line:
+class CurveLine:
     """A model's curve: x, mean, lowest and highest over the seeds that finished, and the others as far as they came."""
 
     runs: Runs
@@ -63,20 +45,21 @@ class Line:
     def label(self) -> str:
         """Its name, and what became of it."""
         lost = sum(curve.status == "diverged" for curve in self.runs.curves)
-        said = f" ({lost} of {len(self.runs.curves)} diverged)" if lost else ""
-        return (_SHORT.get(self.runs.name) or plain(self.runs.label or self.runs.name)) + said
+        end = f" ({lost} of {len(self.runs.curves)} diverged)" if lost else ""
+        contender = find_contender(self.runs.name)
+        return (plain(self.runs.label or self.runs.name) if contender is None else contender.short) + end
 
     @property
     def look(self) -> dict[str, Any]:
         """Colour and dashes, the same in all pictures."""
-        name = self.runs.name
-        return {"color": RUN_COLORS.get(name, MUTED), "ls": RUN_DASHES.get(name, "-")}
+        contender = find_contender(self.runs.name)
+        return {"color": MUTED, "ls": "-"} if contender is None else {"color": contender.color, "ls": contender.dashes}
 
 
-def pictures(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
+def draw_curves(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
     """Training loss against steps and FLOPs, whole and zoomed, then what was measured on held-out data."""
     for against, axis in (("step", "steps"), ("flops", "total FLOPs")):
-        drawn = lines(summary, "training", against)  # type: ignore[arg-type]
+        drawn = collect_lines(summary, "training", against)  # type: ignore[arg-type]
         if not drawn:
             continue
         alt = f"Training loss against {axis}. {_finals(drawn)}"
@@ -84,31 +67,31 @@ def pictures(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
             name = f"training-{against}{'-zoom' if zoom else ''}"
             caption = _caption(against, zoom)
 
-            def sketch(ax: Any, drawn: list[Line] = drawn, zoom: bool = zoom, against: str = against) -> None:
+            def sketch(ax: Any, drawn: list[CurveLine] = drawn, zoom: bool = zoom, against: str = against) -> None:
                 _plot(ax, summary, drawn, "training", against, zoom)
 
             yield gallery.draw(name, f"{alt} {'Zoom.' if zoom else ''}".strip(), caption, sketch, size=_size(drawn))
     for what in ("held-out", "accuracy"):
-        drawn, charged = lines(summary, what, "step"), lines(summary, what, "flops")
+        drawn, charged = collect_lines(summary, what, "step"), collect_lines(summary, what, "flops")
         against, axis = "step", "steps"
         if len(charged) == len(drawn):  # all costs are known
             drawn, against, axis = charged, "flops", "total cost"
         if drawn:
 
-            def held_out(ax: Any, drawn: list[Line] = drawn, what: str = what, against: str = against) -> None:
+            def held_out(ax: Any, drawn: list[CurveLine] = drawn, what: str = what, against: str = against) -> None:
                 _plot(ax, summary, drawn, what, against, zoom=True)
 
             caption = f"{_AXIS[what].capitalize()} against {axis}"
             yield gallery.draw(what, f"{caption}. {_finals(drawn)}", caption, held_out, size=_size(drawn))
 
 
-def lines(summary: Summary, what: What, against: Against) -> list[Line]:
+def collect_lines(summary: Summary, what: What, against: Against) -> list[CurveLine]:
     """Every model that has such a curve. Those that start from the base model start where its cost ended."""
     base = summary.get("base")
     spent = summary.costs.get("base")
     if not words.known(spent):
         spent = base.steps * base.flops_per_step if base and words.known(base.flops_per_step) else None
-    found = []
+    drawn = []
     for runs in summary.runs:
         start, scale = 0.0, 1.0
         if against == "flops":
@@ -117,18 +100,18 @@ def lines(summary: Summary, what: What, against: Against) -> list[Line]:
             start, scale = (spent or 0.0) if runs.after_base else 0.0, runs.flops_per_step
         line = _line(runs, what, start, scale)
         if line.xs or line.diverged:
-            found.append(line)
-    return found
+            drawn.append(line)
+    return drawn
 
 
-def _line(runs: Runs, what: What, start: float, scale: float) -> Line:
+def _line(runs: Runs, what: What, start: float, scale: float) -> CurveLine:
     done = [points for curve in runs.curves if curve.status != "diverged" and (points := _points(curve, what))]
     lost = [points for curve in runs.curves if curve.status == "diverged" and (points := _points(curve, what))]
     columns = [dict(points) for points in done]
     common = [step for step, _ in done[0] if all(step in column for column in columns)] if done else []
     common = _thinned(common)
     values = [[column[step] for column in columns] for step in common]
-    return Line(
+    return CurveLine(
         runs,
         [start + scale * step for step in common],
         [fmean(v) for v in values],
@@ -155,11 +138,11 @@ def _thinned(points: Sequence[Any]) -> list[Any]:
     return [points[round(i * (len(points) - 1) / (_MOST - 1))] for i in range(_MOST)]
 
 
-def _plot(ax: Any, summary: Summary, drawn: list[Line], what: str, against: str, zoom: bool) -> None:
+def _plot(ax: Any, summary: Summary, drawn: list[CurveLine], what: str, against: str, zoom: bool) -> None:
     largest = max(max([*line.xs, *(x for points in line.diverged for x, _ in points)]) for line in drawn)
     size, unit = words.flops_unit(largest) if against == "flops" else (1.0, "")
     for line in drawn:
-        strong = line.runs.name == "upscaled"
+        strong = line.runs.name == UPSCALED.name
         xs = [x / size for x in line.xs]
         dots = {"marker": "o", "ms": 2.5} if 0 < len(xs) <= 25 else {}
         ax.plot(
@@ -186,12 +169,12 @@ def _plot(ax: Any, summary: Summary, drawn: list[Line], what: str, against: str,
     legend_below(ax, _columns(drawn))
 
 
-def _zoom(drawn: list[Line], what: str) -> tuple[float, float] | None:
+def _zoom(drawn: list[CurveLine], what: str) -> tuple[float, float] | None:
     """From the best value to the worst that a compared model had after its first quarter, or ends at.
 
     That is where the comparison is decided; a single jump, or a model that is there to be worse, does not count.
     """
-    compared = [line for line in drawn if line.xs and line.runs.name not in ("base", "naive")]
+    compared = [line for line in drawn if line.xs and _sets_zoom(line)]
     compared = compared or [line for line in drawn if line.xs]
     if not compared:
         return None
@@ -204,7 +187,12 @@ def _zoom(drawn: list[Line], what: str) -> tuple[float, float] | None:
     return (bottom, top) if top > bottom else None
 
 
-def _typical(line: Line) -> tuple[float, float]:
+def _sets_zoom(line: CurveLine) -> bool:
+    contender = find_contender(line.runs.name)
+    return contender is None or contender.sets_zoom
+
+
+def _typical(line: CurveLine) -> tuple[float, float]:
     """What it had after the first quarter, and what it ends at."""
     return line.mean[len(line.mean) // 4], median(line.mean[-max(1, len(line.mean) // 10) :])
 
@@ -218,11 +206,11 @@ def _with_room(bottom: float, top: float, *, log: bool, most: float) -> tuple[fl
     return max(0.0, bottom - room) if bottom >= 0 else bottom - room, min(most, top + room)
 
 
-def _size(drawn: list[Line]) -> tuple[float, float]:
+def _size(drawn: list[CurveLine]) -> tuple[float, float]:
     return 4.8, 3.2 + 0.19 * -(-(len(drawn) + 1) // _columns(drawn))
 
 
-def _columns(drawn: list[Line]) -> int:
+def _columns(drawn: list[CurveLine]) -> int:
     """As many columns of names as fit below a picture."""
     return 2 if max(len(line.label) for line in drawn) <= 28 else 1
 
@@ -235,12 +223,14 @@ def _caption(against: str, zoom: bool) -> str:
     return "Training loss against total cost; models that start from the base model start where its training ended"
 
 
-def _finals(drawn: list[Line]) -> str:
+def _finals(drawn: list[CurveLine]) -> str:
     return (
         "At the end: "
-        + ", ".join(
-            f"{_SHORT.get(line.runs.name, line.runs.label)} {words.loss(line.mean[-1]) if line.mean else 'diverged'}"
-            for line in drawn
-        )
+        + ", ".join(f"{_short(line.runs)} {words.loss(line.mean[-1]) if line.mean else 'diverged'}" for line in drawn)
         + "."
     )
+
+
+def _short(runs: Runs) -> str:
+    contender = find_contender(runs.name)
+    return runs.label if contender is None else contender.short

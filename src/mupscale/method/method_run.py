@@ -1,4 +1,4 @@
-"""The folder of a run of the method: which run it is, how its stages are trained, and what each of them took."""
+"""A run of the method and its folder: whose folder it is, how a stage is trained there, and what each stage took."""
 
 from __future__ import annotations
 
@@ -9,82 +9,86 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NoReturn
 
 from mupscale.engine import Outcome, Tell, finished, train_many
-from mupscale.method.peers import check_net2net
+from mupscale.method.contenders import CONTENDERS, STAGES
+from mupscale.method.protocol import Protocol, label
 from mupscale.method.settings import Method
-from mupscale.method.stages import Protocol, label
-from mupscale.method.summary import Stage
+from mupscale.method.summary import StageCost
 from mupscale.sweep import Cell, Space, Sweep
 from mupscale.system import MupscaleError, exclusive_lock, replace_text
 from mupscale.train import Recipe, Width, make_progress
 
 Note = Callable[[str], None]
 _FREE = {"seeds", "baselines", "engine", "storage"}  # settings of the method that may change when a run goes on
-_ORDER = ("sweep-1", "small", "sweep-2", "base", "scratch", "continued", "exact", "upscaled", "naive", "net2net")
+_ORDER = ("sweep-1", "small", "sweep-2", *STAGES)  # what names of stages begin with
 
 
-def say(text: str) -> None:
-    """To whoever looks on, at once."""
+def print_at_once(text: str) -> None:
+    """Print a line without waiting for the next, for whoever looks on."""
     print(text, flush=True)
 
 
-class Workshop:
-    """Where a run of the method is made: its recipe and settings, its folder, and the way a stage is trained there."""
+class MethodRun:
+    """A run of the method: recipe, settings and folder, and how a stage of it is trained."""
 
     def __init__(self, recipe: Recipe, method: Method, folder: Path, note: Note) -> None:
         self.protocol = Protocol(recipe, folder)
         self.recipe, self.method, self.folder, self.note = recipe, method, folder, note
-        self.trained: list[str] = []  # the stages of this sitting
+        self.trained: list[str] = []  # stages, since this process began
         self.protocol.check_all_small(method.widths)
-        if "net2net" in method.baselines:
-            family = recipe.family()
-            check_net2net(family.sketch(recipe.width), family.widening(recipe.width, self.protocol.wide))
+        for contender in CONTENDERS:
+            if contender.check is not None and contender.is_asked_for(method.baselines):
+                contender.check(self.protocol)
 
     def open(self) -> None:
         """Make the folder, unless it is that of another run."""
         path = self.folder / "method.json"
-        ours = json.loads(json.dumps({"recipe": self.recipe.to_json(), "method": self.method.to_json()}))
-        if path.exists() and (why := self._differs(path, ours["method"])):
-            raise MupscaleError(f"{self.folder} holds a run of another recipe: {why}; choose another folder (--out)")
-        self.write("method.json", ours)
+        values = json.loads(json.dumps({"recipe": self.recipe.to_json(), "method": self.method.to_json()}))
+        if path.exists():
+            self._check_same_run(path, values["method"])
+        self.write("method.json", values)
 
-    def _differs(self, path: Path, method: Mapping[str, Any]) -> str | None:
-        """What in the run that is there is not as in this one."""
+    def _check_same_run(self, path: Path, method: Mapping[str, Any]) -> None:
+        """Refuse a folder whose run has another recipe or other settings that matter."""
         try:
-            theirs = json.loads(path.read_text(encoding="utf-8"))
-            before, kept = Recipe.from_json(theirs["recipe"]), dict(theirs["method"])
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            recipe, settings = Recipe.from_json(stored["recipe"]), dict(stored["method"])
         except (OSError, ValueError, KeyError, TypeError, MupscaleError) as error:
             raise MupscaleError(f"{path} is damaged ({error}): choose another folder (--out)") from None
-        if before.steps != self.recipe.steps:
-            return f"steps is {before.steps} there and {self.recipe.steps} here"
-        if why := before.differs_from(self.recipe, before.steps):
-            return why
-        changed = [name for name, value in method.items() if name not in _FREE and kept.get(name) != value]
-        return f"method.{changed[0]} is {kept.get(changed[0])} there and {method[changed[0]]} here" if changed else None
+        if recipe.steps != self.recipe.steps:
+            self._refuse(f"steps is {recipe.steps} there and {self.recipe.steps} here")
+        if difference := recipe.differs_from(self.recipe, recipe.steps):
+            self._refuse(difference)
+        for name, value in method.items():
+            if name not in _FREE and settings.get(name) != value:
+                self._refuse(f"method.{name} is {settings.get(name)} there and {value} here")
+
+    def _refuse(self, difference: str) -> NoReturn:
+        raise MupscaleError(f"{self.folder} holds a run of another recipe: {difference}; choose another folder (--out)")
 
     # ------------------------------------------------------------------------------------------- stages
 
     def train(self, stage: str, named: Mapping[str, list[Recipe]]) -> dict[str, list[Outcome]]:
-        """The runs of a stage, together; those that are finished are read."""
-        recipes = [recipe for some in named.values() for recipe in some]
+        """Train the runs of a stage as one program, by contender; those that are finished are read."""
+        recipes = [recipe for group in named.values() for recipe in group]
         if not recipes:
             return {}
         self.trained.append(stage)
         with self._alone():
             outcomes = self._outcomes(stage, recipes, ", ".join(named) if len(named) > 1 else "")
-            self._keep(stage, flops=self._flops(outcomes))  # while no other worker can
+            self._record(stage, flops=self._flops(outcomes))  # while no other worker can
         in_order = iter(outcomes)
-        result = {name: [next(in_order) for _ in some] for name, some in named.items()}
-        ends = [f"{f'{name}: ' if len(named) > 1 else ''}{_ended(some)}" for name, some in result.items()]
+        result = {name: [next(in_order) for _ in group] for name, group in named.items()}
+        ends = [f"{f'{name}: ' if len(named) > 1 else ''}{_final_losses(group)}" for name, group in result.items()]
         self.note(f"  {'; '.join(ends)}")
         return result
 
     def _outcomes(self, stage: str, recipes: Sequence[Recipe], names: str) -> list[Outcome]:
-        """Trained as far as they are not; what is done takes no time."""
+        """Train what is not finished yet; what is finished takes no time."""
         left, first = [recipe for recipe in recipes if finished(recipe) is None], recipes[0]
-        runs = f"{counted(len(recipes), 'run')}{f' ({names})' if names else ''}"
+        runs = f"{count_of(len(recipes), 'run')}{f' ({names})' if names else ''}"
         self._announce(stage, runs, f"width {label(first.width)}", first.steps, len(left), len(recipes))
         if not left:
             return [outcome for recipe in recipes if (outcome := finished(recipe)) is not None]
@@ -102,7 +106,7 @@ class Workshop:
     def _announce(self, stage: str, what: str, where: str, steps: int, left: int, count: int) -> None:
         """The line that a stage begins with."""
         to_do = "" if left in (0, count) else f", {left:,} of them left"
-        self.note(f"{stage}: {what}{to_do}, {where}, {counted(steps, 'step')}{'' if left else ': done already'}")
+        self.note(f"{stage}: {what}{to_do}, {where}, {count_of(steps, 'step')}{'' if left else ': done already'}")
 
     def _flops(self, outcomes: Sequence[Outcome]) -> float | None:
         """Of all steps that were taken, a diverged run's to where it did."""
@@ -118,7 +122,7 @@ class Workshop:
         recipes: Callable[[Cell], list[Recipe]],
         worker: bool = False,
     ) -> Sweep:
-        """A sweep, joined or begun; one that is done is read."""
+        """Begin a sweep, or join the one that is there; one that is done is read."""
         from mupscale.sweep import Task, run_sweep
 
         method = self.method
@@ -128,7 +132,7 @@ class Workshop:
         seeds = f" × {method.sweep_seeds} seeds" if method.sweep_seeds > 1 else ""
 
         def begin(left: int, count: int) -> None:
-            self._announce(name, f"{counted(count, 'trial')}{seeds}", f"width {shown}", steps, left, count)
+            self._announce(name, f"{count_of(count, 'trial')}{seeds}", f"width {shown}", steps, left, count)
 
         task = Task(
             name=name,
@@ -146,7 +150,7 @@ class Workshop:
         )
         storage = method.storage or str(self.folder / "study.db")
         with self._watched(steps) as tell:
-            found = run_sweep(
+            sweep = run_sweep(
                 task,
                 storage,
                 worker=worker,
@@ -155,10 +159,10 @@ class Workshop:
                 watch=tell,
                 begin=begin,
             )
-        best = found.best
+        best = sweep.best
         noise = f"noise {best.noise:.3g} and " if len(space.noises) > 1 else ""
         self.note(f"  loss {best.loss:.4f} with {noise}learning rate {best.lr:.3g}, the best")
-        return found
+        return sweep
 
     @property
     def sweep_seeds(self) -> range:
@@ -182,25 +186,25 @@ class Workshop:
 
     # ------------------------------------------------------------------------------------------- what they took
 
-    def stages(self, sweeps: Sequence[Sweep]) -> list[Stage]:
+    def stage_costs(self, sweeps: Sequence[Sweep]) -> list[StageCost]:
         """FLOPs and seconds of every stage, in the order of the protocol."""
-        made = [Stage(sweep.name, sweep.flops, sweep.seconds) for sweep in sweeps]
-        kept = self._kept()
+        costs = [StageCost(sweep.name, sweep.flops, sweep.seconds) for sweep in sweeps]
+        records = self._records()
         for name in self.trained:
-            held = kept.get(name, {})
-            made.append(Stage(name, held.get("flops"), held.get("seconds", 0.0)))
-        return sorted(made, key=lambda stage: next(i for i, name in enumerate(_ORDER) if stage.name.startswith(name)))
+            record = records.get(name, {})
+            costs.append(StageCost(name, record.get("flops"), record.get("seconds", 0.0)))
+        return sorted(costs, key=lambda cost: next(i for i, name in enumerate(_ORDER) if cost.name.startswith(name)))
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
-        """Seconds of a stage, over all sittings."""
+        """Seconds of a stage, added to those of earlier processes."""
         began = time.monotonic()
         try:
             yield
         finally:
-            spent = self._kept().get(stage, {}).get("seconds", 0.0) + time.monotonic() - began
+            spent = self._records().get(stage, {}).get("seconds", 0.0) + time.monotonic() - began
             with suppress(MupscaleError):  # what went wrong before matters more
-                self._keep(stage, seconds=spent)
+                self._record(stage, seconds=spent)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -211,12 +215,12 @@ class Workshop:
                 held.enter_context(exclusive_lock(self.folder / ".lock", before_waiting=lambda: self.note(waiting)))
             yield
 
-    def _keep(self, stage: str, **values: float | None) -> None:
-        kept = self._kept()
-        kept[stage] = {**kept.get(stage, {}), **values}
-        self.write("stages.json", kept)
+    def _record(self, stage: str, **values: float | None) -> None:
+        records = self._records()
+        records[stage] = {**records.get(stage, {}), **values}
+        self.write("stages.json", records)
 
-    def _kept(self) -> dict[str, dict[str, Any]]:
+    def _records(self) -> dict[str, dict[str, Any]]:
         try:
             return dict(json.loads((self.folder / "stages.json").read_text(encoding="utf-8")))
         except (OSError, ValueError):
@@ -236,13 +240,13 @@ class Workshop:
             raise MupscaleError(f"{self.folder / name} cannot be written: {error.strerror}") from None
 
 
-def counted(count: int, what: str) -> str:
-    """A number of things."""
+def count_of(count: int, what: str) -> str:
+    """A number of things: 1 run, 1,200 steps."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _ended(outcomes: Sequence[Outcome]) -> str:
-    """The final losses of one model's seeds, in few words."""
+def _final_losses(outcomes: Sequence[Outcome]) -> str:
+    """The final losses of one model's seeds, for the terminal."""
     losses = [loss for outcome in outcomes if (loss := outcome.loss) is not None]
     lost = len(outcomes) - len(losses)
     if not losses:

@@ -1,0 +1,92 @@
+"""The coordinate check of a run of the method: is the family set up right at all? One picture of the report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from mupscale.checks import coord_check
+from mupscale.method.method_run import MethodRun
+from mupscale.method.protocol import label, size
+from mupscale.train import Width, cast_input
+
+_EXAMPLES = 256  # in a batch of the coordinate check, at most; of text so many tokens
+_FEW = 8  # examples, below which the check is made at smaller widths
+_AFFORDABLE = 5e10  # FLOPs of a step of the check
+_WIDE_ENOUGH = 64  # below this width the readout's own start shows in a coordinate check
+
+
+def check_coordinates(run: MethodRun, lr: float) -> dict[str, Any] | None:
+    """Title and rows of the check, kept in the run's folder; None where it cannot be made."""
+    widths = _widths(run)
+    asked = {"lr": lr, "widths": widths}
+    path = run.folder / "coordinates.json"
+    if (stored := _read(path, asked)) is not None:
+        return stored
+    run.note(f"coordinate check: widths {', '.join(map(label, widths))}")
+    try:
+        check = _check(run, widths, lr)
+    except Exception as error:  # one picture of the report, and no reason to lose a run
+        run.note(f"the coordinate check could not be made: {' '.join(str(error).split())[:160]}")
+        return None
+    run.write(path.name, {"asked": asked, "check": check})
+    return check
+
+
+def _widths(run: MethodRun) -> list[Width]:
+    """Three, from the smallest width that is tuned at, or from 64 where that is cheap."""
+    small = min(run.method.widths, key=size)
+    start = small if isinstance(small, dict) else small * math.ceil(_WIDE_ENOUGH / small)
+    if _examples(run, run.protocol.times(start, 4)) < _FEW:
+        start = small
+    return [run.protocol.times(start, factor) for factor in (1, 2, 4)]
+
+
+def _read(path: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """A check that is there already, made with the same learning rate and widths."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return dict(stored["check"]) if stored["asked"] == asked else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _check(run: MethodRun, widths: Sequence[Width], lr: float) -> dict[str, Any]:
+    recipe, data, loss = run.recipe, run.protocol.data, run.recipe.loss_function()
+    count = _examples(run, widths[-1])
+    batches = [_on_cpu(data.batch(recipe.seeds.data, number * count, count)) for number in range(3)]
+
+    def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return loss(model(cast_input(batch[0], recipe)), batch[1])
+
+    hyper: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in recipe.optimizer.init_args.items()}
+    check = coord_check(
+        recipe.family(),
+        widths,
+        batches,
+        objective,
+        recipe.optimizer_class(),
+        steps=3,
+        seeds=1,
+        dtype=recipe.dtype(),
+        **{**hyper, "lr": lr},
+    )
+    return {"title": check.title, "rows": [asdict(row) for row in check.rows]}
+
+
+def _examples(run: MethodRun, width: Width) -> int:
+    """How many examples a batch of the check may have, for it to take seconds on a CPU."""
+    cost = run.protocol.flops_per_step(width)
+    affordable = _EXAMPLES if cost is None else int(_AFFORDABLE * run.recipe.batch / cost)
+    return max(1, min(run.recipe.batch, _EXAMPLES // run.protocol.data.per_example, affordable))
+
+
+def _on_cpu(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Where the check's models are."""
+    return batch[0].cpu(), batch[1].cpu()

@@ -1,0 +1,52 @@
+"""Other ways to make a trained network wider, for comparison on request: Net2Net, and copying naively.
+
+Each writes a wide model into a file, from which an ordinary training run starts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from mupscale import checkpoint
+from mupscale.growth import check_net2net, widen_net2net
+from mupscale.system import MupscaleError, derive
+from mupscale.train import Growth, NoiseLevel, Recipe, RunState, Width, build_noise, find_checkpoint, read_snapshot
+
+
+def load_trained(recipe: Recipe) -> nn.Module:
+    """The model of a recipe whose run is finished, with its trained weights."""
+    model = recipe.family().build(recipe.width).to(recipe.dtype())
+    read_snapshot(find_checkpoint(str(recipe.out))).restore_model(model)
+    return model
+
+
+def write_naive_start(base: Recipe, growth: Growth, noise: NoiseLevel, path: Path) -> None:
+    """A base model widened and perturbed as ever, but without its optimizer's state."""
+    unit = "theory" if isinstance(noise, dict) else growth.unit
+    seed = derive(base.seeds.noise, "start")
+    wide, _ = base.family().upscale(load_trained(base), width=growth.width, noise=build_noise(noise, unit), seed=seed)
+    _write_model(wide, growth.width, path)
+
+
+def write_net2net_start(base: Recipe, width: Width, path: Path) -> None:
+    """A base model widened by Net2WiderNet, with its random copies."""
+    narrow, family = load_trained(base), base.family()
+    wide = family.build(width).to(next(narrow.parameters()).dtype)
+    widen_net2net(narrow, wide, family.widening(narrow, wide), seed=base.seeds.noise)
+    _write_model(wide, width, path)
+
+
+def check_random_copies(recipe: Recipe, width: Width) -> None:
+    """That Net2Net keeps the function of the recipe's model, before anything is trained; needs no memory."""
+    family = recipe.family()
+    try:
+        check_net2net(family.sketch(recipe.width), family.widening(recipe.width, width))
+    except MupscaleError as error:
+        raise MupscaleError(f"{error}: leave net2net out of method.baselines") from None
+
+
+def _write_model(model: nn.Module, width: Width, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.save(path, model, run=RunState(width=width).to_json())
