@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from mupscale.method.costs import total_speedup, tuning_speedup
 from mupscale.models import (
     GPT2,
     MLP,
@@ -15,8 +16,6 @@ from mupscale.models import (
     gpt2_flops,
     mlp_flops,
     resnet18_flops,
-    total_speedup,
-    tuning_speedup,
 )
 from mupscale.system.errors import MupscaleError
 

@@ -12,8 +12,8 @@ from statistics import fmean
 from mupscale.method.comparison import Contender
 from mupscale.method.contenders import BASE, CONTENDERS, EXACT, SCRATCH, SCRATCH_DROP, UPSCALED
 from mupscale.method.summary import Runs, StageCost
-from mupscale.models import total_speedup, tuning_speedup
 from mupscale.sweep import Sweep
+from mupscale.system import MupscaleError
 
 Points = list[tuple[int, float]]
 _WITH_FINALS = {"baseline", "ablation", "grown"}  # kinds of contenders whose final losses are in the gain
@@ -23,6 +23,17 @@ def compute_costs(
     runs: Sequence[Runs], stages: Sequence[StageCost], sweeps: Sequence[Sweep]
 ) -> dict[str, float | None]:
     """FLOPs of tuning, of one base model and of one from-scratch model, and the speed-ups that follow.
+
+    >>> from mupscale.method import Curve
+    >>> def falls(name: str, end: float, flops: float) -> Runs:
+    ...     curve = Curve(0, "finished", [50, 100], [(1 + end) / 2, end])
+    ...     return Runs(name, name, 128, 0.1, 100, flops, [curve])
+    >>> runs = [falls("base", 0.8, 1.0), falls("scratch", 0.5, 4.0), falls("upscaled", 0.0, 4.0)]
+    >>> costs = compute_costs(runs, [], [])
+    >>> costs["scratch_total"], costs["upscaled_to_scratch_loss"], costs["speedup_sunk"]
+    (400.0, 200.0, 2.0)
+    >>> round(costs["speedup_base_charged"], 2)  # the base model took 100 FLOPs
+    1.33
 
     As in the paper, from scratch trains for as many steps as the upscaled model, and is charged for all of them; the
     upscaled one until it reaches the lowest loss of the other.
@@ -54,6 +65,13 @@ def compute_gain(runs: Sequence[Runs]) -> dict[str, float | None]:
     """Final losses at equal FLOPs, and from scratch's minus the upscaled model's taken apart.
 
     learning_rate, head_start and noise add up to that difference; without scratch-drop the first is part of the second.
+
+    >>> from mupscale.method import Curve
+    >>> finals = {"scratch": 0.5, "scratch-drop": 0.45, "exact": 0.4, "upscaled": 0.25}
+    >>> runs = [Runs(n, n, 128, 0.1, 9, None, [Curve(0, "finished", [9], [loss])]) for n, loss in finals.items()]
+    >>> gain = compute_gain(runs)
+    >>> [round(gain[part], 2) for part in ("learning_rate", "head_start", "noise")]
+    [0.05, 0.05, 0.15]
     """
     finals = {one.key: final_loss(_named(runs, one)) for one in CONTENDERS if one.kind in _WITH_FINALS}
     scratch, drop, exact, upscaled = (finals[one.key] for one in (SCRATCH, SCRATCH_DROP, EXACT, UPSCALED))
@@ -85,13 +103,46 @@ def flops_until(runs: Runs, loss: float) -> float | None:
 
 
 def first_below(curve: Points, loss: float) -> float | None:
-    """The step at which a curve first is at or below a loss, between two points by a straight line."""
+    """The step at which a curve first is at or below a loss, between two points by a straight line.
+
+    >>> first_below([(10, 3.0), (20, 1.0)], 2.0)
+    15.0
+    """
     if curve and curve[0][1] <= loss:
         return curve[0][0]
     for (step, above), (after, below) in pairwise(curve):
         if below <= loss:
             return step + (after - step) * (above - loss) / (above - below)
     return None
+
+
+def total_speedup(scratch: float, upscaled: float, base: float = 0, tuning: float = 0) -> float:
+    """How many times cheaper upscaling is than training the wide model from scratch (Appendix F.4).
+
+    The arguments are costs in the same unit. `base` and `tuning` charge for the base model and for the sweep;
+    zero treats them as sunk.
+
+    >>> total_speedup(scratch=12.0, upscaled=3.0), total_speedup(scratch=12.0, upscaled=3.0, base=1.0)
+    (4.0, 3.0)
+    """
+    return _ratio(scratch, upscaled + base + tuning)
+
+
+def tuning_speedup(at_target: float, at_small: float) -> float:
+    """How many runs at the small width one run at the target width pays for (Appendix F.4, the table).
+
+    The arguments are costs of one run, or of one sample, in the same unit.
+
+    >>> tuning_speedup(at_target=118.0, at_small=5.0)
+    23.6
+    """
+    return _ratio(at_target, at_small)
+
+
+def _ratio(cost: float, other: float) -> float:
+    if other <= 0:
+        raise MupscaleError(f"a speedup needs a positive cost to compare with, not {other}")
+    return cost / other
 
 
 def total_cost(runs: Runs, base: float | None) -> float | None:

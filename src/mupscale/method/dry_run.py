@@ -77,9 +77,9 @@ def _trials(method: Method) -> int:
     return len(method.sweep_2().cells) if method.sampler == "grid" else int(method.trials or 0)
 
 
-def estimate_run(recipe: Recipe, method: Method, folder: Path) -> str:
+def estimate_run(recipe: Recipe, method: Method, folder: str | Path) -> str:
     """The table that `mupscale run --dry-run` prints; nothing is written."""
-    protocol = MethodRun(recipe, method, folder, print).protocol
+    protocol = MethodRun(recipe, method, Path(folder), print).protocol
     stages = outline_stages(protocol, method)
     lines = [f"{'stage':<24}{'runs':>6}{'width':>14}{'steps':>10}{'FLOPs':>12}{'about':>12}"]
     all_flops, all_seconds = list[float | None](), list[float | None]()

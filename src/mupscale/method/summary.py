@@ -21,6 +21,9 @@ class Curve:
 
     status: finished or diverged. Points lie at the same steps for all seeds of a run, as far as
     each came; held-out points have their own. accuracy is empty where targets are no classes.
+
+    >>> Curve(seed=0, status="finished", steps=[50, 95, 100], losses=[3.0, 1.0, 0.5]).final()
+    0.75
     """
 
     seed: int
@@ -46,12 +49,14 @@ class Curve:
 class Runs:
     """A model of the comparison, trained with several seeds.
 
-    name: base, scratch (a), scratch-drop (b), continued (c), exact (d: upscaled without noise, which computes what (c)
-    does and so is read off its first steps), upscaled (e), upscaled-plain (e with the plain transfer, where two small
-    widths were tuned), scratch-own, continued-own, continued-late and upscaled-own (b, c and e with the learning rate
-    that the zero-noise row likes best, the last two from halfway on), net2net, naive.
+    name: which contender it is, see contenders.py.
     after_base: whether it starts from the base model, whose cost then belongs to it. drop: the step at which the
     learning rate changes from lr to drop_lr. noise: one number, or constants per parameter (signal-normalised noise).
+
+    >>> curves = [Curve(0, "finished", [10], [0.25]), Curve(1, "diverged", [10], [9.0])]
+    >>> runs = Runs("scratch", "(a) from scratch", width=128, lr=0.1, steps=10, flops_per_step=2.0, curves=curves)
+    >>> runs.finals()
+    [0.25]
     """
 
     name: str
@@ -97,7 +102,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Summary:
-    """All of it. costs, gain: see method/costs.py. verdict, warnings: sentences. coords: the coordinate check."""
+    """What a run of the method gave.
+
+    costs, gain: see costs.py. verdict, warnings: sentences. coords: the coordinate check.
+    """
 
     name: str
     command: str

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mupscale.engine import Engine, Outcome, train_many
 from mupscale.method.protocol import Protocol, label, size
@@ -20,7 +20,7 @@ from mupscale.system import MupscaleError, replace_text
 from mupscale.train import MAY_CHANGE, Recipe, Width
 
 FILE = "transfer-check.json"
-_NOT_ASKED = {*MAY_CHANGE, "width", "grow", "from", "from_width", "noise", "noise_unit"}  # trials have their own
+_NOT_COMPARED = {*MAY_CHANGE, "width", "grow", "from", "from_width", "noise", "noise_unit"}  # trials have their own
 
 
 def transfer_check(
@@ -40,18 +40,26 @@ def transfer_check(
     """Loss against learning rate at the fixed noise, and against noise at the fixed learning rate, at each width.
 
     The recipe's growth says how many times wider models become, how long base models train and how long upscaled ones
-    do. Written to `out`; what is done there already is kept.
+    do. The result is also written to `out`; trials that are there already are not trained again.
+
+    Args:
+        recipe: a recipe with one growth event
+        widths: base widths to compare, two or more
+        lrs: learning rates after upscaling, tried at the fixed noise
+        noises: noise levels, tried at the fixed learning rate
+        lr: the fixed learning rate
+        noise: the fixed noise
+        out: folder for the result and for what is trained
+        seeds: how many each trial is trained with
+        base_lr: the base models' learning rate; none takes the optimizer's
+        engine: how many models are trained at once, as in `Method`
+        note: is told what is done, line by line
     """
     rate = float(recipe.optimizer.init_args["lr"] if base_lr is None else base_lr)
     check = _Check(Protocol(recipe, Path(out) / "transfer"), seeds, rate, engine, note or (lambda text: None))
     if not widths:
         raise MupscaleError("a transfer check needs base widths, two or more, such as [64, 128]")
-    space = Space(tuple(lrs), (*noises, noise))
-    Space((lr,))
-    sweeps = {
-        "lr": [Cell(x, float(noise)) for x in space.lrs],
-        "noise": [Cell(float(lr), x) for x in sorted({float(x) for x in noises})],
-    }
+    sweeps = _cells_by_axis(lrs, noises, lr, noise)
     cells = list(dict.fromkeys(cell for line in sweeps.values() for cell in line))
     values: dict[str, Any] = {
         "times": size(check.protocol.wide) / size(recipe.width),
@@ -63,7 +71,7 @@ def transfer_check(
     for width in widths:
         check.protocol.check_small(width)
     for width in sorted(widths, key=size):
-        losses = check.at(width, cells)
+        losses = check.train_width(width, cells)
         for axis, line in sweeps.items():
             points = [{"x": getattr(cell, axis), "losses": losses[cell]} for cell in line]
             values[axis].append({"width": check.protocol.upscaled_width(width), "from": width, "points": points})
@@ -72,9 +80,20 @@ def transfer_check(
     return values
 
 
+def _cells_by_axis(
+    lrs: Sequence[float], noises: Sequence[float], lr: float, noise: float
+) -> dict[Literal["lr", "noise"], list[Cell]]:
+    """What is tried, with one hyperparameter varied and the other fixed; a space refuses values that cannot be."""
+    space, fixed = Space(tuple(lrs), (*noises, noise)), Space((lr,))
+    return {
+        "lr": [Cell(x, float(noise)) for x in space.lrs],
+        "noise": [Cell(fixed.lrs[0], x) for x in sorted({float(x) for x in noises})],
+    }
+
+
 @dataclass(frozen=True)
 class _Check:
-    """One check: its settings, and the trials of a width, kept in the folder as they are done."""
+    """One check: its settings, and the trials of a width, written to the folder as they are done."""
 
     protocol: Protocol
     seeds: int
@@ -86,13 +105,13 @@ class _Check:
         if self.seeds < 1:
             raise MupscaleError(f"seeds is {self.seeds}, but a transfer check needs at least 1")
 
-    def at(self, width: Width, cells: Sequence[Cell]) -> dict[Cell, list[float | None]]:
+    def train_width(self, width: Width, cells: Sequence[Cell]) -> dict[Cell, list[float | None]]:
         """The final training losses of each cell by seed; None for those that diverged."""
         path = self.protocol.folder / f"width-{label(width)}.json"
-        done = self._done(path, width)
+        done = self._read_trials(path, width)
         missing = [cell for cell in cells if cell not in done]
         if missing:
-            self._keep(path, width, done)  # nobody with other settings may take up what is begun here
+            self._write_trials(path, width, done)  # nobody with other settings may take up what is begun here
             self._train_bases(width)
             wide = self.protocol.upscaled_width(width)
             self.note(f"width {shown(width)} → {shown(wide)}: {len(missing)} trials × {self.seeds} seeds")
@@ -100,12 +119,12 @@ class _Check:
             save = path.with_suffix(".stack.safetensors")
             outcomes = iter(self._train(recipes, save))
             done |= {cell: [next(outcomes).loss for _ in range(self.seeds)] for cell in missing}
-            self._keep(path, width, done)
+            self._write_trials(path, width, done)
         return done
 
-    def _keep(self, path: Path, width: Width, done: Mapping[Cell, list[float | None]]) -> None:
+    def _write_trials(self, path: Path, width: Width, done: Mapping[Cell, list[float | None]]) -> None:
         trials = [{**cell._asdict(), "losses": losses} for cell, losses in done.items()]
-        _write(path, {"asked": self._asked(width), "trials": trials})
+        _write(path, {"asked": self._settings(width), "trials": trials})
 
     def _train_bases(self, width: Width) -> None:
         self.note(f"width {shown(width)}: {self.seeds} base models")
@@ -122,17 +141,17 @@ class _Check:
         data = self.protocol.data
         return train_many(recipes, engine=self.engine, resume=resume, save=save, note=self.note, data=data)
 
-    def _asked(self, width: Width) -> dict[str, Any]:
-        """What a trial depends on beside its cell, as JSON gives it back."""
+    def _settings(self, width: Width) -> dict[str, Any]:
+        """All that a trial depends on beside its cell, as JSON gives it back."""
         protocol = self.protocol
-        recipe = {name: value for name, value in protocol.recipe.to_json().items() if name not in _NOT_ASKED}
+        recipe = {name: value for name, value in protocol.recipe.to_json().items() if name not in _NOT_COMPARED}
         steps = {"base steps": protocol.base_steps, "upscaled steps": protocol.wide_steps}
         own = {"unit": protocol.growth.unit, "from": width, "to": protocol.upscaled_width(width)}
         more = {"seeds in all": self.seeds, "base_lr": self.base_lr}
-        made: dict[str, Any] = json.loads(json.dumps({**recipe, **steps, **own, **more}))
-        return made
+        settings: dict[str, Any] = json.loads(json.dumps({**recipe, **steps, **own, **more}))
+        return settings
 
-    def _done(self, path: Path, width: Width) -> dict[Cell, list[float | None]]:
+    def _read_trials(self, path: Path, width: Width) -> dict[Cell, list[float | None]]:
         """The trials of this width that are in the folder already."""
         if not path.exists():
             return {}
@@ -142,7 +161,7 @@ class _Check:
             trials = {Cell(float(t["lr"]), float(t["noise"])): list(t["losses"]) for t in values["trials"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise MupscaleError(f"{path} is damaged ({error}): remove it, and its trials are made again") from None
-        ours = self._asked(width)
+        ours = self._settings(width)
         if differing := sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)):
             raise MupscaleError(
                 f"{path} is of a check with other settings ({', '.join(differing)}): choose another folder (--out)"

@@ -10,7 +10,14 @@ from typing import Any
 
 
 def judge_transfer(values: Mapping[str, Any]) -> list[str]:
-    """How far the best learning rate and the best noise move over the widths, in grid steps."""
+    """How far the best learning rate and the best noise move over the widths, in grid steps: sentences.
+
+    >>> def line(width: int, losses: list[float]) -> dict[str, Any]:
+    ...     points = [{"x": x, "losses": [loss]} for x, loss in zip((0.1, 0.2, 0.4), losses)]
+    ...     return {"width": width, "points": points}
+    >>> judge_transfer({"lr": [line(64, [3.0, 1.0, 2.0]), line(128, [3.0, 0.9, 2.0])], "noise": []})
+    ['the best learning rate, 0.2, does not move over widths 64 … 128: it transfers']
+    """
     return [*_moves(values["lr"], "learning rate"), *_moves(values["noise"], "noise")]
 
 
@@ -38,24 +45,27 @@ def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
     if len(grid) < 2:
         return []
     lines = [read_width_line(entry) for entry in entries]
-    said = [f"at width {line.width} every {what} tried diverged" for line in lines if not line.losses]
+    sentences = [f"at width {line.width} every {what} tried diverged" for line in lines if not line.losses]
     lines = [line for line in lines if line.losses]
     if len(lines) < 2:
-        return [*said, f"whether the best {what} transfers cannot be seen at {len(lines)} width(s): give two or more"]
+        return [
+            *sentences,
+            f"whether the best {what} transfers cannot be seen at {len(lines)} width(s): give two or more",
+        ]
     at = [grid.index(line.best) for line in lines]
     moved = max(at) - min(at)
     over = f"over widths {lines[0].width} … {lines[-1].width}"
     if moved == 0:
         end = "whether it transfers cannot be seen on the edge" if _on_edge(lines[0], grid) else "it transfers"
-        said.append(f"the best {what}, {grid[at[0]]:.3g}, does not move {over}: {end}")
+        sentences.append(f"the best {what}, {grid[at[0]]:.3g}, does not move {over}: {end}")
     elif moved == 1:
-        said.append(f"the best {what} moves by at most 1 grid step{_ratio(grid, at)} {over}: it transfers")
+        sentences.append(f"the best {what} moves by at most 1 grid step{_ratio(grid, at)} {over}: it transfers")
     else:
         path = ", ".join(f"{line.best:.3g} at {line.width}" for line in lines)
         apart = any(line.tells_apart(lines[0].best) for line in lines)
         end = "it does not transfer" if apart else "but not every seed agrees, so it may transfer"
-        said.append(f"the best {what} moves by {moved} grid steps{_ratio(grid, at)} {over} ({path}): {end}")
-    return [*said, *_price(lines[0], lines[-1], what), *_edges(lines, grid, what)]
+        sentences.append(f"the best {what} moves by {moved} grid steps{_ratio(grid, at)} {over} ({path}): {end}")
+    return [*sentences, *_price(lines[0], lines[-1], what), *_edges(lines, grid, what)]
 
 
 def _price(small: WidthLine, large: WidthLine, what: str) -> list[str]:
@@ -82,7 +92,13 @@ def _on_edge(line: WidthLine, grid: Sequence[float]) -> bool:
 
 
 def read_width_line(entry: Mapping[str, Any]) -> WidthLine:
-    """A width's line, without the values at which a seed diverged."""
+    """A width's line, without the values at which a seed diverged.
+
+    >>> entry = {"width": 64, "points": [{"x": 0.1, "losses": [1.0, 1.5]}, {"x": 0.2, "losses": [0.5, None]}]}
+    >>> line = read_width_line(entry)
+    >>> line.best, line.loss(0.1), sorted(line.losses)
+    (0.1, 1.25, [0.1])
+    """
     points = {float(point["x"]): list(point["losses"]) for point in entry["points"]}
     sound = {x: losses for x, losses in points.items() if losses and None not in losses}
     return WidthLine(shown(entry["width"]), sound)

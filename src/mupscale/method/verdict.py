@@ -27,7 +27,17 @@ _PARTS = {"learning_rate": "the learning rate", "head_start": "the head start", 
 
 
 def write_verdict(runs: Sequence[Runs], costs: Numbers, gain: Numbers) -> list[str]:
-    """Sentences, the answer first."""
+    """Sentences about a comparison, the answer first.
+
+    >>> def ends_at(name: str, loss: float) -> Runs:
+    ...     return Runs(name, name, 128, 0.1, 9, None, [Curve(seed, "finished", [9], [loss]) for seed in (0, 1)])
+    >>> runs = [ends_at("scratch", 0.5), ends_at("upscaled", 0.25)]
+    >>> for sentence in write_verdict(runs, {}, {}):
+    ...     print(sentence.replace(": ", ":\\n").replace(", and", ",\\nand"))
+    Widening pays here:
+    at equal FLOPs the upscaled model ends at a loss of 0.25 (0.25 to 0.25),
+    and the best alternative, training from scratch, at 0.5 (0.5 to 0.5).
+    """
     upscaled, ours = _named(runs, UPSCALED), _ours(runs)
     if upscaled is None:
         return ["Widening cannot be judged here: no upscaled model was trained."]
@@ -43,9 +53,17 @@ def write_verdict(runs: Sequence[Runs], costs: Numbers, gain: Numbers) -> list[s
         return [
             f"Widening cannot be judged here: {_phrase(ours)} ends at a loss of {fmean(ours.finals()):.4g}, but {why}."
         ]
-    said = [_headline(ours, best), *_seed_by_seed(ours, best), *_same_loss(ours, best, costs), *_held_out(runs)]
-    said += [*_without_change(ours, upscaled), *_as_the_paper_counts(upscaled, costs), *_parts(gain), *_others(runs)]
-    return [*said, *_one_seed(ours, best)]
+    return [
+        _headline(ours, best),
+        *_seed_by_seed(ours, best),
+        *_same_loss(ours, best, costs),
+        *_held_out(runs),
+        *_without_change(ours, upscaled),
+        *_as_the_paper_counts(upscaled, costs),
+        *_parts(gain),
+        *_others(runs),
+        *_one_seed(ours, best),
+    ]
 
 
 def _headline(ours: Runs, best: Runs) -> str:
@@ -74,11 +92,11 @@ def _seed_by_seed(ours: Runs, best: Runs) -> list[str]:
 def _differences(ours: Runs, theirs: Runs, end: Callable[[Curve], float | None]) -> str:
     """Of the seeds that both have, if these are two or more."""
     mine, other = ({c.seed: loss for c in runs.curves if (loss := end(c)) is not None} for runs in (ours, theirs))
-    found = [mine[seed] - other[seed] for seed in mine.keys() & other.keys()]
-    if len(found) < 2:
+    differences = [mine[seed] - other[seed] for seed in mine.keys() & other.keys()]
+    if len(differences) < 2:
         return ""
-    span = " to ".join(_signed(f"{each:.2g}") for each in (min(found), max(found)))
-    return f"{span} (lower with {sum(each < 0 for each in found)} of {len(found)} seeds)"
+    span = " to ".join(_signed(f"{each:.2g}") for each in (min(differences), max(differences)))
+    return f"{span} (lower with {sum(each < 0 for each in differences)} of {len(differences)} seeds)"
 
 
 def _without_change(ours: Runs, upscaled: Runs) -> list[str]:
@@ -126,37 +144,37 @@ def _as_the_paper_counts(upscaled: Runs, costs: Numbers) -> list[str]:
     lowest = costs.get("scratch_min_loss")
     if lowest is None or not upscaled.finals():
         return []
-    told = {
+    ways = {
         "speedup_sunk": "with the base model sunk",
         "speedup_base_charged": "with it charged",
         "speedup_all_charged": "with tuning charged too",
     }
-    known = [f"{_times(speedup)} {how}" for name, how in told.items() if (speedup := costs.get(name)) is not None]
+    speedups = [f"{_times(speedup)} {how}" for name, how in ways.items() if (speedup := costs.get(name)) is not None]
     target = f"the lowest loss of as many steps from scratch, {lowest:.4g}"
     if first_below(mean_curve(upscaled), lowest) is None:
         return [f"As the paper counts: in its {upscaled.steps} steps the upscaled model does not reach {target}."]
-    return [f"As the paper counts: the speed-up to {target}, is {', '.join(known)}."] if known else []
+    return [f"As the paper counts: the speed-up to {target}, is {', '.join(speedups)}."] if speedups else []
 
 
 def _parts(gain: Numbers) -> list[str]:
     """How much is the learning rate, the head start and the noise."""
     scratch, upscaled = gain.get("scratch"), gain.get("upscaled")
-    known = {name: value for name in _PARTS if (value := gain.get(name)) is not None}
-    if scratch is None or upscaled is None or not {"head_start", "noise"} <= known.keys():
+    parts = {name: value for name in _PARTS if (value := gain.get(name)) is not None}
+    if scratch is None or upscaled is None or not {"head_start", "noise"} <= parts.keys():
         return []
     total = scratch - upscaled
-    are_shares = total > 0 and all(abs(value) <= total for value in known.values())  # else some outweigh the whole
+    are_shares = total > 0 and all(abs(value) <= total for value in parts.values())  # else some outweigh the whole
     shares = [
         f"{_signed(f'{value:.3g}')}{_signed(f' ({value / total:.0%})') if are_shares else ''} is {_PARTS[name]}"
-        for name, value in known.items()
+        for name, value in parts.items()
     ]
     whole = f"Of the {'gain' if total > 0 else 'difference'} of {_signed(f'{total:.3g}')} over training from scratch"
-    said = [f"{whole}, {', '.join(shares[:-1])} and {shares[-1]}."]
-    if "learning_rate" not in known:
-        said.append("Without the baseline scratch-drop, the learning rate's part is counted in the head start.")
-    if known["noise"] <= 0:
-        said.append("Noise does not help here: the upscaled model would end no higher without it.")
-    return said
+    sentences = [f"{whole}, {', '.join(shares[:-1])} and {shares[-1]}."]
+    if "learning_rate" not in parts:
+        sentences.append("Without the baseline scratch-drop, the learning rate's part is counted in the head start.")
+    if parts["noise"] <= 0:
+        sentences.append("Noise does not help here: the upscaled model would end no higher without it.")
+    return sentences
 
 
 def _others(runs: Sequence[Runs]) -> list[str]:
@@ -175,10 +193,15 @@ def _one_seed(*compared: Runs) -> list[str]:
 
 
 def write_warnings(sweeps: Sequence[Sweep], runs: Sequence[Runs]) -> list[str]:
-    """What speaks against taking the numbers at their word."""
+    """What speaks against taking the numbers at their word.
+
+    >>> lost = Runs("upscaled", "upscaled", 128, 0.1, 9, None, [Curve(0, "diverged", [], [])])
+    >>> write_warnings([], [lost])
+    ['upscaled: 1 of 1 seeds diverged']
+    """
     return [
         *_small_widths(sweeps),
-        *(f"{sweep.name}: {found}" for sweep in sweeps for found in findings(sweep)),
+        *(f"{sweep.name}: {finding}" for sweep in sweeps for finding in findings(sweep)),
         *_diverged(runs),
         *_parting(runs),
     ]
@@ -196,18 +219,18 @@ def _small_widths(sweeps: Sequence[Sweep]) -> list[str]:
 
 
 def _diverged(runs: Sequence[Runs]) -> list[str]:
-    said = []
+    sentences = []
     for one in runs:
         lost = [curve.seed for curve in one.curves if curve.status == "diverged"]
         if lost:
             rest = "" if len(lost) == len(one.curves) else "; means are over the others"
-            said.append(f"{one.name}: {len(lost)} of {len(one.curves)} seeds diverged{rest}")
-    return said
+            sentences.append(f"{one.name}: {len(lost)} of {len(one.curves)} seeds diverged{rest}")
+    return sentences
 
 
 def _parting(runs: Sequence[Runs]) -> list[str]:
     """The paper's caution: the theory is about training, so look where held-out loss goes another way."""
-    upscaled, best, said = _ours(runs) or _named(runs, UPSCALED), _best(runs), []
+    upscaled, best, sentences = _ours(runs) or _named(runs, UPSCALED), _best(runs), list[str]()
     held = _held_out_curve(upscaled)
     if upscaled is None or not held:
         return []
@@ -215,17 +238,17 @@ def _parting(runs: Sequence[Runs]) -> list[str]:
     (at, lowest), (_, last) = min(held, key=lambda point: point[1]), held[-1]
     after = [loss for step, loss in mean_curve(upscaled) if step >= at]
     if last > lowest + RISE * abs(lowest) and len(after) > 1 and after[-1] < after[0]:
-        said.append(
+        sentences.append(
             f"the upscaled model's held-out loss rises from {lowest:.4g} at step {at} to {last:.4g} while its training "
             f"loss falls: {advice}"
         )
     ours, theirs, other = final_loss(upscaled), final_loss(best), _held_out_curve(best)
     if best and other and ours is not None and theirs is not None and ours < theirs and last > other[-1][1]:
-        said.append(
+        sentences.append(
             f"the upscaled model ends with a higher held-out loss than {_phrase(best)} ({last:.4g} against "
             f"{other[-1][1]:.4g}), though its training loss is lower: {advice}"
         )
-    return said
+    return sentences
 
 
 def _held_out_curve(runs: Runs | None) -> list[tuple[int, float]]:

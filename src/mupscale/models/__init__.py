@@ -6,8 +6,6 @@ from mupscale.models.flop_counts import (
     gpt2_flops,
     mlp_flops,
     resnet18_flops,
-    total_speedup,
-    tuning_speedup,
 )
 from mupscale.models.gpt2 import GPT2
 from mupscale.models.mlp import MLP
@@ -22,6 +20,4 @@ __all__ = [
     "gpt2_flops",
     "mlp_flops",
     "resnet18_flops",
-    "total_speedup",
-    "tuning_speedup",
 ]

@@ -98,26 +98,3 @@ class Cost:
     def tflops(self) -> float:
         """All FLOPs of the run in units of 10^12, the paper's unit."""
         return self.total / 1e12
-
-
-def tuning_speedup(at_target: float, at_small: float) -> float:
-    """How many runs at the small width one run at the target width pays for (Appendix F.4, the table).
-
-    The arguments are costs of one run, or of one sample, in the same unit.
-    """
-    return _ratio(at_target, at_small)
-
-
-def total_speedup(scratch: float, upscaled: float, base: float = 0, tuning: float = 0) -> float:
-    """How many times cheaper upscaling is than training the wide model from scratch (Appendix F.4).
-
-    The arguments are costs in the same unit. `base` and `tuning` charge for the base model and for the sweep;
-    zero treats them as sunk.
-    """
-    return _ratio(scratch, upscaled + base + tuning)
-
-
-def _ratio(cost: float, other: float) -> float:
-    if other <= 0:
-        raise MupscaleError(f"a speedup needs a positive cost to compare with, not {other}")
-    return cost / other

@@ -55,10 +55,7 @@ def load_transfer_check(folder: Path) -> dict[str, Any] | None:
     path = folder / FILE
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        for varied in ("lr", "noise"):
-            for line in values[varied]:
-                words.width(line["width"]), _points(line)
-        values["fixed"].get("lr"), [str(sentence) for sentence in values.get("verdict", [])]
+        _check_values(values)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -66,6 +63,16 @@ def load_transfer_check(folder: Path) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MupscaleError(f"{path} is damaged ({error}): run mupscale transfer-check again, or remove it") from None
     return dict(values)
+
+
+def _check_values(values: Any) -> None:
+    """Raise what Python does where a part is missing or of another kind."""
+    for varied in ("lr", "noise"):
+        for line in values[varied]:
+            words.width(line["width"])
+            _points(line)
+    values["fixed"].get("lr")
+    iter(values.get("verdict", []))
 
 
 def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
@@ -139,20 +146,20 @@ def _with_room(ax: Any, xs: list[float]) -> set[float]:
     def fits(x: float, other: float) -> bool:
         return abs(at[x] - at[other]) > (wide[x] + wide[other]) / 2
 
-    kept = {xs[0], xs[-1]}
+    labelled = {xs[0], xs[-1]}
     for x in xs[1:-1]:
-        if all(fits(x, other) for other in kept):
-            kept.add(x)
-    return kept
+        if all(fits(x, other) for other in labelled):
+            labelled.add(x)
+    return labelled
 
 
 def _legend(fig: Any) -> None:
     """Under all panels, each label once, and what diverged last."""
-    found = {label: handle for ax in fig.axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    labels = sorted(found, key=lambda label: label == "diverged")
-    if found:
+    handles = {label: handle for ax in fig.axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    labels = sorted(handles, key=lambda label: label == "diverged")
+    if handles:
         at: dict[str, Any] = {"loc": "outside lower center", "ncols": min(6, len(labels))}
-        fig.legend([found[label] for label in labels], labels, title="width after upscaling", **at)
+        fig.legend([handles[label] for label in labels], labels, title="width after upscaling", **at)
 
 
 def _points(line: Mapping[str, Any]) -> list[tuple[float, list[float]]]:
@@ -169,17 +176,17 @@ def _diverged(line: Mapping[str, Any]) -> list[float]:
 
 def _best(line: Mapping[str, Any]) -> tuple[float, float] | None:
     """The value with the lowest mean loss, as the check sees it, and that loss."""
-    found = read_width_line(line)
-    return (found.best, found.loss(found.best)) if found.losses else None
+    sound = read_width_line(line)
+    return (sound.best, sound.loss(sound.best)) if sound.losses else None
 
 
 def _optima(lines: list[Mapping[str, Any]]) -> str:
-    found = [(line, best) for line in lines if (best := _best(line)) is not None]
-    said = [f"{words.setting(best[0])} at width {words.width(line['width'])}" for line, best in found]
-    return f"Best: {', '.join(said)}." if said else ""
+    bests = [(line, best) for line in lines if (best := _best(line)) is not None]
+    places = [f"{words.setting(best[0])} at width {words.width(line['width'])}" for line, best in bests]
+    return f"Best: {', '.join(places)}." if places else ""
 
 
 def _lost(lines: list[Mapping[str, Any]]) -> str:
     lost = [(line, xs) for line in lines if (xs := _diverged(line))]
-    said = [f"{' and '.join(map(words.setting, xs))} at width {words.width(line['width'])}" for line, xs in lost]
-    return f"Diverged: {', '.join(said)}." if said else ""
+    places = [f"{' and '.join(map(words.setting, xs))} at width {words.width(line['width'])}" for line, xs in lost]
+    return f"Diverged: {', '.join(places)}." if places else ""

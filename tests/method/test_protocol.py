@@ -146,7 +146,7 @@ def test_thinned_curves_keep_their_means() -> None:
 def test_the_data_is_loaded_once_for_all_stages(tmp_path: Path) -> None:
     """CoverType takes seconds to load, and a run has a dozen stages."""
     Counted.loaded = 0
-    counted = small(data=Spec("test_stages.Counted"), steps=24, growth={"at": 10})
+    counted = small(data=Spec("test_protocol.Counted"), steps=24, growth={"at": 10})
     run_quietly(tmp_path / "run", counted, settings(lrs=[0.01], seeds=1))
     assert Counted.loaded == 1
     dry_run.estimate_run(counted, settings(seeds=1), tmp_path / "dry")
@@ -163,7 +163,7 @@ def test_steps_at_another_width_for_the_same_cost(tmp_path: Path) -> None:
 
 
 def test_a_model_whose_cost_is_unknown_is_compared_step_by_step(tmp_path: Path) -> None:
-    unknown = small(model=Spec("test_stages.NeedsValues"), steps=12, growth={"at": 4})
+    unknown = small(model=Spec("test_protocol.NeedsValues"), steps=12, growth={"at": 4})
     method = settings(seeds=1, upscaled_lrs=[0.05], noises=[0.1])
     assert "unknown" in dry_run.estimate_run(unknown, method, tmp_path / "dry")
     summary = run_quietly(tmp_path / "run", unknown, method)
@@ -264,7 +264,7 @@ def test_small_widths_that_cannot_be_built(tmp_path: Path) -> None:
     gpt = small("gpt2-heads")
     with pytest.raises(MupscaleError, match="GPT2 of width 10 cannot have"):
         run_quietly(tmp_path / "run", gpt, settings(widths=[5]))
-    own = small(model=Spec("test_stages.OnlyFours"))
+    own = small(model=Spec("test_protocol.OnlyFours"))
     with pytest.raises(MupscaleError, match=r"cannot be built at the small width 6 and at 12: ValueError: fours only"):
         run_quietly(tmp_path / "run", own, settings(widths=[6]))
     made = protocol(tmp_path, model=Spec("mupscale.models.GPT2", {}), width={"heads": 2}, base={"heads": 1},
