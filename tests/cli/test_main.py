@@ -444,7 +444,7 @@ def test_as_a_module_with_several_processes(here: Path) -> None:
     """torchrun's way in, with a model from the current folder; a mistake is said once."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     words = ["-m", "mupscale", "train", "mine.yaml", "--device", "cpu", "--out", "run"]
-    done = subprocess.run([*torchrun, *words], env=environment(), capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*torchrun, *words], env=environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert records(here / "run")[-1]["status"] == "finished"
     assert main(["train", "mine.yaml", "--out", "alone"]) == 0

@@ -71,7 +71,7 @@ def run(script: str, *arguments: object, **options: Any) -> subprocess.Completed
     """A script in a process of its own, with batches so small that there are many."""
     start = "import os, signal, sys, mupscale.data.packing as packing\npacking._BATCH = 500\n"
     command = [sys.executable, "-c", start + script, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:280"])
@@ -263,7 +263,7 @@ assert not {{"tokenizers", "pyarrow", "datasets", "rich"}} & sys.modules.keys() 
 print(len(told))
 """
     started = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    idle, busy = sorted(int(process.communicate(timeout=60)[0]) for process in started)
+    idle, busy = sorted(int(process.communicate(timeout=600)[0]) for process in started)
     assert [process.returncode for process in started] == [0, 0]
     assert idle == 0
     assert busy > 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -59,17 +59,9 @@ class Child:
 
     def wait(self) -> str:
         """What it has said when it has ended."""
-        self.process.join(60)
+        self.process.join(small_runs.DEADLINE)
         assert not self.process.is_alive(), self.output.read_text()
         return self.output.read_text()
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something to become true while it runs."""
-        end = time.monotonic() + 30
-        while not condition():
-            assert self.process.is_alive(), self.output.read_text()
-            assert time.monotonic() < end
-            time.sleep(0.002)
 
     def signal(self, number: int) -> None:
         """Send it a signal."""
@@ -87,6 +79,19 @@ def _act(recipes: list[Recipe], output: str, prepare: Callable[[], object] | Non
             print(f"{[outcome.status for outcome in found]}", file=file)
         except MupscaleError as error:
             print(f"{type(error).__name__}: {error}", file=file)
+
+
+def signal_after(save: Path, step: int, number: int) -> None:
+    """Send this process a signal when it has saved at this step or later, and is about to save again."""
+    sent = False
+
+    def look(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal sent
+        if not sent and event == "os.rename" and str(args[1]) == str(save) and at_step(save) >= step:
+            sent = True
+            os.kill(os.getpid(), number)
+
+    sys.addaudithook(look)
 
 
 def at_step(save: Path) -> int:
@@ -120,10 +125,8 @@ def test_interrupted_runs_end_as_if_nothing_had_happened(
 ) -> None:
     """Asked to stop, they are saved where they are; killed, they go on from the last save."""
     recipes, save = several(tmp_path / "runs"), tmp_path / "kept.safetensors"
-    child = Child(recipes, tmp_path / "output", save=save, engine="vectorised")
-    child.until(lambda: at_step(save) >= after)
-    child.signal(number)
-    said = child.wait()
+    prepare = partial(signal_after, save, after, number)
+    said = Child(recipes, tmp_path / "output", prepare, save=save, engine="vectorised").wait()
     stood = at_step(save)
     assert after <= stood < 60
     if number != signal.SIGKILL:

@@ -254,7 +254,7 @@ def process(rank: int, folder: Path) -> None:
         init_method=f"file://{folder / 'rendezvous'}",
         rank=rank,
         world_size=WORLD,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(minutes=10),
     )
     from torch.distributed.device_mesh import init_device_mesh
 

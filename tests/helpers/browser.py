@@ -82,7 +82,7 @@ class Browser:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._next(time.monotonic() + 60)
+            answer = self._next(time.monotonic() + 600)
             if answer.get("id") == self._number:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']}")
@@ -98,7 +98,7 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=page.resolve().as_uri())
-        until = time.monotonic() + 60
+        until = time.monotonic() + 600
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next(until))
 

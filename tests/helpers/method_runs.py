@@ -24,7 +24,7 @@ from mupscale.method.upscaling_method import run_method
 from mupscale.models import MLP
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Growth, Recipe
-from small_runs import CLASSES, FEATURES, Rows, recipe
+from small_runs import CLASSES, DEADLINE, FEATURES, Rows, recipe
 
 _PROCESSES = multiprocessing.get_context("forkserver")  # torch and optuna are loaded once
 _PROCESSES.set_forkserver_preload(
@@ -109,7 +109,7 @@ def command(*words: str, cwd: Path, check: bool = True, **more: str) -> subproce
         env=environment(**more),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE,
     )
     assert not check or done.returncode == 0, done.stderr
     return done
@@ -135,7 +135,7 @@ class _Child:
 
     def wait(self) -> int:
         """Its exit status; negative if a signal ended it."""
-        self.process.join(100)
+        self.process.join(DEADLINE)
         if self.process.is_alive():
             self.process.kill()
             raise AssertionError(f"it does not end: {self.output.read_text()}")

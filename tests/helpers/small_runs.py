@@ -28,6 +28,8 @@ GENTLE = Spec("torch.optim.AdamW", {**ADAMW.init_args, "lr": 0.002, "eps": 1e-3}
 SGD = Spec("torch.optim.SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05})
 FEATURES, CLASSES, VOCAB, CONTEXT, SIDE = 6, 3, 11, 6, 8
 
+DEADLINE = 600.0  # seconds after which a process is taken to hang; one that works may wait long for a busy machine
+
 # ------------------------------------------------------------------------------------------------ data and models
 
 
@@ -255,7 +257,7 @@ class Child:
 
     def wait(self) -> str:
         """Its output, when it has ended."""
-        self.process.join(60)
+        self.process.join(DEADLINE)
         if self.process.is_alive():
             self.process.kill()
             raise AssertionError(f"the run does not end: {self.output.read_text()}")
@@ -266,7 +268,7 @@ class Child:
         if self.process.is_alive() and self.process.pid is not None:
             os.kill(self.process.pid, number)
 
-    def until(self, condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    def until(self, condition: Callable[[], bool], seconds: float = DEADLINE) -> bool:
         """Wait for something to become true while it runs; whether it did."""
         end = time.monotonic() + seconds
         while not condition():
@@ -317,17 +319,29 @@ def limit_files(size: int, survive: bool) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def interrupt(times: int, *others: int) -> None:
-    """Ctrl-C so often, in the middle of the first step."""
-    train_step = TrainingRun._train_step
+def interrupt(step: int, *numbers: int) -> None:
+    """Send this process these signals, one after the other, in its so-many-th step."""
+    train_step, seen = TrainingRun._train_step, 0
 
     def interrupted(run: TrainingRun) -> None:
-        for wait, number in enumerate([signal.SIGINT] * times + list(others)):
-            threading.Timer(0.2 * (wait + 1), os.kill, (os.getpid(), number)).start()
-        TrainingRun._train_step = train_step  # type: ignore[method-assign]
+        nonlocal seen
+        seen += 1
+        if seen == step:
+            for number in numbers:
+                signal.raise_signal(number)
         train_step(run)
 
     TrainingRun._train_step = interrupted  # type: ignore[method-assign]
+
+
+def die_after_a_checkpoint(folder: str, seconds: float) -> None:
+    """Kill this process some while after its first checkpoint has come."""
+
+    def look(event: str, args: tuple[Any, ...]) -> None:
+        if event == "os.rename" and folder in str(args[1]) and Path(args[1]).name.startswith("step-"):
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+    sys.addaudithook(look)
 
 
 def wide_terminal() -> None:

@@ -253,14 +253,23 @@ def test_killed_at_any_moment_and_started_again(larger: Path, tmp_path: Path) ->
     whole = time.monotonic() - start
     chance = random.Random(0)
     seen = 0
-    for _ in range(4):
-        pid = in_a_child(lambda: void(plainly(larger, out, noise=0.1, shard_size="20MB")))
-        time.sleep(chance.uniform(0.05, 0.7) * whole)
+    for number in range(5):
+
+        def work(number: int = number) -> None:
+            if number == 0:
+                stop_at_opening(hidden)
+            plainly(larger, out, noise=0.1, shard_size="20MB")
+
+        pid = in_a_child(work)
+        if number == 0:
+            assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+        else:
+            time.sleep(chance.uniform(0.05, 0.7) * whole)
         os.kill(pid, signal.SIGKILL)
         killed = ended(pid) == -signal.SIGKILL
         seen += killed and hidden.exists()
-        assert not (killed and out.exists())
-        if out.exists():
+        if out.exists():  # it had come to its end
+            assert read_all(out) == read_all(tmp_path / "whole")
             shutil.rmtree(out)
     assert seen
     (hidden / "model-00099-of-00099.safetensors").write_text("left")
@@ -270,8 +279,17 @@ def test_killed_at_any_moment_and_started_again(larger: Path, tmp_path: Path) ->
     assert read_all(out) == read_all(tmp_path / "whole")
 
 
-def void(_: object) -> None:
-    """Nothing."""
+def stop_at_opening(path: Path) -> None:
+    """Let this process stop, as with Ctrl-Z, when it opens a file of this name or below it."""
+    stopped = False
+
+    def look(event: str, args: tuple[object, ...]) -> None:
+        nonlocal stopped
+        if event == "open" and str(args[0]).startswith(str(path)) and not stopped:
+            stopped = True
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    sys.addaudithook(look)
 
 
 def read_all(folder: Path) -> dict[str, bytes]:
@@ -279,12 +297,14 @@ def read_all(folder: Path) -> dict[str, bytes]:
 
 
 def test_interrupted_by_the_keyboard(larger: Path, tmp_path: Path) -> None:
-    pid = in_a_child(lambda: void(plainly(larger, tmp_path / "wide", noise=0.1)))
-    for _ in range(2000):
-        if (tmp_path / ".wide.mupscale-partial" / "model.safetensors").exists():
-            break
-        time.sleep(0.005)
+    def work() -> None:
+        stop_at_opening(tmp_path / ".wide.mupscale-partial" / "model.safetensors")
+        plainly(larger, tmp_path / "wide", noise=0.1)
+
+    pid = in_a_child(work)
+    assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
     os.kill(pid, signal.SIGINT)
+    os.kill(pid, signal.SIGCONT)
     assert ended(pid) == 130
     assert os.listdir(tmp_path) == []
 

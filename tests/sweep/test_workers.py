@@ -28,7 +28,7 @@ from mupscale.sweep.study import Study, fate
 from mupscale.sweep.workers import Worker
 from mupscale.system.errors import Interrupted, MupscaleError
 from mupscale.train import Recipe, Seeds, Spec
-from small_runs import ADAMW, Rows, limit_files, recipe
+from small_runs import ADAMW, DEADLINE, Rows, limit_files, recipe
 
 optuna = pytest.importorskip("optuna")
 
@@ -39,8 +39,13 @@ STEPS = 40
 class Sleepy(Rows):
     """Data that is, where a process is told so, slow enough for it to be stopped in the middle."""
 
+    meet: Any = None  # a barrier at which processes wait for each other, once, when each has begun to train
+
     def examples(self, rows: Tensor) -> Batch:
         """Some rows, after a while."""
+        if Sleepy.meet is not None and len(rows) > 1:
+            Sleepy.meet.wait(DEADLINE)
+            Sleepy.meet = None
         time.sleep(float(os.environ.get("SLEEP", "0")))
         return super().examples(rows)
 
@@ -77,7 +82,7 @@ class Process:
 
     def wait(self) -> str:
         """What it said, when it has ended."""
-        self.process.join(60)
+        self.process.join(DEADLINE)
         assert self.process.exitcode is not None, f"the sweep does not end: {self.said()}"
         return self.said()
 
@@ -102,7 +107,8 @@ def _act(work: Task, place: str, output: Path, start: Any, prepare: Any, sleep: 
     if prepare is not None:
         prepare()
     if start is not None:
-        start.wait(30)
+        start.wait(DEADLINE)
+        Sleepy.meet = start
     try:
         print(json.dumps(run_sweep(work, place, **options).to_json()), flush=True)
     except MupscaleError as error:
@@ -118,7 +124,7 @@ def fates(place: str) -> list[str]:
     return [fate(trial) for trial in trials(place)]
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = DEADLINE) -> None:
     end = time.monotonic() + seconds
     while True:
         try:
@@ -128,6 +134,12 @@ def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
             pass
         assert time.monotonic() < end, "it does not happen"
         time.sleep(0.05)
+
+
+def until_it_trains(start: Any) -> None:
+    """Until a process that shares this barrier with us has its first batch in hand."""
+    start.wait(DEADLINE)
+    start.wait(DEADLINE)
 
 
 def busy(place: str, count: int) -> Callable[[], bool]:
@@ -228,9 +240,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_two_workers_share_a_study(place: str, alone: Sweep, tmp_path: Path) -> None:
     start = small_runs._PROCESSES.Barrier(2)
-    workers = [
-        Process(task(), place, tmp_path / f"{i}.log", start, worker=bool(i), at_once=1, sleep=0.005) for i in range(2)
-    ]
+    workers = [Process(task(), place, tmp_path / f"{i}.log", start, worker=bool(i), at_once=1) for i in range(2)]
     first, second = (worker.result() for worker in workers)
     assert_same(first, alone)
     assert_same(second, alone)
@@ -251,21 +261,21 @@ def test_no_trial_is_taken_twice(place: str, tmp_path: Path) -> None:
     for taker in takers:
         taker.start()
     for taker in takers:
-        taker.join(60)
+        taker.join(DEADLINE)
     taken = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(3)]
     assert sorted(number for some in taken for number in some) == list(range(30))
 
 
 def _take_all(place: str, space: Space, output: Path, start: Any) -> None:
     study, taken = Study(place, "s", space, {}, steps=STEPS), []
-    start.wait(30)
+    start.wait(DEADLINE)
     while study.open():
         taken += [one.number for one in study.take(1, output.name)]
     output.write_text(json.dumps(taken))
 
 
 def test_a_worker_killed_in_the_middle(place: str, alone: Sweep, tmp_path: Path) -> None:
-    worker = Process(task(), place, tmp_path / "log", sleep=0.2)
+    worker = Process(task(), place, tmp_path / "log", sleep=0.5)
     until(busy(place, len(SPACE.cells)))
     worker.signal(signal.SIGKILL)
     worker.wait()
@@ -281,9 +291,10 @@ def test_a_worker_killed_in_the_middle(place: str, alone: Sweep, tmp_path: Path)
 def test_a_worker_killed_twice_at_its_trials_leaves_them(tmp_path: Path) -> None:
     place, one = f"{tmp_path}/study.db", Space((0.1,))
     for attempt in range(2):
-        worker = Process(task(space=one), place, tmp_path / f"{attempt}.log", sleep=0.2)
-        # in this order: else the dead trial may be what is busy, and the next one still be waiting
-        until(lambda attempt=attempt: len(trials(place)) == attempt + 1 and busy(place, 1)())
+        start = small_runs._PROCESSES.Barrier(2)
+        worker = Process(task(space=one), place, tmp_path / f"{attempt}.log", start, sleep=0.5)
+        until_it_trains(start)
+        assert len(trials(place)) == attempt + 1
         worker.signal(signal.SIGKILL)
         worker.wait()
     said: list[str] = []
@@ -314,7 +325,7 @@ def test_a_storage_that_is_gone_where_work_begins_is_said_in_a_sentence(tmp_path
 
 def test_the_living_notice_a_death_and_take_over(alone: Sweep, tmp_path: Path) -> None:
     place = f"{tmp_path}/study.db"
-    first = Process(task(), place, tmp_path / "first.log", at_once=3, sleep=0.2)
+    first = Process(task(), place, tmp_path / "first.log", at_once=3, sleep=0.5)
     until(busy(place, 3))
     second = Process(task(), place, tmp_path / "second.log")
     until(lambda: "waiting for 3 trials" in second.said())
@@ -342,9 +353,9 @@ def test_a_worker_that_comes_back_after_it_was_given_up(alone: Sweep, tmp_path: 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_worker_goes_on_where_it_was(number: int, alone: Sweep, tmp_path: Path) -> None:
     place, folder = f"{tmp_path}/study.db", tmp_path / "run"
-    worker = Process(task(), place, tmp_path / "log", folder=folder, sleep=0.2)
-    until(busy(place, len(SPACE.cells)))
-    time.sleep(0.5)
+    start = small_runs._PROCESSES.Barrier(2)
+    worker = Process(task(), place, tmp_path / "log", start, folder=folder, sleep=0.2)
+    until_it_trains(start)
     worker.signal(number)
     assert "error: interrupted after step" in worker.wait()
     assert len(list(folder.glob("s.*.batch.json"))) == len(list(folder.glob("s.*.stack.safetensors"))) == 1
@@ -376,7 +387,7 @@ def test_a_sweep_interrupted_in_a_notebook_goes_on_in_it(alone: Sweep, tmp_path:
 
 def test_an_interrupted_worker_without_a_folder_gives_its_trials_back(alone: Sweep, tmp_path: Path) -> None:
     place = f"{tmp_path}/study.db"
-    worker = Process(task(), place, tmp_path / "log", sleep=0.2)
+    worker = Process(task(), place, tmp_path / "log", sleep=0.5)
     until(busy(place, len(SPACE.cells)))
     worker.signal(signal.SIGTERM)
     assert "error: interrupted" in worker.wait()
@@ -387,7 +398,7 @@ def test_an_interrupted_worker_without_a_folder_gives_its_trials_back(alone: Swe
 
 def test_an_interrupted_worker_that_stays_away_is_replaced(alone: Sweep, tmp_path: Path) -> None:
     place, folder = f"{tmp_path}/study.db", tmp_path / "run"
-    worker = Process(task(), place, tmp_path / "log", folder=folder, sleep=0.2)
+    worker = Process(task(), place, tmp_path / "log", folder=folder, sleep=0.5)
     until(busy(place, len(SPACE.cells)))
     worker.signal(signal.SIGINT)
     worker.wait()
@@ -455,7 +466,7 @@ def test_a_server_that_goes_away_in_the_middle(server: Server, alone: Sweep, tmp
 
 
 def test_a_server_that_restarts_is_waited_for(server: Server, alone: Sweep, tmp_path: Path) -> None:
-    worker = Process(task(), server.url, tmp_path / "log", patience=20.0, sleep=0.1)
+    worker = Process(task(), server.url, tmp_path / "log", patience=DEADLINE, sleep=0.1)
     until(busy(server.url, len(SPACE.cells)))
     server.stop()
     time.sleep(2.0)

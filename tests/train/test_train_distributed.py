@@ -53,7 +53,7 @@ MODES = ["ddp", "fsdp"]
 TRAINED = [*product(KINDS, MODES), ("nested", "fsdp"), ("thin", "fsdp")]
 RESUMED = [*product([*KINDS, "normed"], MODES), ("thin", "fsdp")]
 FAILURES = {"ddp": ["blocked", "full-0", "metrics"], "fsdp": ["blocked", "full-0", "full-1"]}
-SECONDS = 40  # after which a scenario that hangs is a failure
+SECONDS = 600  # after which a scenario that hangs is a failure
 
 
 # ---------------------------------------------------------------------------------------------- what is trained

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import time
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -86,18 +87,13 @@ def test_killed_again_and_again_at_any_moment(tmp_path: Path, whole: Path, attem
     what, seed = eventful(tmp_path / "run"), random.randrange(10**6)
     chance, out, kills = random.Random(seed), tmp_path / "run", 0
     print(f"random.Random({seed})")
-    child = Child(what, tmp_path / "output0")
-    assert child.until(lambda: (out / "metrics.jsonl").exists() and bool(metrics(out)))
-    child.signal(signal.SIGKILL)
+    child = Child(what, tmp_path / "output0", prepare=partial(small_runs.interrupt, 6, signal.SIGKILL))
     child.wait()
+    assert metrics(out)
     assert newest(out) < 0
     while True:
-        before = newest(out)
-        child = Child(what, tmp_path / f"output{kills}", resume=True)
-        if not child.until(lambda before=before: newest(out) > before):  # type: ignore[misc]
-            break
-        child.process.join(chance.uniform(0, 0.15))
-        child.signal(signal.SIGKILL)
+        die = partial(small_runs.die_after_a_checkpoint, str(out), chance.uniform(0, 0.15))
+        child = Child(what, tmp_path / f"output{kills}", resume=True, prepare=die)
         child.wait()
         if child.process.exitcode == 0:
             break
@@ -194,13 +190,11 @@ def test_asked_to_stop(tmp_path: Path, whole: Path, number: int) -> None:
     """A checkpoint at once, not at the next interval; the way to go on is printed, and goes on exactly."""
     out = tmp_path / "my run"
     what = eventful(out, checkpoints=Checkpoints(every=0))
-    child = Child(what, tmp_path / "output")
-    assert child.until(lambda: (out / "metrics.jsonl").exists() and bool(metrics(out, "grow")))
-    child.signal(number)
+    child = Child(what, tmp_path / "output", prepare=partial(small_runs.interrupt, 23, number))
     said = child.wait()
     end = metrics(out, "end")[0]
     assert end["status"] == "interrupted"
-    assert 17 < end["step"] < 50
+    assert 17 < end["step"] < 31
     assert checkpoints(out) == [step(end["step"])]
     assert f"interrupted after step {end['step']}; go on with: mupscale resume '{out}'" in said
     assert f"interrupted at step {end['step']}" in said
@@ -210,15 +204,15 @@ def test_asked_to_stop(tmp_path: Path, whole: Path, number: int) -> None:
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    what = recipe(out, data=Spec("small_runs.Slow", {"seconds": 20}), checkpoints=Checkpoints(every=1))
-    child = Child(what, tmp_path / "output", prepare=partial(small_runs.interrupt, 2))
+    what = recipe(out, checkpoints=Checkpoints(every=1))
+    child = Child(what, tmp_path / "output", prepare=partial(small_runs.interrupt, 1, signal.SIGINT, signal.SIGINT))
     assert "stopped at once" in child.wait()
     assert not checkpoints(out)
 
 
 def test_a_termination_after_ctrl_c_does_not_hurry(tmp_path: Path) -> None:
-    what = recipe(tmp_path / "run", data=Spec("small_runs.Slow", {"seconds": 0.7}))
-    child = Child(what, tmp_path / "output", prepare=partial(small_runs.interrupt, 1, signal.SIGTERM))
+    what = recipe(tmp_path / "run")
+    child = Child(what, tmp_path / "output", prepare=partial(small_runs.interrupt, 1, signal.SIGINT, signal.SIGTERM))
     assert "interrupted at step" in child.wait()
 
 
@@ -284,13 +278,14 @@ def test_a_longer_run_and_what_else_may_change(tmp_path: Path) -> None:
 
 def test_the_clock_goes_on(tmp_path: Path) -> None:
     what = recipe(tmp_path, data=Spec("small_runs.Slow", {"seconds": 0.02}), steps=10)
+    start = time.perf_counter()
     run_recipe(what)
     before = metrics(tmp_path, "train")[-1]["seconds"]
     run_recipe(replace(what, steps=12), resume=True)
     seconds = column(tmp_path, "seconds")
     assert before >= 0.2
     assert before < seconds[-2] < seconds[-1]
-    assert seconds[-1] < before + 1.0
+    assert seconds[-1] <= time.perf_counter() - start
 
 
 def test_resuming_what_never_began_begins(tmp_path: Path) -> None:
