@@ -4,7 +4,7 @@ EXTRAS ?= train,sweep,postgres,text,plots,tensorboard,hf,dev
 
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
-SOURCES := $(wildcard src tests bench examples results)
+SOURCES := $(wildcard src tests bench examples results conftest.py)
 BENCHES := $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 
 # pip builds the package in an environment of its own, which takes its pins from these variables and not

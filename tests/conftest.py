@@ -1,17 +1,9 @@
-"""Every test starts from one seed and one thread; exactness is tested in float64."""
+"""Exactness is tested in float64; what every test starts from is in the conftest.py of the folder above."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-
-
-@pytest.fixture(autouse=True)
-def _same_start() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture

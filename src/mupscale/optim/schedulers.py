@@ -36,6 +36,8 @@ def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRSche
             kept = [group.setdefault("initial_lr", group["lr"]) for group in groups]
         elif name == "_last_lr":
             kept = [group["lr"] for group in groups]
+        elif name == "_step_count":  # at 1 torch warns of an optimizer whose step it has not wrapped itself
+            kept = max(value, 2)
         elif name in _RATES:
             kept = [scale(value[i], factor) for i, factor in zip(origin, growth, strict=True)]
         elif name in _PER_GROUP:

@@ -1,0 +1,24 @@
+"""Every test and every example in a docstring starts from one seed and one thread; examples run in an empty folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _same_start() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def _examples_in_an_empty_folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if isinstance(request.node, pytest.DoctestItem):
+        folder: Path = request.getfixturevalue("tmp_path")
+        monkeypatch.chdir(folder)
