@@ -440,7 +440,7 @@ def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: p
     path, opened = tmp_path / "c", checkpoint.safe_open
 
     def write(number: float, length: int) -> None:
-        checkpoint.write(path, {"a": torch.full((length,), number)}, None, None, {"number": number})
+        checkpoint.save_states(path, {"a": torch.full((length,), number)}, None, None, {"number": number})
 
     def replaced_meanwhile(*args: object, **named: object) -> object:
         file = opened(*args, **named)

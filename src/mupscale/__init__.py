@@ -4,9 +4,9 @@ Widths → axes and roles → rules → plan → everything else. See `Family` f
 `widen`, `param_groups` for a bare pair of modules.
 """
 
-from mupscale.checkpoint import load, load_torch, save
+from mupscale.checkpoint import load, save
 from mupscale.checks import coord_check, verify
-from mupscale.core import Axis, Entry, Plan, Rule, expand
+from mupscale.core import Axis, Entry, Plan, Role, Rule, expand
 from mupscale.family import Family
 from mupscale.growth import GaussianNoise, SignalNoise, perturb, upscale, widen, widen_optimizer
 from mupscale.optim import (
@@ -17,8 +17,8 @@ from mupscale.optim import (
     register_optimizer,
     widen_scheduler,
 )
-from mupscale.planning import Role, plan, register_roles
-from mupscale.system import MupscaleError
+from mupscale.planning import plan, register_roles
+from mupscale.system import MupscaleError, load_torch
 
 __version__ = "0.1.0"
 

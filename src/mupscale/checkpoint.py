@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Plan, dtensor, naming
+from mupscale.core import Plan, copy_into, gather_whole, laid_out_like, naming
 from mupscale.system import MupscaleError, replacing
 
 _HEADER = "mupscale"
@@ -47,10 +45,10 @@ def save(
     **extra: Any,
 ) -> Path:
     """Write a checkpoint; `extra` is anything JSON can hold. With several processes all must call, and one writes."""
-    return write(path, _model_state(model), None if optimizer is None else optimizer.state_dict(), plan, extra)
+    return save_states(path, _model_state(model), None if optimizer is None else optimizer.state_dict(), plan, extra)
 
 
-def write(
+def save_states(
     path: str | Path,
     model: Mapping[str, Tensor],
     optimizer: Mapping[str, Any] | None,
@@ -107,13 +105,13 @@ def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer 
     plan = None if content["plan"] is None else Plan.from_json(content["plan"])
     checkpoint = Checkpoint(unpacked["model"], unpacked["optimizer"], plan, unpacked["extra"])
     if model is not None:
-        check_model(checkpoint.model, model)
+        check_model_state(checkpoint.model, model)
     if optimizer is not None:
         if checkpoint.optimizer is None:
             raise MupscaleError(f"{path} holds no optimizer state; load it without an optimizer")
-        load_optimizer(checkpoint.optimizer, optimizer)
+        load_optimizer_state(checkpoint.optimizer, optimizer)
     if model is not None:
-        load_model(checkpoint.model, model)
+        load_model_state(checkpoint.model, model)
     return checkpoint
 
 
@@ -145,7 +143,7 @@ def is_checkpoint(path: str | Path) -> bool:
         return False
 
 
-def load_optimizer(state: dict[str, Any], optimizer: Optimizer) -> None:
+def load_optimizer_state(state: dict[str, Any], optimizer: Optimizer) -> None:
     """As optimizer.load_state_dict; state of a sharded parameter is laid out as the parameter is."""
     _check_shapes(state, optimizer)
     try:
@@ -156,7 +154,7 @@ def load_optimizer(state: dict[str, Any], optimizer: Optimizer) -> None:
     for p, values in optimizer.state.items():
         for key, value in values.items():
             if isinstance(value, Tensor) and value.shape == p.shape and value.dim():
-                values[key] = dtensor.like(value, p)
+                values[key] = laid_out_like(value, p)
 
 
 def _pairs(state: dict[str, Any], optimizer: Optimizer) -> Iterator[tuple[Tensor, Any]]:
@@ -187,13 +185,13 @@ def _check_shapes(state: dict[str, Any], optimizer: Optimizer) -> None:
                 )
 
 
-def load_model(state: Mapping[str, Tensor], model: nn.Module) -> None:
+def load_model_state(state: Mapping[str, Tensor], model: nn.Module) -> None:
     """Strictly: every name and shape must agree. Sharded and wrapped models included."""
-    for name, tensor in check_model(state, model).items():
-        dtensor.write(state[name], tensor)
+    for name, tensor in check_model_state(state, model).items():
+        copy_into(tensor, state[name])
 
 
-def check_model(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def check_model_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """The model's own tensors by canonical name, if they are the state's."""
     plain = naming.unwrap(model)
     own: dict[str, Tensor] = {naming.canonical(name): tensor for name, tensor in plain.state_dict().items()}
@@ -207,22 +205,6 @@ def check_model(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tens
                 f"{tuple(tensor.shape)} here"
             )
     return own
-
-
-def load_torch(path: str | Path) -> Any:
-    """A file that torch.save wrote, loaded weights-only: tensors and plain containers, never code."""
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise MupscaleError(f"there is no file at {path}") from None
-    except Exception as error:  # a broken pickle may raise anything
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        if isinstance(error, pickle.UnpicklingError) and found:
-            reason = f"it holds {found[1]}, which is code, and not tensors alone; save a state_dict instead"
-        else:
-            first = re.split(r"\n|\. ", f"{type(error).__name__}: {error}")[0]
-            reason = f"it is truncated, or no file of torch.save ({first})"
-        raise MupscaleError(f"{path} cannot be loaded as weights only: {reason}") from None
 
 
 def _model_state(model: nn.Module) -> dict[str, Tensor]:
@@ -263,7 +245,7 @@ class _Tensors:
 def _pack(value: Any, key: str, tensors: _Tensors) -> Any:
     """JSON for the value; tensors go into `tensors` and leave their name."""
     if isinstance(value, Tensor):
-        return {"$tensor": tensors.add(dtensor.full(value.detach()), key)}
+        return {"$tensor": tensors.add(gather_whole(value.detach()), key)}
     if isinstance(value, Mapping):
         return {"$items": [[_pack(k, key, tensors), _pack(v, f"{key}.{k}", tensors)] for k, v in value.items()]}
     if isinstance(value, tuple):

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Entry, PlainWidth, Plan, Width, WidthLike, naming
+from mupscale.core import Entry, PlainWidth, Plan, Role, Width, WidthLike, naming
 from mupscale.growth import Noise, upscale
 from mupscale.optim import make_optimizer, param_groups
-from mupscale.planning import Role, build_plan, initial_std
+from mupscale.planning import build_plan, initial_std
 from mupscale.system import MupscaleError
 
 _DRAWS = 4  # freshly built models that the initialisation is measured on

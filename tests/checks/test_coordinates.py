@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 import mupscale as mu
-from mupscale.checks.coordinates import CoordCheck, Row
+from mupscale.checks.coordinates import CoordCheck, Measurement
 from mupscale.models import GPT2, MLP, ResNet18
 
 MLPS = mu.Family(lambda width: MLP(20, width, 5), base=64)
@@ -156,7 +156,7 @@ def made(change: dict[str, list[float]], size: dict[str, list[float]] | None = N
     for module, values in change.items():
         sizes = (size or {}).get(module, [1.0] * 3)
         for i, width in enumerate((1, 4, 16)):
-            rows.append(Row(width, 0, 1, module, sizes[i], values[i]))
+            rows.append(Measurement(width, 0, 1, module, sizes[i], values[i]))
     return CoordCheck(rows, "made up")
 
 

@@ -209,7 +209,7 @@ def test_a_file_of_no_use_is_ignored(tmp_path: Path, what: str) -> None:
     else:
         saved = checkpoint.load(save)
         smaller = {name: tensor[:, :1] for name, tensor in saved.model.items()}
-        checkpoint.write(save, smaller, None, None, saved.extra)
+        checkpoint.save_states(save, smaller, None, None, saved.extra)
     assert train_many(asked, points=10, save=save, note=notes.append) == expected
     assert not save.exists()
     assert [note.partition(":")[0] for note in notes] == (["starting over"] if what == "other shapes" else [])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mupscale.optim.known import traits
+from mupscale.optim.traits import traits_of
 from zoo import ARCHITECTURES, TRAININGS, VOCAB, Architecture, ReferenceMuon, Training, Unrounded, train_pair
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -51,7 +51,7 @@ def _hyperparameters() -> list[tuple[str, str]]:
     ]  # Rprop reads it once, at the start
     cases = []
     for name, training in TRAININGS.items():
-        scaled = traits(training.optimizer).hyper
+        scaled = traits_of(training.optimizer).hyper
         cases += [(name, key) for key in scaled if key in training.hyper and training.matrices is None]
     return [
         *(c for c in cases if c not in constant),

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mupscale.checks.coordinates import Row
+from mupscale.checks.coordinates import Measurement
 from mupscale.method.summary import Choice, Curve, Runs, StageCost, Summary
 from mupscale.sweep.space import Space, Status, Sweep, Trial
 
@@ -167,11 +167,11 @@ def sweep_2(sampler: str = "grid", status: Status | None = None, name: str = "sw
     return Sweep(name, 128, 64, Space(LRS, NOISES), trials, sampler=sampler, seconds=63.0)
 
 
-def coordinates() -> list[Row]:
+def coordinates() -> list[Measurement]:
     """A coordinate check that is flat in all layers but one."""
     powers = {"layers.0": 0.0, "layers.1": 0.02, "layers.2": -0.04, "readout": 0.5}
     return [
-        Row(width, seed, step, module, 1.0, step * 0.05 * (1 + 0.1 * seed) * (width / 64) ** power * scale)
+        Measurement(width, seed, step, module, 1.0, step * 0.05 * (1 + 0.1 * seed) * (width / 64) ** power * scale)
         for scale, (module, power) in zip((1.0, 1.6, 2.4, 0.6), powers.items(), strict=True)
         for width in (64, 128, 256, 512)
         for seed in (0, 1)

@@ -88,7 +88,7 @@ def test_resuming_names_what_is_missing(tmp_path: Path, field: str) -> None:
     path = tmp_path / "run" / "checkpoints" / "step-000000003.safetensors"
     saved = checkpoint.load(path)
     values = {name: value for name, value in saved.extra["run"].items() if name != field}
-    checkpoint.write(path, saved.model, saved.optimizer, saved.plan, {"run": values})
+    checkpoint.save_states(path, saved.model, saved.optimizer, saved.plan, {"run": values})
     if field == "width":
         assert run_recipe(short, resume=True).status == "finished"
         return

@@ -27,7 +27,7 @@ FLAT = 0.2
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """One measurement: root mean square of a module's output, and of its change since the start, on one batch."""
 
     width: float
@@ -64,7 +64,7 @@ class Layer:
 class CoordCheck:
     """The table of measurements, a verdict per layer, and a picture."""
 
-    rows: list[Row]
+    rows: list[Measurement]
     title: str
 
     @property
@@ -154,7 +154,7 @@ def coord_check(
     data = list(batches)
     if len(widths) < 2 or not data:
         raise MupscaleError("coord_check needs at least two widths and one batch")
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     for width in map(Width.of, widths):
         for seed in range(seeds):
             model = _member(family, width, seed, parametrization).to(dtype=dtype)
@@ -200,7 +200,7 @@ def _measure(
     width: float,
     seed: int,
     folds: Mapping[str, float],
-) -> list[Row]:
+) -> list[Measurement]:
     rows, start = [], dict[str, Tensor]()
     measured = {path for path, module in naming.modules(model).items() if _is_layer(module)}
     for step in range(steps + 1):
@@ -210,7 +210,7 @@ def _measure(
             if path in measured:
                 output = output / folds.get(path, 1.0)
                 start.setdefault(path, output)
-                rows.append(Row(width, seed, step, path, _rms(output), _rms(output - start[path])))
+                rows.append(Measurement(width, seed, step, path, _rms(output), _rms(output - start[path])))
         if step == steps:
             break
         optimizer.zero_grad()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,57 +93,73 @@ def verify(
     data = list(itertools.islice(batches, steps + 1))
     if not data:
         raise MupscaleError("verify needs at least one batch")
-    plan.check(narrow, "narrow")
-    plan.check(wide)
-    small, small_optimizer = _copies(narrow, optimizer, hyper)
-    large, _ = _copy(wide)
-    for model in (small, large):
-        silence_dropout(model)
-    large_optimizer = None
-    if small_optimizer is not None:
-        large_optimizer = grow_optimizer(small_optimizer, small, large, plan)
-    pair = [(small, small_optimizer), (large, large_optimizer)]
-    schedulers = [schedule(o) for _, o in pair if o is not None] if schedule is not None else []
-    tolerance = _tolerance(small) if tolerance is None else tolerance
+    pair = _Pair.of(narrow, wide, plan, optimizer, schedule, hyper)
+    tolerance = _tolerance(pair.small) if tolerance is None else tolerance
     differences, losses = list[float](), list[tuple[float, float]]()
     first: Difference | None = None
-    for step in range((steps if small_optimizer is not None else 0) + 1):
+    for step in range((steps if pair.optimizers else 0) + 1):
         batch = data[step % len(data)]
-        with Recorder(small) as ours, Recorder(large) as theirs:
-            values = [loss(small, batch), loss(large, batch)]
+        with Recorder(pair.small) as ours, Recorder(pair.large) as theirs:
+            values = loss(pair.small, batch), loss(pair.large, batch)
         differences.append(_output_difference(ours, theirs))
         losses.append((values[0].item(), values[1].item()))
-        if first is None and not differences[-1] <= tolerance:
-            first = _first_parameter(small, large, plan, tolerance) if step else None
-            level = max(tolerance, min(_ROUNDING, differences[-1] / 1000))  # not the first that merely rounds
-            first = first or first_module(ours, theirs, plan, level)
-        if step == 0 and first is None:
-            first = _first_buffer(small, large, plan, tolerance)
-        if small_optimizer is None or step == steps:
-            break
-        for (model, opt), value in zip(pair, values, strict=True):
-            assert opt is not None
-            opt.zero_grad()
-            value.backward()
-            if clip is not None:
-                _clip(model, clip, plan, wide=model is large)
-            opt.step()
-        for scheduler in schedulers:
-            scheduler.step()
+        if first is None:
+            first = _first_difference(pair, ours, theirs, step, differences[-1], tolerance)
+        if pair.optimizers and step < steps:
+            pair.step(values, clip)
     return Report(differences, losses, tolerance, first)
 
 
-def _copies(
-    narrow: nn.Module, optimizer: Optimizer | type[Optimizer] | None, hyper: dict[str, Any]
-) -> tuple[nn.Module, Optimizer | None]:
-    if isinstance(optimizer, Optimizer):
-        return _copy(narrow, optimizer)
-    model, _ = _copy(narrow)
-    return model, None if optimizer is None else optimizer(model.parameters(), **hyper)
+@dataclass(frozen=True)
+class _Pair:
+    """Copies of both models, without dropout, that are trained side by side; no optimizers where none is given."""
+
+    small: nn.Module
+    large: nn.Module
+    plan: Plan
+    optimizers: Sequence[Optimizer]
+    schedulers: Sequence[LRScheduler]
+
+    @classmethod
+    def of(
+        cls,
+        narrow: nn.Module,
+        wide: nn.Module,
+        plan: Plan,
+        optimizer: Optimizer | type[Optimizer] | None,
+        schedule: Callable[[Optimizer], LRScheduler] | None,
+        hyper: dict[str, Any],
+    ) -> _Pair:
+        plan.check(narrow, "narrow")
+        plan.check(wide)
+        if isinstance(optimizer, Optimizer):
+            small, small_optimizer = _copy(narrow, optimizer)
+        else:
+            small, _ = _copy(narrow)
+            small_optimizer = None if optimizer is None else optimizer(small.parameters(), **hyper)
+        large, _ = _copy(wide)
+        for model in (small, large):
+            silence_dropout(model)
+        optimizers = list[Optimizer]()
+        if small_optimizer is not None:
+            optimizers = [small_optimizer, grow_optimizer(small_optimizer, small, large, plan)]
+        schedulers = [schedule(each) for each in optimizers] if schedule is not None else []
+        return cls(small, large, plan, optimizers, schedulers)
+
+    def step(self, losses: Sequence[Tensor], clip: float | None) -> None:
+        """One step of both optimizers and schedulers."""
+        for model, optimizer, loss in zip((self.small, self.large), self.optimizers, losses, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            if clip is not None:
+                _clip(model, clip, self.plan, wide=model is self.large)
+            optimizer.step()
+        for scheduler in self.schedulers:
+            scheduler.step()
 
 
 def _copy(model: nn.Module, optimizer: Optimizer | None = None) -> tuple[nn.Module, Optimizer | None]:
-    """Copies that know each other; what deepcopy leaves behind of a parameter comes along."""
+    """Copies of a model and of the optimizer that holds its parameters; deepcopy leaves out base shapes."""
     original = naming.unwrap(model)
     copied, its_optimizer = copy.deepcopy((original, optimizer))
     for old, new in zip(original.parameters(), copied.parameters(), strict=True):
@@ -185,7 +201,20 @@ def relative_difference(ours: Tensor, theirs: Tensor) -> float:
     return value if value == value else float("inf")
 
 
-def _first_parameter(small: nn.Module, large: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
+def _first_difference(
+    pair: _Pair, ours: Recorder, theirs: Recorder, step: int, difference: float, tolerance: float
+) -> Difference | None:
+    """Where the models begin to differ, if their outputs (by `difference`) or, before any update, their buffers do."""
+    if not difference <= tolerance:
+        worst = _worst_parameter(pair.small, pair.large, pair.plan, tolerance) if step else None
+        level = max(tolerance, min(_ROUNDING, difference / 1000))  # not the first that merely rounds
+        first = worst or first_differing_module(ours, theirs, pair.plan, level)
+        if first is not None:
+            return first
+    return None if step else _first_wrong_buffer(pair.small, pair.large, pair.plan, tolerance)
+
+
+def _worst_parameter(small: nn.Module, large: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
     """After a step: the parameter that is furthest from the copies it should consist of."""
     worst: tuple[float, str] = (tolerance, "")
     theirs = naming.parameters(large)
@@ -198,7 +227,7 @@ def _first_parameter(small: nn.Module, large: nn.Module, plan: Plan, tolerance: 
     return Difference(worst[1], "parameter", worst[0], f"The models agreed until an update: {_ADVICE['update']}")
 
 
-def _first_buffer(small: nn.Module, large: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
+def _first_wrong_buffer(small: nn.Module, large: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
     """Before any update: a buffer that is not the copies it should be, which only evaluation would show."""
     theirs = naming.buffers(large)
     for name, buffer in naming.buffers(small).items():
@@ -209,7 +238,7 @@ def _first_buffer(small: nn.Module, large: nn.Module, plan: Plan, tolerance: flo
     return None
 
 
-def first_module(ours: Recorder, theirs: Recorder, plan: Plan, tolerance: float) -> Difference | None:
+def first_differing_module(ours: Recorder, theirs: Recorder, plan: Plan, tolerance: float) -> Difference | None:
     """The first module, in the order in which they run, whose output in the wide model is not the narrow one's."""
     for path, output in ours.outputs.items():
         if path in theirs.outputs:

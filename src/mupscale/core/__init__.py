@@ -1,10 +1,20 @@
-"""Three numbers per parameter: rules, axes, plans, and the names of parameters whatever a model is wrapped in."""
+"""Three numbers per parameter, and what they are kept in.
 
-from mupscale.core import dtensor, naming
+widths   a width: one number, or several by name
+rules    the three numbers, and the factors they imply
+axes     which narrow unit each wide unit copies
+roles    what the dimensions of a parameter are to it
+plans    an entry for every parameter, and the formula of widening
+naming   one name per parameter, whatever the model is wrapped in
+dtensor  tensors that are sharded over processes
+"""
+
+from mupscale.core import naming
 from mupscale.core.axes import Axis, expand, multiplier, widened_shape
-from mupscale.core.dtensor import full, held, plain_type
+from mupscale.core.dtensor import copy_into, gather_whole, is_sharded, laid_out_like, local_part, plain_type
 from mupscale.core.naming import without_ddp
-from mupscale.core.plans import Entry, Plan, Shape, check_dtype, same_names
+from mupscale.core.plans import Entry, Plan, Shape, check_dtype, check_same_names
+from mupscale.core.roles import Role
 from mupscale.core.rules import Number, Rule, tidy
 from mupscale.core.widths import PlainWidth, Size, Width, WidthLike
 
@@ -14,20 +24,23 @@ __all__ = [
     "Number",
     "PlainWidth",
     "Plan",
+    "Role",
     "Rule",
     "Shape",
     "Size",
     "Width",
     "WidthLike",
     "check_dtype",
-    "dtensor",
+    "check_same_names",
+    "copy_into",
     "expand",
-    "full",
-    "held",
+    "gather_whole",
+    "is_sharded",
+    "laid_out_like",
+    "local_part",
     "multiplier",
     "naming",
     "plain_type",
-    "same_names",
     "tidy",
     "widened_shape",
     "without_ddp",

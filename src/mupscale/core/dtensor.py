@@ -1,4 +1,4 @@
-"""What must be known about FSDP2: gathering a DTensor, laying a tensor out like one, a module's own class."""
+"""Tensors that FSDP2 shards over processes: gathering one, laying a tensor out like one, and a module's own class."""
 
 from __future__ import annotations
 
@@ -7,21 +7,42 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 
-def full(tensor: Tensor) -> Tensor:
-    """The whole of a sharded tensor; any other as it is."""
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether the tensor is a DTensor, of which each process holds a part.
+
+    >>> is_sharded(torch.ones(2))
+    False
+    """
+    return hasattr(tensor, "full_tensor")
+
+
+def gather_whole(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor, for which all processes must ask; any other tensor as it is.
+
+    >>> gather_whole(torch.tensor([1.0, 2.0]))
+    tensor([1., 2.])
+    """
     gather = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
 
-def held(tensor: Tensor) -> Tensor:
-    """What this process has of a sharded tensor, which may be nothing; any other as it is."""
+def local_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a sharded tensor, which may be nothing; any other tensor as it is.
+
+    >>> local_part(torch.tensor([1.0, 2.0]))
+    tensor([1., 2.])
+    """
     local = getattr(tensor, "to_local", None)
     return tensor if local is None else local()
 
 
-def like(whole: Tensor, template: Tensor) -> Tensor:
-    """The whole tensor, which every process has, laid out as the template is; no communication."""
-    if not hasattr(template, "full_tensor"):
+def laid_out_like(whole: Tensor, template: Tensor) -> Tensor:
+    """The whole tensor, which every process has, laid out as the template is; no communication.
+
+    >>> laid_out_like(torch.tensor([1.0, 2.0]), torch.empty(2))
+    tensor([1., 2.])
+    """
+    if not is_sharded(template):
         return whole
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -29,16 +50,25 @@ def like(whole: Tensor, template: Tensor) -> Tensor:
     return distribute_tensor(whole, template.device_mesh, template.placements, src_data_rank=None)
 
 
-def write(whole: Tensor, target: Tensor) -> None:
-    """target ← whole, in place, whatever the layout of the target."""
+def copy_into(target: Tensor, whole: Tensor) -> None:
+    """target ← whole, in place, whatever the layout and the device of the target.
+
+    >>> weight = nn.Parameter(torch.zeros(2))
+    >>> copy_into(weight, torch.tensor([1.0, 2.0]))
+    >>> weight.data
+    tensor([1., 2.])
+    """
     with torch.no_grad():
-        target.copy_(like(whole.to(target.device), target))
+        target.copy_(laid_out_like(whole.to(target.device), target))
 
 
 def plain_type(module: nn.Module) -> type[nn.Module]:
     """The module's class as its author wrote it.
 
     fully_shard puts a class (FSDPModule, ITS_CLASS) before it, and a parametrisation one for every instance.
+
+    >>> plain_type(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))).__name__
+    'Linear'
     """
     cls = type_before_parametrizations(module)
     if any(base.__name__ == "FSDPModule" for base in cls.__bases__):

@@ -170,7 +170,7 @@ class Plan:
     def check(self, model: nn.Module, side: str = "wide") -> dict[str, nn.Parameter]:
         """The model's parameters by name, if they are the ones this plan is about; an error otherwise."""
         found = naming.parameters(model)
-        same_names("the plan", self.parameters, f"the {side} model", found, "make the plan for this model")
+        check_same_names("the plan", self.parameters, f"the {side} model", found, "make the plan for this model")
         for name, p in found.items():
             shape: Shape = getattr(self.parameters[name], side)
             if tuple(p.shape) != shape:
@@ -215,7 +215,7 @@ class Plan:
 _FORMAT = "mupscale.plan/1"
 
 
-def same_names(
+def check_same_names(
     left: str,
     ours: Mapping[str, Any],
     right: str,

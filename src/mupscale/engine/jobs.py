@@ -83,7 +83,7 @@ class Work:
     def keep(self) -> None:
         """Write down what is done, where there is a place for it and more to do."""
         if self.save is not None and self.left:
-            checkpoint.write(self.save, {}, None, None, {"stack": self.header()})
+            checkpoint.save_states(self.save, {}, None, None, {"stack": self.header()})
 
     def take_up(self) -> bool:
         """Find what an interrupted call has left; anything else in its place is of no use and ignored."""

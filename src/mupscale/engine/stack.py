@@ -302,7 +302,7 @@ class Stack:
     def save(self, path: Path, extra: Mapping[str, Any]) -> None:
         """Write where the stack stands, whole or not at all; extra: JSON values and tensors."""
         tensors = {name: self._living(tensor.cpu()) for name, tensor in self.replicas.tensors().items()}
-        checkpoint.write(path, tensors, None, None, {"stack": {"step": self.step, **extra}})
+        checkpoint.save_states(path, tensors, None, None, {"stack": {"step": self.step, **extra}})
 
     @torch.no_grad()
     def restore(self, saved: checkpoint.Checkpoint) -> None:

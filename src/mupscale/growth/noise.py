@@ -15,13 +15,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry, Plan, dtensor
+from mupscale.core import Entry, Plan, gather_whole, is_sharded, laid_out_like
+from mupscale.growth.spectral import spectral_norm
 from mupscale.system import MupscaleError, generator
 
 Unit = Literal["init", "theory"]
 _AT_A_TIME = 1 << 22  # entries that are moved to a device at a time
 _BLOCK = 1 << 16  # entries that are drawn from one stream
-_EXACT = 512  # up to this size the svd is as fast as anything
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ def perturb(wide: nn.Module, plan: Plan, noise: Noise, seed: int = 0) -> Gaussia
     Each parameter has streams of its own, drawn on the CPU from the seed and its name: the same for every device,
     number of processes and order. Zero noise changes no bit.
     """
-    noise = checked(noise, plan)
+    noise = check_noise(noise, plan)
     unit: Unit = noise.unit if isinstance(noise, GaussianNoise) else "theory"
     parameters = plan.check(wide)
-    scales = {name: unit_std(plan, name, unit) for name in parameters} if _any(noise, plan) else {}
+    scales = {name: unit_std(plan, name, unit) for name in parameters} if _has_noise(noise, plan) else {}
     constants: dict[str, float] = {}
     for name, p in parameters.items():
         if not scales.get(name):
@@ -106,7 +106,7 @@ def perturb(wide: nn.Module, plan: Plan, noise: Noise, seed: int = 0) -> Gaussia
             continue
         delta = standard_normal(entry.wide, p.dtype, seed, name)
         if isinstance(noise, SignalNoise):
-            signal = spectral_norm(as_matrix(dtensor.full(p.detach()), entry))
+            signal = spectral_norm(as_matrix(gather_whole(p.detach()), entry))
             level *= signal / spectral_norm(as_matrix(delta, entry)) / scales[name]
         constants[name] = level
         _add(p, delta, level * scales[name])
@@ -118,28 +118,29 @@ def perturb(wide: nn.Module, plan: Plan, noise: Noise, seed: int = 0) -> Gaussia
 
 def _add(p: Tensor, delta: Tensor, factor: float) -> None:
     """p ← p + factor·delta, which lies on the CPU and travels in parts: no second copy stands by on the device."""
-    if p.device == delta.device or p.dim() == 0 or hasattr(p, "full_tensor"):
-        p.add_(dtensor.like(delta.to(p.device), p), alpha=factor)
+    if p.device == delta.device or p.dim() == 0 or is_sharded(p):
+        p.add_(laid_out_like(delta.to(p.device), p), alpha=factor)
         return
     rows = max(1, _AT_A_TIME * len(p) // max(1, p.numel()))
     for part, noise in zip(p.split(rows), delta.split(rows), strict=True):
         part.add_(noise.to(p.device), alpha=factor)
 
 
-def checked(noise: Noise, plan: Plan) -> GaussianNoise | SignalNoise:
-    """The noise as an object, if it can be given in this plan: asked before anything is written."""
+def check_noise(noise: Noise, plan: Plan) -> GaussianNoise | SignalNoise:
+    """The noise as an object; an error if the plan's model cannot be given it, before anything is written."""
     noise = noise if isinstance(noise, GaussianNoise | SignalNoise) else GaussianNoise(noise)
     constants = noise.std if isinstance(noise, GaussianNoise) and isinstance(noise.std, Mapping) else {}
     if strangers := constants.keys() - plan.parameters.keys():
         raise MupscaleError(
             f"the noise has a constant for '{min(strangers)}', which the model lacks: it is for another model"
         )
-    if isinstance(noise, GaussianNoise) and _any(noise, plan):
+    if isinstance(noise, GaussianNoise) and _has_noise(noise, plan):
         unit_std(plan, next(iter(plan.parameters)), noise.unit)
     return noise
 
 
-def _any(noise: GaussianNoise | SignalNoise, plan: Plan) -> bool:
+def _has_noise(noise: GaussianNoise | SignalNoise, plan: Plan) -> bool:
+    """Whether any parameter gets noise."""
     return isinstance(noise, SignalNoise) or any(noise.of(name) for name in plan.parameters)
 
 
@@ -149,9 +150,8 @@ def unit_std(plan: Plan, name: str, unit: Unit) -> float:
         return _theory_std(plan.parameters[name])
     if plan.fresh is None:
         raise MupscaleError(
-            "noise in units of the initialisation needs to know it: make the plan with fresh=build "
-            "(a freshly built narrow "
-            'model), use a Family, or give GaussianNoise(std, unit="theory")'
+            "noise in units of the initialisation needs to know it: make the plan with fresh=build (a freshly built "
+            'narrow model), use a Family, or give GaussianNoise(std, unit="theory")'
         )
     return plan.fresh[name]
 
@@ -202,54 +202,3 @@ def as_matrix(weight: Tensor, entry: Entry) -> Tensor:
     columns = _input_dims(entry) if entry.in_ else [d for d in range(weight.dim()) if d not in entry.out]
     rows = [d for d in range(weight.dim()) if d not in columns]
     return weight.permute(*rows, *columns).reshape(math.prod(weight.shape[d] for d in rows), -1)
-
-
-def spectral_norm(matrix: Tensor) -> float:
-    """The largest singular value: by svd for small matrices, by Lanczos iteration (to about 1e-5) for large ones."""
-    matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
-    if min(matrix.shape) <= _EXACT:
-        gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
-        return math.sqrt(max(float(torch.linalg.eigvalsh(gram.double())[-1]), 0.0))
-    return _lanczos_norm(matrix)
-
-
-def _lanczos_norm(matrix: Tensor, tolerance: float = 1e-6, steps: int = 400) -> float:
-    """Golub–Kahan bidiagonalisation with full reorthogonalisation; its largest Ritz value grows to ‖A‖.
-
-    A matrix of low rank, such as a widened one, exhausts its range early: the value is exact then.
-    """
-    start = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0), dtype=matrix.dtype).to(
-        matrix.device
-    )
-    right, left = [start / start.norm()], list[Tensor]()
-    bidiagonal = torch.zeros(steps, steps, dtype=torch.float64)
-    previous = 0.0
-    for i in range(min(steps, *matrix.shape)):
-        u = _orthogonal(matrix @ right[-1], left)
-        bidiagonal[i, i] = u.norm()
-        if _exhausted(bidiagonal[i, i], bidiagonal, matrix.dtype):
-            break
-        left.append(u / u.norm())
-        v = _orthogonal(matrix.T @ left[-1], right)
-        if i + 1 == steps or _exhausted(v.norm(), bidiagonal, matrix.dtype):
-            break
-        bidiagonal[i, i + 1] = v.norm()
-        right.append(v / v.norm())
-        if i % 10 == 9:
-            value = float(torch.linalg.matrix_norm(bidiagonal[: i + 1, : i + 1], 2))
-            if value - previous <= tolerance * value:
-                return value
-            previous = value
-    return float(torch.linalg.matrix_norm(bidiagonal, 2))
-
-
-def _exhausted(norm: Tensor, bidiagonal: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a new direction is nothing but rounding."""
-    return float(norm) <= 100 * torch.finfo(dtype).eps * float(bidiagonal.max())
-
-
-def _orthogonal(vector: Tensor, basis: list[Tensor]) -> Tensor:
-    for _ in range(2 if basis else 0):
-        stacked = torch.stack(basis)
-        vector = vector - stacked.T @ (stacked @ vector)
-    return vector

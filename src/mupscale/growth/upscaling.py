@@ -9,8 +9,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.core import Plan
-from mupscale.growth.copying import prepare, widen_optimizer, write
-from mupscale.growth.noise import Noise, checked, perturb
+from mupscale.growth.copying import prepare_widening, write_widened
+from mupscale.growth.noise import Noise, check_noise, perturb
+from mupscale.growth.optimizer_state import widen_optimizer
 from mupscale.optim import widened_groups
 
 
@@ -29,10 +30,10 @@ def upscale(
     The wide optimizer has the narrow one's class, hyperparameters (as they are now) and state, all rescaled; `lr`
     replaces the learning rate, in the units of a group with lr_factor 1.
     """
-    noise = checked(noise, plan)
-    sources = prepare(narrow, wide, plan)
+    noise = check_noise(noise, plan)
+    sources = prepare_widening(narrow, wide, plan)
     grown = None if optimizer is None else grow_optimizer(optimizer, narrow, wide, plan, lr)
-    write(sources, wide, plan)
+    write_widened(sources, wide, plan)
     perturb(wide, plan, noise, seed)
     return wide, grown
 

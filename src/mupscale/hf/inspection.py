@@ -16,7 +16,7 @@ from mupscale.core import Axis, Entry, Plan
 from mupscale.hf.describe import PlannedArchitecture, Times, architecture_of
 from mupscale.hf.files import Record, open_source, shorten_number
 from mupscale.hf.verification import find_record
-from mupscale.optim import Traits, default_hyper, traits
+from mupscale.optim import Traits, default_hyper, traits_of
 from mupscale.system import MupscaleError
 
 _DIGITS = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -127,7 +127,7 @@ def inspect(
     sizes = {n: (source.config.get(n), v) for n, v in wide.items() if source.config.get(n) != v}
     entries = plan.parameters.values()
     numbers = (sum(math.prod(e.narrow) for e in entries), sum(math.prod(e.wide) for e in entries))
-    rows = _rows(architecture, plan, traits(cls), default_hyper(cls, {}))
+    rows = _rows(architecture, plan, traits_of(cls), default_hyper(cls, {}))
     return Inspection(
         source.folder,
         architecture,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from mupscale.core import Plan
-from mupscale.growth import GaussianNoise, Noise, checked
+from mupscale.growth import GaussianNoise, Noise, check_noise
 from mupscale.hf.describe import PlannedArchitecture, Times, architecture_of, memory, require_transformers
 from mupscale.hf.files import (
     RECORD_FILE,
@@ -167,7 +167,7 @@ def _prepare(
     if dtype is not None:
         fields = [name for name in ("dtype", "torch_dtype") if name in config] or ["dtype"]
         config.update(dict.fromkeys(fields, str(dtype).removeprefix("torch.")))
-    gaussian = checked(noise, plan)
+    gaussian = check_noise(noise, plan)
     if not isinstance(gaussian, GaussianNoise):
         raise MupscaleError(
             "signal-normalised noise needs whole tensors, and a checkpoint is widened in pieces: use GaussianNoise, "

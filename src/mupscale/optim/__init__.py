@@ -1,33 +1,30 @@
-"""What each optimizer is, and so its parameter groups; clipping and schedules that do not depend on the width."""
+"""What each optimizer is, and so its parameter groups; clipping and schedules that do not depend on the width.
 
-from mupscale.optim import groups
-from mupscale.optim.groups import (
-    FROM_GROUP,
-    Groups,
-    clip_grad_norm_,
-    default_hyper,
-    make_optimizer,
-    param_groups,
-    per_group,
-    scale,
-    widened_groups,
-)
-from mupscale.optim.known import Traits, register_optimizer, traits
+traits         how an optimizer's hyperparameters and state scale
+group_builder  parameters collected into groups
+groups         groups and optimizers for a model, and for a wide model from a narrow one's optimizer
+clipping       clipping by a norm that does not depend on the width
+schedulers     a schedule carried over to a wide optimizer
+"""
+
+from mupscale.optim.clipping import clip_grad_norm_
+from mupscale.optim.group_builder import FROM_GROUP, GroupBuilder, scale
+from mupscale.optim.groups import default_hyper, make_optimizer, param_groups, per_group, widened_groups
 from mupscale.optim.schedulers import widen_scheduler
+from mupscale.optim.traits import Traits, register_optimizer, traits_of
 
 __all__ = [
     "FROM_GROUP",
-    "Groups",
+    "GroupBuilder",
     "Traits",
     "clip_grad_norm_",
     "default_hyper",
-    "groups",
     "make_optimizer",
     "param_groups",
     "per_group",
     "register_optimizer",
     "scale",
-    "traits",
+    "traits_of",
     "widen_scheduler",
     "widened_groups",
 ]

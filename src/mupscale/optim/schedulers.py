@@ -8,7 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.optim.groups import FROM_GROUP, scale
+from mupscale.optim.group_builder import FROM_GROUP, scale
 from mupscale.system import MupscaleError
 
 _RATES = ("min_lrs", "max_lrs")  # absolute rates, one per group

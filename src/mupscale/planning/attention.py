@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from mupscale.core import Number, multiplier, naming
-from mupscale.planning.registry import Role, Roles, is_torchs_own, registered
+from mupscale.core import Number, Role, multiplier, naming
+from mupscale.planning.registry import Roles, is_torchs_own, registered
 from mupscale.system import MupscaleError
 
 HEADS = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads")

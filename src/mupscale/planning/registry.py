@@ -8,67 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from mupscale.core import Number
+from mupscale.core import Role
 from mupscale.system import MupscaleError
-
-Dims = int | tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Role:
-    """The output and input dimensions of one parameter or buffer, and the blocks in which their units are copied.
-
-    `fold` is a constant for the stored weight, as in Rule; a callable gets the multipliers (out, in_).
-    `offset` is what the module adds to the stored weight before it uses it: 1 for a norm with gain 1 + w.
-    `uncopyable`, where not empty, says why the axes may scale (μP) but their units cannot be copied (widening).
-    """
-
-    out: Dims = ()
-    in_: Dims = ()
-    out_block: int = 1
-    in_block: int = 1
-    out_sections: tuple[tuple[int, int], ...] = ()
-    fold: Number | Callable[[Number, Number], Number] = 1
-    uncopyable: str = ""
-    offset: Number = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "out", _as_tuple(self.out))
-        object.__setattr__(self, "in_", _as_tuple(self.in_))
-
-    def dims(self, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Output and input dimensions as non-negative numbers, for a tensor of this many dimensions."""
-        out = tuple(d % ndim for d in _as_tuple(self.out)) if ndim else ()
-        in_ = tuple(d % ndim for d in _as_tuple(self.in_)) if ndim else ()
-        return out, in_
-
-    def fits(self, ndim: int) -> bool:
-        """Whether a tensor of this many dimensions has all that are named here, each of them once."""
-        dims = _as_tuple(self.out) + _as_tuple(self.in_)
-        return ndim == 0 or (all(-ndim <= d < ndim for d in dims) and len({d % ndim for d in dims}) == len(dims))
-
-    @property
-    def tells_of_heads(self) -> bool:
-        """Whether more is said than which dimension is which."""
-        return (self.out_block, self.in_block, self.out_sections, self.fold) != (1, 1, (), 1)
-
-    def blocks(self, *, out: int | None = None, in_: int | None = None) -> Role:
-        """The same role with other block lengths."""
-        return replace(
-            self,
-            out_block=self.out_block if out is None else out,
-            in_block=self.in_block if in_ is None else in_,
-        )
-
-
-def _as_tuple(dims: Dims) -> tuple[int, ...]:
-    return (dims,) if isinstance(dims, int) else tuple(dims)
-
 
 Roles = Mapping[str, Role]
 RoleFunction = Callable[[Any, Any], Roles]

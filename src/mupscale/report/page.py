@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from mupscale.checks import CoordCheck, Row
+from mupscale.checks import CoordCheck, Measurement
 from mupscale.method import RANKED, Summary
 from mupscale.plots import Gallery, words
 from mupscale.report import facts, gain, loss_curves, markup, sweeps, transfer
@@ -154,7 +154,7 @@ def _coordinates(summary: Summary, gallery: Gallery) -> str:
 
 def _check(values: dict[str, Any]) -> CoordCheck:
     try:
-        rows = [Row(**{**row, "module": str(row["module"]).replace("$", "")}) for row in values["rows"]]
+        rows = [Measurement(**{**row, "module": str(row["module"]).replace("$", "")}) for row in values["rows"]]
         return CoordCheck(rows, str(values.get("title", "")).replace("$", ""))
     except (KeyError, TypeError) as error:
         raise MupscaleError(f"the coordinate check in summary.json is damaged ({error}): run it again") from None

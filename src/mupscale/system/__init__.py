@@ -7,6 +7,7 @@ seeds     random streams by name
 memory    how much memory is free
 cores     how many cores there are
 terminal  progress, as a bar, lines or nothing
+torch_files  tensors that torch.save wrote, never code
 extras    optional packages, and how to install them
 """
 
@@ -18,6 +19,7 @@ from mupscale.system.locks import exclusive_lock
 from mupscale.system.memory import available_memory
 from mupscale.system.seeds import derive, generator
 from mupscale.system.terminal import Display, open_display
+from mupscale.system.torch_files import load_torch
 
 __all__ = [
     "Display",
@@ -28,6 +30,7 @@ __all__ = [
     "derive",
     "exclusive_lock",
     "generator",
+    "load_torch",
     "open_display",
     "replace_text",
     "replacing",

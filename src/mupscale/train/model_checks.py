@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import held
+from mupscale.core import local_part
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.models import count_flops
@@ -55,7 +55,7 @@ def check_growth(recipe: Recipe, family: Family) -> None:
 
 def has_finite_weights(model: nn.Module, processes: Processes) -> bool:
     """Whether all weights are finite, in every process."""
-    parts = [held(p.detach()) for p in model.parameters()]  # some processes may hold nothing of a small one
+    parts = [local_part(p.detach()) for p in model.parameters()]  # some processes may hold nothing of a small one
     largest = nn.utils.get_total_norm([part for part in parts if part.numel()], math.inf)
     (broken,) = processes.any(not largest.isfinite())
     return not broken

@@ -44,7 +44,7 @@ def save_snapshot(
     try:
         processes.by_main(lambda: _make_empty(temporary), what)
         _write_shards(temporary, model, optimizer)
-        checkpoint.write(temporary / _HEADER, {}, _without_tensors(model, optimizer), plan, extra)
+        checkpoint.save_states(temporary / _HEADER, {}, _without_tensors(model, optimizer), plan, extra)
         processes.by_main(lambda: os.replace(temporary, path), what)
     except (MupscaleError, CheckpointException) as error:  # all processes fail here, or none
         if processes.main:
@@ -75,7 +75,7 @@ class Snapshot:
     def restore_model(self, model: nn.Module) -> None:
         """Its weights and buffers, into the model."""
         if not self.sharded:
-            checkpoint.load_model(self.content.model, model)
+            checkpoint.load_model_state(self.content.model, model)
             return
         targets = {f"model.{name}": tensor for name, tensor in _model_tensors(model).items()}
         _check_shapes(self.path, targets)
@@ -93,7 +93,7 @@ class Snapshot:
             groups.append({"params": [(name, parameters[name]) for name in group["param_names"]], **settings})
         optimizer = cls(groups, **hyper)
         if not self.sharded:
-            checkpoint.load_optimizer(saved, optimizer)
+            checkpoint.load_optimizer_state(saved, optimizer)
             return optimizer
         on_device = {
             name for group in optimizer.param_groups if _counts_on_device(group) for name in group["param_names"]

@@ -17,7 +17,7 @@ from mupscale import checkpoint
 from mupscale.core import Plan, without_ddp
 from mupscale.family import Family
 from mupscale.optim import make_optimizer
-from mupscale.system import MupscaleError, derive
+from mupscale.system import MupscaleError, derive, load_torch
 from mupscale.train.growth_events import build_noise
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
@@ -47,7 +47,7 @@ def _upscale_checkpoint(
     if isinstance(saved, Snapshot):
         saved.restore_model(model)
     else:
-        checkpoint.load_model(saved, model)
+        checkpoint.load_model_state(saved, model)
     optimizer = _optimizer(recipe, family.plan(width), model, processes)
     _load_optimizer_state(optimizer, saved, recipe, model, processes.device)
     if width == recipe.width and not recipe.noise:
@@ -69,7 +69,7 @@ def _open(path: Path) -> Snapshot | Mapping[str, Tensor]:
     if path.is_dir() or checkpoint.is_checkpoint(path):
         return read_snapshot(path)
     if path.suffix != ".safetensors":
-        return _state_dict(checkpoint.load_torch(path), path)
+        return _state_dict(load_torch(path), path)
     try:
         return _state_dict(load_file(path), path)
     except (SafetensorError, OSError) as error:

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from mupscale.core import Entry, Plan, Shape
+from mupscale.core import Entry, Plan, Role, Shape
 from mupscale.hf.describe import memory
 from mupscale.hf.describe.architecture import Config
 from mupscale.hf.describe.building import build_model, sketch_model
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.planned import Evidence, PlannedArchitecture
-from mupscale.planning import Role, plan
+from mupscale.planning import plan
 from mupscale.system import MupscaleError
 
 FIELDS = {

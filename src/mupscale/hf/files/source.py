@@ -12,10 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from mupscale.checkpoint import load_torch
 from mupscale.core import Shape
 from mupscale.hf.files.safetensors_format import DTYPES, StoredTensor, make_header, raw_bytes, read_header
-from mupscale.system import MupscaleError, require
+from mupscale.system import MupscaleError, load_torch, require
 
 _SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")

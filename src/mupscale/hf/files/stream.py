@@ -53,7 +53,7 @@ def write_shards(
 ) -> None:
     """Fill the files; the result is the same for any number of threads and any shards.
 
-    noise: one that mupscale.growth.checked has seen. advance: called with the number of bytes after each write.
+    noise: one that mupscale.growth.check_noise has seen. advance: called with the number of bytes after each write.
 
     >>> import json, pathlib, tempfile, torch
     >>> from safetensors.torch import save_file

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale import optim
-from mupscale.core import Plan, dtensor, naming
+from mupscale.core import Plan, laid_out_like, naming
 from mupscale.hf.files import Record
 from mupscale.hf.training.model_parameters import decay_groups, match_plan, refuse_untrainable, shapes_of
 from mupscale.hf.training.saved_optimizer import read_optimizer
-from mupscale.optim import scale, traits
+from mupscale.optim import scale, traits_of
 from mupscale.system import MupscaleError
 
 __all__ = ["decay_groups", "param_groups", "plan", "resume_optimizer"]
@@ -108,7 +108,7 @@ def resume_optimizer(
     refuse_untrainable(model)
     path = Path(path)
     saved = read_optimizer(path / OPTIMIZER if path.is_dir() else path, model)
-    own, held = traits(optimizer_class), {key for state in saved.states.values() for key in state}
+    own, held = traits_of(optimizer_class), {key for state in saved.states.values() for key in state}
     if strangers := held - {*own.state, *own.as_is}:
         raise MupscaleError(f"{saved.path} holds '{min(strangers)}', which is no state of {optimizer_class.__name__}")
     parameters = naming.parameters(model)
@@ -124,5 +124,5 @@ def resume_optimizer(
     optimizer.load_state_dict(content)
     for p, state in optimizer.state.items():
         whole = {key: v for key, v in state.items() if isinstance(v, Tensor) and v.shape == p.shape}
-        state.update({key: dtensor.like(value, p) for key, value in whole.items()})
+        state.update({key: laid_out_like(value, p) for key, value in whole.items()})
     return optimizer

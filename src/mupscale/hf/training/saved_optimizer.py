@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from mupscale.core import Shape, naming
 from mupscale.hf.training.model_parameters import decay_groups
-from mupscale.optim import default_hyper, traits
+from mupscale.optim import default_hyper, traits_of
 from mupscale.system import MupscaleError
 
 State = Mapping[str, Any]
@@ -128,7 +128,7 @@ def _torch_optimizers() -> list[type[Optimizer]]:
 def _may_hold(cls: type[Optimizer], held: set[str]) -> bool:
     """Whether the class has such state; one that cannot follow the width may be it, too, and says why it cannot."""
     try:
-        own = traits(cls)
+        own = traits_of(cls)
     except MupscaleError:
         return bool(held)
     return bool(held) and held <= {*own.state, *own.as_is}

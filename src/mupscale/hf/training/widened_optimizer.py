@@ -25,7 +25,7 @@ from mupscale.hf.describe import Times, architecture_of, sketch_model
 from mupscale.hf.files import Source
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.hf.training.saved_optimizer import SavedOptimizer, read_optimizer
-from mupscale.optim import FROM_GROUP, Groups, Traits, scale, traits
+from mupscale.optim import FROM_GROUP, GroupBuilder, Traits, scale, traits_of
 from mupscale.system import MupscaleError, replacing
 
 
@@ -94,14 +94,14 @@ def _prepare(
     plan = match_plan(model, plan)
     plan.check(model, "narrow")
     narrow = read_optimizer(path, model, mmap=True)
-    optimizer_traits = traits(optimizer_class or narrow.optimizer_class())
+    optimizer_traits = traits_of(optimizer_class or narrow.optimizer_class())
     groups = _groups(narrow, plan, optimizer_traits)
     return groups, {name: dict(_pieces(name, narrow, plan, optimizer_traits)) for name in narrow.states}
 
 
 def _groups(narrow: SavedOptimizer, plan: Plan, optimizer_traits: Traits) -> list[dict[str, Any]]:
     """The wide optimizer's groups as param_groups makes them, in a state dict's form: numbers, and names."""
-    wide = Groups(optimizer_traits)
+    wide = GroupBuilder(optimizer_traits)
     for names, hyper in narrow.groups:
         own = {key: value for key, value in hyper.items() if key != FROM_GROUP}
         for name in names:

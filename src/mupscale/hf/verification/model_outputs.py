@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mupscale.checks import Difference, Recorder, first_module, relative_difference
+from mupscale.checks import Difference, Recorder, first_differing_module, relative_difference
 from mupscale.core import Plan
 from mupscale.hf.describe import CAUSAL
 from mupscale.hf.verification.loading import Batch
@@ -111,7 +111,7 @@ def first_difference(
         with torch.no_grad(), Recorder(ours) as small, Recorder(theirs) as wide:
             run_model(ours, batch)
             run_model(theirs, batch)
-        if (first := first_module(small, wide, plan, tolerance)) is not None:
+        if (first := first_differing_module(small, wide, plan, tolerance)) is not None:
             return first
     return None
 

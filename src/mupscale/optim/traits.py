@@ -29,12 +29,14 @@ Factor = Callable[[Entry, Hyper], Any]
 class Traits:
     """How an optimizer's hyperparameters and state scale; see the constructors below for the usual cases.
 
+    check: raises an error where hyperparameters cannot follow the width. implicit: hyperparameters with the values that
+    the optimizer takes where they are None. as_is: state that does not scale.
     by_size: whether steps or state follow the stored weight itself, which is not what scales where there is an offset.
     """
 
     hyper: Mapping[str, Factor]
     state: Mapping[str, Factor]
-    check: Callable[[Hyper], str] = lambda hyper: ""
+    check: Callable[[Hyper], None] = lambda hyper: None
     implicit: Callable[[Hyper, Tensor], Hyper] = lambda hyper, parameter: hyper
     as_is: frozenset[str] = frozenset({"step", "mu_product", "mu"})
     matrices_only: bool = False
@@ -138,10 +140,11 @@ _MUON = Traits(
 )
 
 
-def _adagrad_check(hyper: Hyper) -> str:
+def _check_adagrad(hyper: Hyper) -> None:
     if hyper.get("initial_accumulator_value", 0):
-        return "Adagrad's initial_accumulator_value is one number for all parameters and cannot follow the width; use 0"
-    return ""
+        raise MupscaleError(
+            "Adagrad's initial_accumulator_value is one number for all parameters and cannot follow the width; use 0"
+        )
 
 
 _ADAM = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
@@ -153,7 +156,7 @@ _TRAITS: dict[type[Optimizer], Traits] = {
     torch.optim.NAdam: _entrywise(0, decoupled="decoupled_weight_decay", state=_ADAM),
     torch.optim.SparseAdam: _entrywise(0, state=_ADAM),
     torch.optim.Adamax: _entrywise(0, state={"exp_avg": 1, "exp_inf": 1}),
-    torch.optim.Adagrad: _entrywise(0, state={"sum": 2}, check=_adagrad_check),
+    torch.optim.Adagrad: _entrywise(0, state={"sum": 2}, check=_check_adagrad),
     # RMSprop's momentum averages updates, which have degree 0
     torch.optim.RMSprop: _entrywise(0, state={"square_avg": 2, "grad_avg": 1, "momentum_buffer": 0}),
     # Adadelta's eps sits under both roots: with eps of degree 2, its update has degree 1
@@ -202,18 +205,18 @@ def register_optimizer(
     like: an optimizer known already, where this one has the same hyperparameters and state.
     """
     _TRAITS[optimizer] = (
-        traits(like) if like is not None else _entrywise(degree, decoupled=decoupled, eps=tuple(eps), state=state)
+        traits_of(like) if like is not None else _entrywise(degree, decoupled=decoupled, eps=tuple(eps), state=state)
     )
 
 
-def traits(optimizer: type[Optimizer]) -> Traits:
+def traits_of(optimizer: type[Optimizer]) -> Traits:
     """The traits of an optimizer class, or of a base class whose `step` it keeps; refused with the reason."""
-    known = next((cls for cls in optimizer.__mro__ if cls in _TRAITS or cls in _REFUSED), None)
+    base = next((cls for cls in optimizer.__mro__ if cls in _TRAITS or cls in _REFUSED), None)
     # torch wraps the step of every class it instantiates; another one below the wrappers is another algorithm
-    if known is not None and inspect.unwrap(optimizer.step) is inspect.unwrap(known.step):
-        if known in _TRAITS:
-            return _TRAITS[known]
-        raise MupscaleError(f"{optimizer.__name__} cannot follow the width: {_REFUSED[known]}")
+    if base is not None and inspect.unwrap(optimizer.step) is inspect.unwrap(base.step):
+        if base in _TRAITS:
+            return _TRAITS[base]
+        raise MupscaleError(f"{optimizer.__name__} cannot follow the width: {_REFUSED[base]}")
     raise MupscaleError(
         f"unknown optimizer {optimizer.__name__}; if its update is entrywise and homogeneous of degree m in the "
         f"gradient, write mupscale.register_optimizer({optimizer.__name__}, degree=m, decoupled=…, eps=(…), "

@@ -17,15 +17,18 @@ from mupscale.core import (
     Entry,
     Number,
     Plan,
+    Role,
     check_dtype,
+    check_same_names,
     multiplier,
     naming,
     plain_type,
-    same_names,
     tidy,
 )
 from mupscale.planning.attention import attention_roles
-from mupscale.planning.registry import Role, registered
+from mupscale.planning.initial import initial_std
+from mupscale.planning.registry import registered
+from mupscale.planning.tied_readouts import norm_before
 from mupscale.system import MupscaleError
 
 
@@ -50,21 +53,6 @@ def plan(
         made.check(draw, "narrow")
     stds = initial_std([naming.parameters(draw) for draw in draws])
     return replace(made, fresh={name: std * made.parameters[name].init for name, std in stds.items()})
-
-
-def initial_std(draws: list[dict[str, nn.Parameter]]) -> dict[str, float]:
-    """Std of each parameter over freshly initialised models; 0 where it is constant, or the same in every draw."""
-    stds = {}
-    for name, first in draws[0].items():
-        if len(draws) > 1 and all(torch.equal(first, draw[name]) for draw in draws[1:]):
-            stds[name] = 0.0
-        else:
-            stds[name] = math.sqrt(sum(_variance(draw[name]) for draw in draws) / len(draws))
-    return stds
-
-
-def _variance(p: Tensor) -> float:
-    return float(p.detach().double().var(correction=0)) if p.numel() else 0.0
 
 
 def build_plan(
@@ -110,7 +98,7 @@ class _Walk:
 
     def _compare_modules(self) -> None:
         advice = "the two models must be of one class and depth; only widths may differ"
-        same_names("the narrow model", self.small, "the wide model", self.large, advice, what="module")
+        check_same_names("the narrow model", self.small, "the wide model", self.large, advice, what="module")
         for path, module in self.small.items():
             ours, theirs = plain_type(module), plain_type(self.large[path])
             if ours is not theirs:
@@ -139,7 +127,7 @@ class _Walk:
                 full = {n: prefix + naming.canonical(n) for n, _ in module.named_parameters()}
                 told = {n: self._override(name) or resolved.get(name) for n, name in full.items()}
                 everything = all(n in said or role is not None for n, role in told.items())
-                if not everything and not any(role is not None and role.tells_of_heads for role in told.values()):
+                if not everything and not any(role is not None and role.has_blocks_or_fold for role in told.values()):
                     raise
             for name, role in said.items():
                 resolved.setdefault(prefix + naming.canonical(name), role)
@@ -161,7 +149,7 @@ class _Walk:
         small = dict(_named(self.narrow, kind))
         large = dict(_named(self.wide, kind))
         advice = "the two models must be of one class and depth; only widths may differ"
-        same_names("the narrow model", small, "the wide model", large, advice, what=kind[:-1])
+        check_same_names("the narrow model", small, "the wide model", large, advice, what=kind[:-1])
         tied = {group[0]: group for group in naming.aliases(_named(self.narrow, kind))}
         tied_wide = {group[0]: group for group in naming.aliases(_named(self.wide, kind))}
         if tied != tied_wide and kind == "parameters":
@@ -307,56 +295,13 @@ class _Walk:
             if any(self._told_to_fold(name, times, entry) for name, entry in entries.items()):
                 continue  # the user says where it goes
             width = entries[embedding].narrow[entries[embedding].out[0]]
-            for name in self._norm_before(readout, width):
+            for name in norm_before(self.small, readout, width):
                 entries[name] = replace(entries[name], fold=tidy(Fraction(1) / times))
         return entries
 
     def _told_to_fold(self, name: str, times: Number, entry: Entry) -> bool:
         role = self._override(name)
         return role is not None and role.fold != 1 and math.isclose(entry.fold * times, 1)
-
-    def _norm_before(self, readout: str, width: int) -> list[str]:
-        """The parameters of the norm that is the last parametrised module before the readout."""
-        readout_path = readout.rpartition(".")[0]
-        last = ""
-        for path, module in self.small.items():
-            own = [n for n, _ in module.named_parameters(recurse=False)]
-            if own and path != readout_path and not _is_embedding(module):
-                last = path
-        what = f"'{readout}' is tied to the embedding, so its 1/k must be folded into a norm with a gain just before it"
-        line = "roles={'NORM.*': mupscale.Role(out=0, fold=lambda out, in_: 1 / out)}"
-        gains = self._gains(last, width)
-        if beside := self._norm_beside(last, width):
-            which = f"'{last}' or '{beside}'" if gains else f"'{beside}'"
-            raise MupscaleError(f"{what}, which may be {which}: name it, {line}")
-        if gains:
-            return gains
-        raise MupscaleError(
-            f"{what}, and none was found ('{last}' is a {type(self.small[last]).__name__}). Untie the readout, end the "
-            f"model with a LayerNorm or RMSNorm, or name the norm: {line}"
-        )
-
-    def _gains(self, path: str, width: int) -> list[str]:
-        """The parameters of a norm over this width; none of any other module."""
-        module = self.small[path]
-        own = {f"{path}.{n}": tuple(p.shape) for n, p in module.named_parameters(recurse=False)}
-        is_norm = "norm" in type(module).__name__.lower() and all(shape == (width,) for shape in own.values())
-        return list(own) if is_norm else []
-
-    def _norm_beside(self, path: str, width: int) -> str:
-        """A norm registered beside the list of layers in which the path lies, and so perhaps applied after it."""
-        parts = path.split(".")
-        for end in range(1, len(parts)):
-            if isinstance(self.small[".".join(parts[:end])], nn.ModuleList | nn.ModuleDict):
-                parent = "".join(f"{part}." for part in parts[: end - 1])
-                for name, _ in self.small[parent.rstrip(".")].named_children():
-                    if self._gains(parent + name, width):
-                        return parent + name
-        return ""
-
-
-def _is_embedding(module: nn.Module) -> bool:
-    return isinstance(module, nn.Embedding | nn.EmbeddingBag)
 
 
 def _named(model: nn.Module, kind: str) -> list[tuple[str, Tensor]]:

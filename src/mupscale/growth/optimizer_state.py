@@ -1,0 +1,168 @@
+"""Optimizer state, copied and rescaled as its parameters are: Step 3 of Meta-algorithm 'Upscaling procedure'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mupscale.core import Axis, Entry, Plan, gather_whole, laid_out_like, naming, widened_shape
+from mupscale.growth.copying import refuse_nonfinite
+from mupscale.optim import Traits, scale, traits_of
+from mupscale.system import MupscaleError
+
+
+def widen_optimizer(
+    optimizer: Optimizer | Mapping[str, Any],
+    wide_optimizer: Optimizer,
+    plan: Plan,
+    *,
+    narrow: nn.Module | None = None,
+    wide: nn.Module | None = None,
+) -> Optimizer:
+    """Give the wide optimizer the narrow one's state (the optimizer itself or its saved state dict), widened.
+
+    Hyperparameters are not touched: param_groups has scaled them. The models tell which parameter is which where
+    neither names in the groups nor the order of the plan do.
+    """
+    if isinstance(optimizer, Optimizer) and type(optimizer) is not type(wide_optimizer):
+        raise MupscaleError(
+            f"state of {type(optimizer).__name__} cannot be carried over to {type(wide_optimizer).__name__}; "
+            f"use one optimizer for both, or start the wide one without state"
+        )
+    traits = traits_of(type(wide_optimizer))
+    targets = dict(_targets(wide_optimizer, plan, wide))
+    widened = {}
+    for name, state in _states(optimizer, plan, narrow):
+        if name not in targets:
+            raise MupscaleError(f"the wide optimizer does not hold '{name}', whose state the narrow one has")
+        p, group = targets[name]
+        if tuple(p.shape) != plan.parameters[name].wide:
+            raise MupscaleError(
+                f"this plan is for another model: '{name}' has shape {tuple(p.shape)} in the wide optimizer and the "
+                f"plan's wide shape is {plan.parameters[name].wide}"
+            )
+        widened[p] = _widen_state(name, state, plan.parameters[name], p, group, traits)
+    wide_optimizer.state.update(widened)
+    return wide_optimizer
+
+
+def _targets(optimizer: Optimizer, plan: Plan, wide: nn.Module | None) -> Iterator[tuple[str, Any]]:
+    tensors = [(p, group) for group in optimizer.param_groups for p in group["params"]]
+    names = _resolve(optimizer.param_groups, [p for p, _ in tensors], plan, wide, "wide")
+    return zip(names, tensors, strict=True)
+
+
+def _states(
+    optimizer: Optimizer | Mapping[str, Any], plan: Plan, narrow: nn.Module | None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Pairs of name and state, of the parameters that have any."""
+    if isinstance(optimizer, Optimizer):
+        groups, states = optimizer.param_groups, optimizer.state
+    else:
+        try:
+            groups, states = optimizer["param_groups"], optimizer["state"]
+        except (KeyError, TypeError):
+            raise MupscaleError("this is no optimizer state dict: it lacks 'param_groups' and 'state'") from None
+    keys = [key for group in groups for key in group["params"]]
+    has_tensors = isinstance(optimizer, Optimizer)
+    for key, name in zip(keys, _resolve(groups, keys if has_tensors else None, plan, narrow, "narrow"), strict=True):
+        if states.get(key):
+            yield name, states[key]
+
+
+def _resolve(
+    groups: Sequence[Mapping[str, Any]],
+    tensors: list[Tensor] | None,
+    plan: Plan,
+    model: nn.Module | None,
+    side: str,
+) -> list[str]:
+    """Names of an optimizer's parameters: by identity, by the names in its groups, or by the order of the plan."""
+    count = sum(len(group["params"]) for group in groups)
+    if all("param_names" in group for group in groups):
+        names = naming.without_ddp((name for group in groups for name in group["param_names"]), plan.names)
+        return [_in_plan(name, plan, side) for name in names]
+    if model is not None and tensors is not None:
+        owned = {id(p): name for name, p in plan.check(model, side).items()}
+        if all(id(t) in owned for t in tensors):
+            return [owned[id(t)] for t in tensors]
+    ordered = list(plan.parameters)
+    in_order = len(groups) == 1 and count == len(ordered)
+    if tensors is not None and in_order:
+        in_order = all(
+            tuple(t.shape) == getattr(plan.parameters[n], side) for t, n in zip(tensors, ordered, strict=True)
+        )
+    if in_order:
+        return ordered
+    remedy = f"pass {side}= the model" if tensors is not None else f"load it into the {side} optimizer and pass that"
+    raise MupscaleError(
+        f"which parameters the {side} optimizer holds in {len(groups)} group{'s' * (len(groups) != 1)} cannot be told: "
+        f"{remedy}, or build its groups with mupscale.param_groups or from named_parameters()"
+    )
+
+
+def _in_plan(name: str, plan: Plan, side: str) -> str:
+    """The plan's own name of a parameter that an optimizer may hold under another name of its own (tied)."""
+    if name not in plan.names:
+        raise MupscaleError(
+            f"the plan has no parameter '{name}' that the {side} optimizer holds: it is of another model"
+        )
+    return plan.names[name]
+
+
+def _widen_state(
+    name: str, state: Mapping[str, Any], entry: Entry, p: Tensor, group: Mapping[str, Any], traits: Traits
+) -> dict[str, Any]:
+    widened: dict[str, Any] = {}
+    for key, value in state.items():
+        factor = state_factor(name, key, entry, group, traits)
+        widened[key] = _widen_value(f"{name}/{key}", value, entry, p, group, factor)
+    return widened
+
+
+def state_factor(name: str, key: str, entry: Entry, group: Mapping[str, Any], traits: Traits) -> float:
+    """By what a state tensor of this key is rescaled."""
+    if key in traits.as_is:
+        return 1.0
+    if key not in traits.state:
+        raise MupscaleError(
+            f"'{name}': optimizer state '{key}' is not known, so it cannot be rescaled; register "
+            f"the optimizer with state={{'{key}': DEGREE}}"
+        )
+    factor: float = traits.state[key](entry, group)
+    return factor
+
+
+def _widen_value(label: str, value: Any, entry: Entry, p: Tensor, group: Mapping[str, Any], factor: float) -> Any:
+    if not isinstance(value, Tensor):
+        return scale(value, factor) if isinstance(value, float) else value
+    value = gather_whole(value.detach())
+    refuse_nonfinite({label: value})
+    if is_scalar(value, entry):
+        on_device = group.get("capturable") or group.get("fused")
+        return scale(value, factor).to(p.device if on_device else "cpu")
+    axes = axes_of_state(label, value, entry)
+    dtype = p.dtype if tuple(value.shape) == entry.narrow else value.dtype
+    out = torch.empty(widened_shape(value.shape, axes), dtype=dtype, device=value.device)
+    state = entry.widened(value, out, factor=factor, axes=axes).to(p.device)
+    return laid_out_like(state, p) if state.shape == p.shape else state
+
+
+def is_scalar(value: Tensor, entry: Entry) -> bool:
+    """Whether a state tensor is one number for the whole parameter, as `step` is."""
+    return value.dim() == 0 or (value.numel() == 1 and tuple(value.shape) != entry.narrow)
+
+
+def axes_of_state(label: str, value: Tensor, entry: Entry) -> dict[int, Axis]:
+    """The parameter's axes along the dimensions that the state has, too; others are reduced to 1 (Adafactor)."""
+    if value.dim() == len(entry.narrow) and all(
+        size in (1, n) for size, n in zip(value.shape, entry.narrow, strict=True)
+    ):
+        return {d: axis for d, axis in entry.axes.items() if value.shape[d] == entry.narrow[d]}
+    raise MupscaleError(
+        f"optimizer state '{label}' has shape {tuple(value.shape)}, which does not fit the parameter's {entry.narrow}"
+    )

@@ -1,0 +1,90 @@
+"""Parameters collected into groups of equal hyperparameters, which are rescaled as each parameter's rule says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from mupscale.core import Entry
+from mupscale.optim.traits import Hyper, Traits
+from mupscale.system import MupscaleError
+
+FROM_GROUP = "from_group"
+"""Key of a widened group that says which of the narrow optimizer's groups it comes from."""
+
+
+def scale(value: Any, factor: Any) -> Any:
+    """A hyperparameter times its factor, never in place; tuples entry by entry, None stays None."""
+    if value is None:
+        return None
+    if isinstance(value, tuple | list):
+        factors = factor if isinstance(factor, tuple) else (factor,) * len(value)
+        return type(value)(scale(v, f) for v, f in zip(value, factors, strict=True))
+    if isinstance(value, Tensor):
+        return value.detach().clone() * factor if factor != 1 else value.detach().clone()
+    return value if factor == 1 else value * factor
+
+
+class GroupBuilder:
+    """Collects parameters into groups with equal hyperparameters."""
+
+    _FACTORS = ("lr", "weight_decay", "eps")  # whose factors a group shows
+    _FOLLOW_LR = ("initial_lr", "max_lr", "min_lr", "swa_lr")  # what torch's schedulers leave in a group
+
+    def __init__(self, traits: Traits) -> None:
+        self.traits = traits
+        self.by_key: dict[Any, dict[str, Any]] = {}
+
+    def add(self, name: str, p: nn.Parameter, entry: Entry, shown: Hyper, complete: Hyper) -> None:
+        """Put the parameter into its group.
+
+        shown: the hyperparameters that the group states. complete: these and the optimizer's defaults, which may decide
+        how they scale.
+        """
+        self._check(name, entry, complete)
+        complete = self.traits.implicit(complete, p)
+        factors = {n: factor(entry, complete) for n, factor in self.traits.hyper.items() if n in complete}
+        follow = {n: factors["lr"] for n in self._FOLLOW_LR if n in shown}
+        shown_factors = {f"{n}_factor" for n in self._FACTORS}
+        before = {n: v for n, v in shown.items() if n not in shown_factors}
+        if "eps" in before:
+            before["eps"] = complete["eps"]
+        values = tuple((n, v if _is_hashable(v) else id(v)) for n, v in sorted(before.items()))
+        earlier = {n: shown.get(f"{n}_factor", 1.0) for n in self._FACTORS if n in factors}
+        total = {f"{n}_factor": scale(factors[n], factor) for n, factor in earlier.items()}
+        key = (values, tuple(sorted(factors.items())), tuple(total.items()))
+        if key not in self.by_key:
+            scaled = {n: scale(v, {**factors, **follow}.get(n, 1.0)) for n, v in before.items()}
+            self.by_key[key] = {"params": [], **scaled, **total}
+        self.by_key[key]["params"].append((name, p))
+
+    def _check(self, name: str, entry: Entry, complete: Hyper) -> None:
+        """Refuse a parameter that this optimizer cannot train at another width as it does at this one."""
+        if self.traits.matrices_only and len(entry.narrow) != 2:
+            raise MupscaleError(
+                f"Muon is for matrices, and '{name}' has shape {entry.wide}; give it another optimizer (groups=)"
+            )
+        if entry.shift and complete.get("weight_decay"):
+            raise MupscaleError(
+                f"'{name}' is stored without the {entry.offset} that the model adds to it, so that weight decay pulls "
+                f"the wide model's elsewhere than the narrow one's; give it a group with weight_decay=0 (groups=; "
+                f"mupscale.hf.decay_groups makes such groups of a Hugging Face model)"
+            )
+        if entry.shift and self.traits.by_size:
+            raise MupscaleError(
+                f"'{name}' is stored without the {entry.offset} that the model adds to it, and this optimizer goes by "
+                f"the size of what is stored, which the wide model's does not share; use AdamW"
+            )
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The groups, in the order in which their first parameters were added."""
+        return list(self.by_key.values())
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return not isinstance(value, Tensor)
