@@ -44,7 +44,16 @@ def save(
     plan: Plan | None = None,
     **extra: Any,
 ) -> Path:
-    """Write a checkpoint; `extra` is anything JSON can hold. With several processes all must call, and one writes."""
+    """Write a checkpoint; `extra` is anything JSON can hold. With several processes all must call, and one writes.
+
+    >>> import tempfile
+    >>> import mupscale as mu
+    >>> model = nn.Linear(2, 3)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = mu.save(f"{folder}/model.safetensors", model, step=100)
+    ...     mu.load(path).extra
+    {'step': 100}
+    """
     return save_states(path, _model_state(model), None if optimizer is None else optimizer.state_dict(), plan, extra)
 
 
@@ -55,7 +64,14 @@ def save_states(
     plan: Plan | None,
     extra: Mapping[str, Any],
 ) -> Path:
-    """As `save`, from state dicts."""
+    """As `save`, from state dicts.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = save_states(f"{folder}/state.safetensors", {"weight": torch.ones(2)}, None, None, {})
+    ...     load(path).model
+    {'weight': tensor([1., 1.])}
+    """
     path = Path(path)
     tensors = _Tensors()
     content = {
@@ -91,7 +107,17 @@ def _write(path: Path, tensors: _Tensors, content: Mapping[str, Any]) -> None:
 
 
 def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> Checkpoint:
-    """Read a checkpoint, and put it into the model and the optimizer where given."""
+    """Read a checkpoint, and put it into the model and the optimizer where given.
+
+    >>> import tempfile
+    >>> import mupscale as mu
+    >>> model, other = nn.Linear(2, 3), nn.Linear(2, 3)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = mu.save(f"{folder}/model.safetensors", model)
+    ...     _ = mu.load(path, other)
+    >>> torch.equal(other.weight, model.weight)
+    True
+    """
     try:
         header, tensors = _read(Path(path))
     except FileNotFoundError:
@@ -135,7 +161,14 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether a safetensors file is one that `save` wrote."""
+    """Whether a safetensors file is one that `save` wrote.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file({"weight": torch.ones(2)}, f"{folder}/others.safetensors")
+    ...     is_checkpoint(f"{folder}/others.safetensors"), is_checkpoint(save(f"{folder}/ours", nn.Linear(2, 2)))
+    (False, True)
+    """
     try:
         with safe_open(path, framework="pt") as file:
             return _HEADER in (file.metadata() or {})
@@ -144,7 +177,14 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def load_optimizer_state(state: dict[str, Any], optimizer: Optimizer) -> None:
-    """As optimizer.load_state_dict; state of a sharded parameter is laid out as the parameter is."""
+    """As optimizer.load_state_dict; state of a sharded parameter is laid out as the parameter is.
+
+    >>> model = nn.Linear(2, 2)
+    >>> first, second = (torch.optim.SGD(model.parameters(), lr=lr) for lr in (0.1, 0.2))
+    >>> load_optimizer_state(first.state_dict(), second)
+    >>> second.param_groups[0]["lr"]
+    0.1
+    """
     _check_shapes(state, optimizer)
     try:
         optimizer.load_state_dict(state)
@@ -186,13 +226,24 @@ def _check_shapes(state: dict[str, Any], optimizer: Optimizer) -> None:
 
 
 def load_model_state(state: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Strictly: every name and shape must agree. Sharded and wrapped models included."""
+    """Strictly: every name and shape must agree. Sharded and wrapped models included.
+
+    >>> model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    >>> load_model_state(model.state_dict(), other)
+    >>> torch.equal(model.weight, other.weight)
+    True
+    """
     for name, tensor in check_model_state(state, model).items():
         copy_into(tensor, state[name])
 
 
 def check_model_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The model's own tensors by canonical name, if they are the state's."""
+    """The model's own tensors by canonical name, if they are the state's.
+
+    >>> check_model_state(nn.Linear(2, 3).state_dict(), nn.Linear(2, 4))
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: the checkpoint is of another model: 'weight' has shape (3, 2) there ...
+    """
     plain = naming.unwrap(model)
     own: dict[str, Tensor] = {naming.canonical(name): tensor for name, tensor in plain.state_dict().items()}
     if own.keys() != state.keys():

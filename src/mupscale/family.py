@@ -27,6 +27,16 @@ class Family:
     base: at this width every factor is 1, so lr, weight decay and eps mean what they mean in plain PyTorch.
     init_at: the width at which the model's own initialisation is taken as it is (default: base, at least 64).
     roles: name patterns for what the modules cannot tell, as in `plan`.
+
+    >>> import mupscale as mu
+    >>> from mupscale.models import MLP
+    >>> family = mu.Family(lambda width: MLP(54, width, 7), base=64)
+    >>> model = family.init(128, seed=0)
+    >>> optimizer = family.optimizer(model, torch.optim.AdamW, lr=1e-3)
+    >>> wide, wide_optimizer = family.upscale(model, optimizer, width=256, noise=0.0)
+    >>> x = torch.randn(5, 54)
+    >>> torch.allclose(model(x), wide(x), atol=1e-5)
+    True
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale import Plan
-from mupscale.checks.equivalence import Report, relative_difference
+from mupscale.checks import Report, relative_difference
 from mupscale.hf.describe.architecture import Architecture
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.registry import DESCRIPTIONS

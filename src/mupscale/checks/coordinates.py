@@ -62,7 +62,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class CoordCheck:
-    """The table of measurements, a verdict per layer, and a picture."""
+    """The table of measurements, a verdict per layer, and a picture.
+
+    >>> rows = [Measurement(width, 0, 1, "hidden", size=1.0, change=width / 64) for width in (64, 128, 256)]
+    >>> print(CoordCheck(rows, "standard parametrisation"))
+    standard parametrisation: NOT flat over widths 64, 128, 256
+    module  size ∝ width^  change ∝ width^  verdict
+    hidden          +0.00            +1.00  grows
+    """
 
     rows: list[Measurement]
     title: str
@@ -150,6 +157,15 @@ def coord_check(
     """Train members of the family for a few steps and measure their modules' outputs on the first batch.
 
     parametrization="standard" trains the author's own initialisation with one learning rate, for comparison.
+
+    >>> import mupscale as mu
+    >>> from mupscale.models import MLP
+    >>> x, y = torch.randn(16, 3), torch.randn(16, 1)
+    >>> family = mu.Family(lambda width: MLP(3, width, 1), base=64)
+    >>> loss = lambda model, batch: (model(batch[0]) - batch[1]).square().mean()
+    >>> check = mu.coord_check(family, [16, 32], [(x, y)], loss, torch.optim.Adam, lr=0.01, steps=1, seeds=1)
+    >>> check.widths, [layer.module for layer in check.layers]
+    ([16.0, 32.0], ['layers.0', 'layers.1', 'layers.2', 'layers.3'])
     """
     data = list(batches)
     if len(widths) < 2 or not data:

@@ -13,7 +13,15 @@ from mupscale.core import naming
 
 
 class Recorder(AbstractContextManager["Recorder"]):
-    """Outputs of every module of a model, in the order in which they were computed."""
+    """Outputs of every module of a model, in the order in which they were computed.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    >>> with Recorder(model) as recorder:
+    ...     _ = model(torch.ones(1, 2))
+    >>> {path: tuple(output.shape) for path, output in recorder.outputs.items()}
+    {'0': (1, 3), '1': (1, 3), '': (1, 3)}
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

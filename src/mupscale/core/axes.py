@@ -27,6 +27,10 @@ class Axis:
 
     `sections`, where given, lists (length, block) of the parts of a packed axis whose blocks differ, as in a
     fused q|k|v projection with grouped queries; parts with equal blocks need no sections.
+
+    >>> import mupscale as mu
+    >>> mu.Axis(times=2, block=2).source(4)  # of two heads of two units, each is copied whole
+    tensor([0, 1, 0, 1, 2, 3, 2, 3])
     """
 
     times: Number = 1
@@ -64,7 +68,11 @@ class Axis:
 
 
 def multiplier(narrow: int, wide: int) -> Number:
-    """wide / narrow, as an int where it is one and an exact fraction elsewhere."""
+    """wide / narrow, as an int where it is one and an exact fraction elsewhere.
+
+    >>> multiplier(64, 256), multiplier(64, 96)
+    (4, Fraction(3, 2))
+    """
     ratio = Fraction(wide, narrow) if narrow else Fraction(1 if wide == 0 else 0)
     return ratio.numerator if ratio.denominator == 1 else ratio
 

@@ -12,12 +12,21 @@ _WRAPPED = re.compile(r"(^|(?<=\.))(_orig_mod|_fsdp_wrapped_module|_checkpoint_w
 
 
 def canonical(name: str) -> str:
-    """The name without the parts that wrappers put in."""
+    """The name without the parts that wrappers put in.
+
+    >>> canonical("_orig_mod.layers.0._checkpoint_wrapped_module.weight")
+    'layers.0.weight'
+    """
     return _WRAPPED.sub("", name).rstrip(".")
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module inside DDP and torch.compile."""
+    """The user's own module inside DDP and torch.compile.
+
+    >>> model = nn.Linear(2, 2)
+    >>> unwrap(DataParallel(model)) is model
+    True
+    """
     while True:
         if isinstance(model, DistributedDataParallel | DataParallel):
             model = model.module
@@ -28,22 +37,40 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules by canonical path in order of registration; of a wrapper inside the model, what it wraps."""
+    """Modules by canonical path in order of registration; of a wrapper inside the model, what it wraps.
+
+    >>> list(modules(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
+    ['', '0', '1']
+    """
     return {canonical(path): module for path, module in unwrap(model).named_modules(remove_duplicate=False)}
 
 
 def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters by canonical name; a tied one under its first name only."""
+    """Parameters by canonical name; a tied one under its first name only.
+
+    >>> list(parameters(DataParallel(nn.Linear(2, 2))))
+    ['weight', 'bias']
+    """
     return {canonical(name): p for name, p in unwrap(model).named_parameters()}
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers by canonical name, the non-persistent ones included."""
+    """Buffers by canonical name, the non-persistent ones included.
+
+    >>> list(buffers(nn.BatchNorm1d(2)))
+    ['running_mean', 'running_var', 'num_batches_tracked']
+    """
     return {canonical(name): b for name, b in unwrap(model).named_buffers()}
 
 
 def aliases(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, ...]]:
-    """All canonical names of each tensor, from pairs that repeat tied ones; the first name leads."""
+    """All canonical names of each tensor, from pairs that repeat tied ones; the first name leads.
+
+    >>> model = nn.ModuleDict({"embedding": nn.Embedding(5, 2), "readout": nn.Linear(2, 5, bias=False)})
+    >>> model["readout"].weight = model["embedding"].weight
+    >>> list(aliases(model.named_parameters(remove_duplicate=False)))
+    [('embedding.weight', 'readout.weight')]
+    """
     by_identity: dict[int, list[str]] = {}
     for name, tensor in named:
         by_identity.setdefault(id(tensor), []).append(canonical(name))
@@ -55,6 +82,9 @@ def without_ddp(names: Iterable[str], known: Container[str]) -> dict[str, str]:
     """Canonical → given, for names read from a file, where DDP shows as a `module.` before every one of them.
 
     known: the model's own canonical names, so that a child of its own called `module` keeps its name.
+
+    >>> without_ddp(["module.weight", "module.bias"], known={"weight", "bias"})
+    {'weight': 'module.weight', 'bias': 'module.bias'}
     """
     given = {canonical(name): name for name in names}
     if given and all(name.startswith("module.") and name not in known for name in given):

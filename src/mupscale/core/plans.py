@@ -32,6 +32,10 @@ class Entry:
     """One parameter or buffer: its shapes, its width axes by dimension, and what each dimension is to it.
 
     offset: what the model adds to the stored value before it uses it, as a norm with gain 1 + w does.
+
+    >>> entry = Entry(narrow=(8, 4), wide=(16, 4), axes={0: Axis(2)}, out=(0,))
+    >>> entry.rule, entry.out_is_width, entry.in_is_width
+    (Rule(out=2, in_=1, fold=1), True, False)
     """
 
     narrow: Shape
@@ -119,6 +123,13 @@ class Plan:
 
     mup: whether the wide model starts afresh (μP) or from copies (widening), for optimizers whose step is relative to
     the weights; for all others the two are one.
+
+    >>> import mupscale as mu
+    >>> plan = mu.plan(nn.Linear(4, 8), nn.Linear(4, 16))
+    >>> {name: entry.wide for name, entry in plan.parameters.items()}
+    {'weight': (16, 4), 'bias': (16,)}
+    >>> mu.Plan.from_json(plan.to_json()) == plan
+    True
     """
 
     parameters: Mapping[str, Entry]
@@ -223,6 +234,14 @@ def check_same_names(
     advice: str,
     what: str = "parameter",
 ) -> None:
+    """An error that names the first parameter (or other thing) which one of two models has and the other lacks.
+
+    left, right: what the two are, in the message. advice: what to do about it.
+
+    >>> check_same_names("the narrow model", {"weight": 1}, "the wide model", {}, "build both with one class")
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: the wide model lacks the parameter 'weight' that the narrow model has: ...
+    """
     for here, there, missing in (
         (left, right, ours.keys() - theirs.keys()),
         (right, left, theirs.keys() - ours.keys()),
@@ -234,7 +253,13 @@ def check_same_names(
 
 
 def check_dtype(name: str, tensor: Tensor) -> None:
-    """Refuse what cannot be copied and scaled: integers, quantised and complex numbers, 8-bit floats."""
+    """Refuse what cannot be copied and scaled: integers, quantised and complex numbers, 8-bit floats.
+
+    >>> check_dtype("weight", torch.zeros(2, dtype=torch.bfloat16))
+    >>> check_dtype("weight", torch.zeros(2, dtype=torch.int8))
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: 'weight' has dtype torch.int8: only floating-point parameters of 16 bits ...
+    """
     if tensor.dtype not in _DTYPES:
         raise MupscaleError(
             f"'{name}' has dtype {tensor.dtype}: only floating-point parameters of 16 bits or more can be widened; "

@@ -17,6 +17,11 @@ class Role:
     `fold` is a constant for the stored weight, as in Rule; a callable gets the multipliers (out, in_).
     `offset` is what the module adds to the stored weight before it uses it: 1 for a norm with gain 1 + w.
     `uncopyable`, where not empty, says why the axes may scale (μP) but their units cannot be copied (widening).
+
+    >>> import mupscale as mu
+    >>> head = mu.Role(out=0, in_=1, in_block=49)  # reads channels that were flattened with their 7 x 7 positions
+    >>> head.dims(ndim=2)
+    ((0,), (1,))
     """
 
     out: Dims = ()

@@ -26,7 +26,13 @@ def tidy(number: Number) -> Number:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Three numbers per parameter, and the factors they imply for the wide model relative to the narrow one."""
+    """Three numbers per parameter, and the factors they imply for the wide model relative to the narrow one.
+
+    >>> import mupscale as mu
+    >>> hidden = mu.Rule(out=4, in_=4)
+    >>> hidden.weight, hidden.lr(m=0), hidden.lr(m=1)  # copies are divided by 4; Adam's rate by 4; SGD's stays
+    (0.25, 0.25, 1.0)
+    """
 
     out: Number = 1
     in_: Number = 1

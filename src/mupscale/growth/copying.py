@@ -22,6 +22,13 @@ def widen(narrow: Source, wide: nn.Module, plan: Plan) -> nn.Module:
     """Write the narrow model (a module or a state dict), widened, into the wide one in place, and return it.
 
     A wide model on the meta device is given memory first, on the narrow one's device.
+
+    >>> import mupscale as mu
+    >>> from mupscale.models import MLP
+    >>> narrow, wide = MLP(3, 8, 2).double(), MLP(3, 32, 2).double()
+    >>> x = torch.randn(5, 3, dtype=torch.float64)
+    >>> torch.allclose(narrow(x), mu.widen(narrow, wide, mu.plan(narrow, wide))(x))
+    True
     """
     return write_widened(prepare_widening(narrow, wide, plan), wide, plan)
 
@@ -77,7 +84,14 @@ def _sources(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, Tensor]:
 
 
 def refuse_nonfinite(tensors: Mapping[str, Tensor]) -> None:
-    """One sum per tensor and one look at all of them; entries are examined only where a sum is not finite."""
+    """An error that names the first tensor with NaN or infinite values.
+
+    One sum per tensor and one look at all of them; entries are examined only where a sum is not finite.
+
+    >>> refuse_nonfinite({"weight": torch.tensor([1.0, float("nan")])})
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: 'weight' holds NaN or infinite values; load a checkpoint from before it ...
+    """
     sums = {name: gather_whole(tensor.detach().sum(dtype=_sum_dtype(tensor))) for name, tensor in tensors.items()}
     if not sums or torch.stack([total.double() for total in sums.values()]).isfinite().all():
         return
@@ -118,6 +132,13 @@ def materialize(model: nn.Module, device: torch.device) -> None:
 
 
 def keep_base_shape(old: Tensor, new: Tensor) -> None:
-    """What the `mup` package hangs on a parameter, which its readouts and optimizers ask for."""
+    """Give the new parameter what the `mup` package keeps on the old one, for its readouts and optimizers.
+
+    >>> old, new = torch.zeros(2), torch.zeros(2)
+    >>> old.infshape = "base shape"
+    >>> keep_base_shape(old, new)
+    >>> new.infshape
+    'base shape'
+    """
     if hasattr(old, "infshape"):
         new.infshape = old.infshape  # type: ignore[attr-defined]

@@ -31,6 +31,12 @@ class GaussianNoise:
     unit "init": multiples of the std of a fresh μP initialisation at the wide width.
     unit "theory": the paper's Algorithm 'Upscaling for MLPs under SGD': std on input weights, std/√N_in on hidden
     matrices, std/N_in on a readout stored with its 1/N_in, nothing on biases and norms.
+
+    >>> import mupscale as mu
+    >>> mu.GaussianNoise(0.3).of("layers.1.weight")
+    0.3
+    >>> mu.GaussianNoise({"layers.1.weight": 0.3}, unit="theory").of("layers.0.weight")
+    0.0
     """
 
     std: float | Mapping[str, float]
@@ -65,6 +71,13 @@ class SignalNoise:
 
     `t` need not transfer across widths, but the constants it amounts to do: after use, `effective` holds them as a
     GaussianNoise that can be given as `noise=` at another width.
+
+    >>> import mupscale as mu
+    >>> narrow, wide, noise = nn.Linear(8, 8), nn.Linear(16, 16), mu.SignalNoise(0.1)
+    >>> plan = mu.plan(narrow, wide)
+    >>> _ = mu.perturb(mu.widen(narrow, wide, plan), plan, noise)
+    >>> list(noise.effective.std)  # the constants to use at another width
+    ['weight']
     """
 
     t: float
@@ -90,6 +103,15 @@ def perturb(wide: nn.Module, plan: Plan, noise: Noise, seed: int = 0) -> Gaussia
 
     Each parameter has streams of its own, drawn on the CPU from the seed and its name: the same for every device,
     number of processes and order. Zero noise changes no bit.
+
+    >>> import mupscale as mu
+    >>> narrow, wide = nn.Linear(8, 8), nn.Linear(16, 16)
+    >>> plan = mu.plan(narrow, wide, fresh=lambda: nn.Linear(8, 8))
+    >>> before = mu.widen(narrow, wide, plan).weight.clone()
+    >>> mu.perturb(wide, plan, 0.5, seed=1)
+    GaussianNoise(std={'weight': 0.5, 'bias': 0.5}, unit='init')
+    >>> torch.equal(wide.weight, before)
+    False
     """
     noise = check_noise(noise, plan)
     unit: Unit = noise.unit if isinstance(noise, GaussianNoise) else "theory"
@@ -127,7 +149,12 @@ def _add(p: Tensor, delta: Tensor, factor: float) -> None:
 
 
 def check_noise(noise: Noise, plan: Plan) -> GaussianNoise | SignalNoise:
-    """The noise as an object; an error if the plan's model cannot be given it, before anything is written."""
+    """The noise as an object; an error if the plan's model cannot be given it, before anything is written.
+
+    >>> import mupscale as mu
+    >>> check_noise(0.0, mu.plan(nn.Linear(8, 8), nn.Linear(16, 16)))
+    GaussianNoise(std=0.0, unit='init')
+    """
     noise = noise if isinstance(noise, GaussianNoise | SignalNoise) else GaussianNoise(noise)
     constants = noise.std if isinstance(noise, GaussianNoise) and isinstance(noise.std, Mapping) else {}
     if strangers := constants.keys() - plan.parameters.keys():
@@ -145,7 +172,12 @@ def _has_noise(noise: GaussianNoise | SignalNoise, plan: Plan) -> bool:
 
 
 def unit_std(plan: Plan, name: str, unit: Unit) -> float:
-    """The std that level 1 means for this parameter at the plan's wide width."""
+    """The std that level 1 means for this parameter at the plan's wide width.
+
+    >>> import mupscale as mu
+    >>> unit_std(mu.plan(nn.Linear(8, 8), nn.Linear(16, 16)), "weight", "theory")
+    0.25
+    """
     if unit == "theory":
         return _theory_std(plan.parameters[name])
     if plan.fresh is None:
@@ -173,7 +205,12 @@ def _input_dims(entry: Entry) -> list[int]:
 
 
 def standard_normal(shape: tuple[int, ...], dtype: torch.dtype, seed: int, name: str) -> Tensor:
-    """N(0, 1) entries that depend on the seed, the name and the shape alone; on the CPU."""
+    """N(0, 1) entries that depend on the seed, the name and the shape alone; on the CPU.
+
+    >>> noise = standard_normal((3, 2), torch.float32, seed=0, name="layers.1.weight")
+    >>> noise.shape, torch.equal(noise, standard_normal((3, 2), torch.float32, seed=0, name="layers.1.weight"))
+    (torch.Size([3, 2]), True)
+    """
     drawn = torch.float64 if dtype == torch.float64 else torch.float32
     flat = torch.empty(math.prod(shape), dtype=drawn)
     return draw_normal(flat, 0, flat.numel(), seed, name).reshape(shape)
@@ -183,6 +220,11 @@ def draw_normal(out: Tensor, start: int, total: int, seed: int, name: str) -> Te
     """Entries start, start + 1, … of a flattened tensor of `total` standard normal ones, into `out`.
 
     Every block of entries has a stream of its own, so that any part of a tensor can be drawn alone, by any thread.
+
+    >>> whole = standard_normal((10,), torch.float32, seed=0, name="weight")
+    >>> part = draw_normal(torch.empty(4), start=3, total=10, seed=0, name="weight")
+    >>> torch.equal(part, whole[3:7])
+    True
     """
     stop = start + out.numel()
     for first in range(start // _BLOCK * _BLOCK, stop, _BLOCK):

@@ -27,6 +27,16 @@ def widen_optimizer(
 
     Hyperparameters are not touched: param_groups has scaled them. The models tell which parameter is which where
     neither names in the groups nor the order of the plan do.
+
+    >>> import mupscale as mu
+    >>> narrow, wide = nn.Linear(2, 2, bias=False), nn.Linear(4, 4, bias=False)
+    >>> plan = mu.plan(narrow, wide)
+    >>> optimizer = torch.optim.SGD(narrow.parameters(), lr=0.1, momentum=0.9)
+    >>> narrow.weight.grad = torch.ones(2, 2)
+    >>> optimizer.step()
+    >>> wide_optimizer = mu.make_optimizer(wide, plan, torch.optim.SGD, lr=0.1, momentum=0.9)
+    >>> mu.widen_optimizer(optimizer, wide_optimizer, plan).state[wide.weight]["momentum_buffer"][0]
+    tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     if isinstance(optimizer, Optimizer) and type(optimizer) is not type(wide_optimizer):
         raise MupscaleError(
@@ -125,7 +135,13 @@ def _widen_state(
 
 
 def state_factor(name: str, key: str, entry: Entry, group: Mapping[str, Any], traits: Traits) -> float:
-    """By what a state tensor of this key is rescaled."""
+    """By what a state tensor of this key is rescaled.
+
+    >>> entry = Entry(narrow=(8, 8), wide=(16, 16), axes={0: Axis(2), 1: Axis(2)}, out=(0,), in_=(1,))
+    >>> adam = traits_of(torch.optim.Adam)
+    >>> [state_factor("weight", key, entry, {}, adam) for key in ("step", "exp_avg", "exp_avg_sq")]
+    [1.0, 0.5, 0.25]
+    """
     if key in traits.as_is:
         return 1.0
     if key not in traits.state:
@@ -153,12 +169,22 @@ def _widen_value(label: str, value: Any, entry: Entry, p: Tensor, group: Mapping
 
 
 def is_scalar(value: Tensor, entry: Entry) -> bool:
-    """Whether a state tensor is one number for the whole parameter, as `step` is."""
+    """Whether a state tensor is one number for the whole parameter, as `step` is.
+
+    >>> entry = Entry(narrow=(8, 8), wide=(16, 16))
+    >>> is_scalar(torch.tensor(3.0), entry), is_scalar(torch.zeros(8, 8), entry)
+    (True, False)
+    """
     return value.dim() == 0 or (value.numel() == 1 and tuple(value.shape) != entry.narrow)
 
 
 def axes_of_state(label: str, value: Tensor, entry: Entry) -> dict[int, Axis]:
-    """The parameter's axes along the dimensions that the state has, too; others are reduced to 1 (Adafactor)."""
+    """The parameter's axes along the dimensions that the state has, too; others are reduced to 1 (Adafactor).
+
+    >>> entry = Entry(narrow=(8, 8), wide=(16, 16), axes={0: Axis(2), 1: Axis(2)}, out=(0,), in_=(1,))
+    >>> axes_of_state("row_var", torch.zeros(8, 1), entry)
+    {0: Axis(times=2, block=1, sections=())}
+    """
     if value.dim() == len(entry.narrow) and all(
         size in (1, n) for size, n in zip(value.shape, entry.narrow, strict=True)
     ):

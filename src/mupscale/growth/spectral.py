@@ -11,7 +11,11 @@ _EXACT = 512  # up to this size the svd is as fast as anything
 
 
 def spectral_norm(matrix: Tensor) -> float:
-    """The largest singular value: by svd for small matrices, by Lanczos iteration (to about 1e-5) for large ones."""
+    """The largest singular value: by svd for small matrices, by Lanczos iteration (to about 1e-5) for large ones.
+
+    >>> spectral_norm(torch.diag(torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64)))
+    3.0
+    """
     matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
     if min(matrix.shape) <= _EXACT:
         gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix

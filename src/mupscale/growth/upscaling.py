@@ -29,6 +29,16 @@ def upscale(
 
     The wide optimizer has the narrow one's class, hyperparameters (as they are now) and state, all rescaled; `lr`
     replaces the learning rate, in the units of a group with lr_factor 1.
+
+    >>> import torch
+    >>> import mupscale as mu
+    >>> from mupscale.models import MLP
+    >>> narrow = MLP(3, 8, 2)
+    >>> optimizer = torch.optim.AdamW(narrow.parameters(), lr=0.01)
+    >>> plan = mu.plan(narrow, MLP(3, 32, 2), fresh=lambda: MLP(3, 8, 2))
+    >>> wide, wide_optimizer = mu.upscale(narrow, MLP(3, 32, 2), plan, optimizer, noise=1.0)
+    >>> wide.layers[1].weight.shape, {group["lr"] for group in wide_optimizer.param_groups} == {0.01, 0.0025}
+    (torch.Size([32, 32]), True)
     """
     noise = check_noise(noise, plan)
     sources = prepare_widening(narrow, wide, plan)
@@ -41,7 +51,15 @@ def upscale(
 def grow_optimizer(
     optimizer: Optimizer, narrow: nn.Module, wide: nn.Module, plan: Plan, lr: float | None = None
 ) -> Optimizer:
-    """An optimizer of the same class for the wide model, with rescaled hyperparameters and state."""
+    """An optimizer of the same class for the wide model, with rescaled hyperparameters and state.
+
+    >>> import torch
+    >>> import mupscale as mu
+    >>> narrow, wide = nn.Linear(8, 8, bias=False), nn.Linear(32, 32, bias=False)
+    >>> optimizer = torch.optim.Adam(narrow.parameters(), lr=0.1)
+    >>> grow_optimizer(optimizer, narrow, wide, mu.plan(narrow, wide)).param_groups[0]["lr"]
+    0.025
+    """
     groups = widened_groups(optimizer, narrow, wide, plan, lr)
     grown = type(optimizer)(groups, **_constructor_arguments(optimizer))
     return widen_optimizer(optimizer, grown, plan, narrow=narrow, wide=wide)

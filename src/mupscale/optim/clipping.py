@@ -23,6 +23,13 @@ def clip_grad_norm_(
     """torch's clip_grad_norm_ with every gradient weighted so that the norm is what the narrow model's would be.
 
     Plain clipping breaks equivalence: copied gradients have another norm. Returns the invariant norm.
+
+    >>> import mupscale as mu
+    >>> narrow, wide = nn.Linear(1, 1, bias=False), nn.Linear(4, 4, bias=False)
+    >>> plan = mu.plan(narrow, wide)
+    >>> wide.weight.grad = torch.full((4, 4), 3 / 4)  # what a gradient of 3 becomes in the wide model
+    >>> mu.clip_grad_norm_(wide, 1.0, plan)
+    tensor(3.)
     """
     parameters, weights = plan.check(model), plan.norm_weights(norm_type)
     by_weight: dict[float, list[Tensor]] = {}

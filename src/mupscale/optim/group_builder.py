@@ -15,7 +15,11 @@ FROM_GROUP = "from_group"
 
 
 def scale(value: Any, factor: Any) -> Any:
-    """A hyperparameter times its factor, never in place; tuples entry by entry, None stays None."""
+    """A hyperparameter times its factor, never in place; tuples entry by entry, None stays None.
+
+    >>> scale(0.5, 4.0), scale((0.9, 0.5), (1.0, 4.0)), scale(None, 4.0)
+    (2.0, (0.9, 2.0), None)
+    """
     if value is None:
         return None
     if isinstance(value, tuple | list):
@@ -27,7 +31,17 @@ def scale(value: Any, factor: Any) -> Any:
 
 
 class GroupBuilder:
-    """Collects parameters into groups with equal hyperparameters."""
+    """Collects parameters into groups with equal hyperparameters.
+
+    >>> import torch
+    >>> from mupscale.core import Axis
+    >>> from mupscale.optim import traits_of
+    >>> builder = GroupBuilder(traits_of(torch.optim.Adam))
+    >>> entry = Entry(narrow=(4, 8), wide=(4, 32), axes={1: Axis(4)}, in_=(1,))
+    >>> builder.add("weight", nn.Parameter(torch.zeros(4, 32)), entry, {"lr": 0.1}, {"lr": 0.1})
+    >>> [group["lr"] for group in builder.groups()]
+    [0.025]
+    """
 
     _FACTORS = ("lr", "weight_decay", "eps")  # whose factors a group shows
     _FOLLOW_LR = ("initial_lr", "max_lr", "min_lr", "swa_lr")  # what torch's schedulers leave in a group

@@ -32,6 +32,13 @@ def param_groups(
     groups: the user's own groups, as for torch (`[{"params": decay, "weight_decay": 0.1}, {"params": rest}]`), where
     a parameter may also be given by name. Every group comes back with `lr_factor`, `weight_decay_factor` and
     `eps_factor`, for code that sets absolute values.
+
+    >>> import mupscale as mu
+    >>> narrow, wide = nn.Linear(8, 8, bias=False), nn.Linear(32, 32, bias=False)
+    >>> plan = mu.plan(narrow, wide)
+    >>> (group,) = mu.param_groups(wide, plan, torch.optim.AdamW, lr=0.1, weight_decay=0.01)
+    >>> group["lr"], group["weight_decay"], group["lr_factor"]
+    (0.025, 0.04, 0.25)
     """
     traits = traits_of(optimizer).at(plan)
     parameters = plan.check(model)
@@ -58,14 +65,29 @@ def make_optimizer(
     groups: Sequence[Mapping[str, Any]] | None = None,
     **hyper: Any,
 ) -> Optimizer:
-    """The optimizer itself, built from param_groups."""
+    """The optimizer itself, built from param_groups.
+
+    >>> import mupscale as mu
+    >>> narrow, wide = nn.Linear(8, 8, bias=False), nn.Linear(32, 32, bias=False)
+    >>> plan = mu.plan(narrow, wide)
+    >>> mu.make_optimizer(wide, plan, torch.optim.Adam, lr=0.1).param_groups[0]["lr"]
+    0.025
+    """
     return optimizer(param_groups(model, plan, optimizer, groups=groups, **hyper), **hyper)
 
 
 def widened_groups(
     optimizer: Optimizer, narrow: nn.Module, wide: nn.Module, plan: Plan, lr: float | None = None
 ) -> list[dict[str, Any]]:
-    """The narrow optimizer's groups as they are now, for the wide model; `lr` (at lr_factor 1) replaces the rate."""
+    """The narrow optimizer's groups as they are now, for the wide model; `lr` (at lr_factor 1) replaces the rate.
+
+    >>> import mupscale as mu
+    >>> narrow, wide = nn.Linear(8, 8, bias=False), nn.Linear(32, 32, bias=False)
+    >>> plan = mu.plan(narrow, wide)
+    >>> optimizer = torch.optim.Adam(narrow.parameters(), lr=0.1)
+    >>> [group["lr"] for group in widened_groups(optimizer, narrow, wide, plan)]
+    [0.025]
+    """
     names = {id(p): name for name, p in plan.check(narrow, "narrow").items()}
     parameters = plan.check(wide)
     builder = GroupBuilder(traits_of(type(optimizer)))
@@ -85,12 +107,23 @@ def widened_groups(
 
 
 def per_group(optimizer: Optimizer, lr: float) -> list[float]:
-    """A learning rate at lr_factor 1 as one absolute rate per group, for schedulers that take lists of rates."""
+    """A learning rate at lr_factor 1 as one absolute rate per group, for schedulers that take lists of rates.
+
+    >>> import mupscale as mu
+    >>> narrow, wide = nn.Linear(3, 8), nn.Linear(3, 32)
+    >>> optimizer = mu.make_optimizer(wide, mu.plan(narrow, wide), torch.optim.SGD, lr=0.1)
+    >>> mu.per_group(optimizer, 0.5)  # for OneCycleLR(optimizer, max_lr=...)
+    [2.0]
+    """
     return [lr * group.get("lr_factor", 1.0) for group in optimizer.param_groups]
 
 
 def default_hyper(optimizer: type[Optimizer], hyper: Hyper) -> dict[str, Any]:
-    """What the class would fill in: its signature's defaults, and what its constructor makes of them."""
+    """What the class would fill in: its signature's defaults, and what its constructor makes of them.
+
+    >>> default_hyper(torch.optim.SGD, {"lr": 0.1})["momentum"]
+    0
+    """
     parameters = inspect.signature(optimizer.__init__).parameters.values()
     signature = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     try:

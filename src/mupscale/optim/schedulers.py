@@ -19,6 +19,15 @@ def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRSche
     """The same schedule at the same point, for the optimizer that `upscale` made from this scheduler's own.
 
     (Loading its state dict would bring the narrow rates along, one per narrow group.)
+
+    >>> import torch
+    >>> import mupscale as mu
+    >>> narrow, wide = torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(32, 32, bias=False)
+    >>> optimizer = torch.optim.Adam(narrow.parameters(), lr=0.1)
+    >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10, gamma=0.5)
+    >>> wide, wide_optimizer = mu.upscale(narrow, wide, mu.plan(narrow, wide), optimizer)
+    >>> mu.widen_scheduler(scheduler, wide_optimizer).get_last_lr()
+    [0.025]
     """
     groups = wide_optimizer.param_groups
     if not all(FROM_GROUP in group for group in groups):

@@ -203,6 +203,12 @@ def register_optimizer(
     decoupled: whether weight decay shrinks the weight by lr·λ instead of being added to the gradient.
     eps: names of hyperparameters that are added to quantities of degree 1. state: degree of each state tensor.
     like: an optimizer known already, where this one has the same hyperparameters and state.
+
+    >>> import mupscale as mu
+    >>> class Lion(torch.optim.Optimizer):  # steps by the sign of a momentum: degree 0
+    ...     def step(self, closure=None): ...
+    >>> mu.register_optimizer(Lion, degree=0, decoupled=True, eps=(), state={"exp_avg": 1})
+    >>> mu.register_optimizer(type("MyAdam", (torch.optim.Optimizer,), {}), like=torch.optim.Adam)
     """
     _TRAITS[optimizer] = (
         traits_of(like) if like is not None else _entrywise(degree, decoupled=decoupled, eps=tuple(eps), state=state)
@@ -210,7 +216,14 @@ def register_optimizer(
 
 
 def traits_of(optimizer: type[Optimizer]) -> Traits:
-    """The traits of an optimizer class, or of a base class whose `step` it keeps; refused with the reason."""
+    """The traits of an optimizer class, or of a base class whose `step` it keeps; refused with the reason.
+
+    >>> sorted(traits_of(torch.optim.SGD).hyper)
+    ['lr', 'weight_decay']
+    >>> traits_of(torch.optim.LBFGS)
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: LBFGS cannot follow the width: it mixes all parameters in one ...
+    """
     base = next((cls for cls in optimizer.__mro__ if cls in _TRAITS or cls in _REFUSED), None)
     # torch wraps the step of every class it instantiates; another one below the wrappers is another algorithm
     if base is not None and inspect.unwrap(optimizer.step) is inspect.unwrap(base.step):

@@ -44,6 +44,11 @@ def plan(
     roles: by name pattern (`{"head.weight": Role(out=0, in_=1, in_block=49)}`), for what the modules cannot tell.
     fresh: a freshly built narrow model, or the function that builds it, so that noise can be given in units of
     the model's own initialisation.
+
+    >>> import mupscale as mu
+    >>> from mupscale.models import MLP
+    >>> mu.plan(MLP(3, 8, 2), MLP(3, 32, 2))["layers.1.weight"].rule
+    Rule(out=4, in_=4, fold=1)
     """
     made = build_plan(narrow, wide, roles=roles)
     if fresh is None:
@@ -66,6 +71,10 @@ def build_plan(
     """The one code path of widening (`copying`: integer multipliers) and of μP (real ones).
 
     is_width tells of axes that are widths of the family although they may not grow here.
+
+    >>> mup = build_plan(nn.Linear(8, 8), nn.Linear(12, 12), copying=False)  # no whole multiple, so only μP can have it
+    >>> mup["weight"].rule
+    Rule(out=Fraction(3, 2), in_=Fraction(3, 2), fold=1)
     """
     if narrow is wide:
         raise MupscaleError("narrow and wide are one and the same module; build a second, wider one")

@@ -33,6 +33,16 @@ def register_roles(module: type[nn.Module], function: RoleFunction | None = None
     """Teach the library a module type: `register_roles(Experts, w_up=Role(out=1, in_=2))`, or give a function.
 
     Roles by name are added to what is known of the class or of the class it is derived from; a function stands alone.
+
+    >>> import torch
+    >>> import mupscale as mu
+    >>> class Experts(nn.Module):
+    ...     def __init__(self, width: int) -> None:
+    ...         super().__init__()
+    ...         self.up = nn.Parameter(torch.zeros(3, width, width))  # expert, output, input
+    >>> mu.register_roles(Experts, up=mu.Role(out=1, in_=2))
+    >>> mu.plan(Experts(4), Experts(8))["up"].rule
+    Rule(out=2, in_=2, fold=1)
     """
     if not (isinstance(module, type) and issubclass(module, nn.Module)):
         raise MupscaleError(f"register_roles takes a module class, not {module!r}")

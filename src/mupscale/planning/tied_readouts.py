@@ -15,6 +15,10 @@ def norm_before(modules: Modules, readout: str, width: int) -> list[str]:
     """The parameters of the norm that is the last module with parameters before the readout.
 
     modules: the narrow model's, by path. readout: the name of the tied weight. width: how many units the norm is over.
+
+    >>> model = nn.ModuleDict({"embed": nn.Embedding(9, 4), "norm": nn.LayerNorm(4), "readout": nn.Linear(4, 9)})
+    >>> norm_before(dict(model.named_modules()), "readout.weight", 4)
+    ['norm.weight', 'norm.bias']
     """
     readout_path = readout.rpartition(".")[0]
     last = ""
