@@ -188,7 +188,7 @@ def test_a_recipe_comes_back_from_json() -> None:
     for one in (recipe(), FULL, recipe(optimizer=Spec("torch.optim.AdamW", {"lr": 0.1, "betas": (0.9, 0.95)}))):
         again = Recipe.from_json(json.loads(json.dumps(one.to_json())))
         assert again == one
-        assert again.differs_from(one, 10**9) is None
+        assert again.describe_difference(one, 10**9) is None
     default = Recipe(MLP, MLP, ADAMW, 8, 4, 20, 8)
     assert [f.name for f in fields(Recipe) if getattr(FULL, f.name) == getattr(default, f.name)] == [
         "optimizer",
@@ -259,7 +259,7 @@ OTHER: dict[str, Any] = {
 def test_what_may_change_in_the_middle_of_a_run(name: str) -> None:
     """A field is named where it differs and would have made another model; this test knows all fields."""
     one = recipe(start="b.safetensors")
-    why = one.differs_from(replace(one, **{name: OTHER[name]}), 10)
+    why = one.describe_difference(replace(one, **{name: OTHER[name]}), 10)
     name = {"start": "from", "start_width": "from_width"}.get(name, name)
     may_change = {"steps", "accumulate", "compile", "evaluation", "checkpoints", "log_every", "tensorboard", "device"}
     may_change |= {"parallel", "out"}
@@ -271,10 +271,10 @@ def test_growth_to_come_may_change() -> None:
     """What comes at the step itself is still to come: the checkpoint was written before it."""
     one = recipe(grow=[Growth(5, 16), Growth(10, 32)])
     other = replace(one, grow=[Growth(5, 16), Growth(12, 48)])
-    assert one.differs_from(other, 10) is None
-    assert one.differs_from(other, 11) is not None
-    assert one.differs_from(replace(one, grow=[]), 5) is None
-    assert one.differs_from(replace(one, grow=[]), 6) is not None
+    assert one.describe_difference(other, 10) is None
+    assert one.describe_difference(other, 11) is not None
+    assert one.describe_difference(replace(one, grow=[]), 5) is None
+    assert one.describe_difference(replace(one, grow=[]), 6) is not None
 
 
 def test_widths_and_growth_by_step() -> None:

@@ -28,7 +28,12 @@ class Split(NamedTuple):
 
 
 def covtype_sample(dtype: torch.dtype = torch.float32) -> Split:
-    """The CoverType sample with the paper's preprocessing: 54 features, 7 classes."""
+    """The CoverType sample with the paper's preprocessing: 54 features, 7 classes.
+
+    >>> sample = covtype_sample()
+    >>> sample.train_x.shape, sample.test_x.shape
+    (torch.Size([12000, 54]), torch.Size([3000, 54]))
+    """
     with resources.files("mupscale.data").joinpath("covtype.npz").open("rb") as file:
         columns = {name: torch.from_numpy(values) for name, values in np.load(file, allow_pickle=False).items()}
     train = columns["train"]
@@ -49,5 +54,10 @@ def standardise(columns: Tensor, train: Tensor) -> Tensor:
 
 
 def tinyshakespeare() -> str:
-    """The text of Tiny Shakespeare."""
+    """The text of Tiny Shakespeare.
+
+    >>> print(tinyshakespeare()[:50])
+    First Citizen:
+    Before we proceed any further, hear
+    """
     return resources.files("mupscale.data").joinpath("tinyshakespeare.txt").read_text(encoding="utf-8")

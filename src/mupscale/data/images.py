@@ -103,6 +103,9 @@ class Shapes(Images):
     """Synthetic images, drawn from a seed: ten shapes in two colours, turned, scaled, shifted, under noise.
 
     No substitute for photographs; they are there so that everything made for images can be tried without a download.
+
+    >>> Shapes(train=20, test=10).batch(seed=0, start=0, count=4)[0].shape
+    torch.Size([4, 3, 32, 32])
     """
 
     def __init__(self, train: int = 4000, test: int = 1000, *, seed: int = 0, augment: bool = True) -> None:

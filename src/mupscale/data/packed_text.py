@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from mupscale.data.documents import Errors
 from mupscale.data.packing import pack, shown_progress
@@ -40,23 +41,24 @@ def tokenize(
         workers: how many threads tokenize; all cores if not given
         split_seed: which documents are kept for validation
         errors: whether text that is not valid UTF-8 is refused (strict) or gets a replacement character (replace)
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "text.txt").write_text("To be, or not to be, that is the question.")
+        ...     _ = tokenize(f"{folder}/text.txt", f"{folder}/tokens")
+        tokenizer   bytes, 257 tokens, stored as uint16
+        source      text.txt, 42 bytes
+        train       39 tokens, documents: 1, files: 1
+        validation  5 tokens, documents: 1, files: 1
+        begins      To be, or not to be, that is the quest<|endoftext|>
     """
     if vocab is not None and gpt2 is not None:
         raise MupscaleError("--vocab learns a tokenizer and --gpt2 takes one that is there: give one of them")
     spec = f"bpe:{vocab}" if vocab is not None else f"gpt2:{gpt2}" if gpt2 is not None else "bytes"
+    parts: dict[str, Any] = {"validation": validation, "split_seed": split_seed, "shard_tokens": shard_tokens}
     with shown_progress() as progress:
-        pack(
-            source,
-            out,
-            spec,
-            field=field,
-            errors=errors,
-            validation=validation,
-            split_seed=split_seed,
-            shard_tokens=shard_tokens,
-            workers=workers,
-            progress=progress,
-        )
+        pack(source, out, spec, field=field, errors=errors, workers=workers, progress=progress, **parts)
     info(out)
     return Path(out)
 
@@ -66,6 +68,18 @@ def info(tokens: str) -> None:
 
     Args:
         tokens: the folder
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     source = Path(folder, "lines.jsonl")
+        ...     _ = source.write_text('{"text": "one"}\\n{"text": "two"}\\n')
+        ...     info(str(pack(str(source), Path(folder, "tokens"))))
+        tokenizer   bytes, 257 tokens, stored as uint16
+        source      lines.jsonl, 32 bytes
+        train       4 tokens, documents: 1, files: 1
+        validation  4 tokens, documents: 1, files: 1
+        begins      two<|endoftext|>
     """
     folder = Path(tokens).expanduser()
     index = Index.read(folder)

@@ -24,6 +24,18 @@ class Data(ABC):
     unit, per_example: what metrics count, and how many of them an example holds (a window of text: its tokens).
     classes: how many outputs a model needs; None where that has no meaning.
     rows_on: where `examples` takes its rows, if not on the device: what the CPU reads must not wait for a GPU.
+
+    >>> class Squares(Data):
+    ...     size = 100
+    ...
+    ...     def examples(self, rows):
+    ...         return rows[:, None].float(), rows.float() ** 2
+    ...
+    ...     def evaluation(self, batch):
+    ...         yield self.examples(torch.arange(100, 110))
+    >>> x, y = Squares().batch(seed=0, start=0, count=4)
+    >>> bool((x[:, 0] ** 2 == y).all())
+    True
     """
 
     unit: str = "samples"

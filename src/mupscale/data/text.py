@@ -130,6 +130,11 @@ class Shakespeare(TokenWindows):
 
     Args:
         context: bytes in a window
+
+    Example:
+        >>> x, y = Shakespeare(context=8).batch(seed=0, start=0, count=2)
+        >>> x.shape, bool((x[:, 1:] == y[:, :-1]).all())  # targets are the next tokens
+        (torch.Size([2, 8]), True)
     """
 
     def __init__(self, context: int = 256) -> None:

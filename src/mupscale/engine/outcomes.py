@@ -69,7 +69,7 @@ def finished(recipe: Recipe) -> Outcome | None:
         theirs = _recipe_in(folder)
     except MupscaleError:
         return None
-    if theirs is None or theirs.differs_from(recipe, recipe.steps) or theirs.steps != recipe.steps:
+    if theirs is None or theirs.describe_difference(recipe, recipe.steps) or theirs.steps != recipe.steps:
         return None
     end, last = records[-1], folder.last()
     if end["status"] == "finished" and (last is None or step_of(last) != recipe.steps):
@@ -98,7 +98,7 @@ def check_folders(recipes: Sequence[Recipe], resume: bool) -> None:
         last, theirs = folder.last(), _recipe_in(folder)
         if not resume and (last is not None or folder.records()):
             raise MupscaleError(f"{recipe.out} holds a run already: resume it, or choose another folder (out)")
-        if theirs is not None and (why := theirs.differs_from(recipe, recipe.steps)):
+        if theirs is not None and (why := theirs.describe_difference(recipe, recipe.steps)):
             raise MupscaleError(f"{recipe.out} holds a run of another recipe: {why}; choose another folder (out)")
         if last is not None and step_of(last) > recipe.steps:
             raise MupscaleError(

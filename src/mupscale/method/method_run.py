@@ -59,7 +59,7 @@ class MethodRun:
             raise MupscaleError(f"{path} is damaged ({error}): choose another folder (--out)") from None
         if recipe.steps != self.recipe.steps:
             self._refuse(f"steps is {recipe.steps} there and {self.recipe.steps} here")
-        if difference := recipe.differs_from(self.recipe, recipe.steps):
+        if difference := recipe.describe_difference(self.recipe, recipe.steps):
             self._refuse(difference)
         for name, value in method.items():
             if name not in _FREE and settings.get(name) != value:

@@ -19,14 +19,22 @@ FLOPS_PER_MAC = 6
 
 
 def mlp_flops(d_in: int, width: int | Sequence[int], d_out: int, depth: int = 4) -> int:
-    """Training FLOPs per sample of an `MLP`: six per weight, biases left out (Appendix F.4)."""
+    """Training FLOPs per sample of an `MLP`: six per weight, biases left out (Appendix F.4).
+
+    >>> mlp_flops(54, 64, 7)  # 6 * (54 * 64 + 64 * 64 + 64 * 64 + 64 * 7)
+    72576
+    """
     hidden = [width] * (depth - 1) if isinstance(width, int) else list(width)
     sizes = [d_in, *hidden, d_out]
     return FLOPS_PER_MAC * sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))
 
 
 def resnet18_flops(width: int, classes: int = 100, image: int = 32, in_channels: int = 3) -> int:
-    """Training FLOPs per image of a `ResNet18`: six per MAC of convolutions and readout (Appendix F.4)."""
+    """Training FLOPs per image of a `ResNet18`: six per MAC of convolutions and readout (Appendix F.4).
+
+    >>> f"{resnet18_flops(64):.3g}"
+    '3.33e+09'
+    """
     side, channels = image, width
     macs = in_channels * width * 9 * side**2
     for stage in range(4):
@@ -43,6 +51,9 @@ def gpt2_flops(layers: int, heads: int, head_dim: int, vocab: int, context: int)
     """Training FLOPs per token of a tied `GPT2`, 6N + 12 L H Q T (Appendix F.4).
 
     The paper's figures follow if N is all parameters, biases and LayerNorms too, but the position embeddings.
+
+    >>> f"{gpt2_flops(layers=12, heads=12, head_dim=64, vocab=50257, context=1024):.3g}"
+    '8.55e+08'
     """
     d_model = heads * head_dim
     parameters = layers * (12 * d_model**2 + 13 * d_model) + 2 * d_model + vocab * d_model
@@ -55,6 +66,9 @@ def count_flops(module: nn.Module, *inputs: object) -> int:
     Counts the matrix products and convolutions of a forward pass in eval mode without gradients, times three:
     a backward pass costs twice the forward one. Leaves modes, buffers and gradients as they were. On the meta
     device it costs nothing, however large the model.
+
+    >>> count_flops(nn.Linear(1000, 1000, device="meta"), torch.empty(1, 1000, device="meta"))
+    6000000
     """
     parts = list(module.modules())
     if any(isinstance(part, nn.RNNBase) and not part.all_weights[0][0].is_meta for part in parts):
@@ -84,7 +98,11 @@ def _plain_kernels() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a training run: FLOPs per sample (or token) and how many samples it sees (Appendix F.4)."""
+    """The cost of a training run: FLOPs per sample (or token) and how many samples it sees (Appendix F.4).
+
+    >>> Cost(per_sample=mlp_flops(54, 64, 7), samples=1e9).tflops
+    72.576
+    """
 
     per_sample: float
     samples: float

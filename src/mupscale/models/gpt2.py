@@ -74,6 +74,12 @@ class GPT2(nn.Module):
     heads (head_dim given) or the heads themselves (heads given). By default there are 12 heads of dimension 64.
     An `attention_multiplier` a scales attention by a / head_dim, which muP needs where head_dim grows; the default
     is GPT-2's 1 / sqrt(head_dim). The two agree where a = sqrt(head_dim).
+
+    >>> model = GPT2(vocab=11, context=8, width=32, layers=2, head_dim=8)
+    >>> model.h[0].attn.n_head
+    4
+    >>> model(torch.zeros(1, 8, dtype=torch.int64)).shape
+    torch.Size([1, 8, 11])
     """
 
     def __init__(

@@ -21,6 +21,9 @@ class MLP(nn.Module):
     """`depth` Linear layers with an activation between them, not after the last (Appendix F.1: 4 and ReLU).
 
     `width` is one width for all hidden layers, or the list of their widths, whose length then sets the depth.
+
+    >>> [tuple(layer.weight.shape) for layer in MLP(54, 16, 7, depth=3).layers]
+    [(16, 54), (16, 16), (7, 16)]
     """
 
     def __init__(

@@ -32,6 +32,9 @@ class ResNet18(nn.Module):
     """ResNet-18 whose stages have width, 2 width, 4 width and 8 width channels (Appendix F.2).
 
     The paper's 0.5x, 1x, 2x and 4x models are width 32, 64, 128 and 256.
+
+    >>> ResNet18(width=4, classes=10).fc
+    Linear(in_features=32, out_features=10, bias=True)
     """
 
     def __init__(self, width: int = 64, classes: int = 100, in_channels: int = 3) -> None:

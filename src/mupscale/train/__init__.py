@@ -1,7 +1,7 @@
 """Training: a recipe, the run with growth in the middle of it, exact resume, one process or many.
 
 recipe (with class_paths, growth_events, schedule, run_settings, widths): what a run is, as plain values.
-training_run: the steps. start and resuming: where they begin. model_checks: what is checked before.
+recipe_runner: runs a recipe. training_run: its steps. start, resuming: where they begin. model_checks: what they need.
 run_folder, run_state, snapshot: what a run leaves on disk. processes: DDP and FSDP.
 loss_functions, numeric_precision, metric_series, evaluation, stop_requests, progress, tensorboard: parts of a step.
 run_curves: pictures of runs.
@@ -15,6 +15,7 @@ from mupscale.train.numeric_precision import cast_input, matmul_precision
 from mupscale.train.processes import Processes, join_processes
 from mupscale.train.progress import Silence, make_progress
 from mupscale.train.recipe import MAY_CHANGE, Recipe
+from mupscale.train.recipe_runner import run_recipe
 from mupscale.train.run_curves import draw_curves
 from mupscale.train.run_folder import RunFolder, find_checkpoint, step_of
 from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
@@ -24,7 +25,7 @@ from mupscale.train.snapshot import read_snapshot
 from mupscale.train.start import starting_point
 from mupscale.train.stop_requests import StopRequest, catch_stop_signals
 from mupscale.train.tensorboard import TensorBoardWriter
-from mupscale.train.training_run import Result, TrainingRun, run_recipe
+from mupscale.train.training_run import Result, TrainingRun
 from mupscale.train.widths import Width
 
 __all__ = [

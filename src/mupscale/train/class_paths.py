@@ -19,6 +19,10 @@ class Spec:
     Args:
         class_path: import path of the class, e.g. mupscale.models.MLP
         init_args: arguments by name
+
+    Example:
+        >>> Spec("torch.nn.Linear", {"in_features": 3}).make(out_features=2)
+        Linear(in_features=3, out_features=2, bias=True)
     """
 
     class_path: str
@@ -53,7 +57,11 @@ class Spec:
 
 
 def import_path(path: str) -> Any:
-    """What a dotted path names."""
+    """The class or function that a dotted path names.
+
+    >>> import_path("mupscale.models.MLP").__name__
+    'MLP'
+    """
     module, _, name = path.rpartition(".")
     if not module:
         raise MupscaleError(f"{path!r} is no import path: give module.name")

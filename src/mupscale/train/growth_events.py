@@ -22,6 +22,10 @@ class Growth:
         unit: what noise is measured in: a fresh initialisation ('init'), the paper's constants ('theory'),
             or the spectral norm of each weight ('signal')
         lr: learning rate from here on, at the base width; the same as before if not given
+
+    Example:
+        >>> Growth(at=2000, width=512, noise=0.3).lr is None
+        True
     """
 
     at: int
@@ -31,12 +35,18 @@ class Growth:
     lr: float | None = None
 
     def build_noise(self) -> Noise:
-        """The noise as the core knows it."""
+        """The noise to upscale with."""
         return build_noise(self.noise, self.unit)
 
 
 def build_noise(level: NoiseLevel, unit: str) -> Noise:
-    """Noise of this level; none at all for 0, whatever the unit. Constants by name are never relative to a signal."""
+    """Noise of this level; none at all for 0, whatever the unit. Constants by name are never relative to a signal.
+
+    >>> build_noise(0, "init")
+    0.0
+    >>> type(build_noise(0.3, "signal")).__name__
+    'SignalNoise'
+    """
     if level == 0:
         return 0.0
     if isinstance(level, dict):

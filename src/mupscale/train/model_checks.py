@@ -20,7 +20,11 @@ from mupscale.train.widths import Width
 
 
 def check_data(data: Data) -> None:
-    """There must be something to train on and to evaluate on."""
+    """There must be something to train on and to evaluate on.
+
+    >>> from mupscale.data import CoverTypeSample
+    >>> check_data(CoverTypeSample())
+    """
     if data.size < 1:
         raise MupscaleError("there is nothing to train on: the data's training part is empty")
     if next(iter(data.evaluation(1)), None) is None:
@@ -28,7 +32,24 @@ def check_data(data: Data) -> None:
 
 
 def cost_per_example(family: Family, width: Width, data: Data, recipe: Recipe) -> float | None:
-    """Training FLOPs of one example, counted on a model without memory; its outputs are checked on the way."""
+    """Training FLOPs of one example, counted on a model without memory; its outputs are checked on the way.
+
+    None where they cannot be counted.
+
+    >>> from mupscale.data import CoverTypeSample
+    >>> from mupscale.train import Spec
+    >>> recipe = Recipe(
+    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
+    ...     data=Spec("mupscale.data.CoverTypeSample"),
+    ...     optimizer=Spec("torch.optim.AdamW", {"lr": 1e-3}),
+    ...     width=64,
+    ...     base=64,
+    ...     steps=1,
+    ...     batch=1,
+    ... )
+    >>> cost_per_example(recipe.family(), 64, CoverTypeSample(), recipe)
+    72576.0
+    """
     x = _first_example(data)
     try:
         sketch = family.sketch(width).to("meta", recipe.dtype()).eval()

@@ -14,7 +14,12 @@ from mupscale.train.recipe import Recipe
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """TF32 where it is asked for, or where autocast leaves something in float32."""
+    """Let float32 matrix products use TF32 for the recipe's tf32 and bf16; as it was before, afterwards.
+
+    >>> with matmul_precision("tf32"):
+    ...     torch.get_float32_matmul_precision()
+    'high'
+    """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision in ("tf32", "bf16") else "highest")
     try:
@@ -24,7 +29,22 @@ def matmul_precision(precision: str) -> Iterator[None]:
 
 
 def cast_input(x: Tensor, recipe: Recipe) -> Tensor:
-    """Continuous inputs in the precision of the weights, whatever the data gives; whole numbers stay as they are."""
+    """Continuous inputs in the precision of the weights, whatever the data gives; whole numbers stay as they are.
+
+    >>> from mupscale.train import Spec
+    >>> recipe = Recipe(
+    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
+    ...     data=Spec("mupscale.data.CoverTypeSample"),
+    ...     optimizer=Spec("torch.optim.AdamW", {"lr": 1e-3}),
+    ...     width=64,
+    ...     base=64,
+    ...     steps=1,
+    ...     batch=1,
+    ...     precision="fp64",
+    ... )
+    >>> cast_input(torch.ones(1), recipe).dtype, cast_input(torch.arange(3), recipe).dtype
+    (torch.float64, torch.int64)
+    """
     return x.to(recipe.dtype()) if x.is_floating_point() else x
 
 

@@ -1,4 +1,4 @@
-"""One process or many: where this one stands among them, how the model is spread, and what all must agree on."""
+"""One process or many: the rank of this one, how the model is spread over all, and what they agree on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all that train one model; alone, everything here does nothing."""
+    """The processes that train one model, as this one sees them. A single process has nothing to exchange."""
 
     device: torch.device
     rank: int = 0
@@ -133,7 +133,12 @@ class Processes:
 
 @contextmanager
 def join_processes(device: str, mode: Literal["ddp", "fsdp"]) -> Iterator[Processes]:
-    """The processes that torchrun has started, or this one alone; leaves the process group as it found it."""
+    """Join the processes that torchrun has started, or be the only one; leave the process group as it was.
+
+    >>> with join_processes("cpu", "ddp") as processes:
+    ...     processes.world, processes.main
+    (1, True)
+    """
     chosen = _device(device)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 and not (dist.is_available() and dist.is_initialized()):
@@ -160,9 +165,9 @@ _RUNS = itertools.count()
 
 @functools.cache
 def _rendezvous_store() -> tuple[Store, int, int]:
-    """Where torchrun's processes find each other: one for all runs of a process, with a corner for each of them.
+    """The store of torchrun's rendezvous, with this process's rank and their number.
 
-    (To meet again where something of the last meeting is left can hang.)
+    It is made once, and every run has a prefix of its own in it: a second rendezvous on the same store can hang.
     """
     from torch.distributed.rendezvous import rendezvous
 

@@ -56,6 +56,22 @@ class Recipe:
         start_width: (from_width) the width of the model in that checkpoint, where it does not tell itself
         noise: symmetry-breaking noise when upscaling from a checkpoint, or constants by parameter name
         noise_unit: what noise is measured in: init, theory or signal
+
+    Example:
+        >>> recipe = Recipe(
+        ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
+        ...     data=Spec("mupscale.data.CoverTypeSample"),
+        ...     optimizer=Spec("torch.optim.AdamW", {"lr": 1e-3}),
+        ...     width=128,
+        ...     base=64,
+        ...     steps=3000,
+        ...     batch=256,
+        ...     grow=[Growth(at=2000, width=512)],
+        ... )
+        >>> recipe.width_after(1000), recipe.width_after(2500)
+        (128, 512)
+        >>> Recipe.from_json(recipe.to_json()) == recipe
+        True
     """
 
     model: Spec
@@ -151,7 +167,7 @@ class Recipe:
             step, width = growth.at, growth.width
 
     def width_after(self, step: int) -> Width:
-        """The width with which the step after `step` ones begins, growth at `step` itself not yet done."""
+        """The width after `step` steps; a growth at `step` itself is not yet done."""
         return next((g.width for g in reversed(self.grow) if g.at < step), self.width)
 
     def growth_at(self, step: int) -> Growth | None:
@@ -159,7 +175,7 @@ class Recipe:
         return next((growth for growth in self.grow if growth.at == step), None)
 
     def family(self) -> Family:
-        """The model at every width."""
+        """The family of the model: one architecture at every width."""
         if isinstance(self.base, dict):
             return Family(lambda **widths: self._build(widths), self.base, init_at=self.init_at)
         return Family(lambda width: self._build({"width": width}), self.base, init_at=self.init_at)
@@ -171,7 +187,7 @@ class Recipe:
         return model
 
     def make_data(self) -> Data:
-        """The data."""
+        """Load the data."""
         data = self.data.make()
         if not isinstance(data, Data):
             raise MupscaleError(f"{self.data.class_path} is no subclass of mupscale.data.Data")
@@ -185,14 +201,14 @@ class Recipe:
         return optimizer
 
     def loss_function(self) -> Callable[[Any, Tensor], Tensor]:
-        """The loss."""
+        """The loss, a function of outputs and targets."""
         loss: Callable[[Any, Tensor], Tensor] = import_path(self.loss)
         if not callable(loss):
             raise MupscaleError(f"the loss {self.loss} is no function of outputs and targets")
         return loss
 
     def dtype(self) -> torch.dtype:
-        """Of weights and continuous inputs; autocast computes in another."""
+        """The dtype of weights and continuous inputs; autocast computes in another."""
         return torch.float64 if self.precision == "fp64" else torch.float32
 
     def to_json(self) -> dict[str, Any]:
@@ -221,7 +237,7 @@ class Recipe:
         except TypeError as error:
             raise MupscaleError(f"these values are no recipe: {error}") from None
 
-    def differs_from(self, other: Recipe, step: int) -> str | None:
+    def describe_difference(self, other: Recipe, step: int) -> str | None:
         """What in the other recipe would have led to another model after `step` steps, as a sentence; None if nothing.
 
         How often something is logged or saved, the device and the like may change, and so may what comes later.

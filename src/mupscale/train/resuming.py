@@ -67,7 +67,7 @@ def _check_recipe(state: RunState, step: int, recipe: Recipe, path: Path) -> Non
             f"the run in {path.parents[1]} stands at step {step}, beyond the {recipe.steps} steps asked for: give more "
             f"steps"
         )
-    if why := Recipe.from_json(_required(state.recipe, "recipe", path)).differs_from(recipe, step):
+    if why := Recipe.from_json(_required(state.recipe, "recipe", path)).describe_difference(recipe, step):
         raise MupscaleError(
             f"{path} is a checkpoint of another recipe: {why}; choose another folder (--out), or put it back"
         )

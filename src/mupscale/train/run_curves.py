@@ -23,6 +23,16 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
         out: the picture, .png or .svg
         against: what is on the horizontal axis: step, flops or seconds
         loss: which loss: training or held-out
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = RunFolder(f"{folder}/run")
+        ...     run.begin(resume=False)
+        ...     for step, value in enumerate([1.0, 0.5, 0.4]):
+        ...         run.write({"kind": "train", "step": step, "loss": value})
+        ...     draw_curves([str(run.path)], f"{folder}/curves.svg").name
+        'curves.svg'
     """
     fig, ax = figure(8, 4.6)
     held_out = loss == "held-out"

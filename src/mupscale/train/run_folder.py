@@ -17,7 +17,15 @@ _CHECKPOINT = re.compile(r"step-(\d{9})(\.safetensors)?")
 
 
 class RunFolder:
-    """`recipe.json`, `metrics.jsonl` and `checkpoints/step-….safetensors` (a folder of shards under FSDP)."""
+    """The files of a run: `recipe.json`, `metrics.jsonl` and `checkpoints/step-….safetensors` (shards under FSDP).
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = RunFolder(folder)
+    ...     run.write({"kind": "train", "step": 10, "loss": 0.5})
+    ...     run.records()
+    [{'kind': 'train', 'step': 10, 'loss': 0.5}]
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -101,13 +109,27 @@ def _is_written_again(record: dict[str, Any], step: int) -> bool:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step in a checkpoint's name."""
+    """The step in a checkpoint's name.
+
+    >>> step_of(Path("runs/mine/checkpoints/step-000002000.safetensors"))
+    2000
+    """
     match = _CHECKPOINT.fullmatch(checkpoint.name)
     return int(match[1]) if match else 0
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """The file or shard folder that a path means: itself, or a run's newest checkpoint."""
+    """The file or shard folder that a path means: itself, or a run's newest checkpoint.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = RunFolder(folder)
+    ...     run.begin(resume=False)
+    ...     for step in (100, 200):
+    ...         run.checkpoint(step, sharded=False).touch()
+    ...     find_checkpoint(folder).name
+    'step-000000200.safetensors'
+    """
     path = Path(path)
     if not path.exists():
         raise MupscaleError(f"there is no checkpoint at {path}")

@@ -16,6 +16,10 @@ class Schedule:
         warmup: steps of linear warm-up
         decay: wsd alone: steps of the decay at the end
         floor: what remains of the rate at the end of a cosine or of a decay
+
+    Example:
+        >>> [Schedule("wsd", warmup=2, decay=3).at(step, 10) for step in range(10)]
+        [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
 
     kind: Literal["constant", "cosine", "wsd"] = "constant"

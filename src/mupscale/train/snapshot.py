@@ -108,7 +108,14 @@ class Snapshot:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Open a checkpoint of either kind."""
+    """Open a checkpoint of either kind.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = checkpoint.save(Path(folder, "model.safetensors"), nn.Linear(2, 1), run={"width": 2})
+    ...     read_snapshot(path).run.width
+    2
+    """
     return Snapshot(path, checkpoint.load(path / _HEADER if path.is_dir() else path))
 
 

@@ -27,7 +27,23 @@ from mupscale.train.widths import Width, check_width_multiple
 
 
 def starting_point(recipe: Recipe, family: Family, processes: Processes) -> tuple[nn.Module, Optimizer]:
-    """The model at the recipe's width and its optimizer."""
+    """The model at the recipe's width and its optimizer: a fresh μP initialisation, or a checkpoint that is upscaled.
+
+    >>> from mupscale.train import Spec
+    >>> recipe = Recipe(
+    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
+    ...     data=Spec("mupscale.data.CoverTypeSample"),
+    ...     optimizer=Spec("torch.optim.AdamW", {"lr": 1e-3}),
+    ...     width=16,
+    ...     base=16,
+    ...     steps=4,
+    ...     batch=32,
+    ...     device="cpu",
+    ... )
+    >>> model, optimizer = starting_point(recipe, recipe.family(), Processes(torch.device("cpu")))
+    >>> model.layers[0]
+    Linear(in_features=54, out_features=16, bias=True)
+    """
     if recipe.start is None:
         model = family.init(recipe.width, seed=recipe.seeds.init).to(recipe.dtype())
         model = processes.place(model)

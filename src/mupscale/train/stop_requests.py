@@ -23,7 +23,13 @@ class StopRequest:
 
 @contextmanager
 def catch_stop_signals() -> Iterator[StopRequest]:
-    """Note Ctrl-C and terminations instead of ending the program; the caller looks between two steps."""
+    """Note Ctrl-C and terminations instead of ending the program; the caller looks between two steps.
+
+    >>> with catch_stop_signals() as stop:
+    ...     signal.raise_signal(signal.SIGINT)
+    ...     stop.asked
+    True
+    """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():  # signals reach the main thread alone
         yield request

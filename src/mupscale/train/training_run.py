@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,8 +31,8 @@ from mupscale.train.model_checks import (
     cost_per_example,
     has_finite_weights,
 )
-from mupscale.train.numeric_precision import cast_input, make_objective, matmul_precision
-from mupscale.train.processes import Processes, join_processes
+from mupscale.train.numeric_precision import cast_input, make_objective
+from mupscale.train.processes import Processes
 from mupscale.train.progress import Progress, make_progress
 from mupscale.train.recipe import Recipe
 from mupscale.train.resuming import resume_point
@@ -41,7 +40,7 @@ from mupscale.train.run_folder import RunFolder
 from mupscale.train.run_state import RunState
 from mupscale.train.snapshot import save_snapshot
 from mupscale.train.start import starting_point
-from mupscale.train.stop_requests import StopRequest, catch_stop_signals
+from mupscale.train.stop_requests import StopRequest
 from mupscale.train.tensorboard import TensorBoardWriter
 from mupscale.train.widths import Width, format_width
 
@@ -59,18 +58,6 @@ class Result:
     model: nn.Module
     optimizer: Optimizer
     out: Path | None
-
-
-def run_recipe(recipe: Recipe, *, resume: bool = False) -> Result:
-    """Train as the recipe says; `resume` goes on from the last checkpoint in the run's folder, if there is one."""
-    with ExitStack() as stack:
-        stack.enter_context(matmul_precision(recipe.precision))
-        processes = stack.enter_context(join_processes(recipe.device, recipe.parallel))
-        run = TrainingRun(recipe, processes)
-        stack.callback(run.close)
-        stop = stack.enter_context(catch_stop_signals())
-        run.begin(resume)
-        return run.go(stop)
 
 
 class TrainingRun:
