@@ -17,7 +17,7 @@ from mupscale.engine.outcomes import Outcome
 from mupscale.method import dry_run
 from mupscale.method.contender_training import read_curve, thin_curve
 from mupscale.method.dry_run import PlannedStage, measure_step, rough_time, short_flops
-from mupscale.method.protocol import Protocol, label, near_divisor, size
+from mupscale.method.protocol import Protocol, near_divisor
 from mupscale.method.summary import Summary
 from mupscale.sweep.space import Cell
 from mupscale.system.errors import MupscaleError
@@ -98,12 +98,6 @@ def test_small_systems_grow_as_many_times_as_the_large_one(
     made = protocol(tmp_path, width=base, base=one, init_at=None, growth={"width": wide}, **changes)
     assert made.upscaled_width(small_width) == expected
     made.check_small(small_width)
-
-
-def test_widths_have_names_and_one_size() -> None:
-    assert label(64) == "64"
-    assert label({"heads": 4, "head_dim": 16}) == "heads4-head_dim16"
-    assert size({"heads": 4, "head_dim": 16}) == size(64) == 64
 
 
 @given(st.integers(1, 5000), st.integers(-3, 600))

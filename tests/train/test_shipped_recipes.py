@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("jsonargparse")
 
 from mupscale.cli.commands import main, read_method, read_recipe, shipped_recipes
-from mupscale.method.protocol import Protocol, size
+from mupscale.core import Width
+from mupscale.method.protocol import Protocol
 from mupscale.train import Recipe
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ def test_recipe_tells_where_to_tune(path: Path, tmp_path: Path) -> None:
     recipe, method, _ = read_method("run", "", [str(path)], lambda parser: None)
     protocol = Protocol(recipe, tmp_path)
     protocol.check_all_small(method.widths)
-    assert all(size(width) < size(recipe.width) for width in method.widths)
+    assert all(Width.of(width).size < Width.of(recipe.width).size for width in method.widths)
     assert len(method.sweep_2().cells) >= 9
     assert recipe == read_recipe([str(path)])[0]
 

@@ -25,7 +25,6 @@ from mupscale.train import (
     build_noise,
     run_recipe,
 )
-from mupscale.train.widths import check_width_multiple
 from small_runs import ADAMW, KINDS, MLP, SGD, recipe
 
 DIMS = KINDS["gpt2-dims"]
@@ -139,16 +138,6 @@ def assert_says(raised: pytest.ExceptionInfo[MupscaleError], *parts: str) -> Non
     assert "\n" not in said
     for part in parts:
         assert part in said, said
-
-
-def test_multiples() -> None:
-    check_width_multiple(8, 8, "here")
-    check_width_multiple({"a": 2, "b": 3}, {"b": 3, "a": 10}, "here")
-    for wide in (0, 4, 12):
-        with pytest.raises(MupscaleError, match=r"^here: width"):
-            check_width_multiple(8, wide, "here")
-    with pytest.raises(MupscaleError, match=r"^here: b 4 is not a multiple of 3; take 3 or 6$"):
-        check_width_multiple({"a": 2, "b": 3}, {"a": 4, "b": 4}, "here")
 
 
 def test_noise() -> None:

@@ -314,8 +314,9 @@ def _recipe_parser(command: str, usage: str, about: str, width_arguments: Iterab
     from torch.optim import Optimizer
 
     import mupscale.models  # noqa: F401  # so that MLP alone is enough of a name
+    from mupscale.core import WholeWidth
     from mupscale.data import Data
-    from mupscale.train import Recipe, Width
+    from mupscale.train import Recipe
 
     parser = make_parser(command, f"RECIPE.yaml [more.yaml …] [--option VALUE …] {usage}".rstrip(), about)
     parser.add_argument("--config", action="config", help="a recipe, as without --config")
@@ -332,7 +333,7 @@ def _recipe_parser(command: str, usage: str, about: str, width_arguments: Iterab
         "--from", type=str | None, metavar="PATH", help="start from this checkpoint or run, upscaled to `width`"
     )
     parser.add_argument(
-        "--from_width", type=Width | None, help="the width in that checkpoint, where it does not tell itself"
+        "--from_width", type=WholeWidth | None, help="the width in that checkpoint, where it does not tell itself"
     )
     return parser
 
@@ -428,13 +429,13 @@ def _sweep(words: list[str]) -> int:
 
 
 def _transfer_check(words: list[str]) -> int:
+    from mupscale.core import WholeWidth
     from mupscale.method import transfer_check
     from mupscale.report import save_transfer_picture
-    from mupscale.train import Width
 
     def extend(parser: Any) -> None:
         parser.add_argument(
-            "--widths", type=list[Width] | None, help="base widths (default: the recipe's, small and large)"
+            "--widths", type=list[WholeWidth] | None, help="base widths (default: the recipe's, small and large)"
         )
         parser.add_argument(
             "--at_lr", type=float | None, help="learning rate at which noise varies (default: the growth's)"

@@ -16,7 +16,7 @@ from mupscale.core.naming import without_ddp
 from mupscale.core.plans import Entry, Plan, Shape, check_dtype, check_same_names
 from mupscale.core.roles import Role
 from mupscale.core.rules import Number, Rule, tidy
-from mupscale.core.widths import PlainWidth, Size, Width, WidthLike
+from mupscale.core.widths import PlainWidth, Size, WholeWidth, Width, WidthLike
 
 __all__ = [
     "Axis",
@@ -28,6 +28,7 @@ __all__ = [
     "Rule",
     "Shape",
     "Size",
+    "WholeWidth",
     "Width",
     "WidthLike",
     "check_dtype",

@@ -14,6 +14,8 @@ from mupscale.system import MupscaleError
 
 Size = int | float
 PlainWidth = Size | dict[str, Size]
+WholeWidth = int | dict[str, int]
+"""A width as recipes and their JSON hold it."""
 WidthLike = Union[Size, Mapping[str, Size], "Width"]
 """Whatever `Width.of` takes: 512, {"d_model": 64, "heads": 4}, or a Width."""
 
@@ -75,7 +77,7 @@ class Width:
         return self.sizes[_PLAIN] if self.is_plain else dict(self.sizes)
 
     @property
-    def whole(self) -> int | dict[str, int]:
+    def whole(self) -> WholeWidth:
         """As `plain`, where all sizes are whole numbers; an error otherwise."""
         if not self.is_whole:
             raise MupscaleError(f"a width of {self.plain} is not whole: choose sizes that are whole numbers")

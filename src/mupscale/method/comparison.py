@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from mupscale.method.protocol import Protocol, label
+from mupscale.core import WholeWidth, Width
+from mupscale.method.protocol import Protocol
 from mupscale.method.summary import Choice
 from mupscale.sweep import Cell
-from mupscale.train import NoiseLevel, Recipe, Width
+from mupscale.train import NoiseLevel, Recipe
 
 Kind = Literal["base", "baseline", "ablation", "grown", "comparison"]
 Dashes = str | tuple[int, tuple[int, ...]]
@@ -32,12 +33,12 @@ class ComparisonSetup:
     baselines: Sequence[str]
 
     @property
-    def narrow(self) -> Width:
+    def narrow(self) -> WholeWidth:
         """The base model's width n."""
         return self.protocol.recipe.width
 
     @property
-    def wide(self) -> Width:
+    def wide(self) -> WholeWidth:
         """The width k·n."""
         return self.protocol.wide
 
@@ -73,7 +74,9 @@ class ComparisonSetup:
 
     # ------------------------------------------------------------------------------------------- ways to train
 
-    def train_fresh(self, name: str, width: Width, steps: int, change: tuple[int, float] | None = None) -> Training:
+    def train_fresh(
+        self, name: str, width: WholeWidth, steps: int, change: tuple[int, float] | None = None
+    ) -> Training:
         """From initialisation with the base model's learning rate. change: a step, and the rate from there on."""
         lr = self.choice.base_lr
 
@@ -84,7 +87,7 @@ class ComparisonSetup:
         return Training(width, lr, steps, make_recipe).with_change(change)
 
     def train_from_base(
-        self, name: str, width: Width, steps: int, *, lr: float | None = None, noise: NoiseLevel = 0.0
+        self, name: str, width: WholeWidth, steps: int, *, lr: float | None = None, noise: NoiseLevel = 0.0
     ) -> Training:
         """From the base model, upscaled if the width is wider, with the chosen learning rate unless one is given."""
         rate = self.choice.lr if lr is None else lr
@@ -111,7 +114,7 @@ class Training:
     shares: the model whose runs it has, as far as its own steps go, so that nothing is trained for it.
     """
 
-    width: Width
+    width: WholeWidth
     lr: float
     steps: int
     make_recipe: Callable[[int], Recipe]
@@ -195,9 +198,9 @@ class Contender:
         """Its name in the summary's gain."""
         return self.name.replace("-", "_")
 
-    def sweep_name(self, width: Width) -> str:
+    def sweep_name(self, width: WholeWidth) -> str:
         """What its own sweep at the wide width is called."""
-        return f"{self.name}-width-{label(width)}"
+        return f"{self.name}-width-{Width.of(width).label}"
 
     def plan_if_asked(self, comparison: ComparisonSetup) -> Training | None:
         """How it is trained; None where it is not asked for, or the tuned values leave nothing to train."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from mupscale.core import Width
 from mupscale.engine import Outcome
 from mupscale.method.comparison import ComparisonSetup, Contender, Training
 from mupscale.method.contenders import BASE, CONTENDERS, STAGES
 from mupscale.method.method_run import MethodRun
-from mupscale.method.protocol import label
 from mupscale.method.summary import Curve, Runs
 from mupscale.method.tuning import Tuned
 from mupscale.sweep import Cell, Sweep
@@ -87,8 +87,8 @@ class _ContenderTraining:
         self.base_seeds = [seed for seed, outcome in enumerate(outcomes) if outcome.status == "finished"]
         if not self.base_seeds:
             raise MupscaleError(
-                f"the base model of width {label(self.comparison.narrow)} diverged with every seed at learning rate "
-                f"{self.comparison.choice.base_lr:g}: let Sweep 1 (method.lrs) choose among smaller ones"
+                f"the base model of width {Width.of(self.comparison.narrow).label} diverged with every seed at "
+                f"learning rate {self.comparison.choice.base_lr:g}: let Sweep 1 (method.lrs) choose among smaller ones"
             )
 
     def _write_starts(self, contender: Contender) -> None:
@@ -122,7 +122,7 @@ class _ContenderTraining:
         text = (no_noise and contender.label_without_noise) or contender.label
         return Runs(
             name=contender.name,
-            label=text.format(width=label(training.width)),
+            label=text.format(width=Width.of(training.width).label),
             width=training.width,
             lr=training.lr,
             steps=training.steps,

@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from mupscale.checks import coord_check
+from mupscale.core import WholeWidth, Width
 from mupscale.method.method_run import MethodRun
-from mupscale.method.protocol import label, size
-from mupscale.train import Width, cast_input
+from mupscale.train import cast_input
 
 _EXAMPLES = 256  # in a batch of the coordinate check, at most; of text so many tokens
 _FEW = 8  # examples, below which the check is made at smaller widths
@@ -29,7 +29,7 @@ def check_coordinates(run: MethodRun, lr: float) -> dict[str, Any] | None:
     path = run.folder / "coordinates.json"
     if (stored := _read(path, asked)) is not None:
         return stored
-    run.note(f"coordinate check: widths {', '.join(map(label, widths))}")
+    run.note(f"coordinate check: widths {', '.join(Width.of(width).label for width in widths)}")
     try:
         check = _check(run, widths, lr)
     except Exception as error:  # one picture of the report, and no reason to lose a run
@@ -39,10 +39,11 @@ def check_coordinates(run: MethodRun, lr: float) -> dict[str, Any] | None:
     return check
 
 
-def _widths(run: MethodRun) -> list[Width]:
+def _widths(run: MethodRun) -> list[WholeWidth]:
     """Three, from the smallest width that is tuned at, or from 64 where that is cheap."""
-    small = min(run.method.widths, key=size)
-    start = small if isinstance(small, dict) else small * math.ceil(_WIDE_ENOUGH / small)
+    small = min(run.method.widths, key=lambda width: Width.of(width).size)
+    narrow = Width.of(small)
+    start = narrow.times(math.ceil(_WIDE_ENOUGH / narrow.size)).whole if narrow.is_plain else small
     if _examples(run, run.protocol.times(start, 4)) < _FEW:
         start = small
     return [run.protocol.times(start, factor) for factor in (1, 2, 4)]
@@ -57,7 +58,7 @@ def _read(path: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
         return None
 
 
-def _check(run: MethodRun, widths: Sequence[Width], lr: float) -> dict[str, Any]:
+def _check(run: MethodRun, widths: Sequence[WholeWidth], lr: float) -> dict[str, Any]:
     recipe, data, loss = run.recipe, run.protocol.data, run.recipe.loss_function()
     count = _examples(run, widths[-1])
     batches = [_on_cpu(data.batch(recipe.seeds.data, number * count, count)) for number in range(3)]
@@ -80,7 +81,7 @@ def _check(run: MethodRun, widths: Sequence[Width], lr: float) -> dict[str, Any]
     return {"title": check.title, "rows": [asdict(row) for row in check.rows]}
 
 
-def _examples(run: MethodRun, width: Width) -> int:
+def _examples(run: MethodRun, width: WholeWidth) -> int:
     """How many examples a batch of the check may have, for it to take seconds on a CPU."""
     cost = run.protocol.flops_per_step(width)
     affordable = _EXAMPLES if cost is None else int(_AFFORDABLE * run.recipe.batch / cost)

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import torch
 
+from mupscale.core import WholeWidth, Width
 from mupscale.engine import NotStackable, Stack
 from mupscale.method.comparison import ComparisonSetup
 from mupscale.method.contenders import CONTENDERS, STAGES
 from mupscale.method.method_run import MethodRun
-from mupscale.method.protocol import Protocol, label, size
+from mupscale.method.protocol import Protocol
 from mupscale.method.settings import Method
 from mupscale.method.summary import Choice
-from mupscale.train import Recipe, Seeds, Silence, TrainingRun, Width, join_processes, matmul_precision
+from mupscale.train import Recipe, Seeds, Silence, TrainingRun, join_processes, matmul_precision
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 _STEPS = 5  # that are measured, after as many that are not
@@ -30,7 +31,7 @@ class PlannedStage:
 
     name: str
     runs: int
-    width: Width
+    width: WholeWidth
     steps: int
 
 
@@ -45,14 +46,14 @@ def outline_stages(protocol: Protocol, method: Method) -> list[PlannedStage]:
 
 def _outline_tuning(protocol: Protocol, method: Method) -> Iterator[PlannedStage]:
     base, after = protocol.base_steps, protocol.wide_steps
-    widths = sorted(method.widths, key=size)
+    widths = sorted(method.widths, key=lambda width: Width.of(width).size)
     if method.lrs:
         runs = len(method.sweep_1().cells) * method.sweep_seeds
-        yield PlannedStage(f"sweep-1-width-{label(widths[-1])}", runs, widths[-1], base)
+        yield PlannedStage(f"sweep-1-width-{Width.of(widths[-1]).label}", runs, widths[-1], base)
     for width in widths:
-        yield PlannedStage(f"small-width-{label(width)}", method.sweep_seeds, width, base)
+        yield PlannedStage(f"small-width-{Width.of(width).label}", method.sweep_seeds, width, base)
         runs = _trials(method) * method.sweep_seeds
-        yield PlannedStage(f"sweep-2-width-{label(width)}", runs, protocol.upscaled_width(width), after)
+        yield PlannedStage(f"sweep-2-width-{Width.of(width).label}", runs, protocol.upscaled_width(width), after)
 
 
 def _outline_contenders(protocol: Protocol, method: Method) -> Iterator[PlannedStage]:
@@ -87,7 +88,7 @@ def estimate_run(recipe: Recipe, method: Method, folder: str | Path) -> str:
         each, seconds = protocol.flops_per_step(stage.width), measure_step(protocol, stage, method)
         all_flops.append(None if each is None else each * stage.steps * stage.runs)
         all_seconds.append(None if seconds is None else seconds * stage.steps)
-        shown = (str(stage.runs), label(stage.width), f"{stage.steps:,}")
+        shown = (str(stage.runs), Width.of(stage.width).label, f"{stage.steps:,}")
         lines.append(_line(stage.name, *shown, all_flops[-1], all_seconds[-1]))
     lines.append(_line("all", "", "", "", _sum(all_flops), _sum(all_seconds)))
     if None in all_seconds:

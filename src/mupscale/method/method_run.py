@@ -11,14 +11,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
 
+from mupscale.core import WholeWidth, Width
 from mupscale.engine import Outcome, Tell, finished, train_many
 from mupscale.method.contenders import CONTENDERS, STAGES
-from mupscale.method.protocol import Protocol, label
+from mupscale.method.protocol import Protocol
 from mupscale.method.settings import Method
 from mupscale.method.summary import StageCost
 from mupscale.sweep import Cell, Space, Sweep
 from mupscale.system import MupscaleError, exclusive_lock, replace_text
-from mupscale.train import Recipe, Width, make_progress
+from mupscale.train import Recipe, make_progress
 
 Note = Callable[[str], None]
 _FREE = {"seeds", "baselines", "engine", "storage"}  # settings of the method that may change when a run goes on
@@ -89,7 +90,7 @@ class MethodRun:
         """Train what is not finished yet; what is finished takes no time."""
         left, first = [recipe for recipe in recipes if finished(recipe) is None], recipes[0]
         runs = f"{count_of(len(recipes), 'run')}{f' ({names})' if names else ''}"
-        self._announce(stage, runs, f"width {label(first.width)}", first.steps, len(left), len(recipes))
+        self._announce(stage, runs, f"width {Width.of(first.width).label}", first.steps, len(left), len(recipes))
         if not left:
             return [outcome for recipe in recipes if (outcome := finished(recipe)) is not None]
         with self._timed(stage), self._watched(first.steps) as tell:
@@ -116,8 +117,8 @@ class MethodRun:
     def sweep(
         self,
         name: str,
-        width: Width,
-        start: Width | None,
+        width: WholeWidth,
+        start: WholeWidth | None,
         space: Space,
         recipes: Callable[[Cell], list[Recipe]],
         worker: bool = False,
@@ -128,7 +129,7 @@ class MethodRun:
         method = self.method
         steps = self.protocol.base_steps if start is None else self.protocol.wide_steps
         sampler = method.sampler if len(space.noises) > 1 else "grid"
-        shown = label(width) if start is None else f"{label(start)} → {label(width)}"
+        shown = Width.of(width).label if start is None else f"{Width.of(start).label} → {Width.of(width).label}"
         seeds = f" × {method.sweep_seeds} seeds" if method.sweep_seeds > 1 else ""
 
         def begin(left: int, count: int) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from torch import nn
 
 from mupscale import checkpoint
+from mupscale.core import WholeWidth
 from mupscale.growth import check_net2net, widen_net2net
 from mupscale.system import MupscaleError, derive
-from mupscale.train import Growth, NoiseLevel, Recipe, RunState, Width, build_noise, find_checkpoint, read_snapshot
+from mupscale.train import Growth, NoiseLevel, Recipe, RunState, build_noise, find_checkpoint, read_snapshot
 
 
 def load_trained(recipe: Recipe) -> nn.Module:
@@ -30,7 +31,7 @@ def write_naive_start(base: Recipe, growth: Growth, noise: NoiseLevel, path: Pat
     _write_model(wide, growth.width, path)
 
 
-def write_net2net_start(base: Recipe, width: Width, path: Path) -> None:
+def write_net2net_start(base: Recipe, width: WholeWidth, path: Path) -> None:
     """A base model widened by Net2WiderNet, with its random copies."""
     narrow, family = load_trained(base), base.family()
     wide = family.build(width).to(next(narrow.parameters()).dtype)
@@ -38,7 +39,7 @@ def write_net2net_start(base: Recipe, width: Width, path: Path) -> None:
     _write_model(wide, width, path)
 
 
-def check_random_copies(recipe: Recipe, width: Width) -> None:
+def check_random_copies(recipe: Recipe, width: WholeWidth) -> None:
     """That Net2Net keeps the function of the recipe's model, before anything is trained; needs no memory."""
     family = recipe.family()
     try:
@@ -47,6 +48,6 @@ def check_random_copies(recipe: Recipe, width: Width) -> None:
         raise MupscaleError(f"{error}: leave net2net out of method.baselines") from None
 
 
-def _write_model(model: nn.Module, width: Width, path: Path) -> None:
+def _write_model(model: nn.Module, width: WholeWidth, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.save(path, model, run=RunState(width=width).to_json())

@@ -12,10 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mupscale.core import WholeWidth, Width
 from mupscale.data import Data
 from mupscale.sweep import Cell
 from mupscale.system import MupscaleError
-from mupscale.train import Growth, NoiseLevel, Recipe, Seeds, Width, cost_per_example
+from mupscale.train import Growth, NoiseLevel, Recipe, Seeds, cost_per_example
 
 POINTS = 40  # of a run's curve at least, where it has so many steps: final losses are means over the last tenth
 _AFTER = 10_000  # added to the seed of the data's order after upscaling, where all runs go on with other batches
@@ -59,41 +60,31 @@ class Protocol:
         return self.recipe.steps - self.growth.at
 
     @property
-    def wide(self) -> Width:
+    def wide(self) -> WholeWidth:
         """The width k·n."""
         return self.growth.width
 
-    def upscaled_width(self, width: Width) -> Width:
+    def upscaled_width(self, width: WholeWidth) -> WholeWidth:
         """k times a small width, k as between the recipe's two widths."""
-        base, wide = self.recipe.width, self.wide
-        if isinstance(width, dict) and isinstance(base, dict) and isinstance(wide, dict):
-            if width.keys() != base.keys():
-                raise MupscaleError(f"the small width {width} does not name the same arguments as {base}")
-            return {name: size * (wide[name] // base[name]) for name, size in width.items()}
-        if isinstance(width, dict) or isinstance(base, dict) or isinstance(wide, dict):
-            raise MupscaleError(f"the small width {width} must be of the same form as the recipe's width {base}")
-        return width * (wide // base)
+        base, small = Width.of(self.recipe.width), Width.of(width)
+        small.check_form(base, "the small width", "the recipe's width")
+        return small.scaled_as(base, Width.of(self.wide)).whole
 
-    def times(self, width: Width, factor: int) -> Width:
+    def times(self, width: WholeWidth, factor: int) -> WholeWidth:
         """A width so many times as large, in the sizes that grow."""
-        if not isinstance(width, dict):
-            return width * factor
-        grown = self.upscaled_width(width)
-        assert isinstance(grown, dict)
-        return {name: old * factor if grown[name] > old else old for name, old in width.items()}
+        narrow = Width.of(width)
+        return narrow.times(factor, narrow.growing(Width.of(self.upscaled_width(width)))).whole
 
-    def check_all_small(self, widths: Sequence[Width]) -> None:
+    def check_all_small(self, widths: Sequence[WholeWidth]) -> None:
         """All of the widths to tune at, before anything is trained."""
-        sizes = [size(width) for width in widths]
-        if len(set(sizes)) < len(sizes):
+        if len({Width.of(width, "the small width", whole=True) for width in widths}) < len(widths):
             raise MupscaleError(f"method.widths is {list(widths)}, but small widths must differ from each other")
         for width in widths:
             self.check_small(width)
 
-    def check_small(self, width: Width) -> None:
+    def check_small(self, width: WholeWidth) -> None:
         """A small width is one, or the error says why not."""
-        if not all(number > 0 for number in (width.values() if isinstance(width, dict) else [width])):
-            raise MupscaleError(f"the small width is {width}, but widths are positive whole numbers")
+        Width.of(width, "the small width", whole=True)
         wide = self.upscaled_width(width)
         try:
             self.recipe.family().widening(width, wide)
@@ -107,7 +98,7 @@ class Protocol:
 
     # ------------------------------------------------------------------------------------------- recipes
 
-    def fresh(self, width: Width, lr: float, steps: int, seed: int, out: str | None = None) -> Recipe:
+    def fresh(self, width: WholeWidth, lr: float, steps: int, seed: int, out: str | None = None) -> Recipe:
         """A model from its initialisation; in the run's folder, under a name, if it has one."""
         seeds = self._seeds(seed)
         every = near_divisor(steps, min(self.recipe.log_every, steps // POINTS))
@@ -118,7 +109,7 @@ class Protocol:
         return replace(recipe, grow=[Growth(at=at, width=recipe.width, lr=lr)])
 
     def after(
-        self, start: str, width: Width, lr: float, steps: int, seed: int, noise: NoiseLevel, out: str | None = None
+        self, start: str, width: WholeWidth, lr: float, steps: int, seed: int, noise: NoiseLevel, out: str | None = None
     ) -> Recipe:
         """A model that starts from those under another name, upscaled to `width` if that is wider."""
         seeds = replace(self._seeds(seed), data=self._seeds(seed).data + _AFTER)
@@ -151,11 +142,11 @@ class Protocol:
         """Whether the first steps of a longer run are those of a short one, with a point at the short one's end."""
         return self.recipe.schedule.kind == "constant" and self.wide_steps % self.points_apart == 0
 
-    def small(self, width: Width, lr: float, seed: int) -> Recipe:
+    def small(self, width: WholeWidth, lr: float, seed: int) -> Recipe:
         """A small base model, which Sweep 2 upscales."""
         return self.fresh(width, lr, self.base_steps, seed, small_name(width))
 
-    def trial(self, width: Width, cell: Cell, seed: int) -> Recipe:
+    def trial(self, width: WholeWidth, cell: Cell, seed: int) -> Recipe:
         """A trial of Sweep 2: a small base model upscaled, with this noise and learning rate."""
         return self.after(small_name(width), self.upscaled_width(width), cell.lr, self.wide_steps, seed, cell.noise)
 
@@ -181,15 +172,15 @@ class Protocol:
     def _costs(self) -> dict[str, float | None]:
         return {}
 
-    def flops_per_step(self, width: Width) -> float | None:
+    def flops_per_step(self, width: WholeWidth) -> float | None:
         """Training FLOPs of a step at a width; None where the model's cost cannot be counted."""
         known = self._costs
-        if (name := label(width)) not in known:
+        if (name := Width.of(width).label) not in known:
             each = cost_per_example(self.recipe.family(), width, self.data, self.recipe)
             known[name] = None if each is None else each * self.recipe.batch
         return known[name]
 
-    def equal_cost(self, steps: int, width: Width, other: Width) -> int:
+    def equal_cost(self, steps: int, width: WholeWidth, other: WholeWidth) -> int:
         """How many steps at another width cost as much as so many at this one; as many where that is not known."""
         ours, theirs = self.flops_per_step(width), self.flops_per_step(other)
         return steps if ours is None or theirs is None else max(1, round(steps * ours / theirs))
@@ -201,21 +192,6 @@ def near_divisor(steps: int, most: int) -> int:
     return next((every for every in range(most, most // 4, -1) if steps % every == 0), most)
 
 
-def small_name(width: Width) -> str:
+def small_name(width: WholeWidth) -> str:
     """Where small base models are kept."""
-    return f"small/width-{label(width)}"
-
-
-def label(width: Width) -> str:
-    """A width as a part of a file's name."""
-    return "-".join(f"{name}{size}" for name, size in width.items()) if isinstance(width, dict) else str(width)
-
-
-def size(width: Width) -> int:
-    """One number for a width: of several, the product."""
-    if not isinstance(width, dict):
-        return width
-    product = 1
-    for value in width.values():
-        product *= value
-    return product
+    return f"small/width-{Width.of(width).label}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
+from mupscale.core import WholeWidth
 from mupscale.method.contenders import DEFAULT_BASELINES, Baseline, has_own_rates
 from mupscale.sweep import Space
 from mupscale.system import MupscaleError
-from mupscale.train import Width
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Method:
         storage: where studies are kept: none for a SQLite file in the run's folder, journal:PATH, or a database URL
     """
 
-    widths: list[Width]
+    widths: list[WholeWidth]
     upscaled_lrs: list[float]
     noises: list[float]
     lrs: list[float] = field(default_factory=list)

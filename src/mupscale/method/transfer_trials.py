@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mupscale.core import WholeWidth, Width
 from mupscale.engine import Engine, Outcome, train_many
-from mupscale.method.protocol import Protocol, label, size
-from mupscale.method.transfer_verdict import judge_transfer, shown
+from mupscale.method.protocol import Protocol
+from mupscale.method.transfer_verdict import judge_transfer
 from mupscale.sweep import Cell, Space
 from mupscale.system import MupscaleError, replace_text
-from mupscale.train import MAY_CHANGE, Recipe, Width
+from mupscale.train import MAY_CHANGE, Recipe
 
 FILE = "transfer-check.json"
 _NOT_COMPARED = {*MAY_CHANGE, "width", "grow", "from", "from_width", "noise", "noise_unit"}  # trials have their own
@@ -26,7 +27,7 @@ _NOT_COMPARED = {*MAY_CHANGE, "width", "grow", "from", "from_width", "noise", "n
 def transfer_check(
     recipe: Recipe,
     *,
-    widths: Sequence[Width],
+    widths: Sequence[WholeWidth],
     lrs: Sequence[float],
     noises: Sequence[float],
     lr: float,
@@ -62,7 +63,7 @@ def transfer_check(
     sweeps = _cells_by_axis(lrs, noises, lr, noise)
     cells = list(dict.fromkeys(cell for line in sweeps.values() for cell in line))
     values: dict[str, Any] = {
-        "times": size(check.protocol.wide) / size(recipe.width),
+        "times": Width.of(check.protocol.wide).size / Width.of(recipe.width).size,
         "steps": check.protocol.wide_steps,
         "fixed": {"lr": lr, "noise": noise},
         "unit": check.protocol.growth.unit,
@@ -70,7 +71,7 @@ def transfer_check(
     }
     for width in widths:
         check.protocol.check_small(width)
-    for width in sorted(widths, key=size):
+    for width in sorted(widths, key=lambda width: Width.of(width).size):
         losses = check.train_width(width, cells)
         for axis, line in sweeps.items():
             points = [{"x": getattr(cell, axis), "losses": losses[cell]} for cell in line]
@@ -105,16 +106,16 @@ class _Check:
         if self.seeds < 1:
             raise MupscaleError(f"seeds is {self.seeds}, but a transfer check needs at least 1")
 
-    def train_width(self, width: Width, cells: Sequence[Cell]) -> dict[Cell, list[float | None]]:
+    def train_width(self, width: WholeWidth, cells: Sequence[Cell]) -> dict[Cell, list[float | None]]:
         """The final training losses of each cell by seed; None for those that diverged."""
-        path = self.protocol.folder / f"width-{label(width)}.json"
+        path = self.protocol.folder / f"width-{Width.of(width).label}.json"
         done = self._read_trials(path, width)
         missing = [cell for cell in cells if cell not in done]
         if missing:
             self._write_trials(path, width, done)  # nobody with other settings may take up what is begun here
             self._train_bases(width)
             wide = self.protocol.upscaled_width(width)
-            self.note(f"width {shown(width)} → {shown(wide)}: {len(missing)} trials × {self.seeds} seeds")
+            self.note(f"width {Width.of(width)} → {Width.of(wide)}: {len(missing)} trials × {self.seeds} seeds")
             recipes = [self.protocol.trial(width, cell, seed) for cell in missing for seed in range(self.seeds)]
             save = path.with_suffix(".stack.safetensors")
             outcomes = iter(self._train(recipes, save))
@@ -122,18 +123,18 @@ class _Check:
             self._write_trials(path, width, done)
         return done
 
-    def _write_trials(self, path: Path, width: Width, done: Mapping[Cell, list[float | None]]) -> None:
+    def _write_trials(self, path: Path, width: WholeWidth, done: Mapping[Cell, list[float | None]]) -> None:
         trials = [{**cell._asdict(), "losses": losses} for cell, losses in done.items()]
         _write(path, {"asked": self._settings(width), "trials": trials})
 
-    def _train_bases(self, width: Width) -> None:
-        self.note(f"width {shown(width)}: {self.seeds} base models")
+    def _train_bases(self, width: WholeWidth) -> None:
+        self.note(f"width {Width.of(width)}: {self.seeds} base models")
         recipes = [self.protocol.small(width, self.base_lr, seed) for seed in range(self.seeds)]
-        save = self.protocol.folder / f"base-{label(width)}.stack.safetensors"
+        save = self.protocol.folder / f"base-{Width.of(width).label}.stack.safetensors"
         for outcome in self._train(recipes, save, resume=True):
             if outcome.status != "finished":
                 raise MupscaleError(
-                    f"the base model of width {shown(width)} diverged at learning rate {self.base_lr:g}: take a "
+                    f"the base model of width {Width.of(width)} diverged at learning rate {self.base_lr:g}: take a "
                     f"smaller one (--optimizer.lr)"
                 )
 
@@ -141,7 +142,7 @@ class _Check:
         data = self.protocol.data
         return train_many(recipes, engine=self.engine, resume=resume, save=save, note=self.note, data=data)
 
-    def _settings(self, width: Width) -> dict[str, Any]:
+    def _settings(self, width: WholeWidth) -> dict[str, Any]:
         """All that a trial depends on beside its cell, as JSON gives it back."""
         protocol = self.protocol
         recipe = {name: value for name, value in protocol.recipe.to_json().items() if name not in _NOT_COMPARED}
@@ -151,7 +152,7 @@ class _Check:
         settings: dict[str, Any] = json.loads(json.dumps({**recipe, **steps, **own, **more}))
         return settings
 
-    def _read_trials(self, path: Path, width: Width) -> dict[Cell, list[float | None]]:
+    def _read_trials(self, path: Path, width: WholeWidth) -> dict[Cell, list[float | None]]:
         """The trials of this width that are in the folder already."""
         if not path.exists():
             return {}

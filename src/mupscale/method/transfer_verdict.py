@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from mupscale.core import Width
+
 
 def judge_transfer(values: Mapping[str, Any]) -> list[str]:
     """How far the best learning rate and the best noise move over the widths, in grid steps: sentences.
@@ -101,7 +103,7 @@ def read_width_line(entry: Mapping[str, Any]) -> WidthLine:
     """
     points = {float(point["x"]): list(point["losses"]) for point in entry["points"]}
     sound = {x: losses for x, losses in points.items() if losses and None not in losses}
-    return WidthLine(shown(entry["width"]), sound)
+    return WidthLine(str(Width.of(entry["width"])), sound)
 
 
 def _ratio(grid: Sequence[float], at: Sequence[int]) -> str:
@@ -110,8 +112,3 @@ def _ratio(grid: Sequence[float], at: Sequence[int]) -> str:
     ratios = {f"{after / before:.3g}" for before, after in steps if before > 0}
     uniform = len(ratios) == 1 and all(before > 0 for before, _ in steps)
     return f" (×{ratios.pop()}{' each' if len(steps) > 1 else ''})" if uniform else ""
-
-
-def shown(width: Any) -> str:
-    """A width in words."""
-    return ", ".join(f"{name} {size}" for name, size in width.items()) if isinstance(width, dict) else str(width)

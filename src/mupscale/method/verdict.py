@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
+from mupscale.core import Width
 from mupscale.method.comparison import Contender, Kind
 from mupscale.method.contenders import CONTENDERS, UPSCALED, find_contender
 from mupscale.method.costs import final_loss, first_below, flops_until, mean_curve, total_cost
 from mupscale.method.summary import Curve, Runs
-from mupscale.method.transfer_verdict import shown
 from mupscale.sweep import Sweep, findings
 
 TRUSTED = 64
@@ -209,12 +209,13 @@ def write_warnings(sweeps: Sequence[Sweep], runs: Sequence[Runs]) -> list[str]:
 
 def _small_widths(sweeps: Sequence[Sweep]) -> list[str]:
     """Transfer is a statement about wide models."""
-    widths = {shown(width): width for sweep in sweeps if (width := sweep.width if sweep.start is None else sweep.start)}
+    tuned_at = [sweep.width if sweep.start is None else sweep.start for sweep in sweeps]
+    widths = {str(width): width for width in (Width.of(each) for each in tuned_at if each)}
     return [
         f"the small width {name} may be too small to trust what is tuned there: the paper advises about 100 units and "
         f"more"
         for name, width in widths.items()
-        if not isinstance(width, Mapping) and width < TRUSTED  # of a width by parts nobody here knows the whole
+        if width.is_plain and width.size < TRUSTED  # of a width by parts nobody here knows the whole
     ]
 
 

@@ -26,7 +26,6 @@ from mupscale.train.start import starting_point
 from mupscale.train.stop_requests import StopRequest, catch_stop_signals
 from mupscale.train.tensorboard import TensorBoardWriter
 from mupscale.train.training_run import Result, TrainingRun
-from mupscale.train.widths import Width
 
 __all__ = [
     "MAY_CHANGE",
@@ -46,7 +45,6 @@ __all__ = [
     "StopRequest",
     "TensorBoardWriter",
     "TrainingRun",
-    "Width",
     "build_noise",
     "cast_input",
     "catch_stop_signals",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from mupscale.core import WholeWidth
 from mupscale.growth import GaussianNoise, Noise, SignalNoise
-from mupscale.train.widths import Width
 
 NoiseLevel = float | dict[str, float]
 
@@ -29,7 +29,7 @@ class Growth:
     """
 
     at: int
-    width: Width
+    width: WholeWidth
     noise: NoiseLevel = 0.0
     unit: Literal["init", "theory", "signal"] = "init"
     lr: float | None = None

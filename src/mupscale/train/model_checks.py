@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import local_part
+from mupscale.core import WholeWidth, local_part
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.models import count_flops
@@ -16,7 +16,6 @@ from mupscale.train.loss_functions import find_logits
 from mupscale.train.numeric_precision import cast_input
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
-from mupscale.train.widths import Width
 
 
 def check_data(data: Data) -> None:
@@ -31,7 +30,7 @@ def check_data(data: Data) -> None:
         raise MupscaleError("there is nothing to evaluate on: the data's held-out part is empty")
 
 
-def cost_per_example(family: Family, width: Width, data: Data, recipe: Recipe) -> float | None:
+def cost_per_example(family: Family, width: WholeWidth, data: Data, recipe: Recipe) -> float | None:
     """Training FLOPs of one example, counted on a model without memory; its outputs are checked on the way.
 
     None where they cannot be counted.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mupscale.core import WholeWidth, Width
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.system import MupscaleError
@@ -19,7 +20,6 @@ from mupscale.train.field_checks import check_choices, check_not_negative
 from mupscale.train.growth_events import Growth, NoiseLevel
 from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
 from mupscale.train.schedule import Schedule
-from mupscale.train.widths import Width, check_width_multiple
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class Recipe:
     model: Spec
     data: Spec
     optimizer: Spec
-    width: Width
-    base: Width
+    width: WholeWidth
+    base: WholeWidth
     steps: int
     batch: int
-    init_at: Width | None = None
+    init_at: WholeWidth | None = None
     accumulate: int = 1
     grow: list[Growth] = field(default_factory=list)
     schedule: Schedule = field(default_factory=Schedule)
@@ -98,7 +98,7 @@ class Recipe:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     out: str | None = None
     start: str | None = None
-    start_width: Width | None = None
+    start_width: WholeWidth | None = None
     noise: NoiseLevel = 0.0
     noise_unit: Literal["init", "theory", "signal"] = "init"
 
@@ -112,11 +112,9 @@ class Recipe:
     def _check_widths(self) -> None:
         widths = {"width": self.width, "base": self.base, "init_at": self.init_at}
         for what, width in {**widths, "from_width": self.start_width}.items():
-            sizes = width.values() if isinstance(width, dict) else [1 if width is None else width]
-            if not all(isinstance(size, int) and size > 0 for size in sizes):
-                raise MupscaleError(f"{what} is {width}, but widths are positive whole numbers")
-        names = [sorted(width) if isinstance(width, dict) else None for width in widths.values() if width is not None]
-        if any(other != names[0] for other in names):
+            if width is not None:
+                Width.of(width, what, whole=True)
+        if any(not Width.of(self.width).has_form_of(Width.of(other)) for other in widths.values() if other is not None):
             raise MupscaleError(
                 f"width {self.width}, base {self.base} and init_at {self.init_at} must name the same arguments"
             )
@@ -163,10 +161,10 @@ class Recipe:
             check_choices(growth, f"growth at step {growth.at}: ")
             check_not_negative(f"growth at step {growth.at}: noise", growth.noise)
             check_not_negative(f"growth at step {growth.at}: lr", growth.lr)
-            check_width_multiple(width, growth.width, f"growth at step {growth.at}")
+            Width.of(growth.width).check_multiple_of(Width.of(width), f"growth at step {growth.at}")
             step, width = growth.at, growth.width
 
-    def width_after(self, step: int) -> Width:
+    def width_after(self, step: int) -> WholeWidth:
         """The width after `step` steps; a growth at `step` itself is not yet done."""
         return next((g.width for g in reversed(self.grow) if g.at < step), self.width)
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 from torch import nn
 from torch.optim import Optimizer
 
+from mupscale.core import WholeWidth
 from mupscale.family import Family
 from mupscale.system import MupscaleError
 from mupscale.train.processes import Processes
@@ -16,7 +17,6 @@ from mupscale.train.recipe import Recipe
 from mupscale.train.run_state import RunState
 from mupscale.train.snapshot import Snapshot, read_snapshot
 from mupscale.train.start import hyperparameters
-from mupscale.train.widths import Width
 
 _Value = TypeVar("_Value")
 
@@ -27,7 +27,7 @@ class ResumePoint:
 
     model: nn.Module
     optimizer: Optimizer
-    width: Width
+    width: WholeWidth
     step: int
     lr: float
     flops: float

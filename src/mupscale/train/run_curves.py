@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from mupscale.core import Width
 from mupscale.plots import COLORS, GREY, figure, save
 from mupscale.system import MupscaleError
 from mupscale.train.run_folder import RunFolder
-from mupscale.train.widths import format_width
 
 Against = Literal["step", "flops", "seconds"]
 Loss = Literal["training", "held-out"]
@@ -59,8 +59,8 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
 
 def _mark(ax: Any, growth: dict[str, Any], at: float, color: str, row: int) -> None:
     """A growth event: a dashed line, and the new width beside it, on a line of its own for every run."""
-    width = growth["width"]
-    shown = format_width(width) if isinstance(width, dict) else f"width {width}"
+    width = Width.of(growth["width"])
+    shown = f"width {width}" if width.is_plain else str(width)
     ax.axvline(at, color=GREY, lw=0.8, ls="--", zorder=0)
     ax.annotate(
         f"→ {shown}",

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from mupscale.core import WholeWidth
 from mupscale.system import MupscaleError
-from mupscale.train.widths import Width
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RunState:
     """
 
     step: int | None = None
-    width: Width | None = None
+    width: WholeWidth | None = None
     lr: float | None = None
     flops: float | None = None
     seconds: float | None = None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale import checkpoint
-from mupscale.core import Plan, without_ddp
+from mupscale.core import Plan, WholeWidth, Width, without_ddp
 from mupscale.family import Family
 from mupscale.optim import make_optimizer
 from mupscale.system import MupscaleError, derive, load_torch
@@ -23,7 +23,6 @@ from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
 from mupscale.train.run_folder import find_checkpoint
 from mupscale.train.snapshot import Snapshot, read_snapshot
-from mupscale.train.widths import Width, check_width_multiple
 
 
 def starting_point(recipe: Recipe, family: Family, processes: Processes) -> tuple[nn.Module, Optimizer]:
@@ -58,7 +57,7 @@ def _upscale_checkpoint(
     path = find_checkpoint(start)
     saved = _open(path)
     width = _width_of(saved, recipe, path)
-    check_width_multiple(width, recipe.width, f"starting from {path}")
+    Width.of(recipe.width).check_multiple_of(Width.of(width), f"starting from {path}")
     model = processes.place(family.build(width).to(recipe.dtype()))
     if isinstance(saved, Snapshot):
         saved.restore_model(model)
@@ -102,7 +101,7 @@ def _state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
     return {canonical: loaded[name] for canonical, name in without_ddp(loaded, ()).items()}
 
 
-def _width_of(saved: Snapshot | Mapping[str, Tensor], recipe: Recipe, path: Path) -> Width:
+def _width_of(saved: Snapshot | Mapping[str, Tensor], recipe: Recipe, path: Path) -> WholeWidth:
     state = saved.run if isinstance(saved, Snapshot) else None
     if state is not None and state.width is not None:
         return state.width

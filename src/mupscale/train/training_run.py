@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mupscale.core import Plan
+from mupscale.core import Plan, WholeWidth, Width
 from mupscale.data import Data
 from mupscale.optim import clip_grad_norm_
 from mupscale.system import MupscaleError, derive
@@ -42,7 +42,6 @@ from mupscale.train.snapshot import save_snapshot
 from mupscale.train.start import starting_point
 from mupscale.train.stop_requests import StopRequest
 from mupscale.train.tensorboard import TensorBoardWriter
-from mupscale.train.widths import Width, format_width
 
 Status = Literal["finished", "diverged", "interrupted"]
 _SETTLE_EVERY = 100  # steps after which losses are fetched from the device at the latest
@@ -54,7 +53,7 @@ class Result:
 
     status: Status
     step: int
-    width: Width
+    width: WholeWidth
     model: nn.Module
     optimizer: Optimizer
     out: Path | None
@@ -122,7 +121,7 @@ class TrainingRun:
         finished = "; it is finished: more --steps go on" if self.step == self.recipe.steps else ""
         self.progress.note(f"resumed after step {self.step} from {path}{finished}")
 
-    def _adopt(self, model: nn.Module, optimizer: Optimizer, width: Width) -> None:
+    def _adopt(self, model: nn.Module, optimizer: Optimizer, width: WholeWidth) -> None:
         """Go on with this model and this optimizer."""
         self.model, self.optimizer, self.width = model.train(), optimizer, width
         self.plan: Plan = self.family.plan(width)
@@ -226,7 +225,7 @@ class TrainingRun:
         seconds = time.monotonic() - began
         noise = "by parameter" if isinstance(growth.noise, dict) else f"{growth.noise:g}"
         self.progress.note(
-            f"step {self.step}  grown from width {format_width(before)} to {format_width(growth.width)}, "
+            f"step {self.step}  grown from width {Width.of(before)} to {Width.of(growth.width)}, "
             f"noise {noise}, lr {self.lr:g} ({seconds:.1f} s)"
         )
 
