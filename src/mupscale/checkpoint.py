@@ -84,9 +84,9 @@ def save_states(
     several = dist.is_available() and dist.is_initialized()
     failure = None if several and dist.get_rank() else _failure(path, tensors, content)
     if several:
-        told = [failure]
-        dist.broadcast_object_list(told)  # when this returns, the file is there for every process, or for none
-        failure = told[0]
+        message = [failure]
+        dist.broadcast_object_list(message)  # when this returns, the file is there for every process, or for none
+        failure = message[0]
     if failure is not None:
         raise MupscaleError(f"the checkpoint {path} could not be written: {failure}; what was there before is whole")
     return path
@@ -283,14 +283,14 @@ class _Tensors:
 
     def storable(self) -> dict[str, Tensor]:
         """As safetensors wants them: contiguous, and none in the memory of another (two slices of one tensor)."""
-        made: dict[str, Tensor] = {}
+        contiguous: dict[str, Tensor] = {}
         seen: set[int] = set()
         for name, tensor in self.by_name.items():
             storage = tensor.untyped_storage().data_ptr()
             own = tensor if storage not in seen else tensor.clone()
-            made[name] = own.contiguous()
+            contiguous[name] = own.contiguous()
             seen.add(storage)
-        return made
+        return contiguous
 
 
 def _pack(value: Any, key: str, tensors: _Tensors) -> Any:

@@ -97,8 +97,8 @@ class Family:
     def widening(self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> Plan:
         """The plan for widening one member of the family into another, noise units included."""
         wide_model = self._at(wide)
-        made = self._between(self._at(narrow), wide_model, copying=True)
-        return replace(made, fresh=self._fresh(wide_model))
+        plan = self._between(self._at(narrow), wide_model, copying=True)
+        return replace(plan, fresh=self._fresh(wide_model))
 
     def init(self, width: WidthLike, seed: int = 0) -> nn.Module:
         """A model under μP: the author's own draw, each random parameter rescaled to its μP standard deviation.
@@ -168,11 +168,11 @@ class Family:
         if _has_plain_tensors(wide) or _has_unsaved_widths(wide, model):  # values that the narrow model cannot tell
             with torch.random.fork_rng(devices=[]):
                 wide = self.build(width)
-        made = self.widening(model, wide)
+        plan = self.widening(model, wide)
         _dress(wide, model)
         if place is not None:
             wide = place(wide)
-        return upscale(naming.unwrap(model), wide, made, optimizer, noise=noise, lr=lr, seed=seed)
+        return upscale(naming.unwrap(model), wide, plan, optimizer, noise=noise, lr=lr, seed=seed)
 
     def _at(self, width: WidthLike | nn.Module) -> nn.Module:
         return width if isinstance(width, nn.Module) else self.sketch(width)
@@ -189,11 +189,11 @@ class Family:
         probes = [self._base.times(2)]
         if len(names) > 1:
             probes += [self._base.times(2, [name]) for name in names]
-        found: dict[str, set[int]] = {}
+        width_dims: dict[str, set[int]] = {}
         base = _tensors(self._base_model)
-        for number, widths in enumerate(probes):
+        for number, width in enumerate(probes):
             try:
-                probe = _tensors(self.sketch(widths))
+                probe = _tensors(self.sketch(width))
             except Exception:  # a width alone may not be buildable; all of them together must be
                 if number == 0:
                     raise
@@ -201,12 +201,12 @@ class Family:
             for name, tensor in probe.items():
                 if name in base and base[name].dim() == tensor.dim():
                     grown = {d for d in range(tensor.dim()) if tensor.shape[d] != base[name].shape[d]}
-                    found.setdefault(name, set()).update(grown)
-        if not any(found.values()):
+                    width_dims.setdefault(name, set()).update(grown)
+        if not any(width_dims.values()):
             raise MupscaleError(
                 f"no parameter changes when the width doubles from {self.base}: does build use its width?"
             )
-        return found
+        return width_dims
 
     def _measure(self) -> dict[str, float]:
         """Std of the author's initialisation at `init_at`, over a few draws; 0 for what is not random."""

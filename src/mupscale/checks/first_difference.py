@@ -76,10 +76,12 @@ def first_differing_module(ours: Recorder, theirs: Recorder, plan: Plan, toleran
     """
     for path, output in ours.outputs.items():
         if path in theirs.outputs:
-            expected, found = _as_copies(output, theirs.outputs[path])
-            relative = _up_to_folds(expected, found, plan, path)
+            expected, actual = _as_copies(output, theirs.outputs[path])
+            relative = _up_to_folds(expected, actual, plan, path)
             if not relative <= tolerance:
-                advice = _constant_factor(expected, found, tolerance) or _advice(path, naming.modules(ours.model)[path])
+                advice = _constant_factor(expected, actual, tolerance) or _advice(
+                    path, naming.modules(ours.model)[path]
+                )
                 if relative < ROUNDING:
                     advice = f"{_ADVICE['rounding']} {advice}"
                 return Difference(path or type(ours.model).__name__, "module", relative, advice)

@@ -56,8 +56,8 @@ class Axis:
         """First this, then the other; copying in equal blocks twice is copying once."""
         times = self.times * other.times
         if self.times == 1 or other.times == 1:
-            kept = other if self.times == 1 else self
-            return Axis(times, kept.block, kept.sections)
+            growing = other if self.times == 1 else self
+            return Axis(times, growing.block, growing.sections)
         grown = tuple((length * self.times, block) for length, block in self.sections)
         if self.block != other.block or grown != other.sections:
             first, then = (axis.sections or axis.block for axis in (self, other))

@@ -79,14 +79,14 @@ def aliases(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, ...]]:
 
 
 def without_ddp(names: Iterable[str], known: Container[str]) -> dict[str, str]:
-    """Canonical → given, for names read from a file, where DDP shows as a `module.` before every one of them.
+    """From canonical names to the names in a file, where DDP shows as a `module.` before every one of them.
 
     known: the model's own canonical names, so that a child of its own called `module` keeps its name.
 
     >>> without_ddp(["module.weight", "module.bias"], known={"weight", "bias"})
     {'weight': 'module.weight', 'bias': 'module.bias'}
     """
-    given = {canonical(name): name for name in names}
-    if given and all(name.startswith("module.") and name not in known for name in given):
-        given = {name.removeprefix("module."): original for name, original in given.items()}
-    return given
+    originals = {canonical(name): name for name in names}
+    if originals and all(name.startswith("module.") and name not in known for name in originals):
+        originals = {name.removeprefix("module."): original for name, original in originals.items()}
+    return originals

@@ -101,7 +101,7 @@ class Entry:
         return wide.add_(shift) if shift else wide
 
     def then(self, later: Entry) -> Entry:
-        """This widening followed by a later one; a dimension that did not grow in one of them need not be told of."""
+        """This widening followed by a later one; a dimension that grows in one only need be an axis of that one."""
         if self.wide != later.narrow:
             raise MupscaleError(
                 f"plans of different models do not compose: '{self.names[0]}' ends with shape {self.wide} "
@@ -180,16 +180,16 @@ class Plan:
 
     def check(self, model: nn.Module, side: str = "wide") -> dict[str, nn.Parameter]:
         """The model's parameters by name, if they are the ones this plan is about; an error otherwise."""
-        found = naming.parameters(model)
-        check_same_names("the plan", self.parameters, f"the {side} model", found, "make the plan for this model")
-        for name, p in found.items():
+        parameters = naming.parameters(model)
+        check_same_names("the plan", self.parameters, f"the {side} model", parameters, "make the plan for this model")
+        for name, p in parameters.items():
             shape: Shape = getattr(self.parameters[name], side)
             if tuple(p.shape) != shape:
                 raise MupscaleError(
                     f"this plan is for another model: '{name}' has shape {tuple(p.shape)} and the plan's {side} "
                     f"shape is {shape}"
                 )
-        return found
+        return parameters
 
     def to_json(self) -> str:
         """Exact: from_json gives an equal plan."""

@@ -50,7 +50,7 @@ class Role:
 
     @property
     def has_blocks_or_fold(self) -> bool:
-        """Whether more is said than which dimension is which."""
+        """Whether it says more than which dimension is output and which is input."""
         return (self.out_block, self.in_block, self.out_sections, self.fold) != (1, 1, (), 1)
 
     def blocks(self, *, out: int | None = None, in_: int | None = None) -> Role:

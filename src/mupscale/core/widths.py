@@ -63,13 +63,13 @@ class Width:
         else:
             is_plain = not isinstance(width, Mapping)
             sizes = width if isinstance(width, Mapping) else {_PLAIN: width}
-        made = cls(sizes, is_plain) if sizes and all(_is_positive(size) for size in sizes.values()) else None
-        if whole and (made is None or not made.is_whole):
+        are_positive = bool(sizes) and all(_is_positive(size) for size in sizes.values())
+        if whole and not (are_positive and _are_whole(sizes)):
             shown = width.plain if isinstance(width, Width) else width
             raise MupscaleError(f"{what} is {shown}, but widths are positive whole numbers")
-        if made is None:
+        if not are_positive:
             raise MupscaleError(f"{what} is a positive width or a dict of them, not {width!r}")
-        return made
+        return cls(sizes, is_plain)
 
     @property
     def plain(self) -> PlainWidth:
@@ -87,7 +87,7 @@ class Width:
     @property
     def is_whole(self) -> bool:
         """Whether all sizes are whole numbers by their type: 64, not 64.0."""
-        return all(isinstance(size, Integral) for size in self.sizes.values())
+        return _are_whole(self.sizes)
 
     @property
     def size(self) -> Size:
@@ -181,6 +181,10 @@ class Width:
 
 def _is_positive(size: object) -> bool:
     return isinstance(size, Real) and not isinstance(size, bool) and 0 < float(size) < math.inf
+
+
+def _are_whole(sizes: Mapping[str, Size]) -> bool:
+    return all(isinstance(size, Integral) for size in sizes.values())
 
 
 def _ratio(wide: Size, narrow: Size) -> Number:

@@ -1,6 +1,6 @@
 """Parameter groups that carry μP and widening.
 
-No optimizer is subclassed: everything is said in ordinary torch parameter groups.
+No optimizer is subclassed: everything is expressed in ordinary torch parameter groups.
 """
 
 from __future__ import annotations

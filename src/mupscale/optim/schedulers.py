@@ -38,20 +38,20 @@ def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRSche
     widened = copy.copy(scheduler)
     widened.optimizer = wide_optimizer
     for name, value in vars(scheduler).items():
-        kept: Any = copy.copy(value) if isinstance(value, list | dict) else value
+        wide_value: Any = copy.copy(value) if isinstance(value, list | dict) else value
         if name == "_schedulers":  # SequentialLR, ChainedScheduler
-            kept = [widen_scheduler(inner, wide_optimizer) for inner in value]
+            wide_value = [widen_scheduler(inner, wide_optimizer) for inner in value]
         elif name == "base_lrs":
-            kept = [group.setdefault("initial_lr", group["lr"]) for group in groups]
+            wide_value = [group.setdefault("initial_lr", group["lr"]) for group in groups]
         elif name == "_last_lr":
-            kept = [group["lr"] for group in groups]
+            wide_value = [group["lr"] for group in groups]
         elif name == "_step_count":  # at 1 torch warns of an optimizer whose step it has not wrapped itself
-            kept = max(value, 2)
+            wide_value = max(value, 2)
         elif name in _RATES:
-            kept = [scale(value[i], factor) for i, factor in zip(origin, growth, strict=True)]
+            wide_value = [scale(value[i], factor) for i, factor in zip(origin, growth, strict=True)]
         elif name in _PER_GROUP:
-            kept = [value[i] for i in origin]
+            wide_value = [value[i] for i in origin]
         elif name == "optimizer":
-            kept = wide_optimizer
-        setattr(widened, name, kept)
+            wide_value = wide_optimizer
+        setattr(widened, name, wide_value)
     return widened

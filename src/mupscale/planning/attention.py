@@ -47,8 +47,8 @@ class _Attention:
         if heads is None:
             return None
         kv_heads, head_dim = _attribute(module, KV_HEADS), _attribute(module, HEAD_DIM)
-        told = (getattr(module, name, None) for name in SCALE)
-        scale = next((float(v) for v in told if isinstance(v, int | float) and v is not True and v > 0), None)
+        values = (getattr(module, name, None) for name in SCALE)
+        scale = next((float(v) for v in values if isinstance(v, int | float) and v is not True and v > 0), None)
         return cls(heads, heads if kv_heads is None else kv_heads, head_dim, scale)
 
 
@@ -98,12 +98,12 @@ def attention_roles(narrow: nn.Module, wide: nn.Module, path: str) -> Roles:
 
 def _inner_attention(module: nn.Module) -> str:
     """The child that knows the heads, where its output projection lies beside it (BERT's attention.self), or ''."""
-    known = [name for name, child in module.named_children() if _Attention.of(child) is not None]
-    if len(known) != 1 or is_torchs_own(module) or is_torchs_own(module.get_submodule(known[0])):
+    children = [name for name, child in module.named_children() if _Attention.of(child) is not None]
+    if len(children) != 1 or is_torchs_own(module) or is_torchs_own(module.get_submodule(children[0])):
         return ""
-    found = _Projections.of(module.get_submodule(known[0]))
-    beside = bool(found.fused or (found.query and found.key_value)) and not found.out
-    return known[0] if beside and _Projections.of(module).complete else ""
+    projections = _Projections.of(module.get_submodule(children[0]))
+    beside = bool(projections.fused or (projections.query and projections.key_value)) and not projections.out
+    return children[0] if beside and _Projections.of(module).complete else ""
 
 
 @dataclass(frozen=True)

@@ -50,14 +50,14 @@ def plan(
     >>> mu.plan(MLP(3, 8, 2), MLP(3, 32, 2))["layers.1.weight"].rule
     Rule(out=4, in_=4, fold=1)
     """
-    made = build_plan(narrow, wide, roles=roles)
+    widening = build_plan(narrow, wide, roles=roles)
     if fresh is None:
-        return made
+        return widening
     draws = [fresh(), fresh()] if not isinstance(fresh, nn.Module) else [fresh]
     for draw in draws:
-        made.check(draw, "narrow")
+        widening.check(draw, "narrow")
     stds = initial_std([naming.parameters(draw) for draw in draws])
-    return replace(made, fresh={name: std * made.parameters[name].init for name, std in stds.items()})
+    return replace(widening, fresh={name: std * widening.parameters[name].init for name, std in stds.items()})
 
 
 def build_plan(
@@ -127,18 +127,20 @@ class _Walk:
         for path, module in self.small.items():
             prefix = f"{path}." if path else ""
             function = registered(module)
-            said: dict[str, Role] = {}
+            roles: dict[str, Role] = {}
             try:
                 if function is not None:
-                    said.update(function(module, self.large[path]))
-                said = {**attention_roles(module, self.large[path], path), **said}
+                    roles.update(function(module, self.large[path]))
+                roles = {**attention_roles(module, self.large[path], path), **roles}
             except MupscaleError:
                 full = {n: prefix + naming.canonical(n) for n, _ in module.named_parameters()}
-                told = {n: self._override(name) or resolved.get(name) for n, name in full.items()}
-                everything = all(n in said or role is not None for n, role in told.items())
-                if not everything and not any(role is not None and role.has_blocks_or_fold for role in told.values()):
+                explicit = {n: self._override(name) or resolved.get(name) for n, name in full.items()}
+                everything = all(n in roles or role is not None for n, role in explicit.items())
+                if not everything and not any(
+                    role is not None and role.has_blocks_or_fold for role in explicit.values()
+                ):
                     raise
-            for name, role in said.items():
+            for name, role in roles.items():
                 resolved.setdefault(prefix + naming.canonical(name), role)
         return resolved
 
@@ -164,10 +166,10 @@ class _Walk:
         if tied != tied_wide and kind == "parameters":
             odd = next(g for g in sorted({*tied.values()} ^ {*tied_wide.values()}) if len(g) > 1)
             raise MupscaleError(f"'{odd[0]}' is tied to '{odd[1]}' in one of the two models only; tie both or none")
-        made = {first: self._entry(group, small[first], large[first]) for first, group in tied.items()}
-        for name, entry in made.items() if kind == "buffers" and self.copying else ():
+        entries = {first: self._entry(group, small[first], large[first]) for first, group in tied.items()}
+        for name, entry in entries.items() if kind == "buffers" and self.copying else ():
             self._check_recomputed(name, entry, small[name], large[name])
-        return made
+        return entries
 
     def _check_recomputed(self, name: str, entry: Entry, small: Tensor, large: Tensor) -> None:
         """A buffer that is not saved is computed anew with the model, which must not undo the widening."""

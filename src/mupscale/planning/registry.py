@@ -48,9 +48,9 @@ def register_roles(module: type[nn.Module], function: RoleFunction | None = None
         raise MupscaleError(f"register_roles takes a module class, not {module!r}")
     if (function is None) == (not roles):
         raise MupscaleError("register_roles takes either a function or one Role per parameter name")
-    known = next((_REGISTRY[cls] for cls in module.__mro__ if cls in _REGISTRY), None)
-    if function is None and known is not None:
-        _REGISTRY[module] = lambda narrow, wide: {**known(narrow, wide), **roles}
+    inherited = next((_REGISTRY[cls] for cls in module.__mro__ if cls in _REGISTRY), None)
+    if function is None and inherited is not None:
+        _REGISTRY[module] = lambda narrow, wide: {**inherited(narrow, wide), **roles}
     else:
         _REGISTRY[module] = function if function is not None else lambda narrow, wide: roles
 
