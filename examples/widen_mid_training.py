@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -21,7 +22,6 @@ from torch.optim import AdamW, Optimizer
 import mupscale as mu
 from mupscale.data import Split, covtype_sample
 from mupscale.models import MLP
-from mupscale.plots import COLORS, GREY, figure, save
 
 NARROW, WIDE = 32, 128
 BEFORE, AFTER = 500, 800
@@ -115,18 +115,23 @@ def run(out: Path, before: int = BEFORE, after: int = AFTER) -> dict[str, Curve]
 
 def plot(curves: Mapping[str, Curve], upscaled_at: int, gap: float, path: Path) -> Path:
     """The demonstration's curves, the exact wide model dotted on top of the narrow one."""
-    fig, ax = figure(8, 4.6)
+    matplotlib.use("Agg")  # a file, and no window
+    import matplotlib.pyplot as plt
+
+    fig, ax = plt.subplots(figsize=(8, 4.6), layout="constrained", dpi=150)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25, linewidth=0.6)
     before = curves["before"]
-    ax.plot(before.steps, before.losses, color=COLORS[0], lw=1.6)
+    ax.plot(before.steps, before.losses, color="#4c566a", lw=1.6)
     styles: dict[str, dict[str, Any]] = {
-        "narrow": {"color": COLORS[0], "lw": 1.6},
-        "exact": {"color": COLORS[3], "lw": 3.0, "ls": (0, (0.1, 2.2)), "dash_capstyle": "round", "zorder": 5},
-        "noisy": {"color": COLORS[2], "lw": 1.8},
-        "scratch": {"color": COLORS[1], "lw": 1.6},
+        "narrow": {"color": "#4c566a", "lw": 1.6},
+        "exact": {"color": "#e0a030", "lw": 3.0, "ls": (0, (0.1, 2.2)), "dash_capstyle": "round", "zorder": 5},
+        "noisy": {"color": "#d1495b", "lw": 1.8},
+        "scratch": {"color": "#2a7fb8", "lw": 1.6},
     }
     for name, style in styles.items():
         ax.plot(curves[name].steps, curves[name].losses, label=curves[name].label, **style)
-    ax.axvline(upscaled_at, color=GREY, lw=0.8, ls="--", zorder=0)
+    ax.axvline(upscaled_at, color="#9aa5b1", lw=0.8, ls="--", zorder=0)
     ax.annotate(
         "upscaled here",
         (upscaled_at, 0.97),
@@ -145,7 +150,10 @@ def plot(curves: Mapping[str, Curve], upscaled_at: int, gap: float, path: Path) 
     ax.set_ylabel("training loss")
     ax.set_title(f"Upscaling in mid-training; (a) and (b) differ by {gap:.0e} at most", loc="left", fontsize=11)
     ax.legend(frameon=False, fontsize=9, loc="upper right")
-    return save(fig, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path)
+    plt.close(fig)
+    return path
 
 
 def main() -> None:
