@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from mupscale.theory import MLP, Limit, Network, Stage, run
+from mupscale.theory import Limit, MLPSetup, Network, Stage, run
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     inputs, targets = torch.randn(4, 3), torch.randn(4, 1)
-    mlp, stages = MLP(args.layers, "tanh"), [Stage(5, 0.3), Stage(5, 0.2, args.times, 0.5)]
+    mlp, stages = MLPSetup(args.layers, "tanh"), [Stage(5, 0.3), Stage(5, 0.2, args.times, 0.5)]
     clock = time.process_time if args.device == "cpu" and args.threads == 1 else time.perf_counter
 
     def once(samples: int, seed: int) -> tuple[float, int]:
@@ -52,7 +52,7 @@ def main() -> None:
 def held(samples: int, args: argparse.Namespace) -> int:
     """Bytes of the rows that a program, its matrices and its updates keep after 10 steps."""
     program = Limit(samples, args.times, device=args.device)
-    net = Network(program, MLP(args.layers, "tanh"), 3, 1)
+    net = Network(program, MLPSetup(args.layers, "tanh"), 3, 1)
     inputs = torch.randn(4, 3, device=args.device, dtype=torch.float64)
     for step in range(10):
         if step == 5:

@@ -27,9 +27,8 @@ FLOORS = [
     ["train"],
     ["engine"],
     ["sweep"],
-    ["method", "hf"],
+    ["method", "hf", "theory"],
     ["report"],
-    ["theory"],
     ["cli"],
     ["__init__", "__main__"],
 ]

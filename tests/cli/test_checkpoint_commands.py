@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 from hf_files import llama_config, llama_tensors, write_checkpoint  # noqa: E402
 from hf_models import tiny  # noqa: E402
 from mupscale import MupscaleError, hf  # noqa: E402
-from mupscale.cli.commands import main  # noqa: E402
+from mupscale.cli import main  # noqa: E402
 
 
 @pytest.fixture

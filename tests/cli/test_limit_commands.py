@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from mupscale.cli import limits
-from mupscale.cli.commands import main
+from mupscale.cli import main
+from mupscale.cli.limit_options import gather_lists
+from mupscale.cli.limit_tables import print_table
 from mupscale.sweep.space import Space, Sweep
 from mupscale.theory.noise_sweep import sweep_limit as swept
-from mupscale.theory.study import Meeting
+from mupscale.theory.study import LimitComparison
 
 MLP = ["limit", "mlp", "--samples", "1500", "--seeds", "2", "--networks", "3", "--steps", "2", "--after", "2"]
 EXAMPLES = ["limit", "examples", "--networks", "4", "--steps", "3", "--after", "3"]
@@ -45,7 +46,7 @@ def test_mlp_prints_a_table_and_writes_pictures_and_results(capsys: pytest.Captu
     said = capsys.readouterr()
     assert set(pictures("limit/mlp")) == {"loss", "error", "copies", "preactivations"}
     found = results("limit/mlp")
-    met = Meeting.from_json(found["meeting"])
+    met = LimitComparison.from_json(found["meeting"])
     assert met.widths == [32, 64]
     assert found["settings"]["activation"] == "relu"
     assert found["settings"]["widths"] == [32, 64]
@@ -70,7 +71,7 @@ def test_lists_can_be_written_with_spaces_commas_or_brackets(monkeypatch: pytest
         given.append((widths, experiment.stages[1].noise, experiment.times, experiment.mlp.trained))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mupscale.theory.study.meeting", look)
+    monkeypatch.setattr("mupscale.theory.study.compare_with_limit", look)
     for words in (
         ["--widths", "256", "512", "--noise", "0", "0.5", "1", "--times", "2", "3", "--frozen", "1"],
         ["--widths", "[256, 512]", "--noise", "[0, 0.5, 1]", "--times", "[2, 3]", "--frozen=1"],
@@ -86,24 +87,24 @@ def test_an_interrupted_command_says_so_in_a_line(
     def stop(*args: Any, **rest: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mupscale.theory.study.meeting", stop)
+    monkeypatch.setattr("mupscale.theory.study.compare_with_limit", stop)
     assert main(MLP) == 130
     assert capsys.readouterr().err == "mupscale limit mlp: interrupted\n"
     assert not any(Path("limit/mlp").iterdir())
 
 
-def test_gathered_takes_negative_numbers_and_leaves_other_options_alone() -> None:
+def test_lists_take_negative_numbers_and_leaves_other_options_alone() -> None:
     words = ["--lr", "0.5", "--noise", "-1", "-.5", "--widths", "8", "--out", "there"]
     expected = ["--lr", "0.5", "--noise", "[-1, -.5]", "--widths", "[8]", "--out", "there"]
-    assert limits.gathered(words, ["--noise", "--widths"]) == expected
-    assert limits.gathered(["--widths"], ["--widths"]) == ["--widths"]
+    assert gather_lists(words, ["--noise", "--widths"]) == expected
+    assert gather_lists(["--widths"], ["--widths"]) == ["--widths"]
 
 
 def test_several_upscalings_frozen_layers_and_the_limit_alone(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--widths", "[]", "--times", "2", "2", "--frozen", "1", "3", "--noise", "0", "0.5", "0", "--out", "here"]
     assert main([*MLP, *words, "--samples", "400"]) == 0
     assert set(pictures("here")) == {"loss", "copies", "preactivations"}
-    met = Meeting.from_json(results("here")["meeting"])
+    met = LimitComparison.from_json(results("here")["meeting"])
     assert met.upscaled == (2, 4)
     assert met.times == 4
     said = capsys.readouterr().out
@@ -196,8 +197,8 @@ def test_tables_are_whole_on_a_narrow_terminal(
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "30")
-    limits._show("Losses", ["n", "loss", "error", "slope"], [("2,048", "0.04668 ± 0.0005", "-4.0e-17", "n^-0.50")])
-    limits._show("Changes", ["with", "of", "by"], [("a condition that is a long sentence", "M + M′", "2.2e-16")])
+    print_table("Losses", ["n", "loss", "error", "slope"], [("2,048", "0.04668 ± 0.0005", "-4.0e-17", "n^-0.50")])
+    print_table("Changes", ["with", "of", "by"], [("a condition that is a long sentence", "M + M′", "2.2e-16")])
     said = capsys.readouterr().out
     assert all(cell in said for cell in ("2,048", "0.04668 ± 0.0005", "-4.0e-17", "n^-0.50", "M + M′", "2.2e-16"))
     assert "a condition that is a long sentence" not in said
@@ -245,7 +246,7 @@ def test_mistakes_are_one_sentence(words: list[str], line: str, capsys: pytest.C
 def test_a_folder_that_is_a_file_is_one_sentence_before_any_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mupscale.theory.study.meeting", None)
+    monkeypatch.setattr("mupscale.theory.study.compare_with_limit", None)
     Path("taken").write_text("")
     assert main([*MLP, "--widths", "[]", "--out", "taken"]) == 1
     assert capsys.readouterr().err == "mupscale: the folder taken cannot be made: File exists; choose another\n"
@@ -257,7 +258,7 @@ def test_what_does_not_fit_into_memory_is_one_sentence(
     def too_large(*args: Any, **rest: Any) -> Any:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 640000000000 bytes.")
 
-    monkeypatch.setattr("mupscale.theory.study.meeting", too_large)
+    monkeypatch.setattr("mupscale.theory.study.compare_with_limit", too_large)
     assert main(MLP) == 1
     assert capsys.readouterr().err.startswith("mupscale: this does not fit into memory: take smaller --widths")
 

@@ -15,7 +15,9 @@ import torch
 pytest.importorskip("jsonargparse")
 
 from mupscale import __version__
-from mupscale.cli.commands import COMMANDS, main, read_recipe, read_run
+from mupscale.cli import main
+from mupscale.cli.command_table import COMMANDS
+from mupscale.cli.training import read_recipe, read_run
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Growth
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from method_runs import Commanded, run_quietly, settings, small, written
-from mupscale.cli.commands import main, read_method
+from mupscale.cli import main
+from mupscale.cli.method import read_method
 from mupscale.method.summary import Summary
 from mupscale.method.upscaling_method import run_method
 from mupscale.train import Recipe

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mupscale.cli.commands import main
+from mupscale.cli import main
 from mupscale.data.stream import Batch
 from mupscale.method.settings import Method
 from mupscale.method.summary import Summary

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from method_runs import Commanded, Sitting, count_changes, facts, quiet, run_quietly, settings, small, written
-from mupscale.cli.commands import read_method
+from mupscale.cli.method import read_method
 from mupscale.method.method_run import MethodRun
 from mupscale.method.settings import Method
 from mupscale.method.summary import Summary

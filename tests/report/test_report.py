@@ -23,7 +23,7 @@ from mupscale.method.contenders import SCRATCH_DROP, UPSCALED, UPSCALED_OWN
 from mupscale.method.summary import Curve, Summary
 from mupscale.plots import words
 from mupscale.plots.figures import figure
-from mupscale.plots.gallery import INK, Gallery, recoloured, whole
+from mupscale.plots.gallery import INK, Gallery, drop_partial_point, recolour_for_dark
 from mupscale.report import facts, gain, loss_curves, sweeps, transfer
 from mupscale.report.writing import write_report
 from mupscale.sweep.space import Space, Sweep, Trial
@@ -75,35 +75,35 @@ def small(**changes: Any) -> Summary:
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
-        (words.loss(0.41234), "0.412"),
-        (words.loss(0.01234), "0.0123"),
-        (words.loss(4.2e-7), "4.2e-7"),
-        (words.loss(1234.5), "1,234.5"),
-        (words.loss(None), "–"),
-        (words.loss(math.nan), "–"),
-        (words.loss(math.inf), "∞"),
-        (words.times(1.3333), "1.3×"),
-        (words.times(23.64), "23.6×"),
-        (words.times(1250), "1,250×"),
-        (words.flops(598e12), "598 TFLOPs"),
-        (words.flops(37_929_809e12), "37,929,809 TFLOPs"),
-        (words.flops(8.3e11), "0.83 TFLOPs"),
-        (words.flops(2e9), "2 GFLOPs"),
-        (words.setting(0.0040000001), "0.004"),
-        (words.setting(1e-5), "1e-5"),
-        (words.duration(0.84), "0.8 s"),
-        (words.duration(59.7), "1 min"),
-        (words.duration(123), "2 min 3 s"),
-        (words.duration(3840), "1 h 4 min"),
-        (words.duration(3 * 86400 + 7200), "3 d 2 h"),
-        (words.duration(3599.9), "1 h"),
-        (words.width(1024), "1,024"),
-        (words.width({"head_dim": 32, "heads": 4}), "head_dim 32, heads 4"),
-        (words.spread([0.4, 0.5, 0.6]), "0.500 (0.400 to 0.600)"),
-        (words.spread([0.4]), "0.400"),
-        (words.spread([]), "–"),
-        (words.file_name("../../etc/passwd"), "etc-passwd"),
-        (words.file_name("…"), "unnamed"),
+        (words.format_loss(0.41234), "0.412"),
+        (words.format_loss(0.01234), "0.0123"),
+        (words.format_loss(4.2e-7), "4.2e-7"),
+        (words.format_loss(1234.5), "1,234.5"),
+        (words.format_loss(None), "–"),
+        (words.format_loss(math.nan), "–"),
+        (words.format_loss(math.inf), "∞"),
+        (words.format_factor(1.3333), "1.3×"),
+        (words.format_factor(23.64), "23.6×"),
+        (words.format_factor(1250), "1,250×"),
+        (words.format_flops(598e12), "598 TFLOPs"),
+        (words.format_flops(37_929_809e12), "37,929,809 TFLOPs"),
+        (words.format_flops(8.3e11), "0.83 TFLOPs"),
+        (words.format_flops(2e9), "2 GFLOPs"),
+        (words.format_setting(0.0040000001), "0.004"),
+        (words.format_setting(1e-5), "1e-5"),
+        (words.format_duration(0.84), "0.8 s"),
+        (words.format_duration(59.7), "1 min"),
+        (words.format_duration(123), "2 min 3 s"),
+        (words.format_duration(3840), "1 h 4 min"),
+        (words.format_duration(3 * 86400 + 7200), "3 d 2 h"),
+        (words.format_duration(3599.9), "1 h"),
+        (words.format_width(1024), "1,024"),
+        (words.format_width({"head_dim": 32, "heads": 4}), "head_dim 32, heads 4"),
+        (words.format_spread([0.4, 0.5, 0.6]), "0.500 (0.400 to 0.600)"),
+        (words.format_spread([0.4]), "0.400"),
+        (words.format_spread([]), "–"),
+        (words.safe_file_name("../../etc/passwd"), "etc-passwd"),
+        (words.safe_file_name("…"), "unnamed"),
     ],
 )
 def test_numbers_for_people(shown: str, expected: str) -> None:
@@ -195,7 +195,7 @@ def test_dark_pictures_have_no_dark_ink(written: Path) -> None:
     svg = (written.parent / "training-step.svg").read_text()
     assert INK in svg
     assert "#ffffff" in svg
-    dark = recoloured(svg)
+    dark = recolour_for_dark(svg)
     assert INK not in dark
     assert "#ffffff" not in dark
 
@@ -513,11 +513,11 @@ def test_waterfall_shows_the_best_of_the_alternatives_without_a_bar(tmp_path: Pa
 def test_a_last_point_of_few_steps_is_left_out() -> None:
     """It is the mean of fewer losses than the others, and would jump; where a run diverged it is where it ended."""
     curve = [(100.0, 1.0), (200.0, 0.9), (300.0, 0.8)]
-    assert whole(curve, "finished") == curve
-    assert whole([*curve, (316, 1.2)], "finished") == curve
-    assert whole([*curve, (380, 0.7)], "finished") == [*curve, (380, 0.7)]
-    assert whole([*curve, (316, 1.2)], "diverged") == [*curve, (316, 1.2)]
-    assert whole(curve[:2], "finished") == curve[:2]
+    assert drop_partial_point(curve, "finished") == curve
+    assert drop_partial_point([*curve, (316, 1.2)], "finished") == curve
+    assert drop_partial_point([*curve, (380, 0.7)], "finished") == [*curve, (380, 0.7)]
+    assert drop_partial_point([*curve, (316, 1.2)], "diverged") == [*curve, (316, 1.2)]
+    assert drop_partial_point(curve[:2], "finished") == curve[:2]
 
 
 @pytest.mark.usefixtures("_close")
@@ -629,7 +629,7 @@ def test_values_along_the_axis_are_labelled_where_there_is_room(xs: list[float],
     assert list(ax.get_xticks()) == xs
     labels = [label for label in ax.get_xticklabels() if label.get_text()]
     assert (len(labels) == len(xs)) == all_fit
-    assert [labels[0].get_text(), labels[-1].get_text()] == [words.setting(xs[0]), words.setting(xs[-1])]
+    assert [labels[0].get_text(), labels[-1].get_text()] == [words.format_setting(xs[0]), words.format_setting(xs[-1])]
     boxes = [label.get_window_extent() for label in labels]
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 

@@ -23,7 +23,8 @@ import pytest
 
 pytest.importorskip("jsonargparse")
 
-from mupscale.cli.commands import main, read_method
+from mupscale.cli import main
+from mupscale.cli.method import read_method
 from mupscale.data import covtype_sample, tinyshakespeare
 from mupscale.method.method_run import count_of
 from mupscale.method.protocol import Protocol

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 import mupscale as mu
 from mupscale.models import MLP as TorchMLP
 from mupscale.system.errors import MupscaleError
-from mupscale.theory import MLP, Activation, Adam, Diverged, Estimate, Finite, Limit, Network, Sign, Stage
+from mupscale.theory import Activation, Adam, Diverged, Estimate, Finite, Limit, MLPSetup, Network, Sign, Stage
 from mupscale.theory import finite as finite_estimate
 from mupscale.theory import limit as limit_estimate
 from mupscale.theory import run as train
-from mupscale.theory.network import ACTIVATIONS, copies_made, squared
+from mupscale.theory.network import ACTIVATIONS, count_copies, squared_error
 
 
 def batch(inputs: int = 4, features: int = 3, outputs: int = 1) -> tuple[Tensor, Tensor]:
@@ -49,10 +49,10 @@ OPTIMIZERS: dict[str, tuple[dict[str, object], type[torch.optim.Optimizer], dict
 @pytest.mark.parametrize(
     ("layers", "activation", "times", "loss", "trained"),
     [
-        (2, "gelu", [2], squared, None),
-        (3, "tanh", [3], squared, None),
+        (2, "gelu", [2], squared_error, None),
+        (3, "tanh", [3], squared_error, None),
         (4, "relu", [2], logistic, [True, False, True, True]),
-        (4, "linear", [2, 2], squared, [False, True, True, False]),
+        (4, "linear", [2, 2], squared_error, [False, True, True, False]),
     ],
 )
 def test_a_finite_program_is_what_the_library_trains(
@@ -68,7 +68,7 @@ def test_a_finite_program_is_what_the_library_trains(
     ours, optimizer, hyper = OPTIMIZERS[name]
     n, (inputs, targets) = 6, batch(outputs=2)
     lr = 0.1
-    mlp = MLP(layers, activation, 1.2, trained, loss=loss, **ours)
+    mlp = MLPSetup(layers, activation, 1.2, trained, loss=loss, **ours)
     program = Finite(n, math.prod(times), seed=1, device="cpu")
     net = Network(program, mlp, inputs.shape[1], targets.shape[1])
     stages = [Stage(4, lr), *(Stage(4, lr / (i + 2), k, 0.4) for i, k in enumerate(times))]
@@ -129,7 +129,7 @@ def _narrow(weight: Tensor, shape: torch.Size, copies: int) -> Tensor:
 def test_noise_has_the_papers_size() -> None:
     """Algorithm 'Upscaling for MLPs under SGD': σ̄_Δ on the input, σ̄_Δ/√N on hidden, σ̄_Δ/N on the folded readout."""
     n, k, levels = 80, 3, [0.5, 0.7, 0.9]
-    net = Network(Finite(n, k, device="cpu"), MLP(3), 3, 1)
+    net = Network(Finite(n, k, device="cpu"), MLPSetup(3), 3, 1)
     before = net.weights()
     net.upscale(k, levels)
     after = net.weights()
@@ -145,7 +145,7 @@ CASES = [(a, layers, k) for a in ("tanh", "relu") for layers in (3, 4) for k in 
 def case(activation: str, layers: int, k: int) -> Callable[[Finite | Limit], Tensor]:
     """All layers trained, 5 + 5 steps."""
     inputs, targets = batch()
-    mlp, stages = MLP(layers, activation), [Stage(5, 0.5), Stage(5, 0.4, k, 0.5)]
+    mlp, stages = MLPSetup(layers, activation), [Stage(5, 0.5), Stage(5, 0.4, k, 0.5)]
     return lambda program: train(program, mlp, inputs, targets, stages).outputs
 
 
@@ -190,14 +190,14 @@ def test_real_networks_of_width_2048_are_at_the_limit(activation: str, layers: i
 @pytest.mark.parametrize(
     "mlp",
     [
-        MLP(3, "tanh", momentum=0.8),
-        MLP(3, "relu", entrywise=Sign(0.3)),
-        MLP(3, "gelu", entrywise=Adam(0.8, 0.9, 0.2)),
-        MLP(4, lambda h: h / (1 + h.square()).sqrt(), sigma=[1, 1.5, 1.5, 0.5], trained=[False, True, True, True]),
+        MLPSetup(3, "tanh", momentum=0.8),
+        MLPSetup(3, "relu", entrywise=Sign(0.3)),
+        MLPSetup(3, "gelu", entrywise=Adam(0.8, 0.9, 0.2)),
+        MLPSetup(4, lambda h: h / (1 + h.square()).sqrt(), sigma=[1, 1.5, 1.5, 0.5], trained=[False, True, True, True]),
     ],
     ids=["momentum", "sign", "Adam", "own activation"],
 )
-def test_other_optimizers_and_activations_meet_their_limit(mlp: MLP) -> None:
+def test_other_optimizers_and_activations_meet_their_limit(mlp: MLPSetup) -> None:
     """The entrywise ones as OuterNonlin with r = 1 of all vectors of the past."""
     inputs, targets = batch(outputs=2)
     stages = [Stage(3, 0.2), Stage(3, 0.2, 2, 0.5)]
@@ -215,31 +215,31 @@ def test_other_optimizers_and_activations_meet_their_limit(mlp: MLP) -> None:
 
 # ------------------------------------------------------------------------ identities of the limit
 
-KINDS = [MLP(3, "tanh"), MLP(4, "relu", momentum=0.7), MLP(3, "tanh", entrywise=Sign(0.3))]
+KINDS = [MLPSetup(3, "tanh"), MLPSetup(4, "relu", momentum=0.7), MLPSetup(3, "tanh", entrywise=Sign(0.3))]
 
 
-def outputs(mlp: MLP, *stages: Stage, samples: int = 500) -> Tensor:
+def outputs(mlp: MLPSetup, *stages: Stage, samples: int = 500) -> Tensor:
     inputs, targets = batch()
     samples = samples if mlp.entrywise is None else samples // 2
-    return train(Limit(samples, copies_made(stages), 5, device="cpu"), mlp, inputs, targets, stages).outputs
+    return train(Limit(samples, count_copies(stages), 5, device="cpu"), mlp, inputs, targets, stages).outputs
 
 
 @pytest.mark.parametrize("mlp", KINDS, ids=["SGD", "momentum", "sign"])
 @pytest.mark.parametrize("k", [2, 3])
-def test_zero_noise_is_never_upscaled(mlp: MLP, k: int) -> None:
+def test_zero_noise_is_never_upscaled(mlp: MLPSetup, k: int) -> None:
     found, wanted = outputs(mlp, Stage(3, 0.3), Stage(3, 0.2, k)), outputs(mlp, Stage(3, 0.3), Stage(3, 0.2))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("mlp", KINDS, ids=["SGD", "momentum", "sign"])
-def test_the_lifted_run_before_an_upscaling_is_the_run(mlp: MLP) -> None:
+def test_the_lifted_run_before_an_upscaling_is_the_run(mlp: MLPSetup) -> None:
     lifted = outputs(mlp, Stage(4, 0.3), Stage(2, 0.2, 3, 0.5))
     torch.testing.assert_close(lifted[:4], outputs(mlp, Stage(4, 0.3))[:4], rtol=0, atol=1e-12)
     assert rms(lifted[4] - outputs(mlp, Stage(4, 0.3))[4]) > 1e-3
 
 
 @pytest.mark.parametrize("mlp", KINDS, ids=["SGD", "momentum", "sign"])
-def test_two_upscalings_of_which_one_is_silent_are_one(mlp: MLP) -> None:
+def test_two_upscalings_of_which_one_is_silent_are_one(mlp: MLPSetup) -> None:
     """Noise in the first alone: copies of the second stay equal. Noise in the second alone: as if all came at once."""
     a, b, c = Stage(2, 0.3), {"steps": 2, "lr": 0.25}, {"steps": 2, "lr": 0.2}
     first = outputs(mlp, a, Stage(times=2, noise=0.5, **b), Stage(times=2, **c))
@@ -254,8 +254,8 @@ def test_two_upscalings_of_which_one_is_silent_are_one(mlp: MLP) -> None:
 def test_pairs_of_entries_under_sgd_are_outer_products(momentum: float) -> None:
     """The two ways in which a weight keeps its updates."""
     stages = Stage(3, 0.3), Stage(3, 0.2, 2, 0.5)
-    low_rank = outputs(MLP(3, "tanh", momentum=momentum), *stages, samples=250)
-    pairs = outputs(MLP(3, "tanh", momentum=momentum, entrywise=lambda g: g), *stages)
+    low_rank = outputs(MLPSetup(3, "tanh", momentum=momentum), *stages, samples=250)
+    pairs = outputs(MLPSetup(3, "tanh", momentum=momentum, entrywise=lambda g: g), *stages)
     torch.testing.assert_close(pairs, low_rank, rtol=0, atol=1e-12)
 
 
@@ -265,7 +265,7 @@ def test_two_noisy_upscalings_meet_their_limit() -> None:
     stages = [Stage(3, 0.4), Stage(3, 0.3, 2, 0.6), Stage(3, 0.3, 2, 0.4)]
 
     def program(backend: Finite | Limit) -> Tensor:
-        found = train(backend, MLP(3, "tanh"), inputs, targets, stages)
+        found = train(backend, MLPSetup(3, "tanh"), inputs, targets, stages)
         return torch.cat([found.outputs.flatten(), found.kernels[-1].mean(0).flatten()])
 
     limit = limit_estimate(program, k=4, samples=4000, seeds=4)
@@ -279,14 +279,14 @@ def test_two_noisy_upscalings_meet_their_limit() -> None:
 def test_copies_are_equal_until_noise_tells_them_apart() -> None:
     inputs, targets = batch()
     stages = [Stage(2, 0.3), Stage(2, 0.3, 3, 0.5)]
-    found = train(Limit(500, 3, device="cpu"), MLP(3), inputs, targets, stages)
+    found = train(Limit(500, 3, device="cpu"), MLPSetup(3), inputs, targets, stages)
     assert found.upscaled == (2,)
     kernels = found.kernels
     torch.testing.assert_close(kernels[:2], kernels[:2, :, :1, :1].expand(2, 4, 3, 3), rtol=0, atol=1e-12)
     same, other = kernels[3, 0].diagonal().mean(), kernels[3, 0, 0, 1]
     assert 0.3 * same < other < 0.9 * same
     assert found.hidden.shape == (4, 500, 3)
-    torch.testing.assert_close(found.losses[-1], squared(found.outputs[-1], targets), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.losses[-1], squared_error(found.outputs[-1], targets), rtol=0, atol=1e-12)
 
 
 # ------------------------------------------------------------------------ cost
@@ -310,7 +310,7 @@ def test_memory_is_linear_in_samples_times_latents(k: int) -> None:
 
     def bytes_each(samples: int, steps: int) -> float:
         program = Limit(samples, k, device="cpu")
-        net = Network(program, MLP(3), 3, 1)
+        net = Network(program, MLPSetup(3), 3, 1)
         net.upscale(k, 0.5)
         for _ in range(steps):
             net.step(net.forward(inputs) - targets, 0.1)
@@ -327,33 +327,39 @@ def test_memory_is_linear_in_samples_times_latents(k: int) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: MLP(1), "not 1 layers"),
-        (lambda: MLP(3, "swish"), "'swish' is no activation"),
-        (lambda: MLP(3, trained=[True]), "of 1 layers whether they learn, and there are 3"),
-        (lambda: MLP(3, sigma=[1.0, 2.0]), "sigma is one number or 3"),
-        (lambda: MLP(3, momentum=0.9, entrywise=Adam()), "leave momentum out"),
+        (lambda: MLPSetup(1), "not 1 layers"),
+        (lambda: MLPSetup(3, "swish"), "'swish' is no activation"),
+        (lambda: MLPSetup(3, trained=[True]), "of 1 layers whether they learn, and there are 3"),
+        (lambda: MLPSetup(3, sigma=[1.0, 2.0]), "sigma is one number or 3"),
+        (lambda: MLPSetup(3, momentum=0.9, entrywise=Adam()), "leave momentum out"),
         (lambda: Adam(eps=0.0), "ε must be above 0"),
         (lambda: Sign(eps=-1.0), "ε must be above 0"),
         (lambda: Stage(3, 0.1, times=0), "not 3 and 0"),
-        (lambda: outputs(MLP(3), Stage(1, 0.1), Stage(1, 0.1, 2, [0.1, 0.2])), "noise is one number or 3"),
-        (lambda: train(Limit(50, 2), MLP(3), *batch(), [Stage(1, 0.1)]), "give it k=1"),
+        (lambda: outputs(MLPSetup(3), Stage(1, 0.1), Stage(1, 0.1, 2, [0.1, 0.2])), "noise is one number or 3"),
+        (lambda: train(Limit(50, 2), MLPSetup(3), *batch(), [Stage(1, 0.1)]), "give it k=1"),
         (
-            lambda: outputs(MLP(3), Stage(1, 0.1, 2, torch.ones(2))),
+            lambda: outputs(MLPSetup(3), Stage(1, 0.1, 2, torch.ones(2))),
             "noise is one number or 3, one for each layer, not 2",
         ),
-        (lambda: outputs(MLP(3), Stage(1, 0.1, 2, torch.ones(3, 1))), r"not an array of shape \(3, 1\)"),
-        (lambda: outputs(MLP(3), Stage(1, 0.1, 2, "loud")), "noise is one number or 3, one for each layer, not 'loud'"),
+        (lambda: outputs(MLPSetup(3), Stage(1, 0.1, 2, torch.ones(3, 1))), r"not an array of shape \(3, 1\)"),
+        (
+            lambda: outputs(MLPSetup(3), Stage(1, 0.1, 2, "loud")),
+            "noise is one number or 3, one for each layer, not 'loud'",
+        ),
         (lambda: Finite(5, dtype=torch.float16), r"torch\.float32 or torch\.float64, not in torch\.float16"),
-        (lambda: train(Limit(50), MLP(3), torch.ones(3), torch.ones(3), []), r"not \(3,\) and \(3,\)"),
-        (lambda: outputs(MLP(3, lambda h: h.sum(-1)), Stage(1, 0.1)), "act entry by entry"),
-        (lambda: outputs(MLP(3, loss=lambda y, t: y - t), Stage(1, 0.1)), r"shape \(4, 1\)"),
-        (lambda: outputs(MLP(3, loss=lambda y, t: 1.0), Stage(1, 0.1)), "depends on the outputs, not 1.0"),
-        (lambda: outputs(MLP(3, loss=lambda y, t: t.sum()), Stage(1, 0.1)), "depends on the outputs"),
-        (lambda: outputs(MLP(3), Stage(9, 0.1), samples=30), "take [0-9]+ samples"),
-        (lambda: outputs(MLP(3, entrywise=Sign()), Stage(1, 0.1), samples=40_000), "every pair of 20000 entries"),
-        (lambda: Network(Limit(50), MLP(3), 3, 1).weights(), "real matrices"),
-        (lambda: outputs(MLP(3, entrywise=lambda g: g.sum()), Stage(1, 0.1)), r"returned shape \(\) for a gradient"),
-        (lambda: Network(Limit(50, 3), MLP(3), 3, 1).upscale(2, 0.1), "3 equal copies"),
+        (lambda: train(Limit(50), MLPSetup(3), torch.ones(3), torch.ones(3), []), r"not \(3,\) and \(3,\)"),
+        (lambda: outputs(MLPSetup(3, lambda h: h.sum(-1)), Stage(1, 0.1)), "act entry by entry"),
+        (lambda: outputs(MLPSetup(3, loss=lambda y, t: y - t), Stage(1, 0.1)), r"shape \(4, 1\)"),
+        (lambda: outputs(MLPSetup(3, loss=lambda y, t: 1.0), Stage(1, 0.1)), "depends on the outputs, not 1.0"),
+        (lambda: outputs(MLPSetup(3, loss=lambda y, t: t.sum()), Stage(1, 0.1)), "depends on the outputs"),
+        (lambda: outputs(MLPSetup(3), Stage(9, 0.1), samples=30), "take [0-9]+ samples"),
+        (lambda: outputs(MLPSetup(3, entrywise=Sign()), Stage(1, 0.1), samples=40_000), "every pair of 20000 entries"),
+        (lambda: Network(Limit(50), MLPSetup(3), 3, 1).weights(), "real matrices"),
+        (
+            lambda: outputs(MLPSetup(3, entrywise=lambda g: g.sum()), Stage(1, 0.1)),
+            r"returned shape \(\) for a gradient",
+        ),
+        (lambda: Network(Limit(50, 3), MLPSetup(3), 3, 1).upscale(2, 0.1), "3 equal copies"),
     ],
 )
 def test_bad_input_gets_one_sentence(make: Callable[[], object], words: str) -> None:
@@ -366,30 +372,30 @@ def test_bad_input_gets_one_sentence(make: Callable[[], object], words: str) -> 
 def test_divergence_says_when(backend: type[Finite | Limit]) -> None:
     inputs, targets = batch()
     with pytest.raises(Diverged, match=r"diverged.*smaller learning rate"):
-        train(backend(200), MLP(3, "linear"), inputs, targets, [Stage(30, 1e60)])
+        train(backend(200), MLPSetup(3, "linear"), inputs, targets, [Stage(30, 1e60)])
 
 
 @pytest.mark.parametrize("noise", [torch.tensor([0.2, 0.5, 0.3]), np.array([0.2, 0.5, 0.3]), (0.2, 0.5, 0.3)])
 def test_noise_may_be_any_array(noise: Any) -> None:
-    wanted = outputs(MLP(3), Stage(1, 0.3), Stage(2, 0.3, 2, [0.2, 0.5, 0.3]))
-    torch.testing.assert_close(outputs(MLP(3), Stage(1, 0.3), Stage(2, 0.3, 2, noise)), wanted, rtol=0, atol=1e-6)
-    same = outputs(MLP(3), Stage(1, 0.3), Stage(2, 0.3, 2, np.float64(0.5)))
-    assert torch.equal(outputs(MLP(3), Stage(1, 0.3), Stage(2, 0.3, 2, torch.tensor(0.5))), same)
+    wanted = outputs(MLPSetup(3), Stage(1, 0.3), Stage(2, 0.3, 2, [0.2, 0.5, 0.3]))
+    torch.testing.assert_close(outputs(MLPSetup(3), Stage(1, 0.3), Stage(2, 0.3, 2, noise)), wanted, rtol=0, atol=1e-6)
+    same = outputs(MLPSetup(3), Stage(1, 0.3), Stage(2, 0.3, 2, np.float64(0.5)))
+    assert torch.equal(outputs(MLPSetup(3), Stage(1, 0.3), Stage(2, 0.3, 2, torch.tensor(0.5))), same)
 
 
 def test_functions_that_work_in_place_are_as_good() -> None:
     stages = Stage(2, 0.3), Stage(2, 0.3, 2, 0.5)
     known = ACTIVATIONS["tanh"]
-    wanted = outputs(MLP(3, known), *stages)
-    torch.testing.assert_close(outputs(MLP(3, torch.tanh_), *stages), wanted, rtol=0, atol=1e-12)
+    wanted = outputs(MLPSetup(3, known), *stages)
+    torch.testing.assert_close(outputs(MLPSetup(3, torch.tanh_), *stages), wanted, rtol=0, atol=1e-12)
     with_slope = Activation(torch.tanh_, lambda h: h.tanh_().square_().neg_().add_(1))
-    torch.testing.assert_close(outputs(MLP(3, with_slope), *stages), wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(outputs(MLPSetup(3, with_slope), *stages), wanted, rtol=0, atol=1e-12)
     h = torch.linspace(-1, 1, 5, dtype=torch.float64)
     torch.testing.assert_close(with_slope.derivative(h), known.derivative(h), rtol=0, atol=1e-12)
     assert torch.equal(h, torch.linspace(-1, 1, 5, dtype=torch.float64))
-    steady = outputs(MLP(3, momentum=0.7, entrywise=torch.tanh), *stages)
+    steady = outputs(MLPSetup(3, momentum=0.7, entrywise=torch.tanh), *stages)
     torch.testing.assert_close(
-        outputs(MLP(3, momentum=0.7, entrywise=torch.tanh_), *stages), steady, rtol=0, atol=1e-12
+        outputs(MLPSetup(3, momentum=0.7, entrywise=torch.tanh_), *stages), steady, rtol=0, atol=1e-12
     )
 
 

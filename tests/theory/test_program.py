@@ -173,9 +173,9 @@ def limit_without(w: object, x: Tensor) -> Tensor:
     """The hat part of what a matrix has already given for x: what it gave less what lies along the vectors p."""
     side, other = w.sides  # type: ignore[attr-defined]
     n = len(x)
-    q, p = side.met.rows[-1], other.met.rows
-    dots = (q @ other.gave.rows.T / n) @ p
-    fresh = (side.gave.rows[-1] - dots).reshape(n, -1) * float(q @ w_sums(w, x) / n)
+    q, p = side.directions.rows[-1], other.directions.rows
+    dots = (q @ other.products.rows.T / n) @ p
+    fresh = (side.products.rows[-1] - dots).reshape(n, -1) * float(q @ w_sums(w, x) / n)
     return fresh.repeat_interleave(w.copies, -1)  # type: ignore[attr-defined]
 
 
@@ -211,7 +211,7 @@ def test_what_is_nearly_known_is_not_met_again() -> None:
     assert p.latents == known
     w @ (x + 1e-5 * torch.tanh(y))
     assert p.latents == known + 1
-    basis = w.sides[0].met.rows  # type: ignore[attr-defined]
+    basis = w.sides[0].directions.rows  # type: ignore[attr-defined]
     close(basis @ basis.T / 500, torch.eye(3, dtype=torch.float64), 1e-12)
 
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mupscale.theory import MLP, Finite, Limit, Program, Sign, Stage, finite, limit, run
+from mupscale.theory import Finite, Limit, MLPSetup, Program, Sign, Stage, finite, limit, run
 from mupscale.theory.examples import Settings, example_2
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 INPUTS, TARGETS = torch.tensor([[1.0, 0.3], [-0.4, 0.9]]), torch.tensor([[0.8], [-0.6]])
 
 
-def program(mlp: MLP) -> object:
+def program(mlp: MLPSetup) -> object:
     def outputs(p: Program) -> Tensor:
         return run(p, mlp, INPUTS, TARGETS, [Stage(4, 0.3), Stage(4, 0.2, 2, 0.5)]).outputs
 
@@ -28,7 +28,7 @@ def test_a_gpu_is_used_where_there_is_one() -> None:
 def test_examples_are_exact_on_the_gpu() -> None:
     noise = {"A": 0.7, "B": 0.3, "C": 0.4, "D": 0.55}
     s = Settings(lambda y: y - 1, 0.1, 0.07, 4, 5, 0.8, 1.1, 3, tuple(noise.items()))
-    mlp = MLP(4, "linear", 1.1, [False, True, True, False])
+    mlp = MLPSetup(4, "linear", 1.1, [False, True, True, False])
     stages = [Stage(4, 0.1), Stage(5, 0.07, 3, [noise[c] for c in "DCBA"])]
     one = torch.ones(1, 1, dtype=torch.float64)
     found = run(Limit(200, 3), mlp, 0.8 * one, one, stages).outputs.flatten()
@@ -36,8 +36,10 @@ def test_examples_are_exact_on_the_gpu() -> None:
     torch.testing.assert_close(found.cpu(), torch.tensor(example_2(s), dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("mlp", [MLP(3, "tanh", momentum=0.5), MLP(4, "relu"), MLP(3, "tanh", entrywise=Sign(0.3))])
-def test_the_limit_is_that_of_the_cpu(mlp: MLP) -> None:
+@pytest.mark.parametrize(
+    "mlp", [MLPSetup(3, "tanh", momentum=0.5), MLPSetup(4, "relu"), MLPSetup(3, "tanh", entrywise=Sign(0.3))]
+)
+def test_the_limit_is_that_of_the_cpu(mlp: MLPSetup) -> None:
     samples = 8000 if mlp.entrywise is None else 1000
     found, wanted = (limit(program(mlp), k=2, samples=samples, seeds=4, device=d) for d in ("cuda", "cpu"))
     error = (found.standard_error**2 + wanted.standard_error**2).mean().sqrt()
@@ -46,7 +48,7 @@ def test_the_limit_is_that_of_the_cpu(mlp: MLP) -> None:
 
 @pytest.mark.parametrize("dense", [True, False])
 def test_wide_networks_on_the_gpu_meet_the_limit(dense: bool) -> None:
-    found = finite(program(MLP(3, "tanh")), 2048, k=2, seeds=16, dense=dense)
-    wanted = limit(program(MLP(3, "tanh")), k=2, samples=20_000, seeds=4)
+    found = finite(program(MLPSetup(3, "tanh")), 2048, k=2, seeds=16, dense=dense)
+    wanted = limit(program(MLPSetup(3, "tanh")), k=2, samples=20_000, seeds=4)
     error = (found.standard_error**2 + wanted.standard_error**2).mean().sqrt()
     assert float((found.mean - wanted.mean).square().mean().sqrt()) < 3 * error < 0.03

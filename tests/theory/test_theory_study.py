@@ -15,12 +15,20 @@ from mupscale.plots.figures import figure
 from mupscale.plots.gallery import Gallery
 from mupscale.sweep.space import Cell, Space, Sweep
 from mupscale.system.errors import MupscaleError
-from mupscale.theory import MLP, Finite, Stage, pictures
-from mupscale.theory.conditions import conditions
+from mupscale.theory import Finite, MLPSetup, Stage, drawings
+from mupscale.theory.conditions import measure_conditions
 from mupscale.theory.examples import Settings
-from mupscale.theory.network import parted_first
+from mupscale.theory.network import mask_separated_copies
 from mupscale.theory.noise_sweep import sweep_limit
-from mupscale.theory.study import Experiment, Meeting, fitted_slope, gaussian_batch, meeting, save, worked_example
+from mupscale.theory.study import (
+    Experiment,
+    LimitComparison,
+    compare_with_limit,
+    fit_slope,
+    gaussian_batch,
+    save_results,
+    worked_example,
+)
 
 plt = pytest.importorskip("matplotlib.pyplot")
 
@@ -37,13 +45,13 @@ SETTINGS = Settings(
 
 def experiment(*stages: Stage, activation: str = "tanh") -> Experiment:
     x, y = gaussian_batch(2, 3)
-    return Experiment(MLP(3, activation), x, y, stages or [Stage(2, 0.5), Stage(2, 0.5, 2, 0.7)])
+    return Experiment(MLPSetup(3, activation), x, y, stages or [Stage(2, 0.5), Stage(2, 0.5, 2, 0.7)])
 
 
 @pytest.fixture(scope="module")
-def met() -> Meeting:
+def met() -> LimitComparison:
     torch.set_num_threads(1)
-    return meeting(experiment(), [512, 64, 128, 256], samples=4000, seeds=3, networks=48)
+    return compare_with_limit(experiment(), [512, 64, 128, 256], samples=4000, seeds=3, networks=48)
 
 
 def test_the_batch_has_inputs_of_length_one() -> None:
@@ -56,7 +64,7 @@ def test_the_batch_has_inputs_of_length_one() -> None:
         gaussian_batch(0, 3)
 
 
-def test_networks_come_closer_to_the_limit_with_the_square_root_of_n(met: Meeting) -> None:
+def test_networks_come_closer_to_the_limit_with_the_square_root_of_n(met: LimitComparison) -> None:
     assert met.widths == [64, 128, 256, 512]
     assert met.slope == pytest.approx(-0.5, abs=0.1)
     for gap, doubt in met.gaps:
@@ -65,11 +73,11 @@ def test_networks_come_closer_to_the_limit_with_the_square_root_of_n(met: Meetin
 
 
 def test_the_slope_is_fitted_in_logarithms() -> None:
-    assert fitted_slope([10, 100, 1000], [3.0, 0.3, 0.03]) == pytest.approx(-1)
-    assert fitted_slope([1, 4], [1.0, 0.5]) == pytest.approx(-0.5)
+    assert fit_slope([10, 100, 1000], [3.0, 0.3, 0.03]) == pytest.approx(-1)
+    assert fit_slope([1, 4], [1.0, 0.5]) == pytest.approx(-0.5)
 
 
-def test_the_slopes_error_is_what_other_draws_of_networks_give(met: Meeting) -> None:
+def test_the_slopes_error_is_what_other_draws_of_networks_give(met: LimitComparison) -> None:
     """The bootstrap, over networks of each width."""
     drawn = []
     for _ in range(300):
@@ -77,13 +85,13 @@ def test_the_slopes_error_is_what_other_draws_of_networks_give(met: Meeting) -> 
         for found in met.finite:
             values = found.outputs.values[torch.randint(48, (48,))]
             errors.append(float((values - met.limit.outputs.mean).square().mean().sqrt()))
-        drawn.append(fitted_slope(met.widths, errors))
+        drawn.append(fit_slope(met.widths, errors))
     assert met.slope_error == pytest.approx(float(torch.tensor(drawn).std()), rel=0.25)
     assert met.slope_error is not None
     assert met.slope_error < 0.06
 
 
-def test_copies_are_one_until_the_upscaling_and_differ_after_it(met: Meeting) -> None:
+def test_copies_are_one_until_the_upscaling_and_differ_after_it(met: LimitComparison) -> None:
     assert met.upscaled == (2,)
     for found in (met.limit, *met.finite):
         assert torch.allclose(found.correlation[:2], torch.ones(2, dtype=torch.float64), atol=1e-5)
@@ -94,8 +102,10 @@ def test_copies_are_one_until_the_upscaling_and_differ_after_it(met: Meeting) ->
 def test_the_noise_adds_to_the_kernel_of_a_copy_with_itself_alone() -> None:
     """Linear, readout alone trained: ⟨h|h⟩ᵢⱼ = σ̄²(σ̄² + σ_U²/k) for i ≠ j, and σ̄_Δ²(σ̄² + σ_U²) more for i = j."""
     x, y = gaussian_batch(1, 3)
-    mlp = MLP(3, "linear", trained=[False, False, True])
-    found = meeting(Experiment(mlp, x, y, [Stage(1, 0.1), Stage(1, 0.1, 2, 0.5)]), [], samples=500, seeds=2).limit
+    mlp = MLPSetup(3, "linear", trained=[False, False, True])
+    found = compare_with_limit(
+        Experiment(mlp, x, y, [Stage(1, 0.1), Stage(1, 0.1, 2, 0.5)]), [], samples=500, seeds=2
+    ).limit
     other = 1 + 0.25 / 2
     assert found.other.mean.tolist() == pytest.approx([1, other, other], abs=1e-12)
     assert found.same.mean.tolist() == pytest.approx([1, other + 0.25 * 1.25, other + 0.25 * 1.25], abs=1e-12)
@@ -107,19 +117,19 @@ def test_after_several_upscalings_copies_are_those_that_the_first_one_parts() ->
     The noise of the second upscaling is drawn for each of the six copies, that of the first for pairs of them.
     """
     x, y = gaussian_batch(1, 3)
-    mlp = MLP(3, "linear", trained=[False, False, True])
+    mlp = MLPSetup(3, "linear", trained=[False, False, True])
     stages = [Stage(1, 0.1), Stage(1, 0.1, 3, [0, 0.5, 0]), Stage(1, 0.1, 2, [0, 0.7, 0])]
-    found = meeting(Experiment(mlp, x, y, stages), [64], samples=500, seeds=2, networks=8)
+    found = compare_with_limit(Experiment(mlp, x, y, stages), [64], samples=500, seeds=2, networks=8)
     assert found.limit.other.mean.tolist() == pytest.approx([1, 1, 1, 1], abs=1e-12)
     assert found.limit.same.mean.tolist() == pytest.approx([1, 1.25, 1.74, 1.74], abs=1e-12)
     assert torch.allclose(found.finite[0].correlation, found.limit.correlation, atol=0.05)
-    groups = parted_first(stages)
+    groups = mask_separated_copies(stages)
     assert groups.tolist() == [[i // 2 != j // 2 for j in range(6)] for i in range(6)]
-    assert parted_first(stages[:2]).tolist() == [[i != j for j in range(3)] for i in range(3)]
-    assert not parted_first(stages[:1]).any()
+    assert mask_separated_copies(stages[:2]).tolist() == [[i != j for j in range(3)] for i in range(3)]
+    assert not mask_separated_copies(stages[:1]).any()
 
 
-def test_densities_are_densities_and_agree(met: Meeting) -> None:
+def test_densities_are_densities_and_agree(met: LimitComparison) -> None:
     step = met.edges[1] - met.edges[0]
     for found in (met.limit, *met.finite):
         assert float(found.density.sum() * step) == pytest.approx(1, abs=0.01)
@@ -127,9 +137,9 @@ def test_densities_are_densities_and_agree(met: Meeting) -> None:
     assert distance[-1] < 0.1
 
 
-def test_a_meeting_survives_a_file(met: Meeting, tmp_path: Path) -> None:
-    path = save(tmp_path / "new" / "results.json", met.to_json())
-    again = Meeting.from_json(json.loads(path.read_text()))
+def test_a_comparison_survives_a_file(met: LimitComparison, tmp_path: Path) -> None:
+    path = save_results(tmp_path / "new" / "results.json", met.to_json())
+    again = LimitComparison.from_json(json.loads(path.read_text()))
     assert again.to_json() == met.to_json()
     assert again.slope == met.slope
     assert torch.equal(again.limit.losses.standard_error, met.limit.losses.standard_error)
@@ -138,19 +148,19 @@ def test_a_meeting_survives_a_file(met: Meeting, tmp_path: Path) -> None:
 def test_results_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MupscaleError, match=r"results\.json cannot be written: .*; choose another folder"):
-        save(tmp_path / "file" / "results.json", {})
+        save_results(tmp_path / "file" / "results.json", {})
 
 
 def test_ticks_count_every_network_and_seed() -> None:
     ticks: list[int] = []
-    meeting(experiment(), [8, 16], samples=500, seeds=2, networks=3, tick=lambda: ticks.append(1))
+    compare_with_limit(experiment(), [8, 16], samples=500, seeds=2, networks=3, tick=lambda: ticks.append(1))
     assert len(ticks) == 2 + 2 * 3
 
 
 @pytest.mark.parametrize("widths", [[0], [8, 8], [-1, 8]])
 def test_widths_must_be_different_and_positive(widths: list[int]) -> None:
     with pytest.raises(MupscaleError, match="widths are different numbers of units"):
-        meeting(experiment(), widths, samples=500, seeds=2)
+        compare_with_limit(experiment(), widths, samples=500, seeds=2)
 
 
 # ------------------------------------------------------------------------------------------------ pictures
@@ -175,8 +185,8 @@ def lines(ax: Any) -> dict[str, list[float]]:
     return {line.get_label(): [float(y) for y in line.get_ydata()] for line in ax.lines}
 
 
-def test_losses_are_drawn_with_the_upscaling_marked(met: Meeting, easel: Easel) -> None:
-    pictures.losses(met, easel)
+def test_losses_are_drawn_with_the_upscaling_marked(met: LimitComparison, easel: Easel) -> None:
+    drawings.draw_losses(met, easel)
     above, below = easel.axes
     assert lines(above)["limit n → ∞"] == met.limit.losses.mean.tolist()
     assert lines(above)["n = 512"] == met.finite[-1].losses.mean.tolist()
@@ -186,32 +196,32 @@ def test_losses_are_drawn_with_the_upscaling_marked(met: Meeting, easel: Easel) 
     assert difference in [[float(y) for y in line.get_ydata()] for line in below.lines]
 
 
-def test_errors_are_drawn_on_log_axes_with_the_line_of_slope_one_half(met: Meeting, easel: Easel) -> None:
-    pictures.errors({"": met}, easel)
+def test_errors_are_drawn_on_log_axes_with_the_line_of_slope_one_half(met: LimitComparison, easel: Easel) -> None:
+    drawings.draw_errors({"": met}, easel)
     (ax,) = easel.axes
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
     points, line = ax.lines
     assert list(points.get_ydata()) == met.errors
     assert points.get_label() == f"slope −{-(met.slope or 0):.2f}"
-    assert fitted_slope(line.get_xdata(), line.get_ydata()) == pytest.approx(-0.5)
+    assert fit_slope(line.get_xdata(), line.get_ydata()) == pytest.approx(-0.5)
     level = float(line.get_ydata()[0] * line.get_xdata()[0] ** 0.5)
     apart = [math.log(e * n**0.5 / level) for n, e in zip(met.widths, met.errors, strict=True)]
     assert math.fsum(apart) == pytest.approx(0, abs=1e-12)  # it runs through the middle of the points, and beyond them
     assert line.get_xdata()[0] < met.widths[0] < met.widths[-1] < line.get_xdata()[-1]
 
 
-def test_copies_and_preactivations_are_drawn(met: Meeting, easel: Easel) -> None:
-    pictures.copies(met, easel)
+def test_copies_and_preactivations_are_drawn(met: LimitComparison, easel: Easel) -> None:
+    drawings.draw_copies(met, easel)
     drawn = lines(easel.axes[0])
     assert drawn["a copy with itself, ⟨h|h⟩ᵢᵢ"] == met.limit.same.mean.tolist()
     assert drawn["two copies, ⟨h|h⟩ᵢⱼ"] == met.limit.other.mean.tolist()
     assert drawn["networks, n = 512"] == met.finite[-1].same.mean.tolist()
-    pictures.preactivations(met, easel)
+    drawings.draw_preactivations(met, easel)
     assert lines(easel.axes[0])["limit n → ∞"] == met.limit.density.tolist()
 
 
-def test_a_sweep_is_drawn_with_the_reports_heatmap(swept: Sweep, easel: Easel) -> None:
-    pictures.heat(swept, easel, base_lr=0.5)
+def test_a_sweep_is_drawn_as_a_heat_map(swept: Sweep, easel: Easel) -> None:
+    drawings.draw_sweep(swept, easel, base_lr=0.5)
     (star,) = [line for line in easel.axes[0].lines if line.get_label() == "optimum"]
     assert star.get_xdata()[0] == swept.space.lrs.index(swept.best.lr)
     assert round(star.get_ydata()[0]) == swept.space.noises.index(swept.best.noise)
@@ -227,12 +237,12 @@ def test_a_worked_example_is_its_closed_form(number: int) -> None:
     assert len(worked.closed) == 7
     assert worked.closed[:4] == worked.never[:4]
     assert abs(worked.closed[-1] - worked.never[-1]) > 1e-3
-    assert worked.meeting.slope == pytest.approx(-0.5, abs=0.37)  # three standard errors
+    assert worked.comparison.slope == pytest.approx(-0.5, abs=0.37)  # three standard errors
     assert json.loads(json.dumps(worked.to_json()))["closed_form"] == worked.closed
 
 
 def test_the_conditions_that_leave_the_limit_unchanged_do_and_the_printed_one_does_not() -> None:
-    same, matched, m_printed, n_printed, m_both, n_both, output, tenfold = conditions(SETTINGS)
+    same, matched, m_printed, n_printed, m_both, n_both, output, tenfold = measure_conditions(SETTINGS)
     assert same.change > 0.01
     assert matched.change < 1e-12
     assert min(m_printed.change, n_printed.change) > 0.01
@@ -242,7 +252,7 @@ def test_the_conditions_that_leave_the_limit_unchanged_do_and_the_printed_one_do
 
 
 def test_the_printed_condition_is_right_where_both_noises_agree() -> None:
-    found = conditions(replace(SETTINGS, noise=(("A", 0.3), ("C", 0.4), ("D", 0.3))))
+    found = measure_conditions(replace(SETTINGS, noise=(("A", 0.3), ("C", 0.4), ("D", 0.3))))
     assert max(found[2].change, found[3].change) < 1e-12
 
 
@@ -285,7 +295,7 @@ def test_a_trial_is_the_run_that_it_says(swept: Sweep, noise: float) -> None:
     """Upscaled twice, also where zero noise was run with one copy of each unit."""
     trial = swept.at(Cell(0.5, noise))
     whole = experiment(Stage(2, 0.5), Stage(3, 0.5, 2, noise), activation="linear")
-    losses = meeting(whole, [], samples=400, seeds=2).limit.losses
+    losses = compare_with_limit(whole, [], samples=400, seeds=2).limit.losses
     assert trial is not None
     assert trial.by_seed == pytest.approx(losses.values[:, -1].tolist(), abs=1e-12)
 
@@ -301,7 +311,7 @@ def test_a_sweep_says_where_latents_are_many() -> None:
 
 def test_a_network_of_zeros_has_equal_copies() -> None:
     x, y = gaussian_batch(2, 3)
-    found = meeting(Experiment(MLP(3, sigma=0.0), x, y, [Stage(1, 0.5, 2)]), [], samples=200, seeds=2)
+    found = compare_with_limit(Experiment(MLPSetup(3, sigma=0.0), x, y, [Stage(1, 0.5, 2)]), [], samples=200, seeds=2)
     assert found.limit.correlation.tolist() == [1.0, 1.0]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mupscale.system.errors import MupscaleError
-from mupscale.theory import MLP, Finite, Limit, Program, Stage, finite, run
+from mupscale.theory import Finite, Limit, MLPSetup, Program, Stage, finite, run
 from mupscale.theory.examples import (
     Settings,
     coefficients,
@@ -21,7 +21,7 @@ from mupscale.theory.examples import (
     overlap,
     printed_condition,
 )
-from mupscale.theory.study import fitted_slope
+from mupscale.theory.study import fit_slope
 
 NOISE = {"A": 0.7, "B": 0.3, "C": 0.4, "D": 0.55}
 LOSSES = {
@@ -47,7 +47,7 @@ def setting(times: int = 2, *, noise: dict[str, float] | None = None, loss: str 
 def trained(example: int, s: Settings, program: Program, loss: str = "quadratic") -> Tensor:
     """The example as a network: letters of its layers from the input to the readout."""
     letters, learns = ("CBA", [False, True, False]) if example == 1 else ("DCBA", [False, True, True, False])
-    mlp = MLP(len(letters), "linear", s.sigma, learns, loss=LOSSES[loss][0])
+    mlp = MLPSetup(len(letters), "linear", s.sigma, learns, loss=LOSSES[loss][0])
     stages = [Stage(s.before, s.lr), Stage(s.after, s.upscaled_lr, s.times, [s.variance(c) ** 0.5 for c in letters])]
     found = run(program, mlp, torch.tensor([[s.x]], dtype=torch.float64), torch.ones(1, 1), stages)
     return found.outputs.flatten()
@@ -142,7 +142,7 @@ def test_master_theorem_finite_networks_converge_as_one_over_root_n(example: int
     for n, seeds in widths.items():
         drawn = finite(lambda p: trained(example, s, p), n, k=2, seeds=seeds, dense=False)
         errors.append(float((drawn.values - wanted).square().mean().sqrt()))
-    assert fitted_slope(list(widths), errors) == pytest.approx(-0.5, abs=0.1)
+    assert fit_slope(list(widths), errors) == pytest.approx(-0.5, abs=0.1)
     assert errors[-1] < 0.05
 
 
@@ -154,7 +154,7 @@ def test_networks_with_real_matrices_converge_too(example: int) -> None:
     for n, seeds in widths.items():
         drawn = finite(lambda p: trained(example, s, p), n, k=2, seeds=seeds, dtype=torch.float32)
         errors.append(float((drawn.values - wanted).square().mean().sqrt()))
-    assert fitted_slope(list(widths), errors) == pytest.approx(-0.5, abs=0.22)  # three standard errors
+    assert fit_slope(list(widths), errors) == pytest.approx(-0.5, abs=0.22)  # three standard errors
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_real_matrices_up_to_4096_converge_as_one_over_root_n(example: int) -> N
     for n, seeds in widths.items():
         drawn = finite(lambda p: trained(example, s, p), n, k=2, seeds=seeds, dtype=torch.float32)
         errors.append(float((drawn.values - wanted).square().mean().sqrt()))
-    found = fitted_slope(list(widths), errors)
+    found = fit_slope(list(widths), errors)
     print(f"example {example}: errors {[f'{e:.4f}' for e in errors]}, slope {found:.3f}")
     assert found == pytest.approx(-0.5, abs=0.1)
 

@@ -10,7 +10,10 @@ import pytest
 
 pytest.importorskip("jsonargparse")
 
-from mupscale.cli.commands import main, read_method, read_recipe, shipped_recipes
+from mupscale.cli import main
+from mupscale.cli.method import read_method
+from mupscale.cli.shipped import shipped_recipes
+from mupscale.cli.training import read_recipe
 from mupscale.core import Width
 from mupscale.method.protocol import Protocol
 from mupscale.train import Recipe

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from mupscale.checks.equivalence import Loss
 from mupscale.checks.recorder import Recorder, silence_dropout
 from mupscale.core import Plan, Width, WidthLike, naming
-from mupscale.plots import COLORS, GREY, figure, save
+from mupscale.plots import COLORS, GREY, figure, save_figure
 from mupscale.system import MupscaleError
 
 FLAT = 0.2
@@ -282,7 +282,7 @@ def _plot(check: CoordCheck, path: Path, narrow: bool) -> Path:
         fig.legend(loc="outside lower center", ncols=2, **names)
     else:
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **names)
-    return save(fig, path)
+    return save_figure(fig, path)
 
 
 def _label(layer: Layer) -> str:

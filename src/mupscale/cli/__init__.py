@@ -1,6 +1,6 @@
 """The command `mupscale`."""
 
-from mupscale.cli.commands import main
+from mupscale.cli.command_table import main
 
 __all__ = [
     "main",

@@ -37,7 +37,7 @@ def make_parser(command: str, usage: str, about: str) -> Any:
     )
 
 
-def parse(parser: Any, arguments: Sequence[str]) -> Any:
+def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:
     """The parsed options, or a UsageError."""
     for action in parser._actions:
         if type(action).__name__ == "_ActionConfigLoad":  # --schedule FILE and the like: not worth a line of help
@@ -47,7 +47,7 @@ def parse(parser: Any, arguments: Sequence[str]) -> Any:
     try:
         return parser.parse_args(list(arguments))
     except ArgumentError as error:
-        raise UsageError(condensed(str(error), parser)) from error
+        raise UsageError(condense_error(str(error), parser)) from error
 
 
 def read_yaml(path: str) -> dict[str, Any]:
@@ -77,8 +77,8 @@ def read_value(text: str | None) -> Any:
         return None
 
 
-def split(arguments: Sequence[str], flags: Iterable[str]) -> tuple[list[str], list[Option]]:
-    """What stands alone, and the options with their values; only `flags` have none."""
+def separate_options(arguments: Sequence[str], flags: Iterable[str]) -> tuple[list[str], list[Option]]:
+    """Words that stand alone, and the options with their values; only `flags` have none."""
     flags = {"-h", "--help", *flags}
     alone: list[str] = []
     options: list[Option] = []
@@ -95,32 +95,32 @@ def split(arguments: Sequence[str], flags: Iterable[str]) -> tuple[list[str], li
     return alone, options
 
 
-def together(options: Iterable[Option]) -> list[str]:
-    """Options as a parser takes them."""
+def join_options(options: Iterable[Option]) -> list[str]:
+    """Options as the words that a parser takes."""
     return [word for name, value in options for word in ((name,) if value is None else (name, value))]
 
 
-def condensed(message: str, parser: Any) -> str:
+def condense_error(message: str, parser: Any) -> str:
     """The several indented lines in which jsonargparse explains an error as one: key, value, what was expected."""
-    if found := re.search(r"unrecognized arguments: (.*)", message):
-        return _unknown_option(found[1], parser)
-    if found := re.search(r"""Parser key "([^"]+)":\s+Unable to load config ['"]([^'"]*)""", message):
-        return f"{found[1]} is {found[2]}, but must be a mapping"
-    if found := re.search(r"argument (--\S+): expected one argument", message):
-        return f"{found[1]} needs a value"
+    if match := re.search(r"unrecognized arguments: (.*)", message):
+        return _unknown_option(match[1], parser)
+    if match := re.search(r"""Parser key "([^"]+)":\s+Unable to load config ['"]([^'"]*)""", message):
+        return f"{match[1]} is {match[2]}, but must be a mapping"
+    if match := re.search(r"argument (--\S+): expected one argument", message):
+        return f"{match[1]} needs a value"
     path = ".".join(f"{key}[{item}]" if item else key for key, item in re.findall(_KEY, message))
-    if found := re.search(r"(?:Group '(?P<group>[^']+)' does not accept option|Option) '(?P<name>[^']+)'", message):
+    if match := re.search(r"(?:Group '(?P<group>[^']+)' does not accept option|Option) '(?P<name>[^']+)'", message):
         classes = re.findall(r"class_path '([^']+)'", message)
-        return _unknown_key(found["name"], found["group"] or path, classes[-1] if classes else None, parser)
-    if found := re.search(r"arguments are required: (.*)", message):
-        return f"{found[1]} must be given{f' for {path}' if path else ''}"
+        return _unknown_key(match["name"], match["group"] or path, classes[-1] if classes else None, parser)
+    if match := re.search(r"arguments are required: (.*)", message):
+        return f"{match[1]} must be given{f' for {path}' if path else ''}"
     return _mismatch(message, path) or _joined(message)
 
 
-def _unknown_option(given: str, parser: Any) -> str:
-    word = next((w for w in given.split() if w.startswith("-")), None)
+def _unknown_option(arguments: str, parser: Any) -> str:
+    word = next((w for w in arguments.split() if w.startswith("-")), None)
     if word is None:
-        return f"did not expect {given}"
+        return f"did not expect {arguments}"
     option = word.partition("=")[0]
     first, dot, rest = option.lstrip("-").partition(".")
     roots = {name.partition(".")[0] for name in _names(parser)}
@@ -135,27 +135,27 @@ def _unknown_key(name: str, within: str, class_path: str | None, parser: Any) ->
         return f"there is no key {f'{within}.' if within else ''}{name}{_meant(name, _names(parser, within))}"
     if class_path in _BASES:
         return f"{within} takes class_path and init_args, but not {name.partition('.')[0]}"
-    known = _parameters(class_path)
-    if name in known:
+    parameters = _parameters(class_path)
+    if name in parameters:
         return f"{within}.{name} cannot be given here: the run itself gives {class_path} its {name}"
-    return f"{class_path} has no argument {name}{_meant(name, known)}"
+    return f"{class_path} has no argument {name}{_meant(name, parameters)}"
 
 
 def _mismatch(message: str, path: str) -> str | None:
     """A value that is not what its type says; the innermost explanation is the first that has a value."""
-    found = re.search(r"(?:Got|Given) value: (.*)", message)
-    if not (path and found):
+    match = re.search(r"(?:Got|Given) value: (.*)", message)
+    if not (path and match):
         return None
-    value, inner = found[1], message[: found.start()]
-    if found := re.search(r"class_path '([^']+)':\s*(?!Parser key)(\S.*)", inner):
-        return f"{path}: {found[1]} cannot be used: {found[2]}"
-    if found := re.search(r"does not correspond to a subclass of (\w+)", inner):
+    value, inner = match[1], message[: match.start()]
+    if match := re.search(r"class_path '([^']+)':\s*(?!Parser key)(\S.*)", inner):
+        return f"{path}: {match[1]} cannot be used: {match[2]}"
+    if match := re.search(r"does not correspond to a subclass of (\w+)", inner):
         named = re.search(r"'class_path': '([^']+)'", value)
-        return f"{path} is {named[1] if named else value}, which is no {found[1]}"
+        return f"{path} is {named[1] if named else value}, which is no {match[1]}"
     if "Not a valid subclass of" in inner:
         return f"{path} is {value}, but must be a mapping of class_path and init_args"
-    if found := re.search(r"Errors:\s+- (?!Expected|Problem)(.*)", inner):
-        return f"{path}: {value} cannot be used: {found[1]}"
+    if match := re.search(r"Errors:\s+- (?!Expected|Problem)(.*)", inner):
+        return f"{path}: {value} cannot be used: {match[1]}"
     expected = list(dict.fromkeys(text for kind in re.findall(r"Expected an? (.*)", inner) if (text := _kind(kind))))
     if len(expected) > 1 and _TYPES["dot"] in expected:  # an lr: a number, and not also a Tensor
         expected.remove(_TYPES["dot"])
@@ -168,8 +168,8 @@ def _kind(text: str) -> str:
         return f"one of {choices[1].replace(chr(39), '')}"
     if sized := re.match(r"tuple with \d+ elements", text):
         return f"a {sized[0]}"
-    found = re.match(r"<class '([\w.]+)'>|(dot) import path", text)
-    return _TYPES.get(found[1] or found[2], f"a {found[1]}") if found else ""
+    match = re.match(r"<class '([\w.]+)'>|(dot) import path", text)
+    return _TYPES.get(match[1] or match[2], f"a {match[1]}") if match else ""
 
 
 _KEY = r'Parser key "([^"]+)"(?: element (\d+))?'
@@ -190,8 +190,8 @@ _TYPES = {
 def _names(parser: Any, within: str = "") -> list[str]:
     """The keys that a parser knows, or those within one of them."""
     start = f"{within}." if within else ""
-    found = [a.dest for a in parser._actions if a.dest.startswith(start) and a.dest != SUPPRESS]
-    return [name.removeprefix(start) for name in found if not name.endswith(".help")]
+    keys = [a.dest for a in parser._actions if a.dest.startswith(start) and a.dest != SUPPRESS]
+    return [name.removeprefix(start) for name in keys if not name.endswith(".help")]
 
 
 def _parameters(class_path: str) -> list[str]:
@@ -203,8 +203,8 @@ def _parameters(class_path: str) -> list[str]:
         return []
 
 
-def _meant(name: str, known: Iterable[str], before: str = "", after: str = "") -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+def _meant(name: str, names: Iterable[str], before: str = "", after: str = "") -> str:
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f"; did you mean {before}{near[0]}{after}?" if near else ""
 
 

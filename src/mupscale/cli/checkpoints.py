@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from mupscale.cli.arguments import UsageError, installed, make_parser, parse, split, together
+from mupscale.cli.arguments import UsageError, installed, join_options, make_parser, parse_arguments, separate_options
 
 UPSCALE = """\
 Make a Hugging Face checkpoint wider: an ordinary checkpoint that computes the same function, or nearly, with noise.
@@ -52,7 +52,7 @@ def upscale_command(words: list[str]) -> int:
     parser.add_argument("--threads", type=int | None, help="how many (default: one for each core)")
     (source, out), options = _paths(parser, words, ("CHECKPOINT", "OUT"), flags=("--no-verify",))
     _describe(options.describe)
-    made = upscale(
+    path = upscale(
         source,
         out,
         times=options.times,
@@ -65,7 +65,7 @@ def upscale_command(words: list[str]) -> int:
         threads=options.threads,
         note=lambda line: print(line, file=sys.stderr),
     )
-    print(made)
+    print(path)
     return 0
 
 
@@ -83,7 +83,7 @@ def verify_command(words: list[str]) -> int:
     _add_describe(parser)
     (small, wide), options = _paths(parser, words, ("SMALL", "WIDE"))
     _describe(options.describe)
-    found = verify(
+    report = verify(
         small,
         wide,
         dtype=options.dtype,
@@ -93,9 +93,9 @@ def verify_command(words: list[str]) -> int:
         tolerance=options.tolerance,
         seed=options.seed,
     )
-    _show(found.table())
-    print(found.verdict)
-    return 0 if found.ok else 1
+    _print_table(report.table())
+    print(report.verdict)
+    return 0 if report.ok else 1
 
 
 def inspect_command(words: list[str]) -> int:
@@ -107,9 +107,9 @@ def inspect_command(words: list[str]) -> int:
     parser.add_argument("--optimizer", type=str, default="AdamW", help="of torch, for which factors are shown")
     (path,), options = _paths(parser, words, ("CHECKPOINT",))
     _describe(options.describe)
-    found = inspect(path, times=options.times, optimizer=options.optimizer)
-    _show(found.table())
-    print(*found.summary(), sep="\n")
+    overview = inspect(path, times=options.times, optimizer=options.optimizer)
+    _print_table(overview.table())
+    print(*overview.summary(), sep="\n")
     return 0
 
 
@@ -125,6 +125,7 @@ def _add_describe(parser: Any) -> None:
 
 
 def _describe(module: str | None) -> None:
+    """Import a module that registers descriptions of architectures."""
     if module is None:
         return
     try:
@@ -135,14 +136,14 @@ def _describe(module: str | None) -> None:
 
 def _paths(parser: Any, words: list[str], names: tuple[str, ...], flags: tuple[str, ...] = ()) -> tuple[list[str], Any]:
     """The paths that stand alone, and the parsed options."""
-    alone, options = split(words, flags=flags)
-    parsed = parse(parser, together(options))
-    if len(alone) != len(names):
-        raise UsageError(f"give {' and '.join(names)}" + (f", not {' '.join(alone)}" if alone else ""))
-    return alone, parsed
+    paths, options = separate_options(words, flags=flags)
+    parsed = parse_arguments(parser, join_options(options))
+    if len(paths) != len(names):
+        raise UsageError(f"give {' and '.join(names)}" + (f", not {' '.join(paths)}" if paths else ""))
+    return paths, parsed
 
 
-def _show(table: Any) -> None:
+def _print_table(table: Any) -> None:
     """A rich table; as wide as it needs where the output is no terminal."""
     console = installed("rich.console").Console(soft_wrap=False, width=None if sys.stdout.isatty() else 200)
     console.print(table)

@@ -1,7 +1,13 @@
-"""The drawing kit: style, numbers in words, pictures as files; it knows no model and no run."""
+"""The drawing kit: style, numbers in words, pictures as files; it knows no model and no run.
+
+figures     a figure in the house style, and writing it
+gallery     a folder of pictures as PNG and SVG, for light and dark pages
+heat_map    numbers over two lists of values
+words       numbers as people read them
+"""
 
 from mupscale.plots import words
-from mupscale.plots.figures import COLORS, GREY, figure, save
+from mupscale.plots.figures import COLORS, GREY, figure, save_figure
 from mupscale.plots.gallery import (
     BAD,
     GOOD,
@@ -11,14 +17,15 @@ from mupscale.plots.gallery import (
     Gallery,
     Picture,
     Point,
-    count_along,
-    legend_below,
-    levels,
-    log_if_wide,
-    plain,
+    add_legend_below,
+    drop_partial_point,
+    escape_text,
+    level_colors,
+    set_count_axis,
+    set_log_axis_if_wide,
     styled,
-    whole,
 )
+from mupscale.plots.heat_map import STAR, HeatMap, add_color_bar, draw_heat_map, number_colors
 from mupscale.plots.words import UNKNOWN
 
 __all__ = [
@@ -29,18 +36,23 @@ __all__ = [
     "INK",
     "MUTED",
     "PAPER",
+    "STAR",
     "UNKNOWN",
     "Gallery",
+    "HeatMap",
     "Picture",
     "Point",
-    "count_along",
+    "add_color_bar",
+    "add_legend_below",
+    "draw_heat_map",
+    "drop_partial_point",
+    "escape_text",
     "figure",
-    "legend_below",
-    "levels",
-    "log_if_wide",
-    "plain",
-    "save",
+    "level_colors",
+    "number_colors",
+    "save_figure",
+    "set_count_axis",
+    "set_log_axis_if_wide",
     "styled",
-    "whole",
     "words",
 ]

@@ -12,7 +12,12 @@ GREY = "#9aa5b1"
 
 
 def figure(width: float = 7.0, height: float = 4.2, columns: int = 1) -> tuple[Any, Any]:
-    """A figure and its axes in the house style."""
+    """A figure and its axes in the house style; several columns give an array of axes.
+
+    >>> _, ax = figure(width=4, height=3)
+    >>> ax.spines["top"].get_visible()
+    False
+    """
     matplotlib = require("matplotlib", extra="plots", reason="pictures need matplotlib")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -24,8 +29,14 @@ def figure(width: float = 7.0, height: float = 4.2, columns: int = 1) -> tuple[A
     return fig, axes
 
 
-def save(fig: Any, path: Path) -> Path:
-    """Write the figure and free it."""
+def save_figure(fig: Any, path: Path) -> Path:
+    """Write the figure, in the format that the file's name says, and free it.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     save_figure(figure()[0], Path(folder, "pictures", "empty.png")).is_file()
+    True
+    """
     import matplotlib.pyplot as plt
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.plots.figures import COLORS, figure
-from mupscale.plots.words import file_name
+from mupscale.plots.words import safe_file_name
 from mupscale.system import MupscaleError, require
 
 Point = tuple[float, float]
@@ -59,7 +59,7 @@ _STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that lies in a folder, and its SVG for the page. alt says in words what it shows."""
+    """A picture that is written to a folder, and its SVG for a page. alt says in words what it shows."""
 
     name: str
     alt: str
@@ -67,8 +67,8 @@ class Picture:
     svg: str
 
     def source(self, dark: bool = False) -> str:
-        """A data: address."""
-        svg = recoloured(self.svg) if dark else self.svg
+        """The picture as a data: address, for the src of an <img>."""
+        svg = recolour_for_dark(self.svg) if dark else self.svg
         return "data:image/svg+xml;base64," + b64encode(svg.encode()).decode()
 
 
@@ -89,7 +89,7 @@ class Gallery:
         *,
         size: tuple[float, float] = (4.8, 3.5),
     ) -> Picture:
-        """One pair of axes in the house style."""
+        """Draw one pair of axes in the house style, and write it as PNG and SVG."""
 
         def both(png: Path, svg: Path) -> None:
             fig, ax = figure(*size)
@@ -101,7 +101,7 @@ class Gallery:
         return self._keep(name, alt, caption, both)
 
     def adopt(self, name: str, alt: str, caption: str, plot: Callable[[Path], Any]) -> Picture:
-        """A picture that some other part of the library draws into a file."""
+        """Take in a picture that some other part of the library draws into a file."""
 
         def both(png: Path, svg: Path) -> None:
             plot(png)
@@ -110,7 +110,7 @@ class Gallery:
         return self._keep(name, alt, caption, both)
 
     def _keep(self, name: str, alt: str, caption: str, write: Callable[[Path, Path], None]) -> Picture:
-        name = self._unused(file_name(f"{self.prefix}{name}"))
+        name = self._unused(safe_file_name(f"{self.prefix}{name}"))
         png, svg = self.folder / f"{name}.png", self.folder / f"{name}.svg"
         try:
             with styled(name):
@@ -129,28 +129,44 @@ class Gallery:
         return free
 
 
-def recoloured(svg: str) -> str:
-    """The same picture for a dark page."""
+def recolour_for_dark(svg: str) -> str:
+    """The same picture for a dark page.
+
+    >>> recolour_for_dark('<path fill="#ffffff"/>')
+    '<path fill="#171c23"/>'
+    """
     return re.sub(r"#[0-9a-f]{6}\b", lambda match: _DARK.get(match[0], match[0]), svg)
 
 
-def plain(text: str, longest: int = 40) -> str:
-    """Words from a file as matplotlib shows them as they are, and not as a formula."""
+def escape_text(text: str, longest: int = 40) -> str:
+    """A text that matplotlib shows as it is, and not as a formula; long ones are cut.
+
+    >>> escape_text("costs $5"), escape_text("a long label", longest=7)
+    ('costs \\\\$5', 'a long…')
+    """
     shown = text if len(text) <= longest else text[: longest - 1] + "…"
     return shown.replace("$", r"\$").lstrip("_")
 
 
-def levels() -> Any:
-    """The colours of a sequence of levels: noise, width."""
+def level_colors() -> Any:
+    """The colours of a sequence of levels, from 0 for the lowest to 1 for the highest.
+
+    >>> from matplotlib.colors import to_hex
+    >>> to_hex(level_colors()(0.0)), to_hex(level_colors()(1.0))
+    ('#2a7fb8', '#e0a030')
+    """
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("levels", LEVELS, N=64)
 
 
-def whole(points: list[Point], status: str) -> list[Point]:
+def drop_partial_point(points: list[Point], status: str) -> list[Point]:
     """A curve without a last point that is the mean of far fewer steps than the others, and so jumps.
 
     One that diverged keeps it: it is where it ended.
+
+    >>> drop_partial_point([(100, 3.0), (200, 2.0), (300, 1.5), (310, 1.9)], "finished")
+    [(100, 3.0), (200, 2.0), (300, 1.5)]
     """
     if status == "diverged" or len(points) < 3:
         return points
@@ -158,8 +174,13 @@ def whole(points: list[Point], status: str) -> list[Point]:
     return points[:-1] if 2 * (last - before) < second - first else points
 
 
-def log_if_wide(ax: Any, losses: Sequence[float], factor: float = 5.0) -> bool:
-    """A logarithmic axis for losses that lie further apart than this factor; whether it is one."""
+def set_log_axis_if_wide(ax: Any, losses: Sequence[float], factor: float = 5.0) -> bool:
+    """Make the y axis logarithmic for losses that lie further apart than this factor; whether it is.
+
+    >>> _, ax = figure()
+    >>> set_log_axis_if_wide(ax, [1.0, 2.0]), set_log_axis_if_wide(ax, [0.01, 2.0]), ax.get_yscale()
+    (False, True, 'log')
+    """
     if not (losses and min(losses) > 0 and max(losses) > factor * min(losses)):
         return False
     from matplotlib.ticker import LogLocator, NullFormatter
@@ -171,14 +192,27 @@ def log_if_wide(ax: Any, losses: Sequence[float], factor: float = 5.0) -> bool:
     return True
 
 
-def count_along(ax: Any) -> None:
-    """Whole numbers along x, such as steps, few enough to stand beside each other."""
+def set_count_axis(ax: Any) -> None:
+    """Whole numbers along x, such as steps, few enough to stand beside each other.
+
+    >>> _, ax = figure()
+    >>> set_count_axis(ax)
+    >>> ax.xaxis.get_major_formatter().format_data(20000)
+    '20,000'
+    """
     ax.xaxis.set_major_formatter("{x:,g}")
     ax.locator_params(axis="x", nbins=6)
 
 
-def legend_below(ax: Any, columns: int = 2) -> None:
-    """Under the axes, where it hides nothing."""
+def add_legend_below(ax: Any, columns: int = 2) -> None:
+    """A legend under the axes, where it hides nothing.
+
+    >>> fig, ax = figure()
+    >>> _ = ax.plot([1, 2], label="loss")
+    >>> add_legend_below(ax)
+    >>> [text.get_text() for text in fig.legends[0].get_texts()]
+    ['loss']
+    """
     handles, labels = ax.get_legend_handles_labels()
     if handles:
         ax.figure.legend(
@@ -188,7 +222,13 @@ def legend_below(ax: Any, columns: int = 2) -> None:
 
 @contextmanager
 def styled(salt: str) -> Iterator[None]:
-    """The report's colours and letters; whatever is drawn meanwhile is freed. salt: for names inside an SVG."""
+    """The report's colours and letters; whatever is drawn meanwhile is freed. salt: for names inside an SVG.
+
+    >>> import matplotlib
+    >>> with styled("loss"):
+    ...     matplotlib.rcParams["svg.hashsalt"]
+    'loss'
+    """
     matplotlib = require("matplotlib", extra="plots", reason="pictures need matplotlib")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt

@@ -8,59 +8,96 @@ from collections.abc import Iterable
 from typing import Any, TypeGuard
 
 UNKNOWN = "–"
+"""What stands where a number is missing."""
 _UNITS = ((1e12, "TFLOPs"), (1e9, "GFLOPs"), (1e6, "MFLOPs"), (1.0, "FLOPs"))
 
 
-def known(value: object) -> TypeGuard[float]:
-    """Whether it is a number one can show: what comes from a file may be missing, not finite, or no number at all."""
+def is_finite_number(value: object) -> TypeGuard[float]:
+    """Whether it is a number one can show: what comes from a file may be missing, not finite, or no number at all.
+
+    >>> [is_finite_number(value) for value in (3, 0.5, float("nan"), None, "3", True)]
+    [True, True, False, False, False, False]
+    """
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def loss(value: Any) -> str:
-    """A loss or an accuracy: three digits after the point, more for small ones."""
-    if not known(value):
+def format_loss(value: Any) -> str:
+    """A loss or an accuracy: three digits after the point, more for small ones.
+
+    >>> format_loss(0.41234), format_loss(0.001234), format_loss(1234.5), format_loss(None)
+    ('0.412', '0.00123', '1,234.5', '–')
+    """
+    if not is_finite_number(value):
         return _other(value)
     if value and abs(value) < 0.1:
         return _exponent(f"{value:.3g}")
     return f"{value:,.3f}" if abs(value) < 100 else f"{value:,.1f}"
 
 
-def setting(value: Any) -> str:
-    """A hyperparameter: at most three significant digits."""
-    return _exponent(f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}") if known(value) else _other(value)
+def format_setting(value: Any) -> str:
+    """A hyperparameter: at most three significant digits.
+
+    >>> format_setting(0.016), format_setting(1e-6), format_setting(2048)
+    ('0.016', '1e-6', '2,048')
+    """
+    return (
+        _exponent(f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}")
+        if is_finite_number(value)
+        else _other(value)
+    )
 
 
-def times(value: Any) -> str:
-    """A factor: 1.3×, 23.6×, 1,250×."""
-    if not known(value):
+def format_factor(value: Any) -> str:
+    """A factor.
+
+    >>> format_factor(1.31), format_factor(23.55), format_factor(1250)
+    ('1.3×', '23.6×', '1,250×')
+    """
+    if not is_finite_number(value):
         return _other(value)
     if abs(value) < 10:
         return f"{_exponent(f'{value:.2g}')}×"
     return f"{value:,.1f}×" if abs(value) < 100 else f"{value:,.0f}×"
 
 
-def flops_unit(largest: float) -> tuple[float, str]:
-    """The unit for numbers up to this one; TFLOPs, the paper's, as long as that leaves something to read."""
+def choose_flops_unit(largest: float) -> tuple[float, str]:
+    """The unit for numbers up to this one; TFLOPs, the paper's, as long as that leaves something to read.
+
+    >>> choose_flops_unit(3e11)
+    (1000000000000.0, 'TFLOPs')
+    """
     return next(((size, name) for size, name in _UNITS if largest >= 0.1 * size), (1.0, "FLOPs"))
 
 
-def flops(value: Any) -> str:
-    """A cost: 598 TFLOPs, 37,929,809 TFLOPs."""
-    if not known(value):
+def format_flops(value: Any) -> str:
+    """A cost.
+
+    >>> format_flops(5.98e14), format_flops(2.5e7)
+    ('598 TFLOPs', '25 MFLOPs')
+    """
+    if not is_finite_number(value):
         return _other(value)
-    size, name = flops_unit(abs(value))
+    size, name = choose_flops_unit(abs(value))
     scaled = value / size
     return f"{scaled:,.0f} {name}" if scaled >= 100 else f"{scaled:.3g} {name}"
 
 
-def count(value: Any) -> str:
-    """A whole number, with separators."""
-    return f"{value:,.0f}" if known(value) else _other(value)
+def format_count(value: Any) -> str:
+    """A whole number, with separators.
+
+    >>> format_count(12000)
+    '12,000'
+    """
+    return f"{value:,.0f}" if is_finite_number(value) else _other(value)
 
 
-def duration(seconds: Any) -> str:
-    """A time: 0.8 s, 2 min 3 s, 1 h 4 min, 3 d 2 h."""
-    if not known(seconds):
+def format_duration(seconds: Any) -> str:
+    """A time.
+
+    >>> [format_duration(seconds) for seconds in (0.81, 123, 3840, 266400)]
+    ['0.8 s', '2 min 3 s', '1 h 4 min', '3 d 2 h']
+    """
+    if not is_finite_number(seconds):
         return _other(seconds)
     if seconds < 9.95:
         return f"{seconds:.1f} s"
@@ -68,34 +105,46 @@ def duration(seconds: Any) -> str:
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
-        return _two(whole, 60, "min", 1, "s")
+        return _in_two_units(whole, 60, "min", 1, "s")
     if whole < 86400:
-        return _two(round(seconds / 60) * 60, 3600, "h", 60, "min")
-    return _two(round(seconds / 3600) * 3600, 86400, "d", 3600, "h")
+        return _in_two_units(round(seconds / 60) * 60, 3600, "h", 60, "min")
+    return _in_two_units(round(seconds / 3600) * 3600, 86400, "d", 3600, "h")
 
 
-def width(value: Any) -> str:
-    """A width: 128, or head_dim 32, heads 4."""
+def format_width(value: Any) -> str:
+    """A width: one number, or several by name.
+
+    >>> format_width(128), format_width({"head_dim": 32, "heads": 4})
+    ('128', 'head_dim 32, heads 4')
+    """
     if isinstance(value, dict):
-        return ", ".join(f"{name} {count(size)}" for name, size in value.items())
-    return count(value)
+        return ", ".join(f"{name} {format_count(size)}" for name, size in value.items())
+    return format_count(value)
 
 
-def spread(values: Iterable[float]) -> str:
-    """Mean and range over seeds: 0.412 (0.405 to 0.420)."""
-    given = [value for value in values if known(value)]
-    if not given:
+def format_spread(values: Iterable[float]) -> str:
+    """Mean and range over seeds.
+
+    >>> format_spread([0.25, 0.5])
+    '0.375 (0.250 to 0.500)'
+    """
+    finite = [value for value in values if is_finite_number(value)]
+    if not finite:
         return UNKNOWN
-    mean = loss(math.fsum(given) / len(given))
-    return mean if len(given) == 1 else f"{mean} ({loss(min(given))} to {loss(max(given))})"
+    mean = format_loss(math.fsum(finite) / len(finite))
+    return mean if len(finite) == 1 else f"{mean} ({format_loss(min(finite))} to {format_loss(max(finite))})"
 
 
-def file_name(text: str) -> str:
-    """A safe name for a file: what is no letter, digit, dot or dash becomes a dash, and no dots lead."""
+def safe_file_name(text: str) -> str:
+    """A safe name for a file: what is no letter, digit, dot or dash becomes a dash, and no dots lead.
+
+    >>> safe_file_name("Sweep 2: width 64 → 128")
+    'Sweep-2-width-64-128'
+    """
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:80] or "unnamed"
 
 
-def _two(whole: int, large: int, name: str, small: int, smaller: str) -> str:
+def _in_two_units(whole: int, large: int, name: str, small: int, smaller: str) -> str:
     first, rest = divmod(whole, large)
     return f"{first} {name} {rest // small} {smaller}" if rest // small else f"{first} {name}"
 

@@ -1,11 +1,9 @@
 """The page of a run, or of several, and its pictures."""
 
-from mupscale.report.sweeps import heatmap
 from mupscale.report.transfer import save_transfer_picture
 from mupscale.report.writing import write_report
 
 __all__ = [
-    "heatmap",
     "save_transfer_picture",
     "write_report",
 ]

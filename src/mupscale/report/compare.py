@@ -62,10 +62,10 @@ def _rows(summaries: Sequence[Summary]) -> Iterable[list[str]]:
             what = f"Final loss, {one.heading}"
             yield row(what, lambda summary, name=one.name: facts.format_final(summary, name))  # type: ignore[misc]
     yield row("Chosen noise", lambda summary: f"{facts.describe_noise(summary)[0]} ({summary.choice.unit})")
-    yield row("Chosen learning rate", lambda summary: words.setting(summary.choice.lr))
-    yield row("Base model's learning rate", lambda summary: words.setting(summary.choice.base_lr))
-    yield row("All stages, FLOPs", lambda summary: words.flops(facts.sum_stages(summary)[0]))
-    yield row("All stages, time", lambda summary: words.duration(facts.sum_stages(summary)[1]))
+    yield row("Chosen learning rate", lambda summary: words.format_setting(summary.choice.lr))
+    yield row("Base model's learning rate", lambda summary: words.format_setting(summary.choice.base_lr))
+    yield row("All stages, FLOPs", lambda summary: words.format_flops(facts.sum_stages(summary)[0]))
+    yield row("All stages, time", lambda summary: words.format_duration(facts.sum_stages(summary)[1]))
     yield row("Warnings", lambda summary: " ".join(map(str, summary.warnings)) or "none")
 
 

@@ -10,15 +10,15 @@ from mupscale.method import Runs, Summary
 from mupscale.plots import words
 
 _COSTS = (
-    ("base", "The base model, one run", words.flops),
-    ("tuning", "Tuning: all sweeps and their small base models", words.flops),
-    ("scratch_total", "The wide model from scratch, for as many steps as the upscaled one", words.flops),
-    ("scratch_min_loss", "Its lowest training loss in these steps", words.loss),
-    ("upscaled_to_scratch_loss", "The upscaled model, until it reaches that loss", words.flops),
-    ("speedup_sunk", "Speed-up if the base model is there already", words.times),
-    ("speedup_base_charged", "Speed-up with the base model's training charged", words.times),
-    ("speedup_all_charged", "Speed-up with the base model and tuning charged", words.times),
-    ("tuning_speedup", "Tuning runs small for the price of one at the target width", words.times),
+    ("base", "The base model, one run", words.format_flops),
+    ("tuning", "Tuning: all sweeps and their small base models", words.format_flops),
+    ("scratch_total", "The wide model from scratch, for as many steps as the upscaled one", words.format_flops),
+    ("scratch_min_loss", "Its lowest training loss in these steps", words.format_loss),
+    ("upscaled_to_scratch_loss", "The upscaled model, until it reaches that loss", words.format_flops),
+    ("speedup_sunk", "Speed-up if the base model is there already", words.format_factor),
+    ("speedup_base_charged", "Speed-up with the base model's training charged", words.format_factor),
+    ("speedup_all_charged", "Speed-up with the base model and tuning charged", words.format_factor),
+    ("tuning_speedup", "Tuning runs small for the price of one at the target width", words.format_factor),
 )
 _REACHED = {"upscaled_to_scratch_loss", "speedup_sunk", "speedup_base_charged", "speedup_all_charged"}
 
@@ -31,9 +31,9 @@ def list_costs(summary: Summary) -> list[tuple[str, str, str]]:
 def format_cost(summary: Summary, key: str) -> str:
     """One of them; without a number it says whether the loss was not reached or the cost is not known."""
     value = summary.costs.get(key)
-    if words.known(value):
+    if words.is_finite_number(value):
         return next(shown for name, _, shown in _COSTS if name == key)(value)
-    reachable = words.known(summary.costs.get("scratch_total"))
+    reachable = words.is_finite_number(summary.costs.get("scratch_total"))
     return "not reached" if key in _REACHED and reachable else "unknown"
 
 
@@ -42,14 +42,14 @@ def list_finals(summary: Summary) -> list[list[str]]:
     return [
         [
             _labelled(runs),
-            words.width(runs.width),
+            words.format_width(runs.width),
             _rate(runs),
-            "per parameter" if isinstance(runs.noise, dict) else words.setting(runs.noise),
-            words.count(runs.steps),
+            "per parameter" if isinstance(runs.noise, dict) else words.format_setting(runs.noise),
+            words.format_count(runs.steps),
             _two_lines(runs.finals()),
             _two_lines(last_scores(runs, "held_out_losses")),
             _two_lines(last_scores(runs, "accuracy")),
-            words.flops(run_flops(runs)) if run_flops(runs) is not None else "unknown",
+            words.format_flops(run_flops(runs)) if run_flops(runs) is not None else "unknown",
         ]
         for runs in summary.runs
     ]
@@ -71,7 +71,7 @@ FINALS_HEAD = (
 def last_scores(runs: Runs, what: str) -> list[float]:
     """Each finished seed's last held-out score of a kind."""
     scores = [getattr(curve, what) for curve in runs.curves if curve.status != "diverged"]
-    return [values[-1] for values in scores if values and words.known(values[-1])]
+    return [values[-1] for values in scores if values and words.is_finite_number(values[-1])]
 
 
 def format_final(summary: Summary, name: str) -> str:
@@ -79,28 +79,28 @@ def format_final(summary: Summary, name: str) -> str:
     runs = summary.get(name)
     if runs is None:
         return words.UNKNOWN
-    return words.spread(runs.finals()) if runs.finals() else "diverged"
+    return words.format_spread(runs.finals()) if runs.finals() else "diverged"
 
 
 def run_flops(runs: Runs) -> float | None:
     """Of one run, the base model's not included."""
-    return runs.steps * runs.flops_per_step if words.known(runs.flops_per_step) else None
+    return runs.steps * runs.flops_per_step if words.is_finite_number(runs.flops_per_step) else None
 
 
 def sum_stages(summary: Summary) -> tuple[float | None, float]:
     """FLOPs and seconds of all stages."""
-    known = [stage.flops for stage in summary.stages if words.known(stage.flops)]
-    seconds = sum(stage.seconds for stage in summary.stages if words.known(stage.seconds))
+    known = [stage.flops for stage in summary.stages if words.is_finite_number(stage.flops)]
+    seconds = sum(stage.seconds for stage in summary.stages if words.is_finite_number(stage.seconds))
     return (sum(known) if known and len(known) == len(summary.stages) else None), seconds
 
 
 def list_stages(summary: Summary) -> Iterator[list[str]]:
     """A row per stage, and the total."""
     for stage in summary.stages:
-        yield [stage.name, _or_unknown(stage.flops), words.duration(stage.seconds)]
+        yield [stage.name, _or_unknown(stage.flops), words.format_duration(stage.seconds)]
     flops, seconds = sum_stages(summary)
     if len(summary.stages) > 1:
-        yield ["together", _or_unknown(flops), words.duration(seconds)]
+        yield ["together", _or_unknown(flops), words.format_duration(seconds)]
 
 
 def format_recipe(summary: Summary) -> str:
@@ -123,8 +123,8 @@ def describe_noise(summary: Summary) -> tuple[str, str]:
     choice = summary.choice
     more = unit.get(choice.unit, f"unit {choice.unit}")
     if choice.plain is not None:
-        more += f"; plain transfer: {words.setting(choice.plain[0])}"
-    return words.setting(choice.noise), more
+        more += f"; plain transfer: {words.format_setting(choice.plain[0])}"
+    return words.format_setting(choice.noise), more
 
 
 def describe_setting(summary: Summary) -> str:
@@ -139,12 +139,12 @@ def _widths(summary: Summary) -> str:
     if base is None or upscaled is None:
         return ""
     small = summary.method.get("widths") or []
-    tuned = f", tuned at {' and '.join(words.width(width) for width in small)}" if small else ""
-    return f"width {words.width(base.width)} → {words.width(upscaled.width)}{tuned}"
+    tuned = f", tuned at {' and '.join(words.format_width(width) for width in small)}" if small else ""
+    return f"width {words.format_width(base.width)} → {words.format_width(upscaled.width)}{tuned}"
 
 
 def _two_lines(values: list[float]) -> str:
-    return words.spread(values).replace(" (", "\n(")
+    return words.format_spread(values).replace(" (", "\n(")
 
 
 def _class(spec: Any) -> str:
@@ -159,9 +159,9 @@ def _labelled(runs: Runs) -> str:
 
 def _rate(runs: Runs) -> str:
     if runs.drop is None or runs.drop_lr is None:
-        return words.setting(runs.lr)
-    return f"{words.setting(runs.lr)} → {words.setting(runs.drop_lr)}"
+        return words.format_setting(runs.lr)
+    return f"{words.format_setting(runs.lr)} → {words.format_setting(runs.drop_lr)}"
 
 
 def _or_unknown(flops: float | None) -> str:
-    return words.flops(flops) if words.known(flops) else "unknown"
+    return words.format_flops(flops) if words.is_finite_number(flops) else "unknown"

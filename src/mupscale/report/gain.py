@@ -18,15 +18,15 @@ def draw_gain(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
     """A waterfall, where both ends of it are known."""
     gain = summary.gain
     start, end = gain.get("scratch"), gain.get("upscaled")
-    if words.known(start) and words.known(end):
-        alt = f"From scratch {words.loss(start)}, upscaled {words.loss(end)}. {describe_gain(summary)}"
+    if words.is_finite_number(start) and words.is_finite_number(end):
+        alt = f"From scratch {words.format_loss(start)}, upscaled {words.format_loss(end)}. {describe_gain(summary)}"
         caption = "Final training loss at equal total cost, from the from-scratch model's to the upscaled one's"
         for _, mark, value in _variants(gain):
-            alt = f"{alt.strip()} {mark.words.capitalize()}: {words.loss(value)}."
+            alt = f"{alt.strip()} {mark.words.capitalize()}: {words.format_loss(value)}."
             caption += f", and to that of {mark.caption}"
         if (other := _alternative(gain)) is not None:
             _, mark, value = other
-            alt = f"{alt.strip()} {mark.words.capitalize()}: {words.loss(value)}."
+            alt = f"{alt.strip()} {mark.words.capitalize()}: {words.format_loss(value)}."
             caption += f"; the line: {mark.words}"
         yield gallery.draw("gain", alt.strip(), caption, lambda ax: _waterfall(ax, gain), size=(4.8, 3.3))
 
@@ -35,7 +35,7 @@ def describe_gain(summary: Summary) -> str:
     """How much each effect takes off the loss."""
     effects = [(name.replace("_", " "), summary.gain.get(name)) for name, _ in _EFFECTS]
     digits = _digits(summary.gain)
-    changes = [f"{name} {_signed(value, digits)}" for name, value in effects if words.known(value)]
+    changes = [f"{name} {_signed(value, digits)}" for name, value in effects if words.is_finite_number(value)]
     return f"Change of the loss by effect: {', '.join(changes)}." if changes else ""
 
 
@@ -48,7 +48,7 @@ def _signed(value: float, digits: int) -> str:
 def _digits(gain: dict[str, float | None]) -> int:
     """After the point: three digits of the loss that is taken apart."""
     whole = gain.get("scratch")
-    return max(3, 2 - math.floor(math.log10(whole))) if words.known(whole) and whole > 0 else 3
+    return max(3, 2 - math.floor(math.log10(whole))) if words.is_finite_number(whole) and whole > 0 else 3
 
 
 def _variants(gain: dict[str, float | None]) -> list[tuple[Contender, GainMark, float]]:
@@ -65,7 +65,7 @@ def _marked(
     contenders: Sequence[Contender], gain: dict[str, float | None]
 ) -> Iterator[tuple[Contender, GainMark, float]]:
     for one in contenders:
-        if one.gain_mark is not None and words.known(value := gain.get(one.key)):
+        if one.gain_mark is not None and words.is_finite_number(value := gain.get(one.key)):
             yield one, one.gain_mark, value
 
 
@@ -76,7 +76,7 @@ def _waterfall(ax: Any, gain: dict[str, float | None]) -> None:
     names, level, seen = ["from\nscratch"], start, [start, end]
     for key, name in _EFFECTS:
         value = gain.get(key)
-        if not words.known(value):
+        if not words.is_finite_number(value):
             continue
         at = len(names)
         ax.bar(at, -value, bottom=level, width=0.62, color=GOOD if value >= 0 else BAD, zorder=3)
@@ -94,7 +94,7 @@ def _waterfall(ax: Any, gain: dict[str, float | None]) -> None:
         names.append(mark.tick)
     for at, value, color in ends:
         ax.plot(at, value, "D", ms=8, color=color, zorder=4)
-        _number(ax, at, value, words.loss(value), 7)
+        _number(ax, at, value, words.format_loss(value), 7)
     if (other := _alternative(gain)) is not None:
         baseline, mark, value = other
         seen.append(value)

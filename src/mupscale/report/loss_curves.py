@@ -14,11 +14,11 @@ from mupscale.plots import (
     Gallery,
     Picture,
     Point,
-    count_along,
-    legend_below,
-    log_if_wide,
-    plain,
-    whole,
+    add_legend_below,
+    drop_partial_point,
+    escape_text,
+    set_count_axis,
+    set_log_axis_if_wide,
     words,
 )
 
@@ -47,7 +47,7 @@ class CurveLine:
         lost = sum(curve.status == "diverged" for curve in self.runs.curves)
         end = f" ({lost} of {len(self.runs.curves)} diverged)" if lost else ""
         contender = find_contender(self.runs.name)
-        return (plain(self.runs.label or self.runs.name) if contender is None else contender.short) + end
+        return (escape_text(self.runs.label or self.runs.name) if contender is None else contender.short) + end
 
     @property
     def look(self) -> dict[str, Any]:
@@ -89,13 +89,13 @@ def collect_lines(summary: Summary, what: What, against: Against) -> list[CurveL
     """Every model that has such a curve. Those that start from the base model start where its cost ended."""
     base = summary.get("base")
     spent = summary.costs.get("base")
-    if not words.known(spent):
-        spent = base.steps * base.flops_per_step if base and words.known(base.flops_per_step) else None
+    if not words.is_finite_number(spent):
+        spent = base.steps * base.flops_per_step if base and words.is_finite_number(base.flops_per_step) else None
     drawn = []
     for runs in summary.runs:
         start, scale = 0.0, 1.0
         if against == "flops":
-            if not words.known(runs.flops_per_step) or (runs.after_base and spent is None):
+            if not words.is_finite_number(runs.flops_per_step) or (runs.after_base and spent is None):
                 continue
             start, scale = (spent or 0.0) if runs.after_base else 0.0, runs.flops_per_step
         line = _line(runs, what, start, scale)
@@ -127,8 +127,8 @@ def _points(curve: Curve, what: What) -> Points:
     else:
         scores = curve.accuracy if what == "accuracy" else curve.held_out_losses
         pairs = zip(curve.held_out_steps, scores, strict=False)
-    points: Points = [(step, value) for step, value in pairs if words.known(value)]
-    return whole(points, curve.status) if what == "training" else points
+    points: Points = [(step, value) for step, value in pairs if words.is_finite_number(value)]
+    return drop_partial_point(points, curve.status) if what == "training" else points
 
 
 def _thinned(points: Sequence[Any]) -> list[Any]:
@@ -140,7 +140,7 @@ def _thinned(points: Sequence[Any]) -> list[Any]:
 
 def _plot(ax: Any, summary: Summary, drawn: list[CurveLine], what: str, against: str, zoom: bool) -> None:
     largest = max(max([*line.xs, *(x for points in line.diverged for x, _ in points)]) for line in drawn)
-    size, unit = words.flops_unit(largest) if against == "flops" else (1.0, "")
+    size, unit = words.choose_flops_unit(largest) if against == "flops" else (1.0, "")
     for line in drawn:
         strong = line.runs.name == UPSCALED.name
         xs = [x / size for x in line.xs]
@@ -154,19 +154,19 @@ def _plot(ax: Any, summary: Summary, drawn: list[CurveLine], what: str, against:
             ax.plot([x / size for x, _ in points], [y for _, y in points], lw=0.7, color=line.look["color"], alpha=0.7)
             ax.plot(points[-1][0] / size, points[-1][1], "x", ms=6, color=line.look["color"])
     if zoom and (limits := _zoom(drawn, what)):
-        log = what == "held-out" and log_if_wide(ax, limits)
+        log = what == "held-out" and set_log_axis_if_wide(ax, limits)
         ax.set_ylim(*_with_room(*limits, log=log, most=1.0 if what == "accuracy" and limits[1] <= 1 else math.inf))
     elif what != "accuracy":
-        log_if_wide(
+        set_log_axis_if_wide(
             ax, [v for line in drawn for v in [*line.low, *line.high, *(y for p in line.diverged for _, y in p)]]
         )
     lowest = summary.costs.get("scratch_min_loss")
-    if zoom and what == "training" and words.known(lowest):
+    if zoom and what == "training" and words.is_finite_number(lowest):
         ax.axhline(lowest, color=MUTED, lw=0.9, ls=(0, (1, 2)), zorder=1, label="(a)'s lowest in (e)'s steps")
     ax.set_xlabel(f"training cost, {unit}" if against == "flops" else "steps of its own training")
     ax.set_ylabel(_AXIS[what] + (", zoomed" if zoom and what == "training" else ""))
-    count_along(ax)
-    legend_below(ax, _columns(drawn))
+    set_count_axis(ax)
+    add_legend_below(ax, _columns(drawn))
 
 
 def _zoom(drawn: list[CurveLine], what: str) -> tuple[float, float] | None:
@@ -226,7 +226,9 @@ def _caption(against: str, zoom: bool) -> str:
 def _finals(drawn: list[CurveLine]) -> str:
     return (
         "At the end: "
-        + ", ".join(f"{_short(line.runs)} {words.loss(line.mean[-1]) if line.mean else 'diverged'}" for line in drawn)
+        + ", ".join(
+            f"{_short(line.runs)} {words.format_loss(line.mean[-1]) if line.mean else 'diverged'}" for line in drawn
+        )
         + "."
     )
 

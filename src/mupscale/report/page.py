@@ -71,12 +71,14 @@ def _cards(summary: Summary) -> list[tuple[str, str, str]]:
             items.append((f"Final loss, {one.heading}", mean, over))
     noise, unit = facts.describe_noise(summary)
     items.append(("Chosen noise", noise, unit))
-    plain = f"; plain transfer: {words.setting(choice.plain[1])}" if choice.plain is not None else ""
-    more = f"after upscaling; {words.setting(choice.base_lr)} before{plain}"
-    items.append(("Chosen learning rate", words.setting(choice.lr), more))
+    plain = f"; plain transfer: {words.format_setting(choice.plain[1])}" if choice.plain is not None else ""
+    more = f"after upscaling; {words.format_setting(choice.base_lr)} before{plain}"
+    items.append(("Chosen learning rate", words.format_setting(choice.lr), more))
     flops, seconds = facts.sum_stages(summary)
     if summary.stages:
-        items.append(("All of this took", words.duration(seconds), words.flops(flops) if flops is not None else ""))
+        items.append(
+            ("All of this took", words.format_duration(seconds), words.format_flops(flops) if flops is not None else "")
+        )
     return items
 
 
@@ -112,9 +114,13 @@ def _tuning(summary: Summary, gallery: Gallery) -> str:
     for sweep in summary.sweeps:
         best = sweeps.find_best(sweep)
         counts = [sum(t.status == status for t in sweep.trials) for status in ("finished", "diverged", "pruned")]
-        found = [words.setting(best.lr), words.setting(best.noise), words.loss(best.loss)] if best else ["", "", ""]
-        flops = words.flops(sweep.flops) if sweep.flops else "unknown"
-        rows.append([sweep.name, *map(words.count, counts), *found, flops])
+        found = (
+            [words.format_setting(best.lr), words.format_setting(best.noise), words.format_loss(best.loss)]
+            if best
+            else ["", "", ""]
+        )
+        flops = words.format_flops(sweep.flops) if sweep.flops else "unknown"
+        rows.append([sweep.name, *map(words.format_count, counts), *found, flops])
     head = ("sweep", "finished", "diverged", "pruned", "best learning rate", "best noise", "its loss", "FLOPs")
     constants = summary.choice.constants or {}
     return markup.make_section(
@@ -123,7 +129,9 @@ def _tuning(summary: Summary, gallery: Gallery) -> str:
         markup.make_table(head, rows),
         markup.make_folded(
             "Noise per parameter, as transferred",
-            markup.make_table(("parameter", "noise"), [(str(name), words.setting(v)) for name, v in constants.items()]),
+            markup.make_table(
+                ("parameter", "noise"), [(str(name), words.format_setting(v)) for name, v in constants.items()]
+            ),
         ),
     )
 
@@ -141,7 +149,7 @@ def _coordinates(summary: Summary, gallery: Gallery) -> str:
         return ""
     check = _check(summary.coords)
     verdict = "flat" if check.ok else "not flat"
-    widths = ", ".join(words.count(width) for width in check.widths)
+    widths = ", ".join(words.format_count(width) for width in check.widths)
     said = f"How much each layer's output changes in the first steps of training, at widths {widths}: {verdict}."
     picture = gallery.adopt(
         "coordinates", f"Coordinate check, {check.title}. {said}", said, lambda path: check.plot(path, narrow=True)

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from mupscale.method import read_width_line
-from mupscale.plots import MUTED, Gallery, Picture, figure, levels, plain, styled, words
+from mupscale.plots import MUTED, Gallery, Picture, escape_text, figure, level_colors, styled, words
 from mupscale.system import MupscaleError
 
 Varied = Literal["lr", "noise"]
@@ -39,7 +39,7 @@ def draw_transfer(values: Mapping[str, Any], gallery: Gallery) -> Iterator[Pictu
     """A picture a panel, for the page."""
     for varied, other in (("lr", "noise"), ("noise", "lr")):
         if any(line["points"] for line in values[varied]):
-            fixed = words.setting(values["fixed"].get(other))
+            fixed = words.format_setting(values["fixed"].get(other))
             caption = f"Loss against {_NAMES[varied]} at {_NAMES[other]} {fixed}, by width after upscaling"
 
             def sketch(ax: Any, varied: str = varied) -> None:
@@ -69,7 +69,7 @@ def _check_values(values: Any) -> None:
     """Raise what Python does where a part is missing or of another kind."""
     for varied in ("lr", "noise"):
         for line in values[varied]:
-            words.width(line["width"])
+            words.format_width(line["width"])
             _points(line)
     values["fixed"].get("lr")
     iter(values.get("verdict", []))
@@ -77,13 +77,15 @@ def _check_values(values: Any) -> None:
 
 def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
     lines = values[varied]
-    cmap = levels()
+    cmap = level_colors()
     colors = [cmap(number / max(1, len(lines) - 1)) for number in range(len(lines))]
     for line, color in zip(lines, colors, strict=True):
         points = _points(line)
         means = [fmean(losses) for _, losses in points]
         xs = [x for x, _ in points]
-        ax.plot(xs, means, "o-", ms=3.5, lw=1.4, color=color, label=plain(words.width(line["width"])), zorder=3)
+        ax.plot(
+            xs, means, "o-", ms=3.5, lw=1.4, color=color, label=escape_text(words.format_width(line["width"])), zorder=3
+        )
         if any(len(losses) > 1 for _, losses in points):
             low, high = [min(losses) for _, losses in points], [max(losses) for _, losses in points]
             ax.fill_between(xs, low, high, color=color, alpha=0.16, lw=0, zorder=2)
@@ -94,7 +96,7 @@ def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
     if not any(_points(line) for line in lines):
         ax.set_yticks([])
     other: Varied = "noise" if varied == "lr" else "lr"
-    ax.set_xlabel(f"{_NAMES[varied]} ({_NAMES[other]} {words.setting(values['fixed'].get(other))})")
+    ax.set_xlabel(f"{_NAMES[varied]} ({_NAMES[other]} {words.format_setting(values['fixed'].get(other))})")
     ax.set_ylabel("training loss")
 
 
@@ -131,7 +133,7 @@ def _axis(ax: Any, xs: list[float]) -> None:
     else:
         ax.set_xscale("log")
     shown = _with_room(ax, xs)
-    ax.set_xticks(xs, [words.setting(x) if x in shown else "" for x in xs])
+    ax.set_xticks(xs, [words.format_setting(x) if x in shown else "" for x in xs])
     ax.xaxis.set_minor_locator(NullLocator())
 
 
@@ -141,7 +143,7 @@ def _with_room(ax: Any, xs: list[float]) -> set[float]:
     scaled: list[float] = ax.xaxis.get_transform().transform(xs).tolist()
     unit = inches / ((scaled[-1] - scaled[0]) or 1.0)
     at = {x: unit * place for x, place in zip(xs, scaled, strict=True)}
-    wide = {x: 0.075 * (len(words.setting(x)) + 0.5) for x in xs}  # inches a letter, and half a one between two
+    wide = {x: 0.075 * (len(words.format_setting(x)) + 0.5) for x in xs}  # inches a letter, and half a one between two
 
     def fits(x: float, other: float) -> bool:
         return abs(at[x] - at[other]) > (wide[x] + wide[other]) / 2
@@ -164,7 +166,7 @@ def _legend(fig: Any) -> None:
 
 def _points(line: Mapping[str, Any]) -> list[tuple[float, list[float]]]:
     """Values of the hyperparameter with the losses of the seeds that did not diverge."""
-    points = [(float(p["x"]), [float(v) for v in p["losses"] if words.known(v)]) for p in line["points"]]
+    points = [(float(p["x"]), [float(v) for v in p["losses"] if words.is_finite_number(v)]) for p in line["points"]]
     return sorted((x, losses) for x, losses in points if losses)
 
 
@@ -182,11 +184,14 @@ def _best(line: Mapping[str, Any]) -> tuple[float, float] | None:
 
 def _optima(lines: list[Mapping[str, Any]]) -> str:
     bests = [(line, best) for line in lines if (best := _best(line)) is not None]
-    places = [f"{words.setting(best[0])} at width {words.width(line['width'])}" for line, best in bests]
+    places = [f"{words.format_setting(best[0])} at width {words.format_width(line['width'])}" for line, best in bests]
     return f"Best: {', '.join(places)}." if places else ""
 
 
 def _lost(lines: list[Mapping[str, Any]]) -> str:
     lost = [(line, xs) for line in lines if (xs := _diverged(line))]
-    places = [f"{' and '.join(map(words.setting, xs))} at width {words.width(line['width'])}" for line, xs in lost]
+    places = [
+        f"{' and '.join(map(words.format_setting, xs))} at width {words.format_width(line['width'])}"
+        for line, xs in lost
+    ]
     return f"Diverged: {', '.join(places)}." if places else ""

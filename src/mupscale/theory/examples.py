@@ -40,7 +40,7 @@ class Settings:
                 f"updates before and after the upscaling are 0 or more and copies 1 or more, not {self.before}, "
                 f"{self.after} and {self.times}"
             )
-        _positive(self.sigma)
+        _check_positive(self.sigma)
 
     def variance(self, letter: str) -> float:
         """σ̄_Δ² of a weight."""
@@ -64,11 +64,11 @@ def example_1(s: Settings) -> list[float]:
 
 def matched_learning_rate(lr: float, sigma: float, noise_c: float, noise_a: float) -> float:
     """The learning rate with which example 1's limit goes on as if nothing had been added to A, B and C."""
-    _positive(sigma)
+    _check_positive(sigma)
     return lr * sigma**4 / ((sigma**2 + noise_c**2) * (sigma**2 + noise_a**2))
 
 
-def _positive(sigma: float) -> None:
+def _check_positive(sigma: float) -> None:
     if not sigma > 0:
         raise MupscaleError(f"σ̄ of the initial weights must be above 0, not {sigma}")
 

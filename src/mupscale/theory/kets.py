@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mupscale.system import MupscaleError
+from mupscale.theory.implicit import ImplicitMatrix, Rows
 from mupscale.theory.program import Matrix, Program
-from mupscale.theory.reveal import Revealed, Rows
 
 
 class Limit(Program):
@@ -38,8 +38,8 @@ class Limit(Program):
         return self._fresh.count - 1
 
     def matrix(self, copies: int = 1) -> Matrix:
-        """Of which nothing is known yet."""
-        return Revealed(self, copies, projected=False, dots=self.dots)
+        """A matrix of which no product is known yet."""
+        return ImplicitMatrix(self, copies, projected=False, dots=self.dots)
 
     def _normals(self, count: int) -> Tensor:
         needed = self._fresh.count + count
@@ -49,9 +49,9 @@ class Limit(Program):
                 f"them; take {20 * needed} samples or more"
             )
         drawn = torch.randn(count, self.units, generator=self.generator, device=self.device, dtype=self.dtype)
-        known = self._fresh.rows
+        earlier = self._fresh.rows
         for _ in range(2):
-            drawn = drawn - (drawn @ known.T / self.units) @ known
+            drawn = drawn - (drawn @ earlier.T / self.units) @ earlier
             drawn = torch.linalg.solve_triangular(
                 torch.linalg.cholesky(drawn @ drawn.T / self.units), drawn, upper=False
             )

@@ -16,7 +16,7 @@ from torch import Tensor
 from mupscale.system import MupscaleError
 from mupscale.theory.optimizers import Entrywise, Momentum, State
 from mupscale.theory.program import Diverged, Program
-from mupscale.theory.weights import Outer, Pairs, Weight
+from mupscale.theory.weights import EntrywiseUpdates, HiddenWeight, OuterProductUpdates
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs and targets, both inputs × outputs, to one number."""
@@ -27,7 +27,7 @@ PerLayer = float | Sequence[float] | Tensor
 """One number for all layers, or one for each, from the input to the readout; arrays will do."""
 
 
-def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Half the squared error, averaged over inputs."""
     return 0.5 * (outputs - targets).square().sum(-1).mean()
 
@@ -84,26 +84,29 @@ class Stage:
             )
 
 
-def copies_made(stages: Sequence[Stage]) -> int:
+def count_copies(stages: Sequence[Stage]) -> int:
     """k: how many copies of a unit there are in the end."""
     return math.prod(stage.times for stage in stages)
 
 
-def parted_first(stages: Sequence[Stage]) -> Tensor:
-    """Which pairs of the k copies the first upscaling makes two, as a k × k mask; later ones part those in between."""
-    k, first = copies_made(stages), next((stage.times for stage in stages if stage.times > 1), 1)
+def mask_separated_copies(stages: Sequence[Stage]) -> Tensor:
+    """A k × k mask of the pairs of copies that the first upscaling separates; later ones separate those between."""
+    k, first = count_copies(stages), next((stage.times for stage in stages if stage.times > 1), 1)
     group = torch.arange(k) // (k // first)
     return group[:, None] != group
 
 
 @dataclass(frozen=True)
-class MLP:
+class MLPSetup:
     """An MLP of `layers` weight layers, and how it is trained.
 
     activation: one of ACTIVATIONS, or any function of a tensor. sigma: std of the initial weights (σ̄), one number or
     one for each layer. trained: which layers learn, all by default. momentum: of SGD, carried through upscalings.
     entrywise: an optimizer that acts on every entry of n·gradient, a function (of the velocity where there is momentum)
     such as Sign or an object such as Adam, at a cost of order (samples·k)² a step; None is SGD.
+
+    >>> MLPSetup(layers=4, activation="relu", trained=[False, True, True, False]).momentum
+    0.0
     """
 
     layers: int = 3
@@ -111,7 +114,7 @@ class MLP:
     sigma: PerLayer = 1.0
     trained: Sequence[bool] | None = None
     momentum: float = 0.0
-    loss: Loss = squared
+    loss: Loss = squared_error
     entrywise: Entrywise | Function | None = None
 
     def __post_init__(self) -> None:
@@ -144,7 +147,7 @@ class MLP:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run was like: before every step and after the last.
+    """What was measured in a run: before every step and after the last.
 
     outputs: times × inputs × outputs; losses; kernels: of the last hidden layer's preactivations, inputs × k × k;
     hidden: the last hidden layer's preactivations at the end, inputs × units × k. upscaled: the times of upscalings.
@@ -158,20 +161,28 @@ class Run:
 
 
 @torch.no_grad()
-def run(program: Program, mlp: MLP, inputs: Tensor, targets: Tensor, stages: Sequence[Stage]) -> Run:
-    """Train an MLP on these inputs (batch × features) and targets (batch × outputs) through all stages."""
+def run(program: Program, mlp: MLPSetup, inputs: Tensor, targets: Tensor, stages: Sequence[Stage]) -> Run:
+    """Train an MLP on these inputs (batch × features) and targets (batch × outputs) through all stages.
+
+    >>> from mupscale.theory import Limit
+    >>> x, y = torch.eye(2), torch.ones(2, 1)
+    >>> stages = [Stage(steps=2, lr=0.5), Stage(steps=1, lr=0.5, times=2, noise=0.5)]
+    >>> result = run(Limit(500, k=2), MLPSetup(3, "tanh"), x, y, stages)
+    >>> result.outputs.shape, result.upscaled, bool(result.losses[-1] < result.losses[0])
+    (torch.Size([4, 2, 1]), (2,), True)
+    """
     inputs, targets = (t.to(program.device, program.dtype) for t in (inputs, targets))
     if inputs.dim() != 2 or targets.dim() != 2 or len(inputs) != len(targets):
         raise MupscaleError(
             f"inputs and targets are batch × features and batch × outputs, not {tuple(inputs.shape)} and "
             f"{tuple(targets.shape)}"
         )
-    if (k := copies_made(stages)) != program.k:
+    if (k := count_copies(stages)) != program.k:
         raise MupscaleError(f"the upscalings make {k} copies of a unit, and the program has {program.k}: give it k={k}")
     net = Network(program, mlp, inputs.shape[1], targets.shape[1])
     outputs, losses, kernels, upscaled = list[Tensor](), list[Tensor](), list[Tensor](), list[int]()
 
-    def look() -> Tensor:
+    def evaluate() -> Tensor:
         outputs.append(net.forward(inputs))
         slope, loss = _loss(mlp, outputs[-1], targets)
         if not torch.isfinite(loss):
@@ -188,19 +199,19 @@ def run(program: Program, mlp: MLP, inputs: Tensor, targets: Tensor, stages: Seq
             upscaled.append(len(outputs))
             net.upscale(stage.times, stage.noise)
         for _ in range(stage.steps):
-            net.step(look(), stage.lr)
-    look()
+            net.step(evaluate(), stage.lr)
+    evaluate()
     return Run(torch.stack(outputs), torch.stack(losses), torch.stack(kernels), net.h[-1], tuple(upscaled))
 
 
-def _loss(mlp: MLP, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _loss(mlp: MLPSetup, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """dL/dy and L."""
     y = outputs.detach().requires_grad_()
     with torch.enable_grad():
         loss = mlp.loss(y, targets)
         if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
-            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise MupscaleError(f"the loss is one number for the batch that depends on the outputs, not {found}")
+            kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise MupscaleError(f"the loss is one number for the batch that depends on the outputs, not {kind}")
         (slope,) = torch.autograd.grad(loss, y)
     return slope, loss.detach()
 
@@ -208,23 +219,27 @@ def _loss(mlp: MLP, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 class Network:
     """An MLP in the middle of its training; each layer has its power of n (μP) built in."""
 
-    def __init__(self, program: Program, mlp: MLP, features: int, outputs: int) -> None:
+    def __init__(self, program: Program, mlp: MLPSetup, features: int, outputs: int) -> None:
         self.program, self.mlp, self.phi = program, mlp, mlp.phi
         self.equal = program.k  # copies of a unit that are still equal
         self.trained = list(mlp.trained or [True] * mlp.layers)
         sigma = _per_layer(mlp.sigma, mlp.layers, "sigma")
         self.input = sigma[0] * program.vector(program.k, features)
         self.readout = sigma[-1] * program.vector(program.k, outputs)
-        self.hidden = [self._weight(layer, sigma[layer]) for layer in range(1, mlp.layers - 1)]
+        self.hidden = [self._make_weight(layer, sigma[layer]) for layer in range(1, mlp.layers - 1)]
         self._state: tuple[State, State] = ({}, {})
         self._steps = 0
 
-    def _weight(self, layer: int, sigma: float) -> Weight:
+    def _make_weight(self, layer: int, sigma: float) -> HiddenWeight:
         if not self.trained[layer]:
-            return Weight(self.program, sigma, None)
+            return HiddenWeight(self.program, sigma, None)
         sgd = self.mlp.entrywise is None
-        learned = Outer(self.program, self.mlp.momentum) if sgd else Pairs(self.program, self.mlp.optimizer)
-        return Weight(self.program, sigma, learned)
+        updates = (
+            OuterProductUpdates(self.program, self.mlp.momentum)
+            if sgd
+            else EntrywiseUpdates(self.program, self.mlp.optimizer)
+        )
+        return HiddenWeight(self.program, sigma, updates)
 
     def upscale(self, times: int, noise: PerLayer) -> None:
         """Step 2 of Meta-algorithm 'Upscaling procedure': noise on every weight; the copies are there already."""
@@ -263,8 +278,8 @@ class Network:
         if self.trained[-1]:
             self.readout = self.readout - lr * self._update(1, torch.einsum("bo,buk->ouk", slope, self.x[-1]))
         for layer, weight in enumerate(self.hidden, start=1):
-            if weight.learned is not None:
-                weight.learned.step(deltas[layer], self.x[layer - 1], lr)
+            if weight.updates is not None:
+                weight.updates.step(deltas[layer], self.x[layer - 1], lr)
 
     def weights(self) -> list[Tensor]:
         """The weights of the nn.Linear layers that this is, the readout's with its 1/(nk); for real matrices alone."""
@@ -285,13 +300,14 @@ class Network:
 
 
 def _per_layer(value: PerLayer, layers: int, what: str) -> list[float]:
+    """One number for each layer."""
     try:
-        given = torch.as_tensor(value, dtype=torch.float64)
+        levels = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise MupscaleError(f"{what} is one number or {layers}, one for each layer, not {value!r}") from None
-    if given.dim() == 0:
-        given = given.expand(layers)
-    if given.shape != (layers,):
-        found = str(len(given)) if given.dim() == 1 else f"an array of shape {tuple(given.shape)}"
-        raise MupscaleError(f"{what} is one number or {layers}, one for each layer, not {found}")
-    return [float(level) for level in given]
+    if levels.dim() == 0:
+        levels = levels.expand(layers)
+    if levels.shape != (layers,):
+        shape = str(len(levels)) if levels.dim() == 1 else f"an array of shape {tuple(levels.shape)}"
+        raise MupscaleError(f"{what} is one number or {layers}, one for each layer, not {shape}")
+    return [float(level) for level in levels]

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from mupscale.sweep import Cell, Space, Sweep, Trial
 from mupscale.system import MupscaleError
-from mupscale.theory.estimate import limit
+from mupscale.theory.estimates import limit
 from mupscale.theory.network import Stage
 from mupscale.theory.program import Diverged
-from mupscale.theory.study import Experiment, Tick, nothing
+from mupscale.theory.study import Experiment, Tick, ignore
 
 _LOST = 100  # times the untrained network's loss at which a trial counts as diverged
 
@@ -25,14 +25,20 @@ def sweep_limit(
     samples: int = 5000,
     seeds: int = 2,
     device: str | None = None,
-    tick: Tick = nothing,
-    note: Callable[[str], None] = nothing,
+    tick: Tick = ignore,
+    note: Callable[[str], None] = ignore,
 ) -> Sweep:
     """Noise × learning rate at infinite width: the experiment's stages, an upscaling by `times`, `after` steps more.
 
     The loss is that of the batch at the end. Every cell has the same seeds, so that cells differ by more than chance. A
     trial that ends far above the loss of the untrained network counts as diverged: few steps do not reach infinity.
     note: called with a sentence where there are too many latents for the samples.
+
+    >>> from mupscale.theory import Experiment, MLPSetup, Stage, gaussian_batch
+    >>> before = Experiment(MLPSetup(3, "linear"), *gaussian_batch(1), [Stage(1, 0.5)])
+    >>> sweep = sweep_limit(before, Space(lrs=(0.1, 1e9)), after=1, samples=200)
+    >>> [(trial.lr, trial.status) for trial in sweep.trials], sweep.width
+    ([(0.1, 'finished'), (1000000000.0, 'diverged')], '2n')
     """
     if times < 2 or after < 1:
         raise MupscaleError(
@@ -41,9 +47,9 @@ def sweep_limit(
     start = time.monotonic()
     trials, notes = list[Trial](), list[str]()
     for cell in space.cells:
-        trial, said = _trial(experiment, cell, times, after, samples, seeds, device)
+        trial, warning = _run_trial(experiment, cell, times, after, samples, seeds, device)
         trials.append(trial)
-        notes += [said] if said else []
+        notes += [warning] if warning else []
         tick()
     if notes:
         note(notes[-1])  # the noisiest cell's, which has the most latents
@@ -58,21 +64,23 @@ def sweep_limit(
     )
 
 
-def _trial(
+def _run_trial(
     experiment: Experiment, cell: Cell, times: int, after: int, samples: int, seeds: int, device: str | None
 ) -> tuple[Trial, str]:
-    """A cell, and what to beware of."""
+    """Run one cell; the trial, and a warning or an empty text."""
     copies = times if cell.noise else 1  # 'Equivalence at zero noise': then one copy of each unit says it all
     last = Stage(after, cell.lr, copies, cell.noise)
-    whole = Experiment(experiment.mlp, experiment.inputs, experiment.targets, [*experiment.stages, last])
+    upscaled = Experiment(experiment.mlp, experiment.inputs, experiment.targets, [*experiment.stages, last])
     before = sum(stage.steps for stage in experiment.stages)
     try:
-        found = limit(lambda program: whole(program).losses, k=whole.times, samples=samples, seeds=seeds, device=device)
+        estimate = limit(
+            lambda program: upscaled(program).losses, k=upscaled.times, samples=samples, seeds=seeds, device=device
+        )
     except Diverged:
         return Trial(cell.lr, cell.noise, "diverged", None), ""
-    losses = found.values
+    losses = estimate.values
     curve = list(enumerate(losses[:, before:].mean(0).tolist()))
     ends = losses[:, -1].tolist()
     if max(ends) > _LOST * float(losses[:, 0].max()):
-        return Trial(cell.lr, cell.noise, "diverged", None, curve=curve, steps=after), found.note
-    return Trial(cell.lr, cell.noise, "finished", math.fsum(ends) / seeds, ends, curve, after), found.note
+        return Trial(cell.lr, cell.noise, "diverged", None, curve=curve, steps=after), estimate.note
+    return Trial(cell.lr, cell.noise, "finished", math.fsum(ends) / seeds, ends, curve, after), estimate.note

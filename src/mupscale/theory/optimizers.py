@@ -23,13 +23,13 @@ class Entrywise(ABC):
 
     def __call__(self, gradient: Tensor, state: State, step: int) -> Tensor:
         """The update, if it is one for every entry."""
-        found = self.update(gradient, state, step)
-        if found.shape != gradient.shape:
+        update = self.update(gradient, state, step)
+        if update.shape != gradient.shape:
             raise MupscaleError(
-                f"the optimizer returned shape {tuple(found.shape)} for a gradient of {tuple(gradient.shape)}; it must "
-                f"act entry by entry"
+                f"the optimizer returned shape {tuple(update.shape)} for a gradient of {tuple(gradient.shape)}; it "
+                f"must act entry by entry"
             )
-        return found
+        return update
 
     @abstractmethod
     def update(self, gradient: Tensor, state: State, step: int) -> Tensor:
@@ -59,7 +59,7 @@ class Sign:
     eps: float = 0.1
 
     def __post_init__(self) -> None:
-        _positive(self.eps)
+        _check_positive(self.eps)
 
     def __call__(self, gradient: Tensor) -> Tensor:
         """The function itself."""
@@ -75,7 +75,7 @@ class Adam(Entrywise):
     eps: float = 0.1
 
     def __post_init__(self) -> None:
-        _positive(self.eps)
+        _check_positive(self.eps)
 
     def update(self, gradient: Tensor, state: State, step: int) -> Tensor:
         """As torch.optim.Adam."""
@@ -87,6 +87,6 @@ class Adam(Entrywise):
         return first / size / (1 - self.beta1**step)
 
 
-def _positive(eps: float) -> None:
+def _check_positive(eps: float) -> None:
     if not eps > 0:
         raise MupscaleError(f"ε must be above 0, not {eps}: without it the update is no pseudo-Lipschitz function")

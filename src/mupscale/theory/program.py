@@ -81,8 +81,8 @@ class Program(ABC):
             raise MupscaleError(f"a program computes in torch.float32 or torch.float64, not in {dtype}")
         self.units, self.k, self.dtype = units, k, dtype
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        # Backends and widths are independent of each other; k is not in it, so that a run before its upscaling is the
-        # same at every k.
+        # Backends and widths are independent of each other: the class's name and its units are part of the seed. k is
+        # not, so that a run before its upscaling is the same at every k.
         self.generator = torch.Generator(self.device).manual_seed(derive(seed, type(self).__name__, units))
 
     def vector(self, copies: int = 1, count: int | None = None) -> Tensor:

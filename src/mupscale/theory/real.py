@@ -1,4 +1,4 @@
-"""Programs at finite width, with real matrices or with ones that are revealed where they act."""
+"""Programs at finite width, with real matrices or with ones that are never formed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from mupscale.theory.implicit import ImplicitMatrix
 from mupscale.theory.program import Matrix, Program
-from mupscale.theory.reveal import Revealed
 
 
 class Finite(Program):
@@ -29,7 +29,7 @@ class Finite(Program):
 
     def matrix(self, copies: int = 1) -> Matrix:
         """With entries in memory, unless dense=False."""
-        return DenseMatrix(self, copies) if self.dense else Revealed(self, copies, projected=True)
+        return DenseMatrix(self, copies) if self.dense else ImplicitMatrix(self, copies, projected=True)
 
     def _normals(self, count: int) -> Tensor:
         return torch.randn(count, self.units, generator=self.generator, device=self.device, dtype=self.dtype)

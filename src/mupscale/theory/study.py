@@ -1,4 +1,4 @@
-"""What a theorist looks at: networks that meet their limit, and copies of a unit that drift apart."""
+"""Studies of the limit: finite networks beside it, copies of a unit that drift apart, the worked examples."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import torch
 from torch import Tensor
 
 from mupscale.system import MupscaleError, replace_text
-from mupscale.theory.estimate import Estimate, finite, limit
+from mupscale.theory.estimates import Estimate, finite, limit
 from mupscale.theory.examples import Settings, example_1, example_2, never_upscaled
-from mupscale.theory.network import MLP, Run, Stage, copies_made, parted_first, run
+from mupscale.theory.network import MLPSetup, Run, Stage, count_copies, mask_separated_copies, run
 from mupscale.theory.program import Program
 
 Tick = Callable[[], None]
-"""Called whenever one network, or one seed of the limit, is done."""
+"""Called whenever one network, or one seed of the limit, is done; a progress bar's advance."""
 
 _BINS = 60
 _REACH = 3.5  # standard deviations to each side that a histogram shows
 
 
-def nothing(*_: str) -> None:
-    """No tick, no note."""
+def ignore(*_: str) -> None:
+    """What is called for progress and notes where nobody listens."""
 
 
 @dataclass(frozen=True)
 class Experiment:
     """An MLP, a batch (inputs × features, inputs × outputs), and the stages that it trains through."""
 
-    mlp: MLP
+    mlp: MLPSetup
     inputs: Tensor
     targets: Tensor
     stages: Sequence[Stage]
@@ -41,7 +41,7 @@ class Experiment:
     @property
     def times(self) -> int:
         """k: how many times wider the network is in the end."""
-        return copies_made(self.stages)
+        return count_copies(self.stages)
 
     def __call__(self, program: Program) -> Run:
         """Run it, on either backend."""
@@ -49,7 +49,12 @@ class Experiment:
 
 
 def gaussian_batch(inputs: int = 4, features: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """A synthetic batch: random directions ξ with |ξ| = 1, so that h¹ has variance σ̄², and targets N(0, 1)."""
+    """A synthetic batch: random directions ξ with |ξ| = 1, so that h¹ has variance σ̄², and targets N(0, 1).
+
+    >>> x, y = gaussian_batch(inputs=4, features=8)
+    >>> x.shape, y.shape
+    (torch.Size([4, 8]), torch.Size([4, 1]))
+    """
     if inputs < 1 or features < 1:
         raise MupscaleError(f"a batch needs at least one input and one feature, not {inputs} and {features}")
     generator = torch.Generator().manual_seed(seed)
@@ -61,11 +66,11 @@ def gaussian_batch(inputs: int = 4, features: int = 3, seed: int = 0) -> tuple[T
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """Networks of one width n (k·n in the end), or the limit, where width is None.
 
     outputs: times × inputs × outputs; losses: times; same and other: ⟨h|h⟩ᵢᵢ and ⟨h|h⟩ᵢⱼ in the last hidden layer, mean
-    over inputs, by time, where i and j are copies of a unit that the first upscaling parts. density: of its
+    over inputs, by time, where i and j are copies of a unit that the first upscaling separates. density: of its
     preactivations at the end, first input.
     """
 
@@ -78,7 +83,7 @@ class Measured:
 
     @property
     def correlation(self) -> Tensor:
-        """Of two copies of a unit that part first, by time: 1 until an upscaling with noise tells them apart."""
+        """Of two copies of a unit that the first upscaling separates, by time: 1 until noise tells them apart."""
         return (self.other.mean / self.same.mean).nan_to_num(1.0)  # 0/0: equal as well
 
     def to_json(self) -> dict[str, Any]:
@@ -91,50 +96,50 @@ class Measured:
         }
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Measured:
+    def from_json(cls, values: Mapping[str, Any]) -> Measurements:
         """What to_json gave."""
-        found = {name: Estimate(_tensor(values[name]), values["note"]) for name in _ESTIMATES}
-        return cls(width=values["width"], density=_tensor(values["density"]), **found)
+        estimates = {name: Estimate(_tensor(values[name]), values["note"]) for name in _ESTIMATES}
+        return cls(width=values["width"], density=_tensor(values["density"]), **estimates)
 
 
 _ESTIMATES = ("outputs", "losses", "same", "other")
 
 
 @dataclass(frozen=True)
-class Meeting:
+class LimitComparison:
     """Finite networks beside their limit. upscaled: times of upscalings; edges: of the bins of the densities."""
 
     times: int
     upscaled: tuple[int, ...]
-    limit: Measured
-    finite: tuple[Measured, ...]
+    limit: Measurements
+    finite: tuple[Measurements, ...]
     edges: Tensor
 
     @property
     def widths(self) -> list[int]:
         """n of the finite networks."""
-        return [found.width for found in self.finite if found.width is not None]
+        return [networks.width for networks in self.finite if networks.width is not None]
 
     @property
     def errors(self) -> list[float]:
         """How far a network of each width is from the limit: root mean square over draws, times and outputs."""
         limit = self.limit.outputs.mean
-        return [float((found.outputs.values - limit).square().mean().sqrt()) for found in self.finite]
+        return [float((networks.outputs.values - limit).square().mean().sqrt()) for networks in self.finite]
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
         """How far the mean over draws is from the limit, and the standard error of that; root mean squares."""
-        limit, found = self.limit.outputs, []
-        for each in self.finite:
-            distance = (each.outputs.mean - limit.mean).square().mean().sqrt()
-            error = (each.outputs.standard_error.square() + limit.standard_error.square()).mean().sqrt()
-            found.append((float(distance), float(error)))
-        return found
+        limit, gaps = self.limit.outputs, []
+        for networks in self.finite:
+            distance = (networks.outputs.mean - limit.mean).square().mean().sqrt()
+            error = (networks.outputs.standard_error.square() + limit.standard_error.square()).mean().sqrt()
+            gaps.append((float(distance), float(error)))
+        return gaps
 
     @property
     def slope(self) -> float | None:
         """Of the errors against n on log axes, fitted; −1/2 by the Master theorem. None without two errors above 0."""
-        return fitted_slope(self.widths, self.errors) if len(self.finite) > 1 and min(self.errors) > 0 else None
+        return fit_slope(self.widths, self.errors) if len(self.finite) > 1 and min(self.errors) > 0 else None
 
     @property
     def slope_error(self) -> float | None:
@@ -142,15 +147,15 @@ class Meeting:
         if self.slope is None:
             return None
         limit, variances = self.limit.outputs.mean, []
-        for found in self.finite:
-            squares = (found.outputs.values - limit).square().flatten(1).mean(1)
+        for networks in self.finite:
+            squares = (networks.outputs.values - limit).square().flatten(1).mean(1)
             variances.append(squares.var() / len(squares) / (2 * squares.mean()).square())  # of the error's logarithm
         x = _tensor(self.widths).log()
         off = (x - x.mean()) / (x - x.mean()).square().sum()
         return float((off.square() * torch.stack(variances)).sum().sqrt())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, from which from_json makes the same; what was found from them is beside them to be read."""
+        """Plain values, from which from_json makes the same; errors and slope are beside them for the reader."""
         return {
             "times": self.times,
             "upscaled": list(self.upscaled),
@@ -158,29 +163,33 @@ class Meeting:
             "slope": self.slope,
             "slope_error": self.slope_error,
             "limit": self.limit.to_json(),
-            "finite": [found.to_json() for found in self.finite],
+            "finite": [networks.to_json() for networks in self.finite],
             "edges": self.edges.tolist(),
         }
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Meeting:
+    def from_json(cls, values: Mapping[str, Any]) -> LimitComparison:
         """What to_json gave, or read back from a file."""
         return cls(
             times=values["times"],
             upscaled=tuple(values["upscaled"]),
-            limit=Measured.from_json(values["limit"]),
-            finite=tuple(Measured.from_json(found) for found in values["finite"]),
+            limit=Measurements.from_json(values["limit"]),
+            finite=tuple(Measurements.from_json(networks) for networks in values["finite"]),
             edges=_tensor(values["edges"]),
         )
 
 
-def fitted_slope(widths: Sequence[float], errors: Sequence[float]) -> float:
-    """The power of n that fits best, by least squares in logarithms."""
+def fit_slope(widths: Sequence[float], errors: Sequence[float]) -> float:
+    """The power of n that fits errors best, by least squares in logarithms.
+
+    >>> round(fit_slope([100, 400, 1600], [0.2, 0.1, 0.05]), 6)
+    -0.5
+    """
     x, y = (torch.tensor(values, dtype=torch.float64).log() for values in (widths, errors))
     return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
 
 
-def meeting(
+def compare_with_limit(
     experiment: Experiment,
     widths: Sequence[int],
     *,
@@ -189,56 +198,64 @@ def meeting(
     networks: int = 8,
     device: str | None = None,
     dense: bool = True,
-    tick: Tick = nothing,
-) -> Meeting:
+    tick: Tick = ignore,
+) -> LimitComparison:
     """Run an experiment in the limit, with `seeds` of `samples`, and on `networks` real ones of each width.
 
     dense=False never forms their matrices (as in `Finite`): for networks that are too wide for memory.
+
+    >>> experiment = Experiment(MLPSetup(3, "tanh"), *gaussian_batch(2), [Stage(1, 0.5), Stage(1, 0.5, 2, 0.5)])
+    >>> comparison = compare_with_limit(experiment, [16, 64], samples=400, seeds=2, networks=4)
+    >>> comparison.times, comparison.upscaled, comparison.widths, comparison.errors[0] > 0
+    (2, (1,), [16, 64], True)
     """
     if len(set(widths)) != len(widths) or any(n < 1 for n in widths):
         raise MupscaleError(f"widths are different numbers of units, 1 or more, not {', '.join(map(str, widths))}")
     runs: list[Run] = []
 
     def program(backend: Program) -> Tensor:
-        found = experiment(backend)
-        runs.append(_light(found))
+        result = experiment(backend)
+        runs.append(_reduce_to_cpu(result))
         tick()
-        return found.outputs
+        return result.outputs
 
     k, dtype = experiment.times, torch.float32 if dense else torch.float64
     outputs = limit(program, k=k, samples=samples, seeds=seeds, device=device)
-    edges, parted = _edges(runs), parted_first(experiment.stages)
-    infinite, upscaled = _measured(None, outputs, runs, parted, edges), runs[0].upscaled
-    met = []
+    edges, separated = _edges(runs), mask_separated_copies(experiment.stages)
+    infinite, upscaled = _measure(None, outputs, runs, separated, edges), runs[0].upscaled
+    measured = []
     for n in sorted(widths):
         runs.clear()
-        drawn = finite(program, n, k=k, seeds=networks, device=device, dtype=dtype, dense=dense)
-        met.append(_measured(n, drawn, runs, parted, edges))
-    return Meeting(k, upscaled, infinite, tuple(met), edges)
+        outputs = finite(program, n, k=k, seeds=networks, device=device, dtype=dtype, dense=dense)
+        measured.append(_measure(n, outputs, runs, separated, edges))
+    return LimitComparison(k, upscaled, infinite, tuple(measured), edges)
 
 
-def _light(found: Run) -> Run:
+def _reduce_to_cpu(result: Run) -> Run:
     """A run on the CPU, with the preactivations of the first input alone."""
-    tensors = {name: getattr(found, name).detach().cpu().double() for name in ("outputs", "losses", "kernels")}
-    return Run(**tensors, hidden=found.hidden[0].detach().cpu().double(), upscaled=found.upscaled)
+    tensors = {name: getattr(result, name).detach().cpu().double() for name in ("outputs", "losses", "kernels")}
+    return Run(**tensors, hidden=result.hidden[0].detach().cpu().double(), upscaled=result.upscaled)
 
 
 def _edges(runs: Sequence[Run]) -> Tensor:
-    reach = max(float(found.hidden.std()) for found in runs) * _REACH
+    reach = max(float(one.hidden.std()) for one in runs) * _REACH
     return torch.linspace(-reach, reach, _BINS + 1, dtype=torch.float64)
 
 
-def _measured(width: int | None, outputs: Estimate, runs: Sequence[Run], parted: Tensor, edges: Tensor) -> Measured:
-    kernels = torch.stack([found.kernels for found in runs]).mean(2)  # seeds × times × k × k
+def _measure(
+    width: int | None, outputs: Estimate, runs: Sequence[Run], separated: Tensor, edges: Tensor
+) -> Measurements:
+    """What the runs of one width, or of the limit, have in common."""
+    kernels = torch.stack([one.kernels for one in runs]).mean(2)  # seeds × times × k × k
     same = kernels.diagonal(dim1=-2, dim2=-1).mean(-1)
-    hidden = torch.cat([found.hidden.flatten() for found in runs])
+    hidden = torch.cat([one.hidden.flatten() for one in runs])
     counts = torch.histogram(hidden, edges).hist
-    return Measured(
+    return Measurements(
         width=width,
         outputs=outputs,
-        losses=Estimate(torch.stack([found.losses for found in runs])),
+        losses=Estimate(torch.stack([one.losses for one in runs])),
         same=Estimate(same),
-        other=Estimate(kernels[..., parted].mean(-1) if parted.any() else same),
+        other=Estimate(kernels[..., separated].mean(-1) if separated.any() else same),
         density=counts / (len(hidden) * (edges[1] - edges[0])),
     )
 
@@ -247,19 +264,19 @@ def _measured(width: int | None, outputs: Estimate, runs: Sequence[Run], parted:
 
 
 @dataclass(frozen=True)
-class Worked:
+class WorkedExample:
     """A worked example of the paper: its closed form, also if never upscaled, and finite networks beside the limit."""
 
     number: int
     closed: list[float]
     never: list[float]
-    meeting: Meeting
+    comparison: LimitComparison
 
     @property
     def difference(self) -> float:
         """How far the limit backend is from the closed form."""
         return float(
-            (self.meeting.limit.outputs.mean.flatten() - torch.tensor(self.closed, dtype=torch.float64)).abs().max()
+            (self.comparison.limit.outputs.mean.flatten() - torch.tensor(self.closed, dtype=torch.float64)).abs().max()
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -268,7 +285,7 @@ class Worked:
             "closed_form": self.closed,
             "never_upscaled": self.never,
             "difference": self.difference,
-            **self.meeting.to_json(),
+            **self.comparison.to_json(),
         }
 
 
@@ -282,26 +299,33 @@ def worked_example(
     seeds: int = 2,
     networks: int = 16,
     dense: bool = True,
-    tick: Tick = nothing,
-) -> Worked:
-    """Example 1 or 2 with the loss (y − target)²/2: by its recursion, in the limit, and on finite networks."""
+    tick: Tick = ignore,
+) -> WorkedExample:
+    """Example 1 or 2 with the loss (y − target)²/2: by its recursion, in the limit, and on finite networks.
+
+    >>> settings = Settings(lambda y: y - 1, lr=0.1, upscaled_lr=0.05, before=2, after=2, noise=(("A", 0.5),))
+    >>> worked_example(1, settings, 1.0, [], samples=100).difference < 1e-12
+    True
+    """
     letters = {1: "CBA", 2: "DCBA"}[number]  # from the input to the readout
     settings = replace(settings, slope=lambda y: y - target)
     noise = [math.sqrt(settings.variance(letter)) for letter in letters]
     trained = [False, *[True] * (len(letters) - 2), False]
     stages = [Stage(settings.before, settings.lr), Stage(settings.after, settings.upscaled_lr, settings.times, noise)]
     x, y = (torch.tensor([[value]], dtype=torch.float64) for value in (settings.x, target))
-    experiment = Experiment(MLP(len(letters), "linear", settings.sigma, trained), x, y, stages)
+    experiment = Experiment(MLPSetup(len(letters), "linear", settings.sigma, trained), x, y, stages)
     recursion = example_1 if number == 1 else example_2
-    met = meeting(experiment, widths, samples=samples, seeds=seeds, networks=networks, dense=dense, tick=tick)
-    return Worked(number, recursion(settings), recursion(never_upscaled(settings)), met)
+    comparison = compare_with_limit(
+        experiment, widths, samples=samples, seeds=seeds, networks=networks, dense=dense, tick=tick
+    )
+    return WorkedExample(number, recursion(settings), recursion(never_upscaled(settings)), comparison)
 
 
 # ---------------------------------------------------------------------------------------- files
 
 
-def save(path: Path, values: Mapping[str, Any]) -> Path:
-    """Results as JSON."""
+def save_results(path: Path, values: Mapping[str, Any]) -> Path:
+    """Write results as JSON, all or nothing; the path."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps(values, ensure_ascii=False) + "\n")

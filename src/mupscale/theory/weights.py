@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from mupscale.system import MupscaleError
+from mupscale.theory.implicit import Rows
 from mupscale.theory.optimizers import Entrywise, State
 from mupscale.theory.program import Matrix, Program
 from mupscale.theory.real import DenseMatrix
-from mupscale.theory.reveal import Rows
 
 _ENTRIES = 1 << 28  # of a matrix of all pairs of entries, at most
 
 
-class Learned(ABC):
+class Updates(ABC):
     """The sum of a matrix's updates, in units of 1/(nk)."""
 
     @abstractmethod
@@ -33,7 +33,7 @@ class Learned(ABC):
         """All nk × nk entries."""
 
 
-class Outer(Learned):
+class OuterProductUpdates(Updates):
     """Under SGD with momentum: Σ cₛ leftₛ rightₛᵀ, memory for two vectors a step and input.
 
     The velocity is made of the same vectors, with coefficients of its own.
@@ -64,7 +64,7 @@ class Outer(Learned):
         return self.left.rows.T * self.weight @ self.right.rows / self.left.rows.shape[1]
 
 
-class Pairs(Learned):
+class EntrywiseUpdates(Updates):
     """Under any entrywise optimizer: OuterNonlin with r = 1 of all vectors of the past, ψ kept for every pair (α, β).
 
     Time and memory are of order (samples·k)², for each step and not for each product.
@@ -96,11 +96,11 @@ class Pairs(Learned):
         return self.entries / len(self.entries)
 
 
-class Weight:
+class HiddenWeight:
     """A hidden matrix."""
 
-    def __init__(self, program: Program, sigma: float, learned: Learned | None) -> None:
-        self.program, self.learned = program, learned
+    def __init__(self, program: Program, sigma: float, updates: Updates | None) -> None:
+        self.program, self.updates = program, updates
         self.parts: list[tuple[float, Matrix]] = []
         self.perturb(sigma, program.k)
 
@@ -112,7 +112,7 @@ class Weight:
 
     def times(self, x: Tensor, *, transposed: bool = False) -> Tensor:
         """It, or its transpose, times a batch."""
-        total = torch.zeros_like(x) if self.learned is None else self.learned.times(x, transposed)
+        total = torch.zeros_like(x) if self.updates is None else self.updates.times(x, transposed)
         for scale, matrix in self.parts:
             total = total + scale * matrix.times(x, transposed=transposed)
         return total
@@ -125,4 +125,4 @@ class Weight:
             if not isinstance(matrix, DenseMatrix):
                 raise MupscaleError("only networks with real matrices have weights to show: take Finite(n, k) as it is")
             total += scale * matrix.full()
-        return total if self.learned is None else total + self.learned.full()
+        return total if self.updates is None else total + self.updates.full()

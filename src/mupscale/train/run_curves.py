@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mupscale.core import Width
-from mupscale.plots import COLORS, GREY, figure, save
+from mupscale.plots import COLORS, GREY, figure, save_figure
 from mupscale.system import MupscaleError
 from mupscale.train.run_folder import RunFolder
 
@@ -54,7 +54,7 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
     ax.set_xlabel(_LABELS[against])
     ax.set_ylabel(f"{loss} loss")
     ax.legend(frameon=False, fontsize=9, loc="upper right")
-    return save(fig, Path(out))
+    return save_figure(fig, Path(out))
 
 
 def _mark(ax: Any, growth: dict[str, Any], at: float, color: str, row: int) -> None:

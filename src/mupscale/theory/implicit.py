@@ -1,7 +1,8 @@
-"""Gaussian matrices that are revealed only where they act, and never formed.
+"""Gaussian matrices that are never formed: each product is drawn when it is first asked for (the option --revealed).
 
-What a matrix W with iid N(0, 1/n) entries does to vectors that it has met is known; to a new direction q, orthogonal to
-those, it does something fresh, apart from what is known through the vectors p that its transpose has met:
+A random matrix W with iid N(0, 1/n) entries is revealed product by product (the principle of deferred decisions). Its
+products with the directions seen so far are kept. For a new direction q, orthogonal to those, the product is a fresh
+normal vector, conditioned on the products that its transpose has given for directions p:
 
     W q = Z − Σ pⱼ ⟨pⱼ|Z⟩ + Σ pⱼ ⟨Wᵀpⱼ|q⟩,    Z iid N(0, 1),    q, p of length √n
 
@@ -41,62 +42,65 @@ class Rows:
         self.count = needed
 
 
-class Side:
-    """An orthonormal basis of what a matrix, or its transpose, has met, and what it gave for each."""
+class KnownProducts:
+    """Directions, orthonormal, that a matrix or its transpose was multiplied with, and the product for each."""
 
     def __init__(self, length: int, like: Program) -> None:
-        self.met, self.gave = Rows(length, like), Rows(length, like)
+        self.directions, self.products = Rows(length, like), Rows(length, like)
 
 
-class Revealed(Matrix):
-    """projected: take the middle term along, as at finite width. dots: take the last one along."""
+class ImplicitMatrix(Matrix):
+    """A matrix of which only products are known.
+
+    projected: include the middle term, as at finite width. dots: include the last one, the dot-kets.
+    """
 
     def __init__(self, program: Program, copies: int, *, projected: bool, dots: bool = True) -> None:
         super().__init__(program, copies)
         self.projected, self.dots = projected, dots
-        self.sides = tuple(Side(program.units * self.distinct, program) for _ in range(2))
+        self.sides = tuple(KnownProducts(program.units * self.distinct, program) for _ in range(2))
 
     def _times(self, x: Tensor, transposed: bool) -> Tensor:
         side, other = self.sides[transposed], self.sides[not transposed]
         flat, n = x.reshape(len(x), -1), self.program.units
-        known = side.met.rows
-        parts = flat @ known.T / n
-        y = parts @ side.gave.rows
-        new = self._new(flat, flat - parts @ known, known)
+        directions = side.directions.rows
+        parts = flat @ directions.T / n
+        y = parts @ side.products.rows
+        new = self._new_directions(flat, flat - parts @ directions, directions)
         if new is not None:
-            gave = self._given(new, other)
-            y += (flat @ new.T / n) @ gave
-            side.met.add(new)
-            side.gave.add(gave)
+            products = self._draw_products(new, other)
+            y += (flat @ new.T / n) @ products
+            side.directions.add(new)
+            side.products.add(products)
         return y.reshape(x.shape)
 
-    def _new(self, vectors: Tensor, rest: Tensor, known: Tensor) -> Tensor | None:
+    def _new_directions(self, vectors: Tensor, rest: Tensor, directions: Tensor) -> Tensor | None:
         """New directions among the rest of these vectors: block Gram-Schmidt, twice."""
         n = self.program.units
         lengths = vectors.norm(dim=1).tolist()
         if not all(length < float("inf") for length in lengths):
             raise Diverged("the program has diverged: a vector is not finite; take a smaller learning rate")
-        found = _orthonormal(rest, [_NEW[self.program.dtype] * length for length in lengths], n)
-        if not len(found):
+        new = _orthonormal(rest, [_NEW[self.program.dtype] * length for length in lengths], n)
+        if not len(new):
             return None
-        return _orthonormal(found - (found @ known.T / n) @ known, [0.0] * len(found), n)
+        return _orthonormal(new - (new @ directions.T / n) @ directions, [0.0] * len(new), n)
 
-    def _given(self, new: Tensor, other: Side) -> Tensor:
+    def _draw_products(self, new: Tensor, other: KnownProducts) -> Tensor:
         """W q for each new q."""
-        n, p, count = self.program.units, other.met.rows, len(new)
+        n, p, count = self.program.units, other.directions.rows, len(new)
         drawn = self.program._normals(count * self.distinct)
         fresh = drawn.reshape(count, self.distinct, n).transpose(1, 2).reshape(count, -1)
         if self.projected:
             fresh = fresh - (fresh @ p.T / n) @ p
-        return fresh + (new @ other.gave.rows.T / n) @ p if self.dots else fresh
+        return fresh + (new @ other.products.rows.T / n) @ p if self.dots else fresh
 
 
 def _orthonormal(vectors: Tensor, shortest: list[float], n: int) -> Tensor:
     """Gram-Schmidt once, to length √n; a vector of which no more than `shortest` is left is left out."""
-    found = vectors[:0]
+    basis = vectors[:0]
     for vector, least in zip(vectors, shortest, strict=True):
-        left = vector - (found @ vector / n) @ found
+        left = vector - (basis @ vector / n) @ basis
         length = float(left.norm())
         if length > least:
-            found = torch.cat([found, (left * (n**0.5 / length))[None]])
-    return found
+            basis = torch.cat([basis, (left * (n**0.5 / length))[None]])
+    return basis

@@ -1,0 +1,147 @@
+"""The command `mupscale`: one table from a command's name to the function that runs it.
+
+A new command is a function of the words behind its name, which returns the exit status and imports what it needs
+itself, and one line in COMMANDS. Words are parsed by `make_parser` and `parse_arguments` of cli.arguments; what a
+person can mend is raised as a MupscaleError, or as a UsageError where the command line itself is wrong.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from mupscale.cli.arguments import UsageError
+from mupscale.cli.checkpoints import inspect_command, upscale_command, verify_command
+from mupscale.cli.limits import limit_examples_command, limit_mlp_command, limit_sweep_command
+from mupscale.cli.method import report_command, run_command, sweep_command, transfer_check_command
+from mupscale.cli.shipped import recipes_command
+from mupscale.cli.tokens import info_command, tokenize_command
+from mupscale.cli.training import curves_command, resume_command, train_command
+from mupscale.system import Interrupted, MupscaleError
+
+
+class Command(NamedTuple):
+    """What a command is for, in a line; what runs it; and whether it goes on where it was when it is run again."""
+
+    about: str
+    run: Callable[[list[str]], int]
+    resumable: bool = False
+
+
+COMMANDS = {
+    "train": Command("train a model as a recipe says", train_command),
+    "resume": Command("go on with a run that was stopped", resume_command),
+    "run": Command("the whole method: tune small, transfer, upscale large, compare", run_command, resumable=True),
+    "sweep": Command("tune at the small widths alone, or help others do it", sweep_command, resumable=True),
+    "transfer-check": Command(
+        "does the optimum stay where it is as widths grow?", transfer_check_command, resumable=True
+    ),
+    "report": Command("a page of pictures from runs of the method", report_command),
+    "curves": Command("draw the losses of runs into one picture", curves_command),
+    "recipes": Command("list the recipes that ship", recipes_command),
+    "upscale": Command("make a Hugging Face checkpoint wider, exactly", upscale_command),
+    "verify": Command("do a checkpoint and its wider one compute, and train, alike?", verify_command),
+    "inspect": Command("what upscaling would do to a checkpoint, as a table", inspect_command),
+    "limit examples": Command(
+        "the paper's worked examples at infinite width, and finite networks", limit_examples_command
+    ),
+    "limit mlp": Command("upscale an MLP at infinite width and at finite ones: do they meet?", limit_mlp_command),
+    "limit sweep": Command("tune noise and learning rate at infinite width", limit_sweep_command),
+    "data tokenize": Command("turn text into tokens, once", tokenize_command, resumable=True),
+    "data info": Command("what a folder of tokens holds", info_command),
+}
+"""In the order in which `mupscale --help` lists them. A name of two words, such as `data info`, is one of a group."""
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit status. What a person can mend is one line on stderr, never a traceback.
+
+    >>> main(["--version"])  # doctest: +ELLIPSIS
+    mupscale ...
+    0
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if os.getcwd() not in sys.path:  # a script has its own folder there: models of one's own are in the current one
+        sys.path.insert(0, os.getcwd())
+    debug = "--debug" in words or bool(os.environ.get("MUPSCALE_DEBUG"))
+    words = [word for word in words if word != "--debug"]
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview(COMMANDS))
+        return 0
+    if words[0] == "--version":
+        from mupscale import __version__
+
+        print(f"mupscale {__version__}")
+        return 0
+    name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
+    if name is None:
+        return _show_group_or_refuse(words)
+    return _run(name, words[len(name.split()) :], debug)
+
+
+def _run(name: str, words: list[str], debug: bool) -> int:
+    """Run a command; turn what it raises into a line and an exit status."""
+    command = COMMANDS[name]
+    again = "; run the same command again, and it goes on where it was" if command.resumable else ""
+    try:
+        status = command.run(words)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return _print_error(f"mupscale {name}: interrupted{again}", 130)
+    except Interrupted as error:
+        return _print_error(f"mupscale {name}: {error}{again}", 130)
+    except OSError as error:
+        if debug or error.errno not in _DISK_FULL:
+            raise
+        where = f"{error.filename} cannot be written: " if error.filename else ""
+        return _print_error(f"mupscale {name}: {where}{error.strerror}; free some space{again}", 1)
+    except MupscaleError as error:
+        if debug:
+            raise
+        usage = isinstance(error, UsageError)
+        return _print_error(f"mupscale{f' {name}' if usage else ''}: {error}", 2 if usage else 1)
+
+
+def _print_error(line: str, status: int) -> int:
+    """Print an error, from one process of many; return the exit status."""
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)
+    return status
+
+
+def _overview(commands: dict[str, Command]) -> str:
+    width = max(map(len, commands)) + 3
+    lines = [f"  {name:<{width}}{command.about}" for name, command in commands.items()]
+    return "\n".join(
+        [
+            "usage: mupscale COMMAND …",
+            "",
+            "Train networks, and make them wider in the middle of training.",
+            "",
+            *lines,
+            "",
+            "mupscale COMMAND --help tells more; mupscale --version; --debug shows where an error comes from.",
+        ]
+    )
+
+
+def _show_group_or_refuse(words: list[str]) -> int:
+    """`mupscale data` lists the commands of the group; what names neither a command nor a group is an error."""
+    group = {name: command for name, command in COMMANDS.items() if name.split()[0] == words[0]}
+    if group and (len(words) == 1 or words[1] in ("-h", "--help")):
+        print(_overview(group))
+        return 0
+    unknown = " ".join(words[:2]) if group else words[0]
+    near = difflib.get_close_matches(unknown, COMMANDS, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(COMMANDS)}"
+    return _print_error(f"mupscale: there is no command {unknown}{hint}", 2)

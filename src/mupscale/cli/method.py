@@ -1,0 +1,183 @@
+"""The commands for the method: run, sweep, transfer-check, report."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
+from mupscale.cli.recipe_options import read_recipe_values
+
+if TYPE_CHECKING:
+    from mupscale.method import Method
+    from mupscale.train import Recipe
+
+RUN = """\
+The whole method: tune noise and learning rate small, transfer, upscale large, compare, and a page of pictures.
+
+  mupscale run mlp-covtype-demo                             two minutes on a laptop, data included
+  mupscale run mlp-covtype-demo --dry-run                   what it would train, its FLOPs, and about how long
+  mupscale run recipes/mlp-covtype.yaml --data.path covtype.data.gz --method.seeds 5 --out runs/paper
+
+The recipe's growth event tells the two widths and how long each model trains; its section `method` tells where to tune
+and over what. A run that was stopped, however, goes on with the same command: what is done is not done again."""
+
+SWEEP = """\
+Step 0 runs: Sweep 1 and Sweep 2 at the small widths. Many machines can work on one study:
+
+  mupscale sweep mlp-covtype-tiny                                          here, on a SQLite file in the run's folder
+  mupscale sweep recipes/mlp-covtype.yaml --storage postgresql+psycopg://user@host/studies --worker
+  mupscale run   recipes/mlp-covtype.yaml --method.storage postgresql+psycopg://user@host/studies
+
+Each worker takes trials that are free until none is left; one that is killed loses nothing but its own trials, which
+another takes over."""
+
+TRANSFER_CHECK = """\
+Does the optimum stay where it is as the width grows? Loss against learning rate at a fixed noise, and against noise
+at a fixed learning rate, for base models of several widths, upscaled; with a verdict in grid steps.
+
+  mupscale transfer-check mlp-covtype-tiny --widths '[32, 64, 128]' --at_lr 0.004 --at_noise 2
+
+Grids, steps and how many times wider are the recipe's (method.upscaled_lrs, method.noises, grow)."""
+
+REPORT = """\
+One page with the answer: curves, heatmaps, costs. Opens from disk, without a network.
+
+  mupscale report runs/mlp-covtype-tiny
+  mupscale report runs/adamw runs/sgd --out both              two runs side by side"""
+
+
+def run_command(words: list[str]) -> int:
+    """mupscale run RECIPE."""
+    from mupscale.method import estimate_run, run_method
+    from mupscale.report import write_report
+
+    def extend(parser: Any) -> None:
+        parser.add_argument("--dry-run", action="store_true", help="print what would be trained, and train nothing")
+
+    recipe, method, options = read_method("run", RUN, words, extend)
+    folder = Path(recipe.out or "runs/method")
+    if options["dry_run"]:
+        print(estimate_run(recipe, method, folder))
+        return 0
+    summary = run_method(recipe, method, folder, command=shlex.join(["mupscale", "run", *words]))
+    print("", *summary.verdict, *(f"Note: {warning}" for warning in summary.warnings), "", sep="\n", flush=True)
+    print(f"Report: {write_report([folder])}")
+    return 0
+
+
+def sweep_command(words: list[str]) -> int:
+    """mupscale sweep RECIPE."""
+    from mupscale.method import run_sweeps
+    from mupscale.sweep import findings
+
+    def extend(parser: Any) -> None:
+        parser.add_argument("--worker", action="store_true", help="join the study that others work on, too")
+        parser.add_argument("--storage", type=str | None, help="where the study is: the same as --method.storage")
+
+    recipe, method, options = read_method("sweep", SWEEP, words, extend)
+    if options["storage"] is not None:
+        method = replace(method, storage=options["storage"])
+    tuned = run_sweeps(recipe, method, Path(recipe.out or "runs/method"), worker=options["worker"])
+    for sweep in tuned.sweeps:
+        for sentence in findings(sweep):
+            print(f"{sweep.name}: {sentence}")
+    print(*tuned.sentences, sep="\n", end="\n" if tuned.sentences else "")
+    choice = tuned.choice
+    print(
+        f"For the large models: learning rate {choice.base_lr:g}; to upscale: noise {choice.noise:g}, lr {choice.lr:g}"
+    )
+    return 0
+
+
+def transfer_check_command(words: list[str]) -> int:
+    """mupscale transfer-check RECIPE."""
+    from mupscale.core import WholeWidth
+    from mupscale.method import transfer_check
+    from mupscale.report import save_transfer_picture
+
+    def extend(parser: Any) -> None:
+        parser.add_argument(
+            "--widths", type=list[WholeWidth] | None, help="base widths (default: the recipe's, small and large)"
+        )
+        parser.add_argument(
+            "--at_lr", type=float | None, help="learning rate at which noise varies (default: the growth's)"
+        )
+        parser.add_argument(
+            "--at_noise", type=float | None, help="noise at which the learning rate varies (the growth's)"
+        )
+
+    recipe, method, options = read_method("transfer-check", TRANSFER_CHECK, words, extend)
+    folder, growth = Path(recipe.out or "runs/method"), recipe.grow[0] if recipe.grow else None
+    lr = options["at_lr"] if options["at_lr"] is not None else growth.lr if growth else None
+    noise = options["at_noise"] if options["at_noise"] is not None else growth.noise if growth else None
+    if lr is None or not isinstance(noise, int | float):
+        raise UsageError("say at which learning rate and noise the other varies: --at_lr X --at_noise Y")
+    check = transfer_check(
+        recipe,
+        widths=options["widths"] or [*method.widths, recipe.width],
+        lrs=method.upscaled_lrs,
+        noises=[0.0, *method.noises],
+        lr=lr,
+        noise=noise,
+        seeds=method.seeds,
+        engine=method.engine,
+        out=folder,
+        note=print,
+    )
+    print(*check["verdict"], sep="\n")
+    print(f"Picture: {save_transfer_picture(check, folder)}")
+    return 0
+
+
+def report_command(words: list[str]) -> int:
+    """mupscale report RUN …"""
+    from mupscale.report import write_report
+
+    runs, options = separate_options(words, flags=())
+    parser = make_parser("report", "RUN [RUN …] [--out FOLDER]", REPORT)
+    parser.add_argument("--out", type=str | None, help="folder of the page and its pictures (default: RUN/report)")
+    out = parse_arguments(parser, join_options(options)).out
+    if not runs:
+        raise UsageError("give the folder of at least one run of the method")
+    print(f"Report: {write_report(runs, None if out is None else Path(out))}")
+    return 0
+
+
+class MethodArguments(NamedTuple):
+    """A recipe, the settings of the method, and the values of a command's own options by name."""
+
+    recipe: Recipe
+    method: Method
+    options: dict[str, Any]
+
+
+def read_method(command: str, about: str, words: Sequence[str], extend: Callable[[Any], None]) -> MethodArguments:
+    """Read the words behind `mupscale run` and the like; extend: adds the options that a command has of its own."""
+    from mupscale.method import Method
+    from mupscale.train import Recipe
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError(
+            "the method runs in one process: for many machines start mupscale sweep --worker --storage URL on each, "
+            "without torchrun"
+        )
+
+    def complete(parser: Any) -> None:
+        parser.add_class_arguments(Method, "method")
+        extend(parser)
+
+    values = read_recipe_values(command, "", about, words, complete, flags=("--dry-run", "--worker"), needs_method=True)
+    method = Method(**values.pop("method"))
+    options = {name: values.pop(name) for name in list(values) if name not in _recipe_keys()}
+    return MethodArguments(Recipe.from_json(values), method, options)
+
+
+def _recipe_keys() -> set[str]:
+    from mupscale.train import Recipe
+
+    return {*Recipe.__dataclass_fields__, "from", "from_width"}

@@ -1,0 +1,126 @@
+"""Recipes and the options on top of them, as one mapping of plain values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mupscale.cli.arguments import (
+    Option,
+    UsageError,
+    join_options,
+    make_parser,
+    parse_arguments,
+    read_value,
+    read_yaml,
+    separate_options,
+)
+from mupscale.cli.shipped import find_recipe
+
+NO_GROWTH: Option = ("--grow", "[]")
+"""Drops the growth events read so far."""
+
+
+def read_recipe_values(
+    command: str,
+    usage: str,
+    about: str,
+    words: Sequence[str],
+    extend: Callable[[Any], None],
+    flags: Sequence[str],
+    needs_method: bool = False,
+) -> dict[str, Any]:
+    """Read recipes (files, or names of those that ship) and the options that take precedence over them.
+
+    extend: adds what a command has beside a recipe's own entries. flags: options that stand without a value.
+    """
+    names, options = separate_options(words, flags=(*flags, "--print_config"))
+    names += [value or "" for name, value in options if name == "--config"]
+    files = {file: read_yaml(file) for file in map(find_recipe, names)}
+    options = [(name, value) for name, value in options if name != "--config"]
+    if not files and not options:
+        raise UsageError("give a recipe, such as mlp-covtype-tiny (mupscale recipes lists those that ship)")
+    if needs_method and files and not any("method" in values for values in files.values()):
+        _check_method_section(next(iter(files)), [name for name, _ in options])
+    parser = _recipe_parser(command, usage, about, _width_arguments(files.values(), options))
+    extend(parser)
+    if files:
+        parser.set_defaults(out=str(Path("runs", "+".join(Path(file).stem for file in files))))
+    recipes: list[Option] = []
+    for file, values in files.items():
+        recipes += [*([NO_GROWTH] if "grow" in values else []), ("--config", file)]
+    return plain_values(parser, parse_arguments(parser, join_options([*recipes, *replace_growth(options)])))
+
+
+def _check_method_section(file: str, options: Sequence[str]) -> None:
+    """The method needs its section, from the file or by options; help can be had without."""
+    if not any(name in ("-h", "--help", "--print_config") or name.startswith("--method") for name in options):
+        raise UsageError(
+            f"{file} has no section `method`, which says where to tune and over what: add, for example, "
+            "method: {widths: [64], lrs: [0.001, 0.003, 0.01], upscaled_lrs: [0.001, 0.003, 0.01], noises: [0.5, 1, 2]}"
+        )
+
+
+def _recipe_parser(command: str, usage: str, about: str, width_arguments: Iterable[str]) -> Any:
+    """A parser of everything in a recipe; the model's width arguments come from `width`, so they are no options."""
+    from torch import nn
+    from torch.optim import Optimizer
+
+    import mupscale.models  # noqa: F401  # so that MLP alone is enough of a name
+    from mupscale.core import WholeWidth
+    from mupscale.data import Data
+    from mupscale.train import Recipe
+
+    parser = make_parser(command, f"RECIPE.yaml [more.yaml …] [--option VALUE …] {usage}".rstrip(), about)
+    parser.add_argument("--config", action="config", help="a recipe, as without --config")
+    for name, base, skip, meaning in (
+        ("model", nn.Module, set(width_arguments), "mupscale.models.MLP, ResNet18, GPT2, or a module of your own"),
+        ("data", Data, set(), "mupscale.data.CoverType, CIFAR100, Text …, or a mupscale.data.Data of your own"),
+        ("optimizer", Optimizer, {"params"}, "torch.optim.SGD, AdamW …; its lr, weight decay and eps are at the base"),
+    ):
+        parser.add_subclass_arguments(
+            base, name, as_group=False, skip=skip, required=True, fail_untyped=False, metavar="CLASS", help=meaning
+        )
+    parser.add_class_arguments(Recipe, as_group=False, skip={"model", "data", "optimizer", "start", "start_width"})
+    parser.add_argument(
+        "--from", type=str | None, metavar="PATH", help="start from this checkpoint or run, upscaled to `width`"
+    )
+    parser.add_argument(
+        "--from_width", type=WholeWidth | None, help="the width in that checkpoint, where it does not tell itself"
+    )
+    return parser
+
+
+def replace_growth(options: Iterable[Option]) -> Iterator[Option]:
+    """Let `--grow` replace the growth events of a recipe: jsonargparse would merge them, one by one."""
+    for name, value in options:
+        if name == NO_GROWTH[0]:
+            yield NO_GROWTH
+        yield name, value
+
+
+def _width_arguments(files: Iterable[dict[str, Any]], options: Iterable[Option]) -> set[str]:
+    """Names of the model's arguments that `width` sets; they must be known before the rest can be read."""
+    width: Any = None
+    for values in files:
+        width = values.get("width", width)
+    for name, value in options:
+        if name == "--width":
+            width = read_value(value)
+        elif name.startswith("--width."):
+            width = {**(width if isinstance(width, dict) else {}), name.removeprefix("--width."): value}
+    return set(width) if isinstance(width, dict) else {"width"}
+
+
+def plain_values(parser: Any, parsed: Any) -> dict[str, Any]:
+    """Parsed options as JSON has them."""
+    values = json.loads(parser.dump(parsed, format="json", skip_unset=False, skip_validation=True))
+    for name in parser.groups:
+        if not isinstance(values.get(name, {}), dict):
+            raise UsageError(f"{name} is {values[name]}, but must be a mapping")
+    for value in values.values():  # arguments that a class passes on as **kwargs
+        if isinstance(value, dict) and "dict_kwargs" in value:
+            value["init_args"] = {**value.get("init_args", {}), **value.pop("dict_kwargs")}
+    return dict(values)

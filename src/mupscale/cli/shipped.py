@@ -1,0 +1,35 @@
+"""Recipes that ship with the package, by their names; the command `recipes`."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from mupscale.cli.arguments import UsageError
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Recipes by name: inside an installed package, or beside its sources."""
+    here = Path(__file__).parents[1]
+    folder = next((f for f in (here / "recipes", here.parents[1] / "recipes") if f.is_dir()), here)
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_recipe(name: str) -> str:
+    """A file, or a recipe that ships, by its name."""
+    if Path(name).is_file():
+        return name
+    shipped = shipped_recipes()
+    if name in shipped:
+        return str(shipped[name])
+    near = difflib.get_close_matches(Path(name).stem, shipped, n=1)
+    raise UsageError(f"there is no recipe {name}" + (f"; did you mean {near[0]}, which ships?" if near else ""))
+
+
+def recipes_command(words: list[str]) -> int:
+    """mupscale recipes."""
+    for name, path in shipped_recipes().items():
+        first = path.read_text(encoding="utf-8").partition("\n")[0]
+        print(f"  {name:<24}{first.lstrip('# ')}")
+    print("mupscale train NAME trains one; mupscale train NAME --print_config shows it.")
+    return 0

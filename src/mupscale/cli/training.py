@@ -1,0 +1,121 @@
+"""The commands for training: train, resume, curves."""
+
+from __future__ import annotations
+
+import json
+from argparse import SUPPRESS
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
+from mupscale.cli.recipe_options import plain_values, read_recipe_values, replace_growth
+
+if TYPE_CHECKING:
+    from mupscale.train import Recipe
+
+TRAIN = """\
+Train a model as a recipe says; the recipe may let it grow in the middle of the run.
+
+  mupscale train recipes/mlp-covtype-tiny.yaml                      ten seconds on a laptop
+  mupscale train recipes/gpt2-text.yaml --width.head_dim 64 --optimizer.lr 0.002 --out runs/mine
+  mupscale train recipes/mlp-covtype.yaml --grow '[{at: 2000, width: 1000, noise: 1}]'
+  torchrun --nproc_per_node 8 -m mupscale train recipes/gpt2-text.yaml
+
+Every entry of a recipe can be given as an option, which then takes precedence; of several recipes, the later ones do.
+A model, an optimizer or data of your own is named by its import path (class_path), also from the current folder.
+--print_config shows the whole recipe with all its defaults."""
+
+RESUME = """\
+Go on with a run from its last checkpoint, exactly where it stood.
+
+  mupscale resume runs/mlp-covtype
+  mupscale resume runs/mlp-covtype --steps 20000 --grow+ '{at: 15000, width: 2000, noise: 1}'
+
+What made the run what it is stays; what may change is below."""
+
+CURVES = """\
+Draw the losses of runs into one picture, and where they grew.
+
+  mupscale curves runs/mlp-covtype-tiny runs/wide --against flops --out curves.png"""
+
+_STATUS = {"finished": 0, "diverged": 3, "interrupted": 130}
+
+
+def train_command(words: list[str]) -> int:
+    """mupscale train RECIPE."""
+    from mupscale.train import run_recipe
+
+    recipe, resume = read_recipe(words)
+    return _STATUS[run_recipe(recipe, resume=resume).status]
+
+
+def resume_command(words: list[str]) -> int:
+    """mupscale resume RUN."""
+    from mupscale.train import run_recipe
+
+    return _STATUS[run_recipe(read_run(words), resume=True).status]
+
+
+def curves_command(words: list[str]) -> int:
+    """mupscale curves RUN …"""
+    from mupscale.train import draw_curves
+
+    runs, options = separate_options(words, flags=())
+    parser = make_parser("curves", "RUN [RUN …] [--option VALUE …]", CURVES)
+    parser.add_function_arguments(draw_curves, as_group=False, skip={"runs"})
+    settings = parse_arguments(parser, join_options(options)).as_dict()
+    if not runs:
+        raise UsageError("give the folder of at least one run")
+    print(f"Picture: {draw_curves(runs, **settings)}")
+    return 0
+
+
+def read_recipe(words: Sequence[str]) -> tuple[Recipe, bool]:
+    """The recipe that the words behind `mupscale train` describe, and whether to resume its run."""
+    from mupscale.train import Recipe
+
+    def extend(parser: Any) -> None:
+        parser.add_argument("--resume", action="store_true", default=SUPPRESS, help="go on from the last checkpoint")
+        parser.add_argument("--method", type=dict, help=SUPPRESS)  # what `mupscale run` reads in the same file
+
+    values = read_recipe_values("train", "[--resume]", TRAIN, words, extend, flags=("--resume",))
+    values.pop("method", None)
+    resume = bool(values.pop("resume", False))
+    return Recipe.from_json(values), resume
+
+
+def read_run(words: Sequence[str]) -> Recipe:
+    """The recipe of a run to resume, with what the words behind `mupscale resume` change."""
+    from mupscale.train import MAY_CHANGE, Recipe
+
+    runs, options = separate_options(words, flags=())
+    if len(runs) != 1 and not {"-h", "--help"} & {name for name, _ in options}:
+        raise UsageError("give the folder of one run" + (f", not {len(runs)}: {', '.join(runs)}" if runs else ""))
+    values = _saved_recipe(Path(runs[0])) if runs else {}
+    changeable = (MAY_CHANGE - {"out"}) | {"grow"}
+    for name, _ in options:
+        field = name.lstrip("-").split(".")[0]
+        if field in values and field not in changeable:
+            raise UsageError(
+                f"{field} cannot change in the middle of a run; start another from it: "
+                f"mupscale train RECIPE --from {runs[0]} {name} …"
+            )
+    parser = make_parser("resume", "RUN [--option VALUE …]", RESUME)
+    parser.add_class_arguments(Recipe, as_group=False, skip=set(Recipe.__dataclass_fields__) - changeable)
+    for action in parser._actions:
+        action.required = False
+    parser.set_defaults({name: value for name, value in values.items() if name in changeable})
+    changed = plain_values(parser, parse_arguments(parser, join_options(replace_growth(options))))
+    return Recipe.from_json({**values, **changed, "out": runs[0]})
+
+
+def _saved_recipe(run: Path) -> dict[str, Any]:
+    """What the folder of a run says about it."""
+    try:
+        values = json.loads((run / "recipe.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{run} is no folder of a run: cannot read its recipe.json ({error.strerror})") from None
+    except ValueError as error:
+        raise UsageError(f"{run / 'recipe.json'} is damaged: {error}") from None
+    return dict(values)
