@@ -13,7 +13,7 @@ from mupscale.method.comparison import Contender, GainMark
 from mupscale.method.contenders import CONTENDERS, RANKED, SCRATCH, UPSCALED, find_contender
 from mupscale.method.dry_run import estimate_run
 from mupscale.method.settings import Method
-from mupscale.method.summary import Curve, Runs, Summary
+from mupscale.method.summary import Choice, Curve, Runs, Summary
 from mupscale.method.transfer_trials import transfer_check
 from mupscale.method.transfer_verdict import read_width_line
 from mupscale.method.upscaling_method import run_method, run_sweeps
@@ -23,6 +23,7 @@ __all__ = [
     "RANKED",
     "SCRATCH",
     "UPSCALED",
+    "Choice",
     "Contender",
     "Curve",
     "GainMark",

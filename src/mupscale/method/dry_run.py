@@ -40,6 +40,21 @@ def outline_stages(protocol: Protocol, method: Method) -> list[PlannedStage]:
 
     As is mostly so, tuning is taken to choose some noise, another learning rate than the base model's, and a third one
     without noise. Plain transfer beside an extrapolated one is left out.
+
+    >>> from mupscale.train import Growth, Recipe, Spec
+    >>> recipe = Recipe(
+    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
+    ...     data=Spec("mupscale.data.CoverTypeSample"),
+    ...     optimizer=Spec("torch.optim.SGD", {"lr": 0.1}),
+    ...     width=8, base=4, steps=12, batch=10, grow=[Growth(at=4, width=16)],
+    ... )
+    >>> method = Method(widths=[4], upscaled_lrs=[0.05, 0.1], noises=[0.3], baselines=[])
+    >>> for stage in outline_stages(Protocol(recipe, Path("runs/demo")), method):
+    ...     print(stage.name, stage.runs, stage.width, stage.steps)
+    small-width-4 1 4 4
+    sweep-2-width-4 4 8 8
+    base 3 8 4
+    upscaled 3 16 8
     """
     return [*_outline_tuning(protocol, method), *_outline_contenders(protocol, method)]
 
@@ -79,7 +94,7 @@ def _trials(method: Method) -> int:
 
 
 def estimate_run(recipe: Recipe, method: Method, folder: str | Path) -> str:
-    """The table that `mupscale run --dry-run` prints; nothing is written."""
+    """The table that `mupscale run --dry-run` prints, a line for each stage of `outline_stages`; nothing is written."""
     protocol = MethodRun(recipe, method, Path(folder), print).protocol
     stages = outline_stages(protocol, method)
     lines = [f"{'stage':<24}{'runs':>6}{'width':>14}{'steps':>10}{'FLOPs':>12}{'about':>12}"]

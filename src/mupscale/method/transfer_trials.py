@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mupscale.core import WholeWidth, Width
 from mupscale.engine import Engine, Outcome, train_many
@@ -46,44 +46,32 @@ def transfer_check(
     Args:
         recipe: a recipe with one growth event
         widths: base widths to compare, two or more
-        lrs: learning rates after upscaling, tried at the fixed noise
-        noises: noise levels, tried at the fixed learning rate
-        lr: the fixed learning rate
-        noise: the fixed noise
-        out: folder for the result and for what is trained
-        seeds: how many each trial is trained with
+        lrs, noises: what is varied; lr, noise: what the other one is fixed at meanwhile
         base_lr: the base models' learning rate; none takes the optimizer's
-        engine: how many models are trained at once, as in `Method`
         note: is told what is done, line by line
+
+    >>> from mupscale.train import Growth, Recipe, Spec
+    >>> recipe = Recipe(
+    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
+    ...     data=Spec("mupscale.data.CoverTypeSample"),
+    ...     optimizer=Spec("torch.optim.SGD", {"lr": 0.1}),
+    ...     width=8, base=4, steps=12, batch=10, grow=[Growth(at=4, width=16)],
+    ... )
+    >>> transfer_check(recipe, widths=[], lrs=[0.05, 0.1], noises=[0.3], lr=0.05, noise=0.3, out=Path("runs/check"))
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: a transfer check needs base widths, two or more, such as [64, 128]
     """
     rate = float(recipe.optimizer.init_args["lr"] if base_lr is None else base_lr)
     check = _Check(Protocol(recipe, Path(out) / "transfer"), seeds, rate, engine, note or (lambda text: None))
     if not widths:
         raise MupscaleError("a transfer check needs base widths, two or more, such as [64, 128]")
-    sweeps = _cells_by_axis(lrs, noises, lr, noise)
-    cells = list(dict.fromkeys(cell for line in sweeps.values() for cell in line))
-    values: dict[str, Any] = {
-        "times": Width.of(check.protocol.wide).size / Width.of(recipe.width).size,
-        "steps": check.protocol.wide_steps,
-        "fixed": {"lr": lr, "noise": noise},
-        "unit": check.protocol.growth.unit,
-        **{axis: [] for axis in sweeps},
-    }
-    for width in widths:
-        check.protocol.check_small(width)
-    for width in sorted(widths, key=lambda width: Width.of(width).size):
-        losses = check.train_width(width, cells)
-        for axis, line in sweeps.items():
-            points = [{"x": getattr(cell, axis), "losses": losses[cell]} for cell in line]
-            values[axis].append({"width": check.protocol.upscaled_width(width), "from": width, "points": points})
+    values = check.compare(widths, _cells_by_axis(lrs, noises, lr, noise), {"lr": lr, "noise": noise})
     values["verdict"] = judge_transfer(values)
     _write(Path(out) / FILE, values)
     return values
 
 
-def _cells_by_axis(
-    lrs: Sequence[float], noises: Sequence[float], lr: float, noise: float
-) -> dict[Literal["lr", "noise"], list[Cell]]:
+def _cells_by_axis(lrs: Sequence[float], noises: Sequence[float], lr: float, noise: float) -> dict[str, list[Cell]]:
     """What is tried, with one hyperparameter varied and the other fixed; a space refuses values that cannot be."""
     space, fixed = Space(tuple(lrs), (*noises, noise)), Space((lr,))
     return {
@@ -105,6 +93,28 @@ class _Check:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise MupscaleError(f"seeds is {self.seeds}, but a transfer check needs at least 1")
+
+    def compare(
+        self, widths: Sequence[WholeWidth], sweeps: Mapping[str, Sequence[Cell]], fixed: Mapping[str, float]
+    ) -> dict[str, Any]:
+        """The result as plain values, with a line for each width and hyperparameter that is varied."""
+        protocol = self.protocol
+        cells = list(dict.fromkeys(cell for line in sweeps.values() for cell in line))
+        values: dict[str, Any] = {
+            "times": Width.of(protocol.wide).size / Width.of(protocol.recipe.width).size,
+            "steps": protocol.wide_steps,
+            "fixed": dict(fixed),
+            "unit": protocol.growth.unit,
+            **{axis: [] for axis in sweeps},
+        }
+        for width in widths:
+            protocol.check_small(width)
+        for width in sorted(widths, key=lambda width: Width.of(width).size):
+            losses = self.train_width(width, cells)
+            for axis, line in sweeps.items():
+                points = [{"x": getattr(cell, axis), "losses": losses[cell]} for cell in line]
+                values[axis].append({"width": protocol.upscaled_width(width), "from": width, "points": points})
+        return values
 
     def train_width(self, width: WholeWidth, cells: Sequence[Cell]) -> dict[Cell, list[float | None]]:
         """The final training losses of each cell by seed; None for those that diverged."""

@@ -15,6 +15,16 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     Args:
         runs: folders of runs, each with a summary.json
         out: folder for index.html and the pictures; RUN/report for one run, report for several
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from mupscale.method import Choice
+    >>> choice = Choice(base_lr=0.1, lr=0.05, noise=0.3, unit="init")
+    >>> summary = Summary("demo", "mupscale run recipe.yaml", {}, {}, [], choice, [], [], verdict=["Widening pays."])
+    >>> with TemporaryDirectory() as folder:
+    ...     path = summary.save(Path(folder))
+    ...     page = write_report([folder]).read_text(encoding="utf-8")
+    >>> "<h1>demo</h1>" in page, "Widening pays." in page
+    (True, True)
     """
     from mupscale.report import compare, page, transfer
 
