@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mupscale import checkpoint
 from mupscale.engine import NotStackable, Outcome, Stack, train_many
-from mupscale.engine.dispatch import finished
+from mupscale.engine.dispatch import read_outcome
 from mupscale.engine.memory import even_share, free_memory, runs_at_once
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, run_recipe
@@ -156,7 +156,7 @@ def test_batches_that_are_made_ahead_are_the_same(streams: int) -> None:
         for number, one in enumerate(varied(recipe(batch=70)))
     ]
     ahead, one_by_one = Stack(asked, torch.device("cpu")), Stack(asked, torch.device("cpu"))
-    ahead._ahead = 1 << 20
+    ahead._prefetch_bytes = 1 << 20
     asked_for, batch = list[int](), ahead.data.batch
     ahead.data.batch = lambda seed, start, count: asked_for.append(count) or batch(seed, start, count)  # type: ignore[method-assign, func-returns-value]
     stops = iter([False] * 20 + [True])
@@ -289,7 +289,7 @@ def test_the_comparison_would_see_a_wrong_factor(factor: str) -> None:
         changed = replace(last, **{factor: wrong * getattr(last, factor)})
         segments = (*stack.replicas.layout.segments[:-1], changed)
         stack.replicas.layout = replace(stack.replicas.layout, segments=segments)
-        stack._changed()
+        stack._reset_rows()
         made.append(stack.advance(50))
     assert (made[0] - made[1]).abs().max() > 1e5 * TOLERANCE
 
@@ -304,7 +304,9 @@ def test_the_comparison_would_see_a_wrong_factor(factor: str) -> None:
 def test_points_of_a_curve(steps: int, points: int, expected: list[int]) -> None:
     """The last step is always one; a point is the mean since the one before."""
     recipes, heard = varied(recipe(steps=steps), 2), list[tuple[int, dict[int, float]]]()
-    ours, theirs = both(recipes, points=points, evaluate=False, tell=lambda at, values: heard.append((at, {**values})))
+    ours, theirs = both(
+        recipes, points=points, evaluate=False, on_point=lambda at, values: heard.append((at, {**values}))
+    )
     assert far(ours, theirs) <= TOLERANCE
     assert [at for at, _ in ours[0].curve] == expected
     assert heard[: len(expected)] == [(at, {n: ours[n].curve[i][1] for n in (0, 1)}) for i, at in enumerate(expected)]
@@ -339,7 +341,7 @@ def test_runs_that_are_stopped_at_a_rung_leave_the_others_as_they_are(engine: An
         asked.append((at, set(values)))
         return [number for number in ([0, 3] if at < 20 else [1]) if number in values] + [99]
 
-    ours = train_many(recipes, engine=engine, points=10, rungs=[9, 31, 50], decide=decide, evaluate=True)
+    ours = train_many(recipes, engine=engine, points=10, rungs=[9, 31, 50], prune=decide, evaluate=True)
     alone = train_many(recipes, engine="vectorised", points=10, evaluate=True)
     assert [(o.status, o.step) for o in ours] == [
         (f, s)
@@ -358,7 +360,7 @@ def test_who_is_gone_costs_nothing_more() -> None:
     """Matrix products alone are counted, each with all of its operands: so by rows, exactly."""
     stack, spent = Stack(varied(recipe(), 6), CPU), []
     for rows in ([0, 1, 2, 3, 4, 5], [5, 2, 0]):
-        stack.keep(rows)
+        stack.keep_runs(rows)
         stack.advance(1)  # the first step finds out how to cut the stack into blocks
         with FlopCounterMode(display=False) as counter:
             losses = stack.advance(1)
@@ -374,7 +376,7 @@ def test_kept_rows_keep_all_that_is_theirs(kind: str) -> None:
     whole, cut = Stack(recipes, CPU), Stack(recipes, CPU)
     expected = whole.advance(20)
     first = cut.advance(10)
-    cut.keep([3, 1])
+    cut.keep_runs([3, 1])
     assert (torch.cat([first[:, [3, 1]], cut.advance(10)]) - expected[:, [3, 1]]).abs().max() <= TOLERANCE
     assert [r.seeds.init for r in cut.recipes] == [3, 1]
     ours, theirs = cut.evaluate(), whole.evaluate()
@@ -391,11 +393,11 @@ class Dear(Stack):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._dear, self._ahead = True, 1 << 20
+        self._keep_row_count, self._prefetch_bytes = True, 1 << 20
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def keep_runs(self, rows: Sequence[int]) -> None:
         """Noted."""
-        super().keep(rows)
+        super().keep_runs(rows)
         Dear.shapes.append((len(self.recipes), len(self.replicas)))
 
 
@@ -419,13 +421,13 @@ def scheduled(kind: str, count: int, streams: int) -> list[Recipe]:
 
 
 def assert_same_steps(ours: Stack, theirs: Stack, count: int) -> None:
-    """Losses and norms of the next steps, and then all else that can be asked of a run."""
+    """LossesAndNorms and norms of the next steps, and then all else that can be asked of a run."""
     far_off = [(ours.advance(count) - theirs.advance(count)).abs().max()]
     assert ours.norms is not None
     assert theirs.norms is not None
     far_off.append(((ours.norms - theirs.norms) / theirs.norms).abs().max())
     assert ours.recipes == theirs.recipes
-    assert ours.sound() == theirs.sound() == [True] * len(theirs.recipes)
+    assert ours.finite_runs() == theirs.finite_runs() == [True] * len(theirs.recipes)
     for row, (a, b) in enumerate(zip(ours.evaluate(), theirs.evaluate(), strict=True)):
         assert a == pytest.approx(b, abs=TOLERANCE)
         assert ours.rate(row) == theirs.rate(row)
@@ -450,14 +452,14 @@ def test_where_a_shape_is_dear_runs_go_and_their_rows_stay(
     assert_same_steps(ours, theirs, 5)
     blocks, rows = ours._blocks, ours.replicas.flat
     for stack in (ours, theirs):
-        stack.keep([0, 2, 4])
+        stack.keep_runs([0, 2, 4])
     assert_same_steps(ours, theirs, 9)
     assert shapes == [(3, 5)]
     assert len(theirs.replicas) == 3
     assert ours.replicas.flat is rows  # where a graph or a compiled step would look for it
     assert ours._blocks is blocks
     for stack in (ours, theirs):
-        stack.keep([1, 2])
+        stack.keep_runs([1, 2])
     assert_same_steps(ours, theirs, 9)
     assert shapes == [(3, 5), (2, 2)]
 
@@ -472,7 +474,7 @@ def test_again_and_again(cached: int | None, shapes: list[tuple[int, int]], monk
     order = [*range(9, -1, -1)], [0, 2, 3, 4, 5, 6, 7, 9], [7, 6, 5, 2, 1, 0], [4, 0, 1, 2, 3], [3, 0, 2, 4], [1, 0]
     for rows in order:
         for stack in (ours, theirs):
-            stack.keep(rows)
+            stack.keep_runs(rows)
         assert_same_steps(ours, theirs, 4)
         assert len(ours._blocks or ()) == (2 if cached and len(ours.replicas) > 8 else 1)
     assert shapes == [(10, 10), (8, 10), (6, 10), (5, 5), (4, 5), (2, 2)]
@@ -484,13 +486,13 @@ def test_a_row_for_nobody_may_hold_anything(kind: str, shapes: list[tuple[int, i
     ours, theirs = Dear(recipes, CPU), Stack(recipes, CPU)
     for stack in (ours, theirs):
         stack.advance(5)
-        stack.keep([0, 3, 4])
+        stack.keep_runs([0, 3, 4])
     for tensor in ours.replicas.tensors().values():
         if tensor.is_floating_point():
             tensor[1], tensor[2] = float("nan"), float("inf")
     assert_same_steps(ours, theirs, 9)
     assert shapes == [(3, 5)]
-    assert ours.replicas.sound() == [True, False, False, True, True]
+    assert ours.replicas.finite_rows() == [True, False, False, True, True]
 
 
 @pytest.mark.parametrize("kind", ["mlp", "resnet"])
@@ -498,7 +500,7 @@ def test_a_file_holds_the_runs_alone(kind: str, tmp_path: Path, shapes: list[tup
     recipes = scheduled(kind, 5, 2)
     ours = Dear(recipes, CPU)
     ours.advance(5)
-    ours.keep([1, 4, 2])
+    ours.keep_runs([1, 4, 2])
     assert shapes == [(3, 5)]
     ours.advance(4)
     ours.save(tmp_path / "stack", {})
@@ -538,7 +540,7 @@ def test_parts_when_memory_is_short_give_the_same() -> None:
     asked: dict[str, Any] = {"engine": "vectorised", "points": 20, "evaluate": True}
     heard: list[list[int]] = []
     ours = train_many(
-        recipes, **asked, memory=1 << 17, note=said.append, tell=lambda at, values: heard.append(list(values))
+        recipes, **asked, memory=1 << 17, note=said.append, on_point=lambda at, values: heard.append(list(values))
     )
     assert far(ours, train_many(recipes, **asked)) <= TOLERANCE
     share = even_share(5, most)
@@ -692,7 +694,7 @@ def test_weights_that_break_where_the_loss_does_not(tmp_path: Path) -> None:
         assert (broken.status, broken.step, well.status) == ("diverged", 7, "finished")
         assert metrics(Path(out[0]), "end")[0]["at"] == 7
         assert not (tmp_path / engine / "a" / "checkpoints" / step(6)).exists()
-        assert finished(recipes[0]) == broken
+        assert read_outcome(recipes[0]) == broken
 
 
 # ------------------------------------------------------------------------------------------------ runs with a folder
@@ -754,7 +756,7 @@ def test_resume_skips_what_is_finished(tmp_path: Path) -> None:
     before = [(tmp_path / name / "metrics.jsonl").read_text() for name in "01"]
     ours = train_many(recipes, resume=True)
     assert [(tmp_path / name / "metrics.jsonl").read_text() for name in "01"] == before
-    assert ours[:2] == first == [finished(one) for one in recipes[:2]]
+    assert ours[:2] == first == [read_outcome(one) for one in recipes[:2]]
     assert ours[2].status == "finished"
     assert train_many(recipes, resume=True) == ours
 

@@ -98,7 +98,7 @@ def test_a_graph_is_the_step_itself(kind: str) -> None:
         assert graphed._graph is not None
         assert eager._graph is None
         for stack in (graphed, eager):
-            stack.keep([len(stack.recipes) - 1, 0])
+            stack.keep_runs([len(stack.recipes) - 1, 0])
     assert [a["loss"] for a in graphed.evaluate()] == pytest.approx([b["loss"] for b in eager.evaluate()], rel=near)
     for name, tensor in graphed.replicas.tensors().items():
         assert torch.allclose(tensor, eager.replicas.tensors()[name], rtol=1000 * near, atol=near), name
@@ -122,11 +122,11 @@ def test_a_compiled_stack_is_not_compiled_anew_before_half_of_its_runs_have_gone
     made, graphs, shapes = [counters["stats"]["unique_graphs"]], [], []
     for rows in ([0, 1, 2, 3, 4, 5], [0, 2, 3, 4, 5], [4, 2, 1, 0], [0, 1, 3]):
         for stack in (compiled, plain):
-            stack.keep(rows)
+            stack.keep_runs(rows)
         assert (compiled.advance(5) - plain.advance(5)).abs().max() <= 1e-9
         losses = [[scores["loss"] for scores in stack.evaluate()] for stack in (compiled, plain)]
         assert losses[0] == pytest.approx(losses[1], rel=1e-9)
-        assert compiled.sound() == [True] * len(rows)
+        assert compiled.finite_runs() == [True] * len(rows)
         made.append(counters["stats"]["unique_graphs"])
         graphs.append(compiled._graph)
         shapes.append((len(compiled.replicas), len(plain.replicas)))

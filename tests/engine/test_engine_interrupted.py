@@ -174,7 +174,7 @@ def test_without_folders_and_at_a_rung(tmp_path: Path) -> None:
             return [1] if at == 20 else []
 
         asked: dict[str, Any] = {"points": 12, "rungs": [20, 40], "evaluate": True, "note": lambda text: None}
-        return train_many(recipes, engine="vectorised", decide=decide, tell=tell, save=save, **asked)
+        return train_many(recipes, engine="vectorised", prune=decide, on_point=tell, save=save, **asked)
 
     heard, asked_at = list[int](), list[int]()
     with pytest.raises(Interrupted, match="interrupted after step 30 of 60, and kept"):
@@ -196,7 +196,7 @@ def test_a_file_of_no_use_is_ignored(tmp_path: Path, what: str) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        train_many(varied(recipe(steps=10)), points=10, save=save, tell=stop)
+        train_many(varied(recipe(steps=10)), points=10, save=save, on_point=stop)
     content = save.read_bytes()
     asked = recipes
     if what == "other work":
@@ -226,7 +226,7 @@ def test_one_at_a_time_keeps_what_is_done(tmp_path: Path) -> None:
         if heard.count((1, 6)) == 1 and (number, at) == (1, 6):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    asked: dict[str, Any] = {"engine": "serial", "points": 5, "save": save, "tell": tell, "evaluate": True}
+    asked: dict[str, Any] = {"engine": "serial", "points": 5, "save": save, "on_point": tell, "evaluate": True}
     with pytest.raises(Interrupted, match="interrupted after step 7 of 10"):
         train_many(recipes, **asked)
     ours = train_many(recipes, **asked)
@@ -243,7 +243,7 @@ def test_a_save_at_the_very_end_is_not_needed(tmp_path: Path) -> None:
         if at == 6:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    found = train_many(recipes, points=6, save=tmp_path / "kept", tell=tell)
+    found = train_many(recipes, points=6, save=tmp_path / "kept", on_point=tell)
     assert {outcome.status for outcome in found} == {"finished"}
 
 
@@ -257,7 +257,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_loses_nothing(tmp_path: Path, fol
     expected = train_many([replace(one, out=None) for one in recipes], points=50, note=lambda text: None)
     save = tmp_path / "kept.safetensors"
     with pytest.raises(Interrupted):
-        train_many(recipes, save=save, points=50, tell=lambda at, v: os.kill(os.getpid(), signal.SIGINT))
+        train_many(recipes, save=save, points=50, on_point=lambda at, v: os.kill(os.getpid(), signal.SIGINT))
     stood, before = at_step(save), save.read_bytes()
     limit = 4000 if folders else len(before) // 2
     child = Child(recipes, tmp_path / "output", partial(small_runs.limit_files, limit, True), save=save, points=50)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from mupscale.engine.updates import Hyper, Kind, Segment, as_one, clip, kind_of
+from mupscale.engine import NotStackable
+from mupscale.engine.updates import (
+    Hyperparameters,
+    Segment,
+    StackOptimizer,
+    clip_rows,
+    find_stack_optimizer,
+    merge_segments,
+)
 
 SIZES = (5, 1, 7)  # columns of three parameters
 SEGMENTS = [
@@ -19,7 +28,7 @@ SEGMENTS = [
     Segment(slice(5, 6), lr=0.25, weight_decay=4.0, eps=0.5, norm=3.0),
     Segment(slice(6, 13), lr=2.0, weight_decay=0.5, eps=0.125, norm=0.5),
 ]
-OWN = ("lr", "weight_decay", "eps")
+PER_RUN = ("lr", "weight_decay", "eps")
 TOLERANCE = 1e-13
 
 positive = st.floats(1e-4, 0.5)
@@ -40,18 +49,20 @@ optimizers = st.one_of(
 def made_by_torch(cls: type[Optimizer], hyper: dict[str, Any], own: tuple[float, ...], start: Tensor) -> Any:
     """One model as torch trains it: a parameter group for each segment."""
     params = [nn.Parameter(part.clone()) for part in start.split(SIZES)]
-    known = [name for name in OWN if not (cls is SGD and name == "eps")]
+    known = [name for name in PER_RUN if not (cls is SGD and name == "eps")]
     groups = [
-        {"params": [p], **{name: own[OWN.index(name)] * getattr(segment, name) for name in known}}
+        {"params": [p], **{name: own[PER_RUN.index(name)] * getattr(segment, name) for name in known}}
         for p, segment in zip(params, SEGMENTS, strict=True)
     ]
     return params, cls(groups, **hyper)
 
 
-def stacked(kind: Kind, own: list[tuple[float, ...]], like: Tensor) -> tuple[Hyper, dict[str, Tensor], Tensor]:
+def stacked(
+    kind: StackOptimizer, own: list[tuple[float, ...]], like: Tensor
+) -> tuple[Hyperparameters, dict[str, Tensor], Tensor]:
     columns = [torch.tensor(values, dtype=torch.float64).unsqueeze(1) for values in zip(*own, strict=True)]
     state = {name: torch.zeros_like(like) for name in kind.state}
-    return Hyper(*columns, shared=kind.shared), state, torch.zeros(len(own), 1, dtype=torch.float64)
+    return Hyperparameters(*columns, shared=kind.shared), state, torch.zeros(len(own), 1, dtype=torch.float64)
 
 
 @settings(max_examples=60, deadline=None)
@@ -62,8 +73,9 @@ def test_an_update_of_many_is_torchs_of_each(chosen: Any, own: list[tuple[float,
     generator = torch.Generator().manual_seed(seed)
     p = torch.randn(len(own), sum(SIZES), generator=generator, dtype=torch.float64)
     theirs = [made_by_torch(cls, hyper, values, start) for values, start in zip(own, p, strict=True)]
-    kind = kind_of(cls, {**theirs[0][1].param_groups[0], "weight_decay": any(decay for _, decay, _ in own)})
-    assert isinstance(kind, Kind)
+    kind = find_stack_optimizer(
+        cls, {**theirs[0][1].param_groups[0], "weight_decay": any(decay for _, decay, _ in own)}
+    )
     ours, state, step = stacked(kind, own, p)
     for _ in range(6):
         gradient = torch.randn(p.shape, generator=generator, dtype=torch.float64)
@@ -72,7 +84,7 @@ def test_an_update_of_many_is_torchs_of_each(chosen: Any, own: list[tuple[float,
                 param.grad = part.clone()
             optimizer.step()
         step += 1
-        kind.update(p, gradient, state, step, ours, as_one(SEGMENTS, p) if fused else SEGMENTS)
+        kind.update(p, gradient, state, step, ours, merge_segments(SEGMENTS, p) if fused else SEGMENTS)
     for row, (params, optimizer) in enumerate(theirs):
         assert (torch.cat([param.detach() for param in params]) - p[row]).abs().max() <= TOLERANCE
         for name, matrix in state.items():
@@ -81,12 +93,13 @@ def test_an_update_of_many_is_torchs_of_each(chosen: Any, own: list[tuple[float,
 
 
 @pytest.mark.parametrize(
-    ("cls", "name"), [(cls, name) for cls in (Adam, AdamW, SGD) for name in OWN if (cls, name) != (SGD, "eps")]
+    ("cls", "name"), [(cls, name) for cls in (Adam, AdamW, SGD) for name in PER_RUN if (cls, name) != (SGD, "eps")]
 )
 def test_a_wrong_factor_of_a_single_column_would_show(cls: type[Optimizer], name: str) -> None:
     own, start = [(0.1, 0.3, 0.2)], torch.linspace(-1, 1, sum(SIZES), dtype=torch.float64)
-    kind = kind_of(cls, {**cls([nn.Parameter(torch.zeros(1))], lr=0.1).param_groups[0], "weight_decay": True})
-    assert isinstance(kind, Kind)
+    kind = find_stack_optimizer(
+        cls, {**cls([nn.Parameter(torch.zeros(1))], lr=0.1).param_groups[0], "weight_decay": True}
+    )
     made = []
     for factor in (1.0, 1.0001):
         wrong = Segment(**{**vars(SEGMENTS[1]), name: getattr(SEGMENTS[1], name) * factor})
@@ -105,8 +118,7 @@ def test_models_may_have_taken_different_numbers_of_steps() -> None:
     for cls, hyper in [(Adam, {"betas": (0.9, 0.99)}), (SGD, {"momentum": 0.9, "dampening": 0.5})]:
         start, own = torch.randn(2, sum(SIZES), generator=generator, dtype=torch.float64), [(0.1, 0.2, 0.3)] * 2
         theirs = [made_by_torch(cls, hyper, own[0], row) for row in start]
-        kind = kind_of(cls, theirs[0][1].param_groups[0])
-        assert isinstance(kind, Kind)
+        kind = find_stack_optimizer(cls, theirs[0][1].param_groups[0])
         p = start.clone()
         ours, state, step = stacked(kind, own, p)
         for number in range(5):
@@ -118,8 +130,10 @@ def test_models_may_have_taken_different_numbers_of_steps() -> None:
                 theirs[row][1].step()
             step[active] += 1
             some = {name: matrix[active] for name, matrix in state.items()}
-            part, columns = p[active], {name: getattr(ours, name)[active] for name in OWN}
-            kind.update(part, gradient[active], some, step[active], Hyper(**columns, shared=ours.shared), SEGMENTS)
+            part, columns = p[active], {name: getattr(ours, name)[active] for name in PER_RUN}
+            kind.update(
+                part, gradient[active], some, step[active], Hyperparameters(**columns, shared=ours.shared), SEGMENTS
+            )
             p[active] = part
             for name, matrix in some.items():
                 state[name][active] = matrix
@@ -141,7 +155,7 @@ def test_clipping_is_torchs_row_by_row(largest: float, seed: int) -> None:
         norm = nn.utils.clip_grad_norm_(params, largest)
         gradients = [p.grad / s.norm**0.5 for p, s in zip(params, SEGMENTS, strict=True) if p.grad is not None]
         expected.append((norm, torch.cat(gradients)))
-    norms = clip(g, largest, SEGMENTS)
+    norms = clip_rows(g, largest, SEGMENTS)
     for row, (norm, gradient) in enumerate(expected):
         assert abs(norms[row] - norm) <= TOLERANCE * norm
         assert (g[row] - gradient).abs().max() <= TOLERANCE * max(1.0, norm)
@@ -158,6 +172,6 @@ def test_clipping_is_torchs_row_by_row(largest: float, seed: int) -> None:
 )
 def test_what_a_stack_cannot_take_is_said(cls: type[Optimizer], hyper: dict[str, Any], said: str) -> None:
     """A subclass may do anything, so it is not taken for what it is a subclass of."""
-    found = kind_of(cls, cls([nn.Parameter(torch.zeros(1))], lr=0.1, **hyper).param_groups[0])
-    assert isinstance(found, str)
-    assert found.startswith(said)
+    group = cls([nn.Parameter(torch.zeros(1))], lr=0.1, **hyper).param_groups[0]
+    with pytest.raises(NotStackable, match=rf"^{re.escape(said)}.* among what can train as one program$"):
+        find_stack_optimizer(cls, group)

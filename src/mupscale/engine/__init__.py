@@ -1,8 +1,21 @@
-"""Many runs as one program, and one after another where that cannot be; the numbers are the same."""
+"""Training many runs at once, as one program where they can be stacked; the numbers are those of `train`.
+
+dispatch    train_many
+stackable   what the runs of a stack must share
+stack       many runs as one program
+stack_run   a stack from its first step to its last
+batched     as many stacks as memory needs
+serial      one run after another, for what cannot be stacked
+jobs        what train_many was asked for and how far it is, on disk
+outcomes    how runs ended
+memory      how many runs fit
+vmapped, replicas, streams, updates, cuda_graph
+            the parts of a stack: model, parameters, batches, optimizer, a step on the GPU
+"""
 
 from mupscale.engine.dispatch import Engine, train_many
-from mupscale.engine.jobs import Tell
-from mupscale.engine.outcomes import Outcome, Status, finished
+from mupscale.engine.jobs import PointCallback
+from mupscale.engine.outcomes import Outcome, Status, read_outcome
 from mupscale.engine.stack import Stack
 from mupscale.engine.stackable import NotStackable
 
@@ -10,9 +23,9 @@ __all__ = [
     "Engine",
     "NotStackable",
     "Outcome",
+    "PointCallback",
     "Stack",
     "Status",
-    "Tell",
-    "finished",
+    "read_outcome",
     "train_many",
 ]

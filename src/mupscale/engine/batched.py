@@ -1,4 +1,4 @@
-"""Runs trained as one program: in as many parts as memory needs, from their beginning or from where they were saved."""
+"""Training in stacks: as many runs at once as fit into memory, from their first step or from where they were saved."""
 
 from __future__ import annotations
 
@@ -9,69 +9,72 @@ from collections.abc import Sequence
 import torch
 
 from mupscale.data import Data
-from mupscale.engine.jobs import Work
+from mupscale.engine.jobs import TrainingJob
 from mupscale.engine.memory import even_share, runs_at_once
 from mupscale.engine.stack import Stack
-from mupscale.engine.stack_run import Passage
-from mupscale.engine.stackable import NotStackable, check_alike
+from mupscale.engine.stack_run import StackRun
+from mupscale.engine.stackable import NotStackable, check_stackable
 from mupscale.system import MupscaleError
 from mupscale.train import StopRequest, join_processes, matmul_precision
 
 
-def train_together(work: Work, stop: StopRequest) -> None:
-    """Train what is left as one program; NotStackable, before anything is touched, if that cannot be."""
-    first = work.recipes[work.left[0]]
+def train_in_stacks(job: TrainingJob, stop: StopRequest) -> None:
+    """Train all remaining runs in stacks; raises NotStackable before the first step if they cannot be stacked."""
+    first = job.recipes[job.remaining[0]]
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise NotStackable("several processes (torchrun) train one run at a time")
-    check_alike([work.recipes[number] for number in work.left])
+    check_stackable([job.recipes[number] for number in job.remaining])
     with matmul_precision(first.precision), join_processes(first.device, first.parallel) as processes:
-        loaded = first.make_data() if work.data is None else work.data
+        loaded = first.make_data() if job.data is None else job.data
         data = loaded.to(processes.device, first.dtype())
-        most: int | None = None
-        while work.left:
-            if work.saved is not None:
-                chunk = [int(number) for number in work.saved.extra["stack"]["numbers"]]
+        largest: int | None = None
+        while job.remaining:
+            if job.saved is not None:
+                chunk = [int(number) for number in job.saved.extra["stack"]["numbers"]]
             else:
-                most = most or _most(work, processes.device, data)
-                chunk = work.left[: even_share(len(work.left), most)]
+                largest = largest or _largest_stack(job, processes.device, data)
+                chunk = job.remaining[: even_share(len(job.remaining), largest)]
             try:
-                _begin(work, chunk, processes.device, data).go(stop)
+                _start_stack(job, chunk, processes.device, data).train(stop)
             except torch.OutOfMemoryError:
-                most = _fewer(work, len(chunk))
+                largest = _halve(job, len(chunk))
             _give_back_memory(processes.device)
-            work.keep()
+            job.save_outcomes()
 
 
-def _begin(work: Work, chunk: Sequence[int], device: torch.device, data: Data) -> Passage:
-    """A stack of these runs at their first step, or where they were saved."""
-    saved, work.saved = work.saved, None
-    going = Passage(work, Stack([work.recipes[number] for number in chunk], device, data), list(chunk))
+def _start_stack(job: TrainingJob, chunk: Sequence[int], device: torch.device, data: Data) -> StackRun:
+    """A stack of these runs, at their first step or where they were saved."""
+    saved, job.saved = job.saved, None
+    run = StackRun(job, Stack([job.recipes[number] for number in chunk], device, data), list(chunk))
     if saved is not None:
         try:
-            going.restore(saved)
+            run.restore(saved)
         except MupscaleError as error:
-            work.note(f"starting over: {error}")
-    return going
+            job.note(f"starting over: {error}")
+    return run
 
 
-def _most(work: Work, device: torch.device, data: Data) -> int:
+def _largest_stack(job: TrainingJob, device: torch.device, data: Data) -> int:
+    """How many of the remaining runs fit into memory at once."""
     try:
-        most = runs_at_once(work.recipes[work.left[0]], device, data, work.memory)
+        largest = runs_at_once(job.recipes[job.remaining[0]], device, data, job.memory)
     except torch.OutOfMemoryError:
-        raise _too_big() from None
-    if most < len(work.left):
-        work.note(f"{even_share(len(work.left), most)} of {len(work.left)} runs at a time: more need more memory")
-    return most
+        raise _too_large() from None
+    if largest < len(job.remaining):
+        count = len(job.remaining)
+        job.note(f"{even_share(count, largest)} of {count} runs at a time: more need more memory")
+    return largest
 
 
-def _fewer(work: Work, count: int) -> int:
+def _halve(job: TrainingJob, count: int) -> int:
+    """Half as many runs, after `count` of them did not fit."""
     if count == 1:
-        raise _too_big() from None
-    work.note(f"{count} runs at once do not fit into memory: {count // 2} at a time")
+        raise _too_large() from None
+    job.note(f"{count} runs at once do not fit into memory: {count // 2} at a time")
     return count // 2
 
 
-def _too_big() -> MupscaleError:
+def _too_large() -> MupscaleError:
     return MupscaleError("one run alone does not fit into memory: take a smaller batch or width")
 
 

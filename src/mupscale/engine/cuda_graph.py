@@ -1,4 +1,4 @@
-"""A step of a stack as one CUDA graph, so that small models wait for work and not for launches."""
+"""A step of a stack as one CUDA graph: launching its kernels one by one takes longer than small models compute."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 
 from mupscale.engine.replicas import Replicas
 
-Losses = tuple[Tensor, Tensor | None]
-"""Of every run, and the norms of their gradients where those are clipped."""
+StepResult = tuple[Tensor, Tensor | None]
+"""The loss of every run, and the norms of their gradients where those are clipped."""
 
 
 class NotCapturable(Exception):
-    """What a model or its loss does cannot be part of a graph; it can still be launched step by step."""
+    """The model or its loss does something that a CUDA graph cannot record; its steps still work without one."""
 
 
-class Graph:
-    """A captured step: inputs are copied to one place, everything else stays where it is."""
+class StepGraph:
+    """A captured step: inputs are copied to a fixed place, everything else stays where it is."""
 
-    def __init__(self, step: Callable[[Tensor, Tensor], Losses], replicas: Replicas, x: Tensor, y: Tensor) -> None:
+    def __init__(self, step: Callable[[Tensor, Tensor], StepResult], replicas: Replicas, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x.clone(), y.clone()
         self._warm_up(step, replicas)
         self.graph = torch.cuda.CUDAGraph()
@@ -34,8 +34,8 @@ class Graph:
                 raise error.__context__ from None
             raise NotCapturable(str(error)) from error
 
-    def _warm_up(self, step: Callable[[Tensor, Tensor], Losses], replicas: Replicas) -> None:
-        """A few steps on a stream of their own, as capturing needs, and back to where the runs stood."""
+    def _warm_up(self, step: Callable[[Tensor, Tensor], StepResult], replicas: Replicas) -> None:
+        """Take a few steps on a stream of their own, as capturing needs, and put the runs back to where they stood."""
         before = {name: tensor.clone() for name, tensor in replicas.tensors().items()}
         here, side = torch.cuda.current_stream(self.x.device), torch.cuda.Stream(self.x.device)
         side.wait_stream(here)
@@ -47,8 +47,8 @@ class Graph:
             for name, tensor in replicas.tensors().items():
                 tensor.copy_(before[name])
 
-    def replay(self, x: Tensor, y: Tensor) -> Losses:
-        """The step with this batch; what it gives stays only until the next."""
+    def replay(self, x: Tensor, y: Tensor) -> StepResult:
+        """Take the step with this batch; its result is valid until the next."""
         self.x.copy_(x)
         self.y.copy_(y)
         self.graph.replay()

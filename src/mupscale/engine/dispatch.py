@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from mupscale.data import Data
-from mupscale.engine.batched import train_together
-from mupscale.engine.jobs import Decide, Tell, Work
-from mupscale.engine.outcomes import Outcome, check_folders, finished
+from mupscale.engine.batched import train_in_stacks
+from mupscale.engine.jobs import PointCallback, PruneCallback, TrainingJob
+from mupscale.engine.outcomes import Outcome, check_folders, read_outcome
 from mupscale.engine.serial import train_one_by_one
 from mupscale.engine.stackable import NotStackable
 from mupscale.system import MupscaleError
@@ -25,47 +25,55 @@ def train_many(
     engine: Engine = "auto",
     points: int = 40,
     rungs: Sequence[int] = (),
-    decide: Decide | None = None,
+    prune: PruneCallback | None = None,
     evaluate: bool = False,
     save: Path | None = None,
-    tell: Tell | None = None,
+    on_point: PointCallback | None = None,
     resume: bool = False,
     note: Callable[[str], None] | None = None,
     memory: int | None = None,
     data: Data | None = None,
 ) -> list[Outcome]:
-    """Train all of these; outcomes come in their order.
+    """Train all of these recipes; outcomes come in their order.
 
     A recipe with a folder (out) becomes a run like any other, with its metrics and a checkpoint at its end; `resume`
     skips those that are finished and trains the others, else a folder that holds a run is refused.
     engine: auto falls back to one at a time, and says why; vectorised does not. points: of a curve, where there is no
-    folder. rungs, decide: where runs may be stopped early, and which. save: a file that keeps what was interrupted, or
-    killed, and from which the same call goes on. memory: bytes that one program may take; what is free if not given.
-    data: the recipes' own, where it is loaded already.
+    folder. rungs, prune: where runs may be stopped early, and which. save: a file for what is done so far, from which
+    the same call goes on after an interruption or a kill. memory: bytes that a stack may take; what is free if not
+    given. data: the recipes' own, where it is loaded already.
+
+    >>> from mupscale.engine import train_many
+    >>> from mupscale.train import Recipe, Spec
+    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
+    >>> sgd = [Spec("torch.optim.SGD", {"lr": lr}) for lr in (0.1, 1e30)]
+    >>> recipes = [Recipe(model, data, optimizer, width=8, base=8, batch=20, steps=20) for optimizer in sgd]
+    >>> [outcome.status for outcome in train_many(recipes)]
+    ['finished', 'diverged']
     """
     if points < 1:
         raise MupscaleError(f"points is {points}, but a curve has at least one")
     if data is not None and any(recipe.data != recipes[0].data for recipe in recipes):
         raise MupscaleError("the runs differ in data, so one that is loaded already cannot be given for all of them")
-    work = Work(list(recipes), points, rungs, decide, evaluate, save, tell, note or _on_stderr, memory, data)
-    work.resume = work.take_up() or resume
-    if work.resume:
-        for number in work.left:
-            if (outcome := finished(recipes[number])) is not None:
-                work.outcomes[number] = outcome
-    check_folders([recipes[number] for number in work.left], work.resume)
+    job = TrainingJob(list(recipes), points, rungs, prune, evaluate, save, on_point, note or _on_stderr, memory, data)
+    job.resume = job.load_saved() or resume
+    if job.resume:
+        for number in job.remaining:
+            if (outcome := read_outcome(recipes[number])) is not None:
+                job.outcomes[number] = outcome
+    check_folders([recipes[number] for number in job.remaining], job.resume)
     with catch_stop_signals() as stop:
-        if engine != "serial" and work.left:
+        if engine != "serial" and job.remaining:
             try:
-                train_together(work, stop)
+                train_in_stacks(job, stop)
             except NotStackable as error:
                 if engine == "vectorised":
                     raise
-                work.note(f"one run at a time: {error}")
-        train_one_by_one(work, stop)
+                job.note(f"one run at a time: {error}")
+        train_one_by_one(job, stop)
     if save is not None:
         save.unlink(missing_ok=True)
-    return work.in_order()
+    return job.ordered_outcomes()
 
 
 def _on_stderr(text: str) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of the engine, what is done of it, and the file that keeps it when somebody pulls the plug."""
+"""What `train_many` was asked for, how far it is, and the file from which the same call goes on after a kill."""
 
 from __future__ import annotations
 
@@ -15,82 +15,82 @@ from mupscale.engine.outcomes import Outcome
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe
 
-Decide = Callable[[int, Mapping[int, float]], Collection[int]]
-"""From a step and the loss of each run since the last point, by its number, to those that need not go on."""
-Tell = Callable[[int, Mapping[int, float]], None]
-"""Told at every point: the step and the loss of each run since the last one, by its number."""
+PruneCallback = Callable[[int, Mapping[int, float]], Collection[int]]
+"""Given a step and the mean loss of each run since its last point, by number: the runs to stop."""
+PointCallback = Callable[[int, Mapping[int, float]], None]
+"""Called at every point of the curves with the step and the mean loss of each run since the last point, by number."""
 
 
 @dataclass
-class Work:
-    """Recipes to train, where they may be stopped, who listens; and the outcomes so far, by number."""
+class TrainingJob:
+    """The arguments of `train_many`, and the outcomes so far, by the number of the recipe."""
 
     recipes: list[Recipe]
     points: int = 40
     rungs: Sequence[int] = ()
-    decide: Decide | None = None
+    prune: PruneCallback | None = None
     evaluate: bool = False
-    save: Path | None = None
-    tell: Tell | None = None
+    save_path: Path | None = None
+    on_point: PointCallback | None = None
     note: Callable[[str], None] = print
     memory: int | None = None
-    data: Data | None = None  # that of all recipes, if somebody has it loaded
+    data: Data | None = None  # of all recipes, if it is loaded already
     resume: bool = False
     outcomes: dict[int, Outcome] = field(default_factory=dict)
-    saved: checkpoint.Checkpoint | None = None  # a stack that waits to be taken up
+    saved: checkpoint.Checkpoint | None = None  # an interrupted stack that is to go on
 
     @property
-    def left(self) -> list[int]:
-        """The runs that are still to be trained."""
+    def remaining(self) -> list[int]:
+        """The numbers of the runs that are still to be trained."""
         return [number for number in range(len(self.recipes)) if number not in self.outcomes]
 
-    def in_order(self) -> list[Outcome]:
-        """All outcomes."""
+    def ordered_outcomes(self) -> list[Outcome]:
+        """All outcomes, in the order of the recipes."""
         return [self.outcomes[number] for number in range(len(self.recipes))]
 
-    def spacing(self, recipe: Recipe) -> int:
+    def point_spacing(self, recipe: Recipe) -> int:
         """Steps between two points of a curve."""
         return recipe.log_every if recipe.out is not None else max(1, recipe.steps // self.points)
 
-    def scored(self, recipe: Recipe) -> bool:
-        """Whether somebody will look at held-out scores."""
+    def needs_scores(self, recipe: Recipe) -> bool:
+        """Whether held-out scores of a run are wanted."""
         return self.evaluate or recipe.out is not None
 
-    def told(self, step: int, values: Mapping[int, float]) -> None:
-        """Tell whoever listens."""
-        if self.tell is not None:
-            self.tell(step, values)
+    def report_point(self, step: int, values: Mapping[int, float]) -> None:
+        """Call `on_point`, if there is one."""
+        if self.on_point is not None:
+            self.on_point(step, values)
 
-    def stopped(self, recipe: Recipe, step: int, values: Mapping[int, float]) -> set[int]:
-        """Those that need not go on after this point."""
-        if self.decide is None or not values or step not in self._rungs_of(recipe):
+    def runs_to_prune(self, recipe: Recipe, step: int, values: Mapping[int, float]) -> set[int]:
+        """The numbers of the runs that are stopped at this point."""
+        if self.prune is None or not values or step not in self._rungs_of(recipe):
             return set()
-        return set(self.decide(step, values)) & set(values)
+        return set(self.prune(step, values)) & set(values)
 
     def _rungs_of(self, recipe: Recipe) -> set[int]:
-        """Rungs at the nearest points before the end."""
-        spacing = self.spacing(recipe)
+        """The steps of the rungs, moved to the nearest point of the curve; none at the last step."""
+        spacing = self.point_spacing(recipe)
         near = {max(1, round(rung / spacing)) * spacing for rung in self.rungs}
         return {rung for rung in near if rung < recipe.steps}
 
     # ------------------------------------------------------------------------------------------- on disk
 
     def header(self) -> dict[str, Any]:
-        """What a saved file tells: of which work it is, and what is done of it."""
+        """The header of a saved file: the fingerprint of the job, and its outcomes so far."""
         done = {str(number): outcome.to_json() for number, outcome in self.outcomes.items()}
         return {"fingerprint": self._fingerprint(), "outcomes": done, "numbers": []}
 
-    def keep(self) -> None:
-        """Write down what is done, where there is a place for it and more to do."""
-        if self.save is not None and self.left:
-            checkpoint.save_states(self.save, {}, None, None, {"stack": self.header()})
+    def save_outcomes(self) -> None:
+        """Write the outcomes so far to `save_path`, if there is one and not all is done."""
+        if self.save_path is not None and self.remaining:
+            checkpoint.save_states(self.save_path, {}, None, None, {"stack": self.header()})
 
-    def take_up(self) -> bool:
-        """Find what an interrupted call has left; anything else in its place is of no use and ignored."""
-        if self.save is None or not self.save.exists():
+    def load_saved(self) -> bool:
+        """Read what an interrupted call of the same job has saved; whether there was any. Other files are ignored."""
+        if self.save_path is None or not self.save_path.exists():
             return False
         try:
-            saved = checkpoint.load(self.save)
+            saved = checkpoint.load(self.save_path)
         except (MupscaleError, ValueError, KeyError):
             return False
         header = saved.extra.get("stack", {})
@@ -102,5 +102,5 @@ class Work:
         return True
 
     def _fingerprint(self) -> str:
-        asked = [[recipe.to_json() for recipe in self.recipes], self.points, list(self.rungs), self.evaluate]
-        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        arguments = [[recipe.to_json() for recipe in self.recipes], self.points, list(self.rungs), self.evaluate]
+        return hashlib.sha256(json.dumps(arguments).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""How runs ended, what their folders tell of it, and what a run trained among many leaves in its own."""
+"""How runs ended, how that is read from their folders, and what a stacked run writes into its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Records = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run of many ended.
+    """How one run of `train_many` ended.
 
     step: how far it came; if it diverged, the first step whose loss is not finite. curve: steps, and the mean training
     loss since the one before. scores: of the evaluation at its end. flops: of all its steps, None where the model's
@@ -48,17 +48,32 @@ class Outcome:
 
     @classmethod
     def from_json(cls, recipe: Recipe, values: Mapping[str, Any]) -> Outcome:
-        """What to_json gave."""
-        return cls(recipe, **{**values, "curve": as_curve(values["curve"])})
+        """The outcome that to_json was called on."""
+        return cls(recipe, **{**values, "curve": curve_from_json(values["curve"])})
 
 
-def as_curve(points: Sequence[Sequence[float]]) -> list[tuple[int, float]]:
-    """Points as JSON gives them back."""
+def curve_from_json(points: Sequence[Sequence[float]]) -> list[tuple[int, float]]:
+    """A curve whose points are lists, as JSON has them."""
     return [(int(step), float(loss)) for step, loss in points]
 
 
-def finished(recipe: Recipe) -> Outcome | None:
-    """The outcome of a run that is over, read from its folder; None if it is not, or of another recipe."""
+def read_outcome(recipe: Recipe) -> Outcome | None:
+    """The outcome of a run that is over, read from its folder; None if it is not, or of another recipe.
+
+    >>> import tempfile
+    >>> from mupscale.engine import read_outcome, train_many
+    >>> from mupscale.train import Recipe, Spec
+    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
+    >>> sgd = Spec("torch.optim.SGD", {"lr": 0.1})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     recipe = Recipe(model, data, sgd, width=8, base=8, batch=20, steps=5, out=f"{folder}/run")
+    ...     before = read_outcome(recipe)
+    ...     outcomes = train_many([recipe])
+    ...     read_outcome(recipe) == outcomes[0]
+    True
+    >>> before is None
+    True
+    """
     if recipe.out is None:
         return None
     folder = RunFolder(recipe.out)
@@ -74,11 +89,11 @@ def finished(recipe: Recipe) -> Outcome | None:
     end, last = records[-1], folder.last()
     if end["status"] == "finished" and (last is None or step_of(last) != recipe.steps):
         return None
-    return Outcome(recipe, end["status"], int(end.get("at", end["step"])), *told_by(records), end["flops"])
+    return Outcome(recipe, end["status"], int(end.get("at", end["step"])), *curve_and_scores(records), end["flops"])
 
 
-def told_by(records: Records) -> tuple[list[tuple[int, float]], dict[str, float]]:
-    """A run's curve and its last scores, from its metrics."""
+def curve_and_scores(records: Records) -> tuple[list[tuple[int, float]], dict[str, float]]:
+    """A run's curve and its last scores, from its records of metrics."""
     curve = [(r["step"], r["loss"]) for r in records if r["kind"] == "train" and r["loss"] is not None]
     last: Mapping[str, Any] = next((r for r in reversed(records) if r["kind"] == "eval"), {})
     names = [name for name in ("loss", "accuracy") if name in last]
@@ -86,7 +101,7 @@ def told_by(records: Records) -> tuple[list[tuple[int, float]], dict[str, float]
 
 
 def check_folders(recipes: Sequence[Recipe], resume: bool) -> None:
-    """No two runs in one folder, and nothing written over: neither what is not to be resumed nor another recipe's."""
+    """Refuse two runs in one folder, a folder with a run that is not to be resumed, and one of another recipe."""
     seen: set[Path] = set()
     for recipe in recipes:
         if recipe.out is None:
@@ -117,8 +132,8 @@ def _recipe_in(folder: RunFolder) -> Recipe | None:
         raise MupscaleError(f"{path} cannot be read as a recipe ({error}): choose another folder (out)") from None
 
 
-class Journal:
-    """What a run of a stack writes into its folder as it goes; nothing where it has none."""
+class RunWriter:
+    """Writes what a stacked run records into its folder; nothing where it has none."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe

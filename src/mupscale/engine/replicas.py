@@ -1,4 +1,4 @@
-"""What a stack of runs keeps from step to step, a row of numbers for each: parameters, optimizer state and buffers."""
+"""Parameters, optimizer state and buffers of the runs of a stack: matrices with a row for each run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.core import Plan, naming
-from mupscale.engine.stackable import OWN, NotStackable
+from mupscale.engine.stackable import PER_RUN, NotStackable
 from mupscale.engine.updates import Rows, Segment
 
 _ALIGNED = 64  # columns at which a parameter may begin: matrix units want addresses that are multiples of 16 bytes
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParameterLayout:
     """Where each parameter lies in a row of the stack, and the segments of equal factors."""
 
     names: tuple[str, ...]
@@ -31,13 +31,13 @@ class Layout:
     segments: tuple[Segment, ...]
 
     @classmethod
-    def of(cls, model: nn.Module, optimizer: Optimizer, plan: Plan) -> Layout:
+    def of(cls, model: nn.Module, optimizer: Optimizer, plan: Plan) -> ParameterLayout:
         """Parameters with equal factors side by side, each at an aligned column."""
         parameters, norms = naming.parameters(model), plan.norm_weights(2.0)
         by_identity = {id(p): name for name, p in parameters.items()}
         grouped: dict[tuple[float, ...], list[str]] = {}
         for group in optimizer.param_groups:
-            factors = tuple(float(group.get(f"{name}_factor", 1.0)) for name in OWN)
+            factors = tuple(float(group.get(f"{name}_factor", 1.0)) for name in PER_RUN)
             for p in group["params"]:
                 name = by_identity[id(p)]
                 grouped.setdefault((*factors, norms[name]), []).append(name)
@@ -65,12 +65,14 @@ class Layout:
 class Replicas:
     """The runs' parameters (`flat`), optimizer state, steps it has taken and buffers; dimension 0 is the run."""
 
-    def __init__(self, layout: Layout, model: nn.Module, state: Sequence[str], rows: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, layout: ParameterLayout, model: nn.Module, state: Sequence[str], rows: int, dtype: torch.dtype
+    ) -> None:
         device = next(model.parameters()).device
         self.layout = layout
         self.flat = torch.zeros(rows, layout.total, dtype=dtype, device=device)
         self.state: Rows = {name: torch.zeros_like(self.flat) for name in state}
-        self.taken = torch.zeros(rows, 1, dtype=torch.float64, device=device)
+        self.steps_taken = torch.zeros(rows, 1, dtype=torch.float64, device=device)
         self.buffers = {
             name: buffer.detach().expand(rows, *buffer.shape).clone() for name, buffer in naming.buffers(model).items()
         }
@@ -80,7 +82,7 @@ class Replicas:
         return len(self.flat)
 
     @torch.no_grad()
-    def take(self, row: int, model: nn.Module, optimizer: Optimizer) -> None:
+    def copy_in(self, row: int, model: nn.Module, optimizer: Optimizer) -> None:
         """Copy a run's model and optimizer into its row."""
         parameters = naming.parameters(model)
         for name, view in self.layout.cut(self.flat.detach()[row]).items():
@@ -91,13 +93,13 @@ class Replicas:
         steps = {float(state.get("step", 1.0)) if self.state.keys() <= state.keys() else 0.0 for state in held}
         if len(steps) > 1:
             raise NotStackable("the optimizer's parameters have taken different numbers of steps")
-        self.taken[row] = steps.pop()
-        for kind, matrix in self.state.items() if self.taken[row] else ():
+        self.steps_taken[row] = steps.pop()
+        for kind, matrix in self.state.items() if self.steps_taken[row] else ():
             for state, view in zip(held, self.layout.cut(matrix[row]).values(), strict=True):
                 view.copy_(state[kind])
 
     @torch.no_grad()
-    def give(self, row: int, model: nn.Module, optimizer: Optimizer) -> None:
+    def copy_out(self, row: int, model: nn.Module, optimizer: Optimizer) -> None:
         """Copy a row into a model and an optimizer made for it."""
         parameters = naming.parameters(model)
         for name, view in self.layout.cut(self.flat.detach()[row]).items():
@@ -106,7 +108,7 @@ class Replicas:
             buffer.copy_(self.buffers[name][row])
         names = {id(p): name for name, p in parameters.items()}
         states = {kind: self.layout.cut(matrix[row]) for kind, matrix in self.state.items()}
-        steps = float(self.taken[row])
+        steps = float(self.steps_taken[row])
         for group in optimizer.param_groups if states and steps else ():
             for p in group["params"]:
                 held: dict[str, Any] = {kind: views[names[id(p)]].clone() for kind, views in states.items()}
@@ -116,34 +118,34 @@ class Replicas:
                 optimizer.state[p] = held
 
     @torch.no_grad()
-    def keep(self, rows: Sequence[int]) -> None:
-        """These rows alone."""
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Keep these rows alone."""
         index = torch.tensor(list(rows), device=self.flat.device)
         self.flat = self.flat.detach()[index].requires_grad_()
         self.state = {name: matrix[index] for name, matrix in self.state.items()}
-        self.taken = self.taken[index]
+        self.steps_taken = self.steps_taken[index]
         self.buffers = {name: buffer[index] for name, buffer in self.buffers.items()}
 
-    def part(self, rows: slice) -> Replicas:
+    def view(self, rows: slice) -> Replicas:
         """Some of the runs, in the same memory."""
-        made = copy(self)
-        made.flat = self.flat.detach()[rows].requires_grad_()
-        made.state = {name: matrix[rows] for name, matrix in self.state.items()}
-        made.taken = self.taken[rows]
-        made.buffers = {name: buffer[rows] for name, buffer in self.buffers.items()}
-        return made
+        view = copy(self)
+        view.flat = self.flat.detach()[rows].requires_grad_()
+        view.state = {name: matrix[rows] for name, matrix in self.state.items()}
+        view.steps_taken = self.steps_taken[rows]
+        view.buffers = {name: buffer[rows] for name, buffer in self.buffers.items()}
+        return view
 
-    def one(self, row: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def row(self, row: int) -> tuple[Tensor, dict[str, Tensor]]:
         """One run's parameters and buffers, in the same memory."""
         return self.flat.detach()[row], {name: buffer[row] for name, buffer in self.buffers.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it by name, in place."""
-        made = {"flat": self.flat.detach(), "taken": self.taken}
-        made |= {f"state/{name}": matrix for name, matrix in self.state.items()}
-        return made | {f"buffer/{name}": buffer for name, buffer in self.buffers.items()}
+        """All of these tensors by name, in the same memory."""
+        tensors = {"flat": self.flat.detach(), "taken": self.steps_taken}
+        tensors |= {f"state/{name}": matrix for name, matrix in self.state.items()}
+        return tensors | {f"buffer/{name}": buffer for name, buffer in self.buffers.items()}
 
-    def sound(self) -> list[bool]:
+    def finite_rows(self) -> list[bool]:
         """Whether each run's parameters are finite; what lies between them for alignment does not matter."""
         parts = self.layout.cut(self.flat.detach()).values()
         finite: list[bool] = torch.stack([p.reshape(len(p), -1).isfinite().all(1) for p in parts]).all(0).tolist()

@@ -1,66 +1,66 @@
-"""Runs trained one after another by the ordinary loop: the fallback for what cannot be one program."""
+"""Training one run after another with the ordinary loop: the fallback for runs that cannot be stacked."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from mupscale.engine.jobs import Work
-from mupscale.engine.outcomes import Outcome, Status, told_by
+from mupscale.engine.jobs import TrainingJob
+from mupscale.engine.outcomes import Outcome, Status, curve_and_scores
 from mupscale.system import Interrupted
 from mupscale.train import RunFolder, StopRequest, TrainingRun, join_processes, matmul_precision
 
 
-def train_one_by_one(work: Work, stop: StopRequest) -> None:
-    """Train what is left."""
-    for number in work.left:
-        recipe = work.recipes[number]
+def train_one_by_one(job: TrainingJob, stop: StopRequest) -> None:
+    """Train all remaining runs."""
+    for number in job.remaining:
+        recipe = job.recipes[number]
         if recipe.out is None:
             rarely = replace(recipe.evaluation, every=0)
-            recipe = replace(recipe, log_every=work.spacing(recipe), evaluation=rarely)
+            recipe = replace(recipe, log_every=job.point_spacing(recipe), evaluation=rarely)
         listener = _Listener()
         with matmul_precision(recipe.precision), join_processes(recipe.device, recipe.parallel) as processes:
-            run = TrainingRun(recipe, processes, listener, work.data)
+            run = TrainingRun(recipe, processes, listener, job.data)
             try:
-                run.begin(work.resume)
-                work.outcomes[number] = _follow(work, number, run, listener, stop)
+                run.begin(job.resume)
+                job.outcomes[number] = _train_run(job, number, run, listener, stop)
             finally:
                 run.close()
-        work.keep()
+        job.save_outcomes()
 
 
-def _follow(work: Work, number: int, run: TrainingRun, listener: _Listener, stop: StopRequest) -> Outcome:
-    """One run from where it stands to its end, heard at every point."""
-    recipe = work.recipes[number]
+def _train_run(job: TrainingJob, number: int, run: TrainingRun, listener: _Listener, stop: StopRequest) -> Outcome:
+    """Train one run from where it stands to its end, reporting every point."""
+    recipe = job.recipes[number]
     status: Any = "finished" if run.step >= recipe.steps else None
     while status is None:
         status = run.advance(stop.asked)
         if listener.point is not None:
             values, listener.point = {number: listener.point}, None
-            work.told(run.step, values)
-            if status is None and work.stopped(recipe, run.step, values):
+            job.report_point(run.step, values)
+            if status is None and job.runs_to_prune(recipe, run.step, values):
                 status = "pruned"
     run.end(status)
     if status == "interrupted":
         raise Interrupted(f"interrupted after step {run.step} of {recipe.steps}")
-    return _outcome(work, number, run, status, listener)
+    return _outcome(job, number, run, status, listener)
 
 
-def _outcome(work: Work, number: int, run: TrainingRun, status: Status, listener: _Listener) -> Outcome:
-    recipe = work.recipes[number]
-    curve, scores = told_by(RunFolder(recipe.out).records() if recipe.out is not None else listener.records)
+def _outcome(job: TrainingJob, number: int, run: TrainingRun, status: Status, listener: _Listener) -> Outcome:
+    recipe = job.recipes[number]
+    curve, scores = curve_and_scores(RunFolder(recipe.out).records() if recipe.out is not None else listener.records)
     step = run.losses.diverged_at(run.step) if status == "diverged" else run.step
     cost = None if run.flops_per_example is None else run.flops_per_example * recipe.batch
     flops = None if cost is None else run.flops - cost * max(0, run.step - step)
-    return Outcome(recipe, status, step, curve, scores if work.scored(recipe) else {}, flops)
+    return Outcome(recipe, status, step, curve, scores if job.needs_scores(recipe) else {}, flops)
 
 
 class _Listener:
-    """Keeps what a run tells, and prints nothing."""
+    """Collects the records of a run, and prints nothing."""
 
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
-        self.point: float | None = None  # the training loss of a point that nobody has heard of yet
+        self.point: float | None = None  # the training loss of a point that is not reported yet
 
     def update(self, record: dict[str, Any], speed: float) -> None:
         """A record of metrics."""

@@ -23,34 +23,49 @@ from torch.optim import Optimizer
 from mupscale import checkpoint
 from mupscale.core import naming
 from mupscale.data import Data
-from mupscale.engine.cuda_graph import Graph, Losses, NotCapturable
-from mupscale.engine.replicas import Layout, Replicas
-from mupscale.engine.stackable import OWN, NotStackable, check_alike, rate_after, same_beginnings
-from mupscale.engine.updates import Hyper, Kind, as_one, clip, kind_of
-from mupscale.engine.vmapped import Program
+from mupscale.engine.cuda_graph import NotCapturable, StepGraph, StepResult
+from mupscale.engine.replicas import ParameterLayout, Replicas
+from mupscale.engine.stackable import PER_RUN, NotStackable, check_stackable, group_by_start, rate_after
+from mupscale.engine.streams import Streams
+from mupscale.engine.updates import Hyperparameters, clip_rows, find_stack_optimizer, merge_segments
+from mupscale.engine.vmapped import VmappedModel
 from mupscale.system import MupscaleError
 from mupscale.train import Processes, Recipe, check_data, cost_per_example, starting_point
 
 __all__ = ["NotStackable", "Stack"]
 
-_CACHED = 10 << 20  # bytes for which a core's caches are good, from measurements at widths 32 to 256
-_LEAST = 8  # runs in a block: with fewer, calls cost more than caches save
-_SHARED = 4 << 20  # bytes kept by a block below which threads wait for each other more than they help
-_AHEAD = 64 << 20  # bytes of batches that are made at once on a GPU: a launch for each would take longer than a step
+_CACHED = 10 << 20  # bytes that fit into a core's caches, from measurements at widths 32 to 256
+_SMALLEST_BLOCK = 8  # runs: with fewer in a block, calls cost more than caches save
+_ONE_THREAD = 4 << 20  # bytes that a block keeps, below which threads wait for each other more than they help
+_PREFETCHED = 64 << 20  # bytes of batches that are made at once on a GPU: one launch for each takes longer than a step
 
 
 class Stack:
-    """Runs trained together: `Stack(recipes, device).advance(100)` takes a hundred steps with each of them.
+    """Runs trained as one program: `Stack(recipes, device).advance(100)` takes a hundred steps with each of them.
 
-    Recipes must have the same model, width, data, batch, steps and schedule; `NotStackable` says what is in the way.
+    Recipes must have the same model, width, data, batch, steps and schedule; `NotStackable` says what differs.
     flops_per_step: training FLOPs of one step of one run, None where the model's cost cannot be counted.
     norms: of the gradients in the last `advance`, before clipping (steps × runs); None where nothing is clipped.
-    recipes: of the runs, by whose order all is numbered; `replicas` may also have rows of runs that have gone (`keep`).
+    recipes: of the runs, in the order of all results; `replicas` may also have rows of dropped runs (`keep_runs`).
+
+    >>> import torch
+    >>> from mupscale.engine import Stack
+    >>> from mupscale.train import Recipe, Spec
+    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
+    >>> sgd = [Spec("torch.optim.SGD", {"lr": lr}) for lr in (0.1, 0.01)]
+    >>> recipes = [Recipe(model, data, optimizer, width=8, base=8, batch=20, steps=5) for optimizer in sgd]
+    >>> stack = Stack(recipes, torch.device("cpu"))
+    >>> losses = stack.advance(5)
+    >>> losses.shape  # steps × runs
+    torch.Size([5, 2])
+    >>> bool(losses[-1, 0] < losses[-1, 1])  # the larger rate is ahead
+    True
     """
 
     def __init__(self, recipes: Sequence[Recipe], device: torch.device, data: Data | None = None) -> None:
         self.recipes, self.device, self.step = list(recipes), device, 0
-        self.shared = check_alike(recipes)
+        check_stackable(recipes)
+        self.shared = recipes[0]
         self.data: Data = data if data is not None else self.shared.make_data().to(device, self.shared.dtype())
         check_data(self.data)
         self.family = self.shared.family()
@@ -58,83 +73,79 @@ class Stack:
         cost = cost_per_example(self.family, self.shared.width, self.data, self.shared)
         self.flops_per_step = None if cost is None else cost * self.shared.batch
         self.norms: Tensor | None = None
-        self._captures = True
+        self._can_capture = True
         self._compiles = bool(self.shared.compile) and device.type == "cuda"  # on the CPU it makes a stack slower
-        self._dear = self._compiles  # to change the number of rows: compiling anew costs more than some for nobody
-        self._ahead = _AHEAD if device.type == "cuda" else 0
-        self._begin()
-        self._changed()
-        self._check()
+        self._keep_row_count = self._compiles  # compiling anew costs more than a few rows that nobody reads
+        self._prefetch_bytes = _PREFETCHED if device.type == "cuda" else 0
+        self._start_runs()
+        self._reset_rows()
+        self._check_vmap()
 
     # ------------------------------------------------------------------------------------------- beginning
 
-    def _begin(self) -> None:
-        """Start every run as `train` does, and stack what comes out."""
-        for rows in same_beginnings(self.recipes):
+    def _start_runs(self) -> None:
+        """Start every run as `train` does, and stack the models and optimizers."""
+        for rows in group_by_start(self.recipes):
             model, optimizer = starting_point(self.recipes[rows[0]], self.family, Processes(self.device))
             if rows[0] == 0:
                 self._allocate(model, optimizer)
             for row in rows:
-                self.replicas.take(row, model, optimizer)
+                self.replicas.copy_in(row, model, optimizer)
         usual = inspect.signature(self.shared.optimizer_class()).parameters
         columns = {}
-        for name in OWN:
+        for name in PER_RUN:
             default = usual[name].default if name in usual else 0.0
             values = [float(recipe.optimizer.init_args.get(name, default)) for recipe in self.recipes]
             columns[name] = torch.tensor(values, dtype=self.shared.dtype()).unsqueeze(1).to(self.device)
-        self.hyper = Hyper(shared=self.kind.shared, **columns)
+        self.hyper = Hyperparameters(shared=self.optimizer.shared, **columns)
 
     def _allocate(self, model: nn.Module, optimizer: Optimizer) -> None:
         decays = any(recipe.optimizer.init_args.get("weight_decay", 1) for recipe in self.recipes)
-        kind = kind_of(type(optimizer), {**optimizer.param_groups[0], "weight_decay": decays})
-        if isinstance(kind, str):
-            raise NotStackable(f"{kind} among what can train as one program")
+        self.optimizer = find_stack_optimizer(type(optimizer), {**optimizer.param_groups[0], "weight_decay": decays})
         frozen = [name for name, p in naming.parameters(model).items() if not p.requires_grad]
         if frozen:
             raise NotStackable(f"'{frozen[0]}' does not train, and a stack trains every parameter")
-        self.kind: Kind = kind
-        layout = Layout.of(model, optimizer, self.plan)
-        self.program = Program(model, layout, self.shared, self.device)
-        self.replicas = Replicas(layout, model, kind.state, len(self.recipes), self.shared.dtype())
+        layout = ParameterLayout.of(model, optimizer, self.plan)
+        self.vmapped = VmappedModel(model, layout, self.shared, self.device)
+        self.replicas = Replicas(layout, model, self.optimizer.state, len(self.recipes), self.shared.dtype())
 
-    def _changed(self) -> None:
-        """After rows have come or gone: which stream of data each reads (runs with one seed share its batches)."""
-        self._alive = list(range(len(self.replicas)))  # each run's row; the others are of runs that have gone
-        self._rates = [0.0] * len(self.replicas)  # of every row; where a run has gone, its last
+    def _reset_rows(self) -> None:
+        """Set up what depends on the number of rows."""
+        self._rows = list(range(len(self.replicas)))  # each run's row; the others are of dropped runs
+        self._rates = [0.0] * len(self.replicas)  # of every row; where a run was dropped, its last
         seeds = [recipe.seeds.data for recipe in self.recipes]
-        self.streams = list(dict.fromkeys(seeds))
-        self._stream_of = torch.tensor([self.streams.index(seed) for seed in seeds], device=self.device)
-        self._drops = {growth.at for recipe in self.recipes for growth in recipe.grow}
+        self.streams = Streams(self.data, seeds, self.shared.batch, self.device)
+        self._rate_changes = {growth.at for recipe in self.recipes for growth in recipe.grow}
         self._multiple: float | None = None
-        self._graph: Graph | None = None
-        self._blocks: list[tuple[slice, Replicas, Hyper]] | None = None
+        self._graph: StepGraph | None = None
+        self._blocks: list[tuple[slice, Replicas, Hyperparameters]] | None = None
         self._one_thread = False
         segments = self.replicas.layout.segments
-        self._segments = as_one(segments, self.replicas.flat.detach()) if self._compiles else segments
-        self._compiled: dict[str, Callable[..., Any]] = {}
+        self._segments = merge_segments(segments, self.replicas.flat.detach()) if self._compiles else segments
+        self._functions: dict[str, Callable[..., Any]] = {}
         if self._compiles:
             torch.compiler.reset()  # it gives up, silently, on a function that it has compiled for eight stacks
 
-    def _check(self) -> None:
-        """A few examples under vmap, trained on and evaluated on, before anybody relies on it."""
-        row, buffers = self.replicas.one(0)
-        x, y = self.data.batch(self.streams[0], 0, min(self.shared.batch, 8))
-        self.program.check(row, buffers, x, y)
+    def _check_vmap(self) -> None:
+        """Try vmap on a few examples, in training and in evaluation, before the first step."""
+        row, buffers = self.replicas.row(0)
+        x, y = self.streams.first_row(0, most=8)
+        self.vmapped.check_training(row, buffers, x, y)
         x, y = next(iter(self.data.evaluation(self.shared.evaluation.batch or self.shared.batch)))
-        self.program.check_scores(row, buffers, x[:8], y[:8])
+        self.vmapped.check_evaluation(row, buffers, x[:8], y[:8])
 
     # ------------------------------------------------------------------------------------------- steps
 
     def advance(self, count: int, stop: Callable[[], bool] | None = None) -> Tensor:
-        """Take so many steps, fewer if told to stop; each run's loss at each (steps × runs), still on the device."""
-        self.program.template.train()
+        """Take `count` steps, or fewer if `stop` says so; each run's losses (steps × runs), still on the device."""
+        self.vmapped.template.train()
         losses = torch.empty(count, len(self.replicas), dtype=self.shared.dtype(), device=self.device)
         norms = None if self.shared.clip is None else torch.empty_like(losses)
         taken = 0
         if self._blocks is None:
-            self._blocks = self._cut()
+            self._blocks = self._make_blocks()
         with one_thread() if self._one_thread else nullcontext():
-            for x, y in self._batches(count):
+            for x, y in self.streams.batches(self.step, count, self._prefetch_bytes):
                 if taken and stop is not None and stop():
                     break
                 self._set_rates()
@@ -143,28 +154,14 @@ class Stack:
                     norms[taken] = norm
                 self.step += 1
                 taken += 1
-        self.norms = None if norms is None else norms[:taken, self._alive]
-        return losses[:taken, self._alive]
-
-    def _batches(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of the next steps: one for all rows, or one for each."""
-        batch, at, last = self.shared.batch, self.step, self.step + count
-        own = len(self.streams) not in (1, len(self.replicas))  # more rows than streams
-        ahead = 1
-        while at < last:
-            ahead = min(ahead, last - at)
-            stretches = [self.data.batch(seed, at * batch, ahead * batch) for seed in self.streams]
-            xs, ys = (_by_step(parts, ahead) for parts in zip(*stretches, strict=True))
-            for x, y in zip(xs, ys, strict=True):
-                yield (x[self._stream_of], y[self._stream_of]) if own else (x, y)
-            at += ahead
-            ahead = max(1, self._ahead // (xs[0].nbytes + ys[0].nbytes))
+        self.norms = None if norms is None else norms[:taken, self._rows]
+        return losses[:taken, self._rows]
 
     def _set_rates(self) -> None:
         multiple = self.shared.schedule.at(self.step, self.shared.steps)
-        if multiple != self._multiple or self.step in self._drops:
+        if multiple != self._multiple or self.step in self._rate_changes:
             self._multiple = multiple
-            for row, recipe in zip(self._alive, self.recipes, strict=True):
+            for row, recipe in zip(self._rows, self.recipes, strict=True):
                 self._rates[row] = rate_after(recipe, self.step) * multiple
             self.hyper.lr.copy_(torch.tensor(self._rates, dtype=self.hyper.lr.dtype).unsqueeze(1))
 
@@ -173,68 +170,68 @@ class Stack:
         last = max(0, self.step - 1)
         return rate_after(self.recipes[row], last) * self.shared.schedule.at(last, self.shared.steps)
 
-    def _replay(self, x: Tensor, y: Tensor) -> Losses:
-        if self._graph is None and self._captures:
+    def _replay(self, x: Tensor, y: Tensor) -> StepResult:
+        if self._graph is None and self._can_capture:
             try:
-                self._graph = Graph(self._take_step, self.replicas, x, y)
+                self._graph = StepGraph(self._take_step, self.replicas, x, y)
             except NotCapturable:
-                self._captures = False
+                self._can_capture = False
         return self._take_step(x, y) if self._graph is None else self._graph.replay(x, y)
 
-    def _take_step(self, x: Tensor, y: Tensor) -> Losses:
+    def _take_step(self, x: Tensor, y: Tensor) -> StepResult:
         """A step of every row, block by block."""
         assert self._blocks is not None
-        shared = len(self.streams) == 1
-        made = [
-            self._step_of(replicas, hyper, x if shared else x[rows], y if shared else y[rows])
+        shared = self.streams.shared
+        results = [
+            self._step_block(replicas, hyper, x if shared else x[rows], y if shared else y[rows])
             for rows, replicas, hyper in self._blocks
         ]
-        if len(made) == 1:
-            return made[0]
-        losses, norms = zip(*made, strict=True)
+        if len(results) == 1:
+            return results[0]
+        losses, norms = zip(*results, strict=True)
         return torch.cat(losses), None if norms[0] is None else torch.cat(norms)
 
-    def _cut(self) -> list[tuple[slice, Replicas, Hyper]]:
+    def _make_blocks(self) -> list[tuple[slice, Replicas, Hyperparameters]]:
         """The rows in blocks; on a CPU small enough for what a step keeps to stay in its caches."""
         rows = count = len(self.replicas)
         if self.device.type == "cpu":
-            x, y = self.data.batch(self.streams[0], self.step * self.shared.batch, self.shared.batch)
-            kept = max(1, self.program.kept(*self.replicas.one(0), x, y))
-            count = math.ceil(rows / math.ceil(rows / max(_LEAST, _CACHED * torch.get_num_threads() // kept)))
-            self._one_thread = count * kept < _SHARED
+            x, y = self.streams.first_row(self.step)
+            kept = max(1, self.vmapped.bytes_for_backward(*self.replicas.row(0), x, y))
+            count = math.ceil(rows / math.ceil(rows / max(_SMALLEST_BLOCK, _CACHED * torch.get_num_threads() // kept)))
+            self._one_thread = count * kept < _ONE_THREAD
         if count == rows:
             return [(slice(None), self.replicas, self.hyper)]
         blocks = [slice(start, min(start + count, rows)) for start in range(0, rows, count)]
-        return [(block, self.replicas.part(block), self.hyper.of(block)) for block in blocks]
+        return [(block, self.replicas.view(block), self.hyper.rows(block)) for block in blocks]
 
-    def _step_of(self, replicas: Replicas, hyper: Hyper, x: Tensor, y: Tensor) -> Losses:
-        losses = self._part("losses", self.program.losses)(
-            replicas.flat, replicas.buffers, x, y, len(self.streams) == 1
+    def _step_block(self, replicas: Replicas, hyper: Hyperparameters, x: Tensor, y: Tensor) -> StepResult:
+        losses = self._compiled("losses", self.vmapped.losses)(
+            replicas.flat, replicas.buffers, x, y, self.streams.shared
         )
         (gradient,) = torch.autograd.grad(losses.sum(), replicas.flat)
         with torch.no_grad():
-            norms = self._part("update", self._update)(gradient, replicas, hyper)
+            norms = self._compiled("update", self._update)(gradient, replicas, hyper)
         return losses.detach(), norms
 
-    def _update(self, gradient: Tensor, replicas: Replicas, hyper: Hyper) -> Tensor | None:
-        """Clip, and one update of all parameters of these runs."""
+    def _update(self, gradient: Tensor, replicas: Replicas, hyper: Hyperparameters) -> Tensor | None:
+        """Clip the gradients, and update all parameters of these runs."""
         norms = None
         if self.shared.clip is not None:
-            norms = clip(gradient, self.shared.clip, replicas.layout.segments)
-        replicas.taken += 1
-        self.kind.update(replicas.flat, gradient, replicas.state, replicas.taken, hyper, self._segments)
+            norms = clip_rows(gradient, self.shared.clip, replicas.layout.segments)
+        replicas.steps_taken += 1
+        self.optimizer.update(replicas.flat, gradient, replicas.state, replicas.steps_taken, hyper, self._segments)
         return norms
 
-    def _part(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _compiled(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A part of the step, compiled if the recipe says so."""
         if not self._compiles:
             return function
-        if name not in self._compiled:
+        if name not in self._functions:
             warnings.filterwarnings(
                 "ignore", r"\s*Online softmax is disabled", UserWarning
             )  # at every stack, to no use
-            self._compiled[name] = torch.compile(function, dynamic=False)
-        return self._compiled[name]
+            self._functions[name] = torch.compile(function, dynamic=False)
+        return self._functions[name]
 
     # ------------------------------------------------------------------------------------------- between steps
 
@@ -242,17 +239,17 @@ class Stack:
     def evaluate(self) -> list[dict[str, float]]:
         """Each run's loss on the evaluation set, and its accuracy where targets are classes."""
         batch, rows = self.shared.evaluation.batch or self.shared.batch, len(self.recipes)
-        flat = self._living(self.replicas.flat.detach())
-        held = {name: self._living(buffer) for name, buffer in self.replicas.buffers.items()}
+        flat = self._of_runs(self.replicas.flat.detach())
+        held = {name: self._of_runs(buffer) for name, buffer in self.replicas.buffers.items()}
         most = max(1, rows * self.shared.batch // batch)  # so that it takes no more memory than training
         totals = torch.zeros(4, rows, dtype=torch.float64, device=self.device)  # loss, examples, correct, targets
-        self.program.template.eval()
+        self.vmapped.template.eval()
         try:
             for x, y in self.data.evaluation(batch):
                 for some in torch.arange(rows, device=self.device).split(most):
                     part = slice(int(some[0]), int(some[-1]) + 1)
                     buffers = {name: buffer[part] for name, buffer in held.items()}
-                    loss, right = self.program.scores(flat[part], buffers, x, y)
+                    loss, right = self.vmapped.scores(flat[part], buffers, x, y)
                     known = right >= 0
                     counts = (
                         loss * len(x),
@@ -262,37 +259,37 @@ class Stack:
                     )
                     totals[:, part] += torch.stack(counts)
         finally:
-            self.program.template.train()
+            self.vmapped.template.train()
         return [_scores(*column) for column in totals.T.tolist()]
 
-    def sound(self) -> list[bool]:
+    def finite_runs(self) -> list[bool]:
         """Whether each run's parameters are finite."""
-        sound = self.replicas.sound()
-        return [sound[row] for row in self._alive]
+        finite = self.replicas.finite_rows()
+        return [finite[row] for row in self._rows]
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def keep_runs(self, rows: Sequence[int]) -> None:
         """Go on with these runs alone, so that the others cost nothing more.
 
-        Where another number of rows is dear, those of the others stay, computing what nobody reads, until they are
-        half of all: the step, its graph and what it was compiled to go on as they are.
+        A compiled step depends on the number of rows. There, the rows of dropped runs stay until they are half of
+        all, and compute what nobody reads; so the step, its graph and its compiled code go on as they are.
         """
         self.recipes = [self.recipes[row] for row in rows]
-        self._alive = [self._alive[row] for row in rows]
-        if self._dear and 2 * len(self._alive) > len(self.replicas):
+        self._rows = [self._rows[row] for row in rows]
+        if self._keep_row_count and 2 * len(self._rows) > len(self.replicas):
             return
-        self.replicas.keep(self._alive)
-        self.hyper = self.hyper.of(self._alive)
-        self._changed()
+        self.replicas.keep_rows(self._rows)
+        self.hyper = self.hyper.rows(self._rows)
+        self._reset_rows()
 
-    def _living(self, rows: Tensor) -> Tensor:
-        """Those of the runs; a copy only where there are others among them."""
-        return rows if self._alive == list(range(len(rows))) else rows[self._alive]
+    def _of_runs(self, rows: Tensor) -> Tensor:
+        """The rows of the runs; a copy only where there are rows of dropped runs."""
+        return rows if self._rows == list(range(len(rows))) else rows[self._rows]
 
     def export(self, row: int) -> tuple[nn.Module, Optimizer]:
         """One run's model and optimizer, as `train` would have them."""
         fresh = replace(self.recipes[row], start=None, noise=0.0, start_width=None)
         model, optimizer = starting_point(fresh, self.family, Processes(self.device))
-        self.replicas.give(self._alive[row], model, optimizer)
+        self.replicas.copy_out(self._rows[row], model, optimizer)
         for group in optimizer.param_groups if self.step else ():
             group["lr"] = self.rate(row) * group["lr_factor"]
         return model, optimizer
@@ -301,38 +298,32 @@ class Stack:
 
     def save(self, path: Path, extra: Mapping[str, Any]) -> None:
         """Write where the stack stands, whole or not at all; extra: JSON values and tensors."""
-        tensors = {name: self._living(tensor.cpu()) for name, tensor in self.replicas.tensors().items()}
+        tensors = {name: self._of_runs(tensor.cpu()) for name, tensor in self.replicas.tensors().items()}
         checkpoint.save_states(path, tensors, None, None, {"stack": {"step": self.step, **extra}})
 
     @torch.no_grad()
     def restore(self, saved: checkpoint.Checkpoint) -> None:
         """Go on where a stack of the same runs stood."""
         own = self.replicas.tensors()
-        shapes = {name: self._living(tensor).shape for name, tensor in own.items()}
+        shapes = {name: self._of_runs(tensor).shape for name, tensor in own.items()}
         theirs = {name: tensor.shape for name, tensor in saved.model.items()}
         if shapes != theirs:
             odd = next((name for name in {**shapes, **theirs} if shapes.get(name) != theirs.get(name)), "")
             raise MupscaleError(f"this is not where these runs stood: '{odd}' has another shape")
         for name, tensor in own.items():
-            tensor[self._alive] = saved.model[name].to(tensor)
+            tensor[self._rows] = saved.model[name].to(tensor)
         self.step, self._multiple = int(saved.extra["stack"]["step"]), None
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Models so small train as fast, and do not suffer where other programs want the cores, too."""
+    """One thread for torch: small models train as fast, and do not wait for cores that other programs use."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _by_step(stretches: Sequence[Tensor], steps: int) -> Tensor:
-    """The streams' stretches, cut into steps; a dimension of streams follows where there are several."""
-    views = [stretch.unflatten(0, (steps, -1)) for stretch in stretches]
-    return views[0] if len(views) == 1 else torch.stack(views, dim=1)
 
 
 def _scores(loss: float, examples: float, right: float, targets: float) -> dict[str, float]:

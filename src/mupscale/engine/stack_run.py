@@ -1,4 +1,4 @@
-"""A stack on its way from its first step to its last, with all that `train` would note about each of its runs."""
+"""A stack from its first step to its last, with all that `train` would record of each of its runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mupscale import checkpoint
-from mupscale.engine.jobs import Work
-from mupscale.engine.outcomes import Journal, Outcome, Status, as_curve
+from mupscale.engine.jobs import TrainingJob
+from mupscale.engine.outcomes import Outcome, RunWriter, Status, curve_from_json
 from mupscale.engine.stack import Stack
 from mupscale.engine.stackable import rate_after
 from mupscale.system import Interrupted
@@ -22,23 +22,23 @@ _LOOK_EVERY = 100  # steps after which losses are fetched from the device at the
 _MINUTES = 2.0  # between two saves of a stack, if the recipe says nothing
 
 
-class Passage:
-    """What is recorded of a stack, who is dropped from it, and when it is saved."""
+class StackRun:
+    """Trains a stack: records its curves and metrics, drops runs that are over, and saves it from time to time."""
 
-    def __init__(self, work: Work, stack: Stack, numbers: list[int]) -> None:
-        self.work, self.stack, self.numbers, self.recipe = work, stack, numbers, stack.shared
+    def __init__(self, job: TrainingJob, stack: Stack, numbers: list[int]) -> None:
+        self.job, self.stack, self.numbers, self.recipe = job, stack, numbers, stack.shared
         self.curves: dict[int, list[tuple[int, float]]] = {number: [] for number in numbers}
         self.losses = self.norms = torch.empty(
             0, len(numbers), dtype=torch.float64
         )  # steps since the last point × runs
-        self.journals = [Journal(recipe) for recipe in stack.recipes]
-        self.seconds, self.began = 0.0, time.monotonic()
-        self.saved = time.monotonic()
+        self.writers = [RunWriter(recipe) for recipe in stack.recipes]
+        self.seconds, self.started_at = 0.0, time.monotonic()
+        self.saved_at = time.monotonic()
 
-    def go(self, stop: StopRequest) -> None:
-        """From where the stack stands to the end."""
-        for journal in self.journals:
-            journal.open(self.stack.step)
+    def train(self, stop: StopRequest) -> None:
+        """Train from where the stack stands to the last step."""
+        for writer in self.writers:
+            writer.open(self.stack.step)
         try:
             while self.numbers and self.stack.step < self.recipe.steps:
                 self._advance(stop)
@@ -47,58 +47,58 @@ class Passage:
             if self.numbers:
                 self._finish()
         finally:
-            for journal in self.journals:
-                journal.close()
+            for writer in self.writers:
+                writer.close()
 
     def _save_if_due(self, stop: StopRequest) -> None:
         minutes = self.recipe.checkpoints.minutes
-        due = time.monotonic() - self.saved >= 60 * (_MINUTES if minutes is None else minutes)
+        due = time.monotonic() - self.saved_at >= 60 * (_MINUTES if minutes is None else minutes)
         if stop.asked or due:
             self.save()
         if stop.asked:
-            kept = "" if self.work.save is None else ", and kept"
+            kept = "" if self.job.save_path is None else ", and kept"
             raise Interrupted(f"interrupted after step {self.stack.step} of {self.recipe.steps}{kept}")
 
     def _advance(self, stop: StopRequest) -> None:
-        """To the next step at which something is due, or where somebody asks to stop."""
-        before, steps, spacing = self.stack.step, self.recipe.steps, self.work.spacing(self.recipe)
-        self._record_drops(before)
+        """Train to the next step at which something is due, or until somebody asks to stop."""
+        before, steps, spacing = self.stack.step, self.recipe.steps, self.job.point_spacing(self.recipe)
+        self._record_rate_changes(before)
         every = self.recipe.evaluation.every if self.recipe.out is not None else 0
         point, evaluation = _next(before, spacing, steps), _next(before, every, steps)
-        drops = [growth.at for recipe in self.stack.recipes for growth in recipe.grow if growth.at > before]
-        due = min([point, evaluation, _next(before, _LOOK_EVERY, steps), *drops])
-        self._remember(self.stack.advance(due - before, lambda: stop.asked))
+        rate_changes = [growth.at for recipe in self.stack.recipes for growth in recipe.grow if growth.at > before]
+        due = min([point, evaluation, _next(before, _LOOK_EVERY, steps), *rate_changes])
+        self._collect(self.stack.advance(due - before, lambda: stop.asked))
         if self.stack.step < due:
             return
         self._drop_diverged()
         if due == point and self.numbers:
-            self._point()
+            self._record_point()
         if due == evaluation < steps and self.numbers:
             self._evaluate()
 
-    def _remember(self, losses: Tensor) -> None:
+    def _collect(self, losses: Tensor) -> None:
         self.losses = torch.cat([self.losses, losses.double().cpu()])
         if self.stack.norms is not None:
             self.norms = torch.cat([self.norms, self.stack.norms.double().cpu()])
 
     def _drop_diverged(self) -> None:
-        """Runs whose loss is not finite are over."""
+        """End the runs whose loss is not finite."""
         finite = self.losses.isfinite()
-        gone = (~finite.all(0)).nonzero()[:, 0].tolist()
+        ended = (~finite.all(0)).nonzero()[:, 0].tolist()
         first = self.stack.step - len(self.losses) + 1
-        for row in gone:
-            self._over(row, "diverged", at=first + int(finite[:, row].long().argmin()))
-        self._drop(gone)
+        for row in ended:
+            self._end_run(row, "diverged", at=first + int(finite[:, row].long().argmin()))
+        self._drop_rows(ended)
 
-    def _drop_broken(self) -> None:
-        """So are those whose weights are not: their next loss would be the first that is not."""
-        gone = [row for row, sound in enumerate(self.stack.sound()) if not sound]
-        for row in gone:
-            self._over(row, "diverged", at=self.stack.step + 1)
-        self._drop(gone)
+    def _drop_nonfinite(self) -> None:
+        """End the runs whose weights are not finite: their next loss would not be, either."""
+        ended = [row for row, finite in enumerate(self.stack.finite_runs()) if not finite]
+        for row in ended:
+            self._end_run(row, "diverged", at=self.stack.step + 1)
+        self._drop_rows(ended)
 
-    def _point(self) -> None:
-        """A point of every curve; and the end of those that somebody stops there."""
+    def _record_point(self) -> None:
+        """Add a point to every curve, and end the runs that are pruned there."""
         step, losses, norms = self.stack.step, _means(self.losses), _means(self.norms)
         self.losses, self.norms = self.losses[:0], self.norms[:0]
         values = dict(zip(self.numbers, losses, strict=True))
@@ -106,57 +106,57 @@ class Passage:
             self.curves[number].append((step, loss))
             more = {"grad_norm": norms[row]} if norms else {}
             self._record(row, "train", loss=loss, lr=self.stack.rate(row), width=self.recipe.width, **more)
-        self.work.told(step, values)
-        gone = self.work.stopped(self.recipe, step, values)
-        rows = [row for row, number in enumerate(self.numbers) if number in gone]
+        self.job.report_point(step, values)
+        ended = self.job.runs_to_prune(self.recipe, step, values)
+        rows = [row for row, number in enumerate(self.numbers) if number in ended]
         for row in rows:
-            self._over(row, "pruned")
-        self._drop(rows)
+            self._end_run(row, "pruned")
+        self._drop_rows(rows)
 
     def _evaluate(self) -> list[dict[str, float]]:
-        """Scores, where somebody will look at them."""
-        self._drop_broken()
-        if not self.numbers or not self.work.scored(self.recipe):
+        """Record held-out scores, where they are wanted."""
+        self._drop_nonfinite()
+        if not self.numbers or not self.job.needs_scores(self.recipe):
             return [{} for _ in self.numbers]
-        found = self.stack.evaluate()
-        for row, scores in enumerate(found):
+        all_scores = self.stack.evaluate()
+        for row, scores in enumerate(all_scores):
             self._record(row, "eval", **scores)
-        return found
+        return all_scores
 
     def _finish(self) -> None:
-        """What is left has come to its end."""
+        """End the runs that have taken all steps."""
         for row, scores in enumerate(self._evaluate()):
-            self._save_run(row)
-            self._over(row, "finished", scores)
+            self._save_checkpoint(row)
+            self._end_run(row, "finished", scores)
 
-    def _over(self, row: int, status: Status, scores: dict[str, float] | None = None, **more: int) -> None:
+    def _end_run(self, row: int, status: Status, scores: dict[str, float] | None = None, **more: int) -> None:
         number, step = self.numbers[row], more.get("at", self.stack.step)
         flops = self._flops(min(step, self.stack.step))
         curve = self.curves[number]
-        self.work.outcomes[number] = Outcome(self.work.recipes[number], status, step, curve, scores or {}, flops)
+        self.job.outcomes[number] = Outcome(self.job.recipes[number], status, step, curve, scores or {}, flops)
         self._record(row, "end", status=status, **more)
-        self.journals[row].close()
+        self.writers[row].close()
 
-    def _drop(self, gone: Sequence[int]) -> None:
-        if not gone:
+    def _drop_rows(self, ended: Sequence[int]) -> None:
+        if not ended:
             return
-        rows = [row for row in range(len(self.numbers)) if row not in set(gone)]
-        self.numbers, self.journals = ([those[row] for row in rows] for those in (self.numbers, self.journals))  # type: ignore[assignment]
+        rows = [row for row in range(len(self.numbers)) if row not in set(ended)]
+        self.numbers, self.writers = ([those[row] for row in rows] for those in (self.numbers, self.writers))  # type: ignore[assignment]
         self.losses, self.norms = (numbers[:, rows] for numbers in (self.losses, self.norms))
         if rows:
-            self.stack.keep(rows)
+            self.stack.keep_runs(rows)
 
-    # ------------------------------------------------------------------------------------------- what it leaves
+    # ------------------------------------------------------------------------------------------- what it writes
 
     def _record(self, row: int, kind: str, **values: Any) -> None:
-        """A line of metrics as `train` writes it."""
+        """Write a record of metrics, as `train` does."""
         step, data = self.stack.step, self.stack.data
         where = {"kind": kind, "step": step, data.unit: step * self.recipe.batch * data.per_example}
         spent = {"flops": self._flops(step), "seconds": round(self._elapsed(), 3)}
-        self.journals[row].write({**where, **spent, **values})
+        self.writers[row].write({**where, **spent, **values})
 
-    def _record_drops(self, step: int) -> None:
-        """Where the learning rate changes: to `train` it is a growth to the same width."""
+    def _record_rate_changes(self, step: int) -> None:
+        """Record where the learning rate changes: for `train` that is a growth to the same width."""
         for row, recipe in enumerate(self.stack.recipes):
             growth = recipe.growth_at(step)
             if growth is not None:
@@ -167,11 +167,11 @@ class Passage:
         return None if self.stack.flops_per_step is None else self.stack.flops_per_step * step
 
     def _elapsed(self) -> float:
-        return self.seconds + time.monotonic() - self.began
+        return self.seconds + time.monotonic() - self.started_at
 
-    def _save_run(self, row: int) -> None:
-        """The checkpoint at a run's end, from which `train` can go on."""
-        folder, recipe, step = self.journals[row].folder, self.stack.recipes[row], self.stack.step
+    def _save_checkpoint(self, row: int) -> None:
+        """Write the checkpoint at a run's end, from which `train` can go on."""
+        folder, recipe, step = self.writers[row].folder, self.stack.recipes[row], self.stack.step
         if folder is None:
             return
         model, optimizer = self.stack.export(row)
@@ -190,23 +190,23 @@ class Passage:
         folder.forget(recipe.checkpoints.keep)
 
     def save(self) -> None:
-        """Where all of it stands, in one file."""
-        self.saved = time.monotonic()
-        if self.work.save is not None:
+        """Write the stack and its records so far to the file of the job, if there is one."""
+        self.saved_at = time.monotonic()
+        if self.job.save_path is not None:
             curves = {str(number): self.curves[number] for number in self.numbers}
             where = {"numbers": self.numbers, "curves": curves, "seconds": self._elapsed()}
             since = {"losses": self.losses, "norms": self.norms}
-            self.stack.save(self.work.save, {**self.work.header(), **where, **since})
+            self.stack.save(self.job.save_path, {**self.job.header(), **where, **since})
 
     def restore(self, saved: checkpoint.Checkpoint) -> None:
-        """Go on where this work was saved, with those of its runs that have not ended since."""
+        """Go on where this stack was saved, with those of its runs that have not ended since."""
         header = saved.extra["stack"]
         self.stack.restore(saved)
-        self.curves = {number: as_curve(header["curves"][str(number)]) for number in self.numbers}
+        self.curves = {number: curve_from_json(header["curves"][str(number)]) for number in self.numbers}
         self.losses, self.norms, self.seconds = header["losses"], header["norms"], float(header["seconds"])
-        self._drop([row for row, number in enumerate(self.numbers) if number in self.work.outcomes])
+        self._drop_rows([row for row, number in enumerate(self.numbers) if number in self.job.outcomes])
         where = f"step {self.stack.step} of {self.recipe.steps}"
-        self.work.note(f"going on after {where} with {len(self.numbers)} run{'' if len(self.numbers) == 1 else 's'}")
+        self.job.note(f"going on after {where} with {len(self.numbers)} run{'' if len(self.numbers) == 1 else 's'}")
 
 
 def _next(step: int, every: int, last: int) -> int:
@@ -215,5 +215,5 @@ def _next(step: int, every: int, last: int) -> int:
 
 
 def _means(numbers: Tensor) -> list[float]:
-    """Of every run's numbers; as `train` computes it."""
+    """The mean of every run's numbers, as `train` computes it."""
     return [math.fsum(column) / len(column) for column in numbers.T.tolist()] if len(numbers) else []

@@ -1,4 +1,4 @@
-"""What the runs of one program must share, and what each of them may have for itself."""
+"""What the runs of a stack must share, and what each of them may have for itself."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import replace
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, Seeds
 
-OWN = ("lr", "weight_decay", "eps")  # hyperparameters of which each run may have its own
+PER_RUN = ("lr", "weight_decay", "eps")
+"""Hyperparameters of which each run may have its own."""
 
 
 class NotStackable(MupscaleError):
-    """Why these runs cannot be one program; they can still be trained one at a time."""
+    """These runs cannot be trained as one program; they can still be trained one at a time."""
 
 
-def check_alike(recipes: Sequence[Recipe]) -> Recipe:
-    """What the runs share, as one recipe; or what is in the way of training them as one."""
-    first = recipes[0]
-    if first.accumulate > 1:
+def check_stackable(recipes: Sequence[Recipe]) -> None:
+    """Refuse runs that cannot be trained as one program, as far as their recipes tell."""
+    if recipes[0].accumulate > 1:
         raise NotStackable("steps that are cut into parts (accumulate) are taken one run at a time")
     for recipe in recipes:
         for growth in recipe.grow:
@@ -27,17 +27,16 @@ def check_alike(recipes: Sequence[Recipe]) -> Recipe:
                 raise NotStackable("a stack cannot grow in the middle; start from a checkpoint (from) instead")
     if len({recipe.out is None for recipe in recipes}) > 1:
         raise NotStackable("some of the runs have a folder (out) and others have none")
-    alike = [_without_own(recipe) for recipe in recipes]
-    for other in alike[1:]:
-        if other != alike[0]:
-            differing = next(name for name in vars(other) if getattr(other, name) != getattr(alike[0], name))
+    first, *others = (_shared_part(recipe) for recipe in recipes)
+    for other in others:
+        if other != first:
+            differing = next(name for name in vars(other) if getattr(other, name) != getattr(first, name))
             raise NotStackable(f"the runs differ in {differing}, which must be one for all")
-    return first
 
 
-def _without_own(recipe: Recipe) -> Recipe:
+def _shared_part(recipe: Recipe) -> Recipe:
     """The recipe without what may differ between the runs of a stack."""
-    shared = {name: value for name, value in recipe.optimizer.init_args.items() if name not in OWN}
+    shared = {name: value for name, value in recipe.optimizer.init_args.items() if name not in PER_RUN}
     return replace(
         recipe,
         optimizer=replace(recipe.optimizer, init_args={**shared, "lr": 1.0}),
@@ -51,13 +50,13 @@ def _without_own(recipe: Recipe) -> Recipe:
     )
 
 
-def same_beginnings(recipes: Sequence[Recipe]) -> list[list[int]]:
-    """The rows in groups whose models are the same before their first step."""
+def group_by_start(recipes: Sequence[Recipe]) -> list[list[int]]:
+    """The numbers of the recipes, in groups whose models are the same before their first step."""
     groups: dict[str, list[int]] = {}
-    for row, recipe in enumerate(recipes):
+    for number, recipe in enumerate(recipes):
         upscaled = [recipe.start, recipe.start_width, recipe.noise, recipe.noise_unit, recipe.seeds.noise]
         key = json.dumps([recipe.seeds.init, *upscaled], sort_keys=True)
-        groups.setdefault(key, []).append(row)
+        groups.setdefault(key, []).append(number)
     return list(groups.values())
 
 

@@ -2,7 +2,7 @@
 
 A stack's parameters lie in one matrix, a row for each model, with parameters of equal factors side by side: a
 segment of columns is what a parameter group is to an optimizer. SGD, Adam and AdamW are written for such matrices as
-torch.optim writes them for tensors; the tests hold them against it.
+torch.optim writes them for tensors; the tests compare the two.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from mupscale.engine.stackable import NotStackable
 
 Rows = dict[str, Tensor]
 """State tensors by their torch names, each a matrix like the parameters."""
@@ -33,8 +35,8 @@ class Segment:
     norm: float | Tensor
 
 
-def as_one(segments: Sequence[Segment], like: Tensor) -> list[Segment]:
-    """All columns as one segment with factors for each: one pass over memory where a compiler fuses it."""
+def merge_segments(segments: Sequence[Segment], like: Tensor) -> list[Segment]:
+    """All columns as one segment with a factor for each column: one pass over memory where a compiler fuses it."""
 
     def columns(name: str) -> Tensor:
         factors = like.new_empty(like.shape[1])
@@ -46,7 +48,7 @@ def as_one(segments: Sequence[Segment], like: Tensor) -> list[Segment]:
 
 
 @dataclass(frozen=True)
-class Hyper:
+class Hyperparameters:
     """Each model's hyperparameters at factor 1, as columns of numbers, and those that all models share."""
 
     lr: Tensor
@@ -54,16 +56,18 @@ class Hyper:
     eps: Tensor
     shared: Mapping[str, Any]
 
-    def of(self, rows: slice | list[int]) -> Hyper:
-        """Those of some models: of a slice, in the same memory."""
-        return Hyper(self.lr[rows], self.weight_decay[rows], self.eps[rows], self.shared)
+    def rows(self, rows: slice | list[int]) -> Hyperparameters:
+        """Those of some models; a slice shares their memory."""
+        return Hyperparameters(self.lr[rows], self.weight_decay[rows], self.eps[rows], self.shared)
 
 
-Update = Callable[[Tensor, Tensor, Rows, Tensor, Hyper, Sequence[Segment]], None]
+Update = Callable[[Tensor, Tensor, Rows, Tensor, Hyperparameters, Sequence[Segment]], None]
 """From parameters, gradients (which it may overwrite), state, steps taken so far and hyperparameters; in place."""
 
 
-def adam(p: Tensor, g: Tensor, state: Rows, step: Tensor, hyper: Hyper, segments: Sequence[Segment]) -> None:
+def adam_update(
+    p: Tensor, g: Tensor, state: Rows, step: Tensor, hyper: Hyperparameters, segments: Sequence[Segment]
+) -> None:
     """Adam, AMSGrad and AdamW."""
     beta1, beta2 = hyper.shared["betas"]
     correction1 = (1 - beta1**step).to(p.dtype)
@@ -86,7 +90,9 @@ def adam(p: Tensor, g: Tensor, state: Rows, step: Tensor, hyper: Hyper, segments
         weights.addcmul_(torch.div(mean, size, out=size), -lr * correction2 / correction1)
 
 
-def sgd(p: Tensor, g: Tensor, state: Rows, step: Tensor, hyper: Hyper, segments: Sequence[Segment]) -> None:
+def sgd_update(
+    p: Tensor, g: Tensor, state: Rows, step: Tensor, hyper: Hyperparameters, segments: Sequence[Segment]
+) -> None:
     """SGD, with momentum, dampening and Nesterov's."""
     momentum, dampening = hyper.shared["momentum"], hyper.shared["dampening"]
     for segment in segments:
@@ -103,33 +109,34 @@ def sgd(p: Tensor, g: Tensor, state: Rows, step: Tensor, hyper: Hyper, segments:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """An optimizer that a stack can take: its update and the state it keeps."""
+class StackOptimizer:
+    """An optimizer that can train a stack: its update, the names of its state, and what all models share."""
 
     update: Update
     state: tuple[str, ...]
     shared: Mapping[str, Any]
 
 
-def kind_of(cls: type[Optimizer], group: Mapping[str, Any]) -> Kind | str:
-    """How a stack takes this optimizer with the hyperparameters of such a group; or why it cannot, in words."""
-    if group.get("maximize"):
-        return "maximize is not"
-    if group.get("differentiable"):
-        return "differentiable is not"
+def find_stack_optimizer(cls: type[Optimizer], group: Mapping[str, Any]) -> StackOptimizer:
+    """The same optimizer for a stack, with the hyperparameters of such a parameter group."""
+    for option in ("maximize", "differentiable"):
+        if group.get(option):
+            raise NotStackable(f"{option} is not among what can train as one program")
     decays = bool(group.get("weight_decay"))
     if cls is SGD:
         shared = {name: group[name] for name in ("momentum", "dampening", "nesterov")}
-        return Kind(sgd, ("momentum_buffer",) if group["momentum"] else (), {**shared, "decays": decays})
+        return StackOptimizer(
+            sgd_update, ("momentum_buffer",) if group["momentum"] else (), {**shared, "decays": decays}
+        )
     if cls in (Adam, AdamW):
         decoupled = decays and bool(group.get("decoupled_weight_decay", cls is AdamW))
         state = ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
         shared = {"betas": tuple(map(float, group["betas"])), "amsgrad": group["amsgrad"]}
-        return Kind(adam, state, {**shared, "decays": decays, "decoupled": decoupled})
-    return f"{cls.__name__} is not (SGD, Adam and AdamW are)"
+        return StackOptimizer(adam_update, state, {**shared, "decays": decays, "decoupled": decoupled})
+    raise NotStackable(f"{cls.__name__} is not (SGD, Adam and AdamW are) among what can train as one program")
 
 
-def clip(g: Tensor, largest: float, segments: Sequence[Segment]) -> Tensor:
+def clip_rows(g: Tensor, largest: float, segments: Sequence[Segment]) -> Tensor:
     """Scale rows of gradients down to the largest width-invariant norm, as optim.clip_grad_norm_ does; the norms."""
     parts = [torch.linalg.vector_norm(g[:, s.columns], dim=1, keepdim=True).square() * s.norm for s in segments]
     norm = torch.stack(parts).sum(0).sqrt()

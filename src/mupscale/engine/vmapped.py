@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mupscale.engine.replicas import Layout
+from mupscale.engine.replicas import ParameterLayout
 from mupscale.engine.stackable import NotStackable
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, cast_input, count_correct
@@ -25,16 +25,16 @@ _ATTENTION: tuple[tuple[SDPBackend, ...], ...] = (_FUSED, (SDPBackend.FLASH_ATTE
 _TOLERANCE = {"fp64": (1e-9, 1e-9), "fp32": (1e-3, 1e-2), "tf32": (5e-3, 2e-2), "bf16": (2e-2, 1e-1)}  # loss, gradient
 
 
-class Program:
+class VmappedModel:
     """One step's losses, and held-out scores, of every run at once."""
 
-    def __init__(self, template: nn.Module, layout: Layout, recipe: Recipe, device: torch.device) -> None:
+    def __init__(self, template: nn.Module, layout: ParameterLayout, recipe: Recipe, device: torch.device) -> None:
         self.template, self.layout, self.recipe, self.device = template, layout, recipe, device
         self.loss = recipe.loss_function()
         self.attention: tuple[SDPBackend, ...] = _ATTENTION[-1] if device.type == "cpu" else _ATTENTION[0]
 
     def losses(self, flat: Tensor, buffers: Named, x: Tensor, y: Tensor, shared: bool) -> Tensor:
-        """Every run's loss, its buffers brought up to date; batches are one for all, or one for each."""
+        """Every run's loss; its buffers are updated. shared: the batch is one for all, and not one for each."""
         over = (0, 0, None, None) if shared else (0, 0, 0, 0)
         losses, held = vmap(self._objective, in_dims=over)(self.layout.cut(flat), dict(buffers), x, y)
         if losses.dim() != 1:
@@ -45,7 +45,7 @@ class Program:
                     buffers[name].copy_(buffer)
         return losses
 
-    def kept(self, row: Tensor, buffers: Named, x: Tensor, y: Tensor) -> int:
+    def bytes_for_backward(self, row: Tensor, buffers: Named, x: Tensor, y: Tensor) -> int:
         """Bytes that a step of one run keeps for its backward pass."""
         sizes: dict[int, int] = {}
 
@@ -69,8 +69,8 @@ class Program:
             right = count_correct(outputs, y)
             return loss.double(), torch.full_like(loss, -1.0).double() if right is None else right.double()
 
-        made: tuple[Tensor, Tensor] = vmap(score)(self.layout.cut(flat), dict(buffers))
-        return made
+        scores: tuple[Tensor, Tensor] = vmap(score)(self.layout.cut(flat), dict(buffers))
+        return scores
 
     def _objective(self, parameters: Named, buffers: Named, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """One run's loss, and its buffers after it."""
@@ -79,7 +79,7 @@ class Program:
             return self.loss(outputs, y), held
 
     def _outputs(self, parameters: Named, buffers: Named, x: Tensor) -> tuple[Any, dict[str, Tensor]]:
-        """One run's outputs, and its buffers as the model leaves them, changed or put in the place of the old."""
+        """One run's outputs, and its buffers after them, whether the model changes them in place or replaces them."""
         held = {**parameters, **buffers}
         outputs = functional_call(self.template, held, (cast_input(x, self.recipe),))
         return outputs, {name: held[name] for name in buffers}
@@ -91,15 +91,15 @@ class Program:
         with sdpa_kernel(list(self.attention)), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
             yield
 
-    # ------------------------------------------------------------------------------------------- can it serve
+    # ------------------------------------------------------------------------------------------- checks
 
-    def check(self, row: Tensor, buffers: Named, x: Tensor, y: Tensor) -> None:
-        """Whether the model can be vmapped, and gives what it gives alone: no stack is silently another program.
+    def check_training(self, row: Tensor, buffers: Named, x: Tensor, y: Tensor) -> None:
+        """Check that the model can be vmapped, and has the same loss and gradients as it has alone.
 
         row, buffers: of one run.
         """
         self.template.train()
-        together, gradient = self._with_attention(lambda: self._under_vmap(row, buffers, x, y))
+        vmapped, gradient = self._with_attention(lambda: self._under_vmap(row, buffers, x, y))
         alone = {name: p.detach().clone().requires_grad_() for name, p in self.layout.cut(row).items()}
         loss, _ = self._objective(alone, {name: buffer.clone() for name, buffer in buffers.items()}, x, y)
         gradients = dict(zip(alone, torch.autograd.grad(loss, list(alone.values()), allow_unused=True), strict=True))
@@ -110,9 +110,9 @@ class Program:
         if not math.isfinite(expected):
             return
         of_loss, of_gradient = _TOLERANCE[self.recipe.precision]
-        if not abs(together - expected) <= of_loss * max(1.0, abs(expected)):
+        if not abs(vmapped - expected) <= of_loss * max(1.0, abs(expected)):
             raise NotStackable(
-                f"{self.recipe.model.class_path} gives another loss under torch.vmap ({together:.6g}) than alone "
+                f"{self.recipe.model.class_path} gives another loss under torch.vmap ({vmapped:.6g}) than alone "
                 f"({expected:.6g})"
             )
         size = max(float(grad.abs().max()) for grad in gradients.values() if grad is not None)
@@ -121,17 +121,17 @@ class Program:
             if theirs is not None and not float((grad - theirs).abs().max()) <= of_gradient * size:
                 raise NotStackable(f"{self.recipe.model.class_path} gives '{name}' another gradient under torch.vmap")
 
-    def check_scores(self, row: Tensor, buffers: Named, x: Tensor, y: Tensor) -> None:
-        """Whether it can be vmapped as it is evaluated, too."""
+    def check_evaluation(self, row: Tensor, buffers: Named, x: Tensor, y: Tensor) -> None:
+        """Check that it can be vmapped in evaluation mode, too."""
         self.template.eval()
         try:
             held = {name: buffer.unsqueeze(0).clone() for name, buffer in buffers.items()}
-            self._tried(lambda: self.scores(row.unsqueeze(0), held, x, y))
+            self._call_vmapped(lambda: self.scores(row.unsqueeze(0), held, x, y))
         finally:
             self.template.train()
 
     def _with_attention(self, step: Callable[[], tuple[float, Tensor]]) -> tuple[float, Tensor]:
-        """A step with the fastest attention that works; where the plainest fails, too, it is the model's own fault."""
+        """A step with the fastest attention that works; if the plainest fails, too, it is not attention that fails."""
         for kernels in _ATTENTION[_ATTENTION.index(self.attention) : -1]:
             self.attention = kernels
             try:
@@ -149,10 +149,10 @@ class Program:
             (gradient,) = torch.autograd.grad(losses.sum(), flat)
             return float(losses[0].detach()), gradient[0]
 
-        made: tuple[float, Tensor] = self._tried(step)
-        return made
+        result: tuple[float, Tensor] = self._call_vmapped(step)
+        return result
 
-    def _tried(self, function: Callable[[], Any]) -> Any:
+    def _call_vmapped(self, function: Callable[[], Any]) -> Any:
         try:
             return function()
         except (MupscaleError, torch.OutOfMemoryError):
@@ -162,5 +162,5 @@ class Program:
             raise NotStackable(f"torch.vmap cannot run {self.recipe.model.class_path}: {_short(reason)}") from error
 
 
-def _short(text: str, most: int = 160) -> str:
-    return text if len(text) <= most else text[:most] + " …"
+def _short(text: str, longest: int = 160) -> str:
+    return text if len(text) <= longest else text[:longest] + " …"

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, NoReturn
 
 from mupscale.core import WholeWidth, Width
-from mupscale.engine import Outcome, Tell, finished, train_many
+from mupscale.engine import Outcome, PointCallback, read_outcome, train_many
 from mupscale.method.contenders import CONTENDERS, STAGES
 from mupscale.method.protocol import Protocol
 from mupscale.method.settings import Method
@@ -88,17 +88,17 @@ class MethodRun:
 
     def _outcomes(self, stage: str, recipes: Sequence[Recipe], names: str) -> list[Outcome]:
         """Train what is not finished yet; what is finished takes no time."""
-        left, first = [recipe for recipe in recipes if finished(recipe) is None], recipes[0]
+        left, first = [recipe for recipe in recipes if read_outcome(recipe) is None], recipes[0]
         runs = f"{count_of(len(recipes), 'run')}{f' ({names})' if names else ''}"
         self._announce(stage, runs, f"width {Width.of(first.width).label}", first.steps, len(left), len(recipes))
         if not left:
-            return [outcome for recipe in recipes if (outcome := finished(recipe)) is not None]
+            return [outcome for recipe in recipes if (outcome := read_outcome(recipe)) is not None]
         with self._timed(stage), self._watched(first.steps) as tell:
             return train_many(
                 recipes,
                 engine=self.method.engine,
                 save=self.folder / "stacks" / f"{stage}.safetensors",
-                tell=tell,
+                on_point=tell,
                 resume=True,
                 note=self.note,
                 data=self.protocol.data,
@@ -171,7 +171,7 @@ class MethodRun:
         return range(self.method.sweep_seeds)
 
     @contextmanager
-    def _watched(self, steps: int) -> Iterator[Tell]:
+    def _watched(self, steps: int) -> Iterator[PointCallback]:
         """A bar for a stage, with the lowest loss among its runs."""
         progress = make_progress(steps, "steps", visible=True, passing=True)
 

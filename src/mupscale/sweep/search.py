@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from mupscale.data import Data
-from mupscale.engine import NotStackable, Outcome, Tell, train_many
+from mupscale.engine import NotStackable, Outcome, PointCallback, train_many
 from mupscale.sweep.space import Cell, Space, Sweep, Trial
 from mupscale.sweep.storage import PATIENCE
 from mupscale.sweep.study import Held, Study, fate
@@ -72,7 +72,7 @@ def run_sweep(
     grace: float = GRACE,
     patience: float = PATIENCE,
     note: Note | None = None,
-    watch: Tell | None = None,
+    watch: PointCallback | None = None,
     begin: Callable[[int, int], None] | None = None,
 ) -> Sweep:
     """Create or join the task's study in this storage, work until no trial is left, and return all that was found.
@@ -129,7 +129,7 @@ class _Search:
     folder: Path | None
     at_once: int | None
     note: Note
-    watch: Tell | None = None
+    watch: PointCallback | None = None
     worker: bool = False
     said: set[str] = field(default_factory=set)
     engine: str = ""
@@ -232,10 +232,10 @@ class _Search:
             engine="vectorised" if self.engine == "auto" else self.engine,  # type: ignore[arg-type]
             points=_POINTS,
             rungs=[] if rule is None else rule.steps(self.task.steps),
-            decide=None if rule is None else course.decide,
+            prune=None if rule is None else course.decide,
             evaluate=self.task.measure == "held-out",
             save=batch.stack,
-            tell=course.tell,
+            on_point=course.tell,
             note=self.note,
             data=self.task.data,
         )
