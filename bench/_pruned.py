@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from mupscale.engine.dispatch import train_many
-from mupscale.sweep.findings import neighbours
-from mupscale.sweep.search import Task, run_sweep
+from mupscale.sweep import SweepJob, run_sweep
+from mupscale.sweep.remarks import grid_distance
 from mupscale.sweep.space import Cell, Space, Sweep
 from mupscale.train import Checkpoints, Evaluation, Recipe, Seeds, Spec
 
@@ -30,7 +30,7 @@ def pruned_search(device: str = "auto", base_steps: int = 1000, steps: int = 150
         print(f"seed {seed}, grid of {len(grid.trials)} trials: {grid.flops:.3g} FLOPs, best {_shown(grid)}")
         for pruner in PRUNERS:
             found = _sweep(base, steps, pruner, folder)
-            away = neighbours(SPACE, found.best.cell, best.cell)
+            away = grid_distance(SPACE, found.best.cell, best.cell)
             more = (found.best.loss or 0.0) / (best.loss or 1.0) - 1
             cost = found.flops / grid.flops
             print(f"{pruner}: {found.flops:.3g} FLOPs, {cost:.3f} of the grid's, best {_shown(found)}")
@@ -61,7 +61,7 @@ def _sweep(base: Recipe, steps: int, pruner: str, folder: str) -> Sweep:
         wide = replace(base, width=128, start=base.out, out=None, noise=cell.noise, optimizer=optimizer, steps=steps)
         return [replace(wide, seeds=Seeds(data=1 + base.seeds.data, noise=1 + base.seeds.data))]
 
-    task = Task(f"sweep-2-{pruner}", 128, 64, SPACE, recipes, steps, pruner=pruner)  # type: ignore[arg-type]
+    task = SweepJob(f"sweep-2-{pruner}", 128, 64, SPACE, recipes, steps, pruner=pruner)  # type: ignore[arg-type]
     return run_sweep(task, f"{folder}/study.db")
 
 

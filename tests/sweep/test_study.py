@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from mupscale.sweep.pruning import HALVING, MEDIAN, Rule, behind, make_pruner
-from mupscale.sweep.search import Task, run_sweep
+from mupscale.sweep import SweepJob, run_sweep
+from mupscale.sweep.pruning import HALVING, MEDIAN, PruningRule, is_behind, make_pruner
 from mupscale.sweep.space import Cell, Space, Sweep, Trial
 from mupscale.sweep.storage import Storage
-from mupscale.sweep.study import Study, fate
+from mupscale.sweep.study import Study, trial_state
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Recipe, Seeds, Spec
 from small_runs import ADAMW, SGD, recipe
@@ -43,8 +43,8 @@ def recipes(cell: Cell, optimizer: Spec = ADAMW, **changes: Any) -> list[Recipe]
     return [recipe(optimizer=made, seeds=Seeds(init=s, data=s), **changes) for s in range(2)]
 
 
-def task(make: Callable[[Cell], list[Recipe]] = recipes, **changes: Any) -> Task:
-    return Task(**{"name": "s", "width": 8, "start": None, "space": SPACE, "recipes": make, "steps": 20, **changes})
+def task(make: Callable[[Cell], list[Recipe]] = recipes, **changes: Any) -> SweepJob:
+    return SweepJob(**{"name": "s", "width": 8, "start": None, "space": SPACE, "recipes": make, "steps": 20, **changes})
 
 
 def silent(text: str) -> None:
@@ -59,16 +59,16 @@ def test_a_grid_is_taken_once_and_rebuilt_from_the_storage(place: str, tmp_path:
     first = study(place.format(tmp_path))
     first.enqueue(never)
     first.enqueue(never)  # again: nothing is doubled
-    assert first.open() == 6
+    assert first.count_open() == 6
     held = first.take(4, "me")
     assert [one.cell for one in held] == SPACE.cells[:4]
     second = study(place.format(tmp_path))
-    held += second.take(second.open(), "you")
+    held += second.take(second.count_open(), "you")
     assert sorted(one.cell for one in held) == sorted(SPACE.cells)
     for one in held:
         assert first.finish(one.number, finished(one.cell, one.cell.lr), 2.0)
     third = study(place.format(tmp_path))
-    assert third.open() == 0
+    assert third.count_open() == 0
     assert third.results() == [finished(cell, cell.lr) for cell in SPACE.cells]
     assert third.seconds() == 12.0
     assert third.study.trials[0].intermediate_values == {10: 2.0, 20: 0.001}  # for optuna's own tools
@@ -81,30 +81,30 @@ def test_of_two_trials_of_a_cell_the_later_one_is_void(tmp_path: Path) -> None:
     made.enqueue(never)
     held = [made.take(1, "me"), made.take(1, "you"), made.take(1, "me"), made.take(1, "you")]
     assert [len(some) for some in held] == [1, 1, 0, 1]
-    assert [fate(trial) for trial in made.all()].count("void") == 1
+    assert [trial_state(trial) for trial in made.optuna_trials()].count("void") == 1
 
 
 def test_what_is_cut_while_it_is_queued_is_queued_by_the_next(tmp_path: Path) -> None:
     made = study(tmp_path / "study.db")
     made.study.enqueue_trial(SPACE.cells[2]._asdict(), user_attrs={"cell": list(SPACE.cells[2])})
     made.enqueue(never)
-    assert sorted(one.cell for one in made.take(made.open(), "me")) == sorted(SPACE.cells)
+    assert sorted(one.cell for one in made.take(made.count_open(), "me")) == sorted(SPACE.cells)
 
 
 def test_a_trial_whose_worker_died_is_retried_once(tmp_path: Path) -> None:
     made = study(tmp_path / "study.db", Space((0.1,)))
     made.enqueue(never)
     (first,) = made.take(1, "a")
-    assert made.fail(first.number)
+    assert made.mark_dead(first.number)
     made.enqueue(never)
     (second,) = made.take(1, "b")
     assert second.cell == first.cell
-    assert made.all()[second.number].user_attrs["retry_of"] == first.number
-    assert made.fail(second.number)
+    assert made.optuna_trials()[second.number].user_attrs["retry_of"] == first.number
+    assert made.mark_dead(second.number)
     given_up: list[Cell] = []
     made.enqueue(given_up.append)
     assert given_up == [first.cell]
-    assert made.open() == 0
+    assert made.count_open() == 0
     assert made.results() == []
 
 
@@ -116,7 +116,7 @@ def test_a_trial_given_back_is_no_retry(tmp_path: Path) -> None:
         assert made.make_void(held.number, "given back")
     made.enqueue(never)
     (held,) = made.take(1, "a")
-    assert "retry_of" not in made.all()[held.number].user_attrs
+    assert "retry_of" not in made.optuna_trials()[held.number].user_attrs
 
 
 @pytest.mark.parametrize("place", PLACES[1:])
@@ -126,7 +126,7 @@ def test_a_trial_that_another_told_stays_as_it_is(place: str, tmp_path: Path) ->
     (held,) = ours.take(1, "us")
     assert theirs.finish(held.number, finished(held.cell, 1.0), 0.0)
     assert not ours.finish(held.number, finished(held.cell, 9.0), 0.0)
-    assert not ours.fail(held.number)
+    assert not ours.mark_dead(held.number)
     assert ours.results() == [finished(held.cell, 1.0)]
 
 
@@ -150,7 +150,7 @@ def test_drawn_trials_are_counted_exactly_and_begin_with_zero_noise(sampler: str
     assert ours.sampler == sampler
     ours.enqueue(never)
     done: list[Cell] = []
-    while any(one.open() for one in (ours, theirs)):
+    while any(one.count_open() for one in (ours, theirs)):
         for one in (ours, theirs):
             for held in one.take(3, "w"):
                 done.append(held.cell)
@@ -168,7 +168,7 @@ def test_random_draws_the_same_cells_whoever_draws_them(tmp_path: Path) -> None:
     workers = [study(tmp_path / "two.db", sampler="random", trials=8) for _ in range(2)]
     workers[0].enqueue(never)
     found: set[Cell] = set()
-    while workers[0].open():
+    while workers[0].count_open():
         for worker in workers:
             found |= {one.cell for one in worker.take(1, "w")}
     assert found == cells
@@ -177,7 +177,9 @@ def test_random_draws_the_same_cells_whoever_draws_them(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ pruning
 
 
-def judge(rule: Rule, values: dict[tuple[float, float], dict[int, float]], step: int) -> set[tuple[float, float]]:
+def judge(
+    rule: PruningRule, values: dict[tuple[float, float], dict[int, float]], step: int
+) -> set[tuple[float, float]]:
     """Which of these (lr, noise) the rule lets go on at this of 100 steps."""
     some = optuna.distributions.FloatDistribution(0, 10)
     trials = [
@@ -193,18 +195,18 @@ def judge(rule: Rule, values: dict[tuple[float, float], dict[int, float]], step:
         trial.number = number
     levels = sorted({noise for _, noise in values})
     kept = zip(values, trials, strict=True)
-    return {cell for cell, trial in kept if not behind(rule, trial, trials, step, 100, levels)}
+    return {cell for cell, trial in kept if not is_behind(rule, trial, trials, step, 100, levels)}
 
 
 @pytest.mark.parametrize(("rule", "step"), [(HALVING, 10), (HALVING, 12), (MEDIAN, 15)])
-def test_early_learning_rates_are_compared_at_equal_noise_alone(rule: Rule, step: int) -> None:
+def test_early_learning_rates_are_compared_at_equal_noise_alone(rule: PruningRule, step: int) -> None:
     # noise 2 starts far worse, as noise does: its best learning rates go on all the same
     values = {(lr, noise): {step: lr + 10 * noise} for lr in (1, 2, 3, 4, 5, 6) for noise in (0, 2)}
     assert judge(rule, values, step) == {(lr, noise) for lr in (1, 2, 3) for noise in (0, 2)}
 
 
 @pytest.mark.parametrize(("rule", "first", "step"), [(HALVING, 10, 30), (MEDIAN, 15, 35)])
-def test_late_everything_is_compared_by_where_it_leads(rule: Rule, first: int, step: int) -> None:
+def test_late_everything_is_compared_by_where_it_leads(rule: PruningRule, first: int, step: int) -> None:
     # noise 2 is still worse, but falls while the others stand; the best of zero noise survives for the verdict
     values = {(lr, 0): {first: 5.0 + lr, step: 5.0 + lr} for lr in (1, 2, 3)}
     values |= {(lr, 2): {first: 19.0 + lr, step: 9.0 + lr} for lr in (1, 2, 3)}
@@ -307,13 +309,13 @@ def test_all_trials_diverged(tmp_path: Path) -> None:
 )
 def test_another_study_of_the_same_name(change: dict[str, Any], why: str, tmp_path: Path) -> None:
     small = Space(SPACE.lrs, (0.0, 1.0))
-    study(tmp_path / "study.db", small, facts=task().facts())
+    study(tmp_path / "study.db", small, description=task().description())
     with pytest.raises(MupscaleError, match=rf"the study s in .*{why}.*; choose another name or storage"):
         run_sweep(task(**change), str(tmp_path / "study.db"), note=silent)
 
 
 def test_the_learning_rate_and_the_noise_are_what_a_study_is_about(tmp_path: Path) -> None:
-    assert task().facts() == task(space=Space((0.5,))).facts()
+    assert task().description() == task(space=Space((0.5,))).description()
 
 
 @pytest.mark.parametrize(
@@ -380,7 +382,7 @@ def test_half_a_line_in_a_journal_does_no_harm(tmp_path: Path) -> None:
         file.write(b'{"op_code":4,"worker_id":"x","study')  # a worker killed, or a disk full, in the middle of a line
     again = study(f"journal:{tmp_path}/study.log")
     assert len(again.take(6, "me")) == 6
-    assert len(study(f"journal:{tmp_path}/study.log").all()) == 6
+    assert len(study(f"journal:{tmp_path}/study.log").optuna_trials()) == 6
 
 
 def test_no_trial_at_a_time(tmp_path: Path) -> None:

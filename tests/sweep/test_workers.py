@@ -21,10 +21,10 @@ from torch import Tensor
 
 import small_runs
 from mupscale.data.stream import Batch
-from mupscale.sweep.search import Task, run_sweep
+from mupscale.sweep import SweepJob, run_sweep
 from mupscale.sweep.space import Cell, Space, Sweep
 from mupscale.sweep.storage import Storage
-from mupscale.sweep.study import Study, fate
+from mupscale.sweep.study import Study, trial_state
 from mupscale.sweep.workers import Worker
 from mupscale.system.errors import Interrupted, MupscaleError
 from mupscale.train import Recipe, Seeds, Spec
@@ -57,9 +57,9 @@ def recipes(cell: Cell) -> list[Recipe]:
     return [recipe(data=data, optimizer=made, steps=STEPS, seeds=Seeds(init=seed)) for seed in range(2)]
 
 
-def task(**changes: Any) -> Task:
+def task(**changes: Any) -> SweepJob:
     fixed = {"name": "s", "width": 8, "start": None, "space": SPACE, "recipes": recipes, "steps": STEPS}
-    return Task(**{**fixed, **changes})
+    return SweepJob(**{**fixed, **changes})
 
 
 class Process:
@@ -67,7 +67,7 @@ class Process:
 
     def __init__(
         self,
-        work: Task,
+        work: SweepJob,
         place: str,
         output: Path,
         start: Any = None,
@@ -98,7 +98,9 @@ class Process:
         return Sweep.from_json(json.loads(self.said().splitlines()[-1]))
 
 
-def _act(work: Task, place: str, output: Path, start: Any, prepare: Any, sleep: float, options: dict[str, Any]) -> None:
+def _act(
+    work: SweepJob, place: str, output: Path, start: Any, prepare: Any, sleep: float, options: dict[str, Any]
+) -> None:
     target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(target, stream)
@@ -121,7 +123,7 @@ def trials(place: str) -> list[Any]:
 
 
 def fates(place: str) -> list[str]:
-    return [fate(trial) for trial in trials(place)]
+    return [trial_state(trial) for trial in trials(place)]
 
 
 def until(condition: Callable[[], bool], seconds: float = DEADLINE) -> None:
@@ -147,7 +149,7 @@ def busy(place: str, count: int) -> Callable[[], bool]:
 
     def look() -> bool:
         exists = place.startswith("postgresql") or Path(place.removeprefix("journal:")).exists()
-        return exists and sum("worker" in t.user_attrs for t in trials(place) if fate(t) == "running") == count
+        return exists and sum("worker" in t.user_attrs for t in trials(place) if trial_state(t) == "running") == count
 
     return look
 
@@ -244,7 +246,7 @@ def test_two_workers_share_a_study(place: str, alone: Sweep, tmp_path: Path) -> 
     first, second = (worker.result() for worker in workers)
     assert_same(first, alone)
     assert_same(second, alone)
-    done = [trial for trial in trials(place) if fate(trial) == "finished"]
+    done = [trial for trial in trials(place) if trial_state(trial) == "finished"]
     assert len(done) == len(SPACE.cells)  # each cell exactly once
     assert len({trial.user_attrs["worker"] for trial in done}) == 2
     assert "died" not in fates(place)
@@ -269,7 +271,7 @@ def test_no_trial_is_taken_twice(place: str, tmp_path: Path) -> None:
 def _take_all(place: str, space: Space, output: Path, start: Any) -> None:
     study, taken = Study(place, "s", space, {}, steps=STEPS), []
     start.wait(DEADLINE)
-    while study.open():
+    while study.count_open():
         taken += [one.number for one in study.take(1, output.name)]
     output.write_text(json.dumps(taken))
 
@@ -283,8 +285,10 @@ def test_a_worker_killed_in_the_middle(place: str, alone: Sweep, tmp_path: Path)
     found = run_sweep(task(), place, note=said.append)
     assert_same(found, alone)
     after = trials(place)
-    assert [fate(trial) for trial in after].count("died") == len(SPACE.cells)
-    assert [t.user_attrs.get("retry_of") for t in after if fate(t) == "finished"] == list(range(len(SPACE.cells)))
+    assert [trial_state(trial) for trial in after].count("died") == len(SPACE.cells)
+    assert [t.user_attrs.get("retry_of") for t in after if trial_state(t) == "finished"] == list(
+        range(len(SPACE.cells))
+    )
     assert any("a worker died" in text for text in said)
 
 
@@ -305,19 +309,19 @@ def test_a_worker_killed_twice_at_its_trials_leaves_them(tmp_path: Path) -> None
 
 def test_a_trial_whose_worker_has_not_yet_said_who_it_is(place: str, alone: Sweep) -> None:
     """Taken, and cut before its worker was noted: others work on, and take it over when there is still no sign."""
-    made = Study(place, "s", SPACE, task().facts(), steps=STEPS)
+    made = Study(place, "s", SPACE, task().description(), steps=STEPS)
     made.enqueue(lambda cell: None)
     made.study.ask(made.ranges)
     with Worker(made) as me:
-        assert me.bury() == 0
-        assert me.others() == 0
+        assert me.end_abandoned_trials() == 0
+        assert me.count_others() == 0
     assert_same(run_sweep(task(), place, grace=1.0, note=silent), alone)
     assert fates(place) == ["died", *["finished"] * len(SPACE.cells)]
 
 
 def test_a_storage_that_is_gone_where_work_begins_is_said_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
-    made = Study(f"journal:{tmp_path}/here/study.log", "s", SPACE, task().facts(), steps=STEPS, patience=0.3)
+    made = Study(f"journal:{tmp_path}/here/study.log", "s", SPACE, task().description(), steps=STEPS, patience=0.3)
     shutil.rmtree(tmp_path / "here")
     with pytest.raises(MupscaleError, match=r"cannot be used: .*the same command goes on from there"), Worker(made):
         pass
@@ -379,7 +383,7 @@ def test_a_sweep_interrupted_in_a_notebook_goes_on_in_it(alone: Sweep, tmp_path:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        run_sweep(task(), place, folder=tmp_path / "run", note=said.append, watch=interrupt)
+        run_sweep(task(), place, folder=tmp_path / "run", note=said.append, on_point=interrupt)
     assert_same(run_sweep(task(), place, folder=tmp_path / "run", note=said.append), alone)
     assert not any("waiting" in sentence for sentence in said)
     assert not list((tmp_path / "run").iterdir())
@@ -446,7 +450,7 @@ def test_a_full_disk(kind: str, share: float, alone: Sweep, tmp_path: Path) -> N
 
 def _finished(place: str) -> list[tuple[int, float]]:
     try:
-        return [(trial.number, trial.value) for trial in trials(place) if fate(trial) == "finished"]
+        return [(trial.number, trial.value) for trial in trials(place) if trial_state(trial) == "finished"]
     except KeyError:
         return []
 

@@ -67,12 +67,12 @@ def print_comparison(comparison: LimitComparison) -> None:
 
 def print_best(sweeps: Sequence[Sweep]) -> None:
     """The best cell of each sweep, and what else a sweep shows."""
-    from mupscale.sweep import findings
+    from mupscale.sweep import sweep_remarks
 
     columns = ["upscaled to", "noise", "learning rate", "loss", "best without noise"]
     print_table("The best cell at infinite width", columns, map(_best_row, sweeps))
     for sweep in sweeps:
-        for sentence in findings(sweep):
+        for sentence in sweep_remarks(sweep):
             print(f"{sweep.start} → {sweep.width}: {sentence}.")
 
 

@@ -23,7 +23,7 @@ from mupscale.system import MupscaleError, open_display
 
 if TYPE_CHECKING:
     from mupscale.plots import Gallery
-    from mupscale.sweep import Sweep, Trial
+    from mupscale.sweep import Sweep
     from mupscale.theory import Settings
 
 
@@ -120,7 +120,7 @@ def limit_sweep_command(words: list[str]) -> int:
     results = {"settings": settings_of(options), "sweeps": [sweep.to_json() for sweep in sweeps]}
     if not any(trial.loss is not None for sweep in sweeps for trial in sweep.trials):
         study.save_results(gallery.folder / "results.json", results)
-        _require_best(sweeps[0])
+        sweeps[0].check_any_finished()
     print_best(sweeps)
     for note in notes:
         print(f"Note: {note}.")
@@ -152,11 +152,6 @@ def _run_sweeps(options: Any, note: Callable[[str], None]) -> tuple[Gallery, lis
             for times in options.times
         ]
     return gallery, sweeps
-
-
-def _require_best(sweep: Sweep) -> Trial:
-    """The best trial; a sweep of which none finished raises the reason."""
-    return sweep.best
 
 
 def _write_results(folder: Path, results: dict[str, Any]) -> int:

@@ -73,7 +73,7 @@ def run_command(words: list[str]) -> int:
 def sweep_command(words: list[str]) -> int:
     """mupscale sweep RECIPE."""
     from mupscale.method import run_sweeps
-    from mupscale.sweep import findings
+    from mupscale.sweep import sweep_remarks
 
     def extend(parser: Any) -> None:
         parser.add_argument("--worker", action="store_true", help="join the study that others work on, too")
@@ -84,7 +84,7 @@ def sweep_command(words: list[str]) -> int:
         method = replace(method, storage=options["storage"])
     tuned = run_sweeps(recipe, method, Path(recipe.out or "runs/method"), worker=options["worker"])
     for sweep in tuned.sweeps:
-        for sentence in findings(sweep):
+        for sentence in sweep_remarks(sweep):
             print(f"{sweep.name}: {sentence}")
     print(*tuned.sentences, sep="\n", end="\n" if tuned.sentences else "")
     choice = tuned.choice

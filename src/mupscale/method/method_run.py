@@ -124,7 +124,7 @@ class MethodRun:
         worker: bool = False,
     ) -> Sweep:
         """Begin a sweep, or join the one that is there; one that is done is read."""
-        from mupscale.sweep import Task, run_sweep
+        from mupscale.sweep import SweepJob, run_sweep
 
         method = self.method
         steps = self.protocol.base_steps if start is None else self.protocol.wide_steps
@@ -135,7 +135,7 @@ class MethodRun:
         def begin(left: int, count: int) -> None:
             self._announce(name, f"{count_of(count, 'trial')}{seeds}", f"width {shown}", steps, left, count)
 
-        task = Task(
+        job = SweepJob(
             name=name,
             width=width,
             start=start,
@@ -152,13 +152,13 @@ class MethodRun:
         storage = method.storage or str(self.folder / "study.db")
         with self._watched(steps) as tell:
             sweep = run_sweep(
-                task,
+                job,
                 storage,
                 worker=worker,
                 folder=self.folder / "sweeps",
                 note=self.note,
-                watch=tell,
-                begin=begin,
+                on_point=tell,
+                on_start=begin,
             )
         best = sweep.best
         noise = f"noise {best.noise:.3g} and " if len(space.noises) > 1 else ""

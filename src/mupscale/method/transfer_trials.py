@@ -16,7 +16,7 @@ from mupscale.core import WholeWidth, Width
 from mupscale.engine import Engine, Outcome, train_many
 from mupscale.method.protocol import Protocol
 from mupscale.method.transfer_verdict import judge_transfer
-from mupscale.sweep import Cell, Space
+from mupscale.sweep import Cell, Space, check_learning_rates
 from mupscale.system import MupscaleError, replace_text
 from mupscale.train import MAY_CHANGE, Recipe
 
@@ -73,10 +73,11 @@ def transfer_check(
 
 def _cells_by_axis(lrs: Sequence[float], noises: Sequence[float], lr: float, noise: float) -> dict[str, list[Cell]]:
     """What is tried, with one hyperparameter varied and the other fixed; a space refuses values that cannot be."""
-    space, fixed = Space(tuple(lrs), (*noises, noise)), Space((lr,))
+    space = Space(tuple(lrs), (*noises, noise))
+    check_learning_rates([lr])
     return {
         "lr": [Cell(x, float(noise)) for x in space.lrs],
-        "noise": [Cell(fixed.lrs[0], x) for x in sorted({float(x) for x in noises})],
+        "noise": [Cell(float(lr), x) for x in sorted({float(x) for x in noises})],
     }
 
 

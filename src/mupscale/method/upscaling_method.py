@@ -17,7 +17,7 @@ from mupscale.method.settings import Method
 from mupscale.method.summary import Summary
 from mupscale.method.tuning import Tuned, tune
 from mupscale.method.verdict import write_verdict, write_warnings
-from mupscale.sweep import findings
+from mupscale.sweep import sweep_remarks
 from mupscale.train import Recipe
 
 
@@ -78,7 +78,7 @@ def _summarise(run: MethodRun, tuned: Tuned, command: str) -> Summary:
         warnings=[
             *tuned.sentences,
             *write_warnings(tuned.sweeps, runs),
-            *(f"{sweep.name}: {finding}" for sweep in own_sweeps for finding in findings(sweep)),
+            *(f"{sweep.name}: {finding}" for sweep in own_sweeps for finding in sweep_remarks(sweep)),
         ],
     )
 

@@ -14,7 +14,7 @@ from mupscale.method.comparison import Contender, Kind
 from mupscale.method.contenders import CONTENDERS, UPSCALED, find_contender
 from mupscale.method.costs import final_loss, first_below, flops_until, mean_curve, total_cost
 from mupscale.method.summary import Curve, Runs
-from mupscale.sweep import Sweep, findings
+from mupscale.sweep import Sweep, sweep_remarks
 
 TRUSTED = 64
 """Small widths below this are warned of."""
@@ -201,7 +201,7 @@ def write_warnings(sweeps: Sequence[Sweep], runs: Sequence[Runs]) -> list[str]:
     """
     return [
         *_small_widths(sweeps),
-        *(f"{sweep.name}: {finding}" for sweep in sweeps for finding in findings(sweep)),
+        *(f"{sweep.name}: {finding}" for sweep in sweeps for finding in sweep_remarks(sweep)),
         *_diverged(runs),
         *_parting(runs),
     ]

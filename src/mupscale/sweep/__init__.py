@@ -1,15 +1,29 @@
-"""What is searched and by whom: the space, the study that keeps it, its workers, and what a finished sweep says."""
+"""Sweeps over learning rate and noise, by any number of workers that share a storage.
 
-from mupscale.sweep.findings import findings
-from mupscale.sweep.search import Task, run_sweep
-from mupscale.sweep.space import Cell, Space, Sweep, Trial
+space      what is searched, and the results: Cell, Space, Trial, Sweep
+job        what a sweep is to search, and the recipes of a cell
+search     run_sweep
+batches    trials that a worker trains at once, on disk
+callbacks  between the engine and the study while they train
+study      all trials of a sweep, in the storage
+storage    SQLite, journal files, databases
+workers    who is at work on a study, and who died
+pruning    when to stop a trial that falls behind
+remarks    what there is to say of a finished sweep beside its optimum
+"""
+
+from mupscale.sweep.job import SweepJob
+from mupscale.sweep.remarks import sweep_remarks
+from mupscale.sweep.search import run_sweep
+from mupscale.sweep.space import Cell, Space, Sweep, Trial, check_learning_rates
 
 __all__ = [
     "Cell",
     "Space",
     "Sweep",
-    "Task",
+    "SweepJob",
     "Trial",
-    "findings",
+    "check_learning_rates",
     "run_sweep",
+    "sweep_remarks",
 ]

@@ -1,4 +1,4 @@
-"""When to stop a trial that falls behind, for trials that advance together.
+"""When to stop a trial that falls behind, for trials that are trained at once.
 
 Optuna's own rules compare with completed trials alone, or with whoever came first; here all trials of a sweep reach a
 rung at nearly the same time, and each is compared with every value that any trial of the study reported there.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Rule:
+class PruningRule:
     """Which of the trials at a rung are good enough to go on.
 
     rungs: where they are compared, as fractions of the steps. reduction: successive halving keeps one of so many at
@@ -45,23 +45,25 @@ class Rule:
         """Which rung a step is; the engine may reach it at the nearest point of a curve."""
         return min(range(len(self.rungs)), key=lambda i: abs(self.rungs[i] * steps - step))
 
-    def behind(self, noise: float, value: float, peers: Iterable[tuple[float, float]], at_equal_noise: bool) -> bool:
+    def is_behind(
+        self, noise: float, value: float, trials: Iterable[tuple[float, float]], at_equal_noise: bool
+    ) -> bool:
         """Whether to stop a trial of this noise and loss, given every (noise, loss) at the rung, its own included."""
         if not math.isfinite(value):
             return True
-        everyone = [(level, loss) for level, loss in peers if math.isfinite(loss)]
-        alike = sorted(loss for level, loss in everyone if level == noise)
-        if noise == 0 and value <= alike[0]:
+        finite = [(level, loss) for level, loss in trials if math.isfinite(loss)]
+        same_noise = sorted(loss for level, loss in finite if level == noise)
+        if noise == 0 and value <= same_noise[0]:
             return False
-        among = alike if at_equal_noise else sorted(loss for _, loss in everyone)
+        compared = same_noise if at_equal_noise else sorted(loss for _, loss in finite)
         if self.reduction is None:
-            return value > median(among)
-        return value > among[max(1, round(len(among) / self.reduction)) - 1]
+            return value > median(compared)
+        return value > compared[max(1, round(len(compared) / self.reduction)) - 1]
 
 
-MEDIAN = Rule(rungs=(0.15, 0.35, 0.6))
-HALVING = Rule(rungs=(0.1, 0.3, 0.5), reduction=2)
-RULES: Mapping[str, Rule | None] = {"none": None, "median": MEDIAN, "halving": HALVING}
+MEDIAN = PruningRule(rungs=(0.15, 0.35, 0.6))
+HALVING = PruningRule(rungs=(0.1, 0.3, 0.5), reduction=2)
+RULES: Mapping[str, PruningRule | None] = {"none": None, "median": MEDIAN, "halving": HALVING}
 
 
 def make_pruner(name: str, steps: int, levels: Sequence[float]) -> BasePruner:
@@ -72,37 +74,37 @@ def make_pruner(name: str, steps: int, levels: Sequence[float]) -> BasePruner:
     rule = RULES[name]
     if rule is None:
         return NopPruner()
-    judged, rungs = rule, frozenset(rule.steps(steps))
+    active, rungs = rule, frozenset(rule.steps(steps))
 
-    class TogetherPruner(BasePruner):  # type: ignore[misc]
+    class RungPruner(BasePruner):  # type: ignore[misc]
         """Stops a trial at a rung where it is behind, by what the study's storage holds."""
 
         def prune(self, study: Study, trial: FrozenTrial) -> bool:
             step = trial.last_step
             if step not in rungs:
                 return False
-            return behind(judged, trial, study.get_trials(deepcopy=False), step, steps, levels)
+            return is_behind(active, trial, study.get_trials(deepcopy=False), step, steps, levels)
 
-    return TogetherPruner()
+    return RungPruner()
 
 
-def behind(
-    rule: Rule, trial: FrozenTrial, trials: Iterable[FrozenTrial], step: int, steps: int, levels: Sequence[float]
+def is_behind(
+    rule: PruningRule, trial: FrozenTrial, trials: Iterable[FrozenTrial], step: int, steps: int, levels: Sequence[float]
 ) -> bool:
-    """Whether this trial is to stop at this step, among these; noise between two levels counts as the nearer one."""
+    """Whether to stop this trial at this step, given all trials; noise between two levels counts as the nearer one."""
     rung = rule.rung(step, steps)
     before = rule.rungs[rung - 1] * steps if rung else None
-    peers = [
-        (_level(other.params["noise"], levels), _prospect(other, step, before, steps))
+    others = [
+        (_level(other.params["noise"], levels), _expected_final_loss(other, step, before, steps))
         for other in trials
         if other.number != trial.number and step in other.intermediate_values and "noise" in other.params
     ]
-    own = (_level(trial.params["noise"], levels), _prospect(trial, step, before, steps))
-    return rule.behind(*own, [own, *peers], at_equal_noise=rung == 0)
+    own = (_level(trial.params["noise"], levels), _expected_final_loss(trial, step, before, steps))
+    return rule.is_behind(*own, [own, *others], at_equal_noise=rung == 0)
 
 
-def _prospect(trial: FrozenTrial, step: int, before: float | None, steps: int) -> float:
-    """Where a trial's loss leads: itself at the first rung, then the line over log step through this and the last."""
+def _expected_final_loss(trial: FrozenTrial, step: int, before: float | None, steps: int) -> float:
+    """The loss itself at the first rung; later, the line over log step through this rung and the last, to the end."""
     values = trial.intermediate_values
     earlier = [other for other in values if 0 < other < step]
     if before is None or not earlier:

@@ -1,4 +1,4 @@
-"""Where studies are kept: a SQLite file, a journal or a database; what goes wrong there is said in one sentence."""
+"""Where studies are stored: a SQLite file, a journal or a database; errors there are explained in one sentence."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 class Storage:
-    """A storage of optuna's, by path, journal:PATH or URL, whose every use is patient and ends in a sentence."""
+    """A storage of optuna's, by path, journal:PATH or URL; a call is tried again for a while before it fails."""
 
     def __init__(self, place: str | Path, patience: float = PATIENCE) -> None:
         self.place, self.patience = str(place), patience
-        self.shown = _shown(self.place)
-        with self._sentence("opened"):
+        self.shown = _without_password(self.place)
+        with self._explain("opened"):
             self.optuna: BaseStorage = _open(self.place, patience)
 
     def use(self, call: Callable[[], T]) -> T:
-        """What the call gives, tried again for a while where the storage is gone; then one sentence."""
+        """The result of the call, tried again for a while where the storage is out of reach; then a MupscaleError."""
         end = time.monotonic() + self.patience
         while True:
             try:
                 return call()
             except Exception as error:
-                if not _may_pass(error) or time.monotonic() > end:
-                    with self._sentence("used"):
+                if not _is_temporary(error) or time.monotonic() > end:
+                    with self._explain("used"):
                         raise
             time.sleep(min(1.0, self.patience / 10))
 
     @contextmanager
-    def _sentence(self, verb: str) -> Iterator[None]:
+    def _explain(self, verb: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            cause = _cause(error, self.patience)
+            cause = _describe_cause(error, self.patience)
             if cause is None:
                 raise
-            kept = "" if verb == "opened" else "; all that it was told is kept, and the same command goes on from there"
-            raise MupscaleError(f"the study's storage {self.shown} cannot be {verb}: {cause}{kept}") from error
+            after_use = "; all that it was told is kept, and the same command goes on from there"
+            remedy = "" if verb == "opened" else after_use
+            raise MupscaleError(f"the study's storage {self.shown} cannot be {verb}: {cause}{remedy}") from error
 
 
 def _open(place: str, patience: float) -> BaseStorage:
@@ -62,15 +63,15 @@ def _open(place: str, patience: float) -> BaseStorage:
     url = place if "://" in place else f"sqlite:///{place}"
     for attempt in range(5):  # two workers may create the tables at the same moment: the second then finds them there
         try:
-            made = optuna.storages.RDBStorage(url, engine_kwargs=_engine(url, patience))
+            database = optuna.storages.RDBStorage(url, engine_kwargs=_engine(url, patience))
             break
         except Exception as error:
-            if attempt == 4 or not _already_there(error):
+            if attempt == 4 or not _is_already_there(error):
                 raise
             time.sleep(0.1 * (attempt + 1))
-    if made.engine.dialect.name == "sqlite":
-        _serialise(made.engine)
-    return optuna.storages.get_storage(made)
+    if database.engine.dialect.name == "sqlite":
+        _serialize_transactions(database.engine)
+    return optuna.storages.get_storage(database)
 
 
 def load_optuna() -> Any:
@@ -87,7 +88,7 @@ def _engine(url: str, patience: float) -> dict[str, Any]:
     return {"pool_pre_ping": True, "connect_args": waits}
 
 
-def _serialise(engine: Any) -> None:
+def _serialize_transactions(engine: Any) -> None:
     """One SQLite transaction at a time, from its first read on: or two workers could take the same trial."""
     from sqlalchemy import event
 
@@ -106,7 +107,7 @@ def _serialise(engine: Any) -> None:
         if raw.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             raw.execute("PRAGMA journal_mode=WAL")
     except Exception as error:  # somebody else is at it, or the file system has no shared memory: it works without
-        if _cause(error, 0) is None:
+        if _describe_cause(error, 0) is None:
             raise
     finally:
         raw.close()
@@ -142,9 +143,9 @@ def _whole_lines(file: Any) -> int:
     while position > 0:
         start = max(0, position - 65536)
         file.seek(start)
-        found = file.read(position - start).rfind(b"\n")
-        if found >= 0:
-            return start + int(found) + 1
+        newline = file.read(position - start).rfind(b"\n")
+        if newline >= 0:
+            return start + int(newline) + 1
         position = start
     return 0
 
@@ -152,7 +153,7 @@ def _whole_lines(file: Any) -> int:
 # ------------------------------------------------------------------------------------------------ what goes wrong
 
 
-def _original(error: BaseException) -> BaseException:
+def _driver_error(error: BaseException) -> BaseException:
     """The database driver's own error, under optuna's and SQLAlchemy's."""
     from optuna.exceptions import StorageInternalError
 
@@ -161,7 +162,7 @@ def _original(error: BaseException) -> BaseException:
     return getattr(error, "orig", None) or error
 
 
-def _is_storage_trouble(error: BaseException) -> bool:
+def _is_storage_error(error: BaseException) -> bool:
     import sqlite3
 
     from optuna.exceptions import StorageInternalError
@@ -170,32 +171,32 @@ def _is_storage_trouble(error: BaseException) -> bool:
     return isinstance(error, StorageInternalError | SQLAlchemyError | sqlite3.Error | OSError)
 
 
-def _may_pass(error: BaseException) -> bool:
+def _is_temporary(error: BaseException) -> bool:
     """Whether waiting could help: a server that restarts, a network that comes back; not a full disk or a long lock."""
-    if not _is_storage_trouble(error):
+    if not _is_storage_error(error):
         return False
-    text = str(_original(error)).lower()
+    text = str(_driver_error(error)).lower()
     hopeless = ("locked", "full", "disk i/o", "readonly", "read-only", "not a database", "malformed", "no such table")
     if any(word in text for word in hopeless):
         return False
     return not isinstance(error, OSError) or error.errno not in (*_FULL, errno.EACCES, errno.EROFS)
 
 
-def _already_there(error: BaseException) -> bool:
-    text = str(_original(error)).lower()
+def _is_already_there(error: BaseException) -> bool:
+    text = str(_driver_error(error)).lower()
     return "already exists" in text or "unique" in text
 
 
-def _cause(error: BaseException, patience: float) -> str | None:
+def _describe_cause(error: BaseException, patience: float) -> str | None:
     """What is wrong with the storage, in words; None for errors that are not the storage's."""
-    text = (str(_original(error)).strip().splitlines() or [type(error).__name__])[0]
+    text = (str(_driver_error(error)).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, ImportError):
         return "its database driver is missing; for PostgreSQL, pip install 'mupscale[postgres]'"
     if "database is locked" in text:
         return f"another process has kept it locked for more than {patience:g} s"
     if isinstance(error, OSError) and error.errno is not None:
         return f"{os.strerror(error.errno)}{f' ({error.filename})' if error.filename else ''}"
-    if _is_storage_trouble(error):
+    if _is_storage_error(error):
         return text
     if isinstance(error, KeyError) and "does not exist" in text:
         return "the study has been deleted from it"
@@ -206,7 +207,7 @@ def _cause(error: BaseException, patience: float) -> str | None:
     return None
 
 
-def _shown(place: str) -> str:
+def _without_password(place: str) -> str:
     """The place without its password."""
     if "://" not in place or place.startswith("journal:"):
         return place

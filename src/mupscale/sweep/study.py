@@ -1,4 +1,4 @@
-"""A sweep's study: which cells are to be trained, who has them, what came of them; all of it in the storage.
+"""A sweep's study: which cells are to be trained, which worker has them, and their results; all in the storage.
 
 A cell may have several trials of optuna's: one that was given back, one whose worker died, one that two workers asked
 for at the same moment. Exactly one of them counts, the first that is neither void nor failed, and nothing but the
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from mupscale.sweep.pruning import RULES, Rule, behind, make_pruner
+from mupscale.sweep.pruning import RULES, PruningRule, is_behind, make_pruner
 from mupscale.sweep.space import Cell, Space, Trial
 from mupscale.sweep.storage import PATIENCE, Storage, load_optuna
 from mupscale.system import MupscaleError
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 T = TypeVar("T")
-Fate = Literal["waiting", "running", "finished", "diverged", "pruned", "void", "died"]
-LIVE = ("waiting", "running", "finished", "diverged", "pruned")
-_SHOWN = 8  # points of a finished trial's curve that optuna's own tools see
-_FACTS = "sweep"  # the study's attribute with what it searches
+State = Literal["waiting", "running", "finished", "diverged", "pruned", "void", "died"]
+COUNTING = ("waiting", "running", "finished", "diverged", "pruned")
+_REPORTED_POINTS = 8  # points of a finished trial's curve that optuna's own tools see
+_DESCRIPTION = "sweep"  # the study's attribute with what it searches
 
 
 @dataclass(frozen=True)
-class Held:
+class TakenTrial:
     """A trial that this worker has taken."""
 
     number: int
@@ -45,7 +45,7 @@ class Study:
         place: str,
         name: str,
         space: Space,
-        facts: Mapping[str, Any],
+        description: Mapping[str, Any],
         *,
         steps: int,
         sampler: str = "grid",
@@ -56,11 +56,13 @@ class Study:
     ) -> None:
         optuna = load_optuna()
         self.name, self.space, self.steps, self.sampler = name, space, steps, sampler
-        self.rule: Rule | None = RULES[pruner]
-        self.facts = json.loads(json.dumps({"lrs": space.lrs, "noises": space.noises, "steps": steps, **facts}))
-        self.row = _row(space, sampler, trials)
+        self.rule: PruningRule | None = RULES[pruner]
+        self.description = json.loads(
+            json.dumps({"lrs": space.lrs, "noises": space.noises, "steps": steps, **description})
+        )
+        self.fixed_cells = _fixed_cells(space, sampler, trials)
         self.sampled = sampler != "grid" and len(space.cells) > 1
-        self.wanted = max(trials or 0, len(self.row)) if self.sampled else len(self.row)
+        self.wanted = max(trials or 0, len(self.fixed_cells)) if self.sampled else len(self.fixed_cells)
         self.storage = Storage(place, patience)
         self.study = self.storage.use(
             lambda: optuna.create_study(
@@ -78,20 +80,20 @@ class Study:
             "lr": optuna.distributions.FloatDistribution(rates[0], rates[-1], log=True),
             "noise": optuna.distributions.FloatDistribution(0.0, most),
         }
-        self.check()
+        self.check_description()
 
-    # ------------------------------------------------------------------------------------------- what it is
+    # ------------------------------------------------------------------------------------------- what it searches
 
-    def check(self) -> None:
-        """That the study of this name searches what we search."""
-        theirs = self.attributes().get(_FACTS)
+    def check_description(self) -> None:
+        """Refuse a study of this name that searches something else."""
+        theirs = self.attributes().get(_DESCRIPTION)
         if theirs is None:
-            self.set_attribute(_FACTS, self.facts)
+            self.set_attribute(_DESCRIPTION, self.description)
             return
-        if isinstance(theirs, dict) and theirs != self.facts:
+        if isinstance(theirs, dict) and theirs != self.description:
             raise MupscaleError(
                 f"the study {self.name} in {self.storage.shown} is another one: "
-                f"{_difference(theirs, self.facts)}; choose another name or storage, or put it back"
+                f"{_first_difference(theirs, self.description)}; choose another name or storage, or put it back"
             )
 
     def attributes(self) -> dict[str, Any]:
@@ -102,7 +104,7 @@ class Study:
         """Set one of them."""
         self.storage.use(lambda: self.storage.optuna.set_study_user_attr(self.id, name, value))
 
-    def all(self) -> list[FrozenTrial]:
+    def optuna_trials(self) -> list[FrozenTrial]:
         """Every trial of optuna's, in the order of their numbers."""
         return self.storage.use(lambda: self.storage.optuna.get_all_trials(self.id, deepcopy=False))
 
@@ -114,17 +116,17 @@ class Study:
         It may be cut anywhere and be done by two workers at once: what is missing is queued by the next, and of
         two trials of a cell the later one is void when it is taken (see `take`).
         """
-        by_cell: dict[Cell, list[FrozenTrial]] = {cell: [] for cell in self.row}
-        trials = self.all()
-        live = {cell_of(trial) for trial in trials if fate(trial) in LIVE}
+        by_cell: dict[Cell, list[FrozenTrial]] = {cell: [] for cell in self.fixed_cells}
+        trials = self.optuna_trials()
+        live = {cell_of(trial) for trial in trials if trial_state(trial) in COUNTING}
         for trial in trials:
             cell = cell_of(trial)
-            if cell is not None and (cell in by_cell or fate(trial) == "died" or _given_back(trial)):
+            if cell is not None and (cell in by_cell or trial_state(trial) == "died" or _is_given_back(trial)):
                 by_cell.setdefault(cell, []).append(trial)
         for cell, attempts in by_cell.items():
             if cell in live:
                 continue
-            died = [trial.number for trial in attempts if fate(trial) == "died"]
+            died = [trial.number for trial in attempts if trial_state(trial) == "died"]
             if len(died) > 1:
                 workers_died(cell)
                 continue
@@ -132,72 +134,74 @@ class Study:
             attrs = {"cell": [cell.lr, cell.noise], **more}
             self.storage.use(partial(self.study.enqueue_trial, cell._asdict(), user_attrs=attrs))
 
-    def open(self) -> int:
+    def count_open(self) -> int:
         """How many trials are still to be taken."""
-        fates = [fate(trial) for trial in self.all()]
-        to_draw = self.wanted - sum(one in LIVE for one in fates) if self.sampled else 0
-        return fates.count("waiting") + max(0, to_draw)
+        states = [trial_state(trial) for trial in self.optuna_trials()]
+        to_draw = self.wanted - sum(one in COUNTING for one in states) if self.sampled else 0
+        return states.count("waiting") + max(0, to_draw)
 
-    def take(self, count: int, worker: str) -> list[Held]:
+    def take(self, count: int, worker: str) -> list[TakenTrial]:
         """Take so many trials at most; what another worker has already, or is too much, is made void."""
         numbers = []
         for _ in range(count):
             trial = self.storage.use(lambda: self.study.ask(self.ranges))
             self._set(trial.number, "worker", worker)
             numbers.append(trial.number)
-        held = []
-        trials = self.all()
+        taken = []
+        trials = self.optuna_trials()
         for number in numbers:
             mine = next(trial for trial in trials if trial.number == number)
             cell = cell_of(mine)
-            before = [trial for trial in trials if trial.number < number and fate(trial) in LIVE]
+            before = [trial for trial in trials if trial.number < number and trial_state(trial) in COUNTING]
             if cell is None or any(cell_of(trial) == cell for trial in before):
                 self.make_void(number, "duplicate")
             elif "cell" not in mine.user_attrs and (not self.sampled or len(before) >= self.wanted):
                 self.make_void(number, "surplus")
             else:
-                held.append(Held(number, cell))
-        return held
+                taken.append(TakenTrial(number, cell))
+        return taken
 
-    def keep(self, held: Sequence[Held], worker: str) -> set[int]:
+    def take_over(self, trials: Sequence[TakenTrial], worker: str) -> set[int]:
         """The numbers of those of an earlier worker's trials that are still open; they are this worker's now."""
-        running = {trial.number for trial in self.all() if fate(trial) == "running"}
-        return {one.number for one in held if one.number in running and self._set(one.number, "worker", worker)}
+        running = {trial.number for trial in self.optuna_trials() if trial_state(trial) == "running"}
+        return {one.number for one in trials if one.number in running and self._set(one.number, "worker", worker)}
 
     def make_void(self, number: int, why: str) -> bool:
-        """A trial that does not count: a duplicate, a surplus, or one that was given back."""
+        """End a trial that does not count: a duplicate, a surplus, or one that was given back."""
         return self._set(number, "void", why) and self._end(number, "FAIL")
 
-    def fail(self, number: int) -> bool:
-        """A trial whose worker died; whether it was us who noticed first."""
+    def mark_dead(self, number: int) -> bool:
+        """End a trial whose worker died; False if somebody else has ended it already."""
         return self._end(number, "FAIL")
 
-    # ------------------------------------------------------------------------------------------- what comes of them
+    # ------------------------------------------------------------------------------------------- their results
 
     def report(self, values: Mapping[int, float], step: int) -> None:
-        """Where trials stand, by number; those that have been ended by somebody else are left alone."""
+        """Store the losses of trials at a step, by number; those that somebody else has ended are left alone."""
         put = self.storage.optuna.set_trial_intermediate_value
         for number, value in values.items():
             self._change(number, partial(put, step=step, intermediate_value=value))
 
-    def behind(self, numbers: Iterable[int], step: int) -> set[int]:
+    def trials_to_prune(self, numbers: Iterable[int], step: int) -> set[int]:
         """Which of these trials the pruner stops at this step."""
         if self.rule is None:
             return set()
-        trials, wanted = self.all(), set(numbers)
-        among = [t for t in trials if step in t.intermediate_values and fate(t) not in ("void", "died")]
-        mine = [t for t in among if t.number in wanted]
-        levels = self.space.noises
-        return {t.number for t in mine if behind(self.rule, t, among, step, self.steps, levels)}
+        all_trials, numbers, levels = self.optuna_trials(), set(numbers), self.space.noises
+        trials = [t for t in all_trials if step in t.intermediate_values and trial_state(t) not in ("void", "died")]
+        return {
+            trial.number
+            for trial in trials
+            if trial.number in numbers and is_behind(self.rule, trial, trials, step, self.steps, levels)
+        }
 
     def finish(self, number: int, result: Trial, seconds: float) -> bool:
-        """Store what came of a trial; False if somebody else has ended it in the meantime."""
+        """Store the result of a trial; False if somebody else has ended it in the meantime."""
         last = {"status": result.status, "by_seed": [x for x in result.by_seed if math.isfinite(x)]}
         curve = [(step, loss) for step, loss in result.curve if math.isfinite(loss)]
         attrs = {**last, "curve": curve, "steps": result.steps, "flops": result.flops, "seconds": seconds}
         if not all(self._set(number, name, value) for name, value in attrs.items()):
             return False
-        for step, loss in curve[:: max(1, len(curve) // _SHOWN)]:  # all of it is in `curve`: writes are slow
+        for step, loss in curve[:: max(1, len(curve) // _REPORTED_POINTS)]:  # all of it is in `curve`: writes are slow
             self.report({number: loss}, step)
         if result.status == "finished":
             return self._end(number, "COMPLETE", result.loss)
@@ -207,12 +211,12 @@ class Study:
 
     def results(self) -> list[Trial]:
         """Every trial that came to an end, by noise and learning rate, from the storage alone."""
-        found = [_result(trial) for trial in self.all() if fate(trial) in ("finished", "diverged", "pruned")]
-        return sorted(found, key=lambda trial: (trial.noise, trial.lr))
+        ended = [t for t in self.optuna_trials() if trial_state(t) in ("finished", "diverged", "pruned")]
+        return sorted(map(_result, ended), key=lambda trial: (trial.noise, trial.lr))
 
     def seconds(self) -> float:
         """Of training, over all workers."""
-        return math.fsum(trial.user_attrs.get("seconds", 0.0) for trial in self.all())
+        return math.fsum(trial.user_attrs.get("seconds", 0.0) for trial in self.optuna_trials())
 
     # ------------------------------------------------------------------------------------------- in the storage
 
@@ -245,8 +249,8 @@ class Study:
 # ------------------------------------------------------------------------------------------------ a trial of optuna's
 
 
-def fate(trial: FrozenTrial) -> Fate:
-    """What became of it so far; 'died' where its worker did, 'void' where it does not count."""
+def trial_state(trial: FrozenTrial) -> State:
+    """Its state as a sweep sees it; 'died' where its worker did, 'void' where it does not count."""
     state = trial.state.name
     if state == "FAIL":
         return "void" if "void" in trial.user_attrs else "died"
@@ -262,30 +266,30 @@ def cell_of(trial: FrozenTrial) -> Cell | None:
     return Cell(trial.params["lr"], trial.params["noise"]) if {"lr", "noise"} <= trial.params.keys() else None
 
 
-def _given_back(trial: FrozenTrial) -> bool:
-    return fate(trial) == "void" and trial.user_attrs["void"] == "given back"
+def _is_given_back(trial: FrozenTrial) -> bool:
+    return trial_state(trial) == "void" and trial.user_attrs["void"] == "given back"
 
 
 def _result(trial: FrozenTrial) -> Trial:
-    cell, known = cell_of(trial), trial.user_attrs
+    cell, attributes = cell_of(trial), trial.user_attrs
     assert cell is not None
-    status: Any = fate(trial)
+    status: Any = trial_state(trial)
     return Trial(
         cell.lr,
         cell.noise,
         status,
         trial.value if status == "finished" else None,
-        list(known.get("by_seed", [])),
-        [(int(step), float(loss)) for step, loss in known.get("curve", [])],
-        int(known.get("steps", 0)),
-        float(known.get("flops", 0.0)),
+        list(attributes.get("by_seed", [])),
+        [(int(step), float(loss)) for step, loss in attributes.get("curve", [])],
+        int(attributes.get("steps", 0)),
+        float(attributes.get("flops", 0.0)),
     )
 
 
 # ------------------------------------------------------------------------------------------------ what is searched
 
 
-def _row(space: Space, sampler: str, trials: int | None) -> list[Cell]:
+def _fixed_cells(space: Space, sampler: str, trials: int | None) -> list[Cell]:
     """Cells that are always trained: the whole grid; or, where cells are drawn, some of the zero-noise row."""
     if sampler == "grid":
         return space.cells
@@ -301,13 +305,13 @@ def _sampler(optuna: Any, name: str, seed: int, trials: int | None) -> Any:
     return optuna.samplers.RandomSampler(seed=seed)
 
 
-def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> str:
+def _first_difference(theirs: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> str:
     """The first thing in which two descriptions differ."""
     for name in sorted({*theirs, *ours}, key=lambda n: (n not in ("lrs", "noises"), n)):
         there, here = theirs.get(name), ours.get(name)
         if there == here:
             continue
         if isinstance(there, dict) and isinstance(here, dict):
-            return _difference(there, here, f"{prefix}{name}.")
+            return _first_difference(there, here, f"{prefix}{name}.")
         return f"{prefix}{name} is {json.dumps(there)} there and {json.dumps(here)} here"
     return "it differs"

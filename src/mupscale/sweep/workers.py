@@ -1,4 +1,4 @@
-"""Who works on a study, and who has died at it: every worker leaves a sign of life in the storage."""
+"""Which workers train a study's trials, and which of them died: each leaves a sign of life in the storage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from mupscale.sweep.study import Study, fate
+from mupscale.sweep.study import Study, trial_state
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -23,7 +23,7 @@ _PREFIX = "worker/"
 
 
 @dataclass
-class Sighting:
+class LastSeen:
     """Another worker's last sign of life, and when, by our own clock, it was a new one; None where none was found."""
 
     sign: dict[str, Any] | None
@@ -31,7 +31,7 @@ class Sighting:
 
 
 class Worker:
-    """This worker: signs of life in the background, and an eye on those of others.
+    """This worker: sends signs of life in the background, and watches those of others.
 
     Clocks of machines differ, so a worker is dead when its sign has not changed for the grace period by our clock; on
     the same machine a process that is gone is dead at once.
@@ -40,89 +40,92 @@ class Worker:
     def __init__(self, study: Study, grace: float = GRACE) -> None:
         self.study, self.grace = study, grace
         self.id = f"{platform.node() or 'worker'}-{os.getpid()}-{secrets.token_hex(3)}"
-        self.seen: dict[str, Sighting] = {}
+        self.seen: dict[str, LastSeen] = {}
         self.state = "works"
         self._beats = 0
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._live, name="sweep-heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._send_heartbeats, name="sweep-heartbeat", daemon=True)
 
     def __enter__(self) -> Worker:
-        for call in (self.sign, self.look):
+        for call in (self.send_heartbeat, self.read_heartbeats):
             self.study.storage.use(call)
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
         with suppress(Exception):  # a storage that is gone cannot be told
-            self.sign("paused" if self.state == "paused" else "left")
+            self.send_heartbeat("paused" if self.state == "paused" else "left")
 
-    def _live(self) -> None:
-        while not self._over.wait(min(5.0, self.grace / 6)):
+    def _send_heartbeats(self) -> None:
+        while not self._stopped.wait(min(5.0, self.grace / 6)):
             with suppress(Exception):  # the main thread meets the same trouble, and says so
-                self.sign()
-                self.look()
+                self.send_heartbeat()
+                self.read_heartbeats()
 
-    def sign(self, state: str = "works") -> None:
-        """A sign of life."""
+    def send_heartbeat(self, state: str = "works") -> None:
+        """Leave a sign of life in the storage."""
         self._beats += 1
-        sign = {"beat": self._beats, "time": time.time(), "place": here(), "pid": os.getpid(), "state": state}
+        sign = {"beat": self._beats, "time": time.time(), "place": machine_name(), "pid": os.getpid(), "state": state}
         self.study.storage.optuna.set_study_user_attr(self.study.id, _PREFIX + self.id, sign)
 
-    def look(self) -> None:
-        """Note who has given a new sign of life."""
+    def read_heartbeats(self) -> None:
+        """Read which workers have left a new sign of life."""
         attributes = self.study.storage.optuna.get_study_user_attrs(self.study.id)
         with self._lock:
             for name, sign in attributes.items():
                 who = name.removeprefix(_PREFIX)
                 if name.startswith(_PREFIX) and (who not in self.seen or self.seen[who].sign != sign):
-                    self.seen[who] = Sighting(sign)
+                    self.seen[who] = LastSeen(sign)
 
-    def at_work(self, who: str) -> bool:
-        """Whether a worker's last sign says that it works; one that nobody has seen may."""
+    def is_working(self, who: str) -> bool:
+        """Whether a worker's last sign says that it works; true of one without a sign."""
         with self._lock:
-            sighting = self.seen.get(who)
-        return sighting is None or sighting.sign is None or sighting.sign["state"] == "works"
+            last_seen = self.seen.get(who)
+        return last_seen is None or last_seen.sign is None or last_seen.sign["state"] == "works"
 
-    def others(self) -> int:
-        """How many other workers are alive; a trial whose worker is not noted yet has no sign, and is none."""
+    def count_others(self) -> int:
+        """How many other workers are alive, as far as their signs tell."""
         with self._lock:
-            seen = [sighting for who, sighting in self.seen.items() if who != self.id]
-        return sum(s.sign is not None and s.sign["state"] == "works" and not self._dead(s) for s in seen)
+            seen = [last_seen for who, last_seen in self.seen.items() if who != self.id]
+        return sum(s.sign is not None and s.sign["state"] == "works" and not self._is_dead(s) for s in seen)
 
-    def bury(self) -> int:
+    def end_abandoned_trials(self) -> int:
         """End the trials of workers that died, and of those that were interrupted and did not come back."""
-        self.study.storage.use(self.look)
-        found = 0
-        for trial in self.study.all():
-            if fate(trial) != "running" or trial.user_attrs.get("worker") == self.id:
+        self.study.storage.use(self.read_heartbeats)
+        count = 0
+        for trial in self.study.optuna_trials():
+            if trial_state(trial) != "running" or trial.user_attrs.get("worker") == self.id:
                 continue
-            last = self._last(trial)
-            if not self._dead(last):
+            last = self._last_seen(trial)
+            if not self._is_dead(last):
                 continue
             paused = last.sign is not None and last.sign["state"] == "paused"
-            end = self.study.make_void(trial.number, "given back") if paused else self.study.fail(trial.number)
-            found += end
-        return found
+            ended = self.study.make_void(trial.number, "given back") if paused else self.study.mark_dead(trial.number)
+            count += ended
+        return count
 
-    def _last(self, trial: FrozenTrial) -> Sighting:
+    def _last_seen(self, trial: FrozenTrial) -> LastSeen:
         """The last sign of a trial's worker; one that died before it could sign is known by the trial alone."""
         who = trial.user_attrs.get("worker", f"trial {trial.number}")
         with self._lock:
-            return self.seen.setdefault(who, Sighting(None))
+            return self.seen.setdefault(who, LastSeen(None))
 
-    def _dead(self, last: Sighting) -> bool:
+    def _is_dead(self, last: LastSeen) -> bool:
         sign = last.sign
-        if sign is not None and sign["state"] == "left":
-            return True
-        if sign is not None and sign["state"] == "works" and sign["place"] == here() and not is_alive(sign["pid"]):
+        if sign is not None and (sign["state"] == "left" or _has_vanished(sign)):
             return True
         return time.monotonic() - last.since > self.grace
 
 
-def is_alive(pid: int) -> bool:
+def _has_vanished(sign: dict[str, Any]) -> bool:
+    """Whether a worker of this machine says that it works, and its process is gone."""
+    return sign["state"] == "works" and sign["place"] == machine_name() and not is_process_alive(sign["pid"])
+
+
+def is_process_alive(pid: int) -> bool:
     """Whether a process of this machine still runs; yes where one cannot ask without ending it (Windows)."""
     if os.name == "nt":
         return True
@@ -136,8 +139,8 @@ def is_alive(pid: int) -> bool:
     return state != ["Z"]  # dead, but its parent has not looked yet
 
 
-def here() -> str:
-    """This machine, as far as process numbers mean the same."""
+def machine_name() -> str:
+    """This machine, and the process namespace in it: where process numbers mean the same."""
     space = ""
     with suppress(OSError):
         space = os.readlink("/proc/self/ns/pid")

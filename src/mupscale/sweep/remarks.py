@@ -1,4 +1,4 @@
-"""What a finished sweep says beside its optimum: edges of the grid, divergence, zero noise, trials that were lost."""
+"""What to know of a finished sweep beside its optimum: edges of the grid, divergence, zero noise, lost trials."""
 
 from __future__ import annotations
 
@@ -11,18 +11,29 @@ CLOSE = 0.01
 """A loss within this part of another is close to it, where one seed alone cannot tell the spread."""
 
 
-def findings(sweep: Sweep) -> list[str]:
-    """Sentences, those that matter most first."""
-    finished = [trial for trial in sweep.trials if trial.loss is not None and trial.status == "finished"]
-    if not finished:
-        return _lost(sweep)
+def sweep_remarks(sweep: Sweep) -> list[str]:
+    """What a person should know before they trust the optimum: sentences, those that matter most first.
+
+    >>> from mupscale.sweep import Space, Sweep, Trial, sweep_remarks
+    >>> losses = {0.1: 1.5, 0.2: 1.2}
+    >>> trials = [Trial(lr, 0.0, "finished", loss) for lr, loss in losses.items()]
+    >>> sweep_remarks(Sweep("sweep-1-width-64", 64, None, Space((0.1, 0.2)), trials))
+    ['the best learning rate, 0.2, is the largest tried: try 0.2, 0.4, 0.8']
+    """
+    if not sweep.finished:
+        return _lost_trials(sweep)
     best = sweep.best
-    said = [*_zero_noise(sweep, best), *_brink(sweep, best), *_edges(sweep.space, best), *_zero_edge(sweep, best)]
-    return [*said, *_lost(sweep)]
+    return [
+        *_zero_noise(sweep, best),
+        *_near_divergence(sweep, best),
+        *_edges(sweep.space, best),
+        *_edges_without_noise(sweep, best),
+        *_lost_trials(sweep),
+    ]
 
 
-def neighbours(space: Space, a: Cell, b: Cell) -> int:
-    """Grid steps between two cells: the larger of those in learning rate and in noise. 1 or less: neighbours."""
+def grid_distance(space: Space, a: Cell, b: Cell) -> int:
+    """Grid steps between two cells: the larger of those in learning rate and in noise. 1 or less: grid_distance."""
     rates = abs(_nearest(space.lrs, a.lr) - _nearest(space.lrs, b.lr))
     noises = abs(_nearest(space.noises, a.noise) - _nearest(space.noises, b.noise))
     return max(rates, noises)
@@ -49,22 +60,21 @@ def _zero_noise(sweep: Sweep, best: Trial) -> list[str]:
     return []
 
 
-def _brink(sweep: Sweep, best: Trial) -> list[str]:
+def _near_divergence(sweep: Sweep, best: Trial) -> list[str]:
     """The optimum a grid step away from a trial that diverged: another seed, or a wider model, may diverge there."""
     beyond = _diverged_beside(sweep, best)
     if beyond is None:
         return []
-    said = (
-        f"the best trial is close to one that diverged ({_told(sweep, beyond)}): with other seeds or widths it may, too"
-    )
-    safe = [t for t in sweep.trials if t.status == "finished" and t.loss is not None and not _diverged_beside(sweep, t)]
+    diverged = _describe(sweep, beyond)
+    remark = f"the best trial is close to one that diverged ({diverged}): with other seeds or widths it may, too"
+    safe = [trial for trial in sweep.finished if not _diverged_beside(sweep, trial)]
     if not safe:
-        return [said]
+        return [remark]
     other = min(safe, key=_loss)
-    return [f"{said}; the best that is not, {_told(sweep, other)}, has {_loss(other):.4g}"]
+    return [f"{remark}; the best that is not, {_describe(sweep, other)}, has {_loss(other):.4g}"]
 
 
-def _told(sweep: Sweep, trial: Trial) -> str:
+def _describe(sweep: Sweep, trial: Trial) -> str:
     noise = f" and noise {trial.noise:.3g}" if len(sweep.space.noises) > 1 else ""
     return f"learning rate {trial.lr:.3g}{noise}"
 
@@ -83,31 +93,31 @@ def _diverged_beside(sweep: Sweep, trial: Trial) -> Trial | None:
 
 def _edges(space: Space, best: Trial) -> list[str]:
     """The optimum on the edge of the grid, and the range to try next in the grid's own ratio."""
-    found = []
+    remarks = []
     if len(space.lrs) > 1:
         at = _nearest(space.lrs, best.lr)
         if at == 0:
             further = _further(space.lrs[0], space.lrs[0] / space.lrs[1])[::-1]
-            found.append(_edge("learning rate", best.lr, "smallest", space.lrs[0], further))
+            remarks.append(_edge("learning rate", best.lr, "smallest", space.lrs[0], further))
         if at == len(space.lrs) - 1:
             further = _further(space.lrs[-1], space.lrs[-1] / space.lrs[-2])
-            found.append(_edge("learning rate", best.lr, "largest", space.lrs[-1], further))
+            remarks.append(_edge("learning rate", best.lr, "largest", space.lrs[-1], further))
     if len(space.noises) > 1 and _nearest(space.noises, best.noise) == len(space.noises) - 1:
         below = space.noises[-2]
         further = _further(space.noises[-1], space.noises[-1] / below if below else 2.0)
-        found.append(_edge("noise", best.noise, "largest", space.noises[-1], further))
-    return found
+        remarks.append(_edge("noise", best.noise, "largest", space.noises[-1], further))
+    return remarks
 
 
-def _zero_edge(sweep: Sweep, best: Trial) -> list[str]:
+def _edges_without_noise(sweep: Sweep, best: Trial) -> list[str]:
     """The same of the best trial without noise, whose learning rate baselines have; where losses are not flat there."""
     zero = sweep.best_without_noise
     if zero is None or zero.lr == best.lr:  # said already
         return []
-    others = [_loss(t) for t in sweep.trials if t.noise == 0 and t.status == "finished" and t.lr != zero.lr]
+    others = [_loss(trial) for trial in sweep.finished if trial.noise == 0 and trial.lr != zero.lr]
     if others and min(others) - _loss(zero) < CLOSE * abs(_loss(zero)):
         return []
-    return [f"without noise, {said}" for said in _edges(Space(sweep.space.lrs), zero)]
+    return [f"without noise, {remark}" for remark in _edges(Space(sweep.space.lrs), zero)]
 
 
 def _edge(what: str, best: float, which: str, edge: float, further: list[float]) -> str:
@@ -120,14 +130,11 @@ def _further(edge: float, ratio: float) -> list[float]:
     return [edge * ratio**i for i in range(3)]
 
 
-def _lost(sweep: Sweep) -> list[str]:
+def _lost_trials(sweep: Sweep) -> list[str]:
     """How many trials did not come to their end."""
-    said: list[tuple[Status, str]] = [("diverged", "diverged"), ("pruned", "stopped early by pruning")]
-    found = []
-    for status, how in said:
-        if count := sum(trial.status == status for trial in sweep.trials):
-            found.append(f"{count} of {len(sweep.trials)} trials {how}")
-    return found
+    statuses: list[tuple[Status, str]] = [("diverged", "diverged"), ("pruned", "stopped early by pruning")]
+    counts = [(sum(trial.status == status for trial in sweep.trials), how) for status, how in statuses]
+    return [f"{count} of {len(sweep.trials)} trials {how}" for count, how in counts if count]
 
 
 def _nearest(values: Sequence[float], value: float) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mupscale.sweep.findings import findings, neighbours
+from mupscale.sweep.remarks import grid_distance, sweep_remarks
 from mupscale.sweep.space import Cell, Space, Sweep, Trial
 
 LRS, NOISES = (0.1, 0.2, 0.4), (0.5, 1.0, 2.0, 4.0)
@@ -44,7 +44,7 @@ def bowl(best_lr: float, best_noise: float, height: float = 1.0) -> Callable[[fl
 
 
 def test_an_optimum_inside_the_grid_has_nothing_to_be_said() -> None:
-    assert findings(sweep(bowl(0.2, 1.0))) == []
+    assert sweep_remarks(sweep(bowl(0.2, 1.0))) == []
 
 
 @pytest.mark.parametrize(
@@ -56,56 +56,56 @@ def test_an_optimum_inside_the_grid_has_nothing_to_be_said() -> None:
     ],
 )
 def test_each_edge_is_named_with_the_range_to_try_next(lr: float, noise: float, said: str) -> None:
-    assert findings(sweep(bowl(lr, noise))) == [said]
+    assert sweep_remarks(sweep(bowl(lr, noise))) == [said]
 
 
 def test_both_edges_of_a_corner_are_named() -> None:
-    assert len(findings(sweep(bowl(0.4, 4.0)))) == 2
+    assert len(sweep_remarks(sweep(bowl(0.4, 4.0)))) == 2
 
 
 def test_the_range_goes_on_in_the_ratio_at_that_edge() -> None:
-    (said,) = findings(sweep(bowl(3.0, 1.0), lrs=(0.1, 1.0, 3.0)))
+    (said,) = sweep_remarks(sweep(bowl(3.0, 1.0), lrs=(0.1, 1.0, 3.0)))
     assert said.endswith("try 3, 9, 27")
 
 
 def test_the_smallest_noise_above_zero_is_no_edge_since_zero_is_beyond_it() -> None:
-    assert findings(sweep(bowl(0.2, 0.5))) == []
+    assert sweep_remarks(sweep(bowl(0.2, 0.5))) == []
 
 
 def test_grids_of_one_value_have_no_edges() -> None:
-    assert findings(sweep(bowl(0.2, 0.0), lrs=(0.2,), noises=())) == []
+    assert sweep_remarks(sweep(bowl(0.2, 0.0), lrs=(0.2,), noises=())) == []
 
 
 def test_a_single_noise_level_beside_zero_goes_on_by_twos() -> None:
-    (said,) = findings(sweep(bowl(0.2, 3.0), noises=(3.0,)))
+    (said,) = sweep_remarks(sweep(bowl(0.2, 3.0), noises=(3.0,)))
     assert said == "the best noise, 3, is the largest tried: try 3, 6, 12"
 
 
 def test_values_off_the_grid_belong_to_the_nearest_edge() -> None:
     found = Sweep("s", 128, 64, Space(LRS, NOISES), [Trial(0.37, 1.1, "finished", 1.0)], sampler="tpe")
-    assert findings(found) == [
+    assert sweep_remarks(found) == [
         "the best learning rate, 0.37, lies next to 0.4, the largest tried: try 0.4, 0.8, 1.6",
     ]
 
 
 def test_a_sweep_that_selects_zero_noise_says_that_upscaling_does_not_pay() -> None:
-    (said,) = findings(sweep(bowl(0.2, 0.0)))
+    (said,) = sweep_remarks(sweep(bowl(0.2, 0.0)))
     assert "upscaling does not pay here: training on without new capacity is best" in said
 
 
 def test_a_sweep_of_learning_rates_alone_says_nothing_of_noise() -> None:
-    assert findings(sweep(bowl(0.2, 0.0), noises=())) == []
+    assert sweep_remarks(sweep(bowl(0.2, 0.0), noises=())) == []
 
 
 @pytest.mark.parametrize(("spread", "told"), [(0.06, True), (0.04, False)])
 def test_zero_noise_within_the_spread_between_seeds_is_told(spread: float, told: bool) -> None:
-    found = findings(sweep(lambda lr, noise: _near_zero(lr, noise, 0.05), spread=spread, seeds=2))
+    found = sweep_remarks(sweep(lambda lr, noise: _near_zero(lr, noise, 0.05), spread=spread, seeds=2))
     assert [("within the spread between seeds" in said) for said in found] == [True] * told
 
 
 @pytest.mark.parametrize(("gap", "told"), [(0.009, True), (0.011, False)])
 def test_with_one_seed_a_small_difference_is_called_unknown(gap: float, told: bool) -> None:
-    found = findings(sweep(lambda lr, noise: _near_zero(lr, noise, gap)))
+    found = sweep_remarks(sweep(lambda lr, noise: _near_zero(lr, noise, gap)))
     assert [("with one seed the spread between seeds is unknown" in said) for said in found] == [True] * told
 
 
@@ -118,9 +118,12 @@ def _near_zero(lr: float, noise: float, gap: float) -> float:
 )
 def test_the_edge_of_the_row_without_noise_is_named_too(at: float, said: str) -> None:
     """Baselines are trained with its learning rate."""
-    (found,) = findings(sweep(lambda lr, noise: 5 + abs(lr - at) if noise == 0 else bowl(0.2, 1.0)(lr, noise)))
+    (found,) = sweep_remarks(sweep(lambda lr, noise: 5 + abs(lr - at) if noise == 0 else bowl(0.2, 1.0)(lr, noise)))
     assert found.startswith(f"without noise, the best learning rate, {at}, is {said}")
-    assert findings(sweep(lambda lr, noise: 5 + 0.1 * abs(lr - at) if noise == 0 else bowl(0.2, 1.0)(lr, noise))) == []
+    assert (
+        sweep_remarks(sweep(lambda lr, noise: 5 + 0.1 * abs(lr - at) if noise == 0 else bowl(0.2, 1.0)(lr, noise)))
+        == []
+    )
 
 
 def test_lost_trials_are_counted() -> None:
@@ -129,13 +132,13 @@ def test_lost_trials_are_counted() -> None:
             return math.inf
         return None if noise == 4.0 else bowl(0.2, 1.0)(lr, noise)
 
-    assert findings(sweep(loss))[1:] == ["5 of 15 trials diverged", "2 of 15 trials stopped early by pruning"]
+    assert sweep_remarks(sweep(loss))[1:] == ["5 of 15 trials diverged", "2 of 15 trials stopped early by pruning"]
 
 
 @pytest.mark.parametrize("beyond", [(0.4, 1.0), (0.2, 2.0)])
 def test_an_optimum_beside_divergence_is_told_with_the_best_that_is_not(beyond: tuple[float, float]) -> None:
     found = sweep(lambda lr, noise: math.inf if (lr, noise) == beyond else bowl(0.2, 1.0)(lr, noise))
-    assert findings(found) == [
+    assert sweep_remarks(found) == [
         f"the best trial is close to one that diverged (learning rate {beyond[0]:g} and noise {beyond[1]:g}): with "
         f"other seeds or widths it may, too; the best that is not, learning rate 0.2 and noise 0.5, has 2",
         "1 of 15 trials diverged",
@@ -145,35 +148,35 @@ def test_an_optimum_beside_divergence_is_told_with_the_best_that_is_not(beyond: 
 @pytest.mark.parametrize("away", [(0.4, 2.0), (0.1, 1.0), (0.2, 0.5), (0.4, 0.0)])
 def test_divergence_elsewhere_is_only_counted(away: tuple[float, float]) -> None:
     found = sweep(lambda lr, noise: math.inf if (lr, noise) == away else bowl(0.2, 1.0)(lr, noise))
-    assert findings(found) == ["1 of 15 trials diverged"]
+    assert sweep_remarks(found) == ["1 of 15 trials diverged"]
 
 
 def test_where_all_that_finished_lie_beside_divergence_there_is_no_other_to_name() -> None:
     found = sweep(lambda lr, noise: 1.0 if lr == 0.1 else math.inf, lrs=(0.1, 0.2), noises=())
-    assert findings(found)[0] == (
+    assert sweep_remarks(found)[0] == (
         "the best trial is close to one that diverged (learning rate 0.2): with other seeds or widths it may, too"
     )
 
 
 def test_without_noise_divergence_with_noise_does_not_matter() -> None:
-    found = findings(sweep(lambda lr, noise: math.inf if (lr, noise) == (0.2, 0.5) else bowl(0.2, 0.0)(lr, noise)))
+    found = sweep_remarks(sweep(lambda lr, noise: math.inf if (lr, noise) == (0.2, 0.5) else bowl(0.2, 0.0)(lr, noise)))
     assert not any("close to one" in said for said in found)
 
 
 @pytest.mark.parametrize(("lr", "told"), [(0.21, True), (0.18, False)])
 def test_samplers_may_find_divergence_nearer_than_a_grid_step(lr: float, told: bool) -> None:
     trials = [Trial(0.19, 1.0, "finished", 1.0), Trial(lr, 1.0, "diverged", None)]
-    found = findings(Sweep("s", 128, 64, Space(LRS, NOISES), trials, sampler="tpe"))
+    found = sweep_remarks(Sweep("s", 128, 64, Space(LRS, NOISES), trials, sampler="tpe"))
     assert any("close to one that diverged" in said for said in found) == told
 
 
 def test_if_everything_diverged_that_is_all_there_is_to_say() -> None:
-    assert findings(sweep(lambda lr, noise: math.inf)) == ["15 of 15 trials diverged"]
+    assert sweep_remarks(sweep(lambda lr, noise: math.inf)) == ["15 of 15 trials diverged"]
 
 
 def test_neighbours_counts_grid_steps() -> None:
     space = Space(LRS, NOISES)
-    assert neighbours(space, Cell(0.1, 0.0), Cell(0.1, 0.0)) == 0
-    assert neighbours(space, Cell(0.1, 0.0), Cell(0.2, 0.5)) == 1
-    assert neighbours(space, Cell(0.1, 4.0), Cell(0.4, 2.0)) == 2
-    assert neighbours(space, Cell(0.2, 4.0), Cell(0.2, 0.0)) == 4
+    assert grid_distance(space, Cell(0.1, 0.0), Cell(0.1, 0.0)) == 0
+    assert grid_distance(space, Cell(0.1, 0.0), Cell(0.2, 0.5)) == 1
+    assert grid_distance(space, Cell(0.1, 4.0), Cell(0.4, 2.0)) == 2
+    assert grid_distance(space, Cell(0.2, 4.0), Cell(0.2, 0.0)) == 4

@@ -1,0 +1,110 @@
+"""Trials that one worker trains at once, and the files from which they go on after an interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from mupscale.sweep.space import Cell, Trial
+from mupscale.sweep.study import Study, TakenTrial
+from mupscale.sweep.workers import Worker, is_process_alive, machine_name
+from mupscale.system import MupscaleError, replace_text
+
+
+class TrialBatch:
+    """Trials that are trained at once; with a folder, also a file that describes them and the file of their stack.
+
+    own: the numbers of those that are still this worker's. results: once they are trained. stored: whether the
+    storage has the results.
+    """
+
+    def __init__(self, study: str, me: Worker, trials: Sequence[TakenTrial], folder: Path | None) -> None:
+        self.study, self.worker, self.trials = study, me.id, list(trials)
+        self.path = None if folder is None else folder / f"{study}.{me.id}.batch.json"
+        self.stack = None if folder is None else folder / f"{study}.{me.id}.stack.safetensors"
+        self.own = {trial.number for trial in trials}
+        self.results: list[Trial] | None = None
+        self.seconds, self.stored = 0.0, False
+
+    def begin(self) -> None:
+        """Write which trials are about to be trained."""
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._write()
+
+    def finish(self, results: list[Trial]) -> None:
+        """Write the results, before they go to the storage: it may be out of reach."""
+        self.results = results
+        with suppress(MupscaleError):  # a full disk: the storage may yet be elsewhere
+            self._write()
+
+    def remove_files(self) -> None:
+        """Remove the files: the storage has the results, or the trials are free again."""
+        for path in (self.path, self.stack):
+            if path is not None:
+                path.unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        if self.path is None or self.stack is None:
+            return
+        values = {
+            "study": self.study,
+            "worker": self.worker,
+            "place": machine_name(),
+            "pid": os.getpid(),
+            "trials": [[trial.number, *trial.cell] for trial in self.trials],
+            "stack": self.stack.name,
+            "results": None if self.results is None else [asdict(result) for result in self.results],
+            "seconds": self.seconds,
+        }
+        try:
+            replace_text(self.path, json.dumps(values) + "\n")
+        except OSError as error:
+            raise MupscaleError(f"{self.path} cannot be written: {error.strerror or error}; free some space") from None
+
+    @classmethod
+    def read(cls, path: Path, me: Worker) -> TrialBatch | None:
+        """A batch that an earlier worker left; None if the file cannot be read, or the worker is still at work."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            trials = [TakenTrial(int(number), Cell(float(lr), float(noise))) for number, lr, noise in values["trials"]]
+            batch = cls(str(values["study"]), me, trials, path.parent)
+            batch.stack = path.parent / Path(str(values["stack"])).name
+            if values["results"] is not None:
+                batch.results = [Trial.from_json(result) for result in values["results"]]
+            batch.seconds, batch.worker = float(values["seconds"]), str(values["worker"])
+            same_machine = values["place"] == machine_name()
+            working = same_machine and is_process_alive(int(values["pid"])) and me.is_working(batch.worker)
+            return None if working else batch
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def adopt_batches(folder: Path | None, study: Study, me: Worker, worker: bool) -> Iterator[TrialBatch]:
+    """Take over batches that workers of this folder could not finish: those with a stack to go on from, or results.
+
+    Trials without either are begun anew. For one worker among many that is once, as for any whose worker died; but a
+    sweep that somebody runs alone, and starts again, was as likely stopped by hand: it may be so any number of times.
+    """
+    for path in sorted(folder.glob(f"{study.name}.*.batch.json")) if folder is not None else []:
+        batch = TrialBatch.read(path, me)
+        if batch is None or batch.study != study.name or batch.path is None or batch.stack is None:
+            continue
+        if batch.results is None and not batch.stack.exists():
+            for number in () if worker else sorted(study.take_over(batch.trials, me.id)):
+                study.make_void(number, "given back")
+            path.unlink(missing_ok=True)
+            continue
+        try:
+            path.rename(batch.path)  # of several workers that start at once, one succeeds
+        except FileNotFoundError:
+            continue
+        batch.worker, batch.own = me.id, study.take_over(batch.trials, me.id)
+        if batch.own:
+            yield batch
+        else:
+            batch.remove_files()
