@@ -36,24 +36,23 @@ SPACE = Space((0.001, 0.01, 0.1), (0.0, 1.0))
 STEPS = 40
 
 
-class Sleepy(Rows):
-    """Data that is, where a process is told so, slow enough for it to be stopped in the middle."""
+class Held(Rows):
+    """Data at which processes may be held in the middle."""
 
     meet: Any = None  # a barrier at which processes wait for each other, once, when each has begun to train
 
     def examples(self, rows: Tensor) -> Batch:
-        """Some rows, after a while."""
-        if Sleepy.meet is not None and len(rows) > 1:
-            Sleepy.meet.wait(DEADLINE)
-            Sleepy.meet = None
-        time.sleep(float(os.environ.get("SLEEP", "0")))
+        """Some rows, when all are there."""
+        if Held.meet is not None and len(rows) > 1:
+            Held.meet.wait(DEADLINE)
+            Held.meet = None
         return super().examples(rows)
 
 
 def recipes(cell: Cell) -> list[Recipe]:
     """Two seeds of a cell."""
     made = Spec(ADAMW.class_path, {**ADAMW.init_args, "lr": cell.lr})
-    data = Spec("test_workers.Sleepy")
+    data = Spec("test_workers.Held")
     return [recipe(data=data, optimizer=made, steps=STEPS, seeds=Seeds(init=seed)) for seed in range(2)]
 
 
@@ -72,11 +71,10 @@ class Process:
         output: Path,
         start: Any = None,
         prepare: Callable[[], object] | None = None,
-        sleep: float = 0.0,
         **options: Any,
     ) -> None:
         self.output = output
-        args = (work, place, output, start, prepare, sleep, options)
+        args = (work, place, output, start, prepare, options)
         self.process = small_runs._PROCESSES.Process(target=_act, args=args)
         self.process.start()
 
@@ -98,19 +96,16 @@ class Process:
         return Sweep.from_json(json.loads(self.said().splitlines()[-1]))
 
 
-def _act(
-    work: SweepJob, place: str, output: Path, start: Any, prepare: Any, sleep: float, options: dict[str, Any]
-) -> None:
+def _act(work: SweepJob, place: str, output: Path, start: Any, prepare: Any, options: dict[str, Any]) -> None:
     target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(target, stream)
     torch.set_num_threads(1)
-    os.environ["SLEEP"] = str(sleep)
     if prepare is not None:
         prepare()
     if start is not None:
         start.wait(DEADLINE)
-        Sleepy.meet = start
+        Held.meet = start
     try:
         print(json.dumps(run_sweep(work, place, **options).to_json()), flush=True)
     except MupscaleError as error:
@@ -138,10 +133,13 @@ def until(condition: Callable[[], bool], seconds: float = DEADLINE) -> None:
         time.sleep(0.05)
 
 
-def until_it_trains(start: Any) -> None:
-    """Until a process that shares this barrier with us has its first batch in hand."""
-    start.wait(DEADLINE)
-    start.wait(DEADLINE)
+def held(work: Task, place: str, output: Path, **options: Any) -> tuple[Process, Any]:
+    """A worker that has begun to train, and waits in its first batch until we wait at its barrier, too."""
+    barrier = small_runs._PROCESSES.Barrier(2)
+    worker = Process(work, place, output, barrier, **options)
+    barrier.wait(DEADLINE)
+    until(lambda: barrier.n_waiting == 1)
+    return worker, barrier
 
 
 def busy(place: str, count: int) -> Callable[[], bool]:
@@ -277,8 +275,8 @@ def _take_all(place: str, space: Space, output: Path, start: Any) -> None:
 
 
 def test_a_worker_killed_in_the_middle(place: str, alone: Sweep, tmp_path: Path) -> None:
-    worker = Process(task(), place, tmp_path / "log", sleep=0.5)
-    until(busy(place, len(SPACE.cells)))
+    worker, _ = held(task(), place, tmp_path / "log")
+    assert busy(place, len(SPACE.cells))()
     worker.signal(signal.SIGKILL)
     worker.wait()
     said: list[str] = []
@@ -295,9 +293,7 @@ def test_a_worker_killed_in_the_middle(place: str, alone: Sweep, tmp_path: Path)
 def test_a_worker_killed_twice_at_its_trials_leaves_them(tmp_path: Path) -> None:
     place, one = f"{tmp_path}/study.db", Space((0.1,))
     for attempt in range(2):
-        start = small_runs._PROCESSES.Barrier(2)
-        worker = Process(task(space=one), place, tmp_path / f"{attempt}.log", start, sleep=0.5)
-        until_it_trains(start)
+        worker, _ = held(task(space=one), place, tmp_path / f"{attempt}.log")
         assert len(trials(place)) == attempt + 1
         worker.signal(signal.SIGKILL)
         worker.wait()
@@ -329,8 +325,8 @@ def test_a_storage_that_is_gone_where_work_begins_is_said_in_a_sentence(tmp_path
 
 def test_the_living_notice_a_death_and_take_over(alone: Sweep, tmp_path: Path) -> None:
     place = f"{tmp_path}/study.db"
-    first = Process(task(), place, tmp_path / "first.log", at_once=3, sleep=0.5)
-    until(busy(place, 3))
+    first, _ = held(task(), place, tmp_path / "first.log", at_once=3)
+    assert busy(place, 3)()
     second = Process(task(), place, tmp_path / "second.log")
     until(lambda: "waiting for 3 trials" in second.said())
     first.signal(signal.SIGKILL)
@@ -339,13 +335,14 @@ def test_the_living_notice_a_death_and_take_over(alone: Sweep, tmp_path: Path) -
 
 def test_a_worker_that_comes_back_after_it_was_given_up(alone: Sweep, tmp_path: Path) -> None:
     place = f"{tmp_path}/study.db"
-    slow = Process(task(), place, tmp_path / "slow.log", grace=1.0, sleep=0.1)
-    until(busy(place, len(SPACE.cells)))
+    slow, barrier = held(task(), place, tmp_path / "slow.log", grace=1.0)
+    assert busy(place, len(SPACE.cells))()
     slow.signal(signal.SIGSTOP)
     try:
         assert_same(run_sweep(task(), place, grace=1.0, note=silent), alone)
     finally:
         slow.signal(signal.SIGCONT)
+    barrier.wait(DEADLINE)
     assert_same(slow.result(), alone)
     assert "6 of 6 trials had been given to another worker" in slow.said()
     assert fates(place).count("finished") == len(SPACE.cells)
@@ -357,10 +354,9 @@ def test_a_worker_that_comes_back_after_it_was_given_up(alone: Sweep, tmp_path: 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_worker_goes_on_where_it_was(number: int, alone: Sweep, tmp_path: Path) -> None:
     place, folder = f"{tmp_path}/study.db", tmp_path / "run"
-    start = small_runs._PROCESSES.Barrier(2)
-    worker = Process(task(), place, tmp_path / "log", start, folder=folder, sleep=0.2)
-    until_it_trains(start)
+    worker, barrier = held(task(), place, tmp_path / "log", folder=folder)
     worker.signal(number)
+    barrier.wait(DEADLINE)
     assert "error: interrupted after step" in worker.wait()
     assert len(list(folder.glob("s.*.batch.json"))) == len(list(folder.glob("s.*.stack.safetensors"))) == 1
     assert fates(place) == ["running"] * len(SPACE.cells)
@@ -391,9 +387,9 @@ def test_a_sweep_interrupted_in_a_notebook_goes_on_in_it(alone: Sweep, tmp_path:
 
 def test_an_interrupted_worker_without_a_folder_gives_its_trials_back(alone: Sweep, tmp_path: Path) -> None:
     place = f"{tmp_path}/study.db"
-    worker = Process(task(), place, tmp_path / "log", sleep=0.5)
-    until(busy(place, len(SPACE.cells)))
+    worker, barrier = held(task(), place, tmp_path / "log")
     worker.signal(signal.SIGTERM)
+    barrier.wait(DEADLINE)
     assert "error: interrupted" in worker.wait()
     assert fates(place) == ["void"] * len(SPACE.cells)
     assert_same(run_sweep(task(), place, note=silent), alone)
@@ -402,9 +398,9 @@ def test_an_interrupted_worker_without_a_folder_gives_its_trials_back(alone: Swe
 
 def test_an_interrupted_worker_that_stays_away_is_replaced(alone: Sweep, tmp_path: Path) -> None:
     place, folder = f"{tmp_path}/study.db", tmp_path / "run"
-    worker = Process(task(), place, tmp_path / "log", folder=folder, sleep=0.5)
-    until(busy(place, len(SPACE.cells)))
+    worker, barrier = held(task(), place, tmp_path / "log", folder=folder)
     worker.signal(signal.SIGINT)
+    barrier.wait(DEADLINE)
     worker.wait()
     assert_same(run_sweep(task(), place, grace=1.0, note=silent), alone)  # another machine: it does not see the folder
     assert fates(place).count("died") == 0
@@ -457,9 +453,9 @@ def _finished(place: str) -> list[tuple[int, float]]:
 
 def test_a_server_that_goes_away_in_the_middle(server: Server, alone: Sweep, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    worker = Process(task(), server.url, tmp_path / "log", folder=folder, patience=1.0, sleep=0.1)
-    until(busy(server.url, len(SPACE.cells)))
+    worker, barrier = held(task(), server.url, tmp_path / "log", folder=folder, patience=1.0)
     server.stop()
+    barrier.wait(DEADLINE)
     said = worker.wait()
     assert "Traceback" not in said
     assert "error: the study's storage postgresql://mupscale@/postgres" in said
@@ -470,9 +466,9 @@ def test_a_server_that_goes_away_in_the_middle(server: Server, alone: Sweep, tmp
 
 
 def test_a_server_that_restarts_is_waited_for(server: Server, alone: Sweep, tmp_path: Path) -> None:
-    worker = Process(task(), server.url, tmp_path / "log", patience=DEADLINE, sleep=0.1)
-    until(busy(server.url, len(SPACE.cells)))
+    worker, barrier = held(task(), server.url, tmp_path / "log", patience=DEADLINE)
     server.stop()
+    barrier.wait(DEADLINE)
     time.sleep(2.0)
     server.start()
     assert_same(worker.result(), alone)

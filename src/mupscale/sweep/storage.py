@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,6 +70,7 @@ def _open(place: str, patience: float) -> BaseStorage:
             if attempt == 4 or not _is_already_there(error):
                 raise
             time.sleep(0.1 * (attempt + 1))
+    weakref.finalize(database, database.engine.dispose)  # connections would warn that nobody closed them
     if database.engine.dialect.name == "sqlite":
         _serialize_transactions(database.engine)
     return optuna.storages.get_storage(database)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -192,9 +194,17 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     return content
 
 
+class _TemporaryFolder:
+    """Removed with the last reference to it, without the warning that a TemporaryDirectory gives then."""
+
+    def __init__(self) -> None:
+        self.name = tempfile.mkdtemp(prefix="mupscale-")
+        weakref.finalize(self, shutil.rmtree, self.name, ignore_errors=True)
+
+
 def _convert(path: Path, resources: list[object]) -> dict[str, StoredTensor]:
     """The whole file is in memory for a moment, as old formats want it; afterwards it lies on the disk."""
-    folder = tempfile.TemporaryDirectory(prefix="mupscale-")
+    folder = _TemporaryFolder()
     resources.append(folder)
     converted, content = Path(folder.name) / "converted.safetensors", _state_dict(path)
     first, _ = make_header({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in content.items()})
