@@ -133,7 +133,7 @@ def until(condition: Callable[[], bool], seconds: float = DEADLINE) -> None:
         time.sleep(0.05)
 
 
-def held(work: Task, place: str, output: Path, **options: Any) -> tuple[Process, Any]:
+def held(work: SweepJob, place: str, output: Path, **options: Any) -> tuple[Process, Any]:
     """A worker that has begun to train, and waits in its first batch until we wait at its barrier, too."""
     barrier = small_runs._PROCESSES.Barrier(2)
     worker = Process(work, place, output, barrier, **options)
