@@ -1,7 +1,7 @@
 """mupscale: widen a trained network exactly, perturb it, and train on; μP for any PyTorch model.
 
 Widths → axes and roles → rules → plan → everything else. See `Family` for training at any width and `plan`,
-`widen`, `param_groups` for a bare pair of modules.
+`widen`, `param_groups` for a bare pair of modules. docs/where-things-are.md tells what lives in which folder.
 """
 
 from mupscale.checkpoint import load, save
@@ -9,45 +9,17 @@ from mupscale.checks import coord_check, verify
 from mupscale.core import Axis, Entry, Plan, Role, Rule, expand
 from mupscale.family import Family
 from mupscale.growth import GaussianNoise, SignalNoise, perturb, upscale, widen, widen_optimizer
-from mupscale.optim import (
-    clip_grad_norm_,
-    make_optimizer,
-    param_groups,
-    per_group,
-    register_optimizer,
-    widen_scheduler,
-)
+from mupscale.optim import clip_grad_norm_, make_optimizer, param_groups, per_group, register_optimizer, widen_scheduler
 from mupscale.planning import plan, register_roles
 from mupscale.system import MupscaleError, load_torch
 
 __version__ = "0.1.0"
 
+# fmt: off
 __all__ = [
-    "Axis",
-    "Entry",
-    "Family",
-    "GaussianNoise",
-    "MupscaleError",
-    "Plan",
-    "Role",
-    "Rule",
-    "SignalNoise",
-    "clip_grad_norm_",
-    "coord_check",
-    "expand",
-    "load",
-    "load_torch",
-    "make_optimizer",
-    "param_groups",
-    "per_group",
-    "perturb",
-    "plan",
-    "register_optimizer",
-    "register_roles",
-    "save",
-    "upscale",
-    "verify",
-    "widen",
-    "widen_optimizer",
-    "widen_scheduler",
+    "Axis", "Entry", "Family", "GaussianNoise", "MupscaleError", "Plan", "Role", "Rule", "SignalNoise",
+    "clip_grad_norm_", "coord_check", "expand", "load", "load_torch", "make_optimizer", "param_groups", "per_group",
+    "perturb", "plan", "register_optimizer", "register_roles", "save", "upscale", "verify", "widen",
+    "widen_optimizer", "widen_scheduler",
 ]
+# fmt: on

@@ -330,7 +330,7 @@ def held_out(summary: Summary, what: str = "held-out") -> Any:
                 found[name] = axes(sketch)
                 found[name].set_title(caption)
 
-    list(loss_curves.draw_curves(summary, Kept(Path())))
+    list(loss_curves.draw_loss_curves(summary, Kept(Path())))
     return found[what]
 
 

@@ -1,14 +1,14 @@
 """Does the wide model compute what it should? Equivalence over training steps, and sizes of activations by width.
 
 equivalence       both models trained side by side
-first_difference  where they begin to differ, and what usually causes it
+differences       where they begin to differ, and what usually causes it
 coordinates       how large activations and their changes are at each width
 recorder          the outputs of all modules while a model runs
 """
 
 from mupscale.checks.coordinates import CoordCheck, Measurement, coord_check
+from mupscale.checks.differences import Difference, first_differing_module, relative_difference
 from mupscale.checks.equivalence import Report, verify
-from mupscale.checks.first_difference import Difference, first_differing_module, relative_difference
 from mupscale.checks.recorder import Recorder
 
 __all__ = [

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.checks.first_difference import (
+from mupscale.checks.differences import (
     ROUNDING,
     Difference,
     first_differing_module,

@@ -94,7 +94,21 @@ def _trials(method: Method) -> int:
 
 
 def estimate_run(recipe: Recipe, method: Method, folder: str | Path) -> str:
-    """The table that `mupscale run --dry-run` prints, a line for each stage of `outline_stages`; nothing is written."""
+    """The table that `mupscale run --dry-run` prints, a line for each stage of `outline_stages`; nothing is written.
+
+    >>> from mupscale.train import Growth, Recipe, Spec
+    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
+    >>> sgd, grow = Spec("torch.optim.SGD", {"lr": 0.1}), [Growth(at=10, width=8)]
+    >>> recipe = Recipe(model, data, sgd, width=4, base=4, steps=20, batch=4, grow=grow, device="cpu")
+    >>> method = Method(widths=[2], upscaled_lrs=[0.1], noises=[1.0], baselines=[], seeds=1)
+    >>> print("\\n".join(line[:54].rstrip() for line in estimate_run(recipe, method, "runs/none").splitlines()))
+    stage                     runs         width     steps
+    small-width-2                1             2        10
+    sweep-2-width-2              2             4        10
+    base                         1             4        10
+    upscaled                     1             8        10
+    all
+    """
     protocol = MethodRun(recipe, method, Path(folder), print).protocol
     stages = outline_stages(protocol, method)
     lines = [f"{'stage':<24}{'runs':>6}{'width':>14}{'steps':>10}{'FLOPs':>12}{'about':>12}"]

@@ -80,7 +80,7 @@ _TITLES = ("Training", "Held-out data", "Where the gain comes from", "Tuning")
 
 def _drawn(summary: Summary, gallery: Gallery) -> list[list[Picture]]:
     """Pictures of a run, one list for each title."""
-    losses = list(loss_curves.draw_curves(summary, gallery))
+    losses = list(loss_curves.draw_loss_curves(summary, gallery))
     training = [picture for picture in losses if "-training-" in picture.name]
     held_out = [picture for picture in losses if picture not in training]
     return [training, held_out, list(gain.draw_gain(summary, gallery)), list(sweeps.draw_sweeps(summary, gallery))]

@@ -56,7 +56,7 @@ class CurveLine:
         return {"color": MUTED, "ls": "-"} if contender is None else {"color": contender.color, "ls": contender.dashes}
 
 
-def draw_curves(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
+def draw_loss_curves(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
     """Training loss against steps and FLOPs, whole and zoomed, then what was measured on held-out data."""
     for against, axis in (("step", "steps"), ("flops", "total FLOPs")):
         drawn = collect_lines(summary, "training", against)  # type: ignore[arg-type]

@@ -83,7 +83,7 @@ def _cards(summary: Summary) -> list[tuple[str, str, str]]:
 
 
 def _training(summary: Summary, gallery: Gallery) -> str:
-    drawn = list(loss_curves.draw_curves(summary, gallery))
+    drawn = list(loss_curves.draw_loss_curves(summary, gallery))
     unknown = not any(picture.name.startswith("training-flops") for picture in drawn)
     note = "Costs of these models are not known, so there is no picture against FLOPs." if unknown and drawn else ""
     return markup.make_section(

@@ -24,6 +24,10 @@ def make_progress(steps: int, unit: str, *, visible: bool, passing: bool = False
     """The bar where stderr is a terminal and rich is installed; nothing at all in processes that do not print.
 
     passing: leave nothing behind, since somebody else tells how it ended.
+
+    >>> progress = make_progress(100, "samples", visible=False)
+    >>> progress.update({"kind": "train", "step": 1, "loss": 2.3}, speed=1e4)
+    >>> progress.close()
     """
     return Metrics(steps, unit, passing) if visible else Silence()
 
@@ -53,12 +57,12 @@ class Metrics:
 
     def update(self, record: dict[str, Any], speed: float) -> None:
         """The bar's new state, or a line if the last one is some time ago."""
-        step, shown = record["step"], f"{describe(record)}{_speed(speed, self.unit)}"
+        step, shown = record["step"], f"{describe_record(record)}{_speed(speed, self.unit)}"
         line = f"step {step}/{self.steps}  {shown}"
         if record["kind"] == "train":
             self.display.update(step, line, last=step >= self.steps and not self.passing, shown=shown)
         else:
-            self.display.note(f"step {step}  {describe(record)}", line)
+            self.display.note(f"step {step}  {describe_record(record)}", line)
 
     def note(self, text: str) -> None:
         """A line."""
@@ -69,7 +73,7 @@ class Metrics:
         self.display.close()
 
 
-def describe(record: dict[str, Any]) -> str:
+def describe_record(record: dict[str, Any]) -> str:
     """A record in few words."""
     if record["kind"] == "eval":
         accuracy = record.get("accuracy")

@@ -15,7 +15,11 @@ from mupscale.system import MupscaleError, require
 
 
 def require_transformers() -> Any:
-    """The transformers package; a sentence where it is missing."""
+    """The transformers package; a sentence where it is missing.
+
+    >>> require_transformers().GPT2Config(n_embd=8).n_embd
+    8
+    """
     return require("transformers", extra="hf", reason="this needs transformers")
 
 
