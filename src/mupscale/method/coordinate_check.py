@@ -25,9 +25,9 @@ _WIDE_ENOUGH = 64  # below this width the readout's own start shows in a coordin
 def check_coordinates(run: MethodRun, lr: float) -> dict[str, Any] | None:
     """Title and rows of the check, kept in the run's folder; None where it cannot be made."""
     widths = _widths(run)
-    asked = {"lr": lr, "widths": widths}
+    settings = {"lr": lr, "widths": widths}
     path = run.folder / "coordinates.json"
-    if (stored := _read(path, asked)) is not None:
+    if (stored := _read(path, settings)) is not None:
         return stored
     run.note(f"coordinate check: widths {', '.join(Width.of(width).label for width in widths)}")
     try:
@@ -35,7 +35,7 @@ def check_coordinates(run: MethodRun, lr: float) -> dict[str, Any] | None:
     except Exception as error:  # one picture of the report, and no reason to lose a run
         run.note(f"the coordinate check could not be made: {' '.join(str(error).split())[:160]}")
         return None
-    run.write(path.name, {"asked": asked, "check": check})
+    run.write(path.name, {"asked": settings, "check": check})
     return check
 
 
@@ -49,11 +49,11 @@ def _widths(run: MethodRun) -> list[WholeWidth]:
     return [run.protocol.times(start, factor) for factor in (1, 2, 4)]
 
 
-def _read(path: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
+def _read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     """A check that is there already, made with the same learning rate and widths."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        return dict(stored["check"]) if stored["asked"] == asked else None
+        return dict(stored["check"]) if stored["asked"] == settings else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -132,8 +132,8 @@ def _line(name: str, runs: str, width: str, steps: str, flops: float | None, sec
 
 
 def _sum(parts: Sequence[float | None]) -> float | None:
-    known = [part for part in parts if part is not None]
-    return math.fsum(known) if len(known) == len(parts) else None
+    counted = [part for part in parts if part is not None]
+    return math.fsum(counted) if len(counted) == len(parts) else None
 
 
 def measure_step(protocol: Protocol, stage: PlannedStage, method: Method) -> float | None:

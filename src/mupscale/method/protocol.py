@@ -158,8 +158,8 @@ class Protocol:
         return None if name is None else str(self.folder / name / f"seed-{seed}")
 
     def _seeds(self, seed: int) -> Seeds:
-        given = self.recipe.seeds
-        return Seeds(given.init + seed, given.data + seed, given.noise + seed, given.dropout + seed)
+        first = self.recipe.seeds
+        return Seeds(first.init + seed, first.data + seed, first.noise + seed, first.dropout + seed)
 
     # ------------------------------------------------------------------------------------------- what they cost
 
@@ -174,11 +174,11 @@ class Protocol:
 
     def flops_per_step(self, width: WholeWidth) -> float | None:
         """Training FLOPs of a step at a width; None where the model's cost cannot be counted."""
-        known = self._costs
-        if (name := Width.of(width).label) not in known:
+        costs = self._costs
+        if (name := Width.of(width).label) not in costs:
             each = cost_per_example(self.recipe.family(), width, self.data, self.recipe)
-            known[name] = None if each is None else each * self.recipe.batch
-        return known[name]
+            costs[name] = None if each is None else each * self.recipe.batch
+        return costs[name]
 
     def equal_cost(self, steps: int, width: WholeWidth, other: WholeWidth) -> int:
         """How many steps at another width cost as much as so many at this one; as many where that is not known."""

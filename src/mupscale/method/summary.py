@@ -133,15 +133,15 @@ class Summary:
     def from_json(cls, values: Mapping[str, Any]) -> Summary:
         """What to_json gave."""
         try:
-            given = {name: value for name, value in values.items() if name != "format"}
-            choice = dict(given["choice"])
+            parts = {name: value for name, value in values.items() if name != "format"}
+            choice = dict(parts["choice"])
             if choice.get("plain") is not None:
                 choice["plain"] = tuple(choice["plain"])
-            given["choice"] = Choice(**choice)
-            given["sweeps"] = [Sweep.from_json(sweep) for sweep in given["sweeps"]]
-            given["stages"] = [StageCost(**stage) for stage in given["stages"]]
-            given["runs"] = [Runs(**{**r, "curves": [Curve(**curve) for curve in r["curves"]]}) for r in given["runs"]]
-            return cls(**given)
+            parts["choice"] = Choice(**choice)
+            parts["sweeps"] = [Sweep.from_json(sweep) for sweep in parts["sweeps"]]
+            parts["stages"] = [StageCost(**stage) for stage in parts["stages"]]
+            parts["runs"] = [Runs(**{**r, "curves": [Curve(**curve) for curve in r["curves"]]}) for r in parts["runs"]]
+            return cls(**parts)
         except (KeyError, TypeError, AttributeError) as error:
             raise MupscaleError(f"this is no summary written by mupscale run ({error})") from None
 

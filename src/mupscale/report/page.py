@@ -114,13 +114,13 @@ def _tuning(summary: Summary, gallery: Gallery) -> str:
     for sweep in summary.sweeps:
         best = sweeps.find_best(sweep)
         counts = [sum(t.status == status for t in sweep.trials) for status in ("finished", "diverged", "pruned")]
-        found = (
+        optimum = (
             [words.format_setting(best.lr), words.format_setting(best.noise), words.format_loss(best.loss)]
             if best
             else ["", "", ""]
         )
         flops = words.format_flops(sweep.flops) if sweep.flops else "unknown"
-        rows.append([sweep.name, *map(words.format_count, counts), *found, flops])
+        rows.append([sweep.name, *map(words.format_count, counts), *optimum, flops])
     head = ("sweep", "finished", "diverged", "pruned", "best learning rate", "best noise", "its loss", "FLOPs")
     constants = summary.choice.constants or {}
     return markup.make_section(
@@ -150,9 +150,12 @@ def _coordinates(summary: Summary, gallery: Gallery) -> str:
     check = _check(summary.coords)
     verdict = "flat" if check.ok else "not flat"
     widths = ", ".join(words.format_count(width) for width in check.widths)
-    said = f"How much each layer's output changes in the first steps of training, at widths {widths}: {verdict}."
+    sentence = f"How much each layer's output changes in the first steps of training, at widths {widths}: {verdict}."
     picture = gallery.adopt(
-        "coordinates", f"Coordinate check, {check.title}. {said}", said, lambda path: check.plot(path, narrow=True)
+        "coordinates",
+        f"Coordinate check, {check.title}. {sentence}",
+        sentence,
+        lambda path: check.plot(path, narrow=True),
     )
     rows = [(x.module, f"{x.size_power:+.2f}", f"{x.change_power:+.2f}", x.verdict) for x in check.layers]
     head = ("layer", "size, power of the width", "change, power of the width", "verdict")
