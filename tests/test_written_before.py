@@ -131,4 +131,4 @@ def test_a_transfer_check_is_drawn(folder: Path) -> None:
     pytest.importorskip("matplotlib")
     report = pytest.importorskip("mupscale.report")
     values = json.loads((folder / "transfer" / "transfer-check.json").read_text())
-    assert report.transfer_picture(values, folder).stat().st_size > 5000
+    assert report.save_transfer_picture(values, folder).stat().st_size > 5000

@@ -118,6 +118,7 @@ def inspect(
     [('wte.weight', (11, 16), 1.0)]
     >>> print(inspection.summary()[0])
     gpt2 (as described), 88 → 176 numbers with --times 2
+    >>> temporary.cleanup()
     """
     source, times = open_source(path), Times.of(times)
     cls = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer

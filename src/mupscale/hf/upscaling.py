@@ -93,6 +93,7 @@ def upscale(
     True
     >>> transformers.AutoConfig.from_pretrained(f"{folder.name}/wide").n_embd
     16
+    >>> folder.cleanup()
     """
     out, opened, times = Path(out), open_source(source), Times.of(times)
     _check_place(out, opened)

@@ -92,6 +92,7 @@ def arrange_shards(
     >>> plan = DESCRIPTIONS["gpt2"].plan(source.config, Times.of(2), source.shapes)
     >>> [(shard.file, shard.tensors["wte.weight"].target.shape) for shard in arrange_shards(source, plan)]
     [('model.safetensors', (11, 16))]
+    >>> temporary.cleanup()
     """
     largest, names = parse_size(shard_size), plan_names(source, plan)
     shards: list[dict[str, WideTensor]] = []
@@ -144,6 +145,7 @@ def plan_names(source: Source, plan: Plan) -> dict[str, str]:
     >>> source = open_source(folder)
     >>> plan_names(source, DESCRIPTIONS["gpt2"].plan(source.config, Times.of(2), source.shapes))
     {'wte.weight': 'wte.weight'}
+    >>> temporary.cleanup()
     """
     for name, stored in source.tensors.items():
         if name not in plan.names:

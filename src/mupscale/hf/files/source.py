@@ -65,6 +65,7 @@ def open_source(path: str | Path | Source) -> Source:
     >>> source = open_source(folder)
     >>> source.model_type, source.shapes
     ('gpt2', {'wte.weight': (11, 8)})
+    >>> temporary.cleanup()
     """
     if isinstance(path, Source):
         return path

@@ -70,6 +70,7 @@ def write_shards(
     >>> from safetensors.torch import load_file
     >>> load_file(folder / "wide" / "model.safetensors")["wte.weight"].shape
     torch.Size([2, 16])
+    >>> temporary.cleanup()
     """
     threads = min(usable_cores(), _MOST_THREADS) if threads is None else threads
     if threads < 1:

@@ -37,6 +37,7 @@ def plan(path: str | Path, model: nn.Module) -> Plan:
     >>> model = transformers.GPT2LMHeadModel.from_pretrained(f"{folder.name}/wide")
     >>> plan(f"{folder.name}/wide", model)["transformer.h.0.mlp.c_fc.weight"].rule.in_
     2
+    >>> folder.cleanup()
     """
     refuse_untrainable(model)
     record = Record.load(path)
@@ -76,6 +77,7 @@ def param_groups(
     >>> groups = param_groups(f"{folder.name}/wide", model, torch.optim.AdamW, lr=1e-3)
     >>> sorted({group["lr"] for group in groups})  # hidden matrices take half the rate
     [0.0005, 0.001]
+    >>> folder.cleanup()
     """
     return optim.param_groups(model, plan(path, model), optimizer_class, groups=groups, **hyper)
 
@@ -104,6 +106,7 @@ def resume_optimizer(
     >>> resumed = resume_optimizer(f"{folder.name}/wide", model, torch.optim.AdamW)
     >>> resumed.state[model.transformer.wte.weight]["exp_avg"].shape
     torch.Size([11, 16])
+    >>> folder.cleanup()
     """
     refuse_untrainable(model)
     path = Path(path)

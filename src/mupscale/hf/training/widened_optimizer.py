@@ -60,6 +60,7 @@ def widen_optimizer_file(
     >>> widen_optimizer_file(f"{folder.name}/narrow.pt", f"{folder.name}/wide.pt", source, Times.of(2))
     >>> sorted({group["lr"] for group in torch.load(f"{folder.name}/wide.pt")["param_groups"]})
     [0.0005, 0.001]
+    >>> folder.cleanup()
     """
     groups, pieces = _prepare(Path(path), source, times, plan, optimizer_class)
     _write(Path(out), groups, pieces)
@@ -80,6 +81,7 @@ def check_optimizer_file(path: str | Path, source: Source, times: Times, plan: P
     ... except MupscaleError as error:
     ...     print("is no optimizer's state_dict()" in str(error))
     True
+    >>> folder.cleanup()
     """
     _prepare(Path(path), source, times, plan, None)
 

@@ -76,6 +76,7 @@ def find_record(source: Source) -> Record | None:
     >>> _ = hf.upscale(folder, folder.with_name("wide"), times=2, verify=False, progress=False)
     >>> find_record(open_source(folder)) is None, find_record(open_source(folder.with_name("wide"))).times.hidden
     (True, 2)
+    >>> temporary.cleanup()
     """
     record = Record.find(source.folder)
     if record is None:

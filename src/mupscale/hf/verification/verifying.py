@@ -70,6 +70,7 @@ def verify(
     >>> _ = mupscale.hf.upscale(small, wide, times=2, verify=False, progress=False)
     >>> [(row.what, row.ok) for row in verify(small, wide).rows]
     [('tensors in the files', True), ('logits', True)]
+    >>> folder.cleanup()
     """
     _check_arguments(tolerance, tokens, train)
     built = next((model for model in (small, wide) if isinstance(model, nn.Module)), None)
@@ -156,6 +157,7 @@ def needed_bytes(small: Source, wide: Source, dtype: str | torch.dtype = "float3
     >>> from mupscale.hf.files import open_source
     >>> needed_bytes(open_source(folder), open_source(folder), "float64")  # twice 88 numbers of 8 bytes
     1408
+    >>> temporary.cleanup()
     """
     numbers = sum(stored.numel for source in (small, wide) for stored in source.tensors.values())
     return numbers * _precision(dtype).itemsize * (5 if train else 1)
