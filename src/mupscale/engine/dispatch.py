@@ -51,17 +51,32 @@ def train_many(
     >>> [outcome.status for outcome in train_many(recipes)]
     ['finished', 'diverged']
     """
+    _check_arguments(recipes, points, data)
+    job = TrainingJob(list(recipes), points, rungs, prune, evaluate, save, on_point, note or _on_stderr, memory, data)
+    job.resume = job.load_saved() or resume
+    if job.resume:
+        _read_finished_runs(job)
+    check_folders([recipes[number] for number in job.remaining], job.resume)
+    _train_remaining(job, engine)
+    if save is not None:
+        save.unlink(missing_ok=True)
+    return job.ordered_outcomes()
+
+
+def _check_arguments(recipes: Sequence[Recipe], points: int, data: Data | None) -> None:
     if points < 1:
         raise MupscaleError(f"points is {points}, but a curve has at least one")
     if data is not None and any(recipe.data != recipes[0].data for recipe in recipes):
         raise MupscaleError("the runs differ in data, so one that is loaded already cannot be given for all of them")
-    job = TrainingJob(list(recipes), points, rungs, prune, evaluate, save, on_point, note or _on_stderr, memory, data)
-    job.resume = job.load_saved() or resume
-    if job.resume:
-        for number in job.remaining:
-            if (outcome := read_outcome(recipes[number])) is not None:
-                job.outcomes[number] = outcome
-    check_folders([recipes[number] for number in job.remaining], job.resume)
+
+
+def _read_finished_runs(job: TrainingJob) -> None:
+    for number in job.remaining:
+        if (outcome := read_outcome(job.recipes[number])) is not None:
+            job.outcomes[number] = outcome
+
+
+def _train_remaining(job: TrainingJob, engine: Engine) -> None:
     with catch_stop_signals() as stop:
         if engine != "serial" and job.remaining:
             try:
@@ -71,9 +86,6 @@ def train_many(
                     raise
                 job.note(f"one run at a time: {error}")
         train_one_by_one(job, stop)
-    if save is not None:
-        save.unlink(missing_ok=True)
-    return job.ordered_outcomes()
 
 
 def _on_stderr(text: str) -> None:

@@ -196,9 +196,10 @@ class Stack:
         rows = count = len(self.replicas)
         if self.device.type == "cpu":
             x, y = self.streams.first_row(self.step)
-            kept = max(1, self.vmapped.bytes_for_backward(*self.replicas.row(0), x, y))
-            count = math.ceil(rows / math.ceil(rows / max(_SMALLEST_BLOCK, _CACHED * torch.get_num_threads() // kept)))
-            self._one_thread = count * kept < _ONE_THREAD
+            needed = max(1, self.vmapped.bytes_for_backward(*self.replicas.row(0), x, y))
+            most = max(_SMALLEST_BLOCK, _CACHED * torch.get_num_threads() // needed)
+            count = math.ceil(rows / math.ceil(rows / most))
+            self._one_thread = count * needed < _ONE_THREAD
         if count == rows:
             return [(slice(None), self.replicas, self.hyper)]
         blocks = [slice(start, min(start + count, rows)) for start in range(0, rows, count)]
@@ -250,12 +251,12 @@ class Stack:
                     part = slice(int(some[0]), int(some[-1]) + 1)
                     buffers = {name: buffer[part] for name, buffer in held.items()}
                     loss, right = self.vmapped.scores(flat[part], buffers, x, y)
-                    known = right >= 0
+                    is_class = right >= 0
                     counts = (
                         loss * len(x),
                         torch.full_like(loss, len(x)),
                         right.clamp(min=0),
-                        known.double() * y.numel(),
+                        is_class.double() * y.numel(),
                     )
                     totals[:, part] += torch.stack(counts)
         finally:

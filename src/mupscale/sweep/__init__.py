@@ -1,15 +1,15 @@
 """Sweeps over learning rate and noise, by any number of workers that share a storage.
 
-space      what is searched, and the results: Cell, Space, Trial, Sweep
-job        what a sweep is to search, and the recipes of a cell
-search     run_sweep
-batches    trials that a worker trains at once, on disk
-callbacks  between the engine and the study while they train
-study      all trials of a sweep, in the storage
-storage    SQLite, journal files, databases
-workers    who is at work on a study, and who died
-pruning    when to stop a trial that falls behind
-remarks    what there is to say of a finished sweep beside its optimum
+space          what is searched, and the results: Cell, Space, Trial, Sweep
+job            what a sweep is to search, and the recipes of a cell
+search         run_sweep
+trial_batches  trials that a worker trains at once, on disk
+callbacks      between the engine and the study while they train
+study          all trials of a sweep, in the storage
+storage        SQLite, journal files, databases
+workers        who is at work on a study, and who died
+pruning        when to stop a trial that falls behind
+remarks        what to know of a finished sweep beside its optimum
 """
 
 from mupscale.sweep.job import SweepJob

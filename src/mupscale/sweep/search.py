@@ -12,12 +12,12 @@ from pathlib import Path
 from statistics import fmean
 
 from mupscale.engine import NotStackable, Outcome, PointCallback, train_many
-from mupscale.sweep.batches import TrialBatch, adopt_batches
 from mupscale.sweep.callbacks import BatchCallbacks, Note
 from mupscale.sweep.job import SweepJob
 from mupscale.sweep.space import Cell, Sweep, Trial
 from mupscale.sweep.storage import PATIENCE
 from mupscale.sweep.study import Study, trial_state
+from mupscale.sweep.trial_batches import TrialBatch, adopt_batches
 from mupscale.sweep.workers import GRACE, Worker
 from mupscale.system import Interrupted, MupscaleError
 
@@ -46,6 +46,19 @@ def run_sweep(
     that are left, shared among the workers). patience: seconds for which the storage may be locked or gone.
     on_point: called at every point of the trials' curves. on_start: called with how many trials are left, and of how
     many.
+
+    >>> import tempfile
+    >>> from mupscale.sweep import Space, SweepJob, run_sweep
+    >>> from mupscale.train import Recipe, Spec
+    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
+    >>> def recipes(cell):
+    ...     sgd = Spec("torch.optim.SGD", {"lr": cell.lr})
+    ...     return [Recipe(model, data, sgd, width=8, base=8, batch=20, steps=20)]
+    >>> job = SweepJob("rates", 8, None, Space((0.1, 1e30)), recipes, steps=20)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sweep = run_sweep(job, f"journal:{folder}/study.log")
+    >>> [(trial.lr, trial.status) for trial in sweep.trials]
+    [(0.1, 'finished'), (1e+30, 'diverged')]
     """
     if at_once is not None and at_once < 1:
         raise MupscaleError(f"at_once is {at_once}, but at least 1 trial must be taken at a time")

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 T = TypeVar("T")
-State = Literal["waiting", "running", "finished", "diverged", "pruned", "void", "died"]
+TrialState = Literal["waiting", "running", "finished", "diverged", "pruned", "void", "died"]
 COUNTING = ("waiting", "running", "finished", "diverged", "pruned")
+"""States of trials that count: a cell with one of them needs no other."""
 _REPORTED_POINTS = 8  # points of a finished trial's curve that optuna's own tools see
 _DESCRIPTION = "sweep"  # the study's attribute with what it searches
 
@@ -224,11 +225,11 @@ class Study:
         return self._change(number, lambda trial: self.storage.optuna.set_trial_user_attr(trial, name, value))
 
     def _end(self, number: int, state: str, value: float | None = None) -> bool:
-        from optuna.trial import TrialState
+        from optuna.trial import TrialState as OptunaState
 
         values = None if value is None else [value]
         return self._change(
-            number, lambda trial: self.storage.optuna.set_trial_state_values(trial, TrialState[state], values)
+            number, lambda trial: self.storage.optuna.set_trial_state_values(trial, OptunaState[state], values)
         )
 
     def _change(self, number: int, change: Callable[[int], object]) -> bool:
@@ -249,7 +250,7 @@ class Study:
 # ------------------------------------------------------------------------------------------------ a trial of optuna's
 
 
-def trial_state(trial: FrozenTrial) -> State:
+def trial_state(trial: FrozenTrial) -> TrialState:
     """Its state as a sweep sees it; 'died' where its worker did, 'void' where it does not count."""
     state = trial.state.name
     if state == "FAIL":

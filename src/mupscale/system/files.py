@@ -15,7 +15,21 @@ _LOCK = ".lock"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside this one; what is written there takes its place when it is whole and on the disk."""
+    """A temporary path beside this one; what is written there takes its place when it is whole and on the disk.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from mupscale.system import replacing
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = Path(folder.name) / "weights"
+    >>> with replacing(path) as temporary:
+    ...     size = temporary.write_bytes(b"12345")
+    ...     path.exists()
+    False
+    >>> path.read_bytes()
+    b'12345'
+    >>> folder.cleanup()
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -27,7 +41,16 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text file so."""
+    """Write a text file that is, at every moment, the old one or the new one.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from mupscale.system import replace_text
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     replace_text(Path(folder) / "notes", "one line")
+    ...     (Path(folder) / "notes").read_text()
+    'one line'
+    """
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
@@ -37,6 +60,19 @@ def appearing(path: Path) -> Iterator[Path]:
     """A hidden folder beside this path that one process alone has; it takes the name when all in it is on the disk.
 
     If anything goes wrong it goes away, and what a killed process has left is cleared by the next one.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from mupscale.system import appearing
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = Path(folder.name) / "model"
+    >>> with appearing(path) as hidden:
+    ...     size = (hidden / "config.json").write_text("{}")
+    ...     path.exists()
+    False
+    >>> [file.name for file in path.iterdir()]
+    ['config.json']
+    >>> folder.cleanup()
     """
     hidden = path.absolute().with_name(f".{path.absolute().name}.mupscale-partial")
     hidden.mkdir(parents=True, exist_ok=True)

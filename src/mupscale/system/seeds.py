@@ -8,11 +8,25 @@ import torch
 
 
 def derive(seed: int, *labels: object) -> int:
-    """A seed of its own for what the labels name."""
+    """A seed of its own for what the labels name.
+
+    >>> from mupscale.system import derive
+    >>> derive(0, "noise", "up.weight") == derive(0, "noise", "up.weight")
+    True
+    >>> derive(0, "noise", "up.weight") == derive(0, "noise", "down.weight")
+    False
+    """
     text = "/".join(str(part) for part in (seed, *labels))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def generator(seed: int, *labels: object) -> torch.Generator:
-    """A generator on the CPU, so that its numbers are the same whatever the device of their use."""
+    """A generator on the CPU, so that its numbers are the same whatever the device of their use.
+
+    >>> import torch
+    >>> from mupscale.system import generator
+    >>> first, again = (torch.randn(3, generator=generator(0, "noise")) for _ in range(2))
+    >>> torch.equal(first, again)
+    True
+    """
     return torch.Generator().manual_seed(derive(seed, *labels))
