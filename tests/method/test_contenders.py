@@ -16,7 +16,7 @@ from mupscale.method.contenders import (
     has_own_rates,
 )
 from mupscale.plots import GOOD
-from mupscale.plots.gallery import recoloured
+from mupscale.plots.gallery import recolour_for_dark
 
 
 def test_names_labels_and_looks_tell_contenders_apart() -> None:
@@ -54,8 +54,8 @@ def test_tables_of_final_losses_begin_with_the_upscaled_models() -> None:
 def test_colours_are_legible_on_a_dark_page(one: object) -> None:
     """Each has another one there, or is grey enough for both."""
     color = one.color  # type: ignore[attr-defined]
-    assert recoloured(color) != color or color == "#9aa5b1"
-    assert recoloured(GOOD) != GOOD
+    assert recolour_for_dark(color) != color or color == "#9aa5b1"
+    assert recolour_for_dark(GOOD) != GOOD
 
 
 def test_contenders_are_found_by_name() -> None:
