@@ -27,7 +27,7 @@ The recipe's growth event tells the two widths and how long each model trains; i
 and over what. A run that was stopped, however, goes on with the same command: what is done is not done again."""
 
 SWEEP = """\
-Step 0 runs: Sweep 1 and Sweep 2 at the small widths. Many machines can work on one study:
+Step 0 alone: Sweep 1 and Sweep 2 at the small widths. Many machines can work on one study:
 
   mupscale sweep mlp-covtype-tiny                                          here, on a SQLite file in the run's folder
   mupscale sweep recipes/mlp-covtype.yaml --storage postgresql+psycopg://user@host/studies --worker
