@@ -277,11 +277,11 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(
 
 def test_saving_again_replaces_the_file_at_once(tmp_path: Path) -> None:
     path = mu.save(tmp_path / "x.ckpt", FAMILY.init(8), step=1)
-    reader = path.open("rb")
-    old = reader.read(50)
-    mu.save(path, FAMILY.init(8, seed=1), step=2)
-    reader.seek(0)
-    assert reader.read(50) == old  # who had it open still reads the old one
+    with path.open("rb") as reader:
+        old = reader.read(50)
+        mu.save(path, FAMILY.init(8, seed=1), step=2)
+        reader.seek(0)
+        assert reader.read(50) == old  # who had it open still reads the old one
     assert mu.load(path).extra == {"step": 2}
     assert [p.name for p in tmp_path.iterdir()] == ["x.ckpt"]
 

@@ -11,9 +11,9 @@ from mupscale.family import Family
 from mupscale.growth import GaussianNoise, SignalNoise, perturb, upscale, widen, widen_optimizer
 from mupscale.optim import clip_grad_norm_, make_optimizer, param_groups, per_group, register_optimizer, widen_scheduler
 from mupscale.planning import plan, register_roles
-from mupscale.system import MupscaleError, load_torch
+from mupscale.system import VERSION, MupscaleError, load_torch
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 # fmt: off
 __all__ = [

@@ -10,8 +10,8 @@ import pytest
 from method_runs import Commanded, run_quietly, settings, small, written
 from mupscale.cli import main
 from mupscale.cli.method import read_method
+from mupscale.method.pipeline import run_method
 from mupscale.method.summary import Summary
-from mupscale.method.upscaling_method import run_method
 from mupscale.train import Recipe
 from small_runs import metrics
 

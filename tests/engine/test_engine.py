@@ -522,7 +522,7 @@ def test_runs_that_diverge_where_a_shape_is_dear(
     shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipes = rated(recipe(optimizer=optimizer("SGD", lr=0.1, momentum=0.9), steps=50), 0.1, 1e200, 0.05, 1e40, 1e100)
-    monkeypatch.setattr("mupscale.engine.batched.Stack", Dear)
+    monkeypatch.setattr("mupscale.engine.stacked_training.Stack", Dear)
     ours, theirs = both(recipes, points=50)
     assert far(ours, theirs) <= TOLERANCE
     assert [outcome.status for outcome in ours] == ["finished", "diverged", "finished", "diverged", "diverged"]

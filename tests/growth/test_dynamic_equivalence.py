@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mupscale.optim.traits import traits_of
+from mupscale.optim.optimizer_traits import traits_of
 from zoo import ARCHITECTURES, TRAININGS, VOCAB, Architecture, ReferenceMuon, Training, Unrounded, train_pair
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from mupscale.cli import main
 from mupscale.data.stream import Batch
+from mupscale.method.pipeline import run_method
 from mupscale.method.settings import Method
 from mupscale.method.summary import Summary
-from mupscale.method.upscaling_method import run_method
 from mupscale.models import MLP
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Growth, Recipe
@@ -29,7 +29,7 @@ from small_runs import CLASSES, DEADLINE, FEATURES, Rows, recipe
 _PROCESSES = multiprocessing.get_context("forkserver")  # torch and optuna are loaded once
 _PROCESSES.set_forkserver_preload(
     [
-        "mupscale.method.upscaling_method",
+        "mupscale.method.pipeline",
         "mupscale.sweep.search",
         "mupscale.models",
         "optuna",

@@ -15,9 +15,9 @@ import pytest
 from method_runs import Commanded, Sitting, count_changes, facts, quiet, run_quietly, settings, small, written
 from mupscale.cli.method import read_method
 from mupscale.method.method_run import MethodRun
+from mupscale.method.pipeline import run_method, run_sweeps
 from mupscale.method.settings import Method
 from mupscale.method.summary import Summary
-from mupscale.method.upscaling_method import run_method, run_sweeps
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Recipe, Spec
 from small_runs import die_at, limit_files

@@ -17,11 +17,11 @@ from mupscale.method.contender_training import train_contenders
 from mupscale.method.dry_run import estimate_run, outline_stages, short_flops
 from mupscale.method.method_run import MethodRun
 from mupscale.method.other_widenings import check_random_copies, load_trained
+from mupscale.method.pipeline import run_method
 from mupscale.method.protocol import Protocol
 from mupscale.method.settings import Method
 from mupscale.method.summary import Summary
 from mupscale.method.tuning import tune
-from mupscale.method.upscaling_method import run_method
 from mupscale.system.errors import MupscaleError
 from mupscale.system.seeds import derive
 from mupscale.train import Growth, Recipe, Schedule, Seeds, Spec, run_recipe

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale import MupscaleError, Role
-from mupscale.planning.registry import _REGISTRY, MATRIX, register_roles, registered
+from mupscale.planning.role_registry import _REGISTRY, MATRIX, register_roles, registered
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.05}),

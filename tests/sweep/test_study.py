@@ -26,8 +26,8 @@ PLACES = ["{}/study.db", "sqlite:///{}/study.db", "journal:{}/study.log"]
 
 
 def study(place: str | Path, space: Space = SPACE, **changes: Any) -> Study:
-    facts = {"width": 8, **changes.pop("facts", {})}
-    return Study(str(place), "s", space, facts, **{"steps": 20, **changes})
+    description = {"width": 8, **changes.pop("description", {})}
+    return Study(str(place), "s", space, description, **{"steps": 20, **changes})
 
 
 def finished(cell: Cell, loss: float = 1.0) -> Trial:

@@ -75,15 +75,15 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     script = (
         "import sys, time, pathlib\nfrom mupscale.system import exclusive_lock\n"
-        "with exclusive_lock(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"
+        "with exclusive_lock(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(3600)"
     )
     other = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
-    assert other.stdout is not None
-    assert other.stdout.readline() == "held\n"
-    with pytest.raises(MupscaleError, match="taken"), exclusive_lock(path, refusal="taken"):
-        pass
-    other.kill()
-    other.wait()
+    with other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(MupscaleError, match="taken"), exclusive_lock(path, refusal="taken"):
+            pass
+        other.kill()
     with exclusive_lock(path, refusal="taken"):
         pass
 

@@ -18,7 +18,7 @@ from mupscale.theory import Activation, Adam, Diverged, Estimate, Finite, Limit,
 from mupscale.theory import finite as finite_estimate
 from mupscale.theory import limit as limit_estimate
 from mupscale.theory import run as train
-from mupscale.theory.network import ACTIVATIONS, count_copies, squared_error
+from mupscale.theory.mlp_training import ACTIVATIONS, count_copies, squared_error
 
 
 def batch(inputs: int = 4, features: int = 3, outputs: int = 1) -> tuple[Tensor, Tensor]:

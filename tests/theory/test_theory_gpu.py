@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mupscale.theory import Finite, Limit, MLPSetup, Program, Sign, Stage, finite, limit, run
-from mupscale.theory.examples import Settings, example_2
+from mupscale.theory.worked_examples import Settings, example_2
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 INPUTS, TARGETS = torch.tensor([[1.0, 0.3], [-0.4, 0.9]]), torch.tensor([[0.8], [-0.6]])

@@ -15,12 +15,8 @@ from mupscale.plots.figures import figure
 from mupscale.plots.gallery import Gallery
 from mupscale.sweep.space import Cell, Space, Sweep
 from mupscale.system.errors import MupscaleError
-from mupscale.theory import Finite, MLPSetup, Stage, drawings
-from mupscale.theory.conditions import measure_conditions
-from mupscale.theory.examples import Settings
-from mupscale.theory.network import mask_separated_copies
-from mupscale.theory.noise_sweep import sweep_limit
-from mupscale.theory.study import (
+from mupscale.theory import Finite, MLPSetup, Stage, limit_pictures
+from mupscale.theory.limit_study import (
     Experiment,
     LimitComparison,
     compare_with_limit,
@@ -29,6 +25,10 @@ from mupscale.theory.study import (
     save_results,
     worked_example,
 )
+from mupscale.theory.mlp_training import mask_separated_copies
+from mupscale.theory.noise_conditions import measure_conditions
+from mupscale.theory.noise_sweep import sweep_limit
+from mupscale.theory.worked_examples import Settings
 
 plt = pytest.importorskip("matplotlib.pyplot")
 
@@ -186,7 +186,7 @@ def lines(ax: Any) -> dict[str, list[float]]:
 
 
 def test_losses_are_drawn_with_the_upscaling_marked(met: LimitComparison, easel: Easel) -> None:
-    drawings.draw_losses(met, easel)
+    limit_pictures.draw_losses(met, easel)
     above, below = easel.axes
     assert lines(above)["limit n → ∞"] == met.limit.losses.mean.tolist()
     assert lines(above)["n = 512"] == met.finite[-1].losses.mean.tolist()
@@ -197,7 +197,7 @@ def test_losses_are_drawn_with_the_upscaling_marked(met: LimitComparison, easel:
 
 
 def test_errors_are_drawn_on_log_axes_with_the_line_of_slope_one_half(met: LimitComparison, easel: Easel) -> None:
-    drawings.draw_errors({"": met}, easel)
+    limit_pictures.draw_errors({"": met}, easel)
     (ax,) = easel.axes
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
     points, line = ax.lines
@@ -211,17 +211,17 @@ def test_errors_are_drawn_on_log_axes_with_the_line_of_slope_one_half(met: Limit
 
 
 def test_copies_and_preactivations_are_drawn(met: LimitComparison, easel: Easel) -> None:
-    drawings.draw_copies(met, easel)
+    limit_pictures.draw_copies(met, easel)
     drawn = lines(easel.axes[0])
     assert drawn["a copy with itself, ⟨h|h⟩ᵢᵢ"] == met.limit.same.mean.tolist()
     assert drawn["two copies, ⟨h|h⟩ᵢⱼ"] == met.limit.other.mean.tolist()
     assert drawn["networks, n = 512"] == met.finite[-1].same.mean.tolist()
-    drawings.draw_preactivations(met, easel)
+    limit_pictures.draw_preactivations(met, easel)
     assert lines(easel.axes[0])["limit n → ∞"] == met.limit.density.tolist()
 
 
 def test_a_sweep_is_drawn_as_a_heat_map(swept: Sweep, easel: Easel) -> None:
-    drawings.draw_sweep(swept, easel, base_lr=0.5)
+    limit_pictures.draw_sweep(swept, easel, base_lr=0.5)
     (star,) = [line for line in easel.axes[0].lines if line.get_label() == "optimum"]
     assert star.get_xdata()[0] == swept.space.lrs.index(swept.best.lr)
     assert round(star.get_ydata()[0]) == swept.space.noises.index(swept.best.noise)

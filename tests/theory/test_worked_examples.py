@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mupscale.system.errors import MupscaleError
 from mupscale.theory import Finite, Limit, MLPSetup, Program, Stage, finite, run
-from mupscale.theory.examples import (
+from mupscale.theory.limit_study import fit_slope
+from mupscale.theory.worked_examples import (
     Settings,
     coefficients,
     coefficients_unchanged,
@@ -21,7 +22,6 @@ from mupscale.theory.examples import (
     overlap,
     printed_condition,
 )
-from mupscale.theory.study import fit_slope
 
 NOISE = {"A": 0.7, "B": 0.3, "C": 0.4, "D": 0.55}
 LOSSES = {

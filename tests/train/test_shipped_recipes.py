@@ -12,7 +12,7 @@ pytest.importorskip("jsonargparse")
 
 from mupscale.cli import main
 from mupscale.cli.method import read_method
-from mupscale.cli.shipped import shipped_recipes
+from mupscale.cli.shipped_list import shipped_recipes
 from mupscale.cli.training import read_recipe
 from mupscale.core import Width
 from mupscale.method.protocol import Protocol

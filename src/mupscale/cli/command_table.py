@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from mupscale.cli.arguments import UsageError
 from mupscale.cli.checkpoints import inspect_command, upscale_command, verify_command
-from mupscale.cli.limits import limit_examples_command, limit_mlp_command, limit_sweep_command
+from mupscale.cli.infinite_width import limit_examples_command, limit_mlp_command, limit_sweep_command
 from mupscale.cli.method import report_command, run_command, sweep_command, transfer_check_command
-from mupscale.cli.shipped import recipes_command
+from mupscale.cli.shipped_list import recipes_command
 from mupscale.cli.tokens import info_command, tokenize_command
 from mupscale.cli.training import curves_command, resume_command, train_command
 from mupscale.system import Interrupted, MupscaleError

@@ -17,7 +17,7 @@ from mupscale.cli.arguments import (
     read_yaml,
     separate_options,
 )
-from mupscale.cli.shipped import find_recipe
+from mupscale.cli.shipped_list import find_recipe
 
 NO_GROWTH: Option = ("--grow", "[]")
 """Drops the growth events read so far."""

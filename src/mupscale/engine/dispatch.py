@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 from mupscale.data import Data
-from mupscale.engine.batched import train_in_stacks
-from mupscale.engine.jobs import PointCallback, PruneCallback, TrainingJob
 from mupscale.engine.outcomes import Outcome, check_folders, read_outcome
 from mupscale.engine.serial import train_one_by_one
 from mupscale.engine.stackable import NotStackable
+from mupscale.engine.stacked_training import train_in_stacks
+from mupscale.engine.training_job import PointCallback, PruneCallback, TrainingJob
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, catch_stop_signals
 

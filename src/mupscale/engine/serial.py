@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from mupscale.engine.jobs import TrainingJob
 from mupscale.engine.outcomes import Outcome, Status, curve_and_scores
+from mupscale.engine.training_job import TrainingJob
 from mupscale.system import Interrupted
 from mupscale.train import RunFolder, StopRequest, TrainingRun, join_processes, matmul_precision
 

@@ -23,10 +23,10 @@ from torch.optim import Optimizer
 from mupscale import checkpoint
 from mupscale.core import naming
 from mupscale.data import Data
+from mupscale.engine.batch_streams import Streams
 from mupscale.engine.cuda_graph import NotCapturable, StepGraph, StepResult
 from mupscale.engine.replicas import ParameterLayout, Replicas
 from mupscale.engine.stackable import PER_RUN, NotStackable, check_stackable, group_by_start, rate_after
-from mupscale.engine.streams import Streams
 from mupscale.engine.updates import Hyperparameters, clip_rows, find_stack_optimizer, merge_segments
 from mupscale.engine.vmapped import VmappedModel
 from mupscale.system import MupscaleError

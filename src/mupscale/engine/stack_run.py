@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from mupscale import checkpoint
-from mupscale.engine.jobs import TrainingJob
 from mupscale.engine.outcomes import Outcome, RunWriter, Status, curve_from_json
 from mupscale.engine.stack import Stack
 from mupscale.engine.stackable import rate_after
+from mupscale.engine.training_job import TrainingJob
 from mupscale.system import Interrupted
 from mupscale.train import RunState, StopRequest
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mupscale.core import Entry
-from mupscale.optim.traits import Hyper, Traits
+from mupscale.optim.optimizer_traits import Hyper, Traits
 from mupscale.system import MupscaleError
 
 FROM_GROUP = "from_group"

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from mupscale.core import Plan, naming
 from mupscale.optim.group_builder import FROM_GROUP, GroupBuilder, scale
-from mupscale.optim.traits import Hyper, traits_of
+from mupscale.optim.optimizer_traits import Hyper, traits_of
 from mupscale.system import MupscaleError
 
 

@@ -9,6 +9,6 @@ initial        standard deviations of a fresh initialisation
 
 from mupscale.planning.from_modules import build_plan, plan
 from mupscale.planning.initial import initial_std
-from mupscale.planning.registry import register_roles
+from mupscale.planning.role_registry import register_roles
 
 __all__ = ["build_plan", "initial_std", "plan", "register_roles"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from mupscale.core import Number, Role, multiplier, naming
-from mupscale.planning.registry import Roles, is_torchs_own, registered
+from mupscale.planning.role_registry import Roles, is_torchs_own, registered
 from mupscale.system import MupscaleError
 
 HEADS = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads")

@@ -27,7 +27,7 @@ from mupscale.core import (
 )
 from mupscale.planning.attention import attention_roles
 from mupscale.planning.initial import initial_std
-from mupscale.planning.registry import registered
+from mupscale.planning.role_registry import registered
 from mupscale.planning.tied_readouts import norm_before
 from mupscale.system import MupscaleError
 

@@ -1,6 +1,6 @@
 """The page of a run, or of several, and its pictures.
 
-writing: the files; page, compare: the page of one run and of several; facts, markup: numbers as rows, and HTML
+writing: the files; page, side_by_side: the page of one run and of several; facts, markup: numbers as rows, and HTML
 loss_curves, gain, sweeps, transfer: the pictures
 """
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from importlib.metadata import version
 from importlib.resources import files
 
 from mupscale.plots import UNKNOWN, Picture
+from mupscale.system import VERSION
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
@@ -21,7 +21,7 @@ def make_document(title: str, body: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n{body}\n"
-        f"<footer>Written by mupscale {escape(version('mupscale'))}</footer>\n</main>\n</body>\n</html>\n"
+        f"<footer>Written by mupscale {escape(VERSION)}</footer>\n</main>\n</body>\n</html>\n"
     )
 
 

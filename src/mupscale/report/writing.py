@@ -26,7 +26,7 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     >>> "<h1>demo</h1>" in page, "Widening pays." in page
     (True, True)
     """
-    from mupscale.report import compare, page, transfer
+    from mupscale.report import page, side_by_side, transfer
 
     if not runs:
         raise MupscaleError("a report needs at least one run: mupscale report RUN")
@@ -38,7 +38,7 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
         if len(folders) == 1:
             text = page.make_run_page(summaries[0], transfer.load_transfer_check(folders[0]), folder)
         else:
-            text = compare.make_comparison_page(summaries, folders, folder)
+            text = side_by_side.make_comparison_page(summaries, folders, folder)
         replace_text(folder / "index.html", text)
     except OSError as error:
         raise MupscaleError(f"the report cannot be written to {folder} ({error.strerror})") from None

@@ -13,10 +13,10 @@ from statistics import fmean
 
 from mupscale.engine import NotStackable, Outcome, PointCallback, train_many
 from mupscale.sweep.callbacks import BatchCallbacks, Note
-from mupscale.sweep.job import SweepJob
 from mupscale.sweep.space import Cell, Sweep, Trial
 from mupscale.sweep.storage import PATIENCE
 from mupscale.sweep.study import Study, trial_state
+from mupscale.sweep.sweep_job import SweepJob
 from mupscale.sweep.trial_batches import TrialBatch, adopt_batches
 from mupscale.sweep.workers import GRACE, Worker
 from mupscale.system import Interrupted, MupscaleError

@@ -20,8 +20,10 @@ from mupscale.system.memory import available_memory
 from mupscale.system.seeds import derive, generator
 from mupscale.system.terminal import Display, open_display
 from mupscale.system.torch_files import load_torch
+from mupscale.system.version import VERSION
 
 __all__ = [
+    "VERSION",
     "Display",
     "Interrupted",
     "MupscaleError",

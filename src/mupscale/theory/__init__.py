@@ -1,24 +1,25 @@
 """Training with upscaling as a tensor program, run at any width and at infinity.
 
-program     the language of the paper: vectors, matrices, averages; real, kets: its two backends, finite and infinite
-implicit    Gaussian matrices that are never formed
-network     an MLP, trained and upscaled, as a program; weights, optimizers: what it is made of
-estimates   a program's numbers with error bars
-study       finite networks beside the limit; noise_sweep: noise × learning rate there; drawings: pictures
-examples    the paper's worked examples in closed form; conditions: when noise leaves their limit unchanged
+program            the language of the paper: vectors, matrices, averages
+finite_backend     a program on real networks; limit_backend: at infinite width (the paper's kets)
+implicit_matrices  Gaussian matrices that are never formed
+mlp_training       an MLP with its activation, trained and upscaled, as a program; weights, optimizers: its parts
+estimates          a program's numbers with error bars
+limit_study        finite networks beside the limit; noise_sweep: noise × learning rate there; limit_pictures
+worked_examples    the paper's two, in closed form; noise_conditions: when noise leaves their limit unchanged
 """
 
-from mupscale.theory import drawings, study
-from mupscale.theory.conditions import ConditionCheck, measure_conditions
+from mupscale.theory import limit_pictures, limit_study
 from mupscale.theory.estimates import Estimate, finite, limit
-from mupscale.theory.examples import Settings
-from mupscale.theory.kets import Limit
-from mupscale.theory.network import Activation, MLPSetup, Network, Run, Stage, run
+from mupscale.theory.finite_backend import Finite
+from mupscale.theory.limit_backend import Limit
+from mupscale.theory.limit_study import Experiment, LimitComparison, WorkedExample, gaussian_batch
+from mupscale.theory.mlp_training import Activation, MLPSetup, Network, Run, Stage, run
+from mupscale.theory.noise_conditions import ConditionCheck, measure_conditions
 from mupscale.theory.noise_sweep import sweep_limit
 from mupscale.theory.optimizers import Adam, Entrywise, Sign
 from mupscale.theory.program import Diverged, Matrix, Program
-from mupscale.theory.real import Finite
-from mupscale.theory.study import Experiment, LimitComparison, WorkedExample, gaussian_batch
+from mupscale.theory.worked_examples import Settings
 
 __all__ = [
     "Activation",
@@ -40,12 +41,12 @@ __all__ = [
     "Sign",
     "Stage",
     "WorkedExample",
-    "drawings",
     "finite",
     "gaussian_batch",
     "limit",
+    "limit_pictures",
+    "limit_study",
     "measure_conditions",
     "run",
-    "study",
     "sweep_limit",
 ]

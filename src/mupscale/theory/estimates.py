@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from mupscale.system import MupscaleError
-from mupscale.theory.kets import Limit
+from mupscale.theory.finite_backend import Finite
+from mupscale.theory.limit_backend import Limit
 from mupscale.theory.program import Diverged, Program
-from mupscale.theory.real import Finite
 
 _SAMPLES_PER_LATENT = 20  # samples for each latent below which orthonormal normals are no longer nearly independent
 

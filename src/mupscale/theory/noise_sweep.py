@@ -9,9 +9,9 @@ from collections.abc import Callable
 from mupscale.sweep import Cell, Space, Sweep, Trial
 from mupscale.system import MupscaleError
 from mupscale.theory.estimates import limit
-from mupscale.theory.network import Stage
+from mupscale.theory.limit_study import Experiment, Tick, ignore
+from mupscale.theory.mlp_training import Stage
 from mupscale.theory.program import Diverged
-from mupscale.theory.study import Experiment, Tick, ignore
 
 _LOST = 100  # times the untrained network's loss at which a trial counts as diverged
 

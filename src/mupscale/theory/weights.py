@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from mupscale.system import MupscaleError
-from mupscale.theory.implicit import Rows
+from mupscale.theory.finite_backend import DenseMatrix
+from mupscale.theory.implicit_matrices import Rows
 from mupscale.theory.optimizers import Entrywise, State
 from mupscale.theory.program import Matrix, Program
-from mupscale.theory.real import DenseMatrix
 
 _ENTRIES = 1 << 28  # of a matrix of all pairs of entries, at most
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import torch
 
 from mupscale.data import Data
-from mupscale.engine.jobs import TrainingJob
 from mupscale.engine.memory import even_share, runs_at_once
 from mupscale.engine.stack import Stack
 from mupscale.engine.stack_run import StackRun
 from mupscale.engine.stackable import NotStackable, check_stackable
+from mupscale.engine.training_job import TrainingJob
 from mupscale.system import MupscaleError
 from mupscale.train import StopRequest, join_processes, matmul_precision
 

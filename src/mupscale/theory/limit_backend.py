@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mupscale.system import MupscaleError
-from mupscale.theory.implicit import ImplicitMatrix, Rows
+from mupscale.theory.implicit_matrices import ImplicitMatrix, Rows
 from mupscale.theory.program import Matrix, Program
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from mupscale.theory.implicit import ImplicitMatrix
+from mupscale.theory.implicit_matrices import ImplicitMatrix
 from mupscale.theory.program import Matrix, Program
 
 

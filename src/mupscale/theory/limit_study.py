@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mupscale.system import MupscaleError, replace_text
 from mupscale.theory.estimates import Estimate, finite, limit
-from mupscale.theory.examples import Settings, example_1, example_2, never_upscaled
-from mupscale.theory.network import MLPSetup, Run, Stage, count_copies, mask_separated_copies, run
+from mupscale.theory.mlp_training import MLPSetup, Run, Stage, count_copies, mask_separated_copies, run
 from mupscale.theory.program import Program
+from mupscale.theory.worked_examples import Settings, example_1, example_2, never_upscaled
 
 Tick = Callable[[], None]
 """Called whenever one network, or one seed of the limit, is done; a progress bar's advance."""

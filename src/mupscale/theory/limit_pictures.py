@@ -24,7 +24,7 @@ from mupscale.plots import (
 from mupscale.sweep import Sweep
 from mupscale.system import MupscaleError
 from mupscale.theory.estimates import Estimate
-from mupscale.theory.study import LimitComparison, WorkedExample
+from mupscale.theory.limit_study import LimitComparison, WorkedExample
 
 _SIZE = (5.4, 3.7)
 _WIDTH_COLORS = (0.0, 0.92)  # the part of level_colors() that widths take

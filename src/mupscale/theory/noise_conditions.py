@@ -7,7 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from mupscale.theory.examples import Settings, coefficients, example_1, example_2, matched_learning_rate, never_upscaled
+from mupscale.theory.worked_examples import (
+    Settings,
+    coefficients,
+    example_1,
+    example_2,
+    matched_learning_rate,
+    never_upscaled,
+)
 
 
 class ConditionCheck(NamedTuple):

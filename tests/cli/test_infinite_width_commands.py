@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from mupscale.cli import main
-from mupscale.cli.limit_options import gather_lists
-from mupscale.cli.limit_tables import print_table
+from mupscale.cli.infinite_width_options import gather_lists
+from mupscale.cli.infinite_width_tables import print_table
 from mupscale.sweep.space import Space, Sweep
+from mupscale.theory.limit_study import LimitComparison
 from mupscale.theory.noise_sweep import sweep_limit as swept
-from mupscale.theory.study import LimitComparison
 
 MLP = ["limit", "mlp", "--samples", "1500", "--seeds", "2", "--networks", "3", "--steps", "2", "--after", "2"]
 EXAMPLES = ["limit", "examples", "--networks", "4", "--steps", "3", "--after", "3"]
@@ -71,7 +71,7 @@ def test_lists_can_be_written_with_spaces_commas_or_brackets(monkeypatch: pytest
         given.append((widths, experiment.stages[1].noise, experiment.times, experiment.mlp.trained))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mupscale.theory.study.compare_with_limit", look)
+    monkeypatch.setattr("mupscale.theory.limit_study.compare_with_limit", look)
     for words in (
         ["--widths", "256", "512", "--noise", "0", "0.5", "1", "--times", "2", "3", "--frozen", "1"],
         ["--widths", "[256, 512]", "--noise", "[0, 0.5, 1]", "--times", "[2, 3]", "--frozen=1"],
@@ -87,7 +87,7 @@ def test_an_interrupted_command_says_so_in_a_line(
     def stop(*args: Any, **rest: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mupscale.theory.study.compare_with_limit", stop)
+    monkeypatch.setattr("mupscale.theory.limit_study.compare_with_limit", stop)
     assert main(MLP) == 130
     assert capsys.readouterr().err == "mupscale limit mlp: interrupted\n"
     assert not any(Path("limit/mlp").iterdir())
@@ -246,7 +246,7 @@ def test_mistakes_are_one_sentence(words: list[str], line: str, capsys: pytest.C
 def test_a_folder_that_is_a_file_is_one_sentence_before_any_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mupscale.theory.study.compare_with_limit", None)
+    monkeypatch.setattr("mupscale.theory.limit_study.compare_with_limit", None)
     Path("taken").write_text("")
     assert main([*MLP, "--widths", "[]", "--out", "taken"]) == 1
     assert capsys.readouterr().err == "mupscale: the folder taken cannot be made: File exists; choose another\n"
@@ -258,7 +258,7 @@ def test_what_does_not_fit_into_memory_is_one_sentence(
     def too_large(*args: Any, **rest: Any) -> Any:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 640000000000 bytes.")
 
-    monkeypatch.setattr("mupscale.theory.study.compare_with_limit", too_large)
+    monkeypatch.setattr("mupscale.theory.limit_study.compare_with_limit", too_large)
     assert main(MLP) == 1
     assert capsys.readouterr().err.startswith("mupscale: this does not fit into memory: take smaller --widths")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mupscale.cli.arguments import installed
-from mupscale.cli.limit_options import (
+from mupscale.cli.infinite_width_options import (
     choose_device,
     make_batch,
     make_network,
@@ -18,7 +18,7 @@ from mupscale.cli.limit_options import (
     read_sweep_options,
     settings_of,
 )
-from mupscale.cli.limit_tables import print_best, print_comparison, print_conditions, print_example
+from mupscale.cli.infinite_width_tables import print_best, print_comparison, print_conditions, print_example
 from mupscale.system import MupscaleError, open_display
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 def limit_examples_command(words: list[str]) -> int:
     """mupscale limit examples."""
-    from mupscale.theory import drawings, measure_conditions, study
+    from mupscale.theory import limit_pictures, limit_study, measure_conditions
 
     options = read_examples_options(words)
     settings = _example_settings(options)
     gallery = _open_gallery(options)
     with _bar(2 * (2 + options.networks * len(options.widths)), "networks") as tick, _memory_errors_in_words():
         examples = [
-            study.worked_example(
+            limit_study.worked_example(
                 number,
                 settings,
                 options.target,
@@ -49,8 +49,8 @@ def limit_examples_command(words: list[str]) -> int:
         ]
     checks = measure_conditions(settings)
     for example in examples:
-        drawings.draw_outputs(example, gallery)
-    drawings.draw_errors({f"example {example.number}": example.comparison for example in examples}, gallery)
+        limit_pictures.draw_outputs(example, gallery)
+    limit_pictures.draw_errors({f"example {example.number}": example.comparison for example in examples}, gallery)
     for example in examples:
         print_example(example)
     print_conditions(checks)
@@ -80,7 +80,7 @@ def _example_settings(options: Any) -> Settings:
 
 def limit_mlp_command(words: list[str]) -> int:
     """mupscale limit mlp."""
-    from mupscale.theory import Experiment, Stage, drawings, study
+    from mupscale.theory import Experiment, Stage, limit_pictures, limit_study
 
     options = read_mlp_options(words)
     noise = options.noise[0] if len(options.noise) == 1 else options.noise
@@ -90,7 +90,7 @@ def limit_mlp_command(words: list[str]) -> int:
     device = choose_device(options)
     gallery = _open_gallery(options)
     with _bar(options.seeds + options.networks * len(options.widths), "networks") as tick, _memory_errors_in_words():
-        comparison = study.compare_with_limit(
+        comparison = limit_study.compare_with_limit(
             experiment,
             options.widths,
             samples=options.samples,
@@ -100,26 +100,26 @@ def limit_mlp_command(words: list[str]) -> int:
             dense=not options.revealed,
             tick=tick,
         )
-    drawings.draw_losses(comparison, gallery)
-    drawings.draw_copies(comparison, gallery)
-    drawings.draw_preactivations(comparison, gallery)
-    drawings.draw_errors({"": comparison}, gallery)
+    limit_pictures.draw_losses(comparison, gallery)
+    limit_pictures.draw_copies(comparison, gallery)
+    limit_pictures.draw_preactivations(comparison, gallery)
+    limit_pictures.draw_errors({"": comparison}, gallery)
     print_comparison(comparison)
     return _write_results(gallery.folder, {"settings": settings_of(options), "meeting": comparison.to_json()})
 
 
 def limit_sweep_command(words: list[str]) -> int:
     """mupscale limit sweep."""
-    from mupscale.theory import drawings, study
+    from mupscale.theory import limit_pictures, limit_study
 
     options = read_sweep_options(words)
     notes = list[str]()
     gallery, sweeps = _run_sweeps(options, notes.append)
     for sweep in sweeps:
-        drawings.draw_sweep(sweep, gallery, options.lr)
+        limit_pictures.draw_sweep(sweep, gallery, options.lr)
     results = {"settings": settings_of(options), "sweeps": [sweep.to_json() for sweep in sweeps]}
     if not any(trial.loss is not None for sweep in sweeps for trial in sweep.trials):
-        study.save_results(gallery.folder / "results.json", results)
+        limit_study.save_results(gallery.folder / "results.json", results)
         sweeps[0].check_any_finished()
     print_best(sweeps)
     for note in notes:
@@ -155,19 +155,19 @@ def _run_sweeps(options: Any, note: Callable[[str], None]) -> tuple[Gallery, lis
 
 
 def _write_results(folder: Path, results: dict[str, Any]) -> int:
-    from mupscale.theory import study
+    from mupscale.theory import limit_study
 
-    print(f"Results and pictures: {study.save_results(folder / 'results.json', results).parent}")
+    print(f"Results and pictures: {limit_study.save_results(folder / 'results.json', results).parent}")
     return 0
 
 
 def _open_gallery(options: Any) -> Gallery:
     """The folder for pictures. That it cannot be made, or matplotlib is missing, is said before the work."""
     from mupscale.plots import styled
-    from mupscale.theory import drawings
+    from mupscale.theory import limit_pictures
 
     with styled("limit"):
-        return drawings.open_gallery(Path(options.out))
+        return limit_pictures.open_gallery(Path(options.out))
 
 
 @contextmanager
