@@ -111,17 +111,6 @@ def format_duration(seconds: Any) -> str:
     return _in_two_units(round(seconds / 3600) * 3600, 86400, "d", 3600, "h")
 
 
-def format_width(value: Any) -> str:
-    """A width: one number, or several by name.
-
-    >>> format_width(128), format_width({"head_dim": 32, "heads": 4})
-    ('128', 'head_dim 32, heads 4')
-    """
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {format_count(size)}" for name, size in value.items())
-    return format_count(value)
-
-
 def format_spread(values: Iterable[float]) -> str:
     """Mean and range over seeds.
 

@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from mupscale.core import Width
 from mupscale.method import Runs, Summary
 from mupscale.plots import words
+from mupscale.system import MupscaleError
 
 _COSTS = (
     ("base", "The base model, one run", words.format_flops),
@@ -21,6 +23,18 @@ _COSTS = (
     ("tuning_speedup", "Tuning runs small for the price of one at the target width", words.format_factor),
 )
 _REACHED = {"upscaled_to_scratch_loss", "speedup_sunk", "speedup_base_charged", "speedup_all_charged"}
+
+
+def format_width(width: Any) -> str:
+    """A width as a summary holds it; what is none, in a damaged one, is shown as it is.
+
+    >>> format_width(4096), format_width({"head_dim": 32, "heads": 4})
+    ('4,096', 'head_dim 32, heads 4')
+    """
+    try:
+        return Width.of(width).shown(words.format_count)
+    except MupscaleError:
+        return words.format_count(width)
 
 
 def list_costs(summary: Summary) -> list[tuple[str, str, str]]:
@@ -42,7 +56,7 @@ def list_finals(summary: Summary) -> list[list[str]]:
     return [
         [
             _labelled(runs),
-            words.format_width(runs.width),
+            format_width(runs.width),
             _rate(runs),
             "per parameter" if isinstance(runs.noise, dict) else words.format_setting(runs.noise),
             words.format_count(runs.steps),
@@ -89,9 +103,9 @@ def run_flops(runs: Runs) -> float | None:
 
 def sum_stages(summary: Summary) -> tuple[float | None, float]:
     """FLOPs and seconds of all stages."""
-    known = [stage.flops for stage in summary.stages if words.is_finite_number(stage.flops)]
+    costs = [stage.flops for stage in summary.stages if words.is_finite_number(stage.flops)]
     seconds = sum(stage.seconds for stage in summary.stages if words.is_finite_number(stage.seconds))
-    return (sum(known) if known and len(known) == len(summary.stages) else None), seconds
+    return (sum(costs) if costs and len(costs) == len(summary.stages) else None), seconds
 
 
 def list_stages(summary: Summary) -> Iterator[list[str]]:
@@ -139,8 +153,8 @@ def _widths(summary: Summary) -> str:
     if base is None or upscaled is None:
         return ""
     small = summary.method.get("widths") or []
-    tuned = f", tuned at {' and '.join(words.format_width(width) for width in small)}" if small else ""
-    return f"width {words.format_width(base.width)} → {words.format_width(upscaled.width)}{tuned}"
+    tuned = f", tuned at {' and '.join(format_width(width) for width in small)}" if small else ""
+    return f"width {format_width(base.width)} → {format_width(upscaled.width)}{tuned}"
 
 
 def _two_lines(values: list[float]) -> str:

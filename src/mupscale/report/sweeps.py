@@ -26,6 +26,7 @@ from mupscale.plots import (
     set_log_axis_if_wide,
     words,
 )
+from mupscale.report.facts import format_width
 from mupscale.sweep import Sweep, Trial
 from mupscale.system import MupscaleError
 
@@ -65,8 +66,8 @@ def find_best(sweep: Sweep) -> Trial | None:
 
 def _title(sweep: Sweep) -> str:
     if sweep.start is None:
-        return f"Sweep at width {words.format_width(sweep.width)}"
-    return f"Sweep of upscaling, width {words.format_width(sweep.start)} → {words.format_width(sweep.width)}"
+        return f"Sweep at width {format_width(sweep.width)}"
+    return f"Sweep of upscaling, width {format_width(sweep.start)} → {format_width(sweep.width)}"
 
 
 def _measure(sweep: Sweep) -> str:

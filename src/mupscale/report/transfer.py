@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from mupscale.method import read_width_line
 from mupscale.plots import MUTED, Gallery, Picture, escape_text, figure, level_colors, styled, words
+from mupscale.report.facts import format_width
 from mupscale.system import MupscaleError
 
 Varied = Literal["lr", "noise"]
@@ -78,7 +79,7 @@ def _check_values(values: Any) -> None:
     """Raise what Python does where a part is missing or of another kind."""
     for varied in ("lr", "noise"):
         for line in values[varied]:
-            words.format_width(line["width"])
+            format_width(line["width"])
             _points(line)
     values["fixed"].get("lr")
     iter(values.get("verdict", []))
@@ -92,9 +93,7 @@ def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
         points = _points(line)
         means = [fmean(losses) for _, losses in points]
         xs = [x for x, _ in points]
-        ax.plot(
-            xs, means, "o-", ms=3.5, lw=1.4, color=color, label=escape_text(words.format_width(line["width"])), zorder=3
-        )
+        ax.plot(xs, means, "o-", ms=3.5, lw=1.4, color=color, label=escape_text(format_width(line["width"])), zorder=3)
         if any(len(losses) > 1 for _, losses in points):
             low, high = [min(losses) for _, losses in points], [max(losses) for _, losses in points]
             ax.fill_between(xs, low, high, color=color, alpha=0.16, lw=0, zorder=2)
@@ -193,14 +192,13 @@ def _best(line: Mapping[str, Any]) -> tuple[float, float] | None:
 
 def _optima(lines: list[Mapping[str, Any]]) -> str:
     bests = [(line, best) for line in lines if (best := _best(line)) is not None]
-    places = [f"{words.format_setting(best[0])} at width {words.format_width(line['width'])}" for line, best in bests]
+    places = [f"{words.format_setting(best[0])} at width {format_width(line['width'])}" for line, best in bests]
     return f"Best: {', '.join(places)}." if places else ""
 
 
 def _lost(lines: list[Mapping[str, Any]]) -> str:
     lost = [(line, xs) for line in lines if (xs := _diverged(line))]
     places = [
-        f"{' and '.join(map(words.format_setting, xs))} at width {words.format_width(line['width'])}"
-        for line, xs in lost
+        f"{' and '.join(map(words.format_setting, xs))} at width {format_width(line['width'])}" for line, xs in lost
     ]
     return f"Diverged: {', '.join(places)}." if places else ""

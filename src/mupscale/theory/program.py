@@ -120,8 +120,8 @@ class Program(ABC):
         self.check(x, "inner")
         self.check(y, "inner")
         size = self.units * self.k
-        found = x.reshape(-1, size) @ y.reshape(-1, size).T / size
-        return found.reshape((*x.shape[:-2], *y.shape[:-2]))
+        products = x.reshape(-1, size) @ y.reshape(-1, size).T / size
+        return products.reshape((*x.shape[:-2], *y.shape[:-2]))
 
     def kernel(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """⟨x|y⟩, the k × k matrix of second moments between copies, for each pair of a batch."""

@@ -126,9 +126,9 @@ def _example_2(s: Settings) -> list[tuple[float, Coefficients]]:
     slopes: list[float] = []
     for t in range(s.before + s.after + 1):
         upscaled = t >= s.before and (s.after > 0 or t > s.before)
-        found = _after(s, slopes, history, t) if upscaled else _before(s, slopes, history, t)
-        output = _output(s, slopes, history, found, t, upscaled)
-        history.append((output, found))
+        current = _after(s, slopes, history, t) if upscaled else _before(s, slopes, history, t)
+        output = _output(s, slopes, history, current, t, upscaled)
+        history.append((output, current))
         slopes.append(s.slope(output))
     return history
 
