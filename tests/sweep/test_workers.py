@@ -7,11 +7,12 @@ import os
 import pwd
 import shutil
 import signal
+import sqlite3
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,10 @@ class Process:
     def signal(self, number: int) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
+
+    def is_stopped(self) -> bool:
+        state = subprocess.run(["ps", "-o", "stat=", "-p", str(self.process.pid)], capture_output=True, text=True)
+        return state.stdout.strip().startswith("T")
 
     def result(self) -> Sweep:
         assert "error" not in self.wait()
@@ -337,7 +342,11 @@ def test_a_worker_that_comes_back_after_it_was_given_up(alone: Sweep, tmp_path: 
     place = f"{tmp_path}/study.db"
     slow, barrier = held(task(), place, tmp_path / "slow.log", grace=1.0)
     assert busy(place, len(SPACE.cells))()
-    slow.signal(signal.SIGSTOP)
+    with closing(sqlite3.connect(place, timeout=DEADLINE)) as database:
+        database.execute("BEGIN IMMEDIATE")  # nobody else has the lock now: stopped with it, it would keep it for ever
+        slow.signal(signal.SIGSTOP)
+        until(slow.is_stopped)
+        database.rollback()
     try:
         assert_same(run_sweep(task(), place, grace=1.0, note=silent), alone)
     finally:
