@@ -6,9 +6,20 @@ Widths → axes and roles → rules → plan → everything else. See `Family` f
 
 from mupscale.checkpoint import load, save
 from mupscale.checks import coord_check, verify
-from mupscale.core import Axis, Entry, Plan, Role, Rule, expand
+from mupscale.core import Axis, Entry, Plan, Role, Rule, expand, index_of_old
 from mupscale.family import Family
-from mupscale.growth import GaussianNoise, SignalNoise, perturb, upscale, widen, widen_optimizer
+from mupscale.growth import (
+    Copies,
+    Fresh,
+    GaussianNoise,
+    Operator,
+    SignalNoise,
+    measure_statistics,
+    perturb,
+    upscale,
+    widen,
+    widen_optimizer,
+)
 from mupscale.optim import clip_grad_norm_, make_optimizer, param_groups, per_group, register_optimizer, widen_scheduler
 from mupscale.planning import plan, register_roles
 from mupscale.system import VERSION, MupscaleError, load_torch
@@ -17,9 +28,9 @@ __version__ = VERSION
 
 # fmt: off
 __all__ = [
-    "Axis", "Entry", "Family", "GaussianNoise", "MupscaleError", "Plan", "Role", "Rule", "SignalNoise",
-    "clip_grad_norm_", "coord_check", "expand", "load", "load_torch", "make_optimizer", "param_groups", "per_group",
-    "perturb", "plan", "register_optimizer", "register_roles", "save", "upscale", "verify", "widen",
-    "widen_optimizer", "widen_scheduler",
+    "Axis", "Copies", "Entry", "Family", "Fresh", "GaussianNoise", "MupscaleError", "Operator", "Plan", "Role", "Rule",
+    "SignalNoise", "clip_grad_norm_", "coord_check", "expand", "index_of_old", "load", "load_torch", "make_optimizer",
+    "measure_statistics", "param_groups", "per_group", "perturb", "plan", "register_optimizer", "register_roles",
+    "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",
 ]
 # fmt: on

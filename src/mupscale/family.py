@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Entry, PlainWidth, Plan, Role, Width, WidthLike, naming
-from mupscale.growth import Noise, upscale
+from mupscale.core import PlainWidth, Plan, Role, Width, WidthLike, naming
+from mupscale.growth import Noise, Operator, choose_operator, upscale
 from mupscale.optim import make_optimizer, param_groups
-from mupscale.planning import build_plan, initial_std
+from mupscale.planning import How, build_plan, initial_means, initial_std, with_initial
 from mupscale.system import MupscaleError
 
 _DRAWS = 4  # freshly built models that the initialisation is measured on
@@ -54,7 +53,7 @@ class Family:
         self._width_dims = self._find_width_dims()
         self._plans: dict[Width, Plan] = {}
         self._measured: dict[str, float] | None = None
-        self._centred: set[str] = set()
+        self._means: dict[str, tuple[float, ...]] = {}
 
     @property
     def base(self) -> PlainWidth:
@@ -88,17 +87,24 @@ class Family:
     def plan(self, width: WidthLike | nn.Module) -> Plan:
         """μP at this width (or for this model): every factor relative to the base. Made once for each width."""
         if isinstance(width, nn.Module):
-            return self._between(self._base_model, width, copying=False)
+            return self._between(self._base_model, width, how="mup")
         width = Width.of(width)
         if width not in self._plans:
-            self._plans[width] = self._between(self._base_model, self.sketch(width), copying=False)
+            self._plans[width] = self._between(self._base_model, self.sketch(width), how="mup")
         return self._plans[width]
 
-    def widening(self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> Plan:
-        """The plan for widening one member of the family into another, noise units included."""
+    def widening(
+        self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module, *, grow: Operator | None = None
+    ) -> Plan:
+        """The plan for growing one member of the family into another, by copies or as `grow` does it.
+
+        It knows the family's initial values, which are the unit of noise and what fresh units are drawn from.
+        """
         wide_model = self._at(wide)
-        plan = self._between(self._at(narrow), wide_model, copying=True)
-        return replace(plan, fresh=self._fresh(wide_model))
+        copies = grow is None or grow.needs_multiples
+        plan = self._between(self._at(narrow), wide_model, how="copies" if copies else "fresh")
+        entries = self._between(self.sketch(self._init_at), wide_model, how="mup").parameters
+        return with_initial(plan, entries, self._measure(), self._means)
 
     def init(self, width: WidthLike, seed: int = 0) -> nn.Module:
         """A model under μP: the author's own draw, each random parameter rescaled to its μP standard deviation.
@@ -113,7 +119,7 @@ class Family:
                 return model
             torch.manual_seed(seed)
             reference = naming.parameters(self.build(self._init_at))
-        entries = self._between(self.sketch(self._init_at), model, copying=False).parameters
+        entries = self._between(self.sketch(self._init_at), model, how="mup").parameters
         measured = self._measure()
         with torch.no_grad():
             for name, p in naming.parameters(model).items():
@@ -124,7 +130,7 @@ class Family:
                     p.copy_(reference[name])
                 else:
                     fold = float(entries[name].fold)
-                    _rescale(p, measured[name] * entries[name].init, fold, centred=name in self._centred)
+                    _rescale(p, measured[name] * entries[name].init, fold, centred=self._means[name] != (0.0,))
         return model
 
     def param_groups(
@@ -156,29 +162,40 @@ class Family:
         *,
         width: WidthLike,
         noise: Noise = 0.0,
+        grow: Operator | None = None,
         lr: float | None = None,
         seed: int = 0,
         place: Callable[[nn.Module], nn.Module] | None = None,
+        batch: Any = None,
     ) -> tuple[nn.Module, Optimizer | None]:
-        """The model and its optimizer at a larger width: widened exactly, then perturbed; `lr` is at the base width.
+        """The model and its optimizer at a larger width; `lr` is at the base width.
 
+        grow: how the new units are filled: `Copies(noise)`, for which `noise=` is short, or `Fresh()`.
         place: what is done to the wide model before it is written, which may be without memory then: fully_shard.
+        batch: inputs on which a lossless growth is checked, as in `upscale`.
+
+        >>> import mupscale as mu
+        >>> family = mu.Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), 64)
+        >>> wide, _ = family.upscale(family.init(64), width=96, grow=mu.Fresh())
+        >>> wide[2].weight.shape
+        torch.Size([2, 96])
         """
+        operator = choose_operator(grow, noise)
         wide = self.sketch(width)
         if _has_plain_tensors(wide) or _has_unsaved_widths(wide, model):  # values that the narrow model cannot tell
             with torch.random.fork_rng(devices=[]):
                 wide = self.build(width)
-        plan = self.widening(model, wide)
+        plan = self.widening(model, wide, grow=operator)
         _dress(wide, model)
         if place is not None:
             wide = place(wide)
-        return upscale(naming.unwrap(model), wide, plan, optimizer, noise=noise, lr=lr, seed=seed)
+        return upscale(naming.unwrap(model), wide, plan, optimizer, grow=operator, lr=lr, seed=seed, batch=batch)
 
     def _at(self, width: WidthLike | nn.Module) -> nn.Module:
         return width if isinstance(width, nn.Module) else self.sketch(width)
 
-    def _between(self, narrow: nn.Module, wide: nn.Module, *, copying: bool) -> Plan:
-        return build_plan(narrow, wide, roles=self.roles, copying=copying, is_width=self._is_width)
+    def _between(self, narrow: nn.Module, wide: nn.Module, *, how: How) -> Plan:
+        return build_plan(narrow, wide, roles=self.roles, how=how, is_width=self._is_width)
 
     def _is_width(self, name: str, dim: int) -> bool:
         return dim in self._width_dims.get(name, ())
@@ -217,18 +234,8 @@ class Family:
                     torch.manual_seed(seed)
                     draws.append(naming.parameters(self.build(self._init_at)))
             self._measured = initial_std(draws)
-            self._centred = {name for name, std in self._measured.items() if _has_mean([d[name] for d in draws], std)}
+            self._means = initial_means(draws, self._measured)
         return self._measured
-
-    def _fresh(self, wide: nn.Module) -> dict[str, float]:
-        entries: Mapping[str, Entry] = self._between(self.sketch(self._init_at), wide, copying=False).parameters
-        return {name: std * entries[name].init for name, std in self._measure().items()}
-
-
-def _has_mean(draws: list[nn.Parameter], std: float) -> bool:
-    """Whether the mean over the draws is no accident: six standard errors from 0."""
-    values = torch.cat([p.detach().double().flatten() for p in draws])
-    return std > 0 and abs(float(values.mean())) > 6 * std / math.sqrt(values.numel())
 
 
 def _rescale(p: Tensor, std: float, fold: float, *, centred: bool) -> None:

@@ -3,6 +3,7 @@
 widths   a width: one number, or several by name
 rules    the three numbers, and the factors they imply
 axes     which narrow unit each wide unit copies
+old_units  where the old units lie where the others are new ones and no copies
 roles    what the dimensions of a parameter are to it
 plans    an entry for every parameter, and the formula of widening
 naming   one name per parameter, whatever the model is wrapped in
@@ -13,6 +14,7 @@ from mupscale.core import naming
 from mupscale.core.axes import Axis, expand, multiplier, widened_shape
 from mupscale.core.dtensor import copy_into, gather_whole, is_sharded, laid_out_like, local_part, plain_type
 from mupscale.core.naming import without_ddp
+from mupscale.core.old_units import index_of_old, is_new, places, whole_blocks
 from mupscale.core.plans import Entry, Plan, Shape, check_dtype, check_same_names
 from mupscale.core.roles import Role
 from mupscale.core.rules import Number, Rule, tidy
@@ -36,13 +38,17 @@ __all__ = [
     "copy_into",
     "expand",
     "gather_whole",
+    "index_of_old",
+    "is_new",
     "is_sharded",
     "laid_out_like",
     "local_part",
     "multiplier",
     "naming",
+    "places",
     "plain_type",
     "tidy",
+    "whole_blocks",
     "widened_shape",
     "without_ddp",
 ]

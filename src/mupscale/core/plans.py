@@ -32,6 +32,8 @@ class Entry:
     """One parameter or buffer: its shapes, its width axes by dimension, and what each dimension is to it.
 
     offset: what the model adds to the stored value before it uses it, as a norm with gain 1 + w does.
+    keep: by what the weights of old units are multiplied where the other units are new ones and no copies, so that what
+    they compute stays: a model that divides a readout by its width needs it.
 
     >>> entry = Entry(narrow=(8, 4), wide=(16, 4), axes={0: Axis(2)}, out=(0,))
     >>> entry.rule, entry.out_is_width, entry.in_is_width
@@ -46,6 +48,7 @@ class Entry:
     fold: Number = 1
     names: tuple[str, ...] = ()
     offset: Number = 0
+    keep: Number = 1
 
     @cached_property
     def rule(self) -> Rule:
@@ -114,15 +117,21 @@ class Entry:
             )
         axes = {d: self.axes.get(d, Axis()) * later.axes.get(d, Axis()) for d in sorted({*self.axes, *later.axes})}
         fold = tidy(Fraction(1) * self.fold * later.fold)
-        return replace(self, wide=later.wide, axes=axes, out=tuple(sorted(out)), in_=tuple(sorted(in_)), fold=fold)
+        keep = tidy(Fraction(1) * self.keep * later.keep)
+        outputs, inputs = tuple(sorted(out)), tuple(sorted(in_))
+        return replace(self, wide=later.wide, axes=axes, out=outputs, in_=inputs, fold=fold, keep=keep)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Entries by name, and (where known) the std that a fresh μP initialisation has at the wide width.
+    """Entries by name, and (where known) the std and the mean that a fresh μP initialisation has at the wide width.
 
-    mup: whether the wide model starts afresh (μP) or from copies (widening), for optimizers whose step is relative to
-    the weights; for all others the two are one.
+    mup: whether the wide model's new units start afresh (μP) or as copies (widening), for optimizers whose step is
+    relative to the weights; for all others the two are one.
+    means: by name, one number for each of the equal parts of the first axis: (0, 1, 0, 0) for an LSTM's bias whose
+    forget gate starts at 1.
+    norms: of the parameters of a norm over a growing axis, what it does: "layer" (centres and divides), "rms" (divides)
+    or "group" (centres and divides groups of units) at its gain, and "bias" at the other.
 
     >>> import mupscale as mu
     >>> plan = mu.plan(nn.Linear(4, 8), nn.Linear(4, 16))
@@ -136,6 +145,8 @@ class Plan:
     buffers: Mapping[str, Entry] = field(default_factory=dict)
     fresh: Mapping[str, float] | None = None
     mup: bool = False
+    means: Mapping[str, tuple[float, ...]] | None = None
+    norms: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Entry:
         entry = self.parameters.get(name) or self.buffers.get(name)
@@ -155,6 +166,8 @@ class Plan:
             {name: entry.then(later.buffers[name]) for name, entry in self.buffers.items() if name in later.buffers},
             later.fresh,
             self.mup,
+            later.means,
+            {**self.norms, **later.norms},
         )
 
     @cached_property
@@ -194,9 +207,14 @@ class Plan:
     def to_json(self) -> str:
         """Exact: from_json gives an equal plan."""
         sides = {"parameters": self.parameters, "buffers": self.buffers}
-        content = {side: {n: _entry_to_json(e) for n, e in entries.items()} for side, entries in sides.items()}
-        fresh = None if self.fresh is None else dict(self.fresh)
-        return json.dumps({"format": _FORMAT, **content, "fresh": fresh, "mup": self.mup}, indent=1)
+        content: dict[str, Any] = {
+            side: {n: _entry_to_json(e) for n, e in entries.items()} for side, entries in sides.items()
+        }
+        content["fresh"] = None if self.fresh is None else dict(self.fresh)
+        content["mup"] = self.mup
+        content["means"] = None if self.means is None else {n: list(m) for n, m in self.means.items()}
+        content["norms"] = dict(self.norms)
+        return json.dumps({"format": _FORMAT, **content}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -206,7 +224,9 @@ class Plan:
             if content["format"] != _FORMAT:
                 raise KeyError("format")
             sides = [{n: _entry_from_json(e) for n, e in content[s].items()} for s in ("parameters", "buffers")]
-            return cls(sides[0], sides[1], content["fresh"], content["mup"])
+            means = content.get("means")
+            parts = None if means is None else {n: tuple(m) for n, m in means.items()}
+            return cls(sides[0], sides[1], content["fresh"], content["mup"], parts, content.get("norms", {}))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MupscaleError(f"this is not a plan written by mupscale ({type(error).__name__}: {error})") from None
 
@@ -286,6 +306,7 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
         "fold": _number_to_json(entry.fold),
         "names": list(entry.names),
         "offset": _number_to_json(entry.offset),
+        "keep": _number_to_json(entry.keep),
     }
 
 
@@ -303,4 +324,5 @@ def _entry_from_json(content: dict[str, Any]) -> Entry:
         _number_from_json(content["fold"]),
         tuple(content["names"]),
         _number_from_json(content.get("offset", 0)),
+        _number_from_json(content.get("keep", 1)),
     )

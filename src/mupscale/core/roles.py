@@ -17,6 +17,8 @@ class Role:
     `fold` is a constant for the stored weight, as in Rule; a callable gets the multipliers (out, in_).
     `offset` is what the module adds to the stored weight before it uses it: 1 for a norm with gain 1 + w.
     `uncopyable`, where not empty, says why the axes may scale (μP) but their units cannot be copied (widening).
+    `keep` is what the weights of old units are multiplied by where new units come beside them, as in Entry; where there
+    is a fold, it has to be said. `unplaceable` says why new units cannot come beside the old ones.
 
     >>> import mupscale as mu
     >>> head = mu.Role(out=0, in_=1, in_block=49)  # reads channels that were flattened with their 7 x 7 positions
@@ -32,6 +34,8 @@ class Role:
     fold: Number | Callable[[Number, Number], Number] = 1
     uncopyable: str = ""
     offset: Number = 0
+    keep: Number | Callable[[Number, Number], Number] | None = None
+    unplaceable: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", _as_tuple(self.out))

@@ -1,14 +1,22 @@
-"""What is done with a plan: copies of weights, buffers and optimizer state, noise, and all of it at once.
+"""What is done with a plan: weights, buffers and optimizer state of the wide model, by copies or by fresh units.
 
-copying          weights and buffers
+operators        the contract of an operator
+copies           the paper's: every unit copied, with noise
+fresh            the other: new units drawn beside the old ones
+lossless         what fresh units start at where the function is to stay
+sources          the narrow model's tensors, and memory for the wide ones
+writing          weights and buffers
 optimizer_state  what an optimizer holds for each parameter
+statistics       running statistics of new channels, measured on batches
 net2net          random copies, for comparison
 noise            what makes copies differ from each other
 spectral         the size of a weight that noise may be relative to
 upscaling        all of it in one call
 """
 
-from mupscale.growth.copying import keep_base_shape, refuse_nonfinite, widen
+from mupscale.growth.copies import Copies
+from mupscale.growth.fresh import Fresh
+from mupscale.growth.lossless import difference_of_outputs, obstacles
 from mupscale.growth.net2net import check_net2net, widen_net2net
 from mupscale.growth.noise import (
     GaussianNoise,
@@ -21,21 +29,34 @@ from mupscale.growth.noise import (
     standard_normal,
     unit_std,
 )
+from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.growth.optimizer_state import axes_of_state, is_scalar, state_factor, widen_optimizer
-from mupscale.growth.upscaling import grow_optimizer, upscale
+from mupscale.growth.sources import keep_base_shape, refuse_nonfinite
+from mupscale.growth.statistics import measure_statistics
+from mupscale.growth.upscaling import choose_operator, grow_optimizer, upscale
+from mupscale.growth.writing import widen
 
 __all__ = [
+    "Copies",
+    "Fresh",
     "GaussianNoise",
     "Noise",
+    "Operator",
+    "Part",
     "SignalNoise",
+    "StatePart",
     "Unit",
     "axes_of_state",
     "check_net2net",
     "check_noise",
+    "choose_operator",
+    "difference_of_outputs",
     "draw_normal",
     "grow_optimizer",
     "is_scalar",
     "keep_base_shape",
+    "measure_statistics",
+    "obstacles",
     "perturb",
     "refuse_nonfinite",
     "standard_normal",

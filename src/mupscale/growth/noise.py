@@ -115,27 +115,63 @@ def perturb(wide: nn.Module, plan: Plan, noise: Noise, seed: int = 0) -> Gaussia
     """
     noise = check_noise(noise, plan)
     unit: Unit = noise.unit if isinstance(noise, GaussianNoise) else "theory"
-    parameters = plan.check(wide)
-    scales = {name: unit_std(plan, name, unit) for name in parameters} if _has_noise(noise, plan) else {}
-    constants: dict[str, float] = {}
-    for name, p in parameters.items():
-        if not scales.get(name):
-            continue
-        entry = plan.parameters[name]
-        level = noise.of(name) if isinstance(noise, GaussianNoise) else noise.t
-        if level == 0:
-            constants[name] = 0.0
-            continue
-        delta = standard_normal(entry.wide, p.dtype, seed, name)
-        if isinstance(noise, SignalNoise):
-            signal = spectral_norm(as_matrix(gather_whole(p.detach()), entry))
-            level *= signal / spectral_norm(as_matrix(delta, entry)) / scales[name]
-        constants[name] = level
-        _add(p, delta, level * scales[name])
+    constants = {}
+    for name, p in plan.check(wide).items():
+        level = add_noise(p, name, plan, noise, seed)
+        if level is not None:
+            constants[name] = level
     effective = GaussianNoise(constants, unit)
     if isinstance(noise, SignalNoise):
         noise.effective = effective
     return effective
+
+
+@torch.no_grad()
+def add_noise(
+    p: Tensor, name: str, plan: Plan, noise: GaussianNoise | SignalNoise, seed: int, *, paired: bool = False
+) -> float | None:
+    """Add noise to one wide parameter in place; returns its level, or None where it gets no noise at any level.
+
+    paired: noise that sums to 0 over the copies of each input, so that the function stays.
+
+    >>> import mupscale as mu
+    >>> plan = mu.plan(nn.Linear(2, 1, bias=False), nn.Linear(4, 1, bias=False))
+    >>> weight = torch.zeros(1, 4)
+    >>> add_noise(weight, "weight", plan, mu.GaussianNoise(1.0, unit="theory"), seed=0, paired=True)
+    1.0
+    >>> bool(weight[0, 0] == -weight[0, 1]), bool(weight[0, 2] == -weight[0, 3])
+    (True, True)
+    """
+    if not _has_noise(noise, plan):
+        return None
+    entry = plan.parameters[name]
+    std = unit_std(plan, name, noise.unit if isinstance(noise, GaussianNoise) else "theory")
+    if not std or (paired and not _copied_inputs(entry)):
+        return None
+    level = noise.of(name) if isinstance(noise, GaussianNoise) else noise.t
+    if level == 0:
+        return 0.0
+    delta = standard_normal(entry.wide, p.dtype, seed, name)
+    if paired:
+        delta = _balanced(delta, entry)
+    if isinstance(noise, SignalNoise):
+        signal = spectral_norm(as_matrix(gather_whole(p.detach()), entry))
+        level *= signal / spectral_norm(as_matrix(delta, entry)) / std
+    _add(p, delta, level * std)
+    return level
+
+
+def _copied_inputs(entry: Entry) -> list[int]:
+    return [d for d in entry.in_ if d in entry.axes and entry.axes[d].times != 1]
+
+
+def _balanced(delta: Tensor, entry: Entry) -> Tensor:
+    """The noise less its mean over the copies of each input, at the same spread: for two copies, +ε and −ε."""
+    dim = _copied_inputs(entry)[0]
+    axis = entry.axes[dim]
+    copies: Tensor = delta.unflatten(dim, (-1, axis.copies, axis.block))
+    copies = copies - copies.mean(dim + 1, keepdim=True)
+    return (copies * math.sqrt(axis.copies / (axis.copies - 1))).flatten(dim, dim + 2)
 
 
 def _add(p: Tensor, delta: Tensor, factor: float) -> None:
@@ -155,7 +191,7 @@ def check_noise(noise: Noise, plan: Plan) -> GaussianNoise | SignalNoise:
     >>> check_noise(0.0, mu.plan(nn.Linear(8, 8), nn.Linear(16, 16)))
     GaussianNoise(std=0.0, unit='init')
     """
-    noise = noise if isinstance(noise, GaussianNoise | SignalNoise) else GaussianNoise(noise)
+    noise = as_noise(noise)
     constants = noise.std if isinstance(noise, GaussianNoise) and isinstance(noise.std, Mapping) else {}
     if strangers := constants.keys() - plan.parameters.keys():
         raise MupscaleError(
@@ -166,9 +202,20 @@ def check_noise(noise: Noise, plan: Plan) -> GaussianNoise | SignalNoise:
     return noise
 
 
+def as_noise(noise: Noise) -> GaussianNoise | SignalNoise:
+    """The noise as an object: a number is in units of the initialisation.
+
+    >>> as_noise(0.5)
+    GaussianNoise(std=0.5, unit='init')
+    """
+    return noise if isinstance(noise, GaussianNoise | SignalNoise) else GaussianNoise(noise)
+
+
 def _has_noise(noise: GaussianNoise | SignalNoise, plan: Plan) -> bool:
     """Whether any parameter gets noise."""
-    return isinstance(noise, SignalNoise) or any(noise.of(name) for name in plan.parameters)
+    if isinstance(noise, SignalNoise):
+        return True
+    return any(noise.std.get(name) for name in plan.parameters) if isinstance(noise.std, Mapping) else noise.std != 0
 
 
 def unit_std(plan: Plan, name: str, unit: Unit) -> float:

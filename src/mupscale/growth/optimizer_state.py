@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,8 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, Entry, Plan, gather_whole, laid_out_like, naming, widened_shape
-from mupscale.growth.copying import refuse_nonfinite
+from mupscale.core import Axis, Entry, Plan, gather_whole, laid_out_like, naming
+from mupscale.growth.copies import Copies
+from mupscale.growth.operators import Operator, Part, StatePart
+from mupscale.growth.sources import refuse_nonfinite
+from mupscale.growth.writing import check_written, unwritten
 from mupscale.optim import Traits, scale, traits_of
 from mupscale.system import MupscaleError
 
@@ -22,11 +26,13 @@ def widen_optimizer(
     *,
     narrow: nn.Module | None = None,
     wide: nn.Module | None = None,
+    grow: Operator | None = None,
 ) -> Optimizer:
     """Give the wide optimizer the narrow one's state (the optimizer itself or its saved state dict), widened.
 
     Hyperparameters are not touched: param_groups has scaled them. The models tell which parameter is which where
-    neither names in the groups nor the order of the plan do.
+    neither names in the groups nor the order of the plan do. grow: the operator that fills the wide model, if it is not
+    `Copies()`.
 
     >>> import mupscale as mu
     >>> narrow, wide = nn.Linear(2, 2, bias=False), nn.Linear(4, 4, bias=False)
@@ -43,6 +49,7 @@ def widen_optimizer(
             f"state of {type(optimizer).__name__} cannot be carried over to {type(wide_optimizer).__name__}; "
             f"use one optimizer for both, or start the wide one without state"
         )
+    operator = Copies() if grow is None else grow
     traits = traits_of(type(wide_optimizer))
     targets = dict(_targets(wide_optimizer, plan, wide))
     widened = {}
@@ -55,7 +62,11 @@ def widen_optimizer(
                 f"this plan is for another model: '{name}' has shape {tuple(p.shape)} in the wide optimizer and the "
                 f"plan's wide shape is {plan.parameters[name].wide}"
             )
-        widened[p] = _widen_state(name, state, plan.parameters[name], p, group, traits)
+        part = Part(name, plan, seed=0)
+        widened[p] = {
+            key: _grow_value(key, value, part, p, group, traits, operator, wide_optimizer)
+            for key, value in state.items()
+        }
     wide_optimizer.state.update(widened)
     return wide_optimizer
 
@@ -124,16 +135,6 @@ def _in_plan(name: str, plan: Plan, side: str) -> str:
     return plan.names[name]
 
 
-def _widen_state(
-    name: str, state: Mapping[str, Any], entry: Entry, p: Tensor, group: Mapping[str, Any], traits: Traits
-) -> dict[str, Any]:
-    widened: dict[str, Any] = {}
-    for key, value in state.items():
-        factor = state_factor(name, key, entry, group, traits)
-        widened[key] = _widen_value(f"{name}/{key}", value, entry, p, group, factor)
-    return widened
-
-
 def state_factor(name: str, key: str, entry: Entry, group: Mapping[str, Any], traits: Traits) -> float:
     """By what a state tensor of this key is rescaled.
 
@@ -153,7 +154,19 @@ def state_factor(name: str, key: str, entry: Entry, group: Mapping[str, Any], tr
     return factor
 
 
-def _widen_value(label: str, value: Any, entry: Entry, p: Tensor, group: Mapping[str, Any], factor: float) -> Any:
+def _grow_value(
+    key: str,
+    value: Any,
+    part: Part,
+    p: Tensor,
+    group: Mapping[str, Any],
+    traits: Traits,
+    operator: Operator,
+    optimizer: Optimizer,
+) -> Any:
+    """What the wide optimizer keeps under this key for the parameter."""
+    entry, label = part.entry, f"{part.name}/{key}"
+    factor = state_factor(part.name, key, entry, group, traits)
     if not isinstance(value, Tensor):
         return scale(value, factor) if isinstance(value, float) else value
     value = gather_whole(value.detach())
@@ -162,10 +175,43 @@ def _widen_value(label: str, value: Any, entry: Entry, p: Tensor, group: Mapping
         on_device = group.get("capturable") or group.get("fused")
         return scale(value, factor).to(p.device if on_device else "cpu")
     axes = axes_of_state(label, value, entry)
+    shape = tuple(wide if d in axes else n for d, (n, wide) in enumerate(zip(value.shape, entry.wide, strict=True)))
     dtype = p.dtype if tuple(value.shape) == entry.narrow else value.dtype
-    out = torch.empty(widened_shape(value.shape, axes), dtype=dtype, device=value.device)
-    state = entry.widened(value, out, factor=factor, axes=axes).to(p.device)
-    return laid_out_like(state, p) if state.shape == p.shape else state
+    out = unwritten(shape, dtype, value.device, operator)
+    state = StatePart(
+        part.name,
+        part.plan,
+        part.seed,
+        key,
+        tuple(value.shape),
+        axes,
+        lambda: initial_state(optimizer, group, len(shape)).get(key, 0.0),
+        lambda entry: state_factor(part.name, key, entry, group, traits),
+        key in traits.rates,
+    )
+    operator.state(out, value, state)
+    check_written(label, out, operator)
+    grown = out.to(p.device)
+    return laid_out_like(grown, p) if grown.shape == p.shape else grown
+
+
+def initial_state(optimizer: Optimizer, group: Mapping[str, Any], ndim: int) -> dict[str, float]:
+    """The value that each state tensor of a new parameter starts with: what a step without a gradient leaves.
+
+    >>> optimizer = torch.optim.Adagrad([torch.zeros(1)], lr=0.1, initial_accumulator_value=0.5)
+    >>> initial_state(optimizer, optimizer.param_groups[0], ndim=2)["sum"]
+    0.5
+    """
+    p = nn.Parameter(torch.zeros((1,) * ndim))
+    own = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
+    defaults = {
+        k: v for k, v in optimizer.defaults.items() if k in inspect.signature(type(optimizer).__init__).parameters
+    }
+    hyper = {k: v for k, v in {**defaults, **group}.items() if k in defaults and k not in own}
+    p.grad = torch.zeros_like(p)
+    fresh = type(optimizer)([p], **hyper)
+    fresh.step()
+    return {key: float(value) for key, value in fresh.state[p].items() if isinstance(value, Tensor | float | int)}
 
 
 def is_scalar(value: Tensor, entry: Entry) -> bool:

@@ -1,4 +1,4 @@
-"""Upscaling: widen, carry the optimizer over, perturb. Steps 1–3 of Meta-algorithm 'Upscaling procedure'."""
+"""Growth in one call: the wide model and its optimizer. Steps 1–3 of Meta-algorithm 'Upscaling procedure'."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.core import Plan
-from mupscale.growth.copying import prepare_widening, write_widened
-from mupscale.growth.noise import Noise, check_noise, perturb
+from mupscale.growth.copies import Copies
+from mupscale.growth.fresh import Fresh
+from mupscale.growth.lossless import warn_of_loss
+from mupscale.growth.noise import Noise
+from mupscale.growth.operators import Operator, check_operator
 from mupscale.growth.optimizer_state import widen_optimizer
+from mupscale.growth.sources import prepare_growth
+from mupscale.growth.writing import write_grown
 from mupscale.optim import widened_groups
+from mupscale.system import MupscaleError
 
 
 def upscale(
@@ -22,13 +28,19 @@ def upscale(
     optimizer: Optimizer | None = None,
     *,
     noise: Noise = 0.0,
+    grow: Operator | None = None,
     lr: float | None = None,
     seed: int = 0,
+    batch: Any = None,
 ) -> tuple[nn.Module, Optimizer | None]:
-    """The wide model and its optimizer, ready to train on; with no noise they go on exactly as the narrow ones would.
+    """The wide model and its optimizer, ready to train on.
 
+    grow: how the wide model is filled. `Copies(noise)`, for which `noise=` is short, goes on exactly as the narrow
+    model would if there is no noise; `Fresh()` keeps the trained units and draws new ones; or an Operator of your own.
     The wide optimizer has the narrow one's class, hyperparameters (as they are now) and state, all rescaled; `lr`
     replaces the learning rate, in the units of a group with lr_factor 1.
+    batch: inputs of the model (a tuple for several) on which `Fresh(lossless=True)` is checked: a warning says by how
+    much the outputs differ, where they do.
 
     >>> import torch
     >>> import mupscale as mu
@@ -40,16 +52,34 @@ def upscale(
     >>> wide.layers[1].weight.shape, {group["lr"] for group in wide_optimizer.param_groups} == {0.01, 0.0025}
     (torch.Size([32, 32]), True)
     """
-    noise = check_noise(noise, plan)
-    sources = prepare_widening(narrow, wide, plan)
-    grown = None if optimizer is None else grow_optimizer(optimizer, narrow, wide, plan, lr)
-    write_widened(sources, wide, plan)
-    perturb(wide, plan, noise, seed)
+    operator = choose_operator(grow, noise)
+    check_operator(operator, plan)
+    sources = prepare_growth(narrow, wide, plan)
+    grown = None if optimizer is None else grow_optimizer(optimizer, narrow, wide, plan, lr, operator)
+    write_grown(sources, wide, plan, operator, seed)
+    if isinstance(operator, Fresh) and operator.lossless:
+        warn_of_loss(narrow, wide, plan, batch)
     return wide, grown
 
 
+def choose_operator(grow: Operator | None, noise: Noise) -> Operator:
+    """The operator that is meant: `grow`, or copies with this noise.
+
+    >>> choose_operator(None, 0.5)
+    Copies(noise=0.5, paired=False)
+    """
+    if grow is not None and noise != 0.0:
+        raise MupscaleError("noise= and grow= are two ways to say one thing; write grow=Copies(noise=…)")
+    return Copies(noise) if grow is None else grow
+
+
 def grow_optimizer(
-    optimizer: Optimizer, narrow: nn.Module, wide: nn.Module, plan: Plan, lr: float | None = None
+    optimizer: Optimizer,
+    narrow: nn.Module,
+    wide: nn.Module,
+    plan: Plan,
+    lr: float | None = None,
+    grow: Operator | None = None,
 ) -> Optimizer:
     """An optimizer of the same class for the wide model, with rescaled hyperparameters and state.
 
@@ -62,7 +92,7 @@ def grow_optimizer(
     """
     groups = widened_groups(optimizer, narrow, wide, plan, lr)
     grown = type(optimizer)(groups, **_constructor_arguments(optimizer))
-    return widen_optimizer(optimizer, grown, plan, narrow=narrow, wide=wide)
+    return widen_optimizer(optimizer, grown, plan, narrow=narrow, wide=wide, grow=grow)
 
 
 def _constructor_arguments(optimizer: Optimizer) -> dict[str, Any]:

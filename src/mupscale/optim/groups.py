@@ -90,7 +90,7 @@ def widened_groups(
     """
     names = {id(p): name for name, p in plan.check(narrow, "narrow").items()}
     parameters = plan.check(wide)
-    builder = GroupBuilder(traits_of(type(optimizer)))
+    builder = GroupBuilder(traits_of(type(optimizer)).at(plan))
     for number, group in enumerate(optimizer.param_groups):
         hyper = {k: v for k, v in group.items() if k not in ("params", "param_names")} | {FROM_GROUP: number}
         for p in group["params"]:

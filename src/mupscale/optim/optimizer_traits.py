@@ -30,7 +30,7 @@ class Traits:
     """How an optimizer's hyperparameters and state scale; see the constructors below for the usual cases.
 
     check: raises an error where hyperparameters cannot follow the width. implicit: hyperparameters with the values that
-    the optimizer takes where they are None. as_is: state that does not scale.
+    the optimizer takes where they are None. as_is: state that does not scale. rates: state that is a learning rate.
     by_size: whether steps or state follow the stored weight itself, which is not what scales where there is an offset.
     """
 
@@ -39,6 +39,7 @@ class Traits:
     check: Callable[[Hyper], None] = lambda hyper: None
     implicit: Callable[[Hyper, Tensor], Hyper] = lambda hyper, parameter: hyper
     as_is: frozenset[str] = frozenset({"step", "mu_product", "mu"})
+    rates: frozenset[str] = frozenset()
     matrices_only: bool = False
     by_size: bool = False
     mup_hyper: Mapping[str, Factor] = field(default_factory=dict)
@@ -167,6 +168,7 @@ _TRAITS: dict[type[Optimizer], Traits] = {
         eps=(),
         state={"prev": 1},
         more_state={"step_size": _lr(0)},
+        rates=frozenset({"step_size"}),
         hyper={"step_sizes": _lr(0)},
     ),
     # ASGD's eta is a learning rate, lambd a decoupled decay, ax an average of weights

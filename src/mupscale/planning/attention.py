@@ -234,10 +234,12 @@ def _growing_head_dim(
     for name in (*projections.query, *projections.key_value, *projections.fused, *projections.out) if why else ():
         roles.update(_edited(narrow, wide, name, lambda role: replace(role, uncopyable=why)))
     if small.scale is None or large.scale is None:
-        return roles  # nothing said: 1/head_dim is taken for granted, and verify tells if it is not so
+        # nothing said: 1/head_dim is taken for granted, and verify tells if it is not so; new units have no such check
+        unsaid = f"{where}: head_dim grows {grow} times and no attribute tells the scale ({', '.join(SCALE)}); set one"
+        return {**roles, **_fresh_refused(narrow, wide, projections, unsaid)}
     ratio = large.scale / small.scale
     if math.isclose(ratio, 1 / grow, rel_tol=1e-6):
-        return roles
+        return {**roles, **_kept_logits(narrow, wide, projections, 1 / ratio, where)}
     fold = 1 / (float(grow) * ratio)
     norms = [name for name in projections.norms if _QUERY_NORM.match(name.rsplit(".", 1)[-1])]
     if norms:  # a factor before a norm would be normalised away
@@ -248,7 +250,7 @@ def _growing_head_dim(
                 f"the missing factor {fold:.6g} belongs into the gain of '{norms[0]}', which has none. Give it one, or "
                 f"let the attention scale as 1/head_dim"
             )
-        return {**roles, **dict.fromkeys(gains, Role(out=0, fold=fold))}
+        return {**roles, **dict.fromkeys(gains, Role(out=0, fold=fold, keep=1 / ratio))}
     if projections.fused:
         raise MupscaleError(
             f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to "
@@ -264,7 +266,31 @@ def _growing_head_dim(
             f"with fold={fold:.6g} for the query's weight and bias"
         )
     for name in projections.query:
-        roles.update(_edited(narrow, wide, name, lambda role: replace(role, fold=fold, uncopyable=why)))
+        roles.update(_edited(narrow, wide, name, lambda role: replace(role, fold=fold, keep=1 / ratio, uncopyable=why)))
+    return roles
+
+
+def _kept_logits(
+    narrow: nn.Module, wide: nn.Module, projections: _Projections, keep: float, where: str
+) -> dict[str, Role]:
+    """Where head_dim grows and the scale shrinks with it: the old units' queries make up for it, once copies do not."""
+    norms = [name for name in projections.norms if _QUERY_NORM.match(name.rsplit(".", 1)[-1])]
+    gains = [f"{name}.{p}" for name in norms for p, _ in projections.norms[name].named_parameters(recurse=False)]
+    if gains:
+        return dict.fromkeys(gains, Role(out=0, keep=keep))
+    if norms or projections.fused or not projections.query:
+        why = f"{where}: head_dim grows, and there are no queries apart whose old units could make up for the new scale"
+        return _fresh_refused(narrow, wide, projections, f"{why}; grow the number of heads")
+    roles: dict[str, Role] = {}
+    for name in projections.query:
+        roles.update(_edited(narrow, wide, name, lambda role: replace(role, keep=keep)))
+    return roles
+
+
+def _fresh_refused(narrow: nn.Module, wide: nn.Module, projections: _Projections, why: str) -> dict[str, Role]:
+    roles: dict[str, Role] = {}
+    for name in (*projections.query, *projections.fused):
+        roles.update(_edited(narrow, wide, name, lambda role: replace(role, unplaceable=why)))
     return roles
 
 

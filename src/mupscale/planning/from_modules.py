@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -26,10 +26,18 @@ from mupscale.core import (
     tidy,
 )
 from mupscale.planning.attention import attention_roles
-from mupscale.planning.initial import initial_std
+from mupscale.planning.growth_checks import How, agrees_with_rebuilt, check_axis, check_blocks, check_read_widths
+from mupscale.planning.initial import initial_means, initial_std, with_initial
+from mupscale.planning.norms import norms_over_widths
 from mupscale.planning.role_registry import registered
 from mupscale.planning.tied_readouts import norm_before
 from mupscale.system import MupscaleError
+
+
+class GrowsBy(Protocol):
+    """What a plan has to know of the operator that it is for: whether it wants whole multiples."""
+
+    needs_multiples: bool
 
 
 def plan(
@@ -38,26 +46,30 @@ def plan(
     *,
     roles: Mapping[str, Role] | None = None,
     fresh: nn.Module | Callable[[], nn.Module] | None = None,
+    grow: GrowsBy | None = None,
 ) -> Plan:
     """How `narrow` widens to `wide`, two modules of one class; `wide` may be on the meta device.
 
     roles: by name pattern (`{"head.weight": Role(out=0, in_=1, in_block=49)}`), for what the modules cannot tell.
     fresh: a freshly built narrow model, or the function that builds it, so that noise can be given in units of
-    the model's own initialisation.
+    the model's own initialisation, and fresh units can be drawn from it.
+    grow: what is to be done with the plan, `Copies()` if nothing is said; with `Fresh()` any wider width will do.
 
     >>> import mupscale as mu
     >>> from mupscale.models import MLP
     >>> mu.plan(MLP(3, 8, 2), MLP(3, 32, 2))["layers.1.weight"].rule
     Rule(out=4, in_=4, fold=1)
     """
-    widening = build_plan(narrow, wide, roles=roles)
+    copies = grow is None or grow.needs_multiples
+    widening = build_plan(narrow, wide, roles=roles, how="copies" if copies else "fresh")
     if fresh is None:
         return widening
     draws = [fresh(), fresh()] if not isinstance(fresh, nn.Module) else [fresh]
     for draw in draws:
         widening.check(draw, "narrow")
-    stds = initial_std([naming.parameters(draw) for draw in draws])
-    return replace(widening, fresh={name: std * widening.parameters[name].init for name, std in stds.items()})
+    initial = [naming.parameters(draw) for draw in draws]
+    stds = initial_std(initial)
+    return with_initial(widening, widening.parameters, stds, initial_means(initial, stds))
 
 
 def build_plan(
@@ -65,25 +77,29 @@ def build_plan(
     wide: nn.Module,
     *,
     roles: Mapping[str, Role] | None = None,
-    copying: bool = True,
+    how: How = "copies",
     is_width: Callable[[str, int], bool] = lambda name, dim: False,
 ) -> Plan:
-    """The one code path of widening (`copying`: integer multipliers) and of μP (real ones).
+    """The one code path of widening by copies (integer multipliers), by fresh units and of μP (real ones).
 
     is_width tells of axes that are widths of the family although they may not grow here.
 
-    >>> mup = build_plan(nn.Linear(8, 8), nn.Linear(12, 12), copying=False)  # no whole multiple, so only μP can have it
+    >>> mup = build_plan(nn.Linear(8, 8), nn.Linear(12, 12), how="mup")  # no whole multiple, so not by copies
     >>> mup["weight"].rule
     Rule(out=Fraction(3, 2), in_=Fraction(3, 2), fold=1)
     """
     if narrow is wide:
         raise MupscaleError("narrow and wide are one and the same module; build a second, wider one")
-    walk = _Walk(narrow, wide, dict(roles or {}), copying, is_width)
+    walk = _Walk(narrow, wide, dict(roles or {}), how, is_width)
     parameters = walk.entries("parameters")
     parameters = walk.fold_tied_readouts(parameters)
     buffers = walk.entries("buffers")
     walk.check_patterns_used()
-    return Plan(parameters, buffers, mup=not copying)
+    if how == "fresh":
+        walk.check_kept(parameters)
+        check_read_widths(parameters, walk.told(parameters))
+    norms = norms_over_widths(walk.small, parameters) if how == "fresh" else {}
+    return Plan(parameters, buffers, mup=how != "copies", norms=norms)
 
 
 class _Walk:
@@ -94,14 +110,15 @@ class _Walk:
         narrow: nn.Module,
         wide: nn.Module,
         overrides: dict[str, Role],
-        copying: bool,
+        how: How,
         is_width: Callable[[str, int], bool],
     ) -> None:
         self.narrow, self.wide = naming.unwrap(narrow), naming.unwrap(wide)
         self.small, self.large = naming.modules(narrow), naming.modules(wide)
-        self.overrides, self.copying, self.is_width = overrides, copying, is_width
+        self.overrides, self.how, self.is_width = overrides, how, is_width
         self.used: set[str] = set()
-        self.readouts: dict[str, tuple[str, Number]] = {}
+        self.readouts: dict[str, tuple[str, Number, Number]] = {}
+        self.unkept: set[str] = set()
         self._compare_modules()
         self.roles = self._collect_roles()
 
@@ -167,7 +184,7 @@ class _Walk:
             odd = next(g for g in sorted({*tied.values()} ^ {*tied_wide.values()}) if len(g) > 1)
             raise MupscaleError(f"'{odd[0]}' is tied to '{odd[1]}' in one of the two models only; tie both or none")
         entries = {first: self._entry(group, small[first], large[first]) for first, group in tied.items()}
-        for name, entry in entries.items() if kind == "buffers" and self.copying else ():
+        for name, entry in entries.items() if kind == "buffers" and self.how != "mup" else ():
             self._check_recomputed(name, entry, small[name], large[name])
         return entries
 
@@ -179,8 +196,7 @@ class _Walk:
         if saved or constant or self._override(name) is not None:
             return
         if not small.is_meta and not large.is_meta:
-            copies = entry.widened(small, factor=1.0)
-            if torch.equal(copies, large.to(copies)):
+            if agrees_with_rebuilt(entry, small, large, self.how):
                 return
         elif entry.narrow == entry.wide or (not small.is_meta and small.unique().numel() <= 1):
             return
@@ -243,25 +259,9 @@ class _Walk:
                         f"dimension {d}, which is no width axis of it; keep that size, or say what it "
                         f"is with roles={{'{name}': Role(…)}}"
                     )
-                self._check_growth(name, d, small, large, role)
+                check_axis(name, small, large, d, role, self.how)
         keep = {d for d in out + in_ if small.shape[d] != large.shape[d] or self.is_width(name, d)}
         return replace(role, out=tuple(d for d in out if d in keep), in_=tuple(d for d in in_ if d in keep))
-
-    def _check_growth(self, name: str, d: int, small: Tensor, large: Tensor, role: Role) -> None:
-        n, wide = small.shape[d], large.shape[d]
-        if not self.copying:
-            return
-        where = f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)}"
-        if wide < n:
-            raise MupscaleError(f"{where}: dimension {d} becomes narrower; the target must be at least as wide")
-        if n == 0 or wide % n:
-            fits = ", ".join(str(n * k) for k in (2, 3, 4)) if n else "none"
-            raise MupscaleError(
-                f"{where}: dimension {d} is no multiple; widths that fit are {fits}, … (an axis that joins a width "
-                f"with a part that does not grow has none: give each part a layer of its own)"
-            )
-        if role.uncopyable:
-            raise MupscaleError(f"{where}: {role.uncopyable}")
 
     def _tied_readout(self, group: tuple[str, ...], roles: set[Role], small: Tensor, large: Tensor) -> Role:
         """One tensor used as embedding and as readout: it widens as the embedding, the readout's 1/k is folded."""
@@ -275,9 +275,10 @@ class _Walk:
             )
         times = multiplier(math.prod(small.shape), math.prod(large.shape))
         fold = as_input[0].fold
-        left = Fraction(1) * times / (fold(1, times) if callable(fold) else fold)
-        if left != 1:  # a MuSharedReadout divides by its width itself
-            self.readouts[group[0]] = (next(n for n in group if self._reads_out(n)), tidy(left))
+        divided = Fraction(1) * (fold(1, times) if callable(fold) else fold)
+        if times != divided or self.how == "fresh":  # a MuSharedReadout divides by its width itself
+            readout = next(n for n in group if self._reads_out(n))
+            self.readouts[group[0]] = (readout, tidy(times / divided), tidy(divided))
         return as_output[0]
 
     def _reads_out(self, name: str) -> bool:
@@ -292,23 +293,40 @@ class _Walk:
             times = multiplier(small.shape[d], large.shape[d])
             sections = role.out_sections if d in out and times != 1 else ()
             axes[d] = Axis(times, block if times != 1 else 1, sections)
-            if self.copying and times != 1 and not sections and small.shape[d] % block:
-                raise MupscaleError(
-                    f"'{group[0]}': dimension {d} of {small.shape[d]} units does not divide into blocks of {block}"
-                )
+            check_blocks(group[0], small.shape[d], axes[d], d, self.how)
         entry = Entry(tuple(small.shape), tuple(large.shape), axes, out, in_, 1, group)
-        fold = role.fold(entry.rule.out, entry.rule.in_) if callable(role.fold) else role.fold
-        return replace(entry, fold=tidy(fold), offset=role.offset)
+        fold, keep = (f(entry.rule.out, entry.rule.in_) if callable(f) else f for f in (role.fold, role.keep))
+        if keep is None and fold != 1:
+            self.unkept.add(group[0])
+        return replace(entry, fold=tidy(fold or 1), keep=tidy(1 if keep is None else keep), offset=role.offset)
 
     def fold_tied_readouts(self, entries: dict[str, Entry]) -> dict[str, Entry]:
-        """A tied readout wants W/k where the embedding wants W: the norm before it takes the 1/k."""
-        for embedding, (readout, times) in self.readouts.items():
-            if any(self._told_to_fold(name, times, entry) for name, entry in entries.items()):
-                continue  # the user says where it goes
-            width = entries[embedding].narrow[entries[embedding].out[0]]
-            for name in norm_before(self.small, readout, width):
-                entries[name] = replace(entries[name], fold=tidy(Fraction(1) / times))
+        """A tied readout wants W/k where the embedding wants W: the norm before it takes the 1/k.
+
+        Beside fresh units, the old ones' gains stay, unless the model divides by its width itself.
+        """
+        for embedding, (readout, times, keep) in self.readouts.items():
+            norm = [name for name, entry in entries.items() if self._told_to_fold(name, times, entry)]
+            if not norm and (times != 1 or keep != 1):
+                width = entries[embedding].narrow[entries[embedding].out[0]]
+                norm = norm_before(self.small, readout, width)
+                entries.update({name: replace(entries[name], fold=tidy(Fraction(1) / times)) for name in norm})
+            self.unkept -= set(norm)  # the user may have said where the fold goes
+            entries.update({name: replace(entries[name], keep=keep) for name in norm})
         return entries
+
+    def check_kept(self, entries: Mapping[str, Entry]) -> None:
+        """Beside fresh units, a constant that copies need folded in may be another one, which has to be told."""
+        for name in entries:
+            if name in self.unkept:
+                raise MupscaleError(
+                    f"'{name}' has fold={float(entries[name].fold):.6g} for copies; say by what the weights of old "
+                    f"units are to be multiplied where the other units are fresh: Role(…, fold=…, keep=…)"
+                )
+
+    def told(self, entries: Mapping[str, Entry]) -> set[str]:
+        """Parameters whose roles the user gave."""
+        return {name for name, entry in entries.items() if any(self._override(alias) for alias in entry.names)}
 
     def _told_to_fold(self, name: str, times: Number, entry: Entry) -> bool:
         role = self._override(name)

@@ -1,11 +1,18 @@
-"""How large a model's parameters are when it is freshly built, measured on models that its author initialised."""
+"""What a model's parameters are when it is freshly built, measured on models that its author initialised."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+
+from mupscale.core import Entry, Plan
+from mupscale.system import MupscaleError
+
+_MOST_PARTS = 16  # equal parts of an axis with a constant each, such as the gates of a recurrent layer
 
 
 def initial_std(draws: list[dict[str, nn.Parameter]]) -> dict[str, float]:
@@ -22,6 +29,91 @@ def initial_std(draws: list[dict[str, nn.Parameter]]) -> dict[str, float]:
         else:
             stds[name] = math.sqrt(sum(_variance(draw[name]) for draw in draws) / len(draws))
     return stds
+
+
+def initial_means(
+    draws: Sequence[Mapping[str, nn.Parameter]], stds: Mapping[str, float]
+) -> dict[str, tuple[float, ...]]:
+    """Mean of each parameter over freshly initialised models, for each of the equal parts that constants have.
+
+    A mean that may be an accident of the draws is 0. A constant pattern that is no sequence of equal parts is left out.
+
+    >>> bias = nn.Parameter(torch.tensor([0.0, 0.0, 1.0, 1.0]))
+    >>> initial_means([{"bias": bias}], {"bias": 0.0})
+    {'bias': (0.0, 1.0)}
+    """
+    means = {}
+    for name, std in stds.items():
+        if std == 0:
+            parts = _constant_parts(draws[0][name].detach())
+            if parts is not None:
+                means[name] = parts
+        else:
+            means[name] = (mean_of([draw[name] for draw in draws], std),)
+    return means
+
+
+def mean_of(draws: Sequence[Tensor], std: float) -> float:
+    """The mean over the draws of a random parameter; 0 where it may be an accident: six standard errors from 0.
+
+    >>> mean_of([torch.tensor([0.1, -0.1])], std=0.1)
+    0.0
+    """
+    values = torch.cat([p.detach().double().flatten() for p in draws])
+    mean = float(values.mean())
+    return mean if std > 0 and abs(mean) > 6 * std / math.sqrt(values.numel()) else 0.0
+
+
+def with_initial(
+    plan: Plan, entries: Mapping[str, Entry], stds: Mapping[str, float], means: Mapping[str, tuple[float, ...]]
+) -> Plan:
+    """The plan with the initial values that μP has at its wide width.
+
+    entries: how the measured model becomes the wide one. stds, means: as measured.
+
+    >>> import mupscale as mu
+    >>> plan = mu.plan(nn.Linear(16, 16), nn.Linear(64, 64))
+    >>> with_initial(plan, plan.parameters, {"weight": 1.0, "bias": 0.0}, {"weight": (0.0,), "bias": (0.0,)}).fresh
+    {'weight': 0.5, 'bias': 0.0}
+    """
+    wide_means = {}
+    for name, parts in means.items():
+        fold, offset = float(entries[name].fold), float(entries[name].offset)
+        wide_means[name] = tuple(part * fold + offset * (fold - 1) for part in parts)
+    return replace(plan, fresh={name: std * entries[name].init for name, std in stds.items()}, means=wide_means)
+
+
+def means_of(plan: Plan, name: str) -> tuple[float, ...]:
+    """The initial means of a parameter whose new units are to be drawn; an error where they are not known.
+
+    >>> import mupscale as mu
+    >>> means_of(mu.plan(nn.Linear(2, 2), nn.Linear(4, 4), fresh=lambda: nn.Linear(2, 2)), "bias")
+    (0.0,)
+    """
+    if plan.fresh is None or plan.means is None:
+        raise MupscaleError(
+            "fresh units need an initialisation to be drawn from: make the plan with fresh=build (a freshly built "
+            "narrow model, or the function that builds it), or use a Family"
+        )
+    if name not in plan.means:
+        raise MupscaleError(
+            f"'{name}' starts as a pattern that is neither constant nor random, so what its new units start as cannot "
+            f"be told; grow by copies, or leave that axis as it is"
+        )
+    return plan.means[name]
+
+
+def _constant_parts(values: Tensor) -> tuple[float, ...] | None:
+    """The constants of the fewest equal parts along the first axis; none where there are too many of them."""
+    if values.numel() == 0:
+        return (0.0,)
+    rows = values.double().reshape(len(values) if values.dim() else 1, -1)
+    for count in range(1, min(_MOST_PARTS, len(rows)) + 1):
+        if len(rows) % count == 0:
+            parts = rows.reshape(count, -1)
+            if bool((parts == parts[:, :1]).all()):
+                return tuple(float(value) for value in parts[:, 0])
+    return None
 
 
 def _variance(p: Tensor) -> float:

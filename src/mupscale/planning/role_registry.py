@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from mupscale.core import Role
+from mupscale.core import Number, Role
 from mupscale.system import MupscaleError
 
 Roles = Mapping[str, Role]
@@ -79,7 +79,8 @@ def _transformers_conv1d(narrow: nn.Module, wide: nn.Module) -> Roles:
 def _mup_readout(narrow: Any, wide: Any) -> Roles:
     """The `mup` package's readouts divide by the width in forward: what is left for the weight is fold = in_."""
     ratio = _mup_multiplier(narrow, "narrow") / _mup_multiplier(wide, "wide")
-    weight = replace(MATRIX, fold=lambda out, in_: in_ if math.isclose(ratio, in_) else ratio)
+    undone: Callable[[Number, Number], Number] = lambda out, in_: in_ if math.isclose(ratio, in_) else ratio  # noqa: E731
+    weight = replace(MATRIX, fold=undone, keep=undone)
     return {"weight": weight, "bias": OUTPUT}
 
 
@@ -94,12 +95,12 @@ def _mup_multiplier(readout: Any, side: str) -> float:
 
 
 def _conv(narrow: nn.Conv2d, wide: nn.Conv2d) -> Roles:
-    why = _split_groups(narrow, narrow.groups, wide.groups, narrow.in_channels, narrow.out_channels)
+    why = _split_groups(narrow, wide)
     return {"weight": replace(MATRIX, uncopyable=why), "bias": replace(OUTPUT, uncopyable=why)}
 
 
 def _conv_transpose(narrow: nn.ConvTranspose2d, wide: nn.ConvTranspose2d) -> Roles:
-    why = _split_groups(narrow, narrow.groups, wide.groups, narrow.in_channels, narrow.out_channels)
+    why = _split_groups(narrow, wide)
     per_group = {m.in_channels // m.groups for m in (narrow, wide)}
     if narrow.groups != wide.groups and len(per_group) > 1:
         raise MupscaleError(
@@ -113,20 +114,27 @@ def _conv_transpose(narrow: nn.ConvTranspose2d, wide: nn.ConvTranspose2d) -> Rol
 
 
 def _group_norm(narrow: nn.GroupNorm, wide: nn.GroupNorm) -> Roles:
-    channels = narrow.num_channels
-    role = replace(OUTPUT, uncopyable=_split_groups(narrow, narrow.num_groups, wide.num_groups, channels, channels))
+    role = replace(OUTPUT, uncopyable=_split_groups(narrow, wide))
     return {"weight": role, "bias": role}
 
 
-def _split_groups(module: nn.Module, few: int, many: int, in_: int, out: int) -> str:
-    """Groups of one channel (depthwise) copy like channels; larger ones would need blocks all along the wire."""
-    if many == few or (max(in_, out) == few and many % few == 0):
+def _split_groups(narrow: Any, wide: Any) -> str:
+    """Groups of one channel (depthwise) grow like channels; larger ones would need blocks all along the wire."""
+    few, many = (getattr(m, "groups", None) or m.num_groups for m in (narrow, wide))
+    (in_, out), (wide_in, wide_out) = (_channels(m) for m in (narrow, wide))
+    if many == few or (max(in_, out) == few and (many % few == 0 or max(wide_in, wide_out) == many)):
         return ""
     return (
-        f"{type(module).__name__} goes from {few} to {many} groups of more than one channel, and copying channels one "
+        f"{type(narrow).__name__} goes from {few} to {many} groups of more than one channel, and copying channels one "
         f"by one would split or mix its groups; keep the number of groups, or pass roles= with blocks for every "
         f"parameter on these channels"
     )
+
+
+def _channels(module: Any) -> tuple[int, int]:
+    if isinstance(module, nn.GroupNorm):
+        return module.num_channels, module.num_channels
+    return module.in_channels, module.out_channels
 
 
 def _layer_norm(narrow: nn.LayerNorm, wide: nn.LayerNorm) -> Roles:

@@ -1,7 +1,4 @@
-"""Widening: weights and buffers copied and rescaled as a plan says.
-
-Step 1 of Meta-algorithm 'Upscaling procedure'. Everything is checked before anything is written.
-"""
+"""The narrow model's tensors, and memory for the wide ones. Everything is checked before anything is written."""
 
 from __future__ import annotations
 
@@ -11,30 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry, Plan, check_dtype, copy_into, gather_whole, is_sharded, naming
+from mupscale.core import Plan, check_dtype, gather_whole, naming
 from mupscale.system import MupscaleError
 
 Source = nn.Module | Mapping[str, Tensor]
 
 
 @torch.no_grad()
-def widen(narrow: Source, wide: nn.Module, plan: Plan) -> nn.Module:
-    """Write the narrow model (a module or a state dict), widened, into the wide one in place, and return it.
-
-    A wide model on the meta device is given memory first, on the narrow one's device.
-
-    >>> import mupscale as mu
-    >>> from mupscale.models import MLP
-    >>> narrow, wide = MLP(3, 8, 2).double(), MLP(3, 32, 2).double()
-    >>> x = torch.randn(5, 3, dtype=torch.float64)
-    >>> torch.allclose(narrow(x), mu.widen(narrow, wide, mu.plan(narrow, wide))(x))
-    True
-    """
-    return write_widened(prepare_widening(narrow, wide, plan), wide, plan)
-
-
-@torch.no_grad()
-def prepare_widening(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, Tensor]:
+def prepare_growth(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, Tensor]:
     """The narrow model's tensors by name, when all is checked; a wide model on the meta device then gets memory."""
     sources = _sources(narrow, wide, plan)
     for name, target in plan.check(wide).items():
@@ -43,20 +24,32 @@ def prepare_widening(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, T
     grown = [n for n, e in plan.buffers.items() if e.axes and n in sources and sources[n].is_floating_point()]
     refuse_nonfinite({name: sources[name] for name in (*plan.parameters, *grown)})
     if any(p.is_meta for p in wide.parameters()):
+        statistics = _empty_statistics(wide, plan)
         materialize(wide, next(iter(sources.values())).device if sources else torch.device("cpu"))
+        for module in statistics:
+            module.reset_running_stats()
     return sources
 
 
-@torch.no_grad()
-def write_widened(sources: Mapping[str, Tensor], wide: nn.Module, plan: Plan) -> nn.Module:
-    """Write the narrow tensors that `prepare_widening` gave, widened, into the wide model, and return it."""
-    targets = naming.parameters(wide)
-    for name, entry in plan.parameters.items():
-        _write(sources[name], entry, targets[name])
+def _empty_statistics(wide: nn.Module, plan: Plan) -> list[nn.modules.batchnorm._NormBase]:
+    """Norms on the meta device with statistics of new units, which have to be given their initial values.
+
+    Copies have none: all they need comes from the narrow model.
+    """
+    if not plan.mup:
+        return []
+    modules, norms = naming.modules(wide), []
     for name, buffer in naming.buffers(wide).items():
-        if name in plan.buffers and name in sources:
-            _write(sources[name], plan.buffers[name], buffer, factor=1.0)
-    return wide
+        owner = modules[name.rpartition(".")[0]]
+        if not buffer.is_meta or name not in plan.buffers or plan.buffers[name].narrow == plan.buffers[name].wide:
+            continue
+        if not isinstance(owner, nn.modules.batchnorm._NormBase):
+            raise MupscaleError(
+                f"the buffer '{name}' grows, and what it is for new units cannot be told from a wide model without "
+                f"memory; build the wide model on a real device"
+            )
+        norms.append(owner)
+    return norms
 
 
 def _sources(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, Tensor]:
@@ -102,15 +95,6 @@ def refuse_nonfinite(tensors: Mapping[str, Tensor]) -> None:
 
 def _sum_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-def _write(source: Tensor, entry: Entry, target: Tensor, factor: float | None = None) -> None:
-    source = gather_whole(source.detach())
-    if is_sharded(target) or source.device != target.device:
-        out = torch.empty(entry.wide, dtype=target.dtype, device=source.device)
-        copy_into(target, entry.widened(source, out, factor=factor))
-    else:
-        entry.widened(source, target.detach(), factor=factor)
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:

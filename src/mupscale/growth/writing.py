@@ -1,0 +1,101 @@
+"""Writing the wide model: every parameter and buffer by the operator, straight into its place where that can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from mupscale.core import Plan, copy_into, gather_whole, is_sharded, naming
+from mupscale.growth.copies import Copies
+from mupscale.growth.fresh import Fresh
+from mupscale.growth.operators import Operator, Part
+from mupscale.growth.sources import Source, prepare_growth
+from mupscale.system import MupscaleError
+
+_OURS = (Copies, Fresh)  # what these write has been checked before
+
+
+@torch.no_grad()
+def widen(narrow: Source, wide: nn.Module, plan: Plan) -> nn.Module:
+    """Write the narrow model (a module or a state dict), copied, into the wide one in place, and return it.
+
+    Step 1 of Meta-algorithm 'Upscaling procedure'. A wide model on the meta device is given memory first, on the narrow
+    one's device.
+
+    >>> import mupscale as mu
+    >>> from mupscale.models import MLP
+    >>> narrow, wide = MLP(3, 8, 2).double(), MLP(3, 32, 2).double()
+    >>> x = torch.randn(5, 3, dtype=torch.float64)
+    >>> torch.allclose(narrow(x), mu.widen(narrow, wide, mu.plan(narrow, wide))(x))
+    True
+    """
+    return write_grown(prepare_growth(narrow, wide, plan), wide, plan, Copies())
+
+
+@torch.no_grad()
+def write_grown(
+    sources: Mapping[str, Tensor], wide: nn.Module, plan: Plan, operator: Operator, seed: int = 0
+) -> nn.Module:
+    """Have the operator write the narrow tensors that `prepare_growth` gave into the wide model, and return it.
+
+    What an operator of the user's own writes is looked at first, so that the model is as it was where something lacks.
+    """
+    targets, buffers = naming.parameters(wide), naming.buffers(wide)
+    staged: dict[str, Tensor] = {}
+    for name in plan.parameters:
+        _write(sources[name], targets[name], Part(name, plan, seed), operator, operator.parameter, staged)
+    for name, buffer in buffers.items():
+        if name in plan.buffers and name in sources:
+            _write(sources[name], buffer, Part(name, plan, seed), operator, operator.buffer, staged)
+    for name, tensor in staged.items():
+        copy_into(targets[name] if name in targets else buffers[name], tensor)
+    return wide
+
+
+def _write(
+    source: Tensor,
+    target: Tensor,
+    part: Part,
+    operator: Operator,
+    method: Callable[[Tensor, Tensor, Part], None],
+    staged: dict[str, Tensor],
+) -> None:
+    source = gather_whole(source.detach())
+    ours = type(operator) in _OURS
+    if ours and not is_sharded(target) and source.device == target.device:
+        method(target.detach(), source, part)
+        return
+    is_buffer = part.name in part.plan.buffers
+    out = (
+        gather_whole(target.detach()).to(source.device, copy=True)
+        if is_buffer
+        else unwritten(part.entry.wide, target.dtype, source.device, operator)
+    )
+    method(out, source, part)
+    if ours:
+        copy_into(target, out)
+    else:
+        check_written(part.name, out, operator)
+        staged[part.name] = out
+
+
+def unwritten(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, operator: Operator) -> Tensor:
+    """Memory for an operator to fill; NaN all over, where it is not one of ours."""
+    if type(operator) in _OURS or not dtype.is_floating_point:
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.full(shape, float("nan"), dtype=dtype, device=device)
+
+
+def check_written(name: str, out: Tensor, operator: Operator) -> None:
+    """An error where an operator has left entries unwritten, or has written NaN.
+
+    >>> import mupscale as mu
+    >>> check_written("weight", torch.zeros(2), mu.Copies())
+    """
+    if type(operator) not in _OURS and bool(out.isnan().any()):
+        raise MupscaleError(
+            f"{type(operator).__name__} left entries of '{name}' unwritten (or wrote NaN); an operator fills the whole "
+            f"of the tensor it is given. Nothing has been changed"
+        )

@@ -1,0 +1,102 @@
+"""What the two ways of growing ask of an axis: copies want whole multiples, fresh units want whole blocks.
+
+Under μP alone nothing is copied or placed, so any size will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from fractions import Fraction
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mupscale.core import Axis, Entry, Role, index_of_old, whole_blocks
+from mupscale.system import MupscaleError
+
+How = Literal["copies", "fresh", "mup"]
+"""What the wide model's other units are: copies of the old ones, fresh ones beside them, or all of them fresh."""
+
+
+def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, how: How) -> None:
+    """Refuse an axis that cannot grow in this way from the narrow tensor to the wide one, with the reason.
+
+    >>> check_axis("weight", torch.zeros(8), torch.zeros(12), 0, Role(out=0), "fresh")
+    >>> check_axis("weight", torch.zeros(8), torch.zeros(12), 0, Role(out=0), "copies")
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: 'weight' of shape (8,) → (12,): dimension 0 is no multiple; widths that ...
+    """
+    n, wide = small.shape[dim], large.shape[dim]
+    where = f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)}"
+    if how == "mup":
+        return
+    if wide < n:
+        raise MupscaleError(f"{where}: dimension {dim} becomes narrower; the target must be at least as wide")
+    if how == "copies" and (n == 0 or wide % n):
+        fits = ", ".join(str(n * k) for k in (2, 3, 4)) if n else "none"
+        raise MupscaleError(
+            f"{where}: dimension {dim} is no multiple; widths that fit are {fits}, … (an axis that joins a width with "
+            f"a part that does not grow has none: give each part a layer of its own). Fresh units take any wider "
+            f"width: grow=mupscale.Fresh()"
+        )
+    if n == 0:
+        raise MupscaleError(f"{where}: dimension {dim} has no units to grow from")
+    if role.uncopyable or (how == "fresh" and role.unplaceable):
+        raise MupscaleError(f"{where}: {role.uncopyable or role.unplaceable}")
+
+
+def check_blocks(name: str, n: int, axis: Axis, dim: int, how: How) -> None:
+    """Refuse an axis of n units whose blocks do not fit into it, or would be cut in the wide one.
+
+    >>> check_blocks("weight", 64, Axis(Fraction(5, 4), block=32), 0, "fresh")
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: 'weight', dimension 0: 64 units in blocks of 32 cannot become 80: ...
+    """
+    if how == "mup" or axis.times == 1:
+        return
+    if how == "copies":
+        if not axis.sections and n % axis.block:
+            raise MupscaleError(f"'{name}': dimension {dim} of {n} units does not divide into blocks of {axis.block}")
+        return
+    try:
+        for length, block in axis.sections or ((n, axis.block),):
+            whole_blocks(axis, length, block)
+    except MupscaleError as error:
+        raise MupscaleError(f"'{name}', dimension {dim}: {error}") from None
+
+
+def check_read_widths(entries: Mapping[str, Entry], told: Collection[str]) -> None:
+    """Refuse an input axis that grows by a factor by which nothing in the model grows that could be read.
+
+    A width that is joined with inputs that do not grow is such an axis: where its old units lie cannot be told.
+    told: parameters whose roles the user gave, who knows better.
+
+    >>> entry = Entry(narrow=(4, 67), wide=(4, 99), axes={1: Axis(Fraction(99, 67))}, in_=(1,))
+    >>> check_read_widths({"joined.weight": entry}, told=())
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: 'joined.weight' reads 67 → 99 inputs, and nothing in the model grows by ...
+    """
+    grown = {Fraction(e.axes[d].times) for e in entries.values() for d in e.out if d in e.axes}
+    for name, entry in entries.items():
+        for d in entry.in_:
+            if name not in told and entry.axes[d].times != 1 and Fraction(entry.axes[d].times) not in grown:
+                raise MupscaleError(
+                    f"'{name}' reads {entry.narrow[d]} → {entry.wide[d]} inputs, and nothing in the model grows by "
+                    f"that factor: a width joined with a part that does not grow? Give each part a layer of its own"
+                )
+
+
+def agrees_with_rebuilt(entry: Entry, small: Tensor, large: Tensor, how: How) -> bool:
+    """Whether a buffer that the wide model computes by itself is what growing the narrow one's gives.
+
+    >>> entry = Entry(narrow=(2,), wide=(4,), axes={0: Axis(2)}, out=(0,))
+    >>> agrees_with_rebuilt(entry, torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0, 2.0, 2.0]), "copies")
+    True
+    >>> agrees_with_rebuilt(entry, torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.5, 2.0, 2.5]), "fresh")
+    True
+    """
+    if how == "fresh":
+        return torch.equal(small, large[index_of_old(entry.narrow, entry.axes)].to(small))
+    copies = entry.widened(small, factor=1.0)
+    return torch.equal(copies, large.to(copies))
