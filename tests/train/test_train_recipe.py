@@ -179,7 +179,12 @@ def test_a_recipe_comes_back_from_json() -> None:
         assert again == one
         assert again.describe_difference(one, 10**9) is None
     default = Recipe(MLP, MLP, ADAMW, 8, 4, 20, 8)
-    assert [f.name for f in fields(Recipe) if getattr(FULL, f.name) == getattr(default, f.name)] == [
+    fresh = replace(FULL, noise=0.0, how="fresh", outgoing=0.5)
+    assert Recipe.from_json(json.loads(json.dumps(fresh.to_json()))) == fresh
+    changed = replace(FULL, noise=0.0, grow=[Growth(5, {"head_dim": 9}, how="fresh", outgoing=0.5)])
+    assert Recipe.from_json(json.loads(json.dumps(changed.to_json()))) == changed
+    ours = [f.name for f in fields(Recipe) if f.name not in ("how", "outgoing")]
+    assert [name for name in ours if getattr(FULL, name) == getattr(default, name)] == [
         "optimizer",
         "steps",
         "batch",
@@ -214,6 +219,8 @@ def test_json_that_is_no_recipe(changes: dict[str, Any], part: str) -> None:
 
 
 OTHER: dict[str, Any] = {
+    "how": "paired",
+    "outgoing": 0.5,
     "model": Spec("mupscale.models.MLP", {**MLP.init_args, "bias": False}),
     "data": Spec("small_runs.Slow"),
     "optimizer": SGD,
@@ -248,6 +255,8 @@ OTHER: dict[str, Any] = {
 def test_what_may_change_in_the_middle_of_a_run(name: str) -> None:
     """A field is named where it differs and would have made another model; this test knows all fields."""
     one = recipe(start="b.safetensors")
+    if name == "outgoing":  # which only fresh units have
+        one = replace(one, how="fresh")
     why = one.describe_difference(replace(one, **{name: OTHER[name]}), 10)
     name = {"start": "from", "start_width": "from_width"}.get(name, name)
     may_change = {"steps", "accumulate", "compile", "evaluation", "checkpoints", "log_every", "tensorboard", "device"}

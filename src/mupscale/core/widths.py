@@ -167,7 +167,7 @@ class Width:
         >>> Width.of(512).check_multiple_of(Width.of(128), "growth at step 1000")
         >>> Width.of(500).check_multiple_of(Width.of(128), "growth at step 1000")
         Traceback (most recent call last):
-        mupscale.system.errors.MupscaleError: growth at step 1000: width 500 is not a multiple of 128; take 384 or 512
+        mupscale.system.errors.MupscaleError: growth at step 1000: width 500 is not a multiple of 128; take ...
         """
         if self.sizes.keys() != narrow.sizes.keys():
             raise MupscaleError(f"{what}: width {self.plain} does not name the same arguments as {narrow.plain}")
@@ -176,7 +176,24 @@ class Width:
             if size < unit or size % unit:
                 below, above = size // unit * unit, (size // unit + 1) * unit
                 near = f"{above}" if below == 0 else f"{below} or {above}"
-                raise MupscaleError(f"{what}: {name} {size} is not a multiple of {unit}; take {near}")
+                raise MupscaleError(
+                    f"{what}: {name} {size} is not a multiple of {unit}; take {near}, or grow by fresh units (how: "
+                    f"fresh), which take any wider width"
+                )
+
+    def check_wider_than(self, narrow: Width, what: str) -> None:
+        """An error that begins with `what` unless every size is at least that of the narrow width.
+
+        >>> Width.of(500).check_wider_than(Width.of(128), "growth at step 1000")
+        >>> Width.of(100).check_wider_than(Width.of(128), "growth at step 1000")
+        Traceback (most recent call last):
+        mupscale.system.errors.MupscaleError: growth at step 1000: width 100 is narrower than 128
+        """
+        if self.sizes.keys() != narrow.sizes.keys():
+            raise MupscaleError(f"{what}: width {self.plain} does not name the same arguments as {narrow.plain}")
+        for name, size in self.sizes.items():
+            if size < narrow.sizes[name]:
+                raise MupscaleError(f"{what}: {name} {size} is narrower than {narrow.sizes[name]}")
 
 
 def _is_positive(size: object) -> bool:

@@ -86,7 +86,7 @@ class Stack:
     def _start_runs(self) -> None:
         """Start every run as `train` does, and stack the models and optimizers."""
         for rows in group_by_start(self.recipes):
-            model, optimizer = starting_point(self.recipes[rows[0]], self.family, Processes(self.device))
+            model, optimizer = starting_point(self.recipes[rows[0]], self.family, Processes(self.device), self.data)
             if rows[0] == 0:
                 self._allocate(model, optimizer)
             for row in rows:
@@ -288,7 +288,7 @@ class Stack:
 
     def export(self, row: int) -> tuple[nn.Module, Optimizer]:
         """One run's model and optimizer, as `train` would have them."""
-        fresh = replace(self.recipes[row], start=None, noise=0.0, start_width=None)
+        fresh = replace(self.recipes[row], start=None, noise=0.0, start_width=None, how="copies", outgoing=1.0)
         model, optimizer = starting_point(fresh, self.family, Processes(self.device))
         self.replicas.copy_out(self._rows[row], model, optimizer)
         for group in optimizer.param_groups if self.step else ():

@@ -161,7 +161,7 @@ class StackRun:
             growth = recipe.growth_at(step)
             if growth is not None:
                 lr = rate_after(recipe, step)
-                self._record(row, "grow", width=growth.width, noise=growth.noise, unit=growth.unit, lr=lr)
+                self._record(row, "grow", **growth.record(lr))
 
     def _flops(self, step: int) -> float | None:
         return None if self.stack.flops_per_step is None else self.stack.flops_per_step * step

@@ -46,6 +46,8 @@ def _shared_part(recipe: Recipe) -> Recipe:
         start_width=None,
         noise=0.0,
         noise_unit="init",
+        how="copies",
+        outgoing=1.0,
         grow=[],
     )
 
@@ -54,7 +56,8 @@ def group_by_start(recipes: Sequence[Recipe]) -> list[list[int]]:
     """The numbers of the recipes, in groups whose models are the same before their first step."""
     groups: dict[str, list[int]] = {}
     for number, recipe in enumerate(recipes):
-        upscaled = [recipe.start, recipe.start_width, recipe.noise, recipe.noise_unit, recipe.seeds.noise]
+        operator = [recipe.how, recipe.outgoing, recipe.noise, recipe.noise_unit]
+        upscaled = [recipe.start, recipe.start_width, *operator, recipe.seeds.noise]
         key = json.dumps([recipe.seeds.init, *upscaled], sort_keys=True)
         groups.setdefault(key, []).append(number)
     return list(groups.values())

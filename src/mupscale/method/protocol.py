@@ -41,6 +41,11 @@ class Protocol:
                 "mupscale run trains its own base model, so its recipe cannot start from a checkpoint (from); to "
                 "upscale yours with what a run has found: mupscale train RECIPE --from PATH --width W --noise X"
             )
+        if self.growth.how != "copies":
+            raise MupscaleError(
+                f"the method tunes the noise of copies, and the growth's how is {self.growth.how}; fresh units have no "
+                f"noise to tune: train the recipe with mupscale train"
+            )
         if recipe.width == self.growth.width:
             raise MupscaleError(f"the recipe's growth keeps the width at {recipe.width}: there is nothing to upscale")
 

@@ -69,7 +69,8 @@ def check_growth(recipe: Recipe, family: Family) -> None:
     """Plan every growth of the run, so that one which cannot be done is refused before the first step."""
     width = recipe.width
     for growth in recipe.grow:
-        family.widening(width, growth.width)
+        operator = growth.build_operator()
+        operator.check(family.widening(width, growth.width, grow=operator))
         width = growth.width
 
 

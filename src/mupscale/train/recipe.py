@@ -17,7 +17,7 @@ from mupscale.family import Family
 from mupscale.system import MupscaleError
 from mupscale.train.class_paths import Spec, import_path
 from mupscale.train.field_checks import check_choices, check_not_negative
-from mupscale.train.growth_events import Growth, NoiseLevel
+from mupscale.train.growth_events import Growth, How, NoiseLevel, build_operator, without_defaults
 from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
 from mupscale.train.schedule import Schedule
 
@@ -36,7 +36,7 @@ class Recipe:
         steps: optimizer steps in all
         batch: examples in a step, over all processes
         accumulate: into how many parts each step's batch is cut, to save memory
-        grow: growth events, e.g. [{at: 2000, width: 512, noise: 0.3, lr: 0.002}]
+        grow: growth events, e.g. [{at: 2000, width: 640, how: fresh}] or [{at: 2000, width: 512, noise: 0.3}]
         schedule: how the learning rate goes over the run
         clip: largest norm of the gradient, a norm that does not depend on the width
         loss: import path of a function of outputs and targets that gives their mean loss
@@ -56,6 +56,8 @@ class Recipe:
         start_width: (from_width) the width of the model in that checkpoint, where it does not tell itself
         noise: symmetry-breaking noise when upscaling from a checkpoint, or constants by parameter name
         noise_unit: what noise is measured in: init, theory or signal
+        how: how the new units are filled when upscaling from a checkpoint, as in a growth event
+        outgoing: for fresh units, from 0 to 1, how much of their fresh weight they have towards old ones
 
     Example:
         >>> recipe = Recipe(
@@ -101,6 +103,8 @@ class Recipe:
     start_width: WholeWidth | None = None
     noise: NoiseLevel = 0.0
     noise_unit: Literal["init", "theory", "signal"] = "init"
+    how: How = "copies"
+    outgoing: float = 1.0
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -127,11 +131,7 @@ class Recipe:
         if self.clip is not None and not self.clip > 0:
             raise MupscaleError(f"clip is {self.clip}, but must be positive")
         check_not_negative("noise", self.noise)
-        if self.start is None and (self.noise or self.start_width is not None):
-            raise MupscaleError(
-                "noise and from_width are for a run that starts from a checkpoint (from); the noise of a growth "
-                "belongs in grow"
-            )
+        self._check_start()
         if not 0 <= self.schedule.floor <= 1:
             raise MupscaleError(f"schedule.floor is {self.schedule.floor}, but must be from 0 to 1")
         for name, seed in asdict(self.seeds).items():
@@ -150,6 +150,16 @@ class Recipe:
                 f"the run's {self.steps} steps"
             )
 
+    def _check_start(self) -> None:
+        told = {"noise": self.noise, "from_width": self.start_width, "how": self.how != "copies"}
+        if self.start is None and any(told.values()):
+            name = next(name for name, value in told.items() if value)
+            raise MupscaleError(
+                f"{name} is for a run that starts from a checkpoint (from); for a growth in the middle it belongs in "
+                f"grow: [{{at: STEP, width: WIDTH, {name}: …}}]"
+            )
+        build_operator(self.how, self.noise, self.noise_unit, self.outgoing)
+
     def _check_growth(self) -> None:
         step, width = 0, self.width
         for growth in self.grow:
@@ -161,7 +171,12 @@ class Recipe:
             check_choices(growth, f"growth at step {growth.at}: ")
             check_not_negative(f"growth at step {growth.at}: noise", growth.noise)
             check_not_negative(f"growth at step {growth.at}: lr", growth.lr)
-            Width.of(growth.width).check_multiple_of(Width.of(width), f"growth at step {growth.at}")
+            try:
+                operator = growth.build_operator()
+            except MupscaleError as error:
+                raise MupscaleError(f"growth at step {growth.at}: {error}") from None
+            check_width = Width.check_multiple_of if operator.needs_multiples else Width.check_wider_than
+            check_width(Width.of(growth.width), Width.of(width), f"growth at step {growth.at}")
             step, width = growth.at, growth.width
 
     def width_after(self, step: int) -> WholeWidth:
@@ -210,10 +225,15 @@ class Recipe:
         return torch.float64 if self.precision == "fp64" else torch.float32
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values as a YAML recipe has them, from which `from_json` makes the same recipe."""
+        """Plain values as a YAML recipe has them, from which `from_json` makes the same recipe.
+
+        How new units are filled is left out where it is by copies: what was written before there was a choice is equal.
+        """
         for spec in (self.model, self.data, self.optimizer):
             spec.check_plain()
-        return {_IN_FILES.get(name, name): value for name, value in asdict(self).items()}
+        values = without_defaults(asdict(self))
+        values["grow"] = [without_defaults(growth) for growth in values["grow"]]
+        return {_IN_FILES.get(name, name): value for name, value in values.items()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Recipe:

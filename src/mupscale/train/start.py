@@ -15,18 +15,24 @@ from torch.optim import Optimizer
 
 from mupscale import checkpoint
 from mupscale.core import Plan, WholeWidth, Width, without_ddp
+from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.optim import make_optimizer
 from mupscale.system import MupscaleError, derive, load_torch
-from mupscale.train.growth_events import build_noise
+from mupscale.train.growing import coming_batches, grow_model
+from mupscale.train.growth_events import build_operator
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
 from mupscale.train.run_folder import find_checkpoint
 from mupscale.train.snapshot import Snapshot, read_snapshot
 
 
-def starting_point(recipe: Recipe, family: Family, processes: Processes) -> tuple[nn.Module, Optimizer]:
+def starting_point(
+    recipe: Recipe, family: Family, processes: Processes, data: Data | None = None
+) -> tuple[nn.Module, Optimizer]:
     """The model at the recipe's width and its optimizer: a fresh μP initialisation, or a checkpoint that is upscaled.
+
+    data: on which the running statistics of new channels are measured, where a checkpoint grows by fresh units.
 
     >>> from mupscale.train import Spec
     >>> recipe = Recipe(
@@ -47,17 +53,19 @@ def starting_point(recipe: Recipe, family: Family, processes: Processes) -> tupl
         model = family.init(recipe.width, seed=recipe.seeds.init).to(recipe.dtype())
         model = processes.place(model)
         return model, _optimizer(recipe, family.plan(recipe.width), model, processes)
-    return _upscale_checkpoint(recipe, family, processes, recipe.start)
+    return _upscale_checkpoint(recipe, family, processes, recipe.start, data)
 
 
 def _upscale_checkpoint(
-    recipe: Recipe, family: Family, processes: Processes, start: str
+    recipe: Recipe, family: Family, processes: Processes, start: str, data: Data | None
 ) -> tuple[nn.Module, Optimizer]:
     """Somebody's model, with its optimizer's state where the file has that of the same optimizer."""
     path = find_checkpoint(start)
     saved = _open(path)
     width = _width_of(saved, recipe, path)
-    Width.of(recipe.width).check_multiple_of(Width.of(width), f"starting from {path}")
+    operator = build_operator(recipe.how, recipe.noise, recipe.noise_unit, recipe.outgoing)
+    check_width = Width.check_multiple_of if operator.needs_multiples else Width.check_wider_than
+    check_width(Width.of(recipe.width), Width.of(width), f"starting from {path}")
     model = processes.place(family.build(width).to(recipe.dtype()))
     if isinstance(saved, Snapshot):
         saved.restore_model(model)
@@ -67,16 +75,16 @@ def _upscale_checkpoint(
     _load_optimizer_state(optimizer, saved, recipe, model, processes.device)
     if width == recipe.width and not recipe.noise:
         return model, optimizer
-    wide, grown = family.upscale(
+    return grow_model(
         model,
         optimizer,
         width=recipe.width,
-        noise=build_noise(recipe.noise, recipe.noise_unit),
+        grow=operator,
         seed=derive(recipe.seeds.noise, "start"),
-        place=processes.place,
+        family=family,
+        processes=processes,
+        batches=() if data is None else coming_batches(recipe, data, 0),
     )
-    assert grown is not None
-    return wide, grown
 
 
 def _open(path: Path) -> Snapshot | Mapping[str, Tensor]:

@@ -22,6 +22,7 @@ from mupscale.data import Data
 from mupscale.optim import clip_grad_norm_
 from mupscale.system import MupscaleError, derive
 from mupscale.train.evaluation import evaluate
+from mupscale.train.growing import coming_batches, grow_model
 from mupscale.train.growth_events import Growth
 from mupscale.train.metric_series import MetricSeries
 from mupscale.train.model_checks import (
@@ -99,7 +100,7 @@ class TrainingRun:
         if last is not None:
             self._resume(last)
         else:
-            model, optimizer = starting_point(self.recipe, self.family, self.processes)
+            model, optimizer = starting_point(self.recipe, self.family, self.processes, self.data)
             self._adopt(model, optimizer, self.recipe.width)
         if (ready := self.folder) is not None:
             self.processes.by_main(lambda: self._open(ready), f"{ready.path} cannot be written")
@@ -210,23 +211,23 @@ class TrainingRun:
         if self.recipe.compile:
             torch.compiler.reset()
         before = self.width
-        wide, optimizer = self.family.upscale(
+        wide, optimizer = grow_model(
             self.model,
             self.optimizer,
             width=growth.width,
-            noise=growth.build_noise(),
+            grow=growth.build_operator(),
             seed=derive(self.recipe.seeds.noise, "grow", growth.at),
-            place=self.processes.place,
+            family=self.family,
+            processes=self.processes,
+            batches=coming_batches(self.recipe, self.data, self.step),
         )
-        assert optimizer is not None
         self.lr = growth.lr if growth.lr is not None else self.lr
         self._adopt(wide, optimizer, growth.width)
-        self._record("grow", width=growth.width, noise=growth.noise, unit=growth.unit, lr=self.lr)
+        self._record("grow", **growth.record(self.lr))
         seconds = time.monotonic() - began
-        noise = "by parameter" if isinstance(growth.noise, dict) else f"{growth.noise:g}"
         self.progress.note(
             f"step {self.step}  grown from width {Width.of(before)} to {Width.of(growth.width)}, "
-            f"noise {noise}, lr {self.lr:g} ({seconds:.1f} s)"
+            f"{growth.words}, lr {self.lr:g} ({seconds:.1f} s)"
         )
 
     # ---------------------------------------------------------------------------------- metrics and checkpoints

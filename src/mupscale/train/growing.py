@@ -1,0 +1,48 @@
+"""The growth of a training run's model: its weights, its optimizer, and the running statistics of new channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mupscale.core import WholeWidth
+from mupscale.data import Data
+from mupscale.family import Family
+from mupscale.growth import Operator, measure_statistics
+from mupscale.train.numeric_precision import cast_input
+from mupscale.train.processes import Processes
+from mupscale.train.recipe import Recipe
+
+_BATCHES = 8  # on which statistics of new channels are measured
+
+
+def grow_model(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    width: WholeWidth,
+    grow: Operator,
+    seed: int,
+    family: Family,
+    processes: Processes,
+    batches: Iterable[Tensor] = (),
+) -> tuple[nn.Module, Optimizer]:
+    """The model and its optimizer at the new width.
+
+    batches: inputs on which the running statistics of new channels are measured; copies have those of the old ones.
+    """
+    wide, grown = family.upscale(model, optimizer, width=width, grow=grow, seed=seed, place=processes.place)
+    assert grown is not None
+    if not grow.needs_multiples and any(isinstance(m, nn.modules.batchnorm._NormBase) for m in wide.modules()):
+        measure_statistics(wide, batches, family.widening(model, wide, grow=grow))
+        processes.reshard(wide)
+    return wide, grown
+
+
+def coming_batches(recipe: Recipe, data: Data, step: int) -> Iterable[Tensor]:
+    """The inputs of the next steps, all of them in every process, as the model takes them."""
+    for number in range(step, step + _BATCHES):
+        x, _ = data.batch(recipe.seeds.data, number * recipe.batch, recipe.batch)
+        yield cast_input(x, recipe)
