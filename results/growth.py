@@ -1,0 +1,262 @@
+"""Which operator pays: every arm of docs/growth.md, trained by the library's own engine.
+
+    python results/growth.py NAME ... --data gutenberg-bytes=data/bytes --work work [--seconds 540]
+
+Each folder growth-NAME beside this file holds a recipe with one growth event. From it follow
+- base models: constant learning rate, the best of three rates by their training loss;
+- grown arms, from these base models, for the recipe's remaining steps: fresh units (outgoing 1, outgoing 0, lossless),
+  copies with four levels of noise, copies with two levels of paired noise, and from scratch for as many steps;
+- from scratch with the FLOPs of base model and growth together; the base model continued with the growth's FLOPs.
+All have one schedule: constant, then linear to 0 over the last quarter. Every arm is trained at three learning rates,
+and the best one (by held-out loss) is kept: grown arms with the first seed first, then with the others. Finished stages
+are kept in the work folder, so the same command goes on after an interruption; summary.json is written at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mupscale.engine import Outcome, train_many
+from mupscale.train import Recipe, Schedule, Seeds, cost_per_example
+
+HERE = Path(__file__).parent
+FACTORS = (0.5, 1.0, 2.0)
+NOISES = (0.25, 0.5, 1.0, 2.0)
+PAIRED = (0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to a wide model, or to none: its name, where it starts, and what its recipes change."""
+
+    name: str
+    stage: str
+    change: Mapping[str, Any]
+    from_base: bool = True
+
+
+ARMS = [
+    Arm("fresh", "grown", {"how": "fresh"}),
+    Arm("fresh, outgoing 0", "grown", {"how": "fresh", "outgoing": 0.0}),
+    Arm("fresh, lossless", "grown", {"how": "lossless"}),
+    *(Arm(f"copies, noise {noise:g}", "grown", {"noise": noise}) for noise in NOISES),
+    *(Arm(f"copies, paired noise {noise:g}", "grown", {"how": "paired", "noise": noise}) for noise in PAIRED),
+    Arm("from scratch, equal steps", "grown", {}, from_base=False),
+    Arm("from scratch, equal FLOPs", "scratch", {}, from_base=False),
+    Arm("base model continued", "continued", {}),
+]
+
+
+class Experiment:
+    """The stages of one experiment, kept in a work folder."""
+
+    def __init__(self, name: str, work: Path, overrides: Mapping[str, Any], until: float) -> None:
+        self.name, self.work, self.until = name, work / name, until
+        self.work.mkdir(parents=True, exist_ok=True)
+        values = yaml.safe_load((HERE / f"growth-{name}" / "growth.yaml").read_text(encoding="utf-8"))
+        self.settings = values.pop("experiment", {})
+        values.update(overrides)
+        self.recipe = Recipe.from_json(values)
+        self.seeds = int(self.settings.get("seeds", 3))
+        (self.growth,) = self.recipe.grow
+        self.after = self.recipe.steps - self.growth.at
+        self.data = self.recipe.make_data()
+        family = self.recipe.family()
+        self.cost = {
+            width: cost_per_example(family, width, self.data, self.recipe)
+            for width in (self.recipe.width, self.growth.width)
+        }
+
+    def run(self) -> dict[str, Any]:
+        """Every stage, and the summary."""
+        started = time.monotonic()
+        base = self.base_models()
+        ratio = self.cost[self.growth.width] / self.cost[self.recipe.width]  # type: ignore[operator]
+        steps = {
+            "grown": self.after,
+            "scratch": self.after + round(self.growth.at / ratio),
+            "continued": round(self.after * ratio),
+        }
+        results: dict[str, Any] = {}
+        grown = [arm for arm in ARMS if arm.stage == "grown" and self.is_possible(arm)]
+        results.update(self.grown(grown, steps["grown"], base["lr"]))
+        for arm in ARMS:
+            if arm.stage != "grown":
+                results.update(self.alone(arm, steps[arm.stage], base["lr"]))
+        return {
+            "name": self.name,
+            "recipe": self.recipe.to_json(),
+            "steps": steps,
+            "flops_per_example": {str(width): cost for width, cost in self.cost.items()},
+            "base": base,
+            "arms": results,
+            "seconds": round(time.monotonic() - started, 1),
+        }
+
+    def is_possible(self, arm: Arm) -> bool:
+        """Copies need a multiple."""
+        multiple = self.growth.width % self.recipe.width == 0  # type: ignore[operator]
+        return multiple or not arm.name.startswith("copies")
+
+    def base_models(self) -> dict[str, Any]:
+        """Base models at three learning rates; others go on from the best of these by their mean training loss."""
+        rates = [self.lr * factor for factor in FACTORS]
+        cells = [(rate, seed) for rate in rates for seed in range(self.seeds)]
+        runs = self.stage("base", [self.base(*cell) for cell in cells], keep=True)
+        losses = [_mean([_training(run) for run in part]) for part in _parts(runs, self.seeds)]
+        best = min(range(len(rates)), key=lambda i: losses[i])
+        return {"lrs": rates, "losses": losses, "lr": rates[best], "runs": _parts(runs, self.seeds)[best]}
+
+    def grown(self, arms: Sequence[Arm], steps: int, lr: float) -> dict[str, Any]:
+        """Many arms: three rates with the first seed, then the best of them with the others."""
+        rates = [lr * factor for factor in FACTORS]
+        tried = self.stage("grown-rates", [self.of(arm, lr, rate, 0, steps) for arm in arms for rate in rates])
+        results, more = {}, []
+        for arm, mine in zip(arms, _parts(tried, len(rates)), strict=True):
+            scores = [_held_out(outcome) for outcome in mine]
+            best = min(range(len(rates)), key=lambda i: scores[i])
+            results[arm.name] = {"lrs": rates, "held_out_by_lr": scores, "lr": rates[best], "runs": [mine[best]]}
+            more += [self.of(arm, lr, rates[best], seed, steps) for seed in range(1, self.seeds)]
+        rest = self.stage("grown-seeds", more)
+        for arm, theirs in zip(arms, _parts(rest, self.seeds - 1), strict=True):
+            results[arm.name]["runs"] += theirs
+        return results
+
+    def alone(self, arm: Arm, steps: int, lr: float) -> dict[str, Any]:
+        """One arm: three rates, all seeds, in one stack."""
+        rates = [lr * factor for factor in FACTORS]
+        cells = [(rate, seed) for rate in rates for seed in range(self.seeds)]
+        runs = _parts(self.stage(arm.stage, [self.of(arm, lr, *cell, steps) for cell in cells]), self.seeds)
+        scores = [_mean([_held_out(run) for run in part]) for part in runs]
+        best = min(range(len(rates)), key=lambda i: scores[i])
+        return {arm.name: {"lrs": rates, "held_out_by_lr": scores, "lr": rates[best], "runs": runs[best]}}
+
+    def base(self, lr: float, seed: int) -> Recipe:
+        """A base model's recipe."""
+        out = str(self.folder(lr, seed))
+        return self.changed(lr, seed, steps=self.growth.at, grow=[], schedule=Schedule(), out=out)
+
+    def of(self, arm: Arm, base_lr: float, lr: float, seed: int, steps: int) -> Recipe:
+        """An arm's recipe."""
+        width = self.recipe.width if arm.stage == "continued" else self.growth.width
+        start = str(self.folder(base_lr, seed)) if arm.from_base else None
+        schedule = Schedule("wsd", decay=steps // 4)
+        return self.changed(
+            lr, seed, steps=steps, grow=[], width=width, start=start, schedule=schedule, out=None, **arm.change
+        )
+
+    def changed(self, lr: float, seed: int, **changes: Any) -> Recipe:
+        """The recipe with another learning rate and seed; data of base models and of what follows them differ."""
+        optimizer = replace(self.recipe.optimizer, init_args={**self.recipe.optimizer.init_args, "lr": lr})
+        order = 1000 + seed if changes.get("schedule") != Schedule() else seed
+        seeds = Seeds(init=seed, data=order, noise=seed, dropout=seed)
+        return replace(self.recipe, optimizer=optimizer, seeds=seeds, **changes)
+
+    def stage(self, name: str, recipes: Sequence[Recipe], *, keep: bool = False) -> list[dict[str, Any]]:
+        """Train these, or read what an earlier call has trained."""
+        path = self.work / f"{name}.json"
+        if path.exists():
+            outcomes: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+            return outcomes
+        if time.monotonic() > self.until:
+            raise TimeoutError(f"{self.name}: no time left before {name}; the same command goes on here")
+        print(f"{self.name}: {name}, {len(recipes)} runs of {recipes[0].steps if recipes else 0} steps", flush=True)
+        began = time.monotonic()
+        engine = self.settings.get("engine", "auto")
+        trained = (
+            train_many(recipes, engine=engine, points=20, evaluate=True, resume=keep, data=self.data) if recipes else []
+        )
+        outcomes = [_facts(outcome) for outcome in trained]
+        print(f"{self.name}: {name} took {time.monotonic() - began:.1f} s", flush=True)
+        path.write_text(json.dumps(outcomes), encoding="utf-8")
+        return outcomes
+
+    def folder(self, lr: float, seed: int) -> Path:
+        return self.work / f"base-{lr:g}-{seed}"
+
+    @property
+    def lr(self) -> float:
+        return float(self.recipe.optimizer.init_args["lr"])
+
+
+def _facts(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "status": outcome.status,
+        "loss": outcome.loss,
+        "scores": outcome.scores,
+        "flops": outcome.flops,
+        "curve": [[step, round(loss, 5)] for step, loss in outcome.curve],
+    }
+
+
+def _parts(runs: Sequence[dict[str, Any]], size: int) -> list[list[dict[str, Any]]]:
+    return [list(runs[start : start + size]) for start in range(0, len(runs), size)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _training(outcome: Mapping[str, Any]) -> float:
+    """The training loss; infinite for a run that diverged."""
+    return float("inf") if outcome["loss"] is None else float(outcome["loss"])
+
+
+def _held_out(outcome: Mapping[str, Any]) -> float:
+    """The held-out loss; infinite for a run that diverged."""
+    return float(outcome["scores"]["loss"]) if outcome["status"] == "finished" else float("inf")
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """The arms by their mean held-out loss."""
+    lines = [f"{summary['name']}: base lr {summary['base']['lr']:g}, {summary['seconds']:.0f} s"]
+    rows = []
+    for name, arm in summary["arms"].items():
+        held = [_held_out(run) for run in arm["runs"]]
+        train = [_training(run) for run in arm["runs"]]
+        rows.append((_mean(held), name, arm["lr"] / summary["base"]["lr"], held, _mean(train)))
+    for mean, name, factor, held, train in sorted(rows):
+        each = " ".join(f"{value:.4f}" for value in held)
+        lines.append(f"  {mean:.4f}  {name:<28} lr x {factor:g}  train {train:.4f}  ({each})")
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the experiments that are named, as far as the time goes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", help="folders growth-NAME beside this file")
+    parser.add_argument("--data", action="append", default=[], metavar="ARGUMENT=PATH", help="of the recipe's data")
+    parser.add_argument("--work", type=Path, default=Path("growth-work"), help="where stages are kept")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no stage after so many")
+    parser.add_argument("--out", type=Path, default=HERE, help="where growth-NAME/summary.json is written")
+    asked = parser.parse_args(words)
+    given = dict(pair.split("=", 1) for pair in asked.data)
+    until = time.monotonic() + asked.seconds
+    for name in asked.names:
+        values = yaml.safe_load((HERE / f"growth-{name}" / "growth.yaml").read_text(encoding="utf-8"))
+        data = values["data"]
+        known = data["init_args"]
+        overrides = {"data": {**data, "init_args": {**known, **{k: v for k, v in given.items() if k in known}}}}
+        try:
+            summary = Experiment(name, asked.work, overrides, until).run()
+        except TimeoutError as error:
+            print(error, flush=True)
+            return 1
+        folder = asked.out / f"growth-{name}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        print(table(summary), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
