@@ -3,11 +3,11 @@
     python results/growth.py NAME ... --data gutenberg-bytes=data/bytes --work work [--seconds 540]
 
 Each folder growth-NAME beside this file holds a recipe with one growth event. From it follow
-- base models: constant learning rate, the best of three rates by their training loss;
+- base models: constant learning rate, the best of four rates by their training loss;
 - grown arms, from these base models, for the recipe's remaining steps: fresh units (outgoing 1, outgoing 0, lossless),
   copies with four levels of noise, copies with two levels of paired noise, and from scratch for as many steps;
 - from scratch with the FLOPs of base model and growth together; the base model continued with the growth's FLOPs.
-All have one schedule: constant, then linear to 0 over the last quarter. Every arm is trained at three learning rates,
+All have one schedule: constant, then linear to 0 over the last quarter. Every arm is trained at four learning rates,
 and the best one (by held-out loss) is kept: grown arms with the first seed first, then with the others. Finished stages
 are kept in the work folder, so the same command goes on after an interruption; summary.json is written at the end.
 """
@@ -26,11 +26,12 @@ from typing import Any
 import yaml
 
 from mupscale.engine import Outcome, train_many
+from mupscale.system import MupscaleError
 from mupscale.train import Recipe, Schedule, Seeds, cost_per_example
 
 HERE = Path(__file__).parent
-FACTORS = (0.5, 1.0, 2.0)
-NOISES = (0.25, 0.5, 1.0, 2.0)
+FACTORS = (0.5, 1.0, 2.0, 4.0)
+NOISES = (0.5, 1.0, 2.0, 4.0)
 PAIRED = (0.5, 1.0)
 
 
@@ -108,7 +109,7 @@ class Experiment:
         return multiple or not arm.name.startswith("copies")
 
     def base_models(self) -> dict[str, Any]:
-        """Base models at three learning rates; others go on from the best of these by their mean training loss."""
+        """Base models at four learning rates; others go on from the best of these by their mean training loss."""
         rates = [self.lr * factor for factor in FACTORS]
         cells = [(rate, seed) for rate in rates for seed in range(self.seeds)]
         runs = self.stage("base", [self.base(*cell) for cell in cells], keep=True)
@@ -117,7 +118,7 @@ class Experiment:
         return {"lrs": rates, "losses": losses, "lr": rates[best], "runs": _parts(runs, self.seeds)[best]}
 
     def grown(self, arms: Sequence[Arm], steps: int, lr: float) -> dict[str, Any]:
-        """Many arms: three rates with the first seed, then the best of them with the others."""
+        """Many arms: four rates with the first seed, then the best of them with the others."""
         rates = [lr * factor for factor in FACTORS]
         tried = self.stage("grown-rates", [self.of(arm, lr, rate, 0, steps) for arm in arms for rate in rates])
         results, more = {}, []
@@ -132,7 +133,7 @@ class Experiment:
         return results
 
     def alone(self, arm: Arm, steps: int, lr: float) -> dict[str, Any]:
-        """One arm: three rates, all seeds, in one stack."""
+        """One arm: four rates, all seeds, in one stack."""
         rates = [lr * factor for factor in FACTORS]
         cells = [(rate, seed) for rate in rates for seed in range(self.seeds)]
         runs = _parts(self.stage(arm.stage, [self.of(arm, lr, *cell, steps) for cell in cells]), self.seeds)
@@ -171,7 +172,7 @@ class Experiment:
             raise TimeoutError(f"{self.name}: no time left before {name}; the same command goes on here")
         print(f"{self.name}: {name}, {len(recipes)} runs of {recipes[0].steps if recipes else 0} steps", flush=True)
         began = time.monotonic()
-        engine = self.settings.get("engine", "auto")
+        engine = self.settings.get("engine", "vectorised")
         trained = (
             train_many(recipes, engine=engine, points=20, evaluate=True, resume=keep, data=self.data) if recipes else []
         )
@@ -251,6 +252,9 @@ def main(words: Sequence[str] | None = None) -> int:
         except TimeoutError as error:
             print(error, flush=True)
             return 1
+        except MupscaleError as error:  # the others may do
+            print(f"{name}: {error}", flush=True)
+            continue
         folder = asked.out / f"growth-{name}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
