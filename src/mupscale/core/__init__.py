@@ -14,7 +14,7 @@ from mupscale.core import naming
 from mupscale.core.axes import Axis, expand, multiplier, widened_shape
 from mupscale.core.dtensor import copy_into, gather_whole, is_sharded, laid_out_like, local_part, plain_type
 from mupscale.core.naming import without_ddp
-from mupscale.core.old_units import index_of_old, is_new, places, whole_blocks
+from mupscale.core.old_units import index_of_old, index_of_units, is_new, places, whole_blocks
 from mupscale.core.plans import Entry, Plan, Shape, check_dtype, check_same_names
 from mupscale.core.roles import Role
 from mupscale.core.rules import Number, Rule, tidy
@@ -39,6 +39,7 @@ __all__ = [
     "expand",
     "gather_whole",
     "index_of_old",
+    "index_of_units",
     "is_new",
     "is_sharded",
     "laid_out_like",

@@ -7,7 +7,7 @@ stay where the wide module looks for them, since part p of n/P units begins at p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import torch
@@ -69,29 +69,33 @@ def index_of_old(shape: tuple[int, ...], axes: Mapping[int, Axis]) -> tuple[Tens
     tensor([[0, 2],
             [4, 6]])
     """
-    growing = [d for d in sorted(axes) if axes[d].times != 1]
-    index: list[Tensor | slice] = [slice(None)] * len(shape)
-    for d in growing:
-        place = places(axes[d], shape[d])
-        step = _step(place)
-        if step is not None:
-            index[d] = slice(0, int(place[-1]) + 1, step)
-        else:
-            index[d] = place
-    irregular = [d for d in growing if isinstance(index[d], Tensor)]
-    if len(irregular) > 1 or (irregular and irregular != growing):  # several lists pick pairs, unless they are crossed
-        for d in range(len(shape)):
-            units = places(axes[d], shape[d]) if d in growing else torch.arange(shape[d])
-            index[d] = units.reshape([-1 if e == d else 1 for e in range(len(shape))])
+    grown = {d: axis for d, axis in axes.items() if axis.times != 1}
+    units = [places(grown[d], n) if d in grown else torch.arange(n) for d, n in enumerate(shape)]
+    return index_of_units(units)
+
+
+def index_of_units(units: Sequence[Tensor]) -> tuple[Tensor | slice, ...]:
+    """The index that picks these units of each dimension, all combinations of them; slices where that can be.
+
+    >>> torch.arange(12).reshape(3, 4)[index_of_units([torch.tensor([0, 2]), torch.tensor([0, 1, 3])])]
+    tensor([[ 0,  1,  3],
+            [ 8,  9, 11]])
+    """
+    index: list[Tensor | slice] = [_slice_of(one) or one for one in units]
+    irregular = [d for d, one in enumerate(index) if isinstance(one, Tensor)]
+    if len(irregular) > 1:  # several lists pick pairs, unless they are crossed
+        return tuple(one.reshape([-1 if e == d else 1 for e in range(len(units))]) for d, one in enumerate(units))
     return tuple(index)
 
 
-def _step(place: Tensor) -> int | None:
-    """The distance of equally distant places; none where they are not."""
-    if len(place) < 2:
-        return 1 if len(place) else None
-    steps = place.diff()
-    return int(steps[0]) if bool((steps == steps[0]).all()) else None
+def _slice_of(units: Tensor) -> slice | None:
+    """Equally distant units as a slice; none where they are not."""
+    if len(units) == 0:
+        return None
+    steps = units.diff()
+    if len(steps) and not bool((steps == steps[0]).all()):
+        return None
+    return slice(int(units[0]), int(units[-1]) + 1, int(steps[0]) if len(steps) else 1)
 
 
 def is_new(axis: Axis, n: int) -> Tensor:

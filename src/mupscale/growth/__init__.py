@@ -3,6 +3,7 @@
 operators        the contract of an operator
 copies           the paper's: every unit copied, with noise
 fresh            the other: new units drawn beside the old ones
+fresh_tensor     a tensor with such units, whole or in pieces
 lossless         what fresh units start at where the function is to stay
 sources          the narrow model's tensors, and memory for the wide ones
 writing          weights and buffers
@@ -16,6 +17,7 @@ upscaling        all of it in one call
 
 from mupscale.growth.copies import Copies
 from mupscale.growth.fresh import Fresh
+from mupscale.growth.fresh_tensor import FreshTensor, FreshValues, Region
 from mupscale.growth.lossless import difference_of_outputs, obstacles
 from mupscale.growth.net2net import check_net2net, widen_net2net
 from mupscale.growth.noise import (
@@ -39,10 +41,13 @@ from mupscale.growth.writing import widen
 __all__ = [
     "Copies",
     "Fresh",
+    "FreshTensor",
+    "FreshValues",
     "GaussianNoise",
     "Noise",
     "Operator",
     "Part",
+    "Region",
     "SignalNoise",
     "StatePart",
     "Unit",
