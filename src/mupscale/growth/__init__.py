@@ -32,7 +32,7 @@ from mupscale.growth.noise import (
     unit_std,
 )
 from mupscale.growth.operators import Operator, Part, StatePart
-from mupscale.growth.optimizer_state import axes_of_state, is_scalar, state_factor, widen_optimizer
+from mupscale.growth.optimizer_state import axes_of_state, initial_state, is_scalar, state_factor, widen_optimizer
 from mupscale.growth.sources import keep_base_shape, refuse_nonfinite
 from mupscale.growth.statistics import measure_statistics
 from mupscale.growth.upscaling import choose_operator, grow_optimizer, upscale
@@ -58,6 +58,7 @@ __all__ = [
     "difference_of_outputs",
     "draw_normal",
     "grow_optimizer",
+    "initial_state",
     "is_scalar",
     "keep_base_shape",
     "measure_statistics",

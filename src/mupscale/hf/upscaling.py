@@ -6,40 +6,46 @@ Everything is checked first; the output is made in a hidden folder beside its pl
 from __future__ import annotations
 
 import errno
-import json
-import shutil
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mupscale.core import Plan
-from mupscale.growth import GaussianNoise, Noise, check_noise
-from mupscale.hf.describe import PlannedArchitecture, Times, architecture_of, memory, require_transformers
+from mupscale.growth import Fresh, GaussianNoise, Noise, Operator, check_noise
+from mupscale.hf.describe import (
+    AskedGrowth,
+    PlannedArchitecture,
+    Times,
+    architecture_of,
+    memory,
+    require_transformers,
+    settle_growth,
+)
 from mupscale.hf.files import (
-    RECORD_FILE,
     GrowthStep,
     Record,
     Source,
     WeightShard,
     arrange_shards,
+    check_place,
+    check_space,
     open_source,
     shorten_number,
     size_in_words,
-    write_index,
+    write_companions,
     write_shards,
 )
 from mupscale.hf.training import check_optimizer_file, widen_optimizer_file
 from mupscale.hf.verification import Comparison, find_record, is_exact, needed_bytes
 from mupscale.hf.verification import verify as compare
-from mupscale.system import MupscaleError, appearing, open_display, replace_text
+from mupscale.system import MupscaleError, appearing, open_display
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-_COMPANIONS = (".json", ".txt", ".model", ".jinja", ".vocab", ".bpe", ".tiktoken")
-_OF_THE_SMALL_ONE = ("config.json", RECORD_FILE, "trainer_state.json", "all_results.json", "train_results.json")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -54,19 +60,29 @@ class Upscaled:
     files: int
     comparison: Comparison | None = None
     unverified: str = ""
+    fresh: Fresh | None = None
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         before, after = map(shorten_number, self.numbers)
         size = f"{size_in_words(self.bytes)} in {self.files} file{'s' * (self.files != 1)}"
         checked = f"not verified: {self.unverified}" if self.comparison is None else self.comparison.verdict
-        return f"{self.path}: {before} → {after} numbers with --times {self.times}, {size}\n{checked}"
+        how = f"--times {self.times}"
+        if self.fresh is not None:
+            how = f"fresh units ({', '.join(f'{part} {a} → {b}' for part, (a, b) in self.sizes.items() if a != b)})"
+        return f"{self.path}: {before} → {after} numbers with {how}, {size}\n{checked}"
 
 
 def upscale(
     source: str | Path,
     out: str | Path,
     *,
-    times: int | str | Times = 2,
+    times: int | str | Times | None = None,
+    hidden: int | None = None,
+    ffn: int | None = None,
+    heads: int | None = None,
+    kv: int | None = None,
+    grow: Operator | None = None,
     noise: Noise = 0.0,
     seed: int = 0,
     shard_size: int | str = "5GB",
@@ -77,12 +93,13 @@ def upscale(
     progress: bool = True,
     note: Callable[[str], None] | None = None,
 ) -> Upscaled:
-    """Write the checkpoint, wider, into the folder `out`: without noise it computes the same function.
+    """Write the checkpoint, `times` (2) as wide, into the folder `out`: without noise it computes the same function.
 
-    noise: in multiples of a fresh initialisation's, the same for any shard size and number of threads. dtype: of the
+    hidden … kv: sizes of the wide model, instead of times; what is not named stays. grow: `Copies(noise)`, for which
+    `noise=` is short, in multiples of a fresh initialisation's; or `Fresh()`, which takes any wider size. dtype: of the
     output, which else keeps each tensor's. optimizer: a saved torch optimizer to widen, too. verify: compare the two
-    models on a few tokens if both fit into memory; an architecture that is not described must be compared. note: called
-    with a line before the comparison.
+    models if both fit into memory; an architecture that is not described must be compared. note: called with a line
+    before the comparison.
 
     >>> import tempfile, transformers
     >>> folder = tempfile.TemporaryDirectory()
@@ -95,19 +112,21 @@ def upscale(
     16
     >>> folder.cleanup()
     """
-    out, opened, times = Path(out), open_source(source), Times.of(times)
-    _check_place(out, opened)
-    prepared = _prepare(
-        opened, out, times, noise, seed, shard_size, _dtype(dtype), None if optimizer is None else Path(optimizer)
-    )
+    out, opened = Path(out), open_source(source)
+    check_place(out, opened)
+    sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
+    architecture = architecture_of(opened.config)
+    asked = settle_growth(architecture, opened.config, times=times, sizes=sizes, grow=grow, noise=noise)
+    prepared = _prepare(opened, out, asked, seed, shard_size, _dtype(dtype), optimizer)
     if not verify:
-        prepared.architecture.check_unverified()
+        architecture.check_unverified()
     try:
         with appearing(out) as folder:
             comparison, why = _write(prepared, folder, verify, threads, progress, note or (lambda line: None))
     except OSError as error:
         raise MupscaleError(_failure_message(out, error)) from None
-    return Upscaled(out, times, prepared.numbers, prepared.bytes, len(prepared.shards), comparison, why)
+    made = prepared.numbers, prepared.bytes, len(prepared.shards)
+    return Upscaled(out, asked.times, *made, comparison, why, asked.fresh, prepared.sizes)
 
 
 @dataclass(frozen=True)
@@ -136,6 +155,12 @@ class _Prepared:
         return sum(tensor.source.numel for tensor in tensors), sum(tensor.target.numel for tensor in tensors)
 
     @property
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Of the parts that can grow, before and after."""
+        now, then = (self.architecture.parts(config) for config in (self.source.config, self.config))
+        return {part: (size, then[part]) for part, size in now.items()}
+
+    @property
     def bytes(self) -> int:
         """Of the weights' files."""
         return sum(shard.bytes for shard in self.shards)
@@ -154,35 +179,42 @@ class _Prepared:
 def _prepare(
     source: Source,
     out: Path,
-    times: Times,
-    noise: Noise,
+    asked: AskedGrowth,
     seed: int,
     shard_size: int | str,
     dtype: torch.dtype | None,
-    optimizer: Path | None,
+    optimizer: str | Path | None,
 ) -> _Prepared:
-    architecture = architecture_of(source.config)
-    recorded_plan = architecture.plan_to_record(source.config, times, fresh=noise != 0)
+    architecture, times, fresh = architecture_of(source.config), asked.times, asked.fresh
+    measured = fresh is not None or asked.noise != 0
+    recorded_plan = architecture.plan_to_record(source.config, times, fresh=measured)
     config = architecture.wide_config(source.config, times)
     plan = architecture.plan_files(source.config, times, source.shapes, recorded=recorded_plan)
+    if fresh is not None:
+        if plan.fresh is None:
+            remedy = architecture.how_to_tell_the_initialisation(source.config)
+            raise MupscaleError(f"what fresh units are to be drawn from is not known: {remedy}")
+        fresh.check(plan)
     if dtype is not None:
         fields = [name for name in ("dtype", "torch_dtype") if name in config] or ["dtype"]
         config.update(dict.fromkeys(fields, str(dtype).removeprefix("torch.")))
-    gaussian = check_noise(noise, plan)
+    gaussian = check_noise(asked.noise, plan)
     if not isinstance(gaussian, GaussianNoise):
         raise MupscaleError(
             "signal-normalised noise needs whole tensors, and a checkpoint is widened in pieces: use GaussianNoise, "
             "with the constants that SignalNoise found in memory (.effective) if need be"
         )
-    optimizer = None if optimizer is None else _find_optimizer_file(optimizer)
-    if optimizer is not None:
-        check_optimizer_file(optimizer, source, times, recorded_plan)
+    file = None if optimizer is None else _find_optimizer_file(Path(optimizer))
+    if file is not None:
+        check_optimizer_file(file, source, times, recorded_plan, grow=fresh)
     shards = arrange_shards(source, plan, dtype=dtype, shard_size=shard_size)
-    growth, before = GrowthStep(times, gaussian.std, seed, gaussian.unit), find_record(source)
+    growth = GrowthStep(times, gaussian.std, seed, gaussian.unit, fresh, architecture.sizes(config))
+    before = find_record(source)
     prepared = _Prepared(
-        source, architecture, config, plan, recorded_plan, before, shards, gaussian, growth, seed, optimizer
+        source, architecture, config, plan, recorded_plan, before, shards, gaussian, growth, seed, file
     )
-    _check_space(prepared, out)
+    few, many = prepared.numbers
+    check_space(out, source, prepared.bytes, 0 if file is None else file.stat().st_size * many // max(1, few))
     return prepared
 
 
@@ -197,20 +229,30 @@ def _write(
     prepared: _Prepared, folder: Path, verify: bool, threads: int | None, progress: bool, note: Callable[[str], None]
 ) -> tuple[Comparison | None, str]:
     """Everything that belongs into the output's folder; the comparison, or why there is none."""
-    _write_companions(prepared, folder)
+    write_companions(folder, prepared.source, prepared.config, prepared.shards)
     comparison, why = None, "verification is off"
+    shards, plan, seed, fresh = prepared.shards, prepared.plan, prepared.seed, prepared.growth.fresh
+    if verify and fresh is not None and prepared.architecture.evidence.required:
+        _show_by_copies(prepared, note)
     for noise in _noises(prepared):
         growth = prepared.growth if noise is not None or not prepared.noisy else GrowthStep(prepared.growth.times)
         prepared.record(growth).save(folder)
-        shards, plan, seed = prepared.shards, prepared.plan, prepared.seed
         with _bar(prepared.bytes, progress) as advance:
-            write_shards(shards, folder, plan, noise=noise, seed=seed, threads=threads, advance=advance)
+            write_shards(shards, folder, plan, noise=noise, grow=fresh, seed=seed, threads=threads, advance=advance)
         if verify:
             comparison, why = _compare(prepared, folder, exact=noise is None, note=note)
     if prepared.optimizer is not None:
         target, times = folder / "optimizer.pt", prepared.growth.times
-        widen_optimizer_file(prepared.optimizer, target, prepared.source, times, prepared.recorded_plan)
+        widen_optimizer_file(prepared.optimizer, target, prepared.source, times, prepared.recorded_plan, grow=fresh)
     return comparison, why
+
+
+def _show_by_copies(prepared: _Prepared, note: Callable[[str], None]) -> None:
+    """Where modules were asked what is output and what is input: copies of the same parts must train alike."""
+    note("showing by copies, in training, that the modules were understood")
+    times = Times(**{part: 2 if ratio != 1 else 1 for part, ratio in asdict(prepared.growth.times).items()})
+    with tempfile.TemporaryDirectory() as folder:
+        upscale(prepared.source.folder, Path(folder) / "copies", times=times, progress=False)
 
 
 def _noises(prepared: _Prepared) -> list[GaussianNoise | None]:
@@ -218,25 +260,6 @@ def _noises(prepared: _Prepared) -> list[GaussianNoise | None]:
     if not prepared.noisy:
         return [None]
     return [None, prepared.noise] if prepared.architecture.evidence.required else [prepared.noise]
-
-
-def _write_companions(prepared: _Prepared, folder: Path) -> None:
-    """Config, index, tokenizer and the like."""
-    replace_text(folder / "config.json", json.dumps(prepared.config, indent=2, ensure_ascii=False) + "\n")
-    write_index(prepared.shards, folder)
-    for file in _companion_files(prepared.source):
-        target = folder / file.relative_to(prepared.source.folder)
-        target.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, target)
-
-
-def _companion_files(source: Source) -> list[Path]:
-    """Small files that are the same for the wide model: tokenizer, generation config, chat templates, its own code."""
-    folder, kinds = source.folder, (*_COMPANIONS, *([".py"] if source.config.get("auto_map") else []))
-    files = [f for f in folder.iterdir() if f.suffix in kinds and f.is_file()]
-    own = [f for f in files if f.name not in _OF_THE_SMALL_ONE and not f.name.endswith(".index.json")]
-    templates = (folder / "additional_chat_templates").glob("*.jinja")
-    return sorted(f for f in (*own, *templates) if not f.stem.lower().startswith("readme"))
 
 
 def _compare(
@@ -284,28 +307,6 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is not None and name not in DTYPES:
         raise MupscaleError(f"the dtype of a checkpoint is {', '.join(DTYPES)}, not {name}")
     return None if dtype is None else DTYPES[name]
-
-
-def _check_place(out: Path, source: Source) -> None:
-    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
-        raise MupscaleError(f"{out} exists already: remove it, or choose another name")
-    here, there = out.resolve(), source.folder.resolve()
-    if there == here or there in here.parents:
-        raise MupscaleError(f"{out} lies inside the checkpoint {source.folder} itself: choose a place beside it")
-
-
-def _check_space(prepared: _Prepared, out: Path) -> None:
-    """Before hours of writing; the disk may still fill up meanwhile."""
-    needed = prepared.bytes + sum(file.stat().st_size for file in _companion_files(prepared.source))
-    if prepared.optimizer is not None:
-        before, after = prepared.numbers
-        needed += prepared.optimizer.stat().st_size * after // max(1, before)
-    parent = next(p for p in out.absolute().parents if p.exists())
-    if (free := shutil.disk_usage(parent).free) < needed:
-        raise MupscaleError(
-            f"the wide checkpoint needs {size_in_words(needed)} and the disk of {parent} has {size_in_words(free)} "
-            f"left: free some space, or choose another disk"
-        )
 
 
 def _failure_message(out: Path, error: OSError) -> str:

@@ -1,6 +1,7 @@
 """What is known of an architecture before any weight is read: its config, its wires, the plan of its tensors.
 
-multipliers: by how much each part grows. wires: the axes that tensors share. architecture: a description made of these.
+multipliers: by how much each part grows. sizes: what the parts become. asked_growth: what is meant by these. initial:
+what fresh units start with. wires: the axes that tensors share. architecture: a description made of these.
 architectures/: one file for each architecture that is described. building: the model that a config.json names, built
 by transformers. memory: how much is free. planned: what others ask of an architecture, answered by described where it
 has a description and by from_modules where it has none. registry: the descriptions, and which of the two answers.
@@ -8,6 +9,7 @@ has a description and by from_modules where it has none. registry: the descripti
 
 from mupscale.hf.describe import architectures, memory
 from mupscale.hf.describe.architecture import CAUSAL, Architecture, Config, Tied
+from mupscale.hf.describe.asked_growth import AskedGrowth, settle_growth
 from mupscale.hf.describe.building import (
     in_one_line,
     model_class,
@@ -16,7 +18,7 @@ from mupscale.hf.describe.building import (
     sketch_model,
     transformers_config,
 )
-from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.multipliers import Ratios, Times, grown
 from mupscale.hf.describe.planned import PlannedArchitecture
 from mupscale.hf.describe.registry import DESCRIPTIONS, architecture_of, extend, register
 from mupscale.hf.describe.wires import Layout, Wire, column, conv1d, linear, patches, readout, same, table, vector
@@ -25,9 +27,11 @@ __all__ = [
     "CAUSAL",
     "DESCRIPTIONS",
     "Architecture",
+    "AskedGrowth",
     "Config",
     "Layout",
     "PlannedArchitecture",
+    "Ratios",
     "Tied",
     "Times",
     "Wire",
@@ -36,6 +40,7 @@ __all__ = [
     "column",
     "conv1d",
     "extend",
+    "grown",
     "in_one_line",
     "linear",
     "memory",
@@ -46,6 +51,7 @@ __all__ = [
     "register",
     "require_transformers",
     "same",
+    "settle_growth",
     "sketch_model",
     "table",
     "transformers_config",

@@ -15,7 +15,8 @@ from functools import cached_property
 from typing import Any
 
 from mupscale.core import Entry, Number, Plan, Shape, tidy
-from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.initial import plan_fresh
+from mupscale.hf.describe.multipliers import Ratios, Times, grown
 from mupscale.hf.describe.wires import Layout, Wire
 from mupscale.system import MupscaleError
 
@@ -55,7 +56,8 @@ class Architecture:
     wide model. scaled_embedding: the model multiplies its embeddings by √hidden. divisible: transformers wants heads to
     divide the hidden size even where head_dim is given. init: by pattern, std of a fresh initialisation relative to the
     config's (1 for every tensor of two dimensions or more that lies at a wire, 0 for others, unless named here).
-    refuse: a sentence for configs that cannot grow so.
+    refuse: a sentence for configs that cannot grow so. not_lossless: why fresh units change the function whatever they
+    start with, if they do.
 
     >>> from mupscale.hf.describe import linear
     >>> tiny = Architecture("tiny", tensors={"*.up.weight": linear("ffn", "hidden")})
@@ -82,6 +84,7 @@ class Architecture:
     divisible: bool = False
     init: Mapping[str, Callable[[Config], float]] = field(default_factory=dict)
     refuse: Callable[[Config, Times], str] = lambda config, times: ""
+    not_lossless: Callable[[Config, Times], str] = lambda config, times: ""
 
     def value(self, config: Config, name: str) -> Any:
         """A field of the config, or what transformers takes where it is absent (or null, if that can be told)."""
@@ -102,10 +105,12 @@ class Architecture:
         """The wires of a narrow config that grows so many times."""
         self._check(config, times)
         heads, kv_heads, head_dim = self.number(config, self.heads), self.kv_heads(config), self.head_size(config)
+        # copies of a group lie together; fresh heads of a key/value head that stays come into its own group
+        group = 1 if isinstance(times, Ratios) and times.kv != times.heads else heads // kv_heads
         wires = {
             "hidden": Wire(self.number(config, self.hidden), times.hidden),
             "ffn": Wire(self.number(config, self.ffn), times.ffn),
-            "queries": Wire(heads * head_dim, times.heads, heads // kv_heads * head_dim),
+            "queries": Wire(heads * head_dim, times.heads, group * head_dim),
             "keys": Wire(kv_heads * head_dim, times.kv, head_dim),
         }
         return {**wires, **self.wires(wires, config)}
@@ -118,20 +123,32 @@ class Architecture:
             raise MupscaleError(why)
         if times.hidden != times.heads and self.head_dim is None:
             raise MupscaleError(
-                f"in {self.model_type} head_dim is {self.hidden} / {self.heads}, and it must stay: let hidden and "
-                f"heads grow alike, as in --times hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
+                f"in {self.model_type} head_dim is {self.hidden} / {self.heads}, and it must stay: "
+                f"{how_to_grow_alike(hidden, heads, times)}"
             )
         if times.kv != times.heads and self.kv is None:
             raise MupscaleError(
                 f"{self.model_type} has as many key/value heads as heads, so that its kv heads cannot grow apart from "
-                f"them; leave kv out of --times"
+                f"them; leave kv out{'' if isinstance(times, Ratios) else ' of --times'}"
             )
-        hidden, heads = hidden * times.hidden, heads * times.heads
+        hidden, heads = grown(hidden, times.hidden), grown(heads, times.heads)
         if self.divisible and hidden % heads:
+            alike = "let hidden grow as much as heads"
+            alike = alike if isinstance(times, Ratios) else f"{alike}, as in --times {times.heads}"
             raise MupscaleError(
                 f"transformers wants the heads of a {self.model_type} model to divide its {self.hidden}, and {heads} "
-                f"heads do not divide {hidden}; let hidden grow as much as heads, as in --times {times.heads}"
+                f"heads do not divide {hidden}; {alike}"
             )
+
+    def parts(self, config: Config) -> dict[str, int]:
+        """The sizes that can be set: hidden, ffn, heads and kv."""
+        hidden, ffn, heads = (self.number(config, name) for name in (self.hidden, self.ffn, self.heads))
+        return {
+            "hidden": hidden,
+            "ffn": ffn,
+            "heads": heads,
+            **({} if self.kv is None else {"kv": self.kv_heads(config)}),
+        }
 
     def kv_heads(self, config: Config) -> int:
         """Key/value heads, each of which serves a group of heads."""
@@ -155,10 +172,10 @@ class Architecture:
     def wide_config(self, config: Config, times: Times) -> dict[str, Any]:
         """config.json of the wide model."""
         self.all_wires(config, times)
-        grown = {self.hidden: times.hidden, self.ffn: times.ffn, self.heads: times.heads}
-        wide = {**config, **{name: self.number(config, name) * k for name, k in grown.items()}}
+        multiplied = {self.hidden: times.hidden, self.ffn: times.ffn, self.heads: times.heads}
+        wide = {**config, **{name: grown(self.number(config, name), k) for name, k in multiplied.items()}}
         if self.kv is not None:
-            wide[self.kv] = self.kv_heads(config) * times.kv
+            wide[self.kv] = grown(self.kv_heads(config), times.kv)
         if self.head_dim is not None and (config.get(self.head_dim) is not None or times.hidden != times.heads):
             wide[self.head_dim] = self.head_size(config)
         return {**wide, **self.also(config, times)}
@@ -192,34 +209,44 @@ class Architecture:
 
         config: the narrow model's. wide: the shapes are the wide model's.
         """
-        wires, tied = self.all_wires(config, times), self.is_tied(config)
+        wires, tied, fresh = self.all_wires(config, times), self.is_tied(config), isinstance(times, Ratios)
         entries: dict[str, Entry] = {}
         for name, shape in shapes.items():
             layout = self.layout(name)
             narrow = layout.narrowed(name, shape, wires) if wide else shape
-            entries[name] = layout.entry(name, narrow, wires, self._fold(name, wires, tied))
+            fold, keep = self._fold_and_keep(name, wires, tied)
+            entries[name] = layout.entry(name, narrow, wires, fold, keep if fresh else 1)
         if tied:
             entries = self._join_tied(entries)
-        std = self.value(config, self.std) or 0.02
-        if not isinstance(std, int | float):
-            raise MupscaleError(f"'{self.std}' in config.json is no number (it is {std!r})")
-        fresh = {name: self._init(name, entry, config) * std * entry.init for name, entry in entries.items()}
-        return Plan(entries, fresh=fresh)
+        std = self.initial_std(config)
+        stds = {name: self._init(name, entry, config) * (std or 0.02) for name, entry in entries.items()}
+        if fresh:
+            return plan_fresh(entries, {name: self.layout(name) for name in entries}, stds if std else None)
+        return Plan(entries, fresh={name: stds[name] * entry.init for name, entry in entries.items()})
 
-    def _fold(self, name: str, wires: Wires, tied: bool) -> Number:
-        """Where the model scales its embeddings by √hidden, they take that back; a tied readout's 1/k is the norm's."""
+    def initial_std(self, config: Config) -> float | None:
+        """The std that the config gives a fresh initialisation; None where it does not tell."""
+        std = self.value(config, self.std)
+        if std is not None and (isinstance(std, bool) or not isinstance(std, int | float)):
+            raise MupscaleError(f"'{self.std}' in config.json is no number (it is {std!r})")
+        return None if std is None else float(std)
+
+    def _fold_and_keep(self, name: str, wires: Wires, tied: bool) -> tuple[Number, Number]:
+        """Where the model scales its embeddings by √hidden, they take that back; a tied readout's 1/k is the norm's.
+
+        Beside fresh units no readout is divided, so that old units only take back what the model's own scale does.
+        """
         if self.tied is None:
-            return 1
+            return 1, 1
         times = wires[self.tied.wire].times
-        root = math.isqrt(times)
-        scale: Number = 1 if not self.scaled_embedding else root if root**2 == times else math.sqrt(times)
+        scale = _root(times) if self.scaled_embedding else 1
         if _matches(name, (self.tied.embedding,)) or (tied and _matches(name, self.tied.readouts)):
-            return tidy(_inverse(scale))
+            return tidy(_inverse(scale)), tidy(_inverse(scale))
         if tied and _matches(name, self.tied.norm):
-            return tidy(_inverse(times) * scale)
+            return tidy(_inverse(times) * scale), tidy(scale)
         if tied and _matches(name, self.tied.others):
-            return tidy(times * _inverse(scale))
-        return 1
+            return tidy(times * _inverse(scale)), tidy(_inverse(scale))
+        return 1, 1
 
     def _join_tied(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
         """Tied names as one entry, under the name they are kept under."""
@@ -239,6 +266,34 @@ class Architecture:
             if _matches(name, (pattern,)):
                 return factor(config)
         return 1.0 if len(entry.narrow) > 1 and self.layout(name).wired else 0.0
+
+
+def how_to_grow_alike(hidden: int, heads: int, times: Times) -> str:
+    """What to ask for where heads are parts of the hidden size and the two do not grow alike.
+
+    >>> how_to_grow_alike(768, 12, Ratios(hidden=Fraction(800, 768)))
+    '--hidden 800 would cut a head of 64 units; take 832 with --heads 13'
+    """
+    if not isinstance(times, Ratios):
+        return (
+            f"let hidden and heads grow alike, as in --times hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
+        )
+    size, wide = hidden // heads, grown(hidden, times.hidden)
+    if times.hidden != 1 and wide % size:
+        fits = [n for n in (wide // size, wide // size + 1) if n > heads]
+        near = " or ".join(f"{n * size} with --heads {n}" for n in fits)
+        return f"--hidden {wide} would cut a head of {size} units; take {near}"
+    count = wide // size if times.hidden != 1 else grown(heads, times.heads)
+    return f"let hidden and heads grow alike, as in --hidden {count * size} --heads {count}"
+
+
+def _root(number: Number) -> Number:
+    """The square root, exact where it is a fraction."""
+    if isinstance(number, float):
+        return math.sqrt(number)
+    exact = Fraction(number)
+    root = Fraction(math.isqrt(exact.numerator), math.isqrt(exact.denominator))
+    return tidy(root) if root**2 == exact else math.sqrt(exact)
 
 
 def _inverse(number: Number) -> Number:

@@ -34,6 +34,19 @@ class Described(PlannedArchitecture):
         sizes = {name: described.value(config, name) for name in fields}
         return {**sizes, "key/value heads": described.kv_heads(config), "head_dim": described.head_size(config)}
 
+    def parts(self, config: Config) -> dict[str, int]:
+        """Defaults included."""
+        return self.description.parts(config)
+
+    def how_to_tell_the_initialisation(self, config: Config) -> str:
+        """By the config."""
+        return f"write '{self.description.std}', the std of the model's own initialisation, into config.json"
+
+    def obstacles(self, config: Config, times: Times) -> list[str]:
+        """As described."""
+        why = self.description.not_lossless(config, times)
+        return [why] if why else []
+
     def is_tied(self, config: Config) -> bool:
         """By the config."""
         return self.description.is_tied(config)

@@ -15,10 +15,11 @@ import torch
 from torch import nn
 
 from mupscale.core import Entry, Plan, Role, Shape
+from mupscale.growth import Fresh
 from mupscale.hf.describe import memory
-from mupscale.hf.describe.architecture import Config
+from mupscale.hf.describe.architecture import Config, how_to_grow_alike
 from mupscale.hf.describe.building import build_model, sketch_model
-from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.multipliers import Ratios, Times, grown
 from mupscale.hf.describe.planned import Evidence, PlannedArchitecture
 from mupscale.planning import plan
 from mupscale.system import MupscaleError
@@ -69,6 +70,22 @@ class FromModules(PlannedArchitecture):
         """Every field with a usual name."""
         names = [name for group in (*FIELDS.values(), HEAD_DIM) for name in group]
         return {name: config[name] for name in names if config.get(name) is not None}
+
+    def parts(self, config: Config) -> dict[str, int]:
+        """By the first field with a usual name; where there are more, they grow in proportion."""
+        named = {part: [config[name] for name in names if _is_size(config.get(name))] for part, names in FIELDS.items()}
+        return {part: sizes[0] for part, sizes in named.items() if sizes}
+
+    def how_to_tell_the_initialisation(self, config: Config) -> str:
+        """It is measured."""
+        return (
+            f"a freshly built '{self.model_type}' shows it, for which memory is lacking: use a larger machine, or "
+            f"describe the architecture (mupscale.hf.register)"
+        )
+
+    def obstacles(self, config: Config, times: Times) -> list[str]:
+        """A comparison tells."""
+        return []
 
     def is_tied(self, config: Config) -> None:
         """Only the model itself can tell."""
@@ -145,13 +162,14 @@ def plan_by_modules(config: Config, times: Times, *, fresh: bool = True) -> Plan
     """
     try:
         small, large = sketch_model(config), sketch_model(wide_config(config, times))
-        roles = mixture_roles(small)
+        roles, operator = mixture_roles(small), Fresh() if isinstance(times, Ratios) else None
         size = 4 * sum(p.numel() for p in small.parameters())
-        if not fresh or not memory.fits(2 * size) or size > _MOST << 30:
-            return plan(small, large, roles=roles)
+        if not fresh or not memory.fits((2 if operator is None else 3) * size) or size > _MOST << 30:
+            return plan(small, large, roles=roles, grow=operator)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return plan(small, large, roles=roles, fresh=lambda: build_model(config))
+            small = small if operator is None else build_model(config)  # what its norms do shows when they are called
+            return plan(small, large, roles=roles, fresh=lambda: build_model(config), grow=operator)
     except MupscaleError as error:
         advice = how_to_describe(config.get("model_type"))
         raise MupscaleError(f"{str(error).rstrip('.')}. {advice}") from None
@@ -175,17 +193,16 @@ def wide_config(config: Config, times: Times) -> dict[str, Any]:
         )
     explicit = any(_is_size(config.get(name)) for name in HEAD_DIM)
     if times.hidden != times.heads and fields["heads"] and not explicit:
-        raise MupscaleError(
-            f"head_dim is {fields['hidden'][0]} / {fields['heads'][0]} here, and it must stay: let hidden and heads "
-            f"grow alike, as in --times hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
-        )
+        hidden, heads = fields["hidden"][0], fields["heads"][0]
+        advice = how_to_grow_alike(config[hidden], config[heads], times)
+        raise MupscaleError(f"head_dim is {hidden} / {heads} here, and it must stay: {advice}")
     if times.ffn != times.hidden and not fields["ffn"]:
         raise MupscaleError(
             f"config.json gives the feed-forward layers no size of their own ({', '.join(FIELDS['ffn'])}): let ffn "
             f"grow as hidden does, {times.hidden} times"
         )
-    grown = {name: config[name] * getattr(times, part) for part, names in fields.items() for name in names}
-    return {**config, **grown}
+    wide = {name: grown(config[name], getattr(times, part)) for part, names in fields.items() for name in names}
+    return {**config, **wide}
 
 
 def plan_for_files(config: Config, plan: Plan, shapes: Mapping[str, Shape]) -> Plan:
@@ -215,7 +232,10 @@ def plan_for_files(config: Config, plan: Plan, shapes: Mapping[str, Shape]) -> P
                 continue
         entries[name] = replace(entry, names=(name,))
         fresh[name] = 0.0 if plan.fresh is None or planned is None else plan.fresh.get(planned, 0.0)
-    return Plan(entries, fresh=None if plan.fresh is None else fresh)
+    by_model = {name: plan.names.get(names[name], "") for name in entries}
+    means = None if plan.means is None else {n: plan.means.get(by_model[n], (0.0,)) for n in entries}
+    norms = {n: plan.norms[by_model[n]] for n in entries if by_model[n] in plan.norms}
+    return Plan(entries, {}, None if plan.fresh is None else fresh, plan.mup, means, norms)
 
 
 def _names_in_model(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
@@ -244,7 +264,7 @@ def _entry_of_part(entry: Entry, shape: Shape) -> Entry | None:
         return None
     if any(n % part for n, part in zip(entry.narrow[ahead:], shape, strict=True)):
         return None
-    wide = tuple(n * axes[d].copies if d in axes else n for d, n in enumerate(shape))
+    wide = tuple(grown(n, axes[d].times) if d in axes else n for d, n in enumerate(shape))
     out, in_ = (tuple(d - ahead for d in side) for side in (entry.out, entry.in_))
     return replace(entry, narrow=shape, wide=wide, axes=axes, out=out, in_=in_)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from fractions import Fraction
+from typing import Any
 
+from mupscale.core import Number, tidy
 from mupscale.system import MupscaleError
 
 
@@ -21,12 +24,15 @@ class Times:
     Times(hidden=2, ffn=3, heads=2, kv=2)
     """
 
-    hidden: int = 1
-    ffn: int = 1
-    heads: int = 1
-    kv: int = 1
+    hidden: Number = 1
+    ffn: Number = 1
+    heads: Number = 1
+    kv: Number = 1
 
     def __post_init__(self) -> None:
+        self._check()
+
+    def _check(self) -> None:
         for name, value in asdict(self).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise MupscaleError(
@@ -59,11 +65,50 @@ class Times:
 
     def __mul__(self, other: Times) -> Times:
         """First this, then the other."""
-        return Times(*(getattr(self, f.name) * getattr(other, f.name) for f in fields(self)))
+        cls = Ratios if Ratios in (type(self), type(other)) else Times
+        return cls(*(getattr(self, f.name) * getattr(other, f.name) for f in fields(self)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Exact: numbers, and fractions as text."""
+        return {name: value if isinstance(value, int) else str(value) for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
         values = asdict(self)
         return str(self.hidden) if len({*values.values()}) == 1 else ",".join(f"{k}={v}" for k, v in values.items())
+
+
+@dataclass(frozen=True)
+class Ratios(Times):
+    """The same for a growth by fresh units, which need no whole multiples: any ratio from 1 on.
+
+    >>> Ratios(hidden=Fraction(3, 2), ffn=2) * Times.of(2)
+    Ratios(hidden=3, ffn=4, heads=2, kv=2)
+    >>> Ratios.from_json(Ratios(hidden=Fraction(3, 2)).to_json()).hidden
+    Fraction(3, 2)
+    """
+
+    def _check(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, bool | float) or not isinstance(value, int | Fraction) or value < 1:
+                raise MupscaleError(f"{name} cannot become {value} times as large: a growth makes a model wider")
+            object.__setattr__(self, name, tidy(value))
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, int | str]) -> Ratios:
+        """What to_json gave."""
+        return cls(**{name: Fraction(value) for name, value in content.items()})
+
+
+def grown(size: int, times: Number) -> int:
+    """The size times a ratio; an error where that is no whole number.
+
+    >>> grown(8, Fraction(3, 2))
+    12
+    """
+    wide = Fraction(size) * Fraction(times)
+    if wide.denominator != 1:
+        raise MupscaleError(f"{size} units cannot become {times} times as many, which is no whole number")
+    return int(wide)
 
 
 def _parsed(text: str) -> int | dict[str, int]:

@@ -49,6 +49,18 @@ class PlannedArchitecture(ABC):
         """Every size that can grow, and head_dim, under names for messages."""
 
     @abstractmethod
+    def parts(self, config: Config) -> dict[str, int]:
+        """The sizes that can be asked for: hidden, ffn, heads and kv, as far as the config has them."""
+
+    @abstractmethod
+    def how_to_tell_the_initialisation(self, config: Config) -> str:
+        """What to do where it is not known what fresh units would be drawn from."""
+
+    @abstractmethod
+    def obstacles(self, config: Config, times: Times) -> list[str]:
+        """Why a growth that is to keep the function cannot, beyond what the plan shows."""
+
+    @abstractmethod
     def is_tied(self, config: Config) -> bool | None:
         """Whether the readout is the embedding; None where only the model itself can tell."""
 
@@ -60,7 +72,7 @@ class PlannedArchitecture(ABC):
     def plan_to_record(self, config: Config, times: Times, *, fresh: bool) -> Plan | None:
         """The plan by the model's own names that mupscale.json must hold; None where it can be made again at any time.
 
-        fresh: measure the initial stds, too, which noise needs.
+        fresh: measure the initial stds, too, which noise and fresh units need.
         """
 
     @abstractmethod

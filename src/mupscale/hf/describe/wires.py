@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from mupscale.core import Axis, Entry, Number, Shape
+from mupscale.hf.describe.multipliers import grown
 from mupscale.system import MupscaleError
 
 
@@ -27,7 +29,7 @@ class Wire:
     """
 
     size: int
-    times: int = 1
+    times: Number = 1
     block: int = 1
     sections: tuple[tuple[int, int], ...] = ()
     width: bool = True
@@ -60,7 +62,8 @@ class Wire:
 class Layout:
     """The wires of a tensor by dimension, counted from the last (-1), as output or input.
 
-    offset: as in Entry, what the model adds to the stored value (1 for Gemma's norms).
+    offset: as in Entry, what the model adds to the stored value (1 for Gemma's norms). norm: of a norm's parameters, as
+    in Plan.norms: "rms" or "layer" for its gain, "bias" for the other.
 
     >>> wires = {"hidden": Wire(4, times=2), "ffn": Wire(6, times=3)}
     >>> entry = linear("ffn", "hidden").entry("up.weight", (6, 4), wires)
@@ -71,8 +74,9 @@ class Layout:
     out: Mapping[int, str]
     in_: Mapping[int, str]
     offset: Number = 0
+    norm: str = ""
 
-    def entry(self, name: str, shape: Shape, wires: Mapping[str, Wire], fold: Number = 1) -> Entry:
+    def entry(self, name: str, shape: Shape, wires: Mapping[str, Wire], fold: Number = 1, keep: Number = 1) -> Entry:
         """The tensor's part of a plan; `shape` is the narrow one, and must be what the wires say."""
         labels = self._labels(name, shape, wires)
         for d, label in labels.items():
@@ -82,16 +86,17 @@ class Layout:
                     f"units according to the config: the checkpoint and its config.json do not belong together"
                 )
         axes = {d: wires[label].axis for d, label in sorted(labels.items()) if wires[label].width}
-        wide = tuple(n * wires[labels[d]].times if d in labels else n for d, n in enumerate(shape))
+        wide = tuple(grown(n, wires[labels[d]].times) if d in labels else n for d, n in enumerate(shape))
         out, in_ = (tuple(d for d in axes if d - len(shape) in side) for side in (self.out, self.in_))
-        return Entry(shape, wide, axes, out, in_, fold, (name,), self.offset)
+        return Entry(shape, wide, axes, out, in_, fold, (name,), self.offset, keep)
 
     def narrowed(self, name: str, shape: Shape, wires: Mapping[str, Wire]) -> Shape:
         """The narrow shape of a tensor that has this shape in the wide model."""
         narrow = list(shape)
         for d, label in self._labels(name, shape, wires).items():
-            narrow[d], rest = divmod(shape[d], wires[label].times)
-            if rest:
+            size = Fraction(shape[d]) / Fraction(wires[label].times)
+            narrow[d] = int(size)
+            if size != narrow[d]:
                 raise MupscaleError(
                     f"'{name}' has shape {shape}, and its dimension {d} is no multiple of {wires[label].times}, by "
                     f"which '{label}' has grown: the model and its record do not belong together"
@@ -121,6 +126,15 @@ class Layout:
     def with_offset(self, offset: Number) -> Layout:
         """The same, of a tensor that is stored without `offset`."""
         return replace(self, offset=offset)
+
+    def in_norm(self, kind: str) -> Layout:
+        """The same, of a norm: of its gain where it divides ("rms") or centres, too ("layer"), or of its "bias".
+
+        Growth by fresh units has to know it.
+        """
+        if kind not in ("rms", "layer", "bias"):
+            raise MupscaleError(f"a norm's gain is of kind 'rms' or 'layer', and its bias of kind 'bias', not {kind!r}")
+        return replace(self, norm=kind)
 
 
 def linear(out: str, in_: str) -> Layout:

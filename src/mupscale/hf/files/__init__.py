@@ -2,11 +2,13 @@
 
 safetensors_format: where tensors lie in a file. source: a checkpoint's folder and what is in it. shards: which wide
 tensor goes into which file. stream: the files filled piece by piece. record: mupscale.json beside a wide checkpoint.
+output_folder: its place, and what lies beside the weights.
 """
 
+from mupscale.hf.files.output_folder import check_place, check_space, write_companions
 from mupscale.hf.files.record import RECORD_FILE, GrowthStep, Record
 from mupscale.hf.files.safetensors_format import StoredTensor, read_into
-from mupscale.hf.files.shards import WeightShard, arrange_shards, plan_names, shorten_number, size_in_words, write_index
+from mupscale.hf.files.shards import WeightShard, arrange_shards, plan_names, shorten_number, size_in_words
 from mupscale.hf.files.source import Source, open_source
 from mupscale.hf.files.stream import write_shards
 
@@ -18,11 +20,13 @@ __all__ = [
     "StoredTensor",
     "WeightShard",
     "arrange_shards",
+    "check_place",
+    "check_space",
     "open_source",
     "plan_names",
     "read_into",
     "shorten_number",
     "size_in_words",
-    "write_index",
+    "write_companions",
     "write_shards",
 ]

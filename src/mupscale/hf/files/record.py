@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from mupscale.core import Plan, Shape
-from mupscale.growth import Unit
-from mupscale.hf.describe import Times, architecture_of
+from mupscale.growth import Fresh, Unit
+from mupscale.hf.describe import Ratios, Times, architecture_of
 from mupscale.system import MupscaleError, replace_text
 
 RECORD_FILE = "mupscale.json"
@@ -22,14 +22,38 @@ _FORMAT = "mupscale.hf/1"
 class GrowthStep:
     """One upscaling: by how much, with which noise (unit: as in GaussianNoise), drawn from which seed.
 
+    fresh: how it grew by fresh units; None where it grew by copies. sizes: what it became, for a reader.
+
     >>> GrowthStep(Times.of(2), noise=0.5, seed=1).times.ffn
     2
+    >>> GrowthStep.from_json(GrowthStep(Ratios(ffn=2), fresh=Fresh(outgoing=0.5)).to_json()).fresh
+    Fresh(outgoing=0.5, lossless=False)
     """
 
     times: Times
     noise: float | Mapping[str, float] = 0.0
     seed: int = 0
     unit: Unit = "init"
+    fresh: Fresh | None = None
+    sizes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """As mupscale.json has it."""
+        content = {"times": self.times.to_json(), "noise": self.noise, "seed": self.seed, "unit": self.unit}
+        if self.fresh is None:
+            return {**content, "how": "copies", "sizes": dict(self.sizes)}
+        return {**content, "how": "fresh", **asdict(self.fresh), "sizes": dict(self.sizes)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> GrowthStep:
+        """What to_json gave, or an earlier version, which knew copies alone."""
+        how = content.get("how", "copies")
+        if how not in ("copies", "fresh"):
+            raise ValueError(f"a growth by {how!r}, which this version does not know")
+        fresh = Fresh(content["outgoing"], content["lossless"]) if how == "fresh" else None
+        times = Times(**content["times"]) if fresh is None else Ratios.from_json(content["times"])
+        unit, sizes = content.get("unit", "init"), content.get("sizes", {})
+        return cls(times, content["noise"], content["seed"], unit, fresh, sizes)
 
 
 @dataclass(frozen=True)
@@ -58,6 +82,8 @@ class Record:
     def then(self, growth: GrowthStep, plan: Plan | None = None) -> Record:
         """Grown once more; `plan` is that growth's own, where the architecture is not described."""
         whole = plan if self.plan is None or plan is None else self.plan.then(plan)
+        if whole is not None and growth.fresh is not None:
+            whole = replace(whole, mup=True)
         return replace(self, growths=(*self.growths, growth), plan=whole)
 
     def plan_for(self, shapes: Mapping[str, Shape]) -> Plan:
@@ -70,7 +96,7 @@ class Record:
         """Write mupscale.json."""
         content = {
             "format": _FORMAT,
-            "growths": [asdict(growth) for growth in self.growths],
+            "growths": [growth.to_json() for growth in self.growths],
             "config": dict(self.config),
             "plan": None if self.plan is None else json.loads(self.plan.to_json()),
         }
@@ -85,10 +111,7 @@ class Record:
             content = json.loads(file.read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
                 raise KeyError("format")
-            growths = tuple(
-                GrowthStep(Times(**g["times"]), g["noise"], g["seed"], g.get("unit", "init"))
-                for g in content["growths"]
-            )
+            growths = tuple(GrowthStep.from_json(growth) for growth in content["growths"])
             plan = None if content["plan"] is None else Plan.from_json(json.dumps(content["plan"]))
             if not isinstance(content["config"], dict):
                 raise TypeError("its config is no mapping")

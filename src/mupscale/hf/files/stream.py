@@ -18,7 +18,16 @@ import torch
 from torch import Tensor
 
 from mupscale.core import Axis, Plan, Shape, widened_shape
-from mupscale.growth import GaussianNoise, draw_normal, refuse_nonfinite, unit_std
+from mupscale.growth import (
+    Fresh,
+    FreshTensor,
+    GaussianNoise,
+    Part,
+    Region,
+    draw_normal,
+    refuse_nonfinite,
+    unit_std,
+)
 from mupscale.hf.files.safetensors_format import StoredTensor, raw_bytes, read_into
 from mupscale.hf.files.shards import WeightShard, WideTensor
 from mupscale.system import MupscaleError, usable_cores
@@ -38,7 +47,13 @@ class Piece(NamedTuple):
     at: tuple[int, ...]
 
 
-_Task = tuple[WideTensor, float, Piece]  # a tensor, its noise's standard deviation, a part of it
+class _Task(NamedTuple):
+    """A part of a tensor: copies with noise of this standard deviation, or a region with fresh units."""
+
+    tensor: WideTensor
+    part: Piece | Region
+    std: float = 0.0
+    fresh: FreshTensor | None = None
 
 
 def write_shards(
@@ -47,13 +62,15 @@ def write_shards(
     plan: Plan,
     *,
     noise: GaussianNoise | None = None,
+    grow: Fresh | None = None,
     seed: int = 0,
     threads: int | None = None,
     advance: Callable[[int], None] = lambda bytes: None,
 ) -> None:
     """Fill the files; the result is the same for any number of threads and any shards.
 
-    noise: one that mupscale.growth.check_noise has seen. advance: called with the number of bytes after each write.
+    noise: one that mupscale.growth.check_noise has seen. grow: by fresh units instead of copies, which has seen the
+    plan. advance: called with the number of bytes after each write.
 
     >>> import json, pathlib, tempfile, torch
     >>> from safetensors.torch import save_file
@@ -80,7 +97,8 @@ def write_shards(
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for shard in shards:
-                _write_shard(shard, folder, _noise_stds(shard, plan, noise), seed, pool, threads, advance)
+                tasks = _tasks(shard, plan, noise) if grow is None else _fresh_tasks(shard, plan, grow, seed)
+                _write_shard(shard, folder, tasks, seed, pool, threads, advance)
     finally:
         torch.set_num_threads(ours)
 
@@ -97,7 +115,7 @@ def _noise_stds(shard: WeightShard, plan: Plan, noise: GaussianNoise | None) -> 
 def _write_shard(
     shard: WeightShard,
     folder: Path,
-    stds: Mapping[str, float],
+    every_task: Iterator[_Task],
     seed: int,
     pool: ThreadPoolExecutor,
     threads: int,
@@ -107,14 +125,14 @@ def _write_shard(
     with open(path, "wb") as file:
         file.write(shard.head)
         file.truncate(shard.bytes)
-    tasks = _SharedTasks(_tasks(shard, stds))
+    tasks = _SharedTasks(every_task)
 
     def work_off_tasks() -> None:
         try:
             with ExitStack() as open_files:
                 writer = _PieceWriter(path, seed, open_files)
-                for tensor, std, piece in tasks:
-                    advance(writer.make(tensor, std, piece))
+                for task in tasks:
+                    advance(writer.make(task))
         except BaseException:
             tasks.stop()
             raise
@@ -127,11 +145,26 @@ def _write_shard(
         tasks.stop()
 
 
-def _tasks(shard: WeightShard, stds: Mapping[str, float]) -> Iterator[_Task]:
+def _tasks(shard: WeightShard, plan: Plan, noise: GaussianNoise | None) -> Iterator[_Task]:
+    stds = _noise_stds(shard, plan, noise)
     for tensor in shard.tensors.values():
         std = stds.get(tensor.name, 0.0) if tensor.source.dtype.is_floating_point else 0.0
         for piece in pieces(tensor.entry.narrow, tensor.entry.axes, _NOISY_PIECE if std else _PIECE):
-            yield tensor, std, piece
+            yield _Task(tensor, piece, std)
+
+
+def _fresh_tasks(shard: WeightShard, plan: Plan, grow: Fresh, seed: int) -> Iterator[_Task]:
+    for tensor in shard.tensors.values():
+        if not tensor.source.dtype.is_floating_point:
+            yield from (_Task(tensor, piece) for piece in pieces(tensor.entry.narrow, {}, _PIECE))
+            continue
+        fresh = FreshTensor(grow.values(Part(tensor.name, plan, seed)))
+        yield from (_Task(tensor, region, fresh=fresh) for region in fresh.regions(_NOISY_PIECE))
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    """What sums and products of such numbers are computed in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class _SharedTasks:
@@ -205,15 +238,31 @@ class _PieceWriter:
         self._sources: dict[Path, BinaryIO] = {}
         self._buffers: dict[str, Tensor] = {}
 
-    def make(self, job: WideTensor, level: float, piece: Piece) -> int:
-        """Read, widen and write one piece; returns how many bytes were written."""
+    def make(self, task: _Task) -> int:
+        """Read, widen and write one part; returns how many bytes were written."""
+        if task.fresh is not None:
+            assert isinstance(task.part, Region)
+            return self._make_fresh(task.tensor, task.fresh, task.part)
+        assert isinstance(task.part, Piece)
+        return self._make_copies(task.tensor, task.std, task.part)
+
+    def _make_fresh(self, job: WideTensor, fresh: FreshTensor, region: Region) -> int:
+        def read(start: int, stop: int) -> Tensor:
+            return self._refuse_nonfinite(self._read(job.source, Piece(start, (stop - start,), {}, ())), job)
+
+        out = self._buffer("wide", fresh.shape_of(region), job.target.dtype)
+        fresh.write(out, region, read)
+        if job.source.dtype != job.target.dtype:
+            self._refuse_overflow(out, job)
+        return self._write(out, job.target, fresh.place_of(region))
+
+    def _make_copies(self, job: WideTensor, level: float, piece: Piece) -> int:
         entry = job.entry
         narrow = self._read(job.source, piece)
         if not narrow.is_floating_point():
             return self._write(narrow, job.target, piece.at[0])
-        exact = torch.float64 if narrow.dtype == torch.float64 else torch.float32
-        if not math.isfinite(float(narrow.sum(dtype=exact))):  # a quick look; sums of large numbers may overflow
-            refuse_nonfinite({job.name: narrow})
+        exact = _exact(narrow.dtype)
+        self._refuse_nonfinite(narrow, job)
         # rounding comes once, at the end: what is only copied and scaled may stay in its own dtype
         if narrow.dtype != exact and (level or entry.shift or narrow.dtype != job.target.dtype):
             narrow = self._buffer("exact", narrow.shape, exact).copy_(narrow)
@@ -236,9 +285,17 @@ class _PieceWriter:
         dtype = job.target.dtype
         if wide.dtype == dtype:
             return wide
-        rounded = self._buffer("rounded", wide.shape, dtype).copy_(wide)
+        return self._refuse_overflow(self._buffer("rounded", wide.shape, dtype).copy_(wide), job)
+
+    def _refuse_nonfinite(self, narrow: Tensor, job: WideTensor) -> Tensor:
+        total = float(narrow.sum(dtype=_exact(narrow.dtype)))  # a quick look; sums of large numbers may overflow
+        if not math.isfinite(total):
+            refuse_nonfinite({job.name: narrow})
+        return narrow
+
+    def _refuse_overflow(self, rounded: Tensor, job: WideTensor) -> Tensor:
         if not math.isfinite(float(rounded.sum(dtype=torch.float32))) and not torch.isfinite(rounded).all():
-            raise MupscaleError(f"'{job.name}' holds values that are too large for {dtype}; keep a wider dtype")
+            raise MupscaleError(f"'{job.name}' holds values that are too large for {rounded.dtype}; keep a wider dtype")
         return rounded
 
     def _read(self, source: StoredTensor, piece: Piece) -> Tensor:

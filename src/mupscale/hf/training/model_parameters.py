@@ -35,6 +35,7 @@ def match_plan(model: nn.Module, plan: Plan) -> Plan:
     taken: dict[str, str] = {}
     parameters: dict[str, Entry] = {}
     fresh: dict[str, float] = {}
+    means: dict[str, tuple[float, ...]] = {}
     for group in naming.aliases(naming.unwrap(model).named_parameters(remove_duplicate=False)):
         if strangers := [name for name in group if name not in plan.names]:
             raise MupscaleError(f"the model has the parameter '{strangers[0]}', which the upscaled one lacks")
@@ -53,9 +54,13 @@ def match_plan(model: nn.Module, plan: Plan) -> Plan:
         taken.update(dict.fromkeys(entries, group[0]))
         parameters[group[0]] = replace(entries[first], names=group)
         fresh[group[0]] = (plan.fresh or {}).get(first, 0.0)
+        if first in (plan.means or {}):
+            means[group[0]] = (plan.means or {})[first]
     if missing := [name for name in plan.parameters if name not in taken]:
         raise MupscaleError(f"the model lacks the parameter '{missing[0]}', which the upscaled one has")
-    return replace(plan, parameters=parameters, buffers={}, fresh=None if plan.fresh is None else fresh)
+    norms = {taken[name]: kind for name, kind in plan.norms.items()}
+    stds = None if plan.fresh is None else fresh
+    return Plan(parameters, {}, stds, plan.mup, None if plan.means is None else means, norms)
 
 
 def refuse_untrainable(model: nn.Module) -> None:

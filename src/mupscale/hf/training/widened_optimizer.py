@@ -10,8 +10,9 @@ import errno
 import mmap
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, Plan, expand, widened_shape
-from mupscale.growth import axes_of_state, is_scalar, refuse_nonfinite, state_factor
-from mupscale.hf.describe import Times, architecture_of, sketch_model
+from mupscale.core import Axis, Entry, Plan, expand
+from mupscale.growth import (
+    Fresh,
+    StatePart,
+    axes_of_state,
+    initial_state,
+    is_scalar,
+    refuse_nonfinite,
+    state_factor,
+)
+from mupscale.hf.describe import Times, architecture_of, grown, sketch_model
 from mupscale.hf.files import Source
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.hf.training.saved_optimizer import SavedOptimizer, read_optimizer
@@ -37,13 +46,15 @@ def widen_optimizer_file(
     plan: Plan | None = None,
     *,
     optimizer_class: type[Optimizer] | None = None,
+    grow: Fresh | None = None,
 ) -> None:
     """Write the optimizer state at `path`, widened as its model is, to `out`: a plain torch state dict with names.
 
     source: the narrow checkpoint. plan: by the model's own names, where mupscale.json holds it. optimizer_class: for
-    an optimizer that is not torch's own. Rates, decays and eps are rescaled as in param_groups, and `initial_lr` with
-    them, so that a scheduler made anew with `last_epoch` goes on; its own saved state has narrow rates, one for each
-    narrow group. `mupscale.hf.resume_optimizer` makes an optimizer of the file.
+    an optimizer that is not torch's own. grow: by fresh units, whose state is as a fresh optimizer has it. Rates,
+    decays and eps are rescaled as in param_groups, and `initial_lr` with them, so that a scheduler made anew with
+    `last_epoch` goes on; its own saved state has narrow rates, one for each narrow group.
+    `mupscale.hf.resume_optimizer` makes an optimizer of the file.
 
     >>> import tempfile, transformers
     >>> folder = tempfile.TemporaryDirectory()
@@ -62,11 +73,13 @@ def widen_optimizer_file(
     [0.0005, 0.001]
     >>> folder.cleanup()
     """
-    groups, pieces = _prepare(Path(path), source, times, plan, optimizer_class)
+    groups, pieces = _prepare(Path(path), source, times, plan, optimizer_class, grow)
     _write(Path(out), groups, pieces)
 
 
-def check_optimizer_file(path: str | Path, source: Source, times: Times, plan: Plan | None = None) -> None:
+def check_optimizer_file(
+    path: str | Path, source: Source, times: Times, plan: Plan | None = None, *, grow: Fresh | None = None
+) -> None:
     """Raise what widen_optimizer_file would, before hours of work on the weights; reads next to nothing.
 
     >>> import tempfile, transformers
@@ -83,11 +96,16 @@ def check_optimizer_file(path: str | Path, source: Source, times: Times, plan: P
     True
     >>> folder.cleanup()
     """
-    _prepare(Path(path), source, times, plan, None)
+    _prepare(Path(path), source, times, plan, None, grow)
 
 
 def _prepare(
-    path: Path, source: Source, times: Times, plan: Plan | None, optimizer_class: type[Optimizer] | None
+    path: Path,
+    source: Source,
+    times: Times,
+    plan: Plan | None,
+    optimizer_class: type[Optimizer] | None,
+    grow: Fresh | None,
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """The wide groups, and by name and key what becomes of each part of the state."""
     model = sketch_model(source.config)
@@ -96,9 +114,9 @@ def _prepare(
     plan = match_plan(model, plan)
     plan.check(model, "narrow")
     narrow = read_optimizer(path, model, mmap=True)
-    optimizer_traits = traits_of(optimizer_class or narrow.optimizer_class())
-    groups = _groups(narrow, plan, optimizer_traits)
-    return groups, {name: dict(_pieces(name, narrow, plan, optimizer_traits)) for name in narrow.states}
+    cls = optimizer_class or narrow.optimizer_class()
+    groups = _groups(narrow, plan, traits_of(cls))
+    return groups, {name: dict(_pieces(name, narrow, plan, cls, grow)) for name in narrow.states}
 
 
 def _groups(narrow: SavedOptimizer, plan: Plan, optimizer_traits: Traits) -> list[dict[str, Any]]:
@@ -118,27 +136,51 @@ def _groups(narrow: SavedOptimizer, plan: Plan, optimizer_traits: Traits) -> lis
 
 @dataclass(frozen=True)
 class _StateTensor:
-    """One state tensor: its narrow values and how they become the wide ones."""
+    """One state tensor: its narrow values, its wide shape, and what writes the wide values."""
 
     value: Tensor
-    axes: Mapping[int, Axis]
-    factor: float
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return widened_shape(self.value.shape, self.axes)
+    shape: tuple[int, ...]
+    write: Callable[[Tensor], object]
 
 
-def _pieces(name: str, narrow: SavedOptimizer, plan: Plan, optimizer_traits: Traits) -> Iterator[tuple[str, Any]]:
+def _pieces(
+    name: str, narrow: SavedOptimizer, plan: Plan, cls: type[Optimizer], grow: Fresh | None
+) -> Iterator[tuple[str, Any]]:
     """A parameter's state by key: tensors as pieces, anything else as it will be."""
-    entry = plan.parameters[name]
+    entry, traits = plan.parameters[name], traits_of(cls)
     hyper = next(hyper for names, hyper in narrow.groups if name in names)
     for key, value in narrow.states[name].items():
-        factor = state_factor(name, key, entry, hyper, optimizer_traits)
-        if isinstance(value, Tensor):
-            yield key, _StateTensor(value, {} if is_scalar(value, entry) else axes_of_state(key, value, entry), factor)
-        else:
+        factor = state_factor(name, key, entry, hyper, traits)
+        if not isinstance(value, Tensor):
             yield key, scale(value, factor) if isinstance(value, float) else value
+            continue
+        axes = {} if is_scalar(value, entry) else axes_of_state(key, value, entry)
+        shape = tuple(grown(n, axes[d].times) if d in axes else n for d, n in enumerate(value.shape))
+        if grow is None or not axes:
+            yield key, _StateTensor(value, shape, partial(_write_copies, value, axes, factor))
+            continue
+        start = partial(_initial, cls, hyper, key, len(entry.narrow))
+        by_entry = partial(_factor_of, name, key, hyper, traits)
+        part = StatePart(name, plan, 0, key, tuple(value.shape), axes, start, by_entry, key in traits.rates)
+        yield key, _StateTensor(value, shape, partial(_write_fresh, value, part, grow))
+
+
+def _write_copies(value: Tensor, axes: Mapping[int, Axis], factor: float, out: Tensor) -> None:
+    expand(value, axes, out, factor)
+
+
+def _write_fresh(value: Tensor, part: StatePart, grow: Fresh, out: Tensor) -> None:
+    grow.state(out, value, part)
+
+
+def _factor_of(name: str, key: str, hyper: Mapping[str, Any], traits: Traits, entry: Entry) -> float:
+    return state_factor(name, key, entry, hyper, traits)
+
+
+def _initial(cls: type[Optimizer], hyper: Mapping[str, Any], key: str, ndim: int) -> float:
+    """What a new optimizer of this class starts the state with."""
+    build: Callable[[Any], Optimizer] = cls
+    return initial_state(build([nn.Parameter(torch.zeros(1))]), hyper, ndim).get(key, 0.0)
 
 
 def _write(out: Path, groups: Sequence[dict[str, Any]], pieces: Mapping[str, Mapping[str, Any]]) -> None:
@@ -165,7 +207,7 @@ def _write(out: Path, groups: Sequence[dict[str, Any]], pieces: Mapping[str, Map
             for key, part in parts.items():
                 if isinstance(part, _StateTensor):
                     refuse_nonfinite({f"{name}/{key}": part.value})
-                    expand(part.value, part.axes, mapped["state"][numbers[name]][key], part.factor)
+                    part.write(mapped["state"][numbers[name]][key])
         for group, target in zip(groups, mapped["param_groups"], strict=True):
             for key in (key for key, value in group.items() if isinstance(value, Tensor)):
                 target[key].copy_(group[key])

@@ -2,7 +2,7 @@
 
 verifying: all of it, as `verify`. relation: the growths between two checkpoints. weights: the tensors of the files.
 loading: models and batches. model_outputs: what models compute. joint_training: both trained side by side.
-precision: float64 that stays float64. comparison: the result.
+fresh_growth: new units, and what they move. precision: float64 that stays float64. comparison: the result.
 """
 
 from mupscale.hf.verification.comparison import Comparison, ComparisonRow

@@ -25,19 +25,25 @@ class ComparisonRow:
 
     def cells(self) -> tuple[str, str, str, str]:
         """As text."""
-        allowed = f"{self.tolerance:.0e}" if math.isfinite(self.tolerance) else "as the noise has it"
+        allowed = f"{self.tolerance:.0e}" if self.tolerance else "no bit"
+        if math.isinf(self.tolerance):
+            allowed = "as the noise has it" if "noise" in self.note else "as it comes"
         return self.what, f"{self.difference:.1e}", allowed, (self.note or "same") if self.ok else "DIFFERENT"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was compared, the loss of both models, and the first difference if there is one."""
+    """What was compared, the loss of both models, and the first difference if there is one.
+
+    as_recorded: what to say, where all is well, of a model that is not meant to compute what the small one does.
+    """
 
     rows: tuple[ComparisonRow, ...]
     losses: tuple[float, float]
     first: Difference | None = None
     noisy: bool = False
     notes: tuple[str, ...] = ()
+    as_recorded: str = ""
 
     @property
     def ok(self) -> bool:
@@ -52,6 +58,8 @@ class Comparison:
         if not self.ok:
             lines = [f"NOT equivalent: {next((r.what for r in self.rows if not r.ok), worst.what)} differ ({losses})"]
             lines += [str(self.first)] if self.first is not None else []
+        elif self.as_recorded:
+            lines = [f"as recorded: {self.as_recorded} ({losses})"]
         elif self.noisy:
             moved = next(row for row in self.rows if row.note)
             lines = [f"as recorded: the noise moves {moved.what} by {moved.difference:.1%} ({losses})"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,14 +32,21 @@ class OutputComparison:
 
 
 @torch.no_grad()
-def compare_outputs(ours: nn.Module, theirs: nn.Module, batches: list[Batch]) -> OutputComparison:
-    """Run both models on these batches."""
+def compare_outputs(
+    ours: nn.Module, theirs: nn.Module, batches: list[Batch], old_units: Callable[[int], Tensor] | None = None
+) -> OutputComparison:
+    """Run both models on these batches.
+
+    old_units: from a number of hidden units to their places in the wide model, where it has new ones beside them.
+    """
     worst: dict[str, float] = {}
     losses = [0.0, 0.0]
     constant = False
     for number, batch in enumerate(batches):
         small = run_model(ours, batch, "the small model")
         wide = run_model(theirs, batch, "the wide model")
+        if old_units is not None:
+            wide = {name: _pick(t, small[name], old_units) if name in small else t for name, t in wide.items()}
         for name, tensor in small.items():
             off = relative_difference(_copy_units(tensor, wide[name]), wide[name]) if name in wide else math.inf
             worst[name] = max(worst.get(name, 0.0), off)
@@ -60,6 +67,13 @@ def run_model(model: nn.Module, batch: Batch, which: str = "the model") -> dict[
         first = (str(error).splitlines() or [""])[0]
         raise MupscaleError(f"{which} cannot be run ({type(error).__name__}: {first})") from None
     return {name: t for name, t in outputs.items() if isinstance(t, Tensor) and t.is_floating_point() and t.dim()}
+
+
+def _pick(wide: Tensor, small: Tensor, old_units: Callable[[int], Tensor]) -> Tensor:
+    """The old units of a hidden state."""
+    if wide.shape == small.shape or wide.shape[:-1] != small.shape[:-1] or wide.shape[-1] < small.shape[-1]:
+        return wide
+    return wide.index_select(-1, old_units(small.shape[-1]).to(wide.device))
 
 
 def _copy_units(small: Tensor, wide: Tensor) -> Tensor:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from mupscale.core import Plan, Shape
-from mupscale.growth import GaussianNoise
-from mupscale.hf.describe import Config, PlannedArchitecture, Times, architecture_of
+import torch
+from torch import Tensor
+
+from mupscale.core import Axis, Plan, Shape, places
+from mupscale.growth import Fresh, GaussianNoise
+from mupscale.hf.describe import Config, PlannedArchitecture, Times, architecture_of, grown
 from mupscale.hf.files import RECORD_FILE, GrowthStep, Record, Source
 from mupscale.hf.verification.weights import PlannedGrowth
 from mupscale.system import MupscaleError
@@ -43,14 +46,27 @@ class Relation:
         noises = [growth.noise for growth in self.growths]
         return any(any(n.values()) if isinstance(n, Mapping) else n for n in noises)
 
+    @property
+    def fresh(self) -> Fresh | None:
+        """How it last grew by fresh units; None where all growths are copies."""
+        return next((growth.fresh for growth in reversed(self.growths) if growth.fresh is not None), None)
+
+    def old_units(self, n: int) -> Tensor:
+        """Where the n hidden units of the small model lie in the wide one; of copies, the first."""
+        units, size = torch.arange(n), n
+        for growth in self.growths:
+            units = places(Axis(growth.times.hidden), size)[units]
+            size = grown(size, growth.times.hidden)
+        return units
+
     def steps(self) -> Iterator[PlannedGrowth]:
         """Each growth with its plan, for the tensors of the files."""
         config, shapes = self.small.config, self.small.shapes
         for growth in self.growths:
             recorded = self.plan if len(self.growths) == 1 else None
-            architecture, fresh = architecture_of(config), bool(growth.noise)
+            architecture, fresh = architecture_of(config), bool(growth.noise) or growth.fresh is not None
             plan = architecture.plan_files(config, growth.times, shapes, recorded=recorded, fresh=fresh)
-            yield PlannedGrowth(plan, GaussianNoise(growth.noise, growth.unit), growth.seed)
+            yield PlannedGrowth(plan, GaussianNoise(growth.noise, growth.unit), growth.seed, growth.fresh)
             config = architecture.wide_config(config, growth.times)
             shapes = {name: plan[plan.names.get(name, name)].wide for name in shapes}
 
@@ -58,7 +74,8 @@ class Relation:
         """From the small model to the wide one, for the small model's parameters."""
         if self.plan is not None:
             return self.plan
-        return self.architecture.plan_parameters(self.small.config, self.times, shapes, fresh=False)
+        fresh = self.fresh is not None
+        return self.architecture.plan_parameters(self.small.config, self.times, shapes, fresh=fresh)
 
 
 def find_record(source: Source) -> Record | None:

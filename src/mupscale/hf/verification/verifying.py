@@ -19,6 +19,7 @@ from mupscale.hf.files import Source, open_source
 from mupscale.hf.training import match_plan, shapes_of
 from mupscale.hf.verification import weights
 from mupscale.hf.verification.comparison import Comparison, ComparisonRow
+from mupscale.hf.verification.fresh_growth import FreshGrowth
 from mupscale.hf.verification.joint_training import compare_training
 from mupscale.hf.verification.loading import Batch, Loaded, load_pretrained, make_batches
 from mupscale.hf.verification.model_outputs import OutputComparison, compare_outputs, first_difference
@@ -30,7 +31,7 @@ from mupscale.system import MupscaleError
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 _BATCHES = 8  # of training, used in turn
 _FILES_ADVICE = (
-    "It is not the small one's copied and rescaled as mupscale.json says: the file was changed or trained on since, "
+    "It is not the small one's, grown as mupscale.json says: the file was changed or trained on since, "
     "SMALL is not the checkpoint it was made from, or another description made it."
 )
 
@@ -60,6 +61,8 @@ def verify(
     With noise the two are not meant to compute the same: the table tells how far the outputs moved, which is fine as
     long as they are finite and the files are what the record says, or within the tolerance if one is given. Without the
     noise, which is taken out of the wide model in memory, outputs and training must be the same.
+    New units (`Fresh`) move the outputs, too: old weights must be there to the bit, new ones as drawn, and the outputs
+    the same once the new units are silenced in memory, or, of a lossless growth, once each eps goes with its width.
     plan: from SMALL to WIDE by the model's own names, where there is no record of it.
 
     >>> import tempfile, transformers, mupscale.hf
@@ -81,8 +84,13 @@ def verify(
     plan = _plan_between(ours, theirs, relation, plan)
     batches = _batches(ours, relation, max(2, min(train + 1, _BATCHES)), tokens, seed, text, device)
     limits = _limits(relation, plan, precision, tolerance)
+    pair = _Pair(ours, theirs, plan, relation, batches)
     with KeepDouble() if precision == torch.float64 else nullcontext():
-        losses, first = _compare_models(_Pair(ours, theirs, plan, relation, batches), rows, first, limits, train)
+        if (fresh := pair.fresh) is not None:
+            losses, told = _compare_fresh(pair, fresh, rows, limits)
+            notes += fresh.notes(train)
+            return Comparison(tuple(rows), losses, first, notes=tuple(notes), as_recorded=told)
+        losses, first = _compare_models(pair, rows, first, limits, train)
     if first is not None and relation is not None and (advice := relation.architecture.advice()):
         first = replace(first, advice=f"{first.advice} {advice}")
     return Comparison(tuple(rows), losses, first, relation is not None and relation.noisy, tuple(notes))
@@ -110,9 +118,18 @@ class _Pair:
         """Whether the wide model has noise in its weights."""
         return self.relation is not None and self.relation.noisy
 
+    @property
+    def fresh(self) -> FreshGrowth | None:
+        """What there is to know of new units, where there are any."""
+        fresh = None if self.relation is None else self.relation.fresh
+        if self.relation is None or fresh is None:
+            return None
+        return FreshGrowth(self.relation, fresh, self.plan)
+
     def compare_outputs(self) -> OutputComparison:
         """On the first batches."""
-        return compare_outputs(self.small, self.wide, self.batches[:2])
+        old_units = None if self.fresh is None else self.fresh.relation.old_units
+        return compare_outputs(self.small, self.wide, self.batches[:2], old_units)
 
 
 class _Limits(NamedTuple):
@@ -145,6 +162,23 @@ def _compare_models(
     return outputs.losses, first
 
 
+def _compare_fresh(
+    pair: _Pair, fresh: FreshGrowth, rows: list[ComparisonRow], limits: _Limits
+) -> tuple[tuple[float, float], str]:
+    """Outputs as they are, and as they must be the same; the losses, and the verdict where all is well."""
+    outputs = pair.compare_outputs()
+    if outputs.constant:
+        fresh.relation.architecture.check_constant_outputs(fresh.relation.small.folder)
+    limit = limits.without_noise if fresh.same_as_they_are else limits.as_they_are
+    rows += [ComparisonRow(what, off, limit, fresh.note) for what, off in outputs.differences.items()]
+    what, moved = max(outputs.differences.items(), key=lambda item: item[1])
+    if fresh.condition:
+        fresh.silence(pair.small, pair.wide)
+        same = pair.compare_outputs().differences
+        rows += [ComparisonRow(f"{what}{fresh.condition}", off, limits.without_noise) for what, off in same.items()]
+    return outputs.losses, fresh.as_recorded(what, moved)
+
+
 def needed_bytes(small: Source, wide: Source, dtype: str | torch.dtype = "float32", train: int = 0) -> int:
     """Memory that verify takes for both models; training works on copies, with gradients and two moments.
 
@@ -174,12 +208,18 @@ def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference 
     """One row for all tensors; the first that is wrong is named."""
     steps = list(relation.steps())
     limit = weights.rounding_limit(relation.small, relation.wide)
-    worst, first = 0.0, None
-    for name, off in weights.tensor_differences(relation.small, relation.wide, steps):
-        worst = max(worst, off)
-        if first is None and not off <= limit:
-            first = Difference(name, "parameter", off, _FILES_ADVICE)
-    return [ComparisonRow("tensors in the files", worst, limit)], first
+    exact = 0.0 if relation.fresh is not None and len(steps) == 1 else limit
+    worst, old, new, first = 0.0, 0.0, 0.0, None
+    for off in weights.tensor_differences(relation.small, relation.wide, steps):
+        worst, old, new = max(worst, off.whole), max(old, off.old), max(new, off.new)
+        if first is None and not (off.whole <= limit and off.old <= exact):
+            first = Difference(off.name, "parameter", off.whole, _FILES_ADVICE)
+    if relation.fresh is None:
+        return [ComparisonRow("tensors in the files", worst, limit)], first
+    return [
+        ComparisonRow("old weights in the files", old, exact),
+        ComparisonRow("new units in the files", new, limit, "as drawn"),
+    ], first
 
 
 def _both_models(
@@ -227,11 +267,12 @@ def _plan_between(ours: nn.Module, theirs: nn.Module, relation: Relation | None,
 
 def _limits(relation: Relation | None, plan: Plan, precision: torch.dtype, tolerance: float | None) -> _Limits:
     """The tolerance, where one is given; else what the computation rounds, and what the files had to round."""
-    noisy = relation is not None and relation.noisy
+    noisy = relation is not None and (relation.noisy or relation.fresh is not None)
     if tolerance is not None:
         return _Limits(tolerance, tolerance, tolerance)
     exact, trained = TOLERANCE[precision], TOLERANCE[precision] * (10 if precision == torch.float32 else 1)
-    eps = 0.0 if relation is None or noisy else _rounding_of_files(relation, plan)
+    rewritten = noisy and not (relation is not None and relation.fresh is not None and relation.fresh.lossless)
+    eps = 0.0 if relation is None or rewritten else _rounding_of_files(relation, plan)
     exact, trained = max(exact, 8 * eps), max(trained, 32 * eps)
     return _Limits(math.inf if noisy else exact, exact, trained)
 
@@ -242,7 +283,7 @@ def _rounding_of_files(relation: Relation, plan: Plan) -> float:
         {stored.dtype for stored in source.tensors.values() if stored.dtype.is_floating_point}
         for source in (relation.small, relation.wide)
     )
-    if weights.is_exact(plan.parameters) and few == many:
+    if relation.fresh is None and weights.is_exact(plan.parameters) and few == many:
         return 1e-4 if torch.float16 in many else 0.0  # whose smallest numbers lose bits even so
     return max(torch.finfo(dtype).eps for dtype in many)
 

@@ -1,4 +1,4 @@
-"""Are the tensors of a wide checkpoint the small one's, copied and rescaled, with the noise that was drawn for them?
+"""Are the tensors of a wide checkpoint the small one's, grown, with the noise or the units that were drawn for them?
 
 This needs no model and no transformers, one tensor at a time, and names the tensor that is wrong.
 """
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mupscale.core import Entry, Plan
-from mupscale.growth import GaussianNoise, standard_normal, unit_std
+from mupscale.core import Entry, Plan, expand, index_of_old
+from mupscale.growth import Fresh, GaussianNoise, Part, standard_normal, unit_std
 from mupscale.hf.files import Source, StoredTensor, plan_names, read_into
 from mupscale.system import MupscaleError
 
@@ -22,29 +22,40 @@ _AT_A_TIME = 1 << 22  # entries that are compared in double precision at a time
 
 @dataclass(frozen=True)
 class PlannedGrowth:
-    """One growth of a checkpoint: its plan, for the names in the files or in the model, and its noise."""
+    """One growth of a checkpoint: its plan, for the names in the files or in the model, and what was drawn."""
 
     plan: Plan
     noise: GaussianNoise
     seed: int
+    fresh: Fresh | None = None
 
 
-def tensor_differences(small: Source, wide: Source, steps: Sequence[PlannedGrowth]) -> Iterator[tuple[str, float]]:
-    """Relative difference of each tensor of the wide checkpoint from what the small one becomes by these steps."""
+@dataclass(frozen=True)
+class TensorDifference:
+    """How far a tensor is from what it should be, relatively: all of it, its old units' weights, and all others."""
+
+    name: str
+    whole: float
+    old: float
+    new: float
+
+
+def tensor_differences(small: Source, wide: Source, steps: Sequence[PlannedGrowth]) -> Iterator[TensorDifference]:
+    """Of each tensor of the wide checkpoint from what the small one becomes by these steps."""
     names = [plan_names(small, step.plan) for step in steps]
     limit = rounding_limit(small, wide)
     _check_names(small, wide)
     for name, stored in small.tensors.items():
         ways = [(step, planned[name]) for step, planned in zip(steps, names, strict=True)]
-        yield name, _difference(name, stored, wide.tensors[name], ways, limit)
+        yield _difference(name, stored, wide.tensors[name], ways, limit)
 
 
 def _difference(
     name: str, stored: StoredTensor, grown: StoredTensor, ways: Sequence[tuple[PlannedGrowth, str]], limit: float
-) -> float:
+) -> TensorDifference:
     """Of several growths the dtypes between them are not on record, so the dtype that fits counts."""
     narrow, wide = _read(stored), _read(grown)
-    best = math.inf
+    best = TensorDifference(name, math.inf, math.inf, math.inf)
     for between in dict.fromkeys((stored.dtype, grown.dtype, torch.bfloat16, torch.float16)):
         expected = narrow
         for number, (step, planned) in enumerate(ways, 1):
@@ -55,10 +66,34 @@ def _difference(
                 f"the wide checkpoint is no upscaled version of the small one: '{name}' should have the shape "
                 f"{tuple(expected.shape)} and has {tuple(wide.shape)}"
             )
-        best = min(best, _relative_difference(expected, wide))
-        if best <= limit or len(ways) == 1:
+        whole = _relative_difference(expected, wide)
+        if whole < best.whole or len(ways) == 1:
+            old = _is_old(ways) if any(step.fresh for step, _ in ways) else None
+            best = TensorDifference(name, whole, *_of_both(expected, wide, old, whole))
+        if best.whole <= limit or len(ways) == 1:
             break
     return best
+
+
+def _is_old(ways: Sequence[tuple[PlannedGrowth, str]]) -> Tensor:
+    """Which entries of the wide tensor are the small one's, or copies of them."""
+    old = torch.ones(ways[0][0].plan[ways[0][1]].narrow, dtype=torch.bool)
+    for step, planned in ways:
+        entry = step.plan[planned]
+        if step.fresh is None:
+            old = expand(old, entry.axes)
+        else:
+            among = torch.zeros(entry.wide, dtype=torch.bool)
+            among[index_of_old(entry.narrow, entry.axes)] = old
+            old = among
+    return old
+
+
+def _of_both(expected: Tensor, wide: Tensor, old: Tensor | None, whole: float) -> tuple[float, float]:
+    """The differences of old and of new entries."""
+    if old is None:
+        return whole, 0.0
+    return _relative_difference(expected[old], wide[old]), _relative_difference(expected[~old], wide[~old])
 
 
 def rounding_limit(small: Source, wide: Source) -> float:
@@ -95,6 +130,10 @@ def _grown(name: str, narrow: Tensor, planned: str, step: PlannedGrowth, dtype: 
         raise MupscaleError(f"'{name}' has shape {tuple(narrow.shape)} and should have {entry.narrow} by the config")
     if not narrow.is_floating_point():
         return narrow
+    if step.fresh is not None:
+        out = torch.empty(entry.wide, dtype=dtype)
+        step.fresh.parameter(out, narrow, Part(planned, step.plan, step.seed))
+        return out
     exact = torch.float64 if narrow.dtype == torch.float64 else torch.float32
     wide = entry.widened(narrow.to(exact, copy=True), overwrite=True)
     if planned in step.plan.parameters and step.noise.of(planned):

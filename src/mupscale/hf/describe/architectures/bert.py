@@ -5,6 +5,8 @@ from mupscale.hf.describe.architectures.llama import HEADS
 from mupscale.hf.describe.registry import register
 from mupscale.hf.describe.wires import linear, readout, same, table, vector
 
+AFTER_THE_SUM = "its norms come after the residual sum, whose mean new units cannot know"
+
 LAYER = {
     "*.attention.output.dense.weight": linear("hidden", "queries"),
     "*.attention.output.dense.bias": vector("hidden"),
@@ -26,7 +28,8 @@ BERT = register(
             "*.attention.self.value.bias": vector("keys"),
             **LAYER,
             "*embeddings.*_embeddings.weight": table("hidden"),
-            "*LayerNorm.*": vector("hidden"),  # weight and bias; gamma and beta in old files
+            "*LayerNorm.[wg]*": vector("hidden").in_norm("layer"),  # weight; gamma in old files
+            "*LayerNorm.b*": vector("hidden").in_norm("bias"),  # bias, beta
             "*pooler.dense.weight": linear("hidden", "hidden"),
             "*pooler.dense.bias": vector("hidden"),
             "*embeddings.position_ids": same(),
@@ -54,5 +57,6 @@ BERT = register(
             "num_attention_heads": 12,
             "initializer_range": 0.02,
         },
+        not_lossless=lambda config, times: AFTER_THE_SUM if times.hidden != 1 else "",
     )
 )

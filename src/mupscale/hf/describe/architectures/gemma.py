@@ -13,7 +13,7 @@ from mupscale.hf.describe.wires import vector
 GEMMA = register(
     Architecture(
         "gemma",
-        tensors={**ATTENTION, **FEED_FORWARD, **AROUND, "*norm.weight": vector("hidden").with_offset(1)},
+        tensors={**ATTENTION, **FEED_FORWARD, **AROUND, "*norm.weight": vector("hidden").with_offset(1).in_norm("rms")},
         tied=replace(TIED, default=True),
         kv="num_key_value_heads",
         head_dim="head_dim",

@@ -17,8 +17,8 @@ GPT2 = register(
         tensors={
             "*wte.weight": table("hidden"),
             "*wpe.weight": table("hidden"),
-            "*ln_[12f].weight": vector("hidden"),
-            "*ln_[12f].bias": vector("hidden"),
+            "*ln_[12f].weight": vector("hidden").in_norm("layer"),
+            "*ln_[12f].bias": vector("hidden").in_norm("bias"),
             "*.attn.c_attn.weight": conv1d("hidden", "qkv"),
             "*.attn.c_attn.bias": vector("qkv"),
             "*.attn.c_proj.weight": conv1d("queries", "hidden"),

@@ -38,7 +38,7 @@ OTHERS = tuple(name for name, layout in HEADS.items() if layout.in_ and name != 
 
 AROUND = {
     "*embed_tokens.weight": table("hidden"),
-    "*norm.weight": vector("hidden"),
+    "*norm.weight": vector("hidden").in_norm("rms"),
     **HEADS,
 }
 

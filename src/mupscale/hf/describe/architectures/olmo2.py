@@ -12,8 +12,8 @@ OLMO2 = register(
         model_type="olmo2",
         divisible=False,
         tensors={
-            "*.self_attn.q_norm.weight": vector("queries"),
-            "*.self_attn.k_norm.weight": vector("keys"),
+            "*.self_attn.q_norm.weight": vector("queries").in_norm("rms"),
+            "*.self_attn.k_norm.weight": vector("keys").in_norm("rms"),
             **LLAMA.tensors,
         },
     )

@@ -1,8 +1,9 @@
 """OPT: learned positions, LayerNorm before or after each layer, word embeddings that may have a size of their own."""
 
 from mupscale.hf.describe.architecture import Architecture, Config, Tied, Wires
+from mupscale.hf.describe.architectures.bert import AFTER_THE_SUM
 from mupscale.hf.describe.architectures.llama import ATTENTION, OTHERS
-from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.multipliers import Times, grown
 from mupscale.hf.describe.registry import register
 from mupscale.hf.describe.wires import Wire, linear, readout, same, table, vector
 
@@ -22,7 +23,7 @@ def _words(wires: Wires, config: Config) -> Wires:
 
 
 def _also(config: Config, times: Times) -> Config:
-    return {"word_embed_proj_dim": _word_size(config) * (1 if _projected(config) else times.hidden)}
+    return {"word_embed_proj_dim": grown(_word_size(config), 1 if _projected(config) else times.hidden)}
 
 
 def _refuse(config: Config, times: Times) -> str:
@@ -46,6 +47,14 @@ def _refuse(config: Config, times: Times) -> str:
     return ""
 
 
+def _not_lossless(config: Config, times: Times) -> str:
+    if times.hidden == 1:
+        return ""
+    if not config.get("layer_norm_elementwise_affine", True):
+        return "its norms have no gain that could be rescaled"
+    return "" if config.get("do_layer_norm_before", True) else AFTER_THE_SUM
+
+
 OPT = register(
     Architecture(
         "opt",
@@ -57,8 +66,8 @@ OPT = register(
             "*.fc1.bias": vector("ffn"),
             "*.fc2.weight": linear("hidden", "ffn"),
             "*.fc2.bias": vector("hidden"),
-            "*layer_norm.weight": vector("hidden"),
-            "*layer_norm.bias": vector("hidden"),
+            "*layer_norm.weight": vector("hidden").in_norm("layer"),
+            "*layer_norm.bias": vector("hidden").in_norm("bias"),
             "*embed_tokens.weight": table("words"),
             "*embed_positions.weight": table("hidden"),
             "*project_in.weight": linear("hidden", "words"),
@@ -88,5 +97,6 @@ OPT = register(
         wires=_words,
         also=_also,
         refuse=_refuse,
+        not_lossless=_not_lossless,
     )
 )

@@ -1,6 +1,6 @@
 """Phi: attention and feed-forward layers side by side, LayerNorm, biases, rotary embeddings of a part of each head."""
 
-from mupscale.hf.describe.architecture import Architecture, Config, Tied
+from mupscale.hf.describe.architecture import Architecture, Config, Tied, how_to_grow_alike
 from mupscale.hf.describe.architectures.llama import ATTENTION, HEADS, OTHERS
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.registry import register
@@ -10,10 +10,9 @@ from mupscale.hf.describe.wires import linear, same, table, vector
 def _refuse(config: Config, times: Times) -> str:
     """transformers takes the size of these norms from hidden_size and num_attention_heads, not from head_dim."""
     if config.get("qk_layernorm") and times.hidden != times.heads:
-        return (
-            "a Phi model with qk_layernorm keeps its head_dim only if hidden and heads grow alike, as in "
-            f"--times hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
-        )
+        hidden, heads = (PHI.number(config, name) for name in ("hidden_size", "num_attention_heads"))
+        advice = how_to_grow_alike(hidden, heads, times)
+        return f"a Phi model with qk_layernorm keeps its head_dim only if hidden and heads grow alike: {advice}"
     return ""
 
 
@@ -30,8 +29,8 @@ PHI = register(
             "*.mlp.fc2.weight": linear("hidden", "ffn"),
             "*.mlp.fc2.bias": vector("hidden"),
             "*embed_tokens.weight": table("hidden"),
-            "*layernorm.weight": vector("hidden"),
-            "*layernorm.bias": vector("hidden"),
+            "*layernorm.weight": vector("hidden").in_norm("layer"),
+            "*layernorm.bias": vector("hidden").in_norm("bias"),
             "lm_head.bias": same(),
             **HEADS,
         },

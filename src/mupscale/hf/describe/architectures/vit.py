@@ -3,7 +3,7 @@
 from mupscale.hf.describe.architecture import Architecture, Config, Wires
 from mupscale.hf.describe.architectures.bert import LAYER
 from mupscale.hf.describe.architectures.llama import HEADS
-from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.multipliers import Times, grown
 from mupscale.hf.describe.registry import register
 from mupscale.hf.describe.wires import Wire, linear, patches, pixels, same, table, vector
 
@@ -22,7 +22,7 @@ def _pooled(wires: Wires, config: Config) -> Wires:
 
 
 def _also(config: Config, times: Times) -> Config:
-    return {"pooler_output_size": _pooled_size(config) * (times.hidden if _pools_hidden(config) else 1)}
+    return {"pooler_output_size": grown(_pooled_size(config), times.hidden if _pools_hidden(config) else 1)}
 
 
 VIT = register(
@@ -51,8 +51,8 @@ VIT = register(
             "*embeddings.position_embeddings": table("hidden"),
             "*patch_embeddings.projection.weight": patches("hidden"),
             "*patch_embeddings.projection.bias": vector("hidden"),
-            "*layernorm*.weight": vector("hidden"),
-            "*layernorm*.bias": vector("hidden"),
+            "*layernorm*.weight": vector("hidden").in_norm("layer"),
+            "*layernorm*.bias": vector("hidden").in_norm("bias"),
             "*pooler.dense.weight": linear("pooled", "hidden"),
             "*pooler.dense.bias": vector("pooled"),
             "decoder.0.weight": pixels("hidden"),

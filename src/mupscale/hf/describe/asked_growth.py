@@ -1,0 +1,65 @@
+"""What is asked of an upscaling, settled before anything is read: by which operator, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from mupscale.growth import Copies, Fresh, Noise, Operator, choose_operator
+from mupscale.hf.describe.architecture import Config
+from mupscale.hf.describe.multipliers import Ratios, Times
+from mupscale.hf.describe.planned import PlannedArchitecture
+from mupscale.hf.describe.sizes import check_groups, times_to
+from mupscale.system import MupscaleError
+
+Sizes = Mapping[str, int | None]
+"""Of the wide model, by hidden, ffn, heads and kv; None for what is not asked for."""
+
+
+@dataclass(frozen=True)
+class AskedGrowth:
+    """By how much a model grows, and how: by fresh units, or (None) by copies with noise."""
+
+    times: Times
+    fresh: Fresh | None
+    noise: Noise
+
+
+def settle_growth(
+    architecture: PlannedArchitecture,
+    config: Config,
+    *,
+    times: int | str | Times | None = None,
+    sizes: Sizes | None = None,
+    grow: Operator | None = None,
+    noise: Noise = 0.0,
+) -> AskedGrowth:
+    """The growth that is meant by multipliers or sizes, an operator or noise; twice as wide if nothing is said.
+
+    >>> from mupscale.hf.describe import architecture_of
+    >>> config = {"model_type": "gpt2", "n_embd": 768, "n_head": 12}
+    >>> asked = settle_growth(architecture_of(config), config, sizes={"hidden": 1024, "heads": 16}, grow=Fresh())
+    >>> asked.times.hidden, asked.times.ffn
+    (Fraction(4, 3), 1)
+    """
+    operator, wanted = choose_operator(grow, noise), {part: n for part, n in (sizes or {}).items() if n is not None}
+    if not isinstance(operator, Copies | Fresh):
+        raise MupscaleError(
+            f"a checkpoint grows by Copies(…) or Fresh(…), and grow= is {operator!r}; an operator of your own takes "
+            f"models in memory (mupscale.upscale)"
+        )
+    fresh = operator if isinstance(operator, Fresh) else None
+    if isinstance(operator, Copies) and operator.paired:
+        raise MupscaleError(
+            "paired noise needs whole tensors, and a checkpoint is widened in pieces: leave out paired="
+        )
+    if wanted and times is not None:
+        raise MupscaleError("say either by how much it grows (times) or what it becomes (hidden, ffn, heads, kv)")
+    by_how_much = Times.of(2 if times is None else times)
+    if wanted:
+        by_how_much = times_to(wanted, architecture.parts(config), fresh=fresh is not None)
+    elif fresh is not None:
+        by_how_much = check_groups(Ratios(**asdict(by_how_much)), architecture.parts(config))
+    elif isinstance(by_how_much, Ratios):
+        by_how_much = Times(**asdict(by_how_much))
+    return AskedGrowth(by_how_much, fresh, 0.0 if not isinstance(operator, Copies) else operator.noise)

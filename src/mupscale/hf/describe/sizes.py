@@ -1,0 +1,94 @@
+"""The sizes that a model is to have, and by how much it must grow for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+
+from mupscale.hf.describe.multipliers import Ratios, Times
+from mupscale.system import MupscaleError
+
+PARTS = {
+    "hidden": "hidden size",
+    "ffn": "size of the feed-forward layers",
+    "heads": "number of heads",
+    "kv": "number of key/value heads",
+}
+
+
+def times_to(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: bool) -> Times:
+    """By how much a model of these sizes grows to have the wanted ones; what is not wanted otherwise stays.
+
+    wanted, now: by hidden, ffn, heads and kv. fresh: by fresh units, which take any wider size. Key/value heads grow
+    with the heads unless they are named.
+
+    >>> now = {"hidden": 1024, "ffn": 2816, "heads": 16, "kv": 4}
+    >>> times_to({"hidden": 1536, "heads": 24}, now, fresh=True)
+    Ratios(hidden=Fraction(3, 2), ffn=1, heads=Fraction(3, 2), kv=Fraction(3, 2))
+    >>> times_to({"ffn": 5632}, now, fresh=False)
+    Times(hidden=1, ffn=2, heads=1, kv=1)
+    """
+    for part, size in wanted.items():
+        _check_size(part, size, now)
+    if "kv" not in wanted and "heads" in wanted and "kv" in now:
+        wanted = {**wanted, "kv": _kv_of_heads(wanted["heads"], now["heads"], now["kv"])}
+    ratios = {part: Fraction(wanted.get(part, size), size) for part, size in now.items()}
+    if all(ratio == 1 for ratio in ratios.values()):
+        raise MupscaleError(f"nothing would grow: the model has {_in_words(now)} already")
+    if fresh:
+        return check_groups(Ratios(**{"kv": ratios.get("heads", Fraction(1)), **ratios}), now)
+    for part, ratio in ratios.items():
+        if ratio.denominator != 1:
+            raise MupscaleError(
+                f"--{part} {wanted[part]} is no whole multiple of {now[part]}, and units are copied whole; fresh units "
+                f"take any wider size: --how fresh"
+            )
+    whole = {part: int(ratio) for part, ratio in ratios.items()}
+    return Times(**{"kv": whole.get("heads", 1), **whole})
+
+
+def check_groups(times: Ratios, now: Mapping[str, int]) -> Ratios:
+    """The ratios, where each old key/value head keeps its old heads and gets whole new ones, or new ones get groups.
+
+    >>> check_groups(Ratios(heads=4, kv=2), {"heads": 4, "kv": 2})
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: 4 heads with 2 key/value heads cannot become 16 with 4: key/value heads ...
+    """
+    heads, kv = now.get("heads"), now.get("kv")
+    if heads is None or kv is None:
+        return times
+    many, many_kv = heads * times.heads, kv * times.kv
+    if times.kv not in (1, times.heads) or many % many_kv:
+        raise MupscaleError(
+            f"{heads} heads with {kv} key/value heads cannot become {many} with {many_kv}: key/value heads grow with "
+            f"the heads in whole groups of {heads // kv}, or stay ({kv}) while each of them serves more heads"
+        )
+    return times
+
+
+def _check_size(part: str, size: int, now: Mapping[str, int]) -> None:
+    if part not in now:
+        raise MupscaleError(f"--{part}: config.json gives the {PARTS[part]} no field of its own that could be set")
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise MupscaleError(f"--{part} takes the {PARTS[part]} of the wide model, as in --{part} {2 * now[part]}")
+    if size < now[part]:
+        raise MupscaleError(
+            f"--{part} {size} is narrower than the model, whose {PARTS[part]} is {now[part]}: a growth makes it wider"
+        )
+
+
+def _kv_of_heads(heads: int, heads_now: int, kv_now: int) -> int:
+    """As many groups as the heads make; an error that says what to give where they make none."""
+    group = heads_now // kv_now
+    if heads % group:
+        below = heads // group * group
+        near = f"{below} or {below + group}" if below > heads_now else f"{below + group}"
+        stay = f", or --kv {kv_now}, so that each serves {heads // kv_now}" if heads % kv_now == 0 else ""
+        raise MupscaleError(
+            f"--heads {heads} cuts a group: each key/value head serves {group} heads; take --heads {near}{stay}"
+        )
+    return heads // group
+
+
+def _in_words(now: Mapping[str, int]) -> str:
+    return ", ".join(f"{part} {size}" for part, size in now.items())

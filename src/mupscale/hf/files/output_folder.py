@@ -1,0 +1,76 @@
+"""The folder of a wide checkpoint: whether it may stand there and has room, and what lies beside the weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mupscale.hf.files.record import RECORD_FILE
+from mupscale.hf.files.shards import WeightShard, size_in_words, write_index
+from mupscale.hf.files.source import Source
+from mupscale.system import MupscaleError, replace_text
+
+_COMPANIONS = (".json", ".txt", ".model", ".jinja", ".vocab", ".bpe", ".tiktoken")
+_OF_THE_SMALL_ONE = ("config.json", RECORD_FILE, "trainer_state.json", "all_results.json", "train_results.json")
+
+
+def check_place(out: Path, source: Source) -> None:
+    """Refuse a place where something is already, or that lies inside the checkpoint itself.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     check_place(Path(folder) / "wide", Source(Path(folder) / "small", {}, {}))
+    """
+    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+        raise MupscaleError(f"{out} exists already: remove it, or choose another name")
+    here, there = out.resolve(), source.folder.resolve()
+    if there == here or there in here.parents:
+        raise MupscaleError(f"{out} lies inside the checkpoint {source.folder} itself: choose a place beside it")
+
+
+def check_space(out: Path, source: Source, weights: int, optimizer: int = 0) -> None:
+    """Refuse a disk without room, before hours of writing; it may still fill up meanwhile.
+
+    weights, optimizer: bytes of these files.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     check_space(Path(folder) / "wide", Source(Path(folder), {}, {}), weights=1)
+    """
+    needed = weights + optimizer + sum(file.stat().st_size for file in _companion_files(source))
+    parent = next(p for p in out.absolute().parents if p.exists())
+    if (free := shutil.disk_usage(parent).free) < needed:
+        raise MupscaleError(
+            f"the wide checkpoint needs {size_in_words(needed)} and the disk of {parent} has {size_in_words(free)} "
+            f"left: free some space, or choose another disk"
+        )
+
+
+def write_companions(folder: Path, source: Source, config: Mapping[str, Any], shards: Sequence[WeightShard]) -> None:
+    """Config, index, tokenizer and the like.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     shards = [WeightShard("model.safetensors", b"", {})]
+    ...     write_companions(Path(folder), Source(Path(folder), {}, {}), {"model_type": "gpt2"}, shards)
+    ...     json.loads((Path(folder) / "config.json").read_text())
+    {'model_type': 'gpt2'}
+    """
+    replace_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    write_index(shards, folder)
+    for file in _companion_files(source):
+        target = folder / file.relative_to(source.folder)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, target)
+
+
+def _companion_files(source: Source) -> list[Path]:
+    """Small files that are the same for the wide model: tokenizer, generation config, chat templates, its own code."""
+    folder, kinds = source.folder, (*_COMPANIONS, *([".py"] if source.config.get("auto_map") else []))
+    files = [f for f in folder.iterdir() if f.suffix in kinds and f.is_file()]
+    own = [f for f in files if f.name not in _OF_THE_SMALL_ONE and not f.name.endswith(".index.json")]
+    templates = (folder / "additional_chat_templates").glob("*.jinja")
+    return sorted(f for f in (*own, *templates) if not f.stem.lower().startswith("readme"))
