@@ -27,11 +27,19 @@ LOSSLESS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gpt2-two-heads": ("gpt2", EVERYTHING, {"head": "DoubleHeadsModel"}),
     "llama": ("llama", EVERYTHING, {}),
     "llama-tied-biases": ("llama", EVERYTHING, {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
-    "llama-head_dim": ("llama", {"hidden": Fraction(21, 16)}, {"head_dim": 6, "num_attention_heads": 3, "num_key_value_heads": 3}),
+    "llama-head_dim": (
+        "llama",
+        {"hidden": Fraction(21, 16)},
+        {"head_dim": 6, "num_attention_heads": 3, "num_key_value_heads": 3},
+    ),
     "llama-kv-stays": ("llama", {"hidden": HALF, "heads": HALF, "kv": 1}, {}),
     "llama-one-kv-head": ("llama", {"hidden": HALF, "heads": HALF, "kv": 1}, {"num_key_value_heads": 1}),
     "llama-times-2": ("llama", {"hidden": 2, "ffn": 3, "heads": 2}, {}),
-    "llama-classifier": ("llama", EVERYTHING, {"head": "ForSequenceClassification", "tie_word_embeddings": True, "pad_token_id": 0}),
+    "llama-classifier": (
+        "llama",
+        EVERYTHING,
+        {"head": "ForSequenceClassification", "tie_word_embeddings": True, "pad_token_id": 0},
+    ),
     "llama-base": ("llama", EVERYTHING, {"head": "Model"}),
     "mistral": ("mistral", EVERYTHING, {}),
     "qwen2": ("qwen2", EVERYTHING, {"tie_word_embeddings": True}),
@@ -65,7 +73,9 @@ EXACT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 class Grown:
     """A small model in float64 and the wide one with fresh units."""
 
-    def __init__(self, name: str, ratios: dict[str, Any], grow: mu.Fresh, config: dict[str, Any], seed: int = 0) -> None:
+    def __init__(
+        self, name: str, ratios: dict[str, Any], grow: mu.Fresh, config: dict[str, Any], seed: int = 0
+    ) -> None:
         self.config, _ = models.tiny(name, **{"num_hidden_layers": 1, **config})
         self.architecture, self.json = DESCRIPTIONS[name], self.config.to_dict()
         self.times = Ratios(**{"kv": ratios.get("heads", 1), **ratios})

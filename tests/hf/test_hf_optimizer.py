@@ -9,6 +9,7 @@ import pickle
 import resource
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -481,7 +482,8 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
     size = 1024
     names = [f"{i}" for i in range(8)]
     entry = mu.Entry((size, size), (2 * size, 2 * size), {0: mu.Axis(2), 1: mu.Axis(2)}, (0,), (1,))
-    pieces = {n: {"exp_avg": module._StateTensor(torch.ones(size, size), entry.axes, 0.5)} for n in names}
+    halves = partial(module._write_copies, torch.ones(size, size), entry.axes, 0.5)
+    pieces = {n: {"exp_avg": module._StateTensor(torch.ones(size, size), entry.wide, halves)} for n in names}
     groups = [{"lr": 0.1, "params": list(range(8)), "param_names": names}]
     before, peak, done = _anonymous(), [0], threading.Event()
 

@@ -9,18 +9,26 @@ from typing import Any
 from mupscale.cli.arguments import UsageError, installed, join_options, make_parser, parse_arguments, separate_options
 
 UPSCALE = """\
-Make a Hugging Face checkpoint wider: an ordinary checkpoint that computes the same function, or nearly, with noise.
+Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the same function, or nearly.
 
   mupscale upscale path/to/checkpoint path/to/wide --times 2 --noise 0.3 --seed 0
   mupscale upscale path/to/checkpoint path/to/wide --times hidden=2,ffn=3,heads=2
+  mupscale upscale path/to/checkpoint path/to/wide --how fresh --hidden 1536 --ffn 4096 --heads 24 --kv 8
+  mupscale upscale path/to/checkpoint path/to/wide --how fresh --hidden 1536 --heads 24 --lossless
   mupscale upscale path/to/checkpoint-500 path/to/wide --optimizer path/to/checkpoint-500/optimizer.pt
 
-Tensors are read, copied, rescaled and written in pieces, so a model of any size needs little memory. Beside the weights
-lies mupscale.json, from which mupscale.hf.param_groups makes parameter groups out of the small model's learning rate.
+--how copies (the default) copies every unit a whole number of times: the function stays, and so does all training;
+noise makes the copies differ. --how fresh keeps the trained units as they are and draws new ones beside them, as the
+model's own initialisation would at the wide width: it takes any wider size, and there is nothing to tune. New units
+change the function at first; with --lossless they start silent, and it stays, up to the eps of the norms.
+
+Tensors are read, grown and written in pieces, so a model of any size needs little memory. Beside the weights lies
+mupscale.json, from which mupscale.hf.param_groups makes parameter groups out of the small model's learning rate.
 The folder appears when it is complete; until then there is a hidden one, which the next run clears away."""
 
 VERIFY = """\
-Do two checkpoints compute the same, and go on doing so in training? Exit status 0 if so, 1 if not.
+Do two checkpoints compute the same, and go on doing so in training? Exit status 0 if so, 1 if not. Of noise and fresh
+units, which move the outputs, it tells how far, and whether all else is as mupscale.json has it.
 
   mupscale verify path/to/checkpoint path/to/wide
   mupscale verify path/to/checkpoint path/to/wide --dtype float64 --train 20 --text book.txt"""
@@ -40,9 +48,8 @@ def upscale_command(words: list[str]) -> int:
     from mupscale.hf import upscale
 
     parser = make_parser("upscale", "CHECKPOINT OUT [--option VALUE …]", UPSCALE)
-    _add_times(parser)
-    parser.add_argument("--noise", type=float, default=0.0, help="in multiples of a fresh initialisation's")
-    parser.add_argument("--seed", type=int, default=0, help="of the noise")
+    _add_times(parser, default=None)
+    _add_growth(parser)
     parser.add_argument(
         "--dtype", type=str | None, help="of the output: float32, bfloat16, float16 or float64 (default: as it is)"
     )
@@ -50,13 +57,18 @@ def upscale_command(words: list[str]) -> int:
     parser.add_argument("--optimizer", type=str | None, help="a saved torch optimizer (optimizer.pt) to widen as well")
     parser.add_argument("--no-verify", action="store_true", help="do not compare the two models afterwards")
     parser.add_argument("--threads", type=int | None, help="how many (default: one for each core)")
-    (source, out), options = _paths(parser, words, ("CHECKPOINT", "OUT"), flags=("--no-verify",))
+    (source, out), options = _paths(parser, words, ("CHECKPOINT", "OUT"), flags=("--no-verify", "--lossless"))
     _describe(options.describe)
     path = upscale(
         source,
         out,
         times=options.times,
-        noise=options.noise,
+        hidden=options.hidden,
+        ffn=options.ffn,
+        heads=options.heads,
+        kv=options.kv,
+        grow=_operator(options),
+        noise=0.0 if options.how == "fresh" else options.noise,
         seed=options.seed,
         shard_size=options.shard_size,
         dtype=options.dtype,
@@ -113,10 +125,44 @@ def inspect_command(words: list[str]) -> int:
     return 0
 
 
-def _add_times(parser: Any) -> None:
+def _add_times(parser: Any, default: str | None = "2") -> None:
     meaning = "how much wider: a whole number, or hidden=2,ffn=3,heads=2 (kv=… for key/value heads); 1 if not named"
-    parser.add_argument("--times", type=str, default="2", help=meaning)
+    if default is None:
+        meaning = f"{meaning} (default: 2, or what the sizes below say)"
+    parser.add_argument("--times", type=str | None, default=default, help=meaning)
     _add_describe(parser)
+
+
+def _add_growth(parser: Any) -> None:
+    """By which operator, to which sizes."""
+    parser.add_argument("--how", type=str, default="copies", help="copies, or fresh for new units beside the old ones")
+    parser.add_argument("--hidden", type=int | None, help="hidden size of the wide model, instead of --times")
+    parser.add_argument("--ffn", type=int | None, help="size of its feed-forward layers; what is not named stays")
+    parser.add_argument("--heads", type=int | None, help="number of its attention heads; head_dim stays")
+    parser.add_argument(
+        "--kv", type=int | None, help="number of its key/value heads (default: they grow with the heads)"
+    )
+    parser.add_argument("--noise", type=float, default=0.0, help="of copies, in multiples of a fresh initialisation's")
+    outgoing = "of fresh units: how much of their weight towards old ones they start with, 0 to 1 (default: 1)"
+    parser.add_argument("--outgoing", type=float | None, help=outgoing)
+    parser.add_argument("--lossless", action="store_true", help="fresh units that leave the function as it is")
+    parser.add_argument("--seed", type=int, default=0, help="of the noise or the fresh units")
+
+
+def _operator(options: Any) -> Any:
+    """The operator that --how names; None for copies."""
+    from mupscale.growth import Fresh
+
+    if options.how == "fresh":
+        if options.noise:
+            raise UsageError("--noise makes copies differ; fresh units do by themselves: leave it out")
+        return Fresh(1.0 if options.outgoing is None else options.outgoing, options.lossless)
+    if options.how != "copies":
+        raise UsageError(f"--how {options.how}: a model grows by copies or by fresh units (fresh)")
+    for name, given in (("--outgoing", options.outgoing is not None), ("--lossless", options.lossless)):
+        if given:
+            raise UsageError(f"{name} is for fresh units: add --how fresh, or leave it out")
+    return None
 
 
 def _add_describe(parser: Any) -> None:
