@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,8 +16,11 @@ transformers = pytest.importorskip("transformers")
 
 import hf_models as models  # noqa: E402
 import mupscale as mu  # noqa: E402
+from mupscale import MupscaleError, Plan  # noqa: E402
 from mupscale.checks import relative_difference  # noqa: E402
-from mupscale.hf.describe import DESCRIPTIONS, Ratios, times_to  # noqa: E402
+from mupscale.core import index_of_old, places  # noqa: E402
+from mupscale.hf.describe import DESCRIPTIONS, Ratios, Times, architecture_of, vector  # noqa: E402
+from mupscale.hf.describe.sizes import times_to  # noqa: E402
 
 HALF = Fraction(3, 2)
 EVERYTHING = {"hidden": HALF, "ffn": HALF, "heads": HALF}
@@ -30,7 +34,7 @@ LOSSLESS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama-head_dim": (
         "llama",
         {"hidden": Fraction(21, 16)},
-        {"head_dim": 6, "num_attention_heads": 3, "num_key_value_heads": 3},
+        {"hidden_size": 48, "head_dim": 6, "num_attention_heads": 3, "num_key_value_heads": 3},
     ),
     "llama-kv-stays": ("llama", {"hidden": HALF, "heads": HALF, "kv": 1}, {}),
     "llama-one-kv-head": ("llama", {"hidden": HALF, "heads": HALF, "kv": 1}, {"num_key_value_heads": 1}),
@@ -74,17 +78,22 @@ class Grown:
     """A small model in float64 and the wide one with fresh units."""
 
     def __init__(
-        self, name: str, ratios: dict[str, Any], grow: mu.Fresh, config: dict[str, Any], seed: int = 0
+        self,
+        name: str,
+        ratios: dict[str, Any],
+        grow: mu.Fresh,
+        config: dict[str, Any],
+        change: Callable[[Plan], Plan] = lambda plan: plan,
     ) -> None:
         self.config, _ = models.tiny(name, **{"num_hidden_layers": 1, **config})
         self.architecture, self.json = DESCRIPTIONS[name], self.config.to_dict()
         self.times = Ratios(**{"kv": ratios.get("heads", 1), **ratios})
         self.small = models.randomised(models.build(self.config)).eval()
         self.wide = models.build(self.architecture.wide_config(self.json, self.times)).eval()
-        self.plan = self.architecture.plan(self.json, self.times, models.shapes(self.small))
+        self.plan = change(self.architecture.plan(self.json, self.times, models.shapes(self.small)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what cannot be lossless
-            mu.upscale(self.small, self.wide, self.plan, grow=grow, seed=seed)
+            mu.upscale(self.small, self.wide, self.plan, grow=grow)
         self.batch = models.inputs(self.config)[0]
 
     def difference(self) -> float:
@@ -94,8 +103,7 @@ class Grown:
         return max(relative_difference(a, self._old(b, a)) for a, b in zip(small, wide, strict=True))
 
     def _old(self, wide: Tensor, small: Tensor) -> Tensor:
-        n = small.shape[-1]
-        return wide if wide.shape == small.shape else wide[..., mu.core.places(mu.Axis(self.times.hidden), n)]
+        return wide if wide.shape == small.shape else wide[..., places(mu.Axis(self.times.hidden), small.shape[-1])]
 
 
 def with_tiny_eps(model: nn.Module, eps: float = 1e-30) -> None:
@@ -121,3 +129,135 @@ def test_silent_new_units_keep_the_outputs_where_no_norm_reads_them(variant: str
     name, ratios, config = EXACT[variant]
     assert Grown(name, ratios, mu.Fresh(outgoing=0.0), config).difference() <= 1e-12
     assert Grown(name, ratios, mu.Fresh(), config).difference() > 1e-6
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("variant", [*LOSSLESS, *EXACT])
+def test_old_weights_lie_where_they_belong(variant: str) -> None:
+    name, ratios, config = {**LOSSLESS, **EXACT}[variant]
+    grown = Grown(name, ratios, mu.Fresh(), config)
+    wide = dict(grown.wide.named_parameters())
+    for parameter, p in grown.small.named_parameters():
+        entry = grown.plan[parameter]
+        kept = p * float(entry.keep) + float(entry.offset) * (float(entry.keep) - 1) if entry.keep != 1 else p
+        assert torch.equal(wide[parameter][index_of_old(entry.narrow, entry.axes)], kept), parameter
+
+
+def without_keep(plan: Plan) -> Plan:
+    return replace(plan, parameters={n: replace(e, keep=1) for n, e in plan.parameters.items()})
+
+
+def folded(plan: Plan) -> Plan:
+    """As if old units were copies, too."""
+    return replace(plan, parameters={n: replace(e, keep=e.fold) for n, e in plan.parameters.items()})
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("variant", "change"),
+    [("gemma", without_keep), ("gemma-untied", without_keep), ("gemma", folded), ("gpt2", folded)],
+)
+def test_a_wrong_factor_of_old_weights_shows(variant: str, change: Callable[[Plan], Plan]) -> None:
+    name, ratios, config = LOSSLESS[variant]
+    grown = Grown(name, ratios, mu.Fresh(lossless=True), config, change)
+    for model in (grown.small, grown.wide):
+        with_tiny_eps(model)
+    assert grown.difference() > 1e-2
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_mean_in_place_of_zero_shows() -> None:
+    """LLaMA's norms do not centre."""
+
+    def centring(plan: Plan) -> Plan:
+        return replace(plan, norms=dict.fromkeys(plan.norms, "layer"))
+
+    name, ratios, config = LOSSLESS["llama"]
+    assert Grown(name, ratios, mu.Fresh(lossless=True), config, centring).difference() > 1e-2
+
+
+@pytest.mark.parametrize("name", models.CONFIGS)
+def test_new_units_start_as_the_model_itself_would(name: str) -> None:
+    """Means of transformers' own initialisation; that the stds are right is in test_hf_configs."""
+    config, _ = models.tiny(name, tie_word_embeddings=False)
+    model, description = models.build(config), DESCRIPTIONS[name]
+    plan = description.plan(config.to_dict(), Ratios(2, 2, 2, 2), models.shapes(model))
+    assert plan.mup
+    assert plan.means is not None
+    assert plan.fresh is not None
+    for parameter, p in model.named_parameters():
+        if p.dim() == 1 and plan[parameter].axes:
+            assert plan.fresh[parameter] == 0
+            assert plan.means[parameter] == (float(p.detach()[0]),), parameter
+            assert bool((p == p[0]).all())
+
+
+def test_a_tied_final_norm_keeps_its_old_gains_and_folds_new_ones() -> None:
+    config, _ = models.tiny("gemma")
+    shapes = models.shapes(models.build(config))
+    plan = DESCRIPTIONS["gemma"].plan(config.to_dict(), Ratios(hidden=4, ffn=4, heads=4, kv=1), shapes)
+    norm, embedding = plan["model.norm.weight"], plan["model.embed_tokens.weight"]
+    assert (norm.fold, norm.keep) == (Fraction(1, 2), 2)  # √4 / 4 for new ones; √4, which the embedding took, for old
+    assert (embedding.fold, embedding.keep) == (Fraction(1, 2), Fraction(1, 2))
+    assert plan.means is not None
+    assert plan.means["model.norm.weight"] == (-0.5,)  # 1 + w is a half
+    llama = DESCRIPTIONS["llama"].plan(
+        models.tiny("llama", tie_word_embeddings=True)[0].to_dict(),
+        Ratios(hidden=4, heads=4, kv=4),
+        {"model.norm.weight": (16,)},
+    )
+    assert (llama["model.norm.weight"].fold, llama["model.norm.weight"].keep) == (Fraction(1, 4), 1)
+
+
+SIZES = {"hidden": 1024, "ffn": 2816, "heads": 16, "kv": 4}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fresh", "message"),
+    [
+        ({"hidden": 512}, True, "--hidden 512 is narrower than the model, whose hidden size is 1024"),
+        ({"hidden": 1500}, False, "no whole multiple of 1024, .* fresh units take any wider size: --how fresh"),
+        ({"hidden": 1024}, True, "nothing would grow: the model has hidden 1024, ffn 2816, heads 16, kv 4 already"),
+        ({"heads": 18}, True, "--heads 18 cuts a group: each key/value head serves 4 heads; take --heads 20"),
+        ({"heads": 22}, True, "take --heads 20 or 24"),
+        ({"heads": 24, "kv": 5}, True, "16 heads with 4 key/value heads cannot become 24 with 5"),
+        ({"heads": 32, "kv": 6}, True, "in whole groups of 4, or stay .4. while each of them serves more heads"),
+        ({"ffn": True}, True, "--ffn takes the size of the feed-forward layers of the wide model, as in --ffn 5632"),
+        ({"ffn": 0}, True, "--ffn takes the size"),
+    ],
+)
+def test_sizes_that_cannot_be(wanted: dict[str, int], fresh: bool, message: str) -> None:
+    with pytest.raises(MupscaleError, match=message):
+        times_to(wanted, SIZES, fresh=fresh)
+
+
+def test_key_value_heads_may_stay() -> None:
+    assert times_to({"heads": 24, "kv": 4}, SIZES, fresh=True) == Ratios(heads=HALF)
+    assert times_to({"heads": 24}, SIZES, fresh=True) == Ratios(heads=HALF, kv=HALF)
+    assert times_to({"heads": 32, "ffn": 5632}, SIZES, fresh=False).kv == 2
+
+
+@pytest.mark.parametrize(
+    ("ratios", "message"),
+    [
+        ({"hidden": Fraction(800, 768)}, "--hidden 800 would cut a head of 64 units; take 832 with --heads 13"),
+        ({"hidden": Fraction(1000, 768)}, "take 960 with --heads 15 or 1024 with --heads 16"),
+        ({"hidden": 2}, "let hidden and heads grow alike, as in --hidden 1536 --heads 24"),
+        ({"heads": 2, "kv": 2}, "as in --hidden 1536 --heads 24"),
+        ({"hidden": 2, "heads": 2, "kv": 1}, "leave kv out"),
+    ],
+)
+def test_a_head_is_not_cut(ratios: dict[str, Any], message: str) -> None:
+    config = {"model_type": "gpt2", "n_embd": 768, "n_head": 12}
+    with pytest.raises(MupscaleError, match=message):
+        architecture_of(config).wide_config(config, Ratios(**ratios))
+
+
+def test_a_norm_of_ones_own_must_say_what_it_is() -> None:
+    mine = replace(DESCRIPTIONS["llama"], model_type="mine", tensors={"*norm.weight": vector("hidden")})
+    config = models.tiny("llama")[0].to_dict()
+    mine.plan(config, Times.of(2), {"model.norm.weight": (16,)})
+    with pytest.raises(MupscaleError, match=r"'model.norm.weight' seems to be of a norm.*in_norm\('rms'\)"):
+        mine.plan(config, Ratios(hidden=2, heads=2, kv=2), {"model.norm.weight": (16,)})
+    with pytest.raises(MupscaleError, match="of kind 'rms' or 'layer', and its bias of kind 'bias', not 'batch'"):
+        vector("hidden").in_norm("batch")

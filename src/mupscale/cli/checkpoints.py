@@ -156,6 +156,8 @@ def _operator(options: Any) -> Any:
     if options.how == "fresh":
         if options.noise:
             raise UsageError("--noise makes copies differ; fresh units do by themselves: leave it out")
+        if options.lossless and options.outgoing is not None:
+            raise UsageError("--lossless settles what fresh units start with: leave out --outgoing")
         return Fresh(1.0 if options.outgoing is None else options.outgoing, options.lossless)
     if options.how != "copies":
         raise UsageError(f"--how {options.how}: a model grows by copies or by fresh units (fresh)")

@@ -271,7 +271,7 @@ def _compare(
     except MupscaleError as error:
         return None, str(error)
     evidence, source, wide = prepared.architecture.evidence, prepared.source, open_source(folder)
-    steps = evidence.training_steps if exact else 0
+    steps = evidence.training_steps if exact and prepared.growth.fresh is None else 0
     dtypes = evidence.dtypes if exact else ("float32",)
     dtype = next((d for d in dtypes if memory.fits(needed_bytes(source, wide, d, steps))), None)
     if dtype is None:

@@ -78,9 +78,14 @@ class FreshGrowth:
             return f"{kept}; it is not lossless, since {self._why}: {what} move by {moved:.1%}"
         return f"{kept}, lossless: {what} move by {moved:.1e}, through the norms' eps"
 
-    def notes(self, train: int) -> list[str]:
-        """What was not compared."""
+    def notes(self, train: int, *, same: bool) -> list[str]:
+        """What was not compared, and what may be wrong where the outputs should be the `same` and are not."""
         said = []
+        if not same and not self.relation.architecture.described:
+            said.append(
+                "Norms that come after the residual sum let no new hidden unit be silent: let hidden stay, or describe "
+                "the architecture (mupscale.hf.register)."
+            )
         if self.obstacles and not self.fresh.lossless:
             said.append(f"Not compared with the new units silent: {self._why}.")
         if train:

@@ -88,7 +88,7 @@ def verify(
     with KeepDouble() if precision == torch.float64 else nullcontext():
         if (fresh := pair.fresh) is not None:
             losses, told = _compare_fresh(pair, fresh, rows, limits)
-            notes += fresh.notes(train)
+            notes += fresh.notes(train, same=all(row.ok for row in rows[2:]))
             return Comparison(tuple(rows), losses, first, notes=tuple(notes), as_recorded=told)
         losses, first = _compare_models(pair, rows, first, limits, train)
     if first is not None and relation is not None and (advice := relation.architecture.advice()):
