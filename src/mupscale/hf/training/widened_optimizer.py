@@ -154,9 +154,10 @@ def _pieces(
         if not isinstance(value, Tensor):
             yield key, scale(value, factor) if isinstance(value, float) else value
             continue
-        axes = {} if is_scalar(value, entry) else axes_of_state(key, value, entry)
+        one_number = is_scalar(value, entry)
+        axes = {} if one_number else axes_of_state(key, value, entry)
         shape = tuple(grown(n, axes[d].times) if d in axes else n for d, n in enumerate(value.shape))
-        if grow is None or not axes:
+        if grow is None or one_number:
             yield key, _StateTensor(value, shape, partial(_write_copies, value, axes, factor))
             continue
         start = partial(_initial, cls, hyper, key, len(entry.narrow))

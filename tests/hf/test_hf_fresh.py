@@ -1,0 +1,465 @@
+"""Checkpoints grown by fresh units, from folder to folder: the bits that growth in memory gives, records, training."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers")
+
+import hf_models as models  # noqa: E402
+import mupscale as mu  # noqa: E402
+from hf_files import read_checkpoint, write_llama  # noqa: E402
+from mupscale import MupscaleError, hf  # noqa: E402
+from mupscale.core import index_of_old  # noqa: E402
+from mupscale.hf.describe import DESCRIPTIONS, Ratios, Times  # noqa: E402
+from mupscale.hf.files import stream  # noqa: E402
+from mupscale.hf.files.record import GrowthStep, Record  # noqa: E402
+from mupscale.hf.upscaling import Upscaled  # noqa: E402
+
+LARGER = {"hidden": 24, "ffn": 30, "heads": 6}
+OPERATORS = {"fresh": mu.Fresh(), "half": mu.Fresh(outgoing=0.5), "lossless": mu.Fresh(lossless=True)}
+
+
+def save_small(folder: Path, name: str = "llama", **config: Any) -> nn.Module:
+    """A small random model, saved by transformers itself."""
+    model = models.randomised(models.build(models.tiny(name, **config)[0]))
+    model.save_pretrained(folder)  # type: ignore[operator]
+    return model
+
+
+def grow(source: Path, out: Path, operator: mu.Operator | None = None, **options: Any) -> Upscaled:
+    """Without the comparison, to the larger sizes unless others are asked for."""
+    sizes = {} if options.keys() & {*LARGER, "kv", "times"} else LARGER
+    operator = mu.Fresh() if operator is None else operator
+    return hf.upscale(source, out, grow=operator, **{"verify": False, "progress": False, **sizes, **options})
+
+
+def load(folder: Path) -> nn.Module:
+    config = json.loads((folder / "config.json").read_text())
+    model: nn.Module = getattr(transformers, config["architectures"][0]).from_pretrained(folder)
+    return model
+
+
+def in_memory(small: nn.Module, folder: Path, operator: mu.Fresh, seed: int, name: str) -> nn.Module:
+    """The wide model of a folder's config, grown from the small one that is loaded."""
+    config = small.config.to_dict()  # type: ignore[union-attr, operator]
+    times = Record.load(folder).growths[-1].times
+    wide = models.build(json.loads((folder / "config.json").read_text()))
+    plan = DESCRIPTIONS[name].plan(config, times, models.shapes(small))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return mu.upscale(small, wide, plan, grow=operator, seed=seed)[0]
+
+
+# The same bits as in memory.
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "opt", "bert", "phi"])
+def test_what_is_streamed_is_what_growth_in_memory_gives(tmp_path: Path, name: str, operator: str) -> None:
+    """LayerNorms and RMSNorms, tied and untied, packed and not."""
+    small = save_small(tmp_path / "small", name, **({"n_inner": 20} if name == "gpt2" else {}))
+    grow(tmp_path / "small", tmp_path / "wide", OPERATORS[operator], seed=3)
+    wide = in_memory(small, tmp_path / "wide", OPERATORS[operator], 3, name)
+    files = read_checkpoint(tmp_path / "wide")
+    own = wide.state_dict()
+    assert files
+    for tensor, value in files.items():
+        assert torch.equal(value, own[tensor]), tensor
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_pieces_shards_and_threads_do_not_matter(
+    tmp_path: Path, operator: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_llama(tmp_path / "small", dtype)
+    sizes = {"hidden": 24, "heads": 6, "ffn": 13}
+    grow(tmp_path / "small", tmp_path / "whole", OPERATORS[operator], threads=1, **sizes)
+    monkeypatch.setattr(stream, "_NOISY_PIECE", 50)
+    grow(tmp_path / "small", tmp_path / "cut", OPERATORS[operator], threads=3, shard_size="2KB", **sizes)
+    whole, cut = read_checkpoint(tmp_path / "whole"), read_checkpoint(tmp_path / "cut")
+    assert len(list((tmp_path / "cut").glob("*.safetensors"))) > 1
+    assert all(torch.equal(whole[name], cut[name]) and whole[name].dtype == dtype for name in whole)
+
+
+def test_the_means_of_a_layer_norms_units_do_not_depend_on_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_small(tmp_path / "small", "phi")
+    grow(tmp_path / "small", tmp_path / "whole", mu.Fresh(lossless=True))
+    monkeypatch.setattr(stream, "_NOISY_PIECE", 7)
+    grow(tmp_path / "small", tmp_path / "cut", mu.Fresh(lossless=True), threads=2)
+    whole, cut = read_checkpoint(tmp_path / "whole"), read_checkpoint(tmp_path / "cut")
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def test_a_row_of_padding_stays_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = save_small(tmp_path / "small")
+    with torch.no_grad():
+        small.model.embed_tokens.weight[5] = 0.0  # type: ignore[union-attr, operator, index]
+    small.save_pretrained(tmp_path / "small")  # type: ignore[operator]
+    monkeypatch.setattr(stream, "_NOISY_PIECE", 10)
+    grow(tmp_path / "small", tmp_path / "wide")
+    table = read_checkpoint(tmp_path / "wide")["model.embed_tokens.weight"]
+    assert [i for i, row in enumerate(table) if bool((row == 0).all())] == [5]
+
+
+def test_seeds(tmp_path: Path) -> None:
+    save_small(tmp_path / "small")
+    for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
+        grow(tmp_path / "small", tmp_path / folder, seed=seed)
+    a, b, c = (read_checkpoint(tmp_path / folder)["lm_head.weight"] for folder in "abc")
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+def test_new_units_have_the_spread_of_a_fresh_model_at_the_wide_width(tmp_path: Path) -> None:
+    """Measured on the files, against transformers' own initialisation of the small model and μP's factor."""
+    config = {"hidden_size": 64, "intermediate_size": 96, "initializer_range": 0.05, "num_hidden_layers": 1}
+    torch.manual_seed(0)
+    save_small(tmp_path / "small", **config)
+    grow(tmp_path / "small", tmp_path / "wide", hidden=96, ffn=150, heads=6)
+    fresh = dict(models.build(models.tiny("llama", **config)[0]).named_parameters())
+    plan = hf.plan(tmp_path / "wide", load(tmp_path / "wide"))
+    for name, p in read_checkpoint(tmp_path / "wide").items():
+        entry = plan[name]
+        new = torch.ones(entry.wide, dtype=torch.bool)
+        new[index_of_old(entry.narrow, entry.axes)] = False
+        count = int(new.sum())
+        if p.dim() == 1:
+            assert bool((p[new] == 1).all())
+        else:
+            expected = float(fresh[name].detach().std()) * entry.init
+            slack = 6 / math.sqrt(2 * min(count, fresh[name].numel()))
+            assert float(p[new].std()) == pytest.approx(expected, rel=slack), name
+
+
+# Configs and records.
+
+
+def test_what_comes_out(tmp_path: Path) -> None:
+    save_small(tmp_path / "small")
+    made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(outgoing=0.5), seed=7)
+    config = json.loads((tmp_path / "wide" / "config.json").read_text())
+    fields = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    assert [config[name] for name in fields] == [24, 30, 6, 3, 4]
+    (step,) = json.loads((tmp_path / "wide" / "mupscale.json").read_text())["growths"]
+    assert (step["how"], step["outgoing"], step["lossless"], step["seed"]) == ("fresh", 0.5, False, 7)
+    assert step["sizes"]["hidden_size"] == 24
+    assert step["times"]["hidden"] == "3/2"
+    half = Fraction(3, 2)
+    assert Record.load(tmp_path / "wide").growths == (
+        GrowthStep(Ratios(half, half, half, half), seed=7, fresh=mu.Fresh(0.5)),
+    )
+    assert "fresh units (hidden 16 → 24, ffn 20 → 30, heads 4 → 6, kv 2 → 3)" in str(made)
+    assert load(tmp_path / "wide").config.hidden_size == 24  # type: ignore[union-attr]
+
+
+def test_records_of_an_earlier_version_are_of_copies() -> None:
+    old = {"times": {"hidden": 2, "ffn": 2, "heads": 2, "kv": 2}, "noise": 0.5, "seed": 1}
+    assert GrowthStep.from_json(old) == GrowthStep(Times.of(2), 0.5, 1)
+    with pytest.raises(ValueError, match="'magic', which this version does not know"):
+        GrowthStep.from_json({**old, "how": "magic"})
+
+
+def test_sizes_of_copies_and_multipliers_of_fresh_units(tmp_path: Path) -> None:
+    save_small(tmp_path / "small")
+    sized = grow(tmp_path / "small", tmp_path / "a", mu.Copies(), hidden=32, heads=8)
+    assert (type(sized.times), sized.times) == (Times, Times(2, 1, 2, 2))
+    doubled = grow(tmp_path / "small", tmp_path / "b", times="hidden=2,heads=2")
+    assert doubled.times == Ratios(2, 1, 2, 2)
+    assert hf.verify(tmp_path / "small", tmp_path / "a").ok
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "cut head": ({"model": "gpt2", "hidden": 18}, "--hidden 18 would cut a head of 4 units; take 20 with --heads 5"),
+    "rotary": ({"model": "gpt_neox", "hidden": 48}, "head_dim is hidden_size / num_attention_heads, and it must stay"),
+    "narrower": ({"hidden": 8}, "--hidden 8 is narrower than the model"),
+    "groups": ({"heads": 5, "hidden": 20}, "--heads 5 cuts a group"),
+    "kv": ({"heads": 6, "hidden": 24, "kv": 4}, "4 heads with 2 key/value heads cannot become 6 with 4"),
+    "no multiple": ({"hidden": 24, "heads": 6, "grow": None}, "--how fresh"),
+    "both": ({"hidden": 24, "times": 2}, "say either by how much it grows"),
+    "noise": ({"hidden": 24, "noise": 0.5}, "noise= and grow= are two ways"),
+    "divide": ({"hidden": 25, "heads": 6}, "6 heads do not divide 25; let hidden grow as much as heads"),
+    "paired": ({"grow": mu.Copies(0.1, paired=True)}, "paired noise needs whole tensors"),
+    "a word": ({"grow": "fresh"}, "grows by Copies.* or Fresh.*, and grow= is 'fresh'"),
+    "no init": (
+        {"config": {"initializer_range": None}, "hidden": 24, "heads": 6},
+        "write 'initializer_range', the std",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_one_sentence_and_nothing_is_written(tmp_path: Path, case: str) -> None:
+    options, message = REFUSED[case]
+    options = {"grow": mu.Fresh(), "progress": False, **options}
+    save_small(tmp_path / "small", options.pop("model", "llama"))
+    file = tmp_path / "small" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **options.pop("config", {})}))
+    with pytest.raises(MupscaleError, match=message) as error:
+        hf.upscale(tmp_path / "small", tmp_path / "wide", **options)
+    assert "\n" not in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+
+
+def test_a_model_that_diverged_is_refused(tmp_path: Path) -> None:
+    save_small(tmp_path / "small")
+    change(tmp_path / "small", "model.norm.weight", lambda t: t.fill_(torch.nan))
+    with pytest.raises(MupscaleError, match=r"'model\.norm\.weight' holds NaN"):
+        grow(tmp_path / "small", tmp_path / "wide")
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+
+
+# Verification.
+
+
+def change(folder: Path, name: str, how: Callable[[Tensor], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    how(tensors[name])
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_verify_tells_how_far_the_new_units_move_the_outputs(tmp_path: Path) -> None:
+    save_small(tmp_path / "small")
+    made = grow(tmp_path / "small", tmp_path / "wide", verify=True)
+    assert made.comparison is not None
+    assert made.comparison.ok
+    rows = {row.what: row for row in made.comparison.rows}
+    assert rows["old weights in the files"].difference == 0
+    assert rows["old weights in the files"].tolerance == 0
+    assert rows["new units in the files"].difference == 0
+    assert rows["logits"].difference > 0.01
+    assert rows["logits, new units silent"].difference < 1e-5
+    assert "they move logits by" in made.comparison.verdict
+    again = hf.verify(tmp_path / "small", tmp_path / "wide", dtype="float64", train=3)
+    assert again.ok
+    assert "Training is not compared" in again.verdict
+    assert {row.what: row for row in again.rows}["logits, new units silent"].difference < 1e-12
+    assert not hf.verify(tmp_path / "small", tmp_path / "wide", tolerance=1e-3).ok
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_verify_of_a_lossless_growth(tmp_path: Path, name: str) -> None:
+    save_small(tmp_path / "small", name, **({"n_inner": 20} if name == "gpt2" else {}))
+    made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(lossless=True), verify=True)
+    assert made.comparison is not None
+    rows = {row.what: row for row in made.comparison.rows}
+    assert rows["logits"].difference < 1e-3
+    assert rows["logits, eps scaled"].difference < 1e-5
+    assert "lossless: logits move by" in made.comparison.verdict
+
+
+def test_silent_units_that_no_norm_reads_change_nothing(tmp_path: Path) -> None:
+    save_small(tmp_path / "small", "bert")
+    made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(outgoing=0.0), ffn=27, verify=True)
+    assert made.comparison is not None
+    assert [row.tolerance for row in made.comparison.rows if row.what == "logits"] == [1e-4]
+    assert "logits are the same" in made.comparison.verdict
+
+
+@pytest.mark.parametrize(("name", "why"), [("bert", "after the residual sum"), ("olmo2", "is over heads, old and new")])
+def test_where_it_cannot_be_lossless_verify_says_so(tmp_path: Path, name: str, why: str) -> None:
+    save_small(tmp_path / "small", name)
+    made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(lossless=True), verify=True)
+    assert made.comparison is not None
+    assert made.comparison.ok
+    assert why in made.comparison.verdict
+    assert "it is not lossless" in made.comparison.verdict
+
+
+def nudge(index: tuple[int, int]) -> Callable[[Tensor], object]:
+    return lambda t: t[index].copy_(torch.nextafter(t[index], torch.tensor(9.0)))
+
+
+def test_one_bit_of_an_old_weight_shows(tmp_path: Path) -> None:
+    save_small(tmp_path / "small")
+    grow(tmp_path / "small", tmp_path / "wide")
+    change(tmp_path / "wide", "model.layers.0.mlp.up_proj.weight", nudge((0, 0)))
+    found = hf.verify(tmp_path / "small", tmp_path / "wide")
+    assert not found.ok
+    assert "model.layers.0.mlp.up_proj.weight" in found.verdict
+    assert [row.what for row in found.rows if not row.ok] == ["old weights in the files"]
+
+
+def test_new_units_of_another_spread_show(tmp_path: Path) -> None:
+    save_small(tmp_path / "small")
+    grow(tmp_path / "small", tmp_path / "wide")
+    change(tmp_path / "wide", "lm_head.weight", lambda t: t[:, 2::3].mul_(2))  # every third unit is new
+    found = hf.verify(tmp_path / "small", tmp_path / "wide")
+    assert [row.what for row in found.rows if not row.ok] == ["new units in the files"]
+
+
+def test_a_wrong_config_shows(tmp_path: Path) -> None:
+    """The same tensors under other rotary frequencies."""
+    save_small(tmp_path / "small", num_key_value_heads=4)
+    grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(lossless=True))
+    file = tmp_path / "wide" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "rope_parameters": {"rope_theta": 3.0, "rope_type": "default"}}))
+    found = hf.verify(tmp_path / "small", tmp_path / "wide")
+    assert [row.what for row in found.rows if not row.ok] == ["logits, eps scaled"]
+
+
+def test_bfloat16(tmp_path: Path) -> None:
+    save_small(tmp_path / "small")
+    for number, operator in enumerate(OPERATORS.values()):
+        made = grow(tmp_path / "small", tmp_path / f"{number}", operator, dtype="bfloat16", verify=True)
+        assert made.comparison is not None
+        assert made.comparison.ok
+
+
+def test_hidden_states_are_compared_by_their_old_units(tmp_path: Path) -> None:
+    save_small(tmp_path / "small", head="Model")
+    made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(lossless=True), verify=True)
+    assert made.comparison is not None
+    assert {row.what for row in made.comparison.rows} >= {"last_hidden_state, eps scaled"}
+
+
+def test_grown_twice(tmp_path: Path) -> None:
+    """Fresh units, then copies; rates count from the first model, and each step is verified."""
+    save_small(tmp_path / "small")
+    grow(tmp_path / "small", tmp_path / "middle", seed=1)
+    grow(tmp_path / "middle", tmp_path / "wide", mu.Copies(0.1), times=2)
+    record = Record.load(tmp_path / "wide")
+    assert record.times == Ratios(3, 3, 3, 3)
+    assert [growth.fresh for growth in record.growths] == [mu.Fresh(), None]
+    assert hf.verify(tmp_path / "middle", tmp_path / "wide").ok
+    found = hf.verify(tmp_path / "small", tmp_path / "wide")
+    assert found.ok
+    assert "it grew several times" in found.verdict
+    groups = hf.param_groups(tmp_path / "wide", load(tmp_path / "wide"), torch.optim.AdamW, lr=0.3)
+    assert {round(group["lr"], 12) for group in groups} == {0.3, 0.1}
+
+
+# An architecture that nobody described.
+
+
+def test_what_is_read_off_modules_is_shown_first(tmp_path: Path) -> None:
+    fields = {k: v for k, v in models.tiny("llama")[0].to_dict().items() if k in models._GROUPED}
+    more = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0, "num_hidden_layers": 1}
+    config = transformers.GraniteConfig(**{**fields, **more})
+    models.randomised(transformers.GraniteForCausalLM(config)).save_pretrained(tmp_path / "small")  # type: ignore[operator]
+    said: list[str] = []
+    made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(lossless=True), verify=True, note=said.append)
+    assert made.comparison is not None
+    assert "lossless" in made.comparison.verdict
+    assert "showing by copies" in said[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small", "wide"]
+    assert hf.verify(tmp_path / "small", tmp_path / "wide").ok
+    groups = hf.param_groups(tmp_path / "wide", load(tmp_path / "wide"), torch.optim.AdamW, lr=0.3)
+    assert {round(group["lr"], 12) for group in groups} == {0.3, 0.2}
+    with pytest.raises(MupscaleError, match="only verification shows"):
+        grow(tmp_path / "small", tmp_path / "other")
+
+
+# Training on.
+
+
+def test_groups_are_those_of_copies(tmp_path: Path) -> None:
+    """By which operator a model grew is nothing that its rates know of."""
+    save_small(tmp_path / "small", tie_word_embeddings=True)
+    grow(tmp_path / "small", tmp_path / "fresh", times=2)
+    grow(tmp_path / "small", tmp_path / "copies", mu.Copies(), times=2)
+    groups = []
+    for folder in ("fresh", "copies"):
+        model = load(tmp_path / folder)
+        made = hf.param_groups(tmp_path / folder, model, torch.optim.AdamW, lr=0.1, weight_decay=0.1, eps=1e-3)
+        names = {id(p): name for name, p in model.named_parameters()}
+        groups.append([{**g, "params": [names[id(p)] for _, p in g["params"]]} for g in made])
+    assert groups[0] == groups[1]
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> float:
+    tokens = torch.randint(0, models.VOCAB, (4, 12), generator=torch.Generator().manual_seed(0))
+    for _ in range(steps):
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return float(loss.detach())
+
+
+@pytest.mark.parametrize(
+    ("cls", "hyper"),
+    [
+        (torch.optim.AdamW, {"lr": 1e-2}),
+        (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9}),
+        (torch.optim.Adagrad, {"lr": 1e-2, "initial_accumulator_value": 0.25}),
+        (torch.optim.Adafactor, {"lr": 1e-2}),
+    ],
+)
+@pytest.mark.parametrize("lossless", [False, True])
+def test_the_optimizers_old_state_is_carried_and_new_state_is_fresh(
+    tmp_path: Path, cls: type[torch.optim.Optimizer], hyper: dict[str, float], lossless: bool
+) -> None:
+    """To the bit what growth in memory gives, and it trains on."""
+    small = save_small(tmp_path / "small", "gpt2", n_inner=20)
+    optimizer = cls(small.named_parameters(), **hyper)  # type: ignore[call-arg, arg-type]
+    trained(small, optimizer)
+    small.save_pretrained(tmp_path / "small")  # type: ignore[operator]
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    operator = mu.Fresh(lossless=lossless)
+    grow(tmp_path / "small", tmp_path / "wide", operator, optimizer=tmp_path / "optimizer.pt")
+    wide = load(tmp_path / "wide")
+    resumed = hf.resume_optimizer(tmp_path / "wide", wide, cls)
+    plan = hf.plan(tmp_path / "wide", wide)
+    built = models.build(json.loads((tmp_path / "wide" / "config.json").read_text()))
+    _, expected = mu.upscale(small, built, plan, optimizer, grow=operator)
+    assert expected is not None
+    theirs = {name: expected.state[p] for name, p in built.named_parameters()}
+    for name, p in wide.named_parameters():
+        assert resumed.state[p].keys() == theirs[name].keys()
+        for key, value in theirs[name].items():
+            assert torch.equal(torch.as_tensor(resumed.state[p][key]), torch.as_tensor(value)), (name, key)
+    assert math.isfinite(trained(wide, resumed))
+
+
+def test_the_trainer_clips_by_the_width_invariant_norm(tmp_path: Path) -> None:
+    save_small(tmp_path / "small")
+    grow(tmp_path / "small", tmp_path / "wide")
+    model = load(tmp_path / "wide")
+    groups = hf.param_groups(tmp_path / "wide", model, torch.optim.AdamW, lr=1e-3, groups=hf.decay_groups(model, 0.1))
+    rows = torch.randint(0, models.VOCAB, (8, 12))
+    arguments = transformers.TrainingArguments(
+        str(tmp_path / "out"), max_steps=2, per_device_train_batch_size=4, max_grad_norm=0.1, save_steps=2,
+        report_to="none", logging_steps=1, disable_tqdm=True, use_cpu=True,
+    )  # fmt: skip
+    transformers.Trainer(
+        model,
+        arguments,
+        train_dataset=[{"input_ids": row, "labels": row} for row in rows],
+        optimizers=(torch.optim.AdamW(groups), None),
+        callbacks=[hf.Clip(tmp_path / "wide")],
+    ).train()
+    saved = tmp_path / "out" / "checkpoint-2"
+    assert Record.load(saved) == Record.load(tmp_path / "wide")
+    grow(saved, tmp_path / "wider", hidden=32, heads=8)
+    assert Record.load(tmp_path / "wider").times.hidden == 2
+
+
+def test_lossless_growth_goes_on_without_a_spike(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    small = save_small(tmp_path / "small")
+    optimizer = torch.optim.AdamW(small.named_parameters(), lr=3e-3)
+    before = trained(small, optimizer, 60)
+    small.save_pretrained(tmp_path / "small")  # type: ignore[operator]
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(lossless=True), optimizer=tmp_path / "optimizer.pt")
+    wide = load(tmp_path / "wide")
+    resumed = hf.resume_optimizer(tmp_path / "wide", wide, torch.optim.AdamW)
+    losses = [trained(wide, resumed, 1) for _ in range(10)]
+    assert max(losses) <= before * 1.001
+    assert losses[-1] < losses[0]
