@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from hf_files import llama_config, llama_tensors, write_checkpoint  # noqa: E402
 from hf_models import tiny  # noqa: E402
-from mupscale import MupscaleError, hf  # noqa: E402
+from mupscale import Fresh, MupscaleError, hf  # noqa: E402
 from mupscale.cli import main  # noqa: E402
 
 
@@ -48,6 +48,43 @@ def test_noise_moves_the_function_a_little_and_verify_says_how_much(
     assert "noise" in capsys.readouterr().out
     assert main(["verify", str(small), str(wide), "--tolerance", "1e-9"]) == 1
     assert main(["verify", str(small), str(wide)]) == 0
+
+
+def test_fresh_units_at_sizes_that_are_no_multiples(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = tmp_path / "wide"
+    sizes = ["--hidden", "24", "--ffn", "15", "--heads", "6", "--kv", "3"]
+    assert main(["upscale", str(small), str(wide), "--how", "fresh", *sizes, "--lossless", "--seed", "1"]) == 0
+    assert "fresh units (hidden 16 → 24, ffn 12 → 15, heads 4 → 6, kv 2 → 3)" in capsys.readouterr().out
+    assert main(["verify", str(small), str(wide)]) == 0
+    assert "lossless: logits move by" in capsys.readouterr().out
+    assert json.loads((wide / "config.json").read_text())["intermediate_size"] == 15
+    assert hf.Record.load(wide).growths[0].fresh == Fresh(lossless=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--how fresh --hidden 24 --heads 6 --noise 0.3", "--noise makes copies differ"),
+        ("--how magic", "--how magic: a model grows by copies or by fresh units"),
+        ("--lossless", "--lossless is for fresh units: add --how fresh"),
+        ("--outgoing 0.5", "--outgoing is for fresh units"),
+        ("--how fresh --lossless --outgoing 0.5", "leave out --outgoing"),
+        ("--how fresh --outgoing 2", "between 0 and 1, not 2.0"),
+        ("--hidden 24 --heads 6", "fresh units take any wider size: --how fresh"),
+        ("--how fresh --hidden 8", "--hidden 8 is narrower"),
+        ("--how fresh --hidden wide", "hidden is wide, but must be a whole number"),
+    ],
+)
+def test_what_fresh_growth_refuses(
+    small: Path, tmp_path: Path, options: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["upscale", str(small), str(tmp_path / "wide"), *options.split()]) in (1, 2)
+    said = capsys.readouterr().err.strip()
+    assert message in said
+    assert len(said.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
 
 
 def test_verify_fails_where_a_weight_is_wrong(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

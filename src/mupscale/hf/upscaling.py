@@ -93,7 +93,7 @@ def upscale(
     progress: bool = True,
     note: Callable[[str], None] | None = None,
 ) -> Upscaled:
-    """Write the checkpoint, `times` (2) as wide, into the folder `out`: without noise it computes the same function.
+    """Write the checkpoint, `times` (2) as wide, into the folder `out`; copies without noise compute the same.
 
     hidden … kv: sizes of the wide model, instead of times; what is not named stays. grow: `Copies(noise)`, for which
     `noise=` is short, in multiples of a fresh initialisation's; or `Fresh()`, which takes any wider size. dtype: of the
@@ -120,11 +120,7 @@ def upscale(
     prepared = _prepare(opened, out, asked, seed, shard_size, _dtype(dtype), optimizer)
     if not verify:
         architecture.check_unverified()
-    try:
-        with appearing(out) as folder:
-            comparison, why = _write(prepared, folder, verify, threads, progress, note or (lambda line: None))
-    except OSError as error:
-        raise MupscaleError(_failure_message(out, error)) from None
+    comparison, why = _carry_out(prepared, out, verify, threads, progress, note or (lambda line: None))
     made = prepared.numbers, prepared.bytes, len(prepared.shards)
     return Upscaled(out, asked.times, *made, comparison, why, asked.fresh, prepared.sizes)
 
@@ -223,6 +219,16 @@ def _find_optimizer_file(path: Path) -> Path:
     if not file.is_file():
         raise MupscaleError(f"there is no saved optimizer at {file}")
     return file
+
+
+def _carry_out(
+    prepared: _Prepared, out: Path, verify: bool, threads: int | None, progress: bool, note: Callable[[str], None]
+) -> tuple[Comparison | None, str]:
+    try:
+        with appearing(out) as folder:
+            return _write(prepared, folder, verify, threads, progress, note)
+    except OSError as error:
+        raise MupscaleError(_failure_message(out, error)) from None
 
 
 def _write(

@@ -58,11 +58,10 @@ def verify(
     train: so many steps of AdamW with weight decay, an eps that matters and width-invariant clipping that binds.
     tolerance: by default 1e-10 in float64 and 1e-4 in float32 (ten times that after training), and more where the
     files themselves had to round, as bfloat16 must where a factor is no power of two.
-    With noise the two are not meant to compute the same: the table tells how far the outputs moved, which is fine as
-    long as they are finite and the files are what the record says, or within the tolerance if one is given. Without the
-    noise, which is taken out of the wide model in memory, outputs and training must be the same.
-    New units (`Fresh`) move the outputs, too: old weights must be there to the bit, new ones as drawn, and the outputs
-    the same once the new units are silenced in memory, or, of a lossless growth, once each eps goes with its width.
+    With noise or fresh units the two are not meant to compute the same: the table tells how far the outputs moved,
+    which is fine as long as they are finite and the files are what the record says, or within the tolerance if one is
+    given. Without the noise, which is taken out of the wide model in memory, outputs and training must be the same;
+    so must outputs with the new units silenced, or, of a lossless growth, with each norm's eps scaled by its width.
     plan: from SMALL to WIDE by the model's own names, where there is no record of it.
 
     >>> import tempfile, transformers, mupscale.hf
@@ -83,17 +82,12 @@ def verify(
     ours, theirs, notes = _both_models(small, wide, relation, precision, train, device)
     plan = _plan_between(ours, theirs, relation, plan)
     batches = _batches(ours, relation, max(2, min(train + 1, _BATCHES)), tokens, seed, text, device)
-    limits = _limits(relation, plan, precision, tolerance)
-    pair = _Pair(ours, theirs, plan, relation, batches)
+    limits, pair = _limits(relation, plan, precision, tolerance), _Pair(ours, theirs, plan, relation, batches)
     with KeepDouble() if precision == torch.float64 else nullcontext():
-        if (fresh := pair.fresh) is not None:
-            losses, told = _compare_fresh(pair, fresh, rows, limits)
-            notes += fresh.notes(train, same=all(row.ok for row in rows[2:]))
-            return Comparison(tuple(rows), losses, first, notes=tuple(notes), as_recorded=told)
+        if pair.fresh is not None:
+            return _compare_fresh(pair, pair.fresh, rows, first, limits, train, notes)
         losses, first = _compare_models(pair, rows, first, limits, train)
-    if first is not None and relation is not None and (advice := relation.architecture.advice()):
-        first = replace(first, advice=f"{first.advice} {advice}")
-    return Comparison(tuple(rows), losses, first, relation is not None and relation.noisy, tuple(notes))
+    return Comparison(tuple(rows), losses, first, pair.noisy, tuple(notes))
 
 
 def _check_arguments(tolerance: float | None, tokens: int, train: int) -> None:
@@ -159,13 +153,21 @@ def _compare_models(
     if train and all(row.ok for row in rows):
         row, first = compare_training(pair.small, pair.wide, pair.plan, pair.batches, train, limits.in_training)
         rows.append(replace(row, what=f"{row.what}{without}"))
+    if first is not None and pair.relation is not None and (advice := pair.relation.architecture.advice()):
+        first = replace(first, advice=f"{first.advice} {advice}")
     return outputs.losses, first
 
 
 def _compare_fresh(
-    pair: _Pair, fresh: FreshGrowth, rows: list[ComparisonRow], limits: _Limits
-) -> tuple[tuple[float, float], str]:
-    """Outputs as they are, and as they must be the same; the losses, and the verdict where all is well."""
+    pair: _Pair,
+    fresh: FreshGrowth,
+    rows: list[ComparisonRow],
+    first: Difference | None,
+    limits: _Limits,
+    train: int,
+    notes: list[str],
+) -> Comparison:
+    """Outputs as they are, and once more where they must be the same."""
     outputs = pair.compare_outputs()
     if outputs.constant:
         fresh.relation.architecture.check_constant_outputs(fresh.relation.small.folder)
@@ -176,7 +178,9 @@ def _compare_fresh(
         fresh.silence(pair.small, pair.wide)
         same = pair.compare_outputs().differences
         rows += [ComparisonRow(f"{what}{fresh.condition}", off, limits.without_noise) for what, off in same.items()]
-    return outputs.losses, fresh.as_recorded(what, moved)
+    notes = [*notes, *fresh.notes(train, same=all(row.ok for row in rows[2:]))]
+    told = fresh.as_recorded(what, moved)
+    return Comparison(tuple(rows), outputs.losses, first, notes=tuple(notes), as_recorded=told)
 
 
 def needed_bytes(small: Source, wide: Source, dtype: str | torch.dtype = "float32", train: int = 0) -> int:
