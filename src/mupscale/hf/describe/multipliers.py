@@ -69,8 +69,8 @@ class Times:
         return cls(*(getattr(self, f.name) * getattr(other, f.name) for f in fields(self)))
 
     def to_json(self) -> dict[str, Any]:
-        """Exact: numbers, and fractions as text."""
-        return {name: value if isinstance(value, int) else str(value) for name, value in asdict(self).items()}
+        """Exact."""
+        return asdict(self)
 
     def __str__(self) -> str:
         values = asdict(self)
@@ -92,6 +92,10 @@ class Ratios(Times):
             if isinstance(value, bool | float) or not isinstance(value, int | Fraction) or value < 1:
                 raise MupscaleError(f"{name} cannot become {value} times as large: a growth makes a model wider")
             object.__setattr__(self, name, tidy(value))
+
+    def to_json(self) -> dict[str, Any]:
+        """Exact: fractions as text, so that an earlier version does not take them for copies."""
+        return {name: str(value) for name, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, content: Mapping[str, int | str]) -> Ratios:

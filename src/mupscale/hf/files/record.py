@@ -41,7 +41,7 @@ class GrowthStep:
         """As mupscale.json has it."""
         content = {"times": self.times.to_json(), "noise": self.noise, "seed": self.seed, "unit": self.unit}
         if self.fresh is None:
-            return {**content, "how": "copies", "sizes": dict(self.sizes)}
+            return content
         return {**content, "how": "fresh", **asdict(self.fresh), "sizes": dict(self.sizes)}
 
     @classmethod
