@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from mupscale.core import Plan
-from mupscale.growth import Fresh, GaussianNoise, Noise, Operator, check_noise
+from mupscale.growth import Fresh, GaussianNoise, Noise, Operator, check_noise, obstacles
 from mupscale.hf.describe import (
     AskedGrowth,
     PlannedArchitecture,
@@ -247,10 +248,19 @@ def _write(
             write_shards(shards, folder, plan, noise=noise, grow=fresh, seed=seed, threads=threads, advance=advance)
         if verify:
             comparison, why = _compare(prepared, folder, exact=noise is None, note=note)
+    if comparison is None and fresh is not None and fresh.lossless:
+        why = f"{why}{_not_lossless(prepared)}"
     if prepared.optimizer is not None:
         target, times = folder / "optimizer.pt", prepared.growth.times
         widen_optimizer_file(prepared.optimizer, target, prepared.source, times, prepared.recorded_plan, grow=fresh)
     return comparison, why
+
+
+def _not_lossless(prepared: _Prepared) -> str:
+    """What is known without a comparison of why the function did not stay; empty where nothing is."""
+    known = prepared.architecture.obstacles(prepared.source.config, prepared.growth.times)
+    reasons = [*known, *obstacles(nn.Module(), prepared.plan)]
+    return f"; it is not lossless, since {reasons[0]}" if reasons else ""
 
 
 def _show_by_copies(prepared: _Prepared, note: Callable[[str], None]) -> None:

@@ -44,8 +44,14 @@ class Described(PlannedArchitecture):
 
     def obstacles(self, config: Config, times: Times) -> list[str]:
         """As described."""
-        why = self.description.not_lossless(config, times)
-        return [why] if why else []
+        described, size = self.description, self.description.parts(config)
+        reasons = [why] if (why := described.not_lossless(config, times)) else []
+        alike = size["hidden"] == size["ffn"] and times.hidden == times.ffn != 1
+        if alike and any(layout.norm == "layer" for layout in described.tensors.values()):
+            reasons.append(
+                "its feed-forward layers have the size of its residual stream, which the plan cannot tell apart"
+            )
+        return reasons
 
     def is_tied(self, config: Config) -> bool:
         """By the config."""

@@ -35,6 +35,7 @@ from mupscale.system import MupscaleError, usable_cores
 _PIECE = 1 << 19  # wide entries that are made at a time
 _WRITE = 1 << 20  # bytes that are written at a time: larger writes cost Linux up to three times as much
 _NOISY_PIECE = 1 << 20  # noise comes in blocks, and a piece that cuts them draws some in vain
+_FRESH_PIECE = 1 << 19  # as wide entries, among which old ones are put
 _MOST_THREADS = 16
 
 
@@ -159,7 +160,7 @@ def _fresh_tasks(shard: WeightShard, plan: Plan, grow: Fresh, seed: int) -> Iter
             yield from (_Task(tensor, piece) for piece in pieces(tensor.entry.narrow, {}, _PIECE))
             continue
         fresh = FreshTensor(grow.values(Part(tensor.name, plan, seed)))
-        yield from (_Task(tensor, region, fresh=fresh) for region in fresh.regions(_NOISY_PIECE))
+        yield from (_Task(tensor, region, fresh=fresh) for region in fresh.regions(_FRESH_PIECE))
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
