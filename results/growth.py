@@ -65,8 +65,8 @@ class Experiment:
         self.work.mkdir(parents=True, exist_ok=True)
         values = yaml.safe_load((HERE / f"growth-{name}" / "growth.yaml").read_text(encoding="utf-8"))
         self.settings = values.pop("experiment", {})
-        values.update(overrides)
-        self.recipe = Recipe.from_json(values)
+        self.described = Recipe.from_json(values)  # with the paths of the file
+        self.recipe = Recipe.from_json({**values, **overrides})
         self.seeds = int(self.settings.get("seeds", 3))
         (self.growth,) = self.recipe.grow
         self.after = self.recipe.steps - self.growth.at
@@ -95,7 +95,7 @@ class Experiment:
                 results.update(self.alone(arm, steps[arm.stage], base["lr"]))
         return {
             "name": self.name,
-            "recipe": self.recipe.to_json(),
+            "recipe": self.described.to_json(),
             "steps": steps,
             "flops_per_example": {str(width): cost for width, cost in self.cost.items()},
             "base": base,
@@ -257,7 +257,7 @@ def main(words: Sequence[str] | None = None) -> int:
             continue
         folder = asked.out / f"growth-{name}"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        (folder / "summary.json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
         print(table(summary), flush=True)
     return 0
 
