@@ -176,6 +176,27 @@ def sketched_then_sharded(kind: str, how: str) -> dict[str, Any]:
     return {"end": weights(wide), "tied": tied}
 
 
+def grown_by_fresh_units(kind: str, how: str) -> dict[str, Any]:
+    """Any wider width, drawn by seed and name: into a wrapped model, and into a sketch that was sharded there."""
+    torch.manual_seed(1)
+    if kind == "mlp":
+        narrow, builds = MLP(5, [3, 5], 3, activation="tanh"), lambda: MLP(5, [4, 8], 3, activation="tanh")
+    else:
+        narrow, builds = GPT2(11, 6, layers=1, heads=2, head_dim=3), lambda: GPT2(11, 6, layers=1, heads=3, head_dim=3)
+    optimizer = optim.AdamW(narrow.named_parameters(), **HYPER)
+    train(narrow, optimizer, kind, 3, share=False)
+    grow = mu.Fresh(outgoing=0.5)
+    plan = mu.plan(narrow, builds(), fresh=narrow, grow=grow)
+    wide, grown = mu.upscale(narrow, wrap(builds(), how), plan, optimizer, grow=grow, seed=3)
+    with torch.device("meta"):
+        sketch = builds()
+    sketched = mu.upscale(narrow, wrap(sketch, how), plan, grow=grow, seed=3)[0] if how == "fsdp2" else wide
+    assert grown is not None
+    start = {"weights": weights(wide), "state": states(wide, grown), "sketched": weights(sketched)}
+    train(wide, grown, kind, 5, plan)
+    return {"start": start, "end": weights(wide), "state": states(wide, grown)}
+
+
 def signal_noise_and_other_norms(kind: str, how: str) -> dict[str, Any]:
     narrow, _ = trained(kind)
     wide = build(kind, 2)
@@ -238,6 +259,7 @@ SCENARIOS: dict[str, list[tuple[Any, str]]] = {
     "upscaled": [(upscaled_then_trained, "ddp"), (upscaled_then_trained, "fsdp2")],
     "from": [(from_a_wrapped_narrow_model, "ddp"), (from_a_wrapped_narrow_model, "fsdp2")],
     "sketched": [(sketched_then_sharded, "fsdp2")],
+    "fresh": [(grown_by_fresh_units, "ddp"), (grown_by_fresh_units, "fsdp2")],
     "signal": [(signal_noise_and_other_norms, "ddp"), (signal_noise_and_other_norms, "fsdp2")],
     "saved": [(saved_and_loaded, "ddp"), (saved_and_loaded, "fsdp2")],
     "loaded": [(loaded_from_one_process, "ddp"), (loaded_from_one_process, "fsdp2")],
@@ -323,6 +345,18 @@ def identical(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
 
 both = pytest.mark.parametrize("how", ["ddp", "fsdp2"])
 kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@both
+@kinds
+def test_fresh_units_are_those_of_one_process(kind: str, how: str, results: Results) -> None:
+    one = results.one("fresh", kind)
+    for ours in results.of("fresh", kind, how):
+        assert identical(ours["start"]["weights"], one["start"]["weights"])
+        assert identical(ours["start"]["sketched"], one["start"]["weights"])
+        assert identical(ours["start"]["state"], one["start"]["state"])
+        assert difference(ours["end"], one["end"]) < TOLERANCE
+        assert difference(ours["state"], one["state"]) < TOLERANCE
 
 
 @both

@@ -1,0 +1,131 @@
+"""Recipes that grow by fresh units: any width, any operators one after another, exact resume, in stacks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mupscale as mu
+from mupscale import checkpoint
+from mupscale.core import is_new
+from mupscale.engine import train_many
+from mupscale.train import Checkpoints, Growth, run_recipe
+from small_runs import assert_same_run, checkpoints, column, metrics, recipe, step
+
+MIXED = [Growth(5, 13, how="fresh"), Growth(9, 26, noise=0.5, how="paired"), Growth(14, 30, how="lossless")]
+
+
+def test_events_of_all_kinds(tmp_path: Path) -> None:
+    run_recipe(recipe(tmp_path / "run", grow=MIXED))
+    assert column(tmp_path / "run", "width")[4:15] == [8, 13, 13, 13, 13, 26, 26, 26, 26, 26, 30]
+    assert [record.get("how") for record in metrics(tmp_path / "run", "grow")] == ["fresh", "paired", "lossless"]
+    losses = column(tmp_path / "run", "loss")
+    plain = recipe(tmp_path / "plain")
+    run_recipe(plain)
+    assert losses[:5] == column(tmp_path / "plain", "loss")[:5]
+    assert losses[5] != column(tmp_path / "plain", "loss")[5]
+
+
+def test_the_function_stays_in_a_lossless_growth(tmp_path: Path) -> None:
+    run_recipe(recipe(tmp_path / "plain"))
+    run_recipe(recipe(tmp_path / "run", grow=[Growth(5, 11, how="lossless")]))
+    ours, theirs = (column(tmp_path / name, "loss") for name in ("run", "plain"))
+    assert ours[5] == pytest.approx(theirs[5], rel=1e-12)
+    assert ours[8] != pytest.approx(theirs[8], rel=1e-6)  # and then the new units learn
+
+
+@pytest.mark.parametrize("kind", ["mlp", "resnet"])
+def test_an_interrupted_run_goes_on_to_the_bit(tmp_path: Path, kind: str) -> None:
+    """From checkpoints before, at and after the growths, statistics of new channels included."""
+    events = MIXED if kind == "mlp" else [Growth(5, 3, how="fresh")]
+    steps = 20 if kind == "mlp" else 8
+    what = recipe(tmp_path / "whole", kind, grow=events, steps=steps)
+    run_recipe(what)
+    for stop in (4, 5, 7) if kind == "mlp" else (4,):
+        out = tmp_path / f"stopped-{stop}"
+        grow = [growth for growth in events if growth.at < stop]
+        run_recipe(replace(what, out=str(out), steps=stop, grow=grow))
+        run_recipe(replace(what, out=str(out)), resume=True)
+        ours, theirs = ([r for r in metrics(o) if r["kind"] != "eval"] for o in (out, tmp_path / "whole"))
+        assert [{**r, "seconds": 0} for r in ours] == [{**r, "seconds": 0} for r in theirs]
+    again = replace(what, out=str(tmp_path / "again"))
+    run_recipe(again)
+    assert_same_run(tmp_path / "again", tmp_path / "whole")
+
+
+def test_statistics_of_new_channels_are_measured_in_the_loop(tmp_path: Path) -> None:
+    """Right after the growth: new channels have the means of the coming batches, old ones go on from theirs."""
+    what = recipe(
+        tmp_path / "run", "resnet", steps=6, grow=[Growth(5, 3, how="fresh")], checkpoints=Checkpoints(every=5, keep=9)
+    )
+    run_recipe(what)
+    assert step(5) in checkpoints(tmp_path / "run")
+    after = checkpoint.load(tmp_path / "run" / "checkpoints" / step(6)).model
+    new = is_new(mu.Axis(1.5), 2)
+    mean, variance = after["bn1.running_mean"], after["bn1.running_var"]
+    assert bool((mean[new] != 0).all())
+    assert bool(((variance[new] - 1).abs() > 0.01).all())
+
+
+def trained(tmp_path: Path, kind: str = "mlp") -> Path:
+    run_recipe(recipe(tmp_path / "narrow", kind, steps=6))
+    return tmp_path / "narrow"
+
+
+STARTS: dict[str, dict[str, Any]] = {
+    "fresh": {"how": "fresh"},
+    "quiet": {"how": "fresh", "outgoing": 0.0},
+    "lossless": {"how": "lossless"},
+}
+
+
+def test_a_stack_starts_from_grown_models_as_train_does(tmp_path: Path) -> None:
+    """Each with its own operator, in one program."""
+    start = str(trained(tmp_path))
+    runs = [recipe(None, start=start, width=13, steps=8, **change) for change in STARTS.values()]
+    stacked = train_many(runs, engine="vectorised", points=8)
+    alone = train_many(runs, engine="serial", points=8)
+    for ours, theirs in zip(stacked, alone, strict=True):
+        assert [loss for _, loss in ours.curve] == pytest.approx([loss for _, loss in theirs.curve], rel=1e-9)
+    assert len({outcome.curve[0][1] for outcome in stacked}) == 2  # without norms, quiet and lossless are one
+
+
+def test_a_start_says_how_it_was_grown(tmp_path: Path) -> None:
+    start = str(trained(tmp_path))
+    quiet, narrow = (
+        recipe(None, start=start, width=width, steps=1, how=how, outgoing=outgoing)
+        for width, how, outgoing in [(13, "fresh", 0.0), (8, "copies", 1.0)]
+    )
+    losses = [outcome.curve[0][1] for outcome in train_many([quiet], points=1) + train_many([narrow], points=1)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "noise": (
+        {"grow": [Growth(5, 16, noise=0.5, how="fresh")]},
+        "growth at step 5: how is fresh, which takes no noise",
+    ),
+    "narrower": ({"grow": [Growth(5, 6, how="fresh")]}, "growth at step 5: width 6 is narrower than 8"),
+    "no multiple": ({"grow": [Growth(5, 12)]}, "width 12 is not a multiple of 8; .*how: fresh"),
+    "unknown": ({"grow": [Growth(5, 16, how="magic")]}, "growth at step 5: how"),  # type: ignore[arg-type]
+    "outgoing": ({"grow": [Growth(5, 16, outgoing=0.5)]}, "growth at step 5: how is copies, which has no new units"),
+    "lossless": ({"grow": [Growth(5, 16, how="lossless", outgoing=0.5)]}, "which sets outgoing weights itself"),
+    "nothing to grow from": ({"how": "fresh"}, "how is for a run that starts from a checkpoint"),
+}
+
+
+@pytest.mark.parametrize(("change", "match"), BAD.values(), ids=BAD)
+def test_mistakes_are_refused_by_the_recipe(change: dict[str, Any], match: str) -> None:
+    with pytest.raises(mu.MupscaleError, match=match):
+        recipe(**change)
+
+
+def test_half_a_head_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(mu.MupscaleError):
+        run_recipe(recipe(tmp_path / "run", "gpt2-heads", grow=[Growth(5, 10, how="fresh")]))
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert torch.get_default_dtype() == torch.float32
