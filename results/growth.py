@@ -9,7 +9,7 @@ Each folder growth-NAME beside this file holds a recipe with one growth event. F
 - from scratch with the FLOPs of base model and growth together; the base model continued with the growth's FLOPs.
 All have one schedule: constant, then linear to 0 over the last quarter. Every arm is trained at four learning rates,
 and the best one (by held-out loss) is kept: grown arms with the first seed first, then with the others. Finished stages
-are kept in the work folder, so the same command goes on after an interruption; summary.json is written at the end.
+are kept in the work folder, so the same command goes on after an interruption; growth.json is written at the end.
 """
 
 from __future__ import annotations
@@ -231,16 +231,86 @@ def table(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def rows(summary: Mapping[str, Any]) -> list[tuple[str, str, list[float], float]]:
+    """What docs/growth.md shows: of copies and of paired noise the best level, by mean held-out loss.
+
+    Each row: the arm, its setting, the held-out losses of its seeds, and its learning rate over the base model's.
+    """
+    best: dict[str, tuple[str, str, list[float], float]] = {}
+    for name, arm in summary["arms"].items():
+        kind, _, level = name.partition(" noise ")
+        kind = {"copies,": "copies with noise", "copies, paired": "copies with paired noise"}.get(kind, kind)
+        row = (kind, f"noise {level}" if level else "", [_held_out(run) for run in arm["runs"]])
+        if kind not in best or _mean(row[2]) < _mean(best[kind][2]):
+            best[kind] = (*row, arm["lr"] / summary["base"]["lr"])
+    return sorted(best.values(), key=lambda row: _mean(row[2]))
+
+
+def markdown(summary: Mapping[str, Any]) -> str:
+    """The rows as a table."""
+    lines = ["| | held-out loss | each seed | learning rate |", "| --- | --- | --- | --- |"]
+    for kind, setting, losses, factor in rows(summary):
+        each = ", ".join(f"{loss:.4f}" for loss in losses)
+        label = f"{kind} ({setting})" if setting else kind
+        lines.append(f"| {label} | {_mean(losses):.4f} | {each} | x {factor:g} |")
+    return "\n".join(lines)
+
+
+def draw(summaries: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """One panel for each experiment: the seeds of every arm, by how much they lie above the base model continued."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from mupscale.plots import COLORS, GREY, save_figure
+
+    order = ["base model continued", "from scratch, equal FLOPs", "copies with paired noise", "copies with noise"]
+    order += ["fresh, lossless", "fresh"]
+    lines = -(-len(summaries) // 3)
+    fig, grid = plt.subplots(
+        lines, 3, figsize=(10, 2.1 * lines + 0.4), sharey=True, layout="constrained", dpi=150, squeeze=False
+    )
+    for ax in grid.flat[len(summaries) :]:
+        ax.set_visible(False)
+    for ax, summary in zip(grid.flat, summaries, strict=False):
+        values = {kind: losses for kind, _, losses, _ in rows(summary)}
+        zero = _mean(values["base model continued"])
+        for place, kind in enumerate(order):
+            color = COLORS[1] if kind.startswith("fresh") else COLORS[2] if kind.startswith("copies") else GREY
+            gaps = [100 * (loss / zero - 1) for loss in values.get(kind, [])]
+            ax.plot(gaps, [place] * len(gaps), "o", color=color, alpha=0.5, markersize=4)
+            ax.plot([_mean(gaps)] * bool(gaps), [place] * bool(gaps), "|", color=color, markersize=13, mew=2)
+        ax.axvline(0, color=GREY, linewidth=0.8)
+        ax.set_yticks(range(len(order)), order, fontsize=8)
+        ax.set_ylim(-0.6, len(order) - 0.4)
+        ax.set_title(summary["name"], fontsize=9)
+        ax.tick_params(axis="x", labelsize=8)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(alpha=0.25, linewidth=0.6)
+    fig.supxlabel("held-out loss above that of the base model continued with the same FLOPs (%)", fontsize=9)
+    save_figure(fig, path)
+
+
+def stored() -> list[dict[str, Any]]:
+    """The summaries beside this file."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(HERE.glob("growth-*/growth.json"))]
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the experiments that are named, as far as the time goes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="+", help="folders growth-NAME beside this file")
+    parser.add_argument("--draw", type=Path, metavar="PNG", help="draw the stored summaries, and print their tables")
+    parser.add_argument("names", nargs="*", help="folders growth-NAME beside this file")
     parser.add_argument("--data", action="append", default=[], metavar="ARGUMENT=PATH", help="of the recipe's data")
     parser.add_argument("--work", type=Path, default=Path("growth-work"), help="where stages are kept")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no stage after so many")
-    parser.add_argument("--out", type=Path, default=HERE, help="where growth-NAME/summary.json is written")
+    parser.add_argument("--out", type=Path, default=HERE, help="where growth-NAME/growth.json is written")
     asked = parser.parse_args(words)
     given = dict(pair.split("=", 1) for pair in asked.data)
+    if asked.draw is not None:
+        draw(stored(), asked.draw)
+        print("\n\n".join(f"{summary['name']}\n\n{markdown(summary)}" for summary in stored()))
     until = time.monotonic() + asked.seconds
     for name in asked.names:
         values = yaml.safe_load((HERE / f"growth-{name}" / "growth.yaml").read_text(encoding="utf-8"))
@@ -257,7 +327,7 @@ def main(words: Sequence[str] | None = None) -> int:
             continue
         folder = asked.out / f"growth-{name}"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "summary.json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
+        (folder / "growth.json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
         print(table(summary), flush=True)
     return 0
 

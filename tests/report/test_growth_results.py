@@ -1,0 +1,78 @@
+"""docs/growth.md says what results/growth-* hold, and results/growth.py trains them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from mupscale.data import covtype_sample
+from mupscale.train import Recipe
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "growth.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def growth() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("growth", ROOT / "results" / "growth.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["growth"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_are_those_of_the_stored_runs(growth: ModuleType) -> None:
+    summaries = growth.stored()
+    assert len(summaries) >= 6
+    for summary in summaries:
+        assert f"### {summary['name']}\n\n{growth.markdown(summary)}" in PAGE, summary["name"]
+
+
+def test_what_is_said_of_them(growth: ModuleType) -> None:
+    """The sentences of the page, counted."""
+    first = [growth.rows(summary)[0][0] for summary in growth.stored()]
+    assert first.count("base model continued") == len(first) - 1 == 5
+    for summary in growth.stored():
+        factors = {kind: factor for kind, _, _, factor in growth.rows(summary)}
+        assert factors["fresh"] == 0.5
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("growth-*/growth.yaml")), ids=lambda p: p.parent.name)
+def test_every_experiment_is_a_recipe(path: Path) -> None:
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    values.pop("experiment", None)
+    recipe = Recipe.from_json(values)
+    assert [event.how for event in recipe.grow] == ["fresh"]
+    stored = path.parent / "growth.json"
+    if stored.exists():
+        assert json.loads(stored.read_text(encoding="utf-8"))["recipe"] == json.loads(json.dumps(recipe.to_json()))
+
+
+def test_an_experiment_from_end_to_end(
+    growth: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tiny, and stopped once by its clock; the second call goes on."""
+    values = yaml.safe_load((ROOT / "results" / "growth-covtype-adamw-64-256" / "growth.yaml").read_text())
+    values |= {"width": 8, "steps": 6, "batch": 8, "grow": [{"at": 3, "width": 12, "how": "fresh"}]}
+    values |= {"precision": "fp32", "compile": False, "device": "cpu", "experiment": {"seeds": 2}}
+    values["data"] = {"class_path": "mupscale.data.CoverTypeSample", "init_args": {}}
+    assert covtype_sample()
+    (tmp_path / "growth-tiny").mkdir()
+    (tmp_path / "growth-tiny" / "growth.yaml").write_text(yaml.safe_dump(values))
+    monkeypatch.setattr(growth, "HERE", tmp_path)
+    words = ["tiny", "--work", str(tmp_path / "work"), "--out", str(tmp_path)]
+    assert growth.main([*words, "--seconds", "-1"]) == 1
+    assert "no time left before base" in capsys.readouterr().out
+    assert growth.main(words) == 0
+    summary = json.loads((tmp_path / "growth-tiny" / "growth.json").read_text())
+    kinds = [kind for kind, *_ in growth.rows(summary)]
+    assert {"fresh", "fresh, lossless", "from scratch, equal FLOPs", "base model continued"} <= set(kinds)
+    assert not any("copies" in kind for kind in kinds)  # 12 is no multiple of 8
