@@ -207,12 +207,12 @@ class FreshTensor:
         if self.entry.in_ or len(rows) != 1 or len(narrow) != 2 or 0 in narrow:
             return None
         (row,), count = rows, max(1, _SUMMED // narrow[1])
-        found = []
+        parts = []
         for start in range(0, narrow[0], count):
             stop = min(start + count, narrow[0])
             zero = read(start * narrow[1], stop * narrow[1]).reshape(-1, narrow[1]) == 0
-            found.append(zero.all(dim=1) if row == 0 else zero.all(dim=0))
-        zeros = torch.cat(found) if row == 0 else torch.stack(found).all(dim=0)
+            parts.append(zero.all(dim=1) if row == 0 else zero.all(dim=0))
+        zeros = torch.cat(parts) if row == 0 else torch.stack(parts).all(dim=0)
         return self._along(zeros.cpu(), row) if bool(zeros.any()) and not bool(zeros.all()) else None
 
     @cached_property
