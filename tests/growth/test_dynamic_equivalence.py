@@ -29,16 +29,12 @@ def test_dynamic_equivalence(architecture: str, training: str) -> None:
 
 @pytest.mark.parametrize("training", TRAININGS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_with_clipping(architecture: str, training: str) -> None:
-    outcome = train_pair(ARCHITECTURES[architecture], TRAININGS[training], clip=0.2)
+def test_with_clipping_and_a_schedule(architecture: str, training: str) -> None:
+    """Both at once: a mistake in either would show, since neither hides what the other does."""
+    outcome = train_pair(
+        ARCHITECTURES[architecture], TRAININGS[training], before=6, after=12, clip=0.2, schedule=_cosine
+    )
     assert outcome.clipped
-    assert outcome.difference <= 1e-10
-
-
-@pytest.mark.parametrize("training", TRAININGS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_with_a_schedule(architecture: str, training: str) -> None:
-    outcome = train_pair(ARCHITECTURES[architecture], TRAININGS[training], schedule=_cosine)
     assert outcome.difference <= 1e-10
 
 
@@ -69,10 +65,10 @@ def test_every_scaled_hyperparameter_matters(training: str, key: str) -> None:
         if config.matrices is None or all(p.dim() == 2 for _, p in group["params"]):
             group[key] = hyper[key]
 
-    differences = [
-        train_pair(ARCHITECTURES[a], config, tamper=keep_narrow).difference for a in ("mlp", "conv-flatten", "lstm")
-    ]
-    assert max(differences) > 1e-7
+    assert any(
+        train_pair(ARCHITECTURES[a], config, tamper=keep_narrow).difference > 1e-7
+        for a in ("mlp", "conv-flatten", "lstm")
+    )
 
 
 def test_adafactors_first_floor_matters() -> None:
