@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -24,19 +23,8 @@ from mupscale.method.summary import Summary
 from mupscale.models import MLP
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Growth, Recipe
+from processes import PROCESSES
 from small_runs import CLASSES, DEADLINE, FEATURES, Rows, recipe
-
-_PROCESSES = multiprocessing.get_context("forkserver")  # torch and optuna are loaded once
-_PROCESSES.set_forkserver_preload(
-    [
-        "mupscale.method.pipeline",
-        "mupscale.sweep.search",
-        "mupscale.models",
-        "optuna",
-        "torch._dynamo",
-        "jsonargparse",
-    ]
-)
 
 STEPS, BASE_STEPS, WIDE_STEPS = 60, 20, 40
 
@@ -130,7 +118,7 @@ class _Child:
 
     def __init__(self, output: Path, target: Callable[..., None], *arguments: object) -> None:
         self.output = output
-        self.process = _PROCESSES.Process(target=_speaking_to, args=(str(output), target, *arguments))
+        self.process = PROCESSES.Process(target=_speaking_to, args=(str(output), target, *arguments))
         self.process.start()
 
     def wait(self) -> int:
