@@ -27,13 +27,18 @@ def test_dynamic_equivalence(architecture: str, training: str) -> None:
     assert outcome.losses[-1] < 0.9 * outcome.losses[0], "the model must visibly learn"
 
 
-@pytest.mark.parametrize("training", TRAININGS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+CROSSED = [
+    (architecture, training)
+    for architecture in ARCHITECTURES
+    for training in TRAININGS
+    if architecture in ("mlp", "sqrt-attention") or training in ("SGD-momentum", "AdamW", "Muon")
+]
+
+
+@pytest.mark.parametrize(("architecture", "training"), CROSSED)
 def test_with_clipping_and_a_schedule(architecture: str, training: str) -> None:
-    """Both at once: a mistake in either would show, since neither hides what the other does."""
-    outcome = train_pair(
-        ARCHITECTURES[architecture], TRAININGS[training], before=6, after=12, clip=0.2, schedule=_cosine
-    )
+    """Every architecture, whose norms are clipped, and every optimizer, whose rates follow the schedule."""
+    outcome = train_pair(ARCHITECTURES[architecture], TRAININGS[training], clip=0.2, schedule=_cosine)
     assert outcome.clipped
     assert outcome.difference <= 1e-10
 
