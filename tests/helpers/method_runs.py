@@ -26,7 +26,7 @@ from mupscale.train import Growth, Recipe
 from processes import PROCESSES
 from small_runs import CLASSES, DEADLINE, FEATURES, Rows, recipe
 
-STEPS, BASE_STEPS, WIDE_STEPS = 60, 20, 40
+STEPS, BASE_STEPS, WIDE_STEPS = 30, 10, 20
 
 
 class Brittle(MLP):
@@ -51,7 +51,7 @@ class Unlucky(Rows):
 
 
 def small(kind: str = "mlp", **changes: Any) -> Recipe:
-    """A base model of width 8 for 20 steps, and one of width 16 for 40 more."""
+    """A base model of width 8 for 10 steps, and one of width 16 for 20 more."""
     growth = changes.pop("growth", {})
     grow = [Growth(**{"at": BASE_STEPS, "width": 16, **growth})]
     return recipe(kind=kind, **{"width": 8, "base": 4, "init_at": 4, "steps": STEPS, "grow": grow, **changes})
