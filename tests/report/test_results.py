@@ -199,6 +199,7 @@ def shorten(reproduce: ModuleType, name: str, **changes: Any) -> None:
     )
 
 
+@pytest.mark.usefixtures("coarse_pictures")
 def test_an_experiment_is_run_and_kept(reproduce: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
     shorten(reproduce, "mlp-covtype-sgd-n64")
     asked = ["mlp-covtype-sgd-n64", "--covtype", "covtype.data", "--keep"]
@@ -223,6 +224,7 @@ def test_a_transfer_check_is_run_and_kept(reproduce: ModuleType, monkeypatch: py
     assert (reproduce.HERE / "transfer-sgd" / "transfer-check.png").exists()
 
 
+@pytest.mark.usefixtures("coarse_pictures")
 def test_the_language_model_makes_its_tokens_first(reproduce: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
     """And says what it would take, or that the tokens are of another text."""
     model = {

@@ -427,8 +427,15 @@ class Full:
         limit_files(self.size, survive=True)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "journal"])
-@pytest.mark.parametrize("share", [0.2, 0.8])
+@pytest.mark.parametrize(
+    ("kind", "share"),
+    [
+        ("sqlite", 0.8),
+        ("journal", 0.2),
+        pytest.param("sqlite", 0.2, marks=pytest.mark.slow),
+        pytest.param("journal", 0.8, marks=pytest.mark.slow),
+    ],
+)
 def test_a_full_disk(kind: str, share: float, alone: Sweep, tmp_path: Path) -> None:
     name = "study.db" if kind == "sqlite" else "study.log"
     prefix = "journal:" if kind == "journal" else ""
