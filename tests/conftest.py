@@ -1,6 +1,8 @@
-"""Exactness is tested in float64; what every test starts from is in the conftest.py of the folder above."""
+"""What many tests share: float64, in which exactness is tested, and coarse pictures."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,3 +14,19 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def coarse_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are laid out and drawn once, as a coarse PNG; their SVG, which is not looked at, is empty."""
+    from matplotlib.figure import Figure
+
+    whole = Figure.savefig
+
+    def save(self: Figure, path: Path, **more: Any) -> None:
+        if path.suffix == ".svg":
+            path.write_text("<svg/>")
+        else:
+            whole(self, path, **{**more, "dpi": 50})
+
+    monkeypatch.setattr(Figure, "savefig", save)

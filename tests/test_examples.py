@@ -12,7 +12,7 @@ from mupscale.data import covtype_sample
 
 
 def test_demo_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    curves = demo.run(tmp_path, before=60, after=60)
+    curves = demo.run(tmp_path, before=30, after=30)
     gaps = [abs(a - b) for a, b in zip(curves["narrow"].losses, curves["exact"].losses, strict=True)]
     assert max(gaps) < 1e-12
     assert curves["noisy"].losses[0] != curves["exact"].losses[0]

@@ -64,7 +64,7 @@ def test_mlp(optimizer: type[Optimizer], hyper: dict[str, Any]) -> None:
 def test_resnet18() -> None:
     family = mu.Family(lambda width: ResNet18(width, classes=5), base=8, init_at=8)
     data = [(torch.randn(32, 3, 8, 8), torch.randint(5, (32,)))]
-    arguments: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "seeds": 4}
+    arguments: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "seeds": 2}
     mup = mu.coord_check(family, [8, 16, 32], data, classify, torch.optim.SGD, **arguments)
     assert mup.ok, str(mup)
     arguments["parametrization"] = "standard"

@@ -40,6 +40,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
 # ------------------------------------------------------------------------------------------------ run
 
 
+@pytest.mark.usefixtures("coarse_pictures")
 def test_a_whole_run_from_nothing_to_a_page(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", file, "--method.noises", "[1, 2]"]) == 0
     output = capsys.readouterr()
@@ -172,6 +173,7 @@ def test_two_workers_may_share_a_folder(file: str, tmp_path: Path) -> None:
     assert len(metrics(tmp_path / "run" / "small" / "width-4" / "seed-0", "train")) == 10
 
 
+@pytest.mark.usefixtures("coarse_pictures")
 def test_a_run_takes_what_a_sweep_has_found(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", file, "--out", "run"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("For the large models: learning rate 0.0")

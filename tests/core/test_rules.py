@@ -141,7 +141,7 @@ def test_every_exponent_matters(factor: str, variable: str, monkeypatch: pytest.
 def _initial_stds() -> dict[str, float]:
     """Measured at four times the width at which the model's own initialisation is taken."""
     family = mu.Family(lambda width: MLP(5, width, 3), base=64)
-    gpt = mu.Family(lambda heads: GPT2(11, 8, layers=1, heads=heads, head_dim=16), base=4)
+    gpt = mu.Family(lambda heads: GPT2(11, 8, layers=1, heads=heads, head_dim=16), base=4, init_at=4)
     ratios = {}
     for kind, member in (("mlp", family), ("gpt", gpt)):
         small, large = (dict(member.init(k * member.init_at, seed=1).named_parameters()) for k in (1, 4))

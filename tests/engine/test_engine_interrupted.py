@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -22,9 +21,9 @@ from mupscale.engine import Outcome, Stack, train_many
 from mupscale.system import Interrupted
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Spec
+from processes import PROCESSES
 from small_runs import assert_same_run, metrics, recipe
 
-_PROCESSES = multiprocessing.get_context("forkserver")
 ALWAYS = Checkpoints(every=0, minutes=0.0)  # a stack is saved at every chance
 SLOW = Spec("small_runs.Slow", {"seconds": 0.01})
 
@@ -54,7 +53,7 @@ class Child:
 
     def __init__(self, recipes: list[Recipe], output: Path, prepare: Callable[[], object] | None = None, **asked: Any):
         self.output = output
-        self.process = _PROCESSES.Process(target=_act, args=(recipes, str(output), prepare, asked))
+        self.process = PROCESSES.Process(target=_act, args=(recipes, str(output), prepare, asked))
         self.process.start()
 
     def wait(self) -> str:

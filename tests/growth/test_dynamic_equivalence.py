@@ -27,18 +27,19 @@ def test_dynamic_equivalence(architecture: str, training: str) -> None:
     assert outcome.losses[-1] < 0.9 * outcome.losses[0], "the model must visibly learn"
 
 
-@pytest.mark.parametrize("training", TRAININGS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_with_clipping(architecture: str, training: str) -> None:
-    outcome = train_pair(ARCHITECTURES[architecture], TRAININGS[training], clip=0.2)
+CROSSED = [
+    (architecture, training)
+    for architecture in ARCHITECTURES
+    for training in TRAININGS
+    if architecture in ("mlp", "sqrt-attention") or training in ("SGD-momentum", "AdamW", "Muon")
+]
+
+
+@pytest.mark.parametrize(("architecture", "training"), CROSSED)
+def test_with_clipping_and_a_schedule(architecture: str, training: str) -> None:
+    """Every architecture, whose norms are clipped, and every optimizer, whose rates follow the schedule."""
+    outcome = train_pair(ARCHITECTURES[architecture], TRAININGS[training], clip=0.2, schedule=_cosine)
     assert outcome.clipped
-    assert outcome.difference <= 1e-10
-
-
-@pytest.mark.parametrize("training", TRAININGS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_with_a_schedule(architecture: str, training: str) -> None:
-    outcome = train_pair(ARCHITECTURES[architecture], TRAININGS[training], schedule=_cosine)
     assert outcome.difference <= 1e-10
 
 
@@ -69,10 +70,10 @@ def test_every_scaled_hyperparameter_matters(training: str, key: str) -> None:
         if config.matrices is None or all(p.dim() == 2 for _, p in group["params"]):
             group[key] = hyper[key]
 
-    differences = [
-        train_pair(ARCHITECTURES[a], config, tamper=keep_narrow).difference for a in ("mlp", "conv-flatten", "lstm")
-    ]
-    assert max(differences) > 1e-7
+    assert any(
+        train_pair(ARCHITECTURES[a], config, tamper=keep_narrow).difference > 1e-7
+        for a in ("mlp", "conv-flatten", "lstm")
+    )
 
 
 def test_adafactors_first_floor_matters() -> None:

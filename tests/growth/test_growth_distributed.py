@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import mupscale as mu
 from mupscale.models import GPT2, MLP
+from processes import run_in_processes
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="torch.distributed with gloo is not available"
@@ -320,14 +321,14 @@ class Results:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    from torch.multiprocessing.spawn import ProcessException, spawn
+    from torch.multiprocessing.spawn import ProcessException
 
     made = Results(tmp_path_factory.mktemp("processes"))
     torch.set_num_threads(1)
     for kind in KINDS:
         made.one("saved", kind)  # leaves the checkpoint that "loaded" wants
     try:
-        spawn(process, (made.folder,), WORLD)
+        run_in_processes(process, (made.folder,), WORLD)
     except ProcessException as error:
         made.failure = str(error)
     return made

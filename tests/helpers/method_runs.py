@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -24,21 +23,10 @@ from mupscale.method.summary import Summary
 from mupscale.models import MLP
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Growth, Recipe
+from processes import PROCESSES
 from small_runs import CLASSES, DEADLINE, FEATURES, Rows, recipe
 
-_PROCESSES = multiprocessing.get_context("forkserver")  # torch and optuna are loaded once
-_PROCESSES.set_forkserver_preload(
-    [
-        "mupscale.method.pipeline",
-        "mupscale.sweep.search",
-        "mupscale.models",
-        "optuna",
-        "torch._dynamo",
-        "jsonargparse",
-    ]
-)
-
-STEPS, BASE_STEPS, WIDE_STEPS = 60, 20, 40
+STEPS, BASE_STEPS, WIDE_STEPS = 30, 10, 20
 
 
 class Brittle(MLP):
@@ -63,7 +51,7 @@ class Unlucky(Rows):
 
 
 def small(kind: str = "mlp", **changes: Any) -> Recipe:
-    """A base model of width 8 for 20 steps, and one of width 16 for 40 more."""
+    """A base model of width 8 for 10 steps, and one of width 16 for 20 more."""
     growth = changes.pop("growth", {})
     grow = [Growth(**{"at": BASE_STEPS, "width": 16, **growth})]
     return recipe(kind=kind, **{"width": 8, "base": 4, "init_at": 4, "steps": STEPS, "grow": grow, **changes})
@@ -130,7 +118,7 @@ class _Child:
 
     def __init__(self, output: Path, target: Callable[..., None], *arguments: object) -> None:
         self.output = output
-        self.process = _PROCESSES.Process(target=_speaking_to, args=(str(output), target, *arguments))
+        self.process = PROCESSES.Process(target=_speaking_to, args=(str(output), target, *arguments))
         self.process.start()
 
     def wait(self) -> int:

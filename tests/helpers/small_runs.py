@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import resource
 import signal
@@ -22,6 +21,7 @@ from mupscale.data import Data, Split, Table
 from mupscale.data.stream import Batch
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Evaluation, Recipe, Result, Spec, TrainingRun, run_recipe
+from processes import PROCESSES
 
 ADAMW = Spec("torch.optim.AdamW", {"lr": 0.02, "betas": [0.9, 0.95], "weight_decay": 0.2, "eps": 1e-2})
 GENTLE = Spec("torch.optim.AdamW", {**ADAMW.init_args, "lr": 0.002, "eps": 1e-3})
@@ -235,10 +235,6 @@ def _run_state(path: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ processes
 
 
-_PROCESSES = multiprocessing.get_context("forkserver")  # torch is loaded once, in the process that all others fork from
-_PROCESSES.set_forkserver_preload(["mupscale.train", "mupscale.data", "mupscale.models", "torch._dynamo"])
-
-
 class Child:
     """A run in a process of its own; `prepare` is called in it first. Its output is a file."""
 
@@ -252,7 +248,7 @@ class Child:
         terminal: str | None = None,
     ) -> None:
         self.output = output
-        self.process = _PROCESSES.Process(target=_act, args=(recipe, resume, str(output), prepare, terminal))
+        self.process = PROCESSES.Process(target=_act, args=(recipe, resume, str(output), prepare, terminal))
         self.process.start()
 
     def wait(self) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
+from contextlib import chdir
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -132,12 +134,20 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_lost(tmp_path: Path) -> None
 # ------------------------------------------------------------------------------------------------ in one process
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, from whose recipes its folder is seen as `run`, wherever it lies."""
+    with chdir(tmp_path_factory.mktemp("finished")):
+        run_quietly(Path("run"), short(), few())
+        return Path("run").resolve()
+
+
 @pytest.fixture
-def done(whole: tuple[Path, int], tmp_path: Path) -> Path:
-    """A copy of the finished run, whose folders are its own: they are in its recipes."""
-    folder = tmp_path / "run"
-    run_quietly(folder, short(), few())
-    return folder
+def done(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it to work on."""
+    shutil.copytree(finished, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    return Path("run")
 
 
 def files(folder: Path) -> dict[str, tuple[int, bytes]]:

@@ -106,7 +106,7 @@ def test_a_trial_of_sweep_2_is_an_ordinary_run(done: Summary, folder: Path, tmp_
     trial = done.sweeps[1].best
     start = from_base(folder, 0, width=8, lr=trial.lr, noise=trial.noise)
     losses = trained(tmp_path / "trial", **{**start, "start": str(folder / "small" / "width-4" / "seed-0")})
-    assert trial.loss == pytest.approx(fmean(losses[36:]), **EXACT)
+    assert trial.loss == pytest.approx(fmean(losses[WIDE_STEPS * 9 // 10 :]), **EXACT)
     assert [loss for _, loss in trial.curve] == pytest.approx(losses, **EXACT)
 
 
@@ -299,7 +299,7 @@ def test_with_a_schedule_upscaling_without_noise_is_a_run_of_its_own(tmp_path: P
 SGD = Spec("torch.optim.SGD", {"lr": 0.02})
 SIGNAL: dict[str, tuple[Recipe, Method]] = {
     "mlp": (
-        small(growth={"unit": "signal"}, steps=40),
+        small(growth={"at": 20, "unit": "signal"}, steps=40),
         settings(lrs=[0.01], noises=[0.1, 0.3], sweep_seeds=2, seeds=1, baselines=["scratch"]),
     ),
     "resnet": (
@@ -340,7 +340,7 @@ def test_signal_noise_is_tuned_small_and_its_constants_transferred(tmp_path: Pat
 
 @pytest.mark.slow
 def test_signal_noise_extrapolated_from_two_widths_has_its_plain_constants_beside_it(tmp_path: Path) -> None:
-    signal = small(growth={"unit": "signal"}, steps=40)
+    signal = small(growth={"at": 20, "unit": "signal"}, steps=40)
     method = settings(widths=[2, 4], upscaled_lrs=[0.02, 0.05, 0.1], noises=[0.1, 0.3, 1.0], seeds=1, baselines=[])
     summary = run_quietly(tmp_path / "run", signal, method)
     choice, plain, upscaled = summary.choice, summary.get("upscaled-plain"), summary.get("upscaled")
@@ -356,7 +356,7 @@ def test_signal_noise_extrapolated_from_two_widths_has_its_plain_constants_besid
 
 def test_two_small_widths_transfer_the_extrapolated_value_with_the_plain_one_beside_it(tmp_path: Path) -> None:
     method = settings(widths=[4, 2], upscaled_lrs=[0.02, 0.05, 0.1, 0.2], noises=[0.1, 0.3, 1.0, 2.0], seeds=1)
-    summary = run_quietly(tmp_path / "run", small(steps=40), replace(method, baselines=["continued"]))
+    summary = run_quietly(tmp_path / "run", small(steps=40, growth={"at": 20}), replace(method, baselines=["continued"]))
     choice, upscaled, plain = summary.choice, summary.get("upscaled"), summary.get("upscaled-plain")
     best = summary.sweeps[-1].best
     assert [sweep.start for sweep in summary.sweeps] == [2, 4]
@@ -386,7 +386,7 @@ def test_zero_noise_selected_means_that_upscaling_does_not_pay(tmp_path: Path) -
 
 def test_gpt_2_grows_by_heads_through_the_whole_method(tmp_path: Path) -> None:
     heads = Spec("mupscale.models.GPT2", {"vocab": 11, "context": 6, "layers": 1, "head_dim": 4})
-    sizes: dict[str, Any] = {"width": {"heads": 2}, "base": {"heads": 1}, "init_at": None}
+    sizes: dict[str, Any] = {"width": {"heads": 2}, "base": {"heads": 1}, "init_at": {"heads": 1}}
     gpt = small("gpt2-heads", model=heads, **sizes, steps=20, growth={"at": 8, "width": {"heads": 4}})
     summary = run_quietly(tmp_path / "run", gpt, settings(widths=[{"heads": 1}], seeds=1))
     assert [sweep.width for sweep in summary.sweeps] == [{"heads": 2}]
@@ -420,7 +420,7 @@ def test_the_measure_may_be_the_held_out_loss(tmp_path: Path) -> None:
 
 def test_net2net_and_naive_widening_on_request(tmp_path: Path) -> None:
     method = settings(seeds=1, baselines=["net2net", "naive"], noises=[0.1], upscaled_lrs=[0.02, 0.04])
-    summary = run_quietly(tmp_path / "run", small(steps=40), method)
+    summary = run_quietly(tmp_path / "run", small(steps=40, growth={"at": 20}), method)
     net2net, naive = summary.get("net2net"), summary.get("naive")
     assert net2net is not None
     assert naive is not None

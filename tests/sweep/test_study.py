@@ -230,12 +230,21 @@ def test_the_rules_serve_as_pruners_of_optuna() -> None:
     assert [trial.should_prune() for trial in trials] == [False, False, False, True, True, True]
 
 
+EIGHT = Space((0.0001, 0.001, 0.01, 0.1), (0.0, 1.0))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """A sweep of which nothing was stopped."""
+    return run_sweep(task(space=EIGHT), str(tmp_path_factory.mktemp("whole") / "study.db"), note=silent)
+
+
 @pytest.mark.parametrize("pruner", ["median", "halving"])
 @pytest.mark.parametrize("engine", ["auto", "serial"])
-def test_a_pruned_sweep_costs_less_and_keeps_zero_noise(pruner: Any, engine: Any, tmp_path: Path) -> None:
-    space = Space((0.0001, 0.001, 0.01, 0.1), (0.0, 1.0))
-    whole = run_sweep(task(space=space), str(tmp_path / "whole.db"), note=silent)
-    found = run_sweep(task(space=space, pruner=pruner, engine=engine), str(tmp_path / "pruned.db"), note=silent)
+def test_a_pruned_sweep_costs_less_and_keeps_zero_noise(
+    pruner: Any, engine: Any, whole: Sweep, tmp_path: Path
+) -> None:
+    found = run_sweep(task(space=EIGHT, pruner=pruner, engine=engine), str(tmp_path / "pruned.db"), note=silent)
     assert len(found.trials) == len(whole.trials) == 8
     assert found.flops < (0.6 if engine == "auto" else 1.0) * whole.flops  # one at a time there is less to compare
     assert any(trial.status == "finished" and trial.noise == 0 for trial in found.trials)

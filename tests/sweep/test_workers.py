@@ -20,7 +20,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import small_runs
 from mupscale.data.stream import Batch
 from mupscale.sweep import SweepJob, run_sweep
 from mupscale.sweep.space import Cell, Space, Sweep
@@ -29,6 +28,7 @@ from mupscale.sweep.study import Study, trial_state
 from mupscale.sweep.workers import Worker
 from mupscale.system.errors import Interrupted, MupscaleError
 from mupscale.train import Recipe, Seeds, Spec
+from processes import PROCESSES
 from small_runs import ADAMW, DEADLINE, Rows, limit_files, recipe
 
 optuna = pytest.importorskip("optuna")
@@ -76,7 +76,7 @@ class Process:
     ) -> None:
         self.output = output
         args = (work, place, output, start, prepare, options)
-        self.process = small_runs._PROCESSES.Process(target=_act, args=args)
+        self.process = PROCESSES.Process(target=_act, args=args)
         self.process.start()
 
     def wait(self) -> str:
@@ -140,7 +140,7 @@ def until(condition: Callable[[], bool], seconds: float = DEADLINE) -> None:
 
 def held(work: SweepJob, place: str, output: Path, **options: Any) -> tuple[Process, Any]:
     """A worker that has begun to train, and waits in its first batch until we wait at its barrier, too."""
-    barrier = small_runs._PROCESSES.Barrier(2)
+    barrier = PROCESSES.Barrier(2)
     worker = Process(work, place, output, barrier, **options)
     barrier.wait(DEADLINE)
     until(lambda: barrier.n_waiting == 1)
@@ -244,7 +244,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_two_workers_share_a_study(place: str, alone: Sweep, tmp_path: Path) -> None:
-    start = small_runs._PROCESSES.Barrier(2)
+    start = PROCESSES.Barrier(2)
     workers = [Process(task(), place, tmp_path / f"{i}.log", start, worker=bool(i), at_once=1) for i in range(2)]
     first, second = (worker.result() for worker in workers)
     assert_same(first, alone)
@@ -258,11 +258,8 @@ def test_two_workers_share_a_study(place: str, alone: Sweep, tmp_path: Path) -> 
 def test_no_trial_is_taken_twice(place: str, tmp_path: Path) -> None:
     space = Space(tuple(0.001 * (1 + number) for number in range(30)))
     Study(place, "s", space, {}, steps=STEPS).enqueue(lambda cell: None)
-    start = small_runs._PROCESSES.Barrier(3)
-    takers = [
-        small_runs._PROCESSES.Process(target=_take_all, args=(place, space, tmp_path / f"{i}.json", start))
-        for i in range(3)
-    ]
+    start = PROCESSES.Barrier(3)
+    takers = [PROCESSES.Process(target=_take_all, args=(place, space, tmp_path / f"{i}.json", start)) for i in range(3)]
     for taker in takers:
         taker.start()
     for taker in takers:
@@ -430,8 +427,15 @@ class Full:
         limit_files(self.size, survive=True)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "journal"])
-@pytest.mark.parametrize("share", [0.2, 0.8])
+@pytest.mark.parametrize(
+    ("kind", "share"),
+    [
+        ("sqlite", 0.8),
+        ("journal", 0.2),
+        pytest.param("sqlite", 0.2, marks=pytest.mark.slow),
+        pytest.param("journal", 0.8, marks=pytest.mark.slow),
+    ],
+)
 def test_a_full_disk(kind: str, share: float, alone: Sweep, tmp_path: Path) -> None:
     name = "study.db" if kind == "sqlite" else "study.log"
     prefix = "journal:" if kind == "journal" else ""

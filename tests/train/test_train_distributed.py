@@ -40,6 +40,7 @@ from mupscale.train import (
     run_recipe,
 )
 from mupscale.train.run_folder import RunFolder, find_checkpoint
+from processes import run_in_processes
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="torch.distributed with gloo is not available"
@@ -430,14 +431,14 @@ class Results:
 
 def act_out(folder: Path) -> None:
     """Everything, in one process and in two; what goes wrong there is told by the tests that miss something."""
-    from torch.multiprocessing.spawn import ProcessException, spawn
+    from torch.multiprocessing.spawn import ProcessException
 
     folder.mkdir()
     torch.set_num_threads(1)
     for kind in ALL:
         torch.save(trained(folder, kind, "one"), folder / f"trained-{kind}-one-0.pt")
     try:
-        spawn(process, (folder,), WORLD)
+        run_in_processes(process, (folder,), WORLD)
     except ProcessException as error:
         (folder / "failure.txt").write_text(str(error))
 

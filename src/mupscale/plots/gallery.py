@@ -95,7 +95,7 @@ class Gallery:
             fig, ax = figure(*size)
             sketch(ax)
             fig.savefig(png)
-            fig.set_layout_engine("none")  # laid out by now
+            fig.set_layout_engine(None)  # laid out by now; "none" would draw once more to find out
             fig.savefig(svg, metadata={"Date": None})
 
         return self._keep(name, alt, caption, both)
