@@ -356,7 +356,9 @@ def test_signal_noise_extrapolated_from_two_widths_has_its_plain_constants_besid
 
 def test_two_small_widths_transfer_the_extrapolated_value_with_the_plain_one_beside_it(tmp_path: Path) -> None:
     method = settings(widths=[4, 2], upscaled_lrs=[0.02, 0.05, 0.1, 0.2], noises=[0.1, 0.3, 1.0, 2.0], seeds=1)
-    summary = run_quietly(tmp_path / "run", small(steps=40, growth={"at": 20}), replace(method, baselines=["continued"]))
+    summary = run_quietly(
+        tmp_path / "run", small(steps=40, growth={"at": 20}), replace(method, baselines=["continued"])
+    )
     choice, upscaled, plain = summary.choice, summary.get("upscaled"), summary.get("upscaled-plain")
     best = summary.sweeps[-1].best
     assert [sweep.start for sweep in summary.sweeps] == [2, 4]

@@ -241,9 +241,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
 @pytest.mark.parametrize("pruner", ["median", "halving"])
 @pytest.mark.parametrize("engine", ["auto", "serial"])
-def test_a_pruned_sweep_costs_less_and_keeps_zero_noise(
-    pruner: Any, engine: Any, whole: Sweep, tmp_path: Path
-) -> None:
+def test_a_pruned_sweep_costs_less_and_keeps_zero_noise(pruner: Any, engine: Any, whole: Sweep, tmp_path: Path) -> None:
     found = run_sweep(task(space=EIGHT, pruner=pruner, engine=engine), str(tmp_path / "pruned.db"), note=silent)
     assert len(found.trials) == len(whole.trials) == 8
     assert found.flops < (0.6 if engine == "auto" else 1.0) * whole.flops  # one at a time there is less to compare
