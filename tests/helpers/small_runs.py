@@ -21,14 +21,12 @@ from mupscale.data import Data, Split, Table
 from mupscale.data.stream import Batch
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Evaluation, Recipe, Result, Spec, TrainingRun, run_recipe
-from processes import PROCESSES
+from processes import DEADLINE, PROCESSES
 
 ADAMW = Spec("torch.optim.AdamW", {"lr": 0.02, "betas": [0.9, 0.95], "weight_decay": 0.2, "eps": 1e-2})
 GENTLE = Spec("torch.optim.AdamW", {**ADAMW.init_args, "lr": 0.002, "eps": 1e-3})
 SGD = Spec("torch.optim.SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05})
 FEATURES, CLASSES, VOCAB, CONTEXT, SIDE = 6, 3, 11, 6, 8
-
-DEADLINE = 600.0  # seconds after which a process is taken to hang; one that works may wait long for a busy machine
 
 # ------------------------------------------------------------------------------------------------ data and models
 

@@ -543,9 +543,9 @@ def test_too_large_for_the_memory(pair: tuple[Path, Path], monkeypatch: pytest.M
     numbers = sum(t.numel for source in (small, wide) for t in source.tensors.values())
     assert needed_bytes(small, wide, "float64", train=1) == 5 * 8 * numbers
     assert memory.fits(1000)
-    monkeypatch.setattr(memory, "available_memory", lambda: 600_000_000)
+    monkeypatch.setattr("mupscale.system.available_memory", lambda: 600_000_000)
     assert verify(*pair).ok
-    monkeypatch.setattr(memory, "available_memory", lambda: 100_000_000)
+    monkeypatch.setattr("mupscale.system.available_memory", lambda: 100_000_000)
     with pytest.raises(MupscaleError, match=r"takes 0\.0 GB of memory and 0\.1 GB are free"):
         verify(*pair)
 

@@ -1,7 +1,7 @@
 """The lock on a file, between processes and within one."""
 
 import builtins
-import subprocess
+import signal
 import sys
 import threading
 import time
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mupscale.system import MupscaleError, exclusive_lock
+from processes import Script
 
 linux = pytest.mark.skipif(sys.platform == "win32", reason="there are no locks")
 
@@ -77,13 +78,13 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
         "import sys, time, pathlib\nfrom mupscale.system import exclusive_lock\n"
         "with exclusive_lock(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(3600)"
     )
-    other = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
-    with other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        with pytest.raises(MupscaleError, match="taken"), exclusive_lock(path, refusal="taken"):
-            pass
-        other.kill()
+    other, log = Script(tmp_path / "log", script, path), tmp_path / "log"
+    while other.process.is_alive() and not (log.exists() and log.read_text() == "held\n"):
+        time.sleep(0.01)
+    with pytest.raises(MupscaleError, match="taken"), exclusive_lock(path, refusal="taken"):
+        pass
+    other.process.kill()
+    assert other.wait() == -signal.SIGKILL
     with exclusive_lock(path, refusal="taken"):
         pass
 

@@ -3,8 +3,9 @@
 multipliers: by how much each part grows. sizes: what the parts become. asked_growth: what is meant by these. initial:
 what fresh units start with. wires: the axes that tensors share. architecture: a description made of these.
 architectures/: one file for each architecture that is described. building: the model that a config.json names, built
-by transformers. memory: how much is free. planned: what others ask of an architecture, answered by described where it
-has a description and by from_modules where it has none. registry: the descriptions, and which of the two answers.
+by transformers. memory: whether there is enough. planned: what others ask of an architecture, answered by described
+where it has a description and by from_modules where it has none. registry: the descriptions, and which of the two
+answers.
 """
 
 from mupscale.hf.describe import architectures, memory

@@ -1,13 +1,13 @@
-"""How much memory is free: whether a model may be built for a measurement, or two of them compared."""
+"""Whether there is memory enough: to build a model for a measurement, or to compare two of them."""
 
 from __future__ import annotations
 
-from mupscale.system import available_memory as available_memory
+from mupscale import system
 
 _SPARE = 1 << 29  # bytes that are left to everything else
 
 
 def fits(needed: int) -> bool:
     """Whether so many bytes of memory can be had, with a little to spare; True where nobody can tell."""
-    free = available_memory()
+    free = system.available_memory()
     return free is None or needed + _SPARE <= free

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from mupscale import system
 from mupscale.checks import Difference
 from mupscale.core import Plan
 from mupscale.growth import widen
@@ -236,7 +237,7 @@ def _both_models(
 ) -> tuple[nn.Module, nn.Module, list[str]]:
     """The models themselves, and what there is to say of them."""
     if relation is not None:
-        needed, free = needed_bytes(relation.small, relation.wide, precision, train), memory.available_memory()
+        needed, free = needed_bytes(relation.small, relation.wide, precision, train), system.available_memory()
         if not memory.fits(needed) and device is None:
             raise MupscaleError(
                 f"comparing the two models in {str(precision).removeprefix('torch.')} takes {needed / 1e9:.1f} GB of "
