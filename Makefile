@@ -51,7 +51,7 @@ format: $(READY) ## rewrite the sources in the project's format
 test: $(READY) ## the tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
-test-slow: $(READY) ## the tests that take too long for every change (torch.compile's C++ compiler)
+test-slow: $(READY) ## the tests that take too long for every change: the whole matrix, full recipes, torch.compile's compiler
 	$(PY) -m pytest -m slow
 
 test-gpu: $(READY) ## the checks that need CUDA
