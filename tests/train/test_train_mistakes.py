@@ -121,8 +121,8 @@ def test_a_damaged_line_of_metrics_costs_itself_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"noise": 1.0}, "noise and from_width are for a run that starts from a checkpoint"),
-        ({"start_width": 8}, "noise and from_width are for a run that starts from a checkpoint"),
+        ({"noise": 1.0}, "noise is for a run that starts from a checkpoint"),
+        ({"start_width": 8}, "from_width is for a run that starts from a checkpoint"),
         ({"start": "x", "start_width": 0}, "from_width is 0"),
         ({"schedule": Schedule("cosine", floor=-3.0)}, "schedule.floor is -3.0"),
         ({"schedule": Schedule(warmup=-1)}, "schedule.warmup is -1"),

@@ -153,10 +153,9 @@ class Recipe:
     def _check_start(self) -> None:
         told = {"noise": self.noise, "from_width": self.start_width, "how": self.how != "copies"}
         if self.start is None and any(told.values()):
-            name = next(name for name, value in told.items() if value)
             raise MupscaleError(
-                f"{name} is for a run that starts from a checkpoint (from); for a growth in the middle it belongs in "
-                f"grow: [{{at: STEP, width: WIDTH, {name}: …}}]"
+                f"{next(name for name, value in told.items() if value)} is for a run that starts from a checkpoint "
+                f"(from); the noise of a growth in the middle, and how it grows, belong in grow"
             )
         build_operator(self.how, self.noise, self.noise_unit, self.outgoing)
 
