@@ -3,25 +3,29 @@
     python results/growth.py NAME ... --data gutenberg-bytes=data/bytes --work work [--seconds 540]
 
 Each folder growth-NAME beside this file holds a recipe with one growth event. From it follow
-- base models: constant learning rate, the best of four rates by their training loss;
+- base models: constant learning rate, the best of three rates by their training loss;
 - grown arms, from these base models, for the recipe's remaining steps: fresh units (outgoing 1, outgoing 0, lossless),
   copies with four levels of noise, copies with two levels of paired noise, and from scratch for as many steps;
 - from scratch with the FLOPs of base model and growth together; the base model continued with the growth's FLOPs.
-All have one schedule: constant, then linear to 0 over the last quarter. Every arm is trained at four learning rates,
+All have one schedule: constant, then linear to 0 over the last quarter. Every arm is trained at three learning rates,
 and the best one (by held-out loss) is kept: grown arms with the first seed first, then with the others. Finished stages
 are kept in the work folder, so the same command goes on after an interruption; growth.json is written at the end.
+
+Under `experiment:` a recipe may name fewer `arms`, and steps `after` which base models stop: then every arm is trained
+from each of these base models (all at the recipe's own learning rate), and the arms are called 'fresh after 1500', ...
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -30,7 +34,9 @@ from mupscale.system import MupscaleError
 from mupscale.train import Recipe, Schedule, Seeds, cost_per_example
 
 HERE = Path(__file__).parent
-FACTORS = (0.5, 1.0, 2.0, 4.0)
+T = TypeVar("T")
+FACTORS = (0.5, 1.0, 2.0)
+LOWER_FACTORS = (0.25, 0.5, 1.0)
 NOISES = (0.5, 1.0, 2.0, 4.0)
 PAIRED = (0.5, 1.0)
 
@@ -43,6 +49,11 @@ class Arm:
     stage: str
     change: Mapping[str, Any]
     from_base: bool = True
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """The learning rates to try, over the base model's."""
+        return LOWER_FACTORS if self.name.startswith("fresh") else FACTORS
 
 
 ARMS = [
@@ -88,11 +99,17 @@ class Experiment:
             "continued": round(self.after * ratio),
         }
         results: dict[str, Any] = {}
-        grown = [arm for arm in ARMS if arm.stage == "grown" and self.is_possible(arm)]
-        results.update(self.grown(grown, steps["grown"], base["lr"]))
-        for arm in ARMS:
+        arms = [arm for arm in ARMS if self.is_asked_for(arm)]
+        results.update(self.grown([arm for arm in arms if arm.stage == "grown"], steps["grown"], base["lr"]))
+        for arm in arms:
             if arm.stage != "grown":
                 results.update(self.alone(arm, steps[arm.stage], base["lr"]))
+        return self.summary(base, steps, results, started)
+
+    def summary(
+        self, base: Mapping[str, Any], steps: Mapping[str, int], results: Mapping[str, Any], started: float
+    ) -> dict[str, Any]:
+        """What growth.json holds."""
         return {
             "name": self.name,
             "recipe": self.described.to_json(),
@@ -103,13 +120,14 @@ class Experiment:
             "seconds": round(time.monotonic() - started, 1),
         }
 
-    def is_possible(self, arm: Arm) -> bool:
-        """Copies need a multiple."""
+    def is_asked_for(self, arm: Arm) -> bool:
+        """Copies need a multiple, and a recipe may name its arms."""
         multiple = self.growth.width % self.recipe.width == 0  # type: ignore[operator]
-        return multiple or not arm.name.startswith("copies")
+        possible = multiple or not arm.name.startswith("copies")
+        return possible and arm.name in self.settings.get("arms", [arm.name])
 
     def base_models(self) -> dict[str, Any]:
-        """Base models at four learning rates; others go on from the best of these by their mean training loss."""
+        """Base models at three learning rates; others go on from the best of these by their mean training loss."""
         rates = [self.lr * factor for factor in FACTORS]
         cells = [(rate, seed) for rate in rates for seed in range(self.seeds)]
         runs = self.stage("base", [self.base(*cell) for cell in cells], keep=True)
@@ -118,11 +136,12 @@ class Experiment:
         return {"lrs": rates, "losses": losses, "lr": rates[best], "runs": _parts(runs, self.seeds)[best]}
 
     def grown(self, arms: Sequence[Arm], steps: int, lr: float) -> dict[str, Any]:
-        """Many arms: four rates with the first seed, then the best of them with the others."""
-        rates = [lr * factor for factor in FACTORS]
-        tried = self.stage("grown-rates", [self.of(arm, lr, rate, 0, steps) for arm in arms for rate in rates])
+        """Many arms: three rates with the first seed, then the best of them with the others."""
+        cells = [(arm, lr * factor) for arm in arms for factor in arm.factors]
+        tried = self.stage("grown-rates", [self.of(arm, lr, rate, 0, steps) for arm, rate in cells])
         results, more = {}, []
-        for arm, mine in zip(arms, _parts(tried, len(rates)), strict=True):
+        for arm, mine in zip(arms, _parts(tried, len(FACTORS)), strict=True):
+            rates = [lr * factor for factor in arm.factors]
             scores = [_held_out(outcome) for outcome in mine]
             best = min(range(len(rates)), key=lambda i: scores[i])
             results[arm.name] = {"lrs": rates, "held_out_by_lr": scores, "lr": rates[best], "runs": [mine[best]]}
@@ -133,23 +152,23 @@ class Experiment:
         return results
 
     def alone(self, arm: Arm, steps: int, lr: float) -> dict[str, Any]:
-        """One arm: four rates, all seeds, in one stack."""
-        rates = [lr * factor for factor in FACTORS]
+        """One arm: three rates, all seeds, in one stack."""
+        rates = [lr * factor for factor in arm.factors]
         cells = [(rate, seed) for rate in rates for seed in range(self.seeds)]
         runs = _parts(self.stage(arm.stage, [self.of(arm, lr, *cell, steps) for cell in cells]), self.seeds)
         scores = [_mean([_held_out(run) for run in part]) for part in runs]
         best = min(range(len(rates)), key=lambda i: scores[i])
         return {arm.name: {"lrs": rates, "held_out_by_lr": scores, "lr": rates[best], "runs": runs[best]}}
 
-    def base(self, lr: float, seed: int) -> Recipe:
+    def base(self, lr: float, seed: int, after: int | None = None) -> Recipe:
         """A base model's recipe."""
-        out = str(self.folder(lr, seed))
-        return self.changed(lr, seed, steps=self.growth.at, grow=[], schedule=Schedule(), out=out)
+        out = str(self.folder(lr, seed, after))
+        return self.changed(lr, seed, steps=after or self.growth.at, grow=[], schedule=Schedule(), out=out)
 
-    def of(self, arm: Arm, base_lr: float, lr: float, seed: int, steps: int) -> Recipe:
+    def of(self, arm: Arm, base_lr: float, lr: float, seed: int, steps: int, after: int | None = None) -> Recipe:
         """An arm's recipe."""
         width = self.recipe.width if arm.stage == "continued" else self.growth.width
-        start = str(self.folder(base_lr, seed)) if arm.from_base else None
+        start = str(self.folder(base_lr, seed, after)) if arm.from_base else None
         schedule = Schedule("wsd", decay=steps // 4)
         return self.changed(
             lr, seed, steps=steps, grow=[], width=width, start=start, schedule=schedule, out=None, **arm.change
@@ -181,12 +200,46 @@ class Experiment:
         path.write_text(json.dumps(outcomes), encoding="utf-8")
         return outcomes
 
-    def folder(self, lr: float, seed: int) -> Path:
-        return self.work / f"base-{lr:g}-{seed}"
+    def folder(self, lr: float, seed: int, after: int | None = None) -> Path:
+        return self.work / (f"base-{lr:g}-{seed}" if after is None else f"base-{lr:g}-{seed}-{after}")
 
     @property
     def lr(self) -> float:
         return float(self.recipe.optimizer.init_args["lr"])
+
+
+class AfterManySteps(Experiment):
+    """The same arms from base models that stopped at several points of their training."""
+
+    def run(self) -> dict[str, Any]:
+        """Base models, then all points and arms of one stage in one stack; every seed at every rate."""
+        started = time.monotonic()
+        points = [int(point) for point in self.settings["after"]]
+        seeds = range(self.seeds)
+        base = {
+            str(point): self.stage(f"base-{point}", [self.base(self.lr, seed, point) for seed in seeds], keep=True)
+            for point in points
+        }
+        ratio = self.cost[self.growth.width] / self.cost[self.recipe.width]  # type: ignore[operator]
+        steps = {"grown": self.after, "continued": round(self.after * ratio)}
+        arms = [arm for arm in ARMS if self.is_asked_for(arm)]
+        results: dict[str, Any] = {}
+        for stage in steps:
+            cells = [(point, arm) for point in points for arm in arms if arm.stage == stage and arm.from_base]
+            recipes = [
+                self.of(arm, self.lr, self.lr * factor, seed, steps[stage], point)
+                for point, arm in cells
+                for factor in arm.factors
+                for seed in seeds
+            ]
+            parts = _parts(self.stage(stage, recipes), self.seeds)
+            for (point, arm), runs in zip(cells, _parts(parts, len(FACTORS)), strict=True):
+                rates = [self.lr * factor for factor in arm.factors]
+                scores = [_mean([_held_out(run) for run in part]) for part in runs]
+                best = min(range(len(rates)), key=lambda i: scores[i])
+                arm_facts = {"lrs": rates, "held_out_by_lr": scores, "lr": rates[best], "runs": runs[best]}
+                results[f"{arm.name} after {point}"] = arm_facts
+        return self.summary({"lr": self.lr, "runs": base}, steps, results, started)
 
 
 def _facts(outcome: Outcome) -> dict[str, Any]:
@@ -199,7 +252,7 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _parts(runs: Sequence[dict[str, Any]], size: int) -> list[list[dict[str, Any]]]:
+def _parts(runs: Sequence[T], size: int) -> list[list[T]]:
     return [list(runs[start : start + size]) for start in range(0, len(runs), size)]
 
 
@@ -246,8 +299,31 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str, list[float], float]
     return sorted(best.values(), key=lambda row: _mean(row[2]))
 
 
+def has_points(summary: Mapping[str, Any]) -> bool:
+    """Whether base models stopped at several points."""
+    return all(" after " in name for name in summary["arms"])
+
+
+def by_point(summary: Mapping[str, Any]) -> dict[int, dict[str, list[float]]]:
+    """Of an experiment with several points: for each, the held-out losses of each kind of arm, copies at their best."""
+    points: dict[int, dict[str, Any]] = {}
+    for name, arm in summary["arms"].items():
+        kind, _, point = name.rpartition(" after ")
+        points.setdefault(int(point), {})[kind] = arm
+    return {
+        point: {kind: losses for kind, _, losses, _ in rows({**summary, "arms": arms})}
+        for point, arms in sorted(points.items())
+    }
+
+
 def markdown(summary: Mapping[str, Any]) -> str:
-    """The rows as a table."""
+    """The rows as a table; for an experiment with several points a row for each of them."""
+    if has_points(summary):
+        kinds = ["base model continued", "fresh", "copies with noise"]
+        lines = [f"| base model's steps | {' | '.join(kinds)} |", "| --- " * (len(kinds) + 1) + "|"]
+        for point, losses in by_point(summary).items():
+            lines.append(f"| {point:,} | " + " | ".join(f"{_mean(losses[kind]):.4f}" for kind in kinds) + " |")
+        return "\n".join(lines)
     lines = ["| | held-out loss | each seed | learning rate |", "| --- | --- | --- | --- |"]
     for kind, setting, losses, factor in rows(summary):
         each = ", ".join(f"{loss:.4f}" for loss in losses)
@@ -280,7 +356,8 @@ def draw(summaries: Sequence[Mapping[str, Any]], path: Path) -> None:
             color = COLORS[1] if kind.startswith("fresh") else COLORS[2] if kind.startswith("copies") else GREY
             gaps = [100 * (loss / zero - 1) for loss in values.get(kind, [])]
             ax.plot(gaps, [place] * len(gaps), "o", color=color, alpha=0.5, markersize=4)
-            ax.plot([_mean(gaps)] * bool(gaps), [place] * bool(gaps), "|", color=color, markersize=13, mew=2)
+            if gaps:  # copies need a multiple
+                ax.plot([_mean(gaps)], [place], "|", color=color, markersize=13, mew=2)
         ax.axvline(0, color=GREY, linewidth=0.8)
         ax.set_yticks(range(len(order)), order, fontsize=8)
         ax.set_ylim(-0.6, len(order) - 0.4)
@@ -289,6 +366,49 @@ def draw(summaries: Sequence[Mapping[str, Any]], path: Path) -> None:
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.25, linewidth=0.6)
     fig.supxlabel("held-out loss above that of the base model continued with the same FLOPs (%)", fontsize=9)
+    save_figure(fig, path)
+
+
+def draw_points(summaries: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Held-out loss relative to the base model continued, over the steps that base models had trained."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from mupscale.plots import COLORS, GREY, save_figure
+
+    fig, ax = plt.subplots(figsize=(6.4, 3.4), layout="constrained", dpi=150)
+    ax.axhline(0, color=GREY, linewidth=1)
+    ax.annotate("base model continued", (1, 0), (-4, 4), xycoords=("axes fraction", "data"), color=GREY,
+                textcoords="offset points", fontsize=8, ha="right")  # fmt: skip
+    for kind, color in (("fresh", COLORS[1]), ("copies with noise", COLORS[2])):
+        for number, summary in enumerate(summaries):
+            points = by_point(summary)
+            zero = {point: _mean(losses["base model continued"]) for point, losses in points.items()}
+            gaps = [100 * (_mean(losses[kind]) / zero[point] - 1) for point, losses in points.items()]
+            ax.plot(list(points), gaps, "o-", color=color, markersize=4, linewidth=1.6)
+            for point, losses in points.items():
+                each = [100 * (loss / zero[point] - 1) for loss in losses[kind]]
+                ax.plot([point] * len(each), each, ".", color=color, alpha=0.4, markersize=5)
+            if number == len(summaries) - 1:
+                ax.annotate(kind, (list(points)[-1], gaps[-1]), (6, 0), textcoords="offset points", color=color,
+                            fontsize=8, va="center")  # fmt: skip
+    ax.set_xscale("log")
+    ticks = sorted({point for summary in summaries for point in by_point(summary)})
+    ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8)
+    ax.set_xticks([], minor=True)
+    ax.set_xlim(right=ticks[-1] * 2.8)
+    for summary in summaries:
+        grown = f"grown for {summary['steps']['grown']:,} steps"
+        middle = math.prod(by_point(summary)) ** (1 / len(by_point(summary)))
+        ax.annotate(grown, (middle, 1), (0, -8), xycoords=("data", "axes fraction"), textcoords="offset points",
+                    fontsize=8, ha="center", va="top", color=GREY)  # fmt: skip
+    ax.tick_params(axis="y", labelsize=8)
+    ax.set_xlabel("steps of the base model before it grows", fontsize=9)
+    ax.set_ylabel("held-out loss against\ncontinuing, equal FLOPs (%)", fontsize=9)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25, linewidth=0.6)
     save_figure(fig, path)
 
 
@@ -309,7 +429,9 @@ def main(words: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(words)
     given = dict(pair.split("=", 1) for pair in asked.data)
     if asked.draw is not None:
-        draw(stored(), asked.draw)
+        draw([summary for summary in stored() if not has_points(summary)], asked.draw)
+        by_points = sorted(filter(has_points, stored()), key=lambda summary: min(by_point(summary)))
+        draw_points(by_points, asked.draw.with_stem(f"{asked.draw.stem}-when"))
         print("\n\n".join(f"{summary['name']}\n\n{markdown(summary)}" for summary in stored()))
     until = time.monotonic() + asked.seconds
     for name in asked.names:
@@ -318,7 +440,8 @@ def main(words: Sequence[str] | None = None) -> int:
         known = data["init_args"]
         overrides = {"data": {**data, "init_args": {**known, **{k: v for k, v in given.items() if k in known}}}}
         try:
-            summary = Experiment(name, asked.work, overrides, until).run()
+            kind = AfterManySteps if "after" in values.get("experiment", {}) else Experiment
+            summary = kind(name, asked.work, overrides, until).run()
         except TimeoutError as error:
             print(error, flush=True)
             return 1

@@ -115,12 +115,15 @@ class Family:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.build(width)
-            if Width.of(width) == self._init_at:
-                return model
-            torch.manual_seed(seed)
-            reference = naming.parameters(self.build(self._init_at))
+        if Width.of(width) == self._init_at:
+            return model
         entries = self._between(self.sketch(self._init_at), model, how="mup").parameters
         measured = self._measure()
+        reference: dict[str, nn.Parameter] = {}
+        if any(std > 0 and not entries[name].axes for name, std in measured.items()):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                reference = naming.parameters(self.build(self._init_at))
         with torch.no_grad():
             for name, p in naming.parameters(model).items():
                 if measured[name] == 0:

@@ -31,18 +31,36 @@ def growth() -> ModuleType:
 
 def test_the_tables_are_those_of_the_stored_runs(growth: ModuleType) -> None:
     summaries = growth.stored()
-    assert len(summaries) >= 6
+    assert len(summaries) >= 11
     for summary in summaries:
         assert f"### {summary['name']}\n\n{growth.markdown(summary)}" in PAGE, summary["name"]
 
 
 def test_what_is_said_of_them(growth: ModuleType) -> None:
     """The sentences of the page, counted."""
-    first = [growth.rows(summary)[0][0] for summary in growth.stored()]
-    assert first.count("base model continued") == len(first) - 1 == 5
-    for summary in growth.stored():
+    summaries = [summary for summary in growth.stored() if not growth.has_points(summary)]
+    first = [growth.rows(summary)[0][0] for summary in summaries]
+    assert first.count("base model continued") == len(first) - 1 == 8
+    for summary in summaries:
         factors = {kind: factor for kind, _, _, factor in growth.rows(summary)}
+        losses = {kind: sum(each) / len(each) for kind, _, each, _ in growth.rows(summary)}
         assert factors["fresh"] == 0.5
+        assert losses["fresh"] <= min(losses["fresh, outgoing 0"], losses["fresh, lossless"])
+
+
+def test_what_is_said_of_when_to_grow(growth: ModuleType) -> None:
+    """Continuing is best up to 6,000 steps, and growing from 24,000 on."""
+    points: dict[int, dict[str, list[float]]] = {}
+    for summary in filter(growth.has_points, growth.stored()):
+        points |= growth.by_point(summary)
+    means = {point: {kind: sum(each) / len(each) for kind, each in kinds.items()} for point, kinds in points.items()}
+    assert set(means) == {1500, 3000, 6000, 12000, 24000, 48000}
+    for point, losses in means.items():
+        continued, grown = losses.pop("base model continued"), losses
+        if point <= 6000:
+            assert continued < min(grown.values())
+        if point >= 24000:
+            assert continued > max(grown.values())
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("growth-*/growth.yaml")), ids=lambda p: p.parent.name)
