@@ -1,0 +1,15 @@
+"""A zoo of small models in plain torch, each with one awkward pattern of real code, to be widened exactly or refused.
+
+The narrow model is `build(1)`, and `build(k)` has k times its width. Attributes have names that give no hint.
+"""
+
+from __future__ import annotations
+
+import patterns_mlp
+import patterns_products
+from patterns_kit import REGISTERED, Pattern
+
+__all__ = ["PATTERNS", "Pattern"]
+
+_SOURCES = (patterns_mlp, patterns_products)  # importing one puts its patterns on the list
+PATTERNS: list[Pattern] = list(REGISTERED)

@@ -1,0 +1,67 @@
+"""What a pattern is, and how one is written down: see patterns.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Generator, Tensor, nn
+
+Draw = Callable[[Generator], Tensor]
+M = TypeVar("M", bound=nn.Module)
+
+REGISTERED: list[Pattern] = []
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A small model that shows one awkward habit of real code.
+
+    `expected` is "exact" where an exact widening by copying units exists: every wide unit is a copy of a narrow one,
+    weights are divided by the number of copies on their input side, constants that depend on the width are folded into
+    a weight, and the wide model then computes the same function, and goes on doing so in training. It is "refused"
+    where there is none, and "either" where there is one that asks for more than that (`reason` says what).
+    """
+
+    name: str
+    build: Callable[[int], nn.Module]
+    inputs: Callable[[], tuple[Tensor, ...]]
+    expected: str = "exact"
+    reason: str = ""
+
+
+def floats(*shape: int) -> Draw:
+    """Standard normal ones."""
+    return lambda generator: torch.randn(shape, generator=generator)
+
+
+def tokens(vocabulary: int, *shape: int) -> Draw:
+    """Whole numbers below `vocabulary`."""
+    return lambda generator: torch.randint(0, vocabulary, shape, generator=generator)
+
+
+def add(name: str, build: Callable[[int], nn.Module], *inputs: Draw, expected: str = "exact", reason: str = "") -> None:
+    """Put a pattern on the list."""
+
+    def draw() -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(0)
+        return tuple(one(generator) for one in inputs)
+
+    REGISTERED.append(Pattern(name, build, draw, expected, reason))
+
+
+def pattern(name: str, *inputs: Draw, expected: str = "exact", reason: str = "") -> Callable[[type[M]], type[M]]:
+    """Put a class on the list whose instances are made of the multiplier alone."""
+
+    def register(made: type[M]) -> type[M]:
+        add(name, made, *inputs, expected=expected, reason=reason)
+        return made
+
+    return register
+
+
+def weight(*shape: int, size: float = 0.5) -> nn.Parameter:
+    """A bare parameter, normal with this standard deviation."""
+    return nn.Parameter(size * torch.randn(shape))
