@@ -5,11 +5,18 @@ The narrow model is `build(1)`, and `build(k)` has k times its width. Attributes
 
 from __future__ import annotations
 
+import patterns_attention
+import patterns_blocks
 import patterns_mlp
 import patterns_products
 from patterns_kit import REGISTERED, Pattern
 
 __all__ = ["PATTERNS", "Pattern"]
 
-_SOURCES = (patterns_mlp, patterns_products)  # importing one puts its patterns on the list
+_SOURCES = (
+    patterns_attention,
+    patterns_blocks,
+    patterns_mlp,
+    patterns_products,
+)  # importing one puts its patterns on the list
 PATTERNS: list[Pattern] = list(REGISTERED)
