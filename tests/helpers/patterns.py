@@ -9,14 +9,17 @@ import patterns_attention
 import patterns_blocks
 import patterns_mlp
 import patterns_products
+import patterns_units
 from patterns_kit import REGISTERED, Pattern
 
 __all__ = ["PATTERNS", "Pattern"]
 
+# importing one of these modules puts its patterns on the list
 _SOURCES = (
     patterns_attention,
     patterns_blocks,
     patterns_mlp,
     patterns_products,
-)  # importing one puts its patterns on the list
+    patterns_units,
+)
 PATTERNS: list[Pattern] = list(REGISTERED)
