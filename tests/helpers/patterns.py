@@ -10,6 +10,7 @@ import patterns_blocks
 import patterns_mlp
 import patterns_products
 import patterns_units
+import patterns_vision
 from patterns_kit import REGISTERED, Pattern
 
 __all__ = ["PATTERNS", "Pattern"]
@@ -21,5 +22,6 @@ _SOURCES = (
     patterns_mlp,
     patterns_products,
     patterns_units,
+    patterns_vision,
 )
 PATTERNS: list[Pattern] = list(REGISTERED)

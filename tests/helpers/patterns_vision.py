@@ -1,0 +1,548 @@
+"""Patterns: images: convolutions, channels in groups, shuffles, skips, patches, windows."""
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from patterns_kit import add, floats, pattern, weight
+
+X = floats(2, 3, 4, 4)
+UNEQUAL = "units that grow and inputs that do not lie on one axis of a weight"
+
+
+class Image(nn.Module):
+    """Channels of an image, something between, and a readout of their means."""
+
+    def __init__(self, k: int, outs: int = 8) -> None:
+        super().__init__()
+        self.a, self.c = nn.Conv2d(3, 8 * k, 3, padding=1), nn.Linear(outs * k, 3)
+
+    def mix(self, h: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(torch.tanh(self.mix(torch.tanh(self.a(x)))).mean((2, 3)))
+
+
+def net(k: int, *middle: nn.Module, outs: int = 8) -> nn.Module:
+    """The same, of modules in a row."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8 * k, 3, padding=1),
+        nn.Tanh(),
+        *middle,
+        nn.Tanh(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(outs * k, 3),
+    )
+
+
+def first(k: int) -> nn.Module:
+    """A strided layer and a nonlinearity."""
+    return nn.Sequential(nn.Conv2d(3, 4 * k, 3, 2, 1), nn.ReLU())
+
+
+add("image, flattened to channels and places", lambda k: nn.Sequential(first(k), nn.Flatten(), nn.Linear(16 * k, 3)), X)
+add(
+    "image, pooled to places, then flattened",
+    lambda k: nn.Sequential(first(k), nn.AdaptiveAvgPool2d((1, 2)), nn.Flatten(), nn.Linear(8 * k, 3)),
+    X,
+)
+add(
+    "image, max pooling, then flattened",
+    lambda k: nn.Sequential(first(k), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4 * k, 3)),
+    X,
+)
+add(
+    "image, batch norm and a bias-free layer",
+    lambda k: net(k, nn.Conv2d(8 * k, 6 * k, 3, bias=False), nn.BatchNorm2d(6 * k), outs=6),
+    X,
+)
+add(
+    "image, one filter for each channel",
+    lambda k: net(k, nn.Conv2d(8 * k, 8 * k, 3, groups=8 * k), nn.Conv2d(8 * k, 8 * k, 1)),
+    X,
+)
+add(
+    "image, two filters for each channel",
+    lambda k: net(k, nn.Conv2d(8 * k, 16 * k, 3, groups=8 * k), nn.Tanh(), nn.Conv2d(16 * k, 8 * k, 1)),
+    X,
+)
+add(
+    "image, groups of channels, their number fixed",
+    lambda k: net(k, nn.Conv2d(8 * k, 12 * k, 3, groups=2), nn.Tanh(), nn.Conv2d(12 * k, 8 * k, 1, groups=4)),
+    X,
+)
+add(
+    "image, groups of channels, their size fixed",
+    lambda k: net(k, nn.Conv2d(8 * k, 12 * k, 3, groups=2 * k), outs=12),
+    X,
+)
+add(
+    "image, transposed layer",
+    lambda k: net(k, nn.ConvTranspose2d(8 * k, 6 * k, 2, 2), nn.Tanh(), nn.Conv2d(6 * k, 8 * k, 1)),
+    X,
+)
+add("image, transposed layer in groups", lambda k: net(k, nn.ConvTranspose2d(8 * k, 8 * k, 3, groups=2)), X)
+add(
+    "image, transposed layer, one filter for each channel",
+    lambda k: net(k, nn.ConvTranspose2d(8 * k, 8 * k, 2, 2, groups=8 * k)),
+    X,
+)
+add("image, pixel shuffle", lambda k: net(k, nn.Conv2d(8 * k, 16 * k, 1), nn.PixelShuffle(2), outs=4), X)
+add("image, pixel unshuffle", lambda k: net(k, nn.PixelUnshuffle(2), nn.Conv2d(32 * k, 8 * k, 1)), X)
+add(
+    "image, pixel shuffle and back",
+    lambda k: net(k, nn.PixelShuffle(2), nn.Tanh(), nn.PixelUnshuffle(2), nn.Conv2d(8 * k, 8 * k, 1)),
+    X,
+)
+add(
+    "image, channel dropout",
+    lambda k: net(k, nn.Dropout2d(0.2), nn.Conv2d(8 * k, 8 * k, 1)),
+    X,
+    expected="either",
+    reason="exact with the dropout switched off",
+)
+add(
+    "image, nn.ChannelShuffle",
+    lambda k: net(k, nn.Conv2d(8 * k, 8 * k, 1, groups=2), nn.ChannelShuffle(2), nn.Conv2d(8 * k, 8 * k, 1, groups=2)),
+    X,
+)
+add(
+    "image, nn.ChannelShuffle, number of groups grows",
+    lambda k: net(
+        k, nn.Conv2d(8 * k, 8 * k, 1, groups=2 * k), nn.ChannelShuffle(2 * k), nn.Conv2d(8 * k, 8 * k, 1, groups=2 * k)
+    ),
+    X,
+    expected="either",
+    reason="groups of the second layer mix all groups of the first: copies would lie in another order in each group",
+)
+add(
+    "volume",
+    lambda k: nn.Sequential(
+        nn.Conv3d(2, 4 * k, 2), nn.ReLU(), nn.Conv3d(4 * k, 6 * k, 2), nn.Flatten(), nn.Linear(6 * k, 3)
+    ),
+    floats(2, 2, 3, 3, 3),
+)
+
+
+@pattern("image, flattened to places and channels", X)
+class ChannelsLast(nn.Module):
+    """Channels are the last axis when all is flattened."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.a, self.c = nn.Conv2d(3, 4 * k, 2, 2), nn.Linear(16 * k, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(torch.relu(self.a(x)).permute(0, 2, 3, 1).reshape(len(x), -1))
+
+
+@pattern("image, bare four-dimensional weights", X)
+class Bare4(nn.Module):
+    """F.conv2d and F.conv_transpose2d with bare parameters."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.u, self.v, self.w, self.b = (
+            weight(8 * k, 3, 3, 3),
+            weight(8 * k, 6 * k, 2, 2),
+            weight(6 * k, 3),
+            weight(6 * k),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.conv_transpose2d(torch.tanh(F.conv2d(x, self.u, padding=1)), self.v, self.b, stride=2)
+        return torch.einsum("bchw,co->bo", torch.tanh(h), self.w) / h[0, 0].numel()
+
+
+@pattern("image, a bare filter repeated for all channels", X)
+class OneFilter(Image):
+    """One blur for all channels, expanded to a filter for each."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k)
+        self.f = weight(1, 1, 3, 3)
+
+    def mix(self, h: Tensor) -> Tensor:
+        return F.conv2d(h, self.f.expand(h.shape[1], -1, -1, -1), groups=h.shape[1])
+
+
+@pattern("image, kernels mixed for each example, groups of the batch", X)
+class Mixed(Image):
+    """Each example has its own mixture of kernels, run as one layer with as many groups as examples."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k)
+        self.g, self.w = nn.Linear(8 * k, 3), weight(3, 8 * k, 8 * k, 3, 3, size=0.2)
+
+    def mix(self, h: Tensor) -> Tensor:
+        b, c = h.shape[:2]
+        w = torch.einsum("be,eoihw->boihw", self.g(h.mean((2, 3))).softmax(-1), self.w).flatten(0, 1)
+        return F.conv2d(h.reshape(1, b * c, *h.shape[2:]), w, padding=1, groups=b).view_as(h)
+
+
+@pattern("image, a residual block in groups with a projection", X)
+class Block(Image):
+    """Bottleneck with grouped channels, norms, and a projection on the skip."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k, 12)
+        self.us = nn.ModuleList(
+            [nn.Conv2d(8 * k, 4 * k, 1, bias=False), nn.Conv2d(4 * k, 4 * k, 3, 2, 1, groups=2, bias=False)]
+        )
+        self.v, self.p = nn.Conv2d(4 * k, 12 * k, 1, bias=False), nn.Conv2d(8 * k, 12 * k, 1, 2, bias=False)
+        self.ns = nn.ModuleList([nn.BatchNorm2d(n * k) for n in (4, 4, 12, 12)])
+
+    def mix(self, h: Tensor) -> Tensor:
+        y = h
+        for u, n in zip(self.us, self.ns, strict=False):
+            y = F.relu(n(u(y)), inplace=True)
+        y = self.ns[2](self.v(y))
+        y += self.ns[3](self.p(h))
+        return y
+
+
+class Split(Image):
+    """Half of the channels pass, half go through a layer, and both are shuffled together, twice."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k)
+        self.us = nn.ModuleList([nn.Conv2d(4 * k, 4 * k, 1) for _ in range(2)])
+
+    def mix(self, h: Tensor) -> Tensor:
+        for u in self.us:
+            x, y = h.chunk(2, 1)
+            h = torch.cat((x, torch.tanh(u(y))), 1)
+            h = h.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+        return h
+
+
+add("image, half of the channels pass, shuffled", Split, X)
+
+
+@pattern("image, pixel shuffle by hand, channels inside", X)
+class ByHand(Image):
+    """Places are the outer part of the channel axis, as in einops' '(r s c)'."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k, 4)
+        self.u = nn.Conv2d(8 * k, 16 * k, 1)
+
+    def mix(self, h: Tensor) -> Tensor:
+        b, _, n, m = h.shape
+        return self.u(h).view(b, 2, 2, -1, n, m).permute(0, 3, 4, 1, 5, 2).reshape(b, -1, 2 * n, 2 * m)
+
+
+@pattern("image, down and up with concatenated skips", X)
+class Skips(nn.Module):
+    """A small U-Net, whose widths differ by level."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4 * k, 3, padding=1), nn.Conv2d(4 * k, 8 * k, 3, padding=1)
+        self.u, self.m = nn.ConvTranspose2d(8 * k, 4 * k, 2, 2), nn.Conv2d(8 * k, 4 * k, 3, padding=1)
+        self.c = nn.Conv2d(4 * k, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        y = torch.relu(self.b(F.avg_pool2d(h, 2)))
+        return self.c(torch.relu(self.m(torch.cat((h, self.u(y)), 1))))
+
+
+@pattern("image, skips of unequal widths, upsampled", X)
+class Unequal(nn.Module):
+    """A wide level is resized and concatenated with a narrow one, the wide one first, with a norm over both."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4 * k, 3, padding=1), nn.Conv2d(4 * k, 12 * k, 3, 2, 1)
+        self.n, self.c = nn.GroupNorm(1, 16 * k), nn.Conv2d(16 * k, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        y = F.interpolate(torch.relu(self.b(h)), scale_factor=2, mode="bilinear", align_corners=False)
+        return self.c(self.n(torch.cat((y, h), 1)))
+
+
+@pattern("image, every layer reads all before it", X)
+class Dense(nn.Module):
+    """Outputs are concatenated to what was read, layer by layer."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(3, 6 * k, 3, padding=1)
+        self.us = nn.ModuleList([nn.Conv2d((6 + 4 * i) * k, 4 * k, 3, padding=1) for i in range(3)])
+        self.c = nn.Linear(18 * k, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        for u in self.us:
+            h = torch.cat((h, u(torch.relu(h))), 1)
+        return self.c(h.mean((2, 3)))
+
+
+class Raw(nn.Module):
+    """Something that does not grow is concatenated to the channels."""
+
+    def __init__(self, k: int, how: str) -> None:
+        super().__init__()
+        self.how, self.a = how, nn.Conv2d(3, 8 * k, 3, padding=1)
+        self.b, self.c = nn.Conv2d(8 * k + (2 if how == "places" else 3), 6 * k, 1), nn.Linear(6 * k, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "input":
+            more = x
+        else:
+            n = torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype)
+            more = torch.stack(torch.meshgrid(n, n, indexing="ij")).expand(len(x), -1, -1, -1)
+        return self.c(torch.relu(self.b(torch.cat((torch.relu(self.a(x)), more), 1))).mean((2, 3)))
+
+
+add("image, channels beside the raw image", lambda k: Raw(k, "input"), X, expected="refused", reason=UNEQUAL)
+add("image, channels beside coordinates", lambda k: Raw(k, "places"), X, expected="refused", reason=UNEQUAL)
+
+
+@pattern("image, raw image beside coordinates", X)
+class Coordinates(nn.Module):
+    """Coordinates are concatenated to the image, before anything grows."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.a, self.c = nn.Conv2d(5, 8 * k, 3), nn.Linear(8 * k, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype)
+        more = torch.stack(torch.meshgrid(n, n, indexing="ij")).expand(len(x), -1, -1, -1)
+        return self.c(torch.relu(self.a(torch.cat((x, more), 1))).amax((2, 3)))
+
+
+class Excite(Image):
+    """Channels are scaled by something read from the means of all."""
+
+    def __init__(self, k: int, how: str) -> None:
+        super().__init__(k)
+        self.how = how
+        if how == "layers":
+            self.u, self.v = nn.Conv2d(8 * k, 2 * k, 1), nn.Conv2d(2 * k, 8 * k, 1)
+        elif how == "fixed":
+            self.u, self.v = nn.Conv2d(8 * k, 2, 1), nn.Conv2d(2, 8 * k, 1)
+        elif how == "responses":
+            self.g, self.b = weight(1, 1, 1, 8 * k), weight(1, 1, 1, 8 * k)
+        elif how.startswith("places"):
+            self.w = nn.Conv2d(2, 1, 3, padding=1)
+        else:
+            self.f = nn.Conv1d(1, 1, 3, padding=1, bias=False, padding_mode="circular" if how == "ring" else "zeros")
+
+    def mix(self, h: Tensor) -> Tensor:
+        match self.how:
+            case "layers" | "fixed":
+                return h * torch.sigmoid(self.v(torch.relu(self.u(h.mean((2, 3), keepdim=True)))))
+            case "responses":
+                y = h.permute(0, 2, 3, 1)
+                size = y.norm(dim=(1, 2), keepdim=True)
+                return (self.g * (y * size / (size.mean(-1, keepdim=True) + 1e-2)) + self.b + y).permute(0, 3, 1, 2)
+            case "places, amax" | "places, max":
+                top = h.amax(1, keepdim=True) if self.how == "places, amax" else h.max(1, keepdim=True)[0]
+                return h * torch.sigmoid(self.w(torch.cat((h.mean(1, keepdim=True), top), 1)))
+            case _:
+                return h * torch.sigmoid(self.f(h.mean((2, 3))[:, None])[:, 0, :, None, None])
+
+
+add("image, channels excited, inner width grows", lambda k: Excite(k, "layers"), X)
+add("image, channels excited, inner width fixed", lambda k: Excite(k, "fixed"), X)
+add("image, channels excited by global responses", lambda k: Excite(k, "responses"), X)
+add("image, places excited, mean and amax of channels", lambda k: Excite(k, "places, amax"), X)
+add(
+    "image, places excited, mean and max of channels",
+    lambda k: Excite(k, "places, max"),
+    X,
+    expected="refused",
+    reason="the gradient of max goes to one copy alone",
+)
+add(
+    "image, channels excited by neighbours",
+    lambda k: Excite(k, "line"),
+    X,
+    expected="refused",
+    reason="neighbouring channels, with zeros at the ends",
+)
+add("image, channels excited by neighbours on a ring", lambda k: Excite(k, "ring"), X)
+
+
+class Patches(nn.Module):
+    """Patches as positions, a class token, learned places, an encoder, the token is read."""
+
+    def __init__(self, k: int, how: str) -> None:
+        super().__init__()
+        self.how, self.t, self.p = how, weight(1, 1, 8 * k), weight(1, 5, 8 * k)
+        self.a: nn.Module = nn.Conv2d(3, 8 * k, 2, 2) if how == "layer" else nn.Linear(12, 8 * k)
+        self.m = nn.TransformerEncoderLayer(8 * k, 2 * k, 16 * k, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.n, self.c = nn.LayerNorm(8 * k), nn.Linear(8 * k, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "layer":
+            h = self.a(x).flatten(2).mT
+        elif self.how == "unfold":
+            h = self.a(F.unfold(x, 2, stride=2).mT)
+        else:
+            h = self.a(x.unfold(2, 2, 2).unfold(3, 2, 2).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2))
+        h = torch.cat((self.t.expand(len(x), -1, -1), h), 1) + self.p
+        return self.c(self.n(self.m(h)[:, 0]))
+
+
+add("patches, a strided layer", lambda k: Patches(k, "layer"), X)
+add("patches, F.unfold", lambda k: Patches(k, "unfold"), X)
+add("patches, Tensor.unfold", lambda k: Patches(k, "view"), X)
+
+
+@pattern("patches of channels that grow, F.unfold", X)
+class Unfolded(Image):
+    """A convolution written as F.unfold and a matrix (out, channels * places)."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k, 6)
+        self.w = weight(6 * k, 8 * k * 4)
+
+    def mix(self, h: Tensor) -> Tensor:
+        return (self.w @ F.unfold(h, 2, stride=2)).unflatten(2, (2, 2))
+
+
+@pattern("windows, attention in each, then merged", X)
+class Windows(nn.Module):
+    """Attention in windows with a bias per head, shifted, then four neighbours concatenated, normed and reduced."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.a, self.m, self.o = nn.Conv2d(3, 8 * k, 1), nn.Linear(8 * k, 24 * k), nn.Linear(8 * k, 8 * k)
+        self.t, self.n, self.r = weight(9, 2 * k), nn.LayerNorm(32 * k), nn.Linear(32 * k, 16 * k, bias=False)
+        self.c = nn.Linear(16 * k, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).permute(0, 2, 3, 1)
+        b, _, _, n = h.shape
+        for shift in (0, -1):
+            y = h.roll((shift, shift), (1, 2)).view(b, 2, 2, 2, 2, n).transpose(2, 3).reshape(-1, 4, n)
+            q, k, v = self.m(y).view(len(y), 4, 3, -1, 4).permute(2, 0, 3, 1, 4)
+            i = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
+            far = ((i[:, None] - i[None] + 1) * torch.tensor([3, 1])).sum(-1)
+            z = (q @ k.mT / 2 + self.t[far].permute(2, 0, 1)).softmax(-1) @ v
+            z = self.o(z.transpose(1, 2).reshape(-1, 4, n)).view(b, 2, 2, 2, 2, n).transpose(2, 3).reshape(h.shape)
+            h = h + z.roll((-shift, -shift), (1, 2))
+        near = [h[:, i::2, j::2] for j in (0, 1) for i in (0, 1)]
+        return self.c(self.r(self.n(torch.cat(near, -1))).mean((1, 2)))
+
+
+@pattern("mixing of positions, then of units", floats(2, 6, 5))
+class Mixer(nn.Module):
+    """Layers over a fixed number of positions, whose inner width grows, and over units."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.a, self.n, self.m, self.c = (
+            nn.Linear(5, 8 * k),
+            nn.LayerNorm(8 * k),
+            nn.LayerNorm(8 * k),
+            nn.Linear(8 * k, 3),
+        )
+        self.p = nn.Sequential(nn.Linear(6, 4 * k), nn.GELU(), nn.Linear(4 * k, 6))
+        self.q = nn.Sequential(nn.Linear(8 * k, 16 * k), nn.GELU(), nn.Linear(16 * k, 8 * k))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        h = h + self.p(self.n(h).transpose(1, 2)).transpose(1, 2)
+        h = h + self.q(self.m(h))
+        return self.c(h.mean(1))
+
+
+@pattern("image, a modern block with a scale per channel", X)
+class Modern(Image):
+    """A filter for each channel, a norm and layers with channels last, and a learned scale on the residual."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k)
+        self.d, self.n, self.g = nn.Conv2d(8 * k, 8 * k, 3, padding=1, groups=8 * k), nn.LayerNorm(8 * k), weight(8 * k)
+        self.u, self.v = nn.Linear(8 * k, 16 * k), nn.Linear(16 * k, 8 * k)
+
+    def mix(self, h: Tensor) -> Tensor:
+        y = self.n(self.d(h).permute(0, 2, 3, 1))
+        return h + (self.g * self.v(F.gelu(self.u(y)))).permute(0, 3, 1, 2)
+
+
+@pattern("image, places compare with places, without a scale", X)
+class NonLocal(Image):
+    """Three 1x1 layers, all pairs of places, a softmax: scores grow by k."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k)
+        self.p, self.q, self.r = (nn.Conv2d(8 * k, 4 * k, 1) for _ in range(3))
+        self.o = nn.Conv2d(4 * k, 8 * k, 1)
+
+    def mix(self, h: Tensor) -> Tensor:
+        q, k, v = (w(h).flatten(2) for w in (self.p, self.q, self.r))
+        return h + self.o((v @ torch.einsum("bcn,bcm->bmn", q, k).softmax(1)).view(len(h), -1, *h.shape[2:]))
+
+
+@pattern("image, products of channels, flattened", X)
+class Gram(nn.Module):
+    """All products of two channels, averaged over places, are read by a layer."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.a, self.c = nn.Conv2d(3, 4 * k, 2), nn.Linear(16 * k * k, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x)).flatten(2)
+        return self.c((h @ h.mT / h.shape[-1]).flatten(1))
+
+
+@pattern("image, where each channel looks", X)
+class Looks(nn.Module):
+    """A softmax over places gives two coordinates per channel, flattened together."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.a, self.c = nn.Conv2d(3, 6 * k, 3, padding=1), nn.Linear(12 * k, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).flatten(2).softmax(-1).view(len(x), -1, 4, 4)
+        n = torch.arange(4, dtype=x.dtype)
+        return self.c(torch.stack(((h.sum(2) * n).sum(-1), (h.sum(3) * n).sum(-1)), -1).flatten(1))
+
+
+@pattern("image, residuals to centres, normed twice", X)
+class Centres(nn.Module):
+    """Differences to learned centres, weighed softly, normed per centre and all together, then read."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.a, self.g, self.m, self.c = (
+            nn.Conv2d(3, 8 * k, 1),
+            nn.Conv2d(8 * k, 4, 1),
+            weight(4, 8 * k),
+            nn.Linear(32 * k, 3),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        p, y = self.g(h).softmax(1).flatten(2), h.flatten(2).mT
+        v = torch.einsum("bkn,bnkd->bkd", p, y[:, :, None] - self.m)
+        return self.c(F.normalize(F.normalize(v, dim=-1).flatten(1), dim=-1))
+
+
+@pattern("image, style written into the statistics of channels", X, floats(2, 4))
+class Style(Image):
+    """Channels are standardised over places, then scaled and shifted by another input."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k)
+        self.s = nn.Linear(4, 16 * k)
+
+    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+        h = torch.relu(self.a(x))
+        s, t = self.s(z)[..., None, None].unflatten(1, (2, -1)).unbind(1)
+        h = (h - h.mean((2, 3), keepdim=True)) / (h.std((2, 3), keepdim=True) + 1e-2)
+        return self.c(torch.relu(h * (1 + s) + t).mean((2, 3)))
