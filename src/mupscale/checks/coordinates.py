@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.checks.equivalence import Loss
-from mupscale.checks.recorder import Recorder, silence_dropout
+from mupscale.checks.recorder import Recorder
 from mupscale.core import Plan, Width, WidthLike, naming
+from mupscale.planning import silence_dropout
 from mupscale.plots import COLORS, GREY, figure, save_figure
 from mupscale.system import MupscaleError
 

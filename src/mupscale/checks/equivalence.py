@@ -25,10 +25,11 @@ from mupscale.checks.differences import (
     relative_difference,
     worst_parameter,
 )
-from mupscale.checks.recorder import Recorder, silence_dropout
+from mupscale.checks.recorder import Recorder
 from mupscale.core import Plan, naming
 from mupscale.growth import grow_optimizer, keep_base_shape
 from mupscale.optim import clip_grad_norm_
+from mupscale.planning import silence_dropout
 from mupscale.system import MupscaleError
 
 Loss = Callable[[nn.Module, Any], Tensor]

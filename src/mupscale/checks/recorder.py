@@ -54,14 +54,3 @@ def _first_tensor(output: Any) -> Tensor | None:
         return output if output.is_floating_point() else None
     values = output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else ()
     return next((t for t in map(_first_tensor, values) if t is not None), None)
-
-
-def silence_dropout(model: nn.Module) -> None:
-    """Dropout draws other masks at another width, so it is switched off; everything else trains."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.eval()
-            module.p = 0.0  # attention layers hand it on to scaled_dot_product_attention
-        for name, value in list(vars(module).items()):  # attention and recurrent layers keep a rate of their own
-            if "drop" in name.lower() and isinstance(value, float):
-                setattr(module, name, 0.0)

@@ -1,6 +1,15 @@
 """How a plan is found: which axes of each parameter grow, and what they are to it.
 
-from_modules   two models side by side, and the plan between them
+making_plans   the plan between two models: from their modules, or by running them
+from_modules   two models side by side: what their types and names say
+from_run       two models side by side: what they compute, searched and checked
+  tracing        a run as a list of tensor operations
+  following      one pass over both runs: every wide tensor has to be copies of the narrow one
+  both_runs      the tensors of the two runs: weights, constants, data
+  back_through   one operation backwards
+  copied_values  in which order, and by which factor, one tensor is copies of another
+  guesses        what is assumed and what is found
+  better_guesses what to assume instead where a pass got stuck
 role_registry  the roles of torch's modules, and those that users add
 attention      heads, recognised from a module's own attributes
 tied_readouts  the norm that takes the 1/k of a readout tied to the embedding
@@ -9,11 +18,13 @@ norms          norms over a growing axis
 initial        standard deviations and means of a fresh initialisation
 """
 
-from mupscale.planning.from_modules import GrowsBy, build_plan, plan
+from mupscale.planning.from_modules import build_plan
 from mupscale.planning.growth_checks import How
 from mupscale.planning.initial import initial_means, initial_std, mean_of, means_of, with_initial
+from mupscale.planning.making_plans import GrowsBy, plan
 from mupscale.planning.norms import kind_of_norm
 from mupscale.planning.role_registry import register_roles
+from mupscale.planning.tracing import silence_dropout
 
 __all__ = [
     "GrowsBy",
@@ -26,5 +37,6 @@ __all__ = [
     "means_of",
     "plan",
     "register_roles",
+    "silence_dropout",
     "with_initial",
 ]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
-from typing import Protocol
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -27,49 +26,10 @@ from mupscale.core import (
 )
 from mupscale.planning.attention import attention_roles
 from mupscale.planning.growth_checks import How, agrees_with_rebuilt, check_axis, check_blocks, check_read_widths
-from mupscale.planning.initial import initial_means, initial_std, with_initial
 from mupscale.planning.norms import norms_over_widths
 from mupscale.planning.role_registry import registered
 from mupscale.planning.tied_readouts import norm_before
 from mupscale.system import MupscaleError
-
-
-class GrowsBy(Protocol):
-    """What a plan has to know of the operator that it is for: whether it wants whole multiples."""
-
-    needs_multiples: bool
-
-
-def plan(
-    narrow: nn.Module,
-    wide: nn.Module,
-    *,
-    roles: Mapping[str, Role] | None = None,
-    fresh: nn.Module | Callable[[], nn.Module] | None = None,
-    grow: GrowsBy | None = None,
-) -> Plan:
-    """How `narrow` widens to `wide`, two modules of one class; `wide` may be on the meta device.
-
-    roles: by name pattern (`{"head.weight": Role(out=0, in_=1, in_block=49)}`), for what the modules cannot tell.
-    fresh: a freshly built narrow model, or the function that builds it, so that noise can be given in units of
-    the model's own initialisation, and fresh units can be drawn from it.
-    grow: what is to be done with the plan, `Copies()` if nothing is said; with `Fresh()` any wider width will do.
-
-    >>> import mupscale as mu
-    >>> from mupscale.models import MLP
-    >>> mu.plan(MLP(3, 8, 2), MLP(3, 32, 2))["layers.1.weight"].rule
-    Rule(out=4, in_=4, fold=1)
-    """
-    copies = grow is None or grow.needs_multiples
-    widening = build_plan(narrow, wide, roles=roles, how="copies" if copies else "fresh")
-    if fresh is None:
-        return widening
-    draws = [fresh(), fresh()] if not isinstance(fresh, nn.Module) else [fresh]
-    for draw in draws:
-        widening.check(draw, "narrow")
-    initial = [naming.parameters(draw) for draw in draws]
-    stds = initial_std(initial)
-    return with_initial(widening, widening.parameters, stds, initial_means(initial, stds))
 
 
 def build_plan(
@@ -174,12 +134,12 @@ class _Walk:
             raise MupscaleError(f"roles: the pattern '{pattern}' matches no parameter or buffer of the model")
 
     def entries(self, kind: str) -> dict[str, Entry]:
-        small = dict(_named(self.narrow, kind))
-        large = dict(_named(self.wide, kind))
+        small = dict(named_tensors(self.narrow, kind))
+        large = dict(named_tensors(self.wide, kind))
         advice = "the two models must be of one class and depth; only widths may differ"
         check_same_names("the narrow model", small, "the wide model", large, advice, what=kind[:-1])
-        tied = {group[0]: group for group in naming.aliases(_named(self.narrow, kind))}
-        tied_wide = {group[0]: group for group in naming.aliases(_named(self.wide, kind))}
+        tied = {group[0]: group for group in naming.aliases(named_tensors(self.narrow, kind))}
+        tied_wide = {group[0]: group for group in naming.aliases(named_tensors(self.wide, kind))}
         if tied != tied_wide and kind == "parameters":
             odd = next(g for g in sorted({*tied.values()} ^ {*tied_wide.values()}) if len(g) > 1)
             raise MupscaleError(f"'{odd[0]}' is tied to '{odd[1]}' in one of the two models only; tie both or none")
@@ -333,6 +293,7 @@ class _Walk:
         return role is not None and role.fold != 1 and math.isclose(entry.fold * times, 1)
 
 
-def _named(model: nn.Module, kind: str) -> list[tuple[str, Tensor]]:
+def named_tensors(model: nn.Module, kind: str) -> list[tuple[str, Tensor]]:
+    """Parameters or buffers, tied ones under all their names."""
     method = model.named_parameters if kind == "parameters" else model.named_buffers
     return [(naming.canonical(name), tensor) for name, tensor in method(remove_duplicate=False)]

@@ -1,0 +1,109 @@
+"""Is a wide tensor made of copies of a narrow one, in which order, and by which factor?"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mupscale.core import Axis, Number, expand
+
+Axes = Mapping[int, Axis]
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
+_MOST_COMBINATIONS = 64
+
+
+def growing_dims(narrow: Sequence[int], wide: Sequence[int]) -> tuple[int, ...] | None:
+    """The dimensions along which a shape grows by a whole multiple; none where it does not fit.
+
+    >>> growing_dims((2, 4), (2, 8)), growing_dims((2, 4), (2, 6))
+    ((1,), None)
+    """
+    if len(narrow) != len(wide):
+        return None
+    dims = tuple(d for d, (n, m) in enumerate(zip(narrow, wide, strict=True)) if n != m)
+    return dims if all(narrow[d] and wide[d] % narrow[d] == 0 for d in dims) else None
+
+
+def possible_axes(n: int, wide: int, hints: Iterable[Axis] = ()) -> list[Axis]:
+    """Every order in which n units can be copied to so many: the hints that fit first, then blocks of any length.
+
+    >>> [axis.block for axis in possible_axes(4, 8)]
+    [1, 2, 4]
+    """
+    times = wide // n
+    fitting = [axis for axis in hints if axis.times == times and _fits(axis, n)]
+    blocks = [Axis(times, block) for block in range(1, n + 1) if n % block == 0]
+    return list(dict.fromkeys([*fitting, *blocks]))
+
+
+def explanations(narrow: Tensor, wide: Tensor, hints: Iterable[Axis]) -> Iterator[tuple[dict[int, Axis], float]]:
+    """Orders of copies, and factors, under which the wide tensor is the narrow one; most likely ones first.
+
+    >>> x = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+    >>> next(explanations(x, x.repeat_interleave(2, 1) * 3, []))
+    ({1: Axis(times=2, block=1, sections=())}, 3.0)
+    """
+    dims = growing_dims(narrow.shape, wide.shape)
+    if dims is None:
+        return
+    hints = list(hints)
+    choices = [possible_axes(narrow.shape[d], wide.shape[d], hints) for d in dims]
+    if dims and (narrow.numel() == 0 or bool((narrow == narrow.flatten()[0]).all())):
+        choices = [each[:1] for each in choices]  # all alike: every order explains it
+    for axes in itertools.islice(itertools.product(*choices), _MOST_COMBINATIONS):
+        by_dim = dict(zip(dims, axes, strict=True))
+        factor = factor_between(expand(narrow.detach(), by_dim), wide.detach())
+        if factor is not None:
+            yield by_dim, factor
+
+
+def factor_between(expected: Tensor, actual: Tensor) -> float | None:
+    """By what the actual tensor is a multiple of the expected one; none where it is no multiple.
+
+    >>> factor_between(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0]))
+    2.0
+    """
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
+        return None
+    if not expected.is_floating_point():
+        return 1.0 if torch.equal(expected, actual) else None
+    if are_close(expected, actual):
+        return 1.0
+    finite = expected.isfinite() & actual.isfinite()
+    a, b = expected[finite].double(), actual[finite].double()
+    size = float(a @ a)
+    factor = float(a @ b) / size if size else 0.0
+    if factor and math.isfinite(factor) and are_close(expected * factor, actual):
+        return factor
+    return None
+
+
+def are_close(expected: Tensor, actual: Tensor, loosened: float = 1.0, size: float = 0.0) -> bool:
+    """Whether two tensors are equal up to the rounding of one operation on numbers of their size, or of this one.
+
+    >>> are_close(torch.tensor([1.0, 1e-9]), torch.tensor([1.0, 0.0]))
+    True
+    """
+    tolerance = loosened * _TOLERANCE.get(expected.dtype, 3e-2)
+    finite = expected[expected.isfinite()]
+    size = max(size, float(finite.abs().max()) if finite.numel() else 0.0)
+    return bool(torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * size + 1e-300, equal_nan=True))
+
+
+def copies_of_each(axes: Axes) -> Number:
+    """How many copies there are of each narrow entry.
+
+    >>> copies_of_each({0: Axis(2), 1: Axis(3)})
+    6
+    """
+    return math.prod((axis.times for axis in axes.values()), start=1)
+
+
+def _fits(axis: Axis, n: int) -> bool:
+    if axis.sections:
+        return sum(length for length, _ in axis.sections) == n and all(length % b == 0 for length, b in axis.sections)
+    return n % axis.block == 0

@@ -1,0 +1,298 @@
+"""Following units through a run: the narrow and the wide model side by side, operation by operation.
+
+Weights are generic, so a unit is known by its values. Every wide tensor has to be the narrow one, its units copied in
+some order; and what flows back through the operation has to be the narrow gradient, shared out among the copies.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mupscale.core import Axis, expand
+from mupscale.planning.back_through import BackThrough
+from mupscale.planning.both_runs import BothRuns, tensors_of
+from mupscale.planning.copied_values import are_close, copies_of_each, explanations, growing_dims, possible_axes
+from mupscale.planning.guesses import Accepted, Dim, Guess, Side, Stuck, Written
+from mupscale.planning.tracing import Operation
+from mupscale.system import MupscaleError
+
+_MOST_CHOICES = 48
+
+
+class Follower(BothRuns):
+    """One pass over both runs under a guess; what was found is in `written`, `axes` and `scales`."""
+
+    def __init__(self, small: Side, large: Side, guess: Guess) -> None:
+        super().__init__(small, large)
+        self.guess = guess
+        self.written: dict[str, Written] = {}
+        self.unseen: set[str] = set()  # weights that met no data: experts without a token
+        for number in small.run.inputs:
+            self.note(number, {}, 1.0, {})
+        for name, ours in small.weights.items():
+            if ours.shape == large.weights[name].shape:
+                self._write({name: Written({})})
+
+    def follow(self) -> Stuck | None:
+        """Go through the operations; where it gets stuck, or None."""
+        for position, op in enumerate(self.small.run.operations):
+            kinds = {self.kind(number) for number in op.refs}
+            is_weight = "data" not in kinds and "weight" in kinds
+            if is_weight and not (self.guess.products and len(self.weights_of(op)) > 1):
+                self.makers.update({number: position for number in op.results if number is not None})
+            elif not is_weight and "data" not in kinds:
+                self._compute_constant(position)
+            else:
+                outcome = self.attempt(position)
+                if isinstance(outcome, Stuck):
+                    return outcome
+                self._accept(position, outcome)
+        return self._check_outputs()
+
+    def _check_outputs(self) -> Stuck | None:
+        for number in self.small.run.outputs:
+            scale = self.scales.get(number, 1.0)
+            if not math.isclose(scale, 1.0, rel_tol=1e-7):
+                return Stuck(len(self.small.run.operations), scale)
+        return None
+
+    def _compute_constant(self, position: int) -> None:
+        for side in (self.small, self.large):
+            op = side.run.operations[position]
+            _check_not_random(op)
+            for number, value in zip(op.results, op.run(side.values), strict=True):
+                if number is not None:
+                    side.values[number] = torch.zeros_like(value) if "empty" in op.name else value
+
+    def attempt(self, position: int, other: Mapping[int, dict[int, Axis]] | None = None) -> Accepted | Stuck:
+        """Try an operation, with other orders of copies for some of its arguments; nothing is changed for good.
+
+        Parameters that occur for the first time are widened: their outputs as guessed, their inputs in every order.
+        """
+        op = self.small.run.operations[position]
+        _check_not_random(op)
+        axes = {number: self.axes[number] for number in op.refs if number in self.axes} | dict(other or {})
+        ours = self.results(self.small, position)
+        is_scaled = any(self.scales.get(number, 1.0) != 1.0 for number in op.refs)
+        off_by_factor = None
+        for choice in self._choices(position, axes):
+            self._write(choice)
+            try:
+                theirs = self.results(self.large, position, self._expanded(other or {}))
+                accepted = self._explain(position, axes, choice, ours, theirs)
+            except RuntimeError:  # these shapes do not go together
+                accepted = None
+            finally:
+                for name in choice:
+                    del self.written[name]
+            if accepted is not None and (is_scaled or all(factor == 1.0 for _, factor in accepted.results.values())):
+                return accepted
+            off_by_factor = off_by_factor or accepted
+        return off_by_factor or Stuck(position)
+
+    def factor_without(self, position: int, zeroed: str) -> float | None:
+        """By what the operation would be off if one of its weights were zero; none where it would not be a multiple."""
+        op = self.small.run.operations[position]
+        axes = {number: self.axes[number] for number in op.refs if number in self.axes}
+        for choice in self._choices(position, axes):
+            self._write(choice)
+            found = []
+            for side in (self.small, self.large):
+                given = {zeroed: torch.zeros_like(side.weights[zeroed])}
+                tensors = {number: self.tensor(side, number, given).clone() for number in op.refs}
+                found.append(tensors_of(side.run.operations[position].run(tensors))[0])
+            for name in choice:
+                del self.written[name]
+            for _, factor in explanations(found[0], found[1], [a for by_dim in axes.values() for a in by_dim.values()]):
+                if factor != 1.0:
+                    return factor
+        return None
+
+    def _choices(self, position: int, axes: Mapping[int, Mapping[int, Axis]]) -> Iterator[dict[str, Written]]:
+        """How the weights that occur for the first time may be widened."""
+        op = self.small.run.operations[position]
+        names = [name for name in self.weights_of(op) if name not in self.written]
+        if not names:
+            yield {}
+            return
+        grown = {name: self._growing(name) for name in names}
+        spots = [(name, d) for name in names for d in grown[name] if self.is_contracted(position, name, d)]
+        hints = [axis for by_dim in axes.values() for axis in by_dim.values()]
+        options = [self._orders(spot, hints) for spot in spots]
+        simplest = sorted(spots, key=lambda spot: (spot[0] in self.small.trained, len(grown[spot[0]])))
+        undivided = (None, *simplest) if len(spots) > 1 else (None,)  # a sum over two weights divides one of them
+        for outputs, not_summed in itertools.product(self._outputs(grown, spots, hints), undivided):
+            for orders in itertools.islice(itertools.product(*options), _MOST_CHOICES):
+                chosen = dict(zip(spots, orders, strict=True))
+                yield {
+                    name: Written(
+                        {d: chosen.get((name, d), axis) for d, axis in outputs[name].items()},
+                        tuple(d for d in grown[name] if (name, d) in chosen and (name, d) != not_summed),
+                    )
+                    for name in names
+                }
+
+    def _outputs(
+        self, grown: Mapping[str, tuple[int, ...]], inputs: Sequence[Dim], hints: Sequence[Axis]
+    ) -> list[dict[str, dict[int, Axis]]]:
+        """Orders for what weights give out: as guessed, as the arguments lie, and in blocks of any length."""
+        spots = [(name, d) for name, dims in grown.items() for d in dims]
+        free = [spot for spot in spots if spot not in inputs]
+        blocks = range(1, min((self._sizes(spot)[0] for spot in free), default=0) + 1)
+        orders = [
+            {spot: self._output_order(spot, []) for spot in spots},
+            {spot: self._output_order(spot, hints) for spot in spots},
+        ]
+        for block in blocks:
+            if all(self._sizes(spot)[0] % block == 0 for spot in free):
+                chosen = {spot: Axis(self._sizes(spot)[1] // self._sizes(spot)[0], block) for spot in free}
+                orders.append({**orders[0], **chosen})
+        unique = [order for i, order in enumerate(orders) if order not in orders[:i]]
+        return [{name: {d: order[name, d] for d in dims} for name, dims in grown.items()} for order in unique]
+
+    def _growing(self, name: str) -> tuple[int, ...]:
+        narrow, wide = self.small.weights[name].shape, self.large.weights[name].shape
+        dims = growing_dims(narrow, wide)
+        if dims is None:
+            raise MupscaleError(f"'{name}' of shape {tuple(narrow)} → {tuple(wide)} does not grow by a whole multiple")
+        return dims
+
+    def _output_order(self, spot: Dim, hints: Sequence[Axis]) -> Axis:
+        """As guessed, or as an argument's units of the same number lie."""
+        n, wide = self._sizes(spot)
+        fitting = [axis for axis in possible_axes(n, wide, hints) if axis in hints]
+        return fitting[0] if fitting else self.guess.axes.get(spot, Axis(wide // n))
+
+    def _sizes(self, spot: Dim) -> tuple[int, int]:
+        name, d = spot
+        return self.small.weights[name].shape[d], self.large.weights[name].shape[d]
+
+    def _orders(self, spot: Dim, hints: Sequence[Axis]) -> list[Axis]:
+        guessed = [self.guess.axes[spot]] if spot in self.guess.axes else []
+        return possible_axes(*self._sizes(spot), [*hints, *guessed])
+
+    def _write(self, choice: Mapping[str, Written]) -> None:
+        """Widen these weights."""
+        for name, written in choice.items():
+            fold, offset = self.guess.folds.get(name, (1.0, 0.0))
+            summed = math.prod(int(written.axes[d].times) for d in written.inputs)
+            weight = fold / summed
+            wide = expand(self.small.weights[name], written.axes, scale=weight)
+            self.large.weights[name] = wide.add_(offset * (weight - 1)) if offset else wide
+            self.written[name] = written
+
+    def _expanded(self, axes: Mapping[int, Mapping[int, Axis]]) -> dict[int, Tensor]:
+        return {
+            number: expand(self.small.values[number], by_dim, scale=self.scales[number])
+            for number, by_dim in axes.items()
+        }
+
+    def _explain(
+        self,
+        position: int,
+        axes: Mapping[int, dict[int, Axis]],
+        choice: Mapping[str, Written],
+        ours: Sequence[Any],
+        theirs: Sequence[Any],
+    ) -> Accepted | None:
+        """The results' orders of copies and factors, checked backwards."""
+        op = self.small.run.operations[position]
+        names = self.weights_of(op)
+        hints = [axis for by_dim in axes.values() for axis in by_dim.values()]
+        hints += [axis for name in names for axis in self.written[name].axes.values()]
+        numbers, options = list[int](), list[list[tuple[dict[int, Axis], float]]]()
+        for number, a, b in zip(op.results, ours, theirs, strict=True):
+            if number is not None and number in self.used:
+                numbers.append(number)
+                options.append(list(itertools.islice(explanations(a, b, hints), 6)))
+        is_clear = op.is_view and all(len(each) == 1 for each in options)
+        for combination in itertools.product(*options):
+            results = dict(zip(numbers, combination, strict=True))
+            if is_clear or self._gradients_agree(position, axes, results, names):
+                return Accepted(dict(choice), results)
+        return None
+
+    def _gradients_agree(
+        self,
+        position: int,
+        axes: Mapping[int, dict[int, Axis]],
+        results: Mapping[int, tuple[dict[int, Axis], float]],
+        names: Sequence[str],
+    ) -> bool:
+        """Whether every copy of an argument gets its share of the narrow gradient, and every weight its own."""
+        grows = any(axes.values()) or any(found for found, _ in results.values())
+        if not grows:
+            return True
+        arguments = {number: by_dim for number, by_dim in axes.items() if self.small.values[number].is_floating_point()}
+        generator = torch.Generator().manual_seed(position)
+        names = [name for name in names if name in self.small.trained]
+        ours = BackThrough(self.small, position, arguments, names, self.tensor, {})
+        outputs = {number: value for number, value in ours.outputs.items() if number in results}
+        if not outputs:
+            return True
+        push = {n: torch.randn(v.shape, generator=generator, dtype=v.dtype) for n, v in outputs.items()}
+        expanded = {}
+        for number, value in push.items():
+            by_dim, factor = results[number]
+            expanded[number] = expand(value, by_dim, scale=1 / (float(copies_of_each(by_dim)) * factor))
+        theirs = BackThrough(self.large, position, arguments, names, self.tensor, self._expanded(axes))
+        small, large = ours.pull(push), theirs.pull(expanded)
+        for key, gradient in small.items():
+            copied, share = self._share(key, axes)
+            if not are_close(expand(gradient, copied, scale=share), large[key], loosened=10):
+                return False
+        return True
+
+    def _share(self, key: int | str, axes: Mapping[int, dict[int, Axis]]) -> tuple[Mapping[int, Axis], float]:
+        """How a gradient is copied, and the part of it that each copy gets."""
+        if isinstance(key, int):
+            return axes[key], 1 / (float(copies_of_each(axes[key])) * self.scales[key])
+        written = self.written[key]
+        out = math.prod(int(written.axes[d].times) for d in written.outputs)
+        return written.axes, 1 / (out * self.guess.fold(key))
+
+    def _accept(self, position: int, accepted: Accepted) -> None:
+        """Compute the operation for good on both sides."""
+        self._write(accepted.written)
+        op = self.small.run.operations[position]
+        if any(self.small.values[number].numel() == 0 for number in op.refs if number in self.axes):
+            self.unseen |= set(accepted.written)
+        sources = self._sources(op)
+        for side in (self.small, self.large):
+            tensors = {number: self.tensor(side, number) for number in op.refs}
+            if "batch_norm" in op.name:
+                tensors = {n: t.clone() if self.kind(n) == "weight" else t for n, t in tensors.items()}
+            operation = side.run.operations[position]
+            for number, value in zip(op.results, operation.run(tensors), strict=True):
+                if number is not None and isinstance(value, Tensor):
+                    side.values[number] = torch.zeros_like(value) if "empty" in op.name else value
+        for number in op.results:
+            if number is None:
+                continue
+            axes, scale = accepted.results.get(number, ({}, 1.0))
+            self.note(number, axes, scale, dict.fromkeys(axes, sources))
+            ours, theirs = self.small.values[number], self.large.values[number]
+            if number in accepted.results and torch._debug_has_internal_overlap(theirs) == 0:
+                theirs.copy_(expand(ours, axes, scale=scale) if scale != 1.0 or axes else ours)  # no rounding adds up
+
+    def _sources(self, op: Operation) -> frozenset[Dim]:
+        """The parameters' dimensions that the units of the results come from."""
+        names = self.weights_of(op)
+        own = {(name, d) for name in names for d in self.written[name].outputs}
+        contracts = any(self.written[name].inputs for name in names)
+        earlier = {each for n in op.refs for found in self.sources.get(n, {}).values() for each in found}
+        return frozenset(own if own and contracts else own | earlier)
+
+
+def _check_not_random(op: Operation) -> None:
+    if torch.Tag.nondeterministic_seeded in op.function.tags and "attention" not in op.name:
+        raise MupscaleError(
+            f"'{op.module or 'the model'}' draws random numbers ({op.name}), which are others at another width; "
+            f"switch that off to plan by running, or leave out inputs="
+        )

@@ -1,0 +1,250 @@
+"""A plan read off the computation: guess, follow the units, and where that gets stuck, guess better."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mupscale.core import Entry, Number, Plan, Role, naming, tidy
+from mupscale.planning.better_guesses import refusal, suggestions
+from mupscale.planning.copied_values import are_close, explanations
+from mupscale.planning.following import Follower
+from mupscale.planning.guesses import Guess, Side, Stuck, Written
+from mupscale.planning.tracing import Operation, RecordedRun, call_arguments, in_float64, record_run, tensors_in
+from mupscale.system import MupscaleError
+
+_MOST_PASSES = 40
+
+
+def roles_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, walked: Plan | None = None) -> dict[str, Role]:
+    """The role of every parameter and saved buffer that the models use on this batch.
+
+    inputs: what the models are called with: a tensor, a tuple of arguments, or a dict of keywords.
+    walked: a plan to start from, as the modules' types and names suggest it.
+
+    >>> import torch
+    >>> class Plain(nn.Module):
+    ...     def __init__(self, width):
+    ...         super().__init__()
+    ...         self.a, self.b = nn.Parameter(torch.randn(3, width)), nn.Parameter(torch.randn(width, 2))
+    ...     def forward(self, x):
+    ...         return torch.tanh(x @ self.a) @ self.b
+    >>> roles = roles_by_running(Plain(4), Plain(8), torch.randn(5, 3))
+    >>> roles["a"].out, roles["b"].in_
+    ((1,), (0,))
+    """
+    search = _Search(narrow, wide, inputs)
+    guess = _guess_of(walked)
+    error = None
+    for products in (False, True):
+        try:
+            roles = search.roles(replace(guess, products=products))
+            return {**_computed_buffers(search.small, search.large), **roles}
+        except MupscaleError as refused:
+            error = error or refused
+    raise error or AssertionError("no error, and no roles")
+
+
+def _computed_buffers(small: nn.Module, large: nn.Module) -> dict[str, Role]:
+    """Buffers that no state dict holds and that the wide model computes itself, where they are copies all the same."""
+    saved, theirs = _saved(small), naming.buffers(large)
+    roles = {}
+    for name, buffer in naming.buffers(small).items():
+        if name not in saved and name in theirs and buffer.shape != theirs[name].shape:
+            axes = next((axes for axes, factor in explanations(buffer, theirs[name], []) if factor == 1.0), {})
+            if len(set(axes.values())) == 1:
+                roles[name] = Role(out=tuple(axes), out_block=next(iter(axes.values())).block)
+    return roles
+
+
+def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> None:
+    """An error unless models with generic weights, one widened as planned, give equal outputs and gradients in float64.
+
+    >>> import torch, mupscale as mu
+    >>> check_plan_by_running(nn.Linear(2, 3), nn.Linear(4, 3), mu.Plan({}), torch.ones(1, 2))
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: ...
+    """
+    small, batch = in_float64(narrow, inputs, generic=1)
+    large, _ = in_float64(wide, inputs)
+    with torch.no_grad():
+        theirs = _saved(large)
+        for name, weight in _saved(small).items():
+            entry = plan[name]
+            entry.widened(weight, theirs[name], factor=None if name in plan.parameters else _of_buffer(entry))
+    ours, theirs_out = (_outputs_and_gradients(model, batch) for model in (small, large))
+    for number, (a, b) in enumerate(zip(ours[0], theirs_out[0], strict=True)):
+        if a.shape != b.shape:
+            continue  # hidden units, which are copied
+        if not are_close(a, b, loosened=100):
+            raise MupscaleError(
+                f"the plan by running is wrong: output {number} of the wide model differs from the narrow one's by "
+                f"{float((a - b).norm() / a.norm()):.1e}; pass roles= for what it gets wrong"
+            )
+    largest = max((float(gradient.abs().max()) for gradient in ours[1].values() if gradient.numel()), default=0.0)
+    for name, gradient in ours[1].items():
+        entry = plan.parameters[name]
+        expected = entry.widened(gradient, factor=entry.rule.gradient())
+        if name in theirs_out[1] and not are_close(
+            expected, theirs_out[1][name], loosened=1000, size=1e-3 * largest * entry.rule.gradient()
+        ):
+            raise MupscaleError(
+                f"the plan by running is wrong: the copies of '{name}' do not each get their share of its "
+                f"gradient; pass roles= for what it gets wrong"
+            )
+
+
+def _of_buffer(entry: Entry) -> float:
+    return 1.0 / float(entry.rule.in_)
+
+
+def _outputs_and_gradients(model: nn.Module, batch: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Floating-point outputs, and the gradients of a generic loss of those."""
+    args, kwargs = call_arguments(batch)
+    outputs = [t for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point()]
+    generator = torch.Generator().manual_seed(0)
+    loss = torch.zeros((), dtype=torch.float64)
+    for output in outputs:
+        push = torch.randn(output.shape, generator=generator, dtype=output.dtype)
+        if output.requires_grad:
+            loss = loss + (output * push.to(output.device)).sum()
+    if loss.requires_grad:
+        loss.backward()
+    gradients = {name: p.grad for name, p in naming.parameters(model).items() if p.grad is not None}
+    return [output.detach() for output in outputs], gradients
+
+
+class _Search:
+    """Pass after pass over the two runs, each under a better guess."""
+
+    def __init__(self, narrow: nn.Module, wide: nn.Module, inputs: Any) -> None:
+        self.small, self.batch = in_float64(narrow, inputs, generic=0)
+        self.large, _ = in_float64(wide, inputs)
+        self.narrow_run = record_run(self.small, self.batch)
+        self.wide_run = record_run(self.large, self.batch)
+        self.passes = 0
+
+    def follow(self, guess: Guess) -> tuple[Follower, Stuck | None]:
+        """One pass; where the wide model went another way (experts), again with the weights known by then."""
+        self.passes += 1
+        reached = -1
+        while True:
+            alike = _operations_alike(self.narrow_run.operations, self.wide_run.operations)
+            small, large = (
+                Side(replace(run, operations=run.operations[:alike]), dict(_saved(model)), naming.parameters(model))
+                for run, model in ((self.narrow_run, self.small), (self.wide_run, self.large))
+            )
+            follower = Follower(small, large, guess)
+            stuck = follower.follow()
+            is_whole = alike == max(len(self.narrow_run.operations), len(self.wide_run.operations))
+            if (is_whole and stuck is None) or len(follower.written) <= reached:
+                break
+            reached = len(follower.written)
+            if not self._record_again(follower):
+                break
+        if stuck is None and not is_whole:
+            raise _not_alike(self.narrow_run.operations, self.wide_run.operations, alike)
+        return follower, stuck
+
+    def _record_again(self, follower: Follower) -> bool:
+        """Run the wide model with what is known of its weights; whether it did something else."""
+        before = self.wide_run
+        with torch.no_grad():
+            for name, weight in _saved(self.large).items():
+                if name in follower.written:
+                    weight.copy_(follower.large.weights[name])
+        self.wide_run = record_run(self.large, self.batch)
+        return not _same_run(before, self.wide_run)
+
+    def roles(self, guess: Guess) -> dict[str, Role]:
+        """What a pass that came through says of every weight that met data."""
+        follower = self.run(guess)
+        return {
+            name: _role(name, written, follower.guess)
+            for name, written in follower.written.items()
+            if name not in follower.unseen
+        }
+
+    def run(self, guess: Guess) -> Follower:
+        """The pass that came through; an error where no guess helps."""
+        self.passes = 0
+        follower, stuck = self.follow(guess)
+        while stuck is not None:
+            for better in suggestions(follower, stuck):
+                other, where = self.follow(better)
+                if where is None or where.position > stuck.position:
+                    follower, stuck = other, where
+                    break
+                if self.passes > _MOST_PASSES:
+                    raise refusal(follower, stuck)
+            else:
+                raise refusal(follower, stuck)
+        return follower
+
+
+def _same_run(ours: RecordedRun, theirs: RecordedRun) -> bool:
+    """Whether two runs of one model did the same, with the same constants."""
+    steps = ([(op.function, op.args, op.kwargs) for op in run.operations] for run in (ours, theirs))
+    constants = ({n: leaf for n, leaf in run.leaves.items() if n not in run.names} for run in (ours, theirs))
+    first, second = constants
+    return next(steps) == next(steps) and all(n in second and torch.equal(leaf, second[n]) for n, leaf in first.items())
+
+
+def _operations_alike(ours: list[Operation], theirs: list[Operation]) -> int:
+    """How many operations the two models have in common before they part."""
+    for position, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        if a.function is not b.function or a.refs != b.refs or a.results != b.results:
+            return position
+    return min(len(ours), len(theirs))
+
+
+def _not_alike(ours: list[Operation], theirs: list[Operation], position: int) -> MupscaleError:
+    op = (ours if position < len(ours) else theirs)[position]
+    return MupscaleError(
+        f"the two models do not run the same operations: from '{op.module or 'the model'}' on ({op.name}) they differ; "
+        f"build them alike but for their widths, or leave out inputs="
+    )
+
+
+def _saved(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and the buffers that a state dict holds."""
+    weights: dict[str, Tensor] = {name: p.detach() for name, p in naming.parameters(model).items()}
+    for path, module in naming.modules(model).items():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_floating_point() and name not in module._non_persistent_buffers_set:
+                weights[f"{path}.{name}" if path else name] = buffer
+    return weights
+
+
+def _guess_of(plan: Plan | None) -> Guess:
+    if plan is None:
+        return Guess()
+    entries = {**plan.buffers, **plan.parameters}
+    return Guess(
+        {(name, d): axis for name, entry in entries.items() for d, axis in entry.axes.items() if axis.times != 1}
+    )
+
+
+def _role(name: str, written: Written, guess: Guess) -> Role:
+    fold, offset = guess.folds.get(name, (1.0, 0.0))
+    inputs, outputs = ([written.axes[d] for d in dims] for dims in (written.inputs, written.outputs))
+    if any(axis.sections for axis in inputs) or any(len(set(axes)) > 1 for axes in (inputs, outputs)):
+        raise MupscaleError(f"'{name}' would be copied in several orders at once; pass roles= for it")
+    return Role(
+        out=written.outputs,
+        in_=written.inputs,
+        out_block=outputs[0].block if outputs else 1,
+        in_block=inputs[0].block if inputs else 1,
+        out_sections=outputs[0].sections if outputs else (),
+        fold=_tidy(fold),
+        offset=_tidy(offset),
+    )
+
+
+def _tidy(number: float) -> Number:
+    fraction = Fraction(number).limit_denominator(4096)
+    return tidy(fraction) if float(fraction) == number else number

@@ -1,0 +1,77 @@
+"""A plan between two models: from their modules, or, where there is a batch, by running them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from glob import escape
+from typing import Any, Protocol
+
+from torch import nn
+
+from mupscale.core import Plan, Role, naming
+from mupscale.planning.from_modules import build_plan, named_tensors
+from mupscale.planning.from_run import check_plan_by_running, roles_by_running
+from mupscale.planning.growth_checks import How
+from mupscale.planning.initial import initial_means, initial_std, with_initial
+from mupscale.system import MupscaleError
+
+
+class GrowsBy(Protocol):
+    """What a plan has to know of the operator that it is for: whether it wants whole multiples."""
+
+    needs_multiples: bool
+
+
+def plan(
+    narrow: nn.Module,
+    wide: nn.Module,
+    *,
+    roles: Mapping[str, Role] | None = None,
+    fresh: nn.Module | Callable[[], nn.Module] | None = None,
+    grow: GrowsBy | None = None,
+    inputs: Any = None,
+) -> Plan:
+    """How `narrow` widens to `wide`, two modules of one class; `wide` may be on the meta device.
+
+    inputs: a small batch, as the models are called with it (a tensor, a tuple of arguments, a dict of keywords). Both
+    models are run on it, and the plan is read off what they compute, whatever their modules are; it is checked before
+    it is returned. Without it the plan follows from module types and attribute names.
+    roles: by name pattern (`{"head.weight": Role(out=0, in_=1, in_block=49)}`), for what the modules cannot tell.
+    fresh: a freshly built narrow model, or the function that builds it, so that noise can be given in units of
+    the model's own initialisation, and fresh units can be drawn from it.
+    grow: what is to be done with the plan, `Copies()` if nothing is said; with `Fresh()` any wider width will do.
+
+    >>> import mupscale as mu
+    >>> from mupscale.models import MLP
+    >>> mu.plan(MLP(3, 8, 2), MLP(3, 32, 2))["layers.1.weight"].rule
+    Rule(out=4, in_=4, fold=1)
+    """
+    how: How = "copies" if grow is None or grow.needs_multiples else "fresh"
+    if inputs is None:
+        widening = build_plan(narrow, wide, roles=roles, how=how)
+    else:
+        widening = _plan_by_running(narrow, wide, inputs, dict(roles or {}), how)
+    if fresh is None:
+        return widening
+    draws = [fresh(), fresh()] if not isinstance(fresh, nn.Module) else [fresh]
+    for draw in draws:
+        widening.check(draw, "narrow")
+    initial = [naming.parameters(draw) for draw in draws]
+    stds = initial_std(initial)
+    return with_initial(widening, widening.parameters, stds, initial_means(initial, stds))
+
+
+def _plan_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dict[str, Role], how: How) -> Plan:
+    try:
+        walked = build_plan(narrow, wide, roles=roles)
+    except MupscaleError:  # the modules do not tell; the run may
+        walked = None
+    found = roles_by_running(narrow, wide, inputs, walked)
+    for kind in ("parameters", "buffers"):
+        for group in naming.aliases(named_tensors(naming.unwrap(narrow), kind)):
+            role = next((found[name] for name in group if name in found), None)
+            if role is not None:
+                roles |= {name: role for name in map(escape, group) if not any(fnmatchcase(name, p) for p in roles)}
+    check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=roles), inputs)
+    return build_plan(narrow, wide, roles=roles, how=how)

@@ -1,0 +1,235 @@
+"""A model's run as a list of tensor operations, so that each can be run again with other weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from mupscale.core import naming
+from mupscale.system import MupscaleError
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor of a run, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One tensor operation: its arguments, with a Ref for every tensor, the numbers of its results, and its module."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[int | None, ...]
+    module: str
+
+    @property
+    def name(self) -> str:
+        """As torch calls it, without its namespace and variant."""
+        return str(self.function).split(".")[1]
+
+    @property
+    def refs(self) -> list[int]:
+        """The numbers of its tensor arguments."""
+        flat, _ = tree_flatten((self.args, self.kwargs), is_leaf=lambda x: isinstance(x, Ref))
+        return [x.number for x in flat if isinstance(x, Ref)]
+
+    @property
+    def changes_arguments(self) -> bool:
+        """Whether it writes into one of its arguments."""
+        return bool(self.function._schema.is_mutable)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether its result is a view of an argument."""
+        return bool(self.function.is_view)
+
+    def run(self, tensors: Mapping[int, Tensor]) -> list[Any]:
+        """Its results, as a flat list, for these tensors in place of the arguments."""
+
+        def value(x: Any) -> Any:
+            return tensors[x.number] if isinstance(x, Ref) else x
+
+        args, kwargs = tree_map(value, (self.args, self.kwargs), is_leaf=lambda x: isinstance(x, Ref))
+        return tree_flatten(self.function(*args, **kwargs))[0]
+
+
+@dataclass
+class RecordedRun:
+    """What a model did with one batch. leaves: tensors that no operation made, `names` of parameters and buffers."""
+
+    operations: list[Operation] = field(default_factory=list)
+    leaves: dict[int, Tensor] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    inputs: set[int] = field(default_factory=set)
+    outputs: list[int] = field(default_factory=list)
+
+
+def record_run(model: nn.Module, inputs: Any) -> RecordedRun:
+    """Run the model on a batch and note every tensor operation.
+
+    >>> run = record_run(nn.Linear(2, 3), torch.ones(1, 2))
+    >>> [operation.name for operation in run.operations], run.names
+    (['t', 'addmm'], {0: 'weight', 2: 'bias'})
+    """
+    args, kwargs = call_arguments(inputs)
+    recorder = _Recorder(model, (args, kwargs))
+    with _module_paths(model, recorder.path), recorder:
+        output = model(*args, **kwargs)
+    recorder.run.outputs = [recorder.number(t) for t in tensors_in(output)]
+    return recorder.run
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors in what a model is given or returns: tuples, lists, dicts, and what behaves like a dict.
+
+    >>> len(tensors_in({"logits": torch.ones(1), "states": (torch.ones(1), None)}))
+    2
+    """
+    return [x for x in tree_flatten(_plain(tree))[0] if isinstance(x, Tensor)]
+
+
+def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How a model is called on a batch: a tuple is its positional arguments, a dict its keywords.
+
+    >>> call_arguments({"tokens": 1}), call_arguments(1)
+    (((), {'tokens': 1}), ((1,), {}))
+    """
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
+
+
+def in_float64(model: nn.Module, inputs: Any, *, generic: int | None = None) -> tuple[nn.Module, Any]:
+    """A copy of the model without dropout, and the batch, both in float64.
+
+    generic: a seed for weights to put in place of the model's, of the same size, so that no two units are alike.
+
+    >>> model, batch = in_float64(nn.Linear(1, 2), torch.ones(1, 1), generic=0)
+    >>> batch.dtype, bool(model.bias[0] != model.bias[1])
+    (torch.float64, True)
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(t.is_meta for t in tensors):
+        raise MupscaleError(
+            "a model on the meta device cannot be run: build it with memory to plan by running, or leave out inputs="
+        )
+    copied = copy.deepcopy(naming.unwrap(model)).double()
+    silence_dropout(copied)
+    if generic is not None:
+        generator = torch.Generator().manual_seed(generic)
+        for p in copied.parameters():
+            size = float(p.detach().square().mean().sqrt()) if p.numel() else 0.0
+            draw = torch.randn(p.shape, generator=generator, dtype=torch.float64) * (size or 0.1)
+            p.data = draw.to(p.device)
+        for buffer in _saved_buffers(copied):
+            buffer.mul_(0.5 + torch.rand(buffer.shape, generator=generator, dtype=torch.float64).to(buffer.device))
+    batch = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, inputs)
+    return copied, batch
+
+
+def silence_dropout(model: nn.Module) -> None:
+    """Dropout draws other masks at another width, so it is switched off; everything else trains.
+
+    >>> model = nn.Sequential(nn.Dropout(0.5))
+    >>> silence_dropout(model)
+    >>> model[0].p
+    0.0
+    """
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.eval()
+            module.p = 0.0  # attention layers hand it on to scaled_dot_product_attention
+        for name, value in list(vars(module).items()):  # attention and recurrent layers keep a rate of their own
+            if "drop" in name.lower() and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_floating_point() and name not in module._non_persistent_buffers_set:
+                yield buffer
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes operations; keeps every tensor alive, so that an id stands for one tensor."""
+
+    def __init__(self, model: nn.Module, arguments: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.run = RecordedRun()
+        self.path = [""]
+        self.numbers: dict[int, int] = {}
+        self.alive: list[Tensor] = []
+        self.named = {id(t): n for n, t in {**naming.buffers(model), **naming.parameters(model)}.items()}
+        self.stored = {_memory(t): n for n, t in naming.parameters(model).items()}
+        self.given = {id(t) for t in tensors_in(arguments)}
+
+    def number(self, tensor: Tensor) -> int:
+        """The number of a tensor; a new one is a leaf."""
+        if id(tensor) not in self.numbers:
+            number = self._new(tensor)
+            name = self.named.get(id(tensor)) or self.stored.get(_memory(tensor))
+            if name is not None:
+                known = next((n for n, other in self.run.names.items() if other == name), None)
+                if known is not None:
+                    self.numbers[id(tensor)] = known
+                    return known
+                self.run.names[number] = name
+            elif id(tensor) in self.given:
+                self.run.inputs.add(number)
+            self.run.leaves[number] = tensor
+        return self.numbers[id(tensor)]
+
+    def _new(self, tensor: Tensor) -> int:
+        self.alive.append(tensor)
+        self.numbers[id(tensor)] = len(self.alive) - 1
+        return self.numbers[id(tensor)]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        numbered = tree_map(lambda x: Ref(self.number(x)) if isinstance(x, Tensor) else x, (args, dict(kwargs or {})))
+        output = func(*args, **(kwargs or {}))
+        results = []
+        for x in tree_flatten(output)[0]:
+            known = isinstance(x, Tensor) and id(x) in self.numbers
+            results.append((self.numbers[id(x)] if known else self._new(x)) if isinstance(x, Tensor) else None)
+        self.run.operations.append(Operation(func, numbered[0], numbered[1], tuple(results), self.path[-1]))
+        return output
+
+
+def _memory(tensor: Tensor) -> tuple[Any, ...]:
+    return (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+
+
+@contextmanager
+def _module_paths(model: nn.Module, path: list[str]) -> Iterator[None]:
+    """Keep the path of the module that runs at the end of the list."""
+    handles: list[Any] = []
+    for name, module in naming.modules(model).items():
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: path.append(name)))
+        handles.append(module.register_forward_hook(lambda *_: (path.pop(), None)[1], always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _plain(output: Any) -> Any:
+    """Dataclass-like outputs of transformers as a dict, for the tree to look into."""
+    if isinstance(output, dict):
+        return {key: _plain(value) for key, value in output.items()}
+    if isinstance(output, tuple | list):
+        return [_plain(value) for value in output]
+    return output
