@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import patterns_attention
 import patterns_blocks
+import patterns_graph
 import patterns_mlp
+import patterns_others
 import patterns_products
+import patterns_sequence
 import patterns_units
 import patterns_vision
 from patterns_kit import REGISTERED, Pattern
@@ -19,8 +22,11 @@ __all__ = ["PATTERNS", "Pattern"]
 _SOURCES = (
     patterns_attention,
     patterns_blocks,
+    patterns_graph,
     patterns_mlp,
+    patterns_others,
     patterns_products,
+    patterns_sequence,
     patterns_units,
     patterns_vision,
 )

@@ -1,0 +1,326 @@
+"""Patterns: graphs, sets, capsules, and comparisons by distances and products."""
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from patterns_kit import add, floats, pattern, weight
+
+X = floats(3, 5)
+G = floats(5, 4)
+UNEQUAL = "units that grow and inputs that do not lie on one axis of a weight"
+
+
+def ring(x: Tensor) -> Tensor:
+    """Neighbours of a small fixed graph: a ring with one chord."""
+    n = torch.eye(len(x), dtype=x.dtype)
+    a = n.roll(1, 0) + n.roll(-1, 0)
+    a[0, 2] = a[2, 0] = 1.0
+    return a
+
+
+def edges() -> Tensor:
+    """The same graph, as pairs."""
+    return torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 0, 4, 0, 1, 2, 3, 2, 0]])
+
+
+@pattern("graph, averages of neighbours and bare weights", G)
+class Averages(nn.Module):
+    """Neighbours averaged by a matrix from the left, weights from the right, twice."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.u, self.v, self.b, self.c = weight(4, 8 * k), weight(8 * k, 6 * k), weight(8 * k), weight(6 * k, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = ring(x)
+        a = a / a.sum(1, keepdim=True)
+        h = torch.relu(a @ x @ self.u + self.b)
+        return torch.relu(a @ (h @ self.v)) @ self.c
+
+
+@pattern("graph, attention by two vectors, heads grow", G)
+class Vectors(nn.Module):
+    """Scores of an edge are products with a vector for its start and one for its end, per head."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.w, self.s, self.t, self.c = (
+            nn.Linear(4, 8 * k, bias=False),
+            weight(2 * k, 4),
+            weight(2 * k, 4),
+            nn.Linear(8 * k, 3),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.w(x).unflatten(-1, (-1, 4))
+        e = F.leaky_relu((h * self.s).sum(-1)[:, None] + (h * self.t).sum(-1)[None], 0.2)
+        p = e.masked_fill(ring(x)[..., None] == 0, float("-inf")).softmax(1)
+        return self.c(F.elu(torch.einsum("ijh,jhd->ihd", p, h).flatten(1)))
+
+
+@pattern("graph, attention by two vectors, one head", G)
+class OneVector(nn.Module):
+    """Scores are h @ a for two bare vectors (width, 1)."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.w, self.s, self.t, self.c = weight(4, 8 * k), weight(8 * k, 1), weight(8 * k, 1), nn.Linear(8 * k, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.mm(x, self.w)
+        e = F.leaky_relu(h @ self.s + (h @ self.t).T, 0.2)
+        p = torch.where(ring(x) > 0, e, torch.full_like(e, -9e15)).softmax(1)
+        return self.c(torch.tanh(torch.matmul(p, h)))
+
+
+class Messages(nn.Module):
+    """Messages along edges from both ends, summed by index_add, and an update of the sum and the node."""
+
+    def __init__(self, k: int, how: str) -> None:
+        super().__init__()
+        self.how, self.a, self.c = how, nn.Linear(4, 8 * k), nn.Linear(8 * k, 3)
+        self.m = nn.Linear(16 * k + (2 if how == "raw" else 0), 6 * k)
+        self.u, self.e = nn.Linear(14 * k, 8 * k), nn.Linear(2, 8 * k) if how == "embedded" else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, (i, j) = torch.tanh(self.a(x)), edges()
+        far = torch.stack((x[i, 0] - x[j, 0], x[i, 1] * x[j, 1]), -1)
+        ends = torch.cat((h[i], h[j]), -1)
+        if self.how == "raw":
+            ends = torch.cat((ends, far), -1)
+        elif self.how == "embedded":
+            ends = torch.cat((h[i] + self.e(far), h[j]), -1)
+        m = torch.zeros(len(x), self.m.out_features, dtype=x.dtype).index_add_(0, j, torch.relu(self.m(ends)))
+        return self.c(torch.tanh(self.u(torch.cat((h, m), -1))))
+
+
+add("graph, messages from both ends", lambda k: Messages(k, "ends"), G)
+add("graph, messages from both ends and embedded features", lambda k: Messages(k, "embedded"), G)
+add(
+    "graph, messages from both ends and raw features",
+    lambda k: Messages(k, "raw"),
+    G,
+    expected="refused",
+    reason=UNEQUAL,
+)
+
+
+@pattern("graph, sums with a learned weight of the node itself", G)
+class Sums(nn.Module):
+    """(1 + eps) times the node plus its neighbours, by scatter_add, then a small network."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.e, self.a, self.c = weight(1), nn.Linear(4, 8 * k), nn.Linear(8 * k, 3)
+        self.m = nn.Sequential(nn.Linear(8 * k, 8 * k), nn.BatchNorm1d(8 * k), nn.ReLU(), nn.Linear(8 * k, 8 * k))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, (i, j) = self.a(x), edges()
+        near = torch.zeros_like(h).scatter_add(0, j[:, None].expand(-1, h.shape[1]), h[i])
+        return self.c(self.m((1 + self.e) * h + near).sum(0))
+
+
+@pattern("graph, several aggregates side by side", G)
+class Aggregates(nn.Module):
+    """Mean, largest and smallest of the neighbours, each also scaled by the degree, concatenated."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.a, self.u, self.c = nn.Linear(4, 6 * k), nn.Linear(36 * k, 6 * k), nn.Linear(6 * k, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, a = self.a(x), ring(x)
+        there = a[..., None] > 0
+        parts = [a @ h / a.sum(1, keepdim=True), h.where(there, -9.0).amax(1), h.where(there, 9.0).amin(1)]
+        y = torch.cat(parts, -1)
+        return self.c(torch.tanh(self.u(torch.cat((y, y * a.sum(1, keepdim=True).log()), -1))))
+
+
+@pattern("graph, attention with products of ends", G)
+class Products(nn.Module):
+    """Queries and keys at the ends of edges, a softmax over those that meet, a gated skip."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.s = (nn.Linear(4, 8 * k) for _ in range(4))
+        self.b, self.c = nn.Linear(24 * k, 1), nn.Linear(8 * k, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        i, j = edges()
+        score = (self.q(x)[j] * self.k(x)[i]).unflatten(-1, (-1, 4)).sum(-1) / 2
+        up = score.exp()
+        p = up / torch.zeros(len(x), up.shape[1], dtype=x.dtype).index_add(0, j, up)[j]
+        y = (p[..., None] * self.v(x)[i].unflatten(-1, (-1, 4))).flatten(1)
+        out, skip = torch.zeros(len(x), y.shape[1], dtype=x.dtype).index_add(0, j, y), self.s(x)
+        g = torch.sigmoid(self.b(torch.cat((out, skip, out - skip), -1)))
+        return self.c(g * skip + (1 - g) * out)
+
+
+@pattern("sets, layers around a sum", floats(3, 5, 4))
+class DeepSet(nn.Module):
+    """Members through layers, summed, through layers, with a layer that sees each member and the mean."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.a, self.u, self.v = nn.Linear(4, 8 * k), nn.Linear(8 * k, 8 * k), nn.Linear(8 * k, 8 * k, bias=False)
+        self.r = nn.Sequential(nn.Linear(8 * k, 6 * k), nn.Tanh(), nn.Linear(6 * k, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        return self.r(torch.relu(self.u(h) - self.v(h.mean(1, keepdim=True))).sum(1))
+
+
+class Capsules(nn.Module):
+    """Small vectors vote for three others, and are routed by agreement."""
+
+    def __init__(self, k: int, ins: int, dim: int, rounds: int) -> None:
+        super().__init__()
+        self.ins, self.rounds = ins, rounds
+        self.a, self.w, self.c = nn.Linear(5, 4 * ins), weight(ins, 3, dim, 4), weight(3, dim, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        votes = torch.einsum("bid,ijed->bije", torch.tanh(self.a(x)).view(len(x), self.ins, 4), self.w)
+        b = torch.zeros_like(votes[..., 0])
+        for _ in range(self.rounds):
+            s = (b.softmax(2)[..., None] * votes).sum(1)
+            size = s.square().sum(-1, keepdim=True)
+            v = size / (1 + size) * s / size.sqrt()
+            b = b + (votes * v[:, None]).sum(-1)
+        return torch.einsum("bje,jeo->bo", v, self.c)
+
+
+add("capsules, one round, their number grows", lambda k: Capsules(k, 4 * k, 4, 1), X)
+add(
+    "capsules, routed, their number grows",
+    lambda k: Capsules(k, 4 * k, 4, 2),
+    X,
+    expected="refused",
+    reason="votes have to be divided by k for the sum, and not for the agreement",
+)
+add("capsules, routed, their size grows", lambda k: Capsules(k, 4, 4 * k, 2), X)
+
+
+# --- distances and comparisons
+class Pair(nn.Module):
+    """Two inputs through the same layers, compared."""
+
+    def __init__(self, k: int, f: Callable[[Tensor, Tensor], Tensor], act: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.f, self.act, self.a, self.b = f, act, nn.Linear(5, 8 * k), nn.Linear(8 * k, 6 * k)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        u, v = (self.act(self.b(torch.tanh(self.a(one)))) for one in (x, y))
+        return self.f(u, v)
+
+
+same = nn.Identity()
+TOO_MUCH = "the distance grows with k, and no weight can take a factor through the tanh"
+add("pair, squared distance", lambda k: Pair(k, lambda u, v: (u - v).pow(2).sum(-1), same), X, X)
+add("pair, mean squared distance of tanh", lambda k: Pair(k, lambda u, v: (u - v).pow(2).mean(-1), torch.tanh), X, X)
+add(
+    "pair, squared distance of tanh",
+    lambda k: Pair(k, lambda u, v: (u - v).pow(2).sum(-1), torch.tanh),
+    X,
+    X,
+    expected="refused",
+    reason=TOO_MUCH,
+)
+add("pair, distance of all to all", lambda k: Pair(k, torch.cdist, same), X, X)
+add("pair, sum of absolute differences of relu", lambda k: Pair(k, lambda u, v: (u - v).abs().sum(-1), F.relu), X, X)
+add("pair, F.pairwise_distance", lambda k: Pair(k, lambda u, v: F.pairwise_distance(u, v, eps=0.0), same), X, X)
+add("pair, F.cosine_similarity of tanh", lambda k: Pair(k, F.cosine_similarity, torch.tanh), X, X)
+add(
+    "pair, products of all with all, normed",
+    lambda k: Pair(k, lambda u, v: F.normalize(u) @ F.normalize(v).T, torch.tanh),
+    X,
+    X,
+)
+add(
+    "pair, products of all with all, tanh",
+    lambda k: Pair(k, lambda u, v: u @ v.T, torch.tanh),
+    X,
+    X,
+    expected="refused",
+    reason=TOO_MUCH,
+)
+add(
+    "pair, products of all with all, divided by the width",
+    lambda k: Pair(k, lambda u, v: u @ v.T / u.shape[1], torch.tanh),
+    X,
+    X,
+)
+
+
+class Form(nn.Module):
+    """A difference of units measured by a learned matrix."""
+
+    def __init__(self, k: int, how: str) -> None:
+        super().__init__()
+        self.how, self.a = how, nn.Linear(5, 8 * k)
+        self.m = weight(8 * k, {"full": 8, "factor, grows": 6}.get(how, 0) * k or 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        d = torch.tanh(self.a(x)) - torch.tanh(self.a(y))
+        return torch.einsum("bi,ij,bj->b", d, self.m, d) if self.how == "full" else (d @ self.m).square().sum(-1)
+
+
+add("pair, a learned quadratic form", lambda k: Form(k, "full"), X, X)
+add("pair, a learned form in factors, rank fixed", lambda k: Form(k, "factor"), X, X)
+add("pair, a learned form in factors, rank grows", lambda k: Form(k, "factor, grows"), X, X)
+
+
+class Centres(nn.Module):
+    """Units are compared with learned centres by distance."""
+
+    def __init__(self, k: int, how: str) -> None:
+        super().__init__()
+        self.how, self.a, self.p, self.c = how, nn.Linear(5, 8 * k), weight(4, 8 * k), nn.Linear(4, 3)
+        self.g = weight(4) if how in ("rate", "exp rate") else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x) if self.how == "linear" else torch.tanh(self.a(x))
+        d = (h[:, None] - self.p).pow(2).sum(-1)
+        if self.how == "mean":
+            d = d / h.shape[-1]
+        elif self.g is not None:
+            d = d * (self.g.exp() if self.how == "exp rate" else self.g.abs())
+        return self.c(torch.exp(-d / 4))
+
+
+add("centres, mean squared distance", lambda k: Centres(k, "mean"), X)
+add("centres, squared distance times a rate", lambda k: Centres(k, "rate"), X)
+add(
+    "centres, squared distance times exp of a rate",
+    lambda k: Centres(k, "exp rate"),
+    X,
+    expected="refused",
+    reason="1/k is a shift of the rate by log k, and no factor",
+)
+add("centres, squared distance of tanh", lambda k: Centres(k, "sum"), X, expected="refused", reason=TOO_MUCH)
+add(
+    "centres, squared distance without a nonlinearity",
+    lambda k: Centres(k, "linear"),
+    X,
+    expected="either",
+    reason="exact with 1/sqrt(k) in the layer, its bias and the centres",
+)
+
+
+@pattern("nearest of a list of codes", X)
+class Codes(nn.Module):
+    """Units are replaced by the nearest learned code; gradients go straight through."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.a, self.e, self.c = nn.Linear(5, 8 * k), weight(6, 8 * k), nn.Linear(8 * k, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        q = self.e[torch.cdist(h.detach(), self.e.detach()).argmin(-1)]
+        return self.c(q + h - h.detach())
