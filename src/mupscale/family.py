@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import PlainWidth, Plan, Role, Width, WidthLike, naming
+from mupscale.core import Entry, PlainWidth, Plan, Role, Width, WidthLike, naming
 from mupscale.growth import Noise, Operator, choose_operator, upscale
 from mupscale.optim import make_optimizer, param_groups
-from mupscale.planning import How, build_plan, initial_means, initial_std, with_initial
+from mupscale.planning import (
+    How,
+    build_plan,
+    check_plan_by_running,
+    initial_means,
+    initial_std,
+    roles_by_running,
+    with_initial,
+)
 from mupscale.system import MupscaleError
 
 _DRAWS = 4  # freshly built models that the initialisation is measured on
+_PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
 _WIDE_ENOUGH = 64  # below this width an initialisation says little about wide ones
 
 
@@ -24,6 +34,8 @@ class Family:
     """`Family(lambda width: MLP(54, width, 7), base=64)`: a model for every width, or for every dict of widths.
 
     base: at this width every factor is 1, so lr, weight decay and eps mean what they mean in plain PyTorch.
+    inputs: a small batch, as the models are called with it. Small members of the family are run on it, and where module
+    types and names mislead, roles are read off what they compute.
     init_at: the width at which the model's own initialisation is taken as it is (default: base, at least 64).
     roles: name patterns for what the modules cannot tell, as in `plan`.
 
@@ -45,8 +57,9 @@ class Family:
         *,
         init_at: WidthLike | None = None,
         roles: Mapping[str, Role] | None = None,
+        inputs: Any = None,
     ) -> None:
-        self._build, self.roles = build, roles
+        self._build, self.roles, self.inputs = build, roles, inputs
         self._base = Width.of(base, "base")
         self._init_at = _default_init_at(self._base) if init_at is None else Width.of(init_at, "init_at")
         self._base_model = self.sketch(base)
@@ -54,6 +67,8 @@ class Family:
         self._plans: dict[Width, Plan] = {}
         self._measured: dict[str, float] | None = None
         self._means: dict[str, tuple[float, ...]] = {}
+        if inputs is not None:
+            self._learn_roles(inputs)
 
     @property
     def base(self) -> PlainWidth:
@@ -169,13 +184,13 @@ class Family:
         lr: float | None = None,
         seed: int = 0,
         place: Callable[[nn.Module], nn.Module] | None = None,
-        batch: Any = None,
+        inputs: Any = None,
     ) -> tuple[nn.Module, Optimizer | None]:
         """The model and its optimizer at a larger width; `lr` is at the base width.
 
         grow: how the new units are filled: `Copies(noise)`, for which `noise=` is short, or `Fresh()`.
         place: what is done to the wide model before it is written, which may be without memory then: fully_shard.
-        batch: inputs on which a lossless growth is checked, as in `upscale`.
+        inputs: a batch on which the growth is checked, as in `upscale`.
 
         >>> import mupscale as mu
         >>> family = mu.Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), 64)
@@ -189,10 +204,50 @@ class Family:
             with torch.random.fork_rng(devices=[]):
                 wide = self.build(width)
         plan = self.widening(model, wide, grow=operator)
+        if inputs is not None and operator.needs_multiples:
+            check_plan_by_running(model, self._with_memory(wide, width), plan, inputs)
+            inputs = None
         _dress(wide, model)
         if place is not None:
             wide = place(wide)
-        return upscale(naming.unwrap(model), wide, plan, optimizer, grow=operator, lr=lr, seed=seed, batch=batch)
+        return upscale(naming.unwrap(model), wide, plan, optimizer, grow=operator, lr=lr, seed=seed, inputs=inputs)
+
+    def _with_memory(self, model: nn.Module, width: WidthLike) -> nn.Module:
+        if not any(tensor.is_meta for tensor in _tensors(model).values()):
+            return model
+        with torch.random.fork_rng(devices=[]):
+            return self.build(width)
+
+    def check(self, inputs: Any) -> None:
+        """An error unless the family's models, small ones, widen exactly: outputs and gradients on this batch.
+
+        >>> family = Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), 64)
+        >>> family.check(torch.randn(5, 3))
+        """
+        narrow, wide = self._probes()
+        check_plan_by_running(narrow, wide, self._between(narrow, wide, how="copies"), inputs)
+
+    def _probes(self, times: int = 1) -> tuple[nn.Module, nn.Module]:
+        """Two small members of the family, one twice as wide as the other."""
+        small = self._base.times(times * max(1, math.ceil(_PROBE_WIDTH / self._base.size)))
+        with torch.random.fork_rng(devices=[]):
+            return self.build(small), self.build(small.times(2))
+
+    def _learn_roles(self, inputs: Any) -> None:
+        """Where module types and names mislead, take the roles from runs of small members of the family."""
+        try:
+            self.check(inputs)
+            return
+        except MupscaleError:
+            narrow, wide = self._probes()
+        found = roles_by_running(narrow, wide, inputs)
+        entries = build_plan(narrow, wide, roles=found)
+        told = dict(self.roles or {})
+        self.roles = {**told, **{name: _for_any_width(name, role, entries[name]) for name, role in found.items()}}
+        self._plans.clear()
+        for times in (1, 2):
+            narrow, wide = self._probes(times)
+            check_plan_by_running(narrow, wide, self._between(narrow, wide, how="copies"), inputs)
 
     def _at(self, width: WidthLike | nn.Module) -> nn.Module:
         return width if isinstance(width, nn.Module) else self.sketch(width)
@@ -239,6 +294,21 @@ class Family:
             self._measured = initial_std(draws)
             self._means = initial_means(draws, self._measured)
         return self._measured
+
+
+def _for_any_width(name: str, role: Role, entry: Entry) -> Role:
+    """The role with its constant as a power of the multiplier, where it was found as a number."""
+    if callable(role.fold) or role.fold == 1:
+        return role
+    times = float(entry.rule.in_ if entry.rule.in_ != 1 else entry.rule.out)
+    if times == 1:
+        raise MupscaleError(
+            f"a constant that depends on the width has to be folded into '{name}', which has no width; plan the pair "
+            f"of models instead, with plan(narrow, wide, inputs=…), or let the model not depend on its width there"
+        )
+    power = round(4 * math.log(float(role.fold)) / math.log(times)) / 4
+    by_input = entry.rule.in_ != 1
+    return replace(role, fold=lambda out, in_: float(in_ if by_input else out) ** power)
 
 
 def _rescale(p: Tensor, std: float, fold: float, *, centred: bool) -> None:

@@ -366,7 +366,7 @@ def test_lossless(name: str) -> None:
     train(narrow, optimizer, batches, 5)
     operator = mu.Fresh(lossless=True)
     plan = mu.plan(narrow, wide, roles=architecture.roles, fresh=architecture.narrow, grow=operator)
-    _, grown_optimizer = mu.upscale(narrow, wide, plan, optimizer, grow=operator, batch=batches[0][0])
+    _, grown_optimizer = mu.upscale(narrow, wide, plan, optimizer, grow=operator, inputs=batches[0][0])
     assert grown_optimizer is not None
     before, after = (model.eval()(batches[0][0]).detach() for model in (narrow, wide))
     assert float((before - after).abs().max()) < 1e-10 * float(before.abs().max())
@@ -396,7 +396,7 @@ def test_what_cannot_be_lossless_says_so_and_by_how_much(name: str, why: str) ->
     operator = mu.Fresh(lossless=True)
     plan = mu.plan(narrow, wide, fresh=architecture.narrow, grow=operator)
     with pytest.warns(UserWarning, match=rf"not lossless: outputs differ by [\d.e-]+ of their size .*{why}"):
-        mu.upscale(narrow, wide, plan, grow=operator, batch=architecture.inputs())
+        mu.upscale(narrow, wide, plan, grow=operator, inputs=architecture.inputs())
 
 
 def test_growing_heads_cannot_be_lossless() -> None:

@@ -58,7 +58,8 @@ def first_wrong_buffer(small: nn.Module, large: nn.Module, plan: Plan, tolerance
     theirs = naming.buffers(large)
     for name, buffer in naming.buffers(small).items():
         if name in plan.buffers and buffer.is_floating_point():
-            expected = plan.buffers[name].widened(buffer, torch.empty_like(theirs[name]), factor=1.0)
+            entry = plan.buffers[name]
+            expected = entry.widened(buffer, torch.empty_like(theirs[name]), factor=entry.rule.weight)
             if not torch.allclose(expected, theirs[name], rtol=tolerance, atol=tolerance, equal_nan=True):
                 return Difference(name, "buffer", relative_difference(expected, theirs[name]), _ADVICE["buffer"])
     return None

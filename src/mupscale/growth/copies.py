@@ -49,8 +49,8 @@ class Copies(Operator):
             noise.effective = GaussianNoise({**earlier, part.name: level}, "theory")
 
     def buffer(self, out: Tensor, narrow: Tensor, part: Part) -> None:
-        """The copies."""
-        part.entry.widened(narrow, out, factor=1.0)
+        """The copies; of one that is summed over its inputs, as a fixed projection is, each 1/in_ of it."""
+        part.entry.widened(narrow, out, factor=part.entry.rule.weight)
 
     def state(self, out: Tensor, narrow: Tensor, part: StatePart) -> None:
         """The copies, rescaled as the gradient is."""

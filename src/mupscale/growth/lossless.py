@@ -105,14 +105,14 @@ def obstacles(narrow: nn.Module, plan: Plan) -> list[str]:
     return reasons
 
 
-def warn_of_loss(narrow: nn.Module, wide: nn.Module, plan: Plan, batch: Any = None) -> None:
-    """Warn where a lossless growth has changed the function: by how much on the batch, and why if that is known."""
+def warn_of_loss(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any = None) -> None:
+    """Warn where a lossless growth has changed the function: by how much on a batch, and why if that is known."""
     reasons = obstacles(narrow, plan)
-    if batch is None:
+    if inputs is None:
         if reasons:
             warnings.warn(f"the growth is not lossless: {'; '.join(reasons)}", stacklevel=3)
         return
-    difference, rounding = difference_of_outputs(narrow, wide, batch)
+    difference, rounding = difference_of_outputs(narrow, wide, inputs)
     if difference > rounding:
         why = "; ".join(reasons) or "a norm inside the residual stream, or an activation that is not 0 at 0"
         warnings.warn(

@@ -18,6 +18,7 @@ from mupscale.growth.optimizer_state import widen_optimizer
 from mupscale.growth.sources import prepare_growth
 from mupscale.growth.writing import write_grown
 from mupscale.optim import widened_groups
+from mupscale.planning import check_plan_by_running
 from mupscale.system import MupscaleError
 
 
@@ -31,7 +32,7 @@ def upscale(
     grow: Operator | None = None,
     lr: float | None = None,
     seed: int = 0,
-    batch: Any = None,
+    inputs: Any = None,
 ) -> tuple[nn.Module, Optimizer | None]:
     """The wide model and its optimizer, ready to train on.
 
@@ -39,8 +40,9 @@ def upscale(
     model would if there is no noise; `Fresh()` keeps the trained units and draws new ones; or an Operator of your own.
     The wide optimizer has the narrow one's class, hyperparameters (as they are now) and state, all rescaled; `lr`
     replaces the learning rate, in the units of a group with lr_factor 1.
-    batch: inputs of the model (a tuple for several) on which `Fresh(lossless=True)` is checked: a warning says by how
-    much the outputs differ, where they do.
+    inputs: a small batch, as in `plan`. Copies by this plan are then checked on it before anything is changed: outputs
+    and gradients in float64, with generic weights. `Fresh(lossless=True)` is measured on it: a warning says by how much
+    the outputs differ, where they do.
 
     >>> import torch
     >>> import mupscale as mu
@@ -54,11 +56,13 @@ def upscale(
     """
     operator = choose_operator(grow, noise)
     check_operator(operator, plan)
+    if inputs is not None and operator.needs_multiples:
+        check_plan_by_running(narrow, wide, plan, inputs)
     sources = prepare_growth(narrow, wide, plan)
     grown = None if optimizer is None else grow_optimizer(optimizer, narrow, wide, plan, lr, operator)
     write_grown(sources, wide, plan, operator, seed)
     if isinstance(operator, Fresh) and operator.lossless:
-        warn_of_loss(narrow, wide, plan, batch)
+        warn_of_loss(narrow, wide, plan, inputs)
     return wide, grown
 
 

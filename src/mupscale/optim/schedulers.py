@@ -15,6 +15,20 @@ _RATES = ("min_lrs", "max_lrs")  # absolute rates, one per group
 _PER_GROUP = ("lr_lambdas", "base_momentums", "max_momentums")
 
 
+class _FloorPerGroup(LRScheduler):
+    """A cosine schedule whose floor is each group's own, as its learning rate is."""
+
+    eta_min: float
+    eta_mins: list[float]
+
+    def get_lr(self) -> list[Any]:
+        rates = []
+        for number, floor in enumerate(self.eta_mins):
+            self.eta_min = floor
+            rates.append(super().get_lr()[number])
+        return rates
+
+
 def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRScheduler:
     """The same schedule at the same point, for the optimizer that `upscale` made from this scheduler's own.
 
@@ -51,6 +65,11 @@ def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRSche
             wide_value = [scale(value[i], factor) for i, factor in zip(origin, growth, strict=True)]
         elif name in _PER_GROUP:
             wide_value = [value[i] for i in origin]
+        elif name == "eta_min" and value and len(set(growth)) == 1:
+            wide_value = scale(value, growth[0])
+        elif name == "eta_min" and value:  # one number in torch, which every group would end at
+            widened.__class__ = type(type(scheduler).__name__, (_FloorPerGroup, type(scheduler)), {})
+            widened.eta_mins = [scale(value, factor) for factor in growth]  # type: ignore[attr-defined]
         elif name == "optimizer":
             wide_value = wide_optimizer
         setattr(widened, name, wide_value)

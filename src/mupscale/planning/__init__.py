@@ -19,6 +19,7 @@ initial        standard deviations and means of a fresh initialisation
 """
 
 from mupscale.planning.from_modules import build_plan
+from mupscale.planning.from_run import check_plan_by_running, roles_by_running
 from mupscale.planning.growth_checks import How
 from mupscale.planning.initial import initial_means, initial_std, mean_of, means_of, with_initial
 from mupscale.planning.making_plans import GrowsBy, plan
@@ -30,6 +31,7 @@ __all__ = [
     "GrowsBy",
     "How",
     "build_plan",
+    "check_plan_by_running",
     "initial_means",
     "initial_std",
     "kind_of_norm",
@@ -37,6 +39,7 @@ __all__ = [
     "means_of",
     "plan",
     "register_roles",
+    "roles_by_running",
     "silence_dropout",
     "with_initial",
 ]

@@ -53,7 +53,7 @@ def explanations(narrow: Tensor, wide: Tensor, hints: Iterable[Axis]) -> Iterato
     hints = list(hints)
     choices = [possible_axes(narrow.shape[d], wide.shape[d], hints) for d in dims]
     if dims and (narrow.numel() == 0 or bool((narrow == narrow.flatten()[0]).all())):
-        choices = [each[:1] for each in choices]  # all alike: every order explains it
+        choices = [each[:3] for each in choices]  # all alike: every order explains it
     for axes in itertools.islice(itertools.product(*choices), _MOST_COMBINATIONS):
         by_dim = dict(zip(dims, axes, strict=True))
         factor = factor_between(expand(narrow.detach(), by_dim), wide.detach())

@@ -22,7 +22,7 @@ from mupscale.planning.guesses import Accepted, Dim, Guess, Side, Stuck, Written
 from mupscale.planning.tracing import Operation
 from mupscale.system import MupscaleError
 
-_MOST_CHOICES = 48
+_MOST_CHOICES = 40
 
 
 class Follower(BothRuns):
@@ -81,7 +81,7 @@ class Follower(BothRuns):
         ours = self.results(self.small, position)
         is_scaled = any(self.scales.get(number, 1.0) != 1.0 for number in op.refs)
         off_by_factor = None
-        for choice in self._choices(position, axes):
+        for choice in itertools.islice(self._choices(position, axes), _MOST_CHOICES):
             self._write(choice)
             try:
                 theirs = self.results(self.large, position, self._expanded(other or {}))
@@ -127,16 +127,16 @@ class Follower(BothRuns):
         options = [self._orders(spot, hints) for spot in spots]
         simplest = sorted(spots, key=lambda spot: (spot[0] in self.small.trained, len(grown[spot[0]])))
         undivided = (None, *simplest) if len(spots) > 1 else (None,)  # a sum over two weights divides one of them
-        for outputs, not_summed in itertools.product(self._outputs(grown, spots, hints), undivided):
-            for orders in itertools.islice(itertools.product(*options), _MOST_CHOICES):
-                chosen = dict(zip(spots, orders, strict=True))
-                yield {
-                    name: Written(
-                        {d: chosen.get((name, d), axis) for d, axis in outputs[name].items()},
-                        tuple(d for d in grown[name] if (name, d) in chosen and (name, d) != not_summed),
-                    )
-                    for name in names
-                }
+        everything = itertools.product(self._outputs(grown, spots, hints), itertools.product(*options), undivided)
+        for outputs, orders, not_summed in everything:
+            chosen = dict(zip(spots, orders, strict=True))
+            yield {
+                name: Written(
+                    {d: chosen.get((name, d), axis) for d, axis in outputs[name].items()},
+                    tuple(d for d in grown[name] if (name, d) in chosen and (name, d) != not_summed),
+                )
+                for name in names
+            }
 
     def _outputs(
         self, grown: Mapping[str, tuple[int, ...]], inputs: Sequence[Dim], hints: Sequence[Axis]
@@ -204,8 +204,8 @@ class Follower(BothRuns):
         """The results' orders of copies and factors, checked backwards."""
         op = self.small.run.operations[position]
         names = self.weights_of(op)
-        hints = [axis for by_dim in axes.values() for axis in by_dim.values()]
-        hints += [axis for name in names for axis in self.written[name].axes.values()]
+        hints = [self.written[name].axes[d] for name in names for d in self.written[name].outputs]
+        hints += [axis for by_dim in axes.values() for axis in by_dim.values()]
         numbers, options = list[int](), list[list[tuple[dict[int, Axis], float]]]()
         for number, a, b in zip(op.results, ours, theirs, strict=True):
             if number is not None and number in self.used:

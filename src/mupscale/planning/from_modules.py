@@ -134,12 +134,12 @@ class _Walk:
             raise MupscaleError(f"roles: the pattern '{pattern}' matches no parameter or buffer of the model")
 
     def entries(self, kind: str) -> dict[str, Entry]:
-        small = dict(named_tensors(self.narrow, kind))
-        large = dict(named_tensors(self.wide, kind))
+        small = dict(_named(self.narrow, kind))
+        large = dict(_named(self.wide, kind))
         advice = "the two models must be of one class and depth; only widths may differ"
         check_same_names("the narrow model", small, "the wide model", large, advice, what=kind[:-1])
-        tied = {group[0]: group for group in naming.aliases(named_tensors(self.narrow, kind))}
-        tied_wide = {group[0]: group for group in naming.aliases(named_tensors(self.wide, kind))}
+        tied = {group[0]: group for group in naming.aliases(_named(self.narrow, kind))}
+        tied_wide = {group[0]: group for group in naming.aliases(_named(self.wide, kind))}
         if tied != tied_wide and kind == "parameters":
             odd = next(g for g in sorted({*tied.values()} ^ {*tied_wide.values()}) if len(g) > 1)
             raise MupscaleError(f"'{odd[0]}' is tied to '{odd[1]}' in one of the two models only; tie both or none")
@@ -293,7 +293,6 @@ class _Walk:
         return role is not None and role.fold != 1 and math.isclose(entry.fold * times, 1)
 
 
-def named_tensors(model: nn.Module, kind: str) -> list[tuple[str, Tensor]]:
-    """Parameters or buffers, tied ones under all their names."""
+def _named(model: nn.Module, kind: str) -> list[tuple[str, Tensor]]:
     method = model.named_parameters if kind == "parameters" else model.named_buffers
     return [(naming.canonical(name), tensor) for name, tensor in method(remove_duplicate=False)]

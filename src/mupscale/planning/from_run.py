@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry, Number, Plan, Role, naming, tidy
+from mupscale.core import Number, Plan, Role, naming, tidy
 from mupscale.planning.better_guesses import refusal, suggestions
 from mupscale.planning.copied_values import are_close, explanations
 from mupscale.planning.following import Follower
@@ -17,11 +17,12 @@ from mupscale.planning.guesses import Guess, Side, Stuck, Written
 from mupscale.planning.tracing import Operation, RecordedRun, call_arguments, in_float64, record_run, tensors_in
 from mupscale.system import MupscaleError
 
-_MOST_PASSES = 40
+_MOST_PASSES = 25
+_ADVICE = "make it by running the models, plan(narrow, wide, inputs=…), or pass roles= for what it gets wrong"
 
 
 def roles_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, walked: Plan | None = None) -> dict[str, Role]:
-    """The role of every parameter and saved buffer that the models use on this batch.
+    """The role of every parameter and saved buffer that the models use on this batch, under all their names.
 
     inputs: what the models are called with: a tensor, a tuple of arguments, or a dict of keywords.
     walked: a plan to start from, as the modules' types and names suggest it.
@@ -42,8 +43,10 @@ def roles_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, walked: Pl
     error = None
     for products in (False, True):
         try:
-            roles = search.roles(replace(guess, products=products))
-            return {**_computed_buffers(search.small, search.large), **roles}
+            roles = {**_computed_buffers(search.small, search.large), **search.roles(replace(guess, products=products))}
+            named = naming.unwrap(narrow).named_parameters(remove_duplicate=False)
+            tied = [group for group in naming.aliases(named) if group[0] in roles]
+            return roles | {alias: roles[group[0]] for group in tied for alias in group}
         except MupscaleError as refused:
             error = error or refused
     raise error or AssertionError("no error, and no roles")
@@ -75,15 +78,15 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
         theirs = _saved(large)
         for name, weight in _saved(small).items():
             entry = plan[name]
-            entry.widened(weight, theirs[name], factor=None if name in plan.parameters else _of_buffer(entry))
+            entry.widened(weight, theirs[name], factor=None if name in plan.parameters else entry.rule.weight)
     ours, theirs_out = (_outputs_and_gradients(model, batch) for model in (small, large))
     for number, (a, b) in enumerate(zip(ours[0], theirs_out[0], strict=True)):
         if a.shape != b.shape:
             continue  # hidden units, which are copied
         if not are_close(a, b, loosened=100):
             raise MupscaleError(
-                f"the plan by running is wrong: output {number} of the wide model differs from the narrow one's by "
-                f"{float((a - b).norm() / a.norm()):.1e}; pass roles= for what it gets wrong"
+                f"the plan is wrong: output {number} of the wide model differs from the narrow one's by "
+                f"{float((a - b).norm() / a.norm()):.1e} on the batch; {_ADVICE}"
             )
     largest = max((float(gradient.abs().max()) for gradient in ours[1].values() if gradient.numel()), default=0.0)
     for name, gradient in ours[1].items():
@@ -93,13 +96,9 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
             expected, theirs_out[1][name], loosened=1000, size=1e-3 * largest * entry.rule.gradient()
         ):
             raise MupscaleError(
-                f"the plan by running is wrong: the copies of '{name}' do not each get their share of its "
-                f"gradient; pass roles= for what it gets wrong"
+                f"the plan is wrong: the copies of '{name}' do not each get their share of its gradient on the "
+                f"batch; {_ADVICE}"
             )
-
-
-def _of_buffer(entry: Entry) -> float:
-    return 1.0 / float(entry.rule.in_)
 
 
 def _outputs_and_gradients(model: nn.Module, batch: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -141,7 +140,8 @@ class _Search:
             follower = Follower(small, large, guess)
             stuck = follower.follow()
             is_whole = alike == max(len(self.narrow_run.operations), len(self.wide_run.operations))
-            if (is_whole and stuck is None) or len(follower.written) <= reached:
+            is_fixed = is_whole and not any(op.depends_on_values for op in self.narrow_run.operations)
+            if is_fixed or (is_whole and stuck is None) or len(follower.written) <= reached:
                 break
             reached = len(follower.written)
             if not self._record_again(follower):
@@ -173,8 +173,12 @@ class _Search:
         """The pass that came through; an error where no guess helps."""
         self.passes = 0
         follower, stuck = self.follow(guess)
+        tried = [guess]
         while stuck is not None:
             for better in suggestions(follower, stuck):
+                if better in tried:
+                    continue
+                tried.append(better)
                 other, where = self.follow(better)
                 if where is None or where.position > stuck.position:
                     follower, stuck = other, where

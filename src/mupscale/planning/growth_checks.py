@@ -98,5 +98,5 @@ def agrees_with_rebuilt(entry: Entry, small: Tensor, large: Tensor, how: How) ->
     """
     if how == "fresh":
         return torch.equal(small, large[index_of_old(entry.narrow, entry.axes)].to(small))
-    copies = entry.widened(small, factor=1.0)
+    copies = entry.widened(small, factor=entry.rule.weight)
     return torch.equal(copies, large.to(copies))

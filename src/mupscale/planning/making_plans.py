@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from mupscale.core import Plan, Role, naming
-from mupscale.planning.from_modules import build_plan, named_tensors
+from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import check_plan_by_running, roles_by_running
 from mupscale.planning.growth_checks import How
 from mupscale.planning.initial import initial_means, initial_std, with_initial
@@ -68,10 +68,7 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dic
     except MupscaleError:  # the modules do not tell; the run may
         walked = None
     found = roles_by_running(narrow, wide, inputs, walked)
-    for kind in ("parameters", "buffers"):
-        for group in naming.aliases(named_tensors(naming.unwrap(narrow), kind)):
-            role = next((found[name] for name in group if name in found), None)
-            if role is not None:
-                roles |= {name: role for name in map(escape, group) if not any(fnmatchcase(name, p) for p in roles)}
+    told = {name for name in found if any(fnmatchcase(name, pattern) for pattern in roles)}
+    roles |= {escape(name): role for name, role in found.items() if name not in told}
     check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=roles), inputs)
     return build_plan(narrow, wide, roles=roles, how=how)

@@ -55,6 +55,11 @@ class Operation:
         """Whether its result is a view of an argument."""
         return bool(self.function.is_view)
 
+    @property
+    def depends_on_values(self) -> bool:
+        """Whether values decide on what is run next, or on how large its result is."""
+        return bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(self.function.tags))
+
     def run(self, tensors: Mapping[int, Tensor]) -> list[Any]:
         """Its results, as a flat list, for these tensors in place of the arguments."""
 
@@ -165,6 +170,10 @@ def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
 
 class _Recorder(TorchDispatchMode):
     """Notes operations; keeps every tensor alive, so that an id stands for one tensor."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and torch would load its compiler for seconds to make sure
 
     def __init__(self, model: nn.Module, arguments: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

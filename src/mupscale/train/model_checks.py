@@ -17,6 +17,8 @@ from mupscale.train.numeric_precision import cast_input
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
 
+_ROWS = 4  # on which small models are compared
+
 
 def check_data(data: Data) -> None:
     """There must be something to train on and to evaluate on.
@@ -65,13 +67,19 @@ def cost_per_example(family: Family, width: WholeWidth, data: Data, recipe: Reci
     return cost
 
 
-def check_growth(recipe: Recipe, family: Family) -> None:
-    """Plan every growth of the run, so that one which cannot be done is refused before the first step."""
+def check_growth(recipe: Recipe, family: Family, data: Data) -> None:
+    """Plan every growth of the run, so that one which cannot be done is refused before the first step.
+
+    Copies are tried, too: small members of the family are run on a few examples.
+    """
     width = recipe.width
     for growth in recipe.grow:
         operator = growth.build_operator()
         operator.check(family.widening(width, growth.width, grow=operator))
         width = growth.width
+    if any(growth.build_operator().needs_multiples for growth in recipe.grow):
+        rows = torch.arange(_ROWS, device=data.rows_on or data.device) % data.size
+        family.check(data.examples(rows)[0].cpu())
 
 
 def has_finite_weights(model: nn.Module, processes: Processes) -> bool:

@@ -95,7 +95,7 @@ class TrainingRun:
             folder = self.folder
             self.processes.by_main(lambda: folder.begin(resume), f"{folder.path} cannot be written")
             last = folder.last() if resume else None
-        check_growth(self.recipe, self.family)
+        check_growth(self.recipe, self.family, self.data)
         check_data(self.data)
         if last is not None:
             self._resume(last)
