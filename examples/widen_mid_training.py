@@ -81,7 +81,7 @@ def run(out: Path, before: int = BEFORE, after: int = AFTER) -> dict[str, Curve]
     torch.set_default_dtype(torch.float64)  # so that "exactly" shows
     try:
         data = covtype_sample(torch.float64)
-        family = mu.Family(lambda width: MLP(54, width, 7), base=NARROW)
+        family = mu.Family(lambda width: MLP(54, width, 7), base=NARROW, inputs=data.train_x[:4])
         end = before + after
 
         print(f"A family of 4-layer MLPs on {len(data.train_y):,} rows of Forest CoverType, AdamW, float64")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Entry, PlainWidth, Plan, Role, Width, WidthLike, naming
+from mupscale.core import PlainWidth, Plan, Role, Width, WidthLike, naming
 from mupscale.growth import Noise, Operator, choose_operator, upscale
 from mupscale.optim import make_optimizer, param_groups
 from mupscale.planning import (
@@ -20,6 +21,8 @@ from mupscale.planning import (
     check_plan_by_running,
     initial_means,
     initial_std,
+    rescale_spread,
+    role_for_any_width,
     roles_by_running,
     with_initial,
 )
@@ -67,6 +70,7 @@ class Family:
         self._plans: dict[Width, Plan] = {}
         self._measured: dict[str, float] | None = None
         self._means: dict[str, tuple[float, ...]] = {}
+        self.is_checked = False
         if inputs is not None:
             self._learn_roles(inputs)
 
@@ -119,7 +123,7 @@ class Family:
         copies = grow is None or grow.needs_multiples
         plan = self._between(self._at(narrow), wide_model, how="copies" if copies else "fresh")
         entries = self._between(self.sketch(self._init_at), wide_model, how="mup").parameters
-        return with_initial(plan, entries, self._measure(), self._means)
+        return replace(with_initial(plan, entries, self._measure(), self._means), checked=self.is_checked)
 
     def init(self, width: WidthLike, seed: int = 0) -> nn.Module:
         """A model under μP: the author's own draw, each random parameter rescaled to its μP standard deviation.
@@ -148,7 +152,7 @@ class Family:
                     p.copy_(reference[name])
                 else:
                     fold = float(entries[name].fold)
-                    _rescale(p, measured[name] * entries[name].init, fold, centred=self._means[name] != (0.0,))
+                    rescale_spread(p, measured[name] * entries[name].init, fold, centred=self._means[name] != (0.0,))
         return model
 
     def param_groups(
@@ -206,17 +210,15 @@ class Family:
         plan = self.widening(model, wide, grow=operator)
         if inputs is not None and operator.needs_multiples:
             check_plan_by_running(model, self._with_memory(wide, width), plan, inputs)
-            inputs = None
+            plan, inputs = replace(plan, checked=True), None
         _dress(wide, model)
         if place is not None:
             wide = place(wide)
         return upscale(naming.unwrap(model), wide, plan, optimizer, grow=operator, lr=lr, seed=seed, inputs=inputs)
 
     def _with_memory(self, model: nn.Module, width: WidthLike) -> nn.Module:
-        if not any(tensor.is_meta for tensor in _tensors(model).values()):
-            return model
         with torch.random.fork_rng(devices=[]):
-            return self.build(width)
+            return self.build(width) if any(t.is_meta for t in _tensors(model).values()) else model
 
     def check(self, inputs: Any) -> None:
         """An error unless the family's models, small ones, widen exactly: outputs and gradients on this batch.
@@ -224,7 +226,11 @@ class Family:
         >>> family = Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), 64)
         >>> family.check(torch.randn(5, 3))
         """
-        narrow, wide = self._probes()
+        self._check_at(1, inputs)
+        self.is_checked = True
+
+    def _check_at(self, times: int, inputs: Any) -> None:
+        narrow, wide = self._probes(times)
         check_plan_by_running(narrow, wide, self._between(narrow, wide, how="copies"), inputs)
 
     def _probes(self, times: int = 1) -> tuple[nn.Module, nn.Module]:
@@ -235,19 +241,18 @@ class Family:
 
     def _learn_roles(self, inputs: Any) -> None:
         """Where module types and names mislead, take the roles from runs of small members of the family."""
-        try:
+        with suppress(MupscaleError):
             self.check(inputs)
+        if self.is_checked:
             return
-        except MupscaleError:
-            narrow, wide = self._probes()
+        narrow, wide = self._probes()
         found = roles_by_running(narrow, wide, inputs)
         entries = build_plan(narrow, wide, roles=found)
-        told = dict(self.roles or {})
-        self.roles = {**told, **{name: _for_any_width(name, role, entries[name]) for name, role in found.items()}}
+        learnt = {n: role_for_any_width(n, role, entries[n]) for n, role in found.items()}
+        self.roles = {**(self.roles or {}), **learnt}
         self._plans.clear()
-        for times in (1, 2):
-            narrow, wide = self._probes(times)
-            check_plan_by_running(narrow, wide, self._between(narrow, wide, how="copies"), inputs)
+        self._check_at(2, inputs)  # at another width, too, since roles are for all of them
+        self.check(inputs)
 
     def _at(self, width: WidthLike | nn.Module) -> nn.Module:
         return width if isinstance(width, nn.Module) else self.sketch(width)
@@ -294,32 +299,6 @@ class Family:
             self._measured = initial_std(draws)
             self._means = initial_means(draws, self._measured)
         return self._measured
-
-
-def _for_any_width(name: str, role: Role, entry: Entry) -> Role:
-    """The role with its constant as a power of the multiplier, where it was found as a number."""
-    if callable(role.fold) or role.fold == 1:
-        return role
-    times = float(entry.rule.in_ if entry.rule.in_ != 1 else entry.rule.out)
-    if times == 1:
-        raise MupscaleError(
-            f"a constant that depends on the width has to be folded into '{name}', which has no width; plan the pair "
-            f"of models instead, with plan(narrow, wide, inputs=…), or let the model not depend on its width there"
-        )
-    power = round(4 * math.log(float(role.fold)) / math.log(times)) / 4
-    by_input = entry.rule.in_ != 1
-    return replace(role, fold=lambda out, in_: float(in_ if by_input else out) ** power)
-
-
-def _rescale(p: Tensor, std: float, fold: float, *, centred: bool) -> None:
-    """Give the tensor this standard deviation, about 0, or about its own mean, which is kept, times fold."""
-    values = p.detach().double()
-    center = float(values.mean()) if centred else 0.0
-    spread = float((values - center).square().mean().sqrt())
-    if spread == 0:
-        p.mul_(fold)
-    else:
-        p.sub_(center).mul_(std / spread).add_(center * fold)
 
 
 def _has_plain_tensors(model: nn.Module) -> bool:

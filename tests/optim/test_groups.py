@@ -421,6 +421,30 @@ def test_under_every_scheduler_the_rates_keep_their_ratios(name: str) -> None:
     assert len(seen) > 1, "the schedule does nothing"
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: sched.CosineAnnealingLR(o, 8, eta_min=0.02),
+        lambda o: sched.CosineAnnealingWarmRestarts(o, 5, eta_min=0.02),
+    ],
+    ids=["CosineAnnealingLR", "CosineAnnealingWarmRestarts"],
+)
+def test_the_floor_of_a_cosine_schedule_is_each_groups_own(make: Callable[[optim.Optimizer], Any]) -> None:
+    narrow, wide, plan = pair("gpt2")
+    optimizer = optim.SGD(narrow.parameters(), lr=0.1)
+    scheduler = make(optimizer)
+    for _ in range(3):
+        advance(optimizer, scheduler, 0.0)
+    grown = grow_optimizer(optimizer, narrow, wide, plan)
+    continued = mu.widen_scheduler(scheduler, grown)
+    assert len({group["lr_factor"] for group in grown.param_groups}) >= 3
+    for _ in range(12):
+        (expected,) = advance(optimizer, scheduler, 0.0)
+        assert advance(grown, continued, 0.0) == pytest.approx([expected] * len(grown.param_groups), rel=1e-9)
+    assert isinstance(continued, type(scheduler))
+    assert continued.state_dict()["eta_mins"] == pytest.approx([0.02 * g["lr_factor"] for g in grown.param_groups])
+
+
 @pytest.mark.parametrize("at", [1, 3, 5, 6])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_scheduler_goes_on_after_widening(name: str, at: int) -> None:

@@ -132,6 +132,7 @@ class Plan:
     forget gate starts at 1.
     norms: of the parameters of a norm over a growing axis, what it does: "layer" (centres and divides), "rms" (divides)
     or "group" (centres and divides groups of units) at its gain, and "bias" at the other.
+    checked: whether models were run to see that copies by this plan are exact.
 
     >>> import mupscale as mu
     >>> plan = mu.plan(nn.Linear(4, 8), nn.Linear(4, 16))
@@ -147,6 +148,7 @@ class Plan:
     mup: bool = False
     means: Mapping[str, tuple[float, ...]] | None = None
     norms: Mapping[str, str] = field(default_factory=dict)
+    checked: bool = field(default=False, compare=False)
 
     def __getitem__(self, name: str) -> Entry:
         entry = self.parameters.get(name) or self.buffers.get(name)
@@ -168,6 +170,7 @@ class Plan:
             self.mup,
             later.means,
             {**self.norms, **later.norms},
+            self.checked and later.checked,
         )
 
     @cached_property
@@ -214,6 +217,7 @@ class Plan:
         content["mup"] = self.mup
         content["means"] = None if self.means is None else {n: list(m) for n, m in self.means.items()}
         content["norms"] = dict(self.norms)
+        content["checked"] = self.checked
         return json.dumps({"format": _FORMAT, **content}, indent=1)
 
     @classmethod
@@ -226,7 +230,8 @@ class Plan:
             sides = [{n: _entry_from_json(e) for n, e in content[s].items()} for s in ("parameters", "buffers")]
             means = content.get("means")
             parts = None if means is None else {n: tuple(m) for n, m in means.items()}
-            return cls(sides[0], sides[1], content["fresh"], content["mup"], parts, content.get("norms", {}))
+            norms, checked = content.get("norms", {}), content.get("checked", False)
+            return cls(sides[0], sides[1], content["fresh"], content["mup"], parts, norms, checked)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MupscaleError(f"this is not a plan written by mupscale ({type(error).__name__}: {error})") from None
 

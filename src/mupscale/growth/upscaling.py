@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any
 
 from torch import nn
@@ -19,7 +20,12 @@ from mupscale.growth.sources import prepare_growth
 from mupscale.growth.writing import write_grown
 from mupscale.optim import widened_groups
 from mupscale.planning import check_plan_by_running
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, UncheckedPlan
+
+UNCHECKED = (
+    "this growth has not been tried: its plan follows from module types and names. Pass inputs=, a small batch as the "
+    "model is called with it, and it is checked first; or make the plan with plan(narrow, wide, inputs=…)"
+)
 
 
 def upscale(
@@ -58,6 +64,8 @@ def upscale(
     check_operator(operator, plan)
     if inputs is not None and operator.needs_multiples:
         check_plan_by_running(narrow, wide, plan, inputs)
+    elif operator.needs_multiples and not plan.checked:
+        warnings.warn(UNCHECKED, UncheckedPlan, stacklevel=2)
     sources = prepare_growth(narrow, wide, plan)
     grown = None if optimizer is None else grow_optimizer(optimizer, narrow, wide, plan, lr, operator)
     write_grown(sources, wide, plan, operator, seed)

@@ -19,9 +19,9 @@ initial        standard deviations and means of a fresh initialisation
 """
 
 from mupscale.planning.from_modules import build_plan
-from mupscale.planning.from_run import check_plan_by_running, roles_by_running
+from mupscale.planning.from_run import check_plan_by_running, role_for_any_width, roles_by_running
 from mupscale.planning.growth_checks import How
-from mupscale.planning.initial import initial_means, initial_std, mean_of, means_of, with_initial
+from mupscale.planning.initial import initial_means, initial_std, mean_of, means_of, rescale_spread, with_initial
 from mupscale.planning.making_plans import GrowsBy, plan
 from mupscale.planning.norms import kind_of_norm
 from mupscale.planning.role_registry import register_roles
@@ -39,6 +39,8 @@ __all__ = [
     "means_of",
     "plan",
     "register_roles",
+    "rescale_spread",
+    "role_for_any_width",
     "roles_by_running",
     "silence_dropout",
     "with_initial",

@@ -21,6 +21,8 @@ _FOLDS_UPSTREAM = 5  # operations with weights, back from where a factor shows
 def suggestions(follower: Follower, stuck: Stuck) -> Iterator[Guess]:
     """Guesses that may get further than this pass did, most likely ones first.
 
+    >>> from torch import nn
+    >>> from mupscale.planning.tracing import record_run
     >>> list(suggestions(Follower(*[Side(record_run(nn.Identity(), 1), {}, ()) for _ in "ab"], Guess()), Stuck(0)))
     []
     """
@@ -164,9 +166,11 @@ def _exact(number: float) -> float:
 def refusal(follower: Follower, stuck: Stuck) -> MupscaleError:
     """What is wrong, where, and what to do about it.
 
+    >>> from torch import nn
+    >>> from mupscale.planning.tracing import record_run
     >>> follower = Follower(*[Side(record_run(nn.Identity(), 1), {}, ()) for _ in "ab"], Guess())
     >>> print(refusal(follower, Stuck(0, factor=2.0)))
-    the wide model's output is 2 times the narrow one's ...
+    the wide model's output is 2 times the narrow one's, and ...
     """
     operations = follower.small.run.operations
     advice = "leave that size as it is, grow by fresh units, or pass roles= for what the run cannot tell"

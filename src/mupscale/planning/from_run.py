@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Number, Plan, Role, naming, tidy
+from mupscale.core import Entry, Number, Plan, Role, naming, tidy
 from mupscale.planning.better_guesses import refusal, suggestions
 from mupscale.planning.copied_values import are_close, explanations
 from mupscale.planning.following import Follower
@@ -50,6 +51,28 @@ def roles_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, walked: Pl
         except MupscaleError as refused:
             error = error or refused
     raise error or AssertionError("no error, and no roles")
+
+
+def role_for_any_width(name: str, role: Role, entry: Entry) -> Role:
+    """The role with its constant as a power of the multiplier, where it was found as a number.
+
+    >>> import mupscale as mu
+    >>> entry = mu.Entry(narrow=(2,), wide=(4,), axes={0: mu.Axis(2)}, out=(0,))
+    >>> role = role_for_any_width("gain", Role(out=0, fold=0.5), entry)
+    >>> role.fold(4, 1)
+    0.25
+    """
+    if callable(role.fold) or role.fold == 1:
+        return role
+    times = float(entry.rule.in_ if entry.rule.in_ != 1 else entry.rule.out)
+    if times == 1:
+        raise MupscaleError(
+            f"a constant that depends on the width has to be folded into '{name}', which has no width; plan the pair "
+            f"of models instead, with plan(narrow, wide, inputs=…), or let the model not depend on its width there"
+        )
+    power = round(4 * math.log(float(role.fold)) / math.log(times)) / 4
+    by_input = entry.rule.in_ != 1
+    return replace(role, fold=lambda out, in_: float(in_ if by_input else out) ** power)
 
 
 def _computed_buffers(small: nn.Module, large: nn.Module) -> dict[str, Role]:

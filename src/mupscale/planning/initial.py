@@ -103,6 +103,23 @@ def means_of(plan: Plan, name: str) -> tuple[float, ...]:
     return plan.means[name]
 
 
+def rescale_spread(p: Tensor, std: float, fold: float, *, centred: bool) -> None:
+    """Give the tensor this standard deviation, about 0, or about its own mean, which is kept, times fold.
+
+    >>> weight = torch.tensor([1.0, -1.0])
+    >>> rescale_spread(weight, std=3.0, fold=1.0, centred=False)
+    >>> weight
+    tensor([ 3., -3.])
+    """
+    values = p.detach().double()
+    center = float(values.mean()) if centred else 0.0
+    spread = float((values - center).square().mean().sqrt())
+    if spread == 0:
+        p.mul_(fold)
+    else:
+        p.sub_(center).mul_(std / spread).add_(center * fold)
+
+
 def _constant_parts(values: Tensor) -> tuple[float, ...] | None:
     """The constants of the fewest equal parts along the first axis; none where there are too many of them."""
     if values.numel() == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from glob import escape
 from typing import Any, Protocol
@@ -63,12 +64,14 @@ def plan(
 
 
 def _plan_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dict[str, Role], how: How) -> Plan:
+    """The plan that the modules suggest, if it stands the check; else the one that the run shows."""
+    walked = None
     try:
         walked = build_plan(narrow, wide, roles=roles)
-    except MupscaleError:  # the modules do not tell; the run may
-        walked = None
-    found = roles_by_running(narrow, wide, inputs, walked)
-    told = {name for name in found if any(fnmatchcase(name, pattern) for pattern in roles)}
-    roles |= {escape(name): role for name, role in found.items() if name not in told}
-    check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=roles), inputs)
-    return build_plan(narrow, wide, roles=roles, how=how)
+        check_plan_by_running(narrow, wide, walked, inputs)
+    except MupscaleError:  # the modules do not tell, or mislead; the run may tell
+        found = roles_by_running(narrow, wide, inputs, walked)
+        told = {name for name in found if any(fnmatchcase(name, pattern) for pattern in roles)}
+        roles |= {escape(name): role for name, role in found.items() if name not in told}
+        check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=roles), inputs)
+    return replace(build_plan(narrow, wide, roles=roles, how=how), checked=True)

@@ -12,7 +12,7 @@ extras    optional packages, and how to install them
 """
 
 from mupscale.system.cores import usable_cores
-from mupscale.system.errors import Interrupted, MupscaleError
+from mupscale.system.errors import Interrupted, MupscaleError, UncheckedPlan
 from mupscale.system.extras import require
 from mupscale.system.files import appearing, replace_text, replacing
 from mupscale.system.locks import exclusive_lock
@@ -27,6 +27,7 @@ __all__ = [
     "Display",
     "Interrupted",
     "MupscaleError",
+    "UncheckedPlan",
     "appearing",
     "available_memory",
     "derive",

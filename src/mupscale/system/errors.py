@@ -7,3 +7,7 @@ class MupscaleError(Exception):
 
 class Interrupted(MupscaleError):
     """Somebody asked to stop; what was done is saved where there is a place for it."""
+
+
+class UncheckedPlan(UserWarning):
+    """A model grows by a plan that nobody has tried: it follows from module types and names alone."""
