@@ -250,3 +250,29 @@ def test_what_is_frozen_stays_so() -> None:
     narrow.b.requires_grad_(requires_grad=False)
     wide, _ = mu.upscale(narrow, Hidden(16), mu.plan(narrow, Hidden(16), inputs=x))
     assert [name for name, p in wide.named_parameters() if not p.requires_grad] == ["b.weight", "b.bias"]
+
+
+def test_word2vec_is_seen_to_grow_and_learns_its_constant_from_a_batch() -> None:
+    """Products of two tables: no layer computes the output, and no name says that one of them is summed over."""
+
+    class Word2Vec(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.a, self.b = nn.Embedding(20, width), nn.Embedding(20, width)
+
+        def forward(self, pairs: Tensor) -> Tensor:
+            return (self.a(pairs[:, 0]) * self.b(pairs[:, 1])).sum(-1)
+
+    torch.manual_seed(0)
+    pairs, y = torch.randint(0, 20, (32, 2)), torch.randn(32)
+
+    def check(family: mu.Family) -> Any:
+        def error(model: nn.Module, batch: Tensor) -> Tensor:
+            return (model(batch) - y).square().mean()
+
+        return mu.coord_check(family, [64, 128, 256], [pairs], error, torch.optim.Adam, lr=0.01)
+
+    misled = check(mu.Family(Word2Vec, base=64))
+    assert not misled.ok
+    assert {layer.module: layer.flat for layer in misled.layers} == {"a": True, "b": True, "(output)": False}
+    assert check(mu.Family(Word2Vec, base=64, inputs=pairs)).ok

@@ -223,17 +223,27 @@ def _measure(
     for step in range(steps + 1):
         with torch.no_grad(), Recorder(model) as recorder:
             loss(model, data[0])
+        if step == 0 and not _is_output_of(recorder.outputs, measured):
+            measured.add("")  # computed by no layer: a product of two of them, a functional readout
         for path, output in recorder.outputs.items():
             if path in measured:
                 output = output / folds.get(path, 1.0)
                 start.setdefault(path, output)
-                rows.append(Measurement(width, seed, step, path, _rms(output), _rms(output - start[path])))
+                name = path or OUTPUT
+                rows.append(Measurement(width, seed, step, name, _rms(output), _rms(output - start[path])))
         if step == steps:
             break
         optimizer.zero_grad()
         loss(model, data[step % len(data)]).backward()
         optimizer.step()
     return rows
+
+
+def _is_output_of(outputs: Mapping[str, Tensor], layers: set[str]) -> bool:
+    """Whether the model's own output, up to its shape, is that of one of the layers."""
+    own = outputs.get("")
+    same_size = (o for path, o in outputs.items() if path in layers and own is not None and o.numel() == own.numel())
+    return own is None or any(torch.equal(o.flatten(), own.flatten()) for o in same_size)
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -244,6 +254,7 @@ def _rms(tensor: Tensor) -> float:
     return float(tensor.double().square().mean().sqrt())
 
 
+OUTPUT = "(output)"
 _ODD = "#d8a48f"  # layers that are not flat and have no colour left
 
 

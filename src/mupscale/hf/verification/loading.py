@@ -76,6 +76,11 @@ def make_batches(
             raise MupscaleError(f"{type(model).__name__} reads images, not text: leave the text out")
         return [{"pixel_values": _pixels(config, rows, seed, i)} for i in range(count)]
     decoder = config.get_text_config()
+    if not isinstance(getattr(decoder, "vocab_size", None), int):
+        raise MupscaleError(
+            f"{type(model).__name__} reads '{model.main_input_name}', neither tokens nor pixels, so there is nothing "
+            f"to compare it on; upscale the model in memory with mupscale.plan and inputs= of its own"
+        )
     vocabulary, pad = int(decoder.vocab_size), getattr(decoder, "pad_token_id", None)
     size = max(2, min(size, _positions(decoder, pad)))
     if type(model).__name__.endswith("ForSequenceClassification") and pad is None:
