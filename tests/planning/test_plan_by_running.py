@@ -53,7 +53,7 @@ def cases() -> list[ParameterSet]:
     found = []
     for number, pattern in enumerate(PATTERNS):
         refused = pattern.expected == "refused" or pattern.name in LIMITS
-        slow = number % (8 if refused else 2) or pattern.name.startswith("long filters")
+        slow = number % (8 if refused else 3) or pattern.name.startswith("long filters")
         found.append(pytest.param(pattern, id=pattern.name, marks=[pytest.mark.slow] if slow else []))
     return found
 
