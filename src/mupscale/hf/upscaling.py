@@ -211,26 +211,9 @@ def _prepare(
         source, architecture, config, plan, recorded_plan, before, shards, gaussian, growth, seed, file
     )
     few, many = prepared.numbers
-    _check_grown(prepared)
+    architecture.check_grown(plan, times)
     check_space(out, source, prepared.bytes, 0 if file is None else file.stat().st_size * many // max(1, few))
     return prepared
-
-
-def _check_grown(prepared: _Prepared) -> None:
-    """An error where nothing grows, or, of an architecture that is not described, only a part."""
-    entries = prepared.plan.parameters
-    growing = sum(entry.narrow != entry.wide for entry in entries.values())
-    if growing == 0 and prepared.growth.times != Times():
-        raise MupscaleError(
-            f"nothing of '{prepared.architecture.model_type}' would grow: the sizes in its config have other names "
-            f"than usual; describe the architecture (mupscale.hf.register)"
-        )
-    whole = prepared.growth.times.hidden != 1
-    if whole and prepared.architecture.evidence.required and 2 * growing < len(entries):
-        raise MupscaleError(
-            f"only {growing} of {len(entries)} tensors of '{prepared.architecture.model_type}' would grow: the other "
-            f"sizes in its config have other names than usual; describe the architecture (mupscale.hf.register)"
-        )
 
 
 def _find_optimizer_file(path: Path) -> Path:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from mupscale.core import Plan, Shape
 from mupscale.hf.describe.architecture import Config
 from mupscale.hf.describe.multipliers import Times
+from mupscale.system import MupscaleError
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,18 @@ class PlannedArchitecture(ABC):
     @abstractmethod
     def plan_wide_parameters(self, config: Config, times: Times, shapes: Mapping[str, Shape]) -> Plan:
         """The plan for a wide model's parameters, which have these shapes, where nothing else is on record."""
+
+    def check_grown(self, plan: Plan, times: Times) -> None:
+        """An error where nothing grows, or, of an architecture that is not described, only a part."""
+        growing = sum(entry.narrow != entry.wide for entry in plan.parameters.values())
+        remedy = "have other names than usual; describe the architecture (mupscale.hf.register)"
+        if growing == 0 and times != Times():
+            raise MupscaleError(f"nothing of '{self.model_type}' would grow: the sizes in its config {remedy}")
+        if times.hidden != 1 and self.evidence.required and 2 * growing < len(plan.parameters):
+            raise MupscaleError(
+                f"only {growing} of {len(plan.parameters)} tensors of '{self.model_type}' would grow: the other sizes "
+                f"in its config {remedy}"
+            )
 
     @abstractmethod
     def check_unverified(self) -> None:
