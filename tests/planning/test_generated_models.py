@@ -123,3 +123,8 @@ def test_five_hundred_models_made_up_are_exact_or_refused(parts: list[Part]) -> 
 def test_every_part_alone_is_exact(part: Part) -> None:
     narrow, wide, x = Made([part], 1), Made([part], 2), torch.randn(3, 5, 3)
     assert mu.plan(narrow, wide, inputs=x).checked
+
+
+def test_a_factor_before_a_norm_with_eps_is_folded_and_not_taken_for_nothing() -> None:
+    """A norm forgets a factor but for its eps, which 1e-8 would not see."""
+    check_made([("scale", 2), ("norm", 0), ("norm", 0)])

@@ -12,7 +12,7 @@ from torch import Tensor
 from mupscale.core import Axis, Number, expand
 
 Axes = Mapping[int, Axis]
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 _MOST_COMBINATIONS = 64
 
 

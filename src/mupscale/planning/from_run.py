@@ -106,7 +106,7 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
     for number, (a, b) in enumerate(zip(ours[0], theirs_out[0], strict=True)):
         if a.shape != b.shape:
             continue  # hidden units, which are copied
-        if not are_close(a, b, loosened=100):
+        if not are_close(a, b, loosened=5):
             raise MupscaleError(
                 f"the plan is wrong: output {number} of the wide model differs from the narrow one's by "
                 f"{float((a - b).norm() / a.norm()):.1e} on the batch; {_ADVICE}"
