@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mupscale.core import naming
+from mupscale.planning import tensors_in
 
 
 class Recorder(AbstractContextManager["Recorder"]):
@@ -35,7 +36,7 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     def _hook(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
         def record(module: nn.Module, inputs: Any, output: Any) -> None:
-            tensor = _first_tensor(output)
+            tensor = next((t for t in tensors_in(output) if t.is_floating_point()), None)
             if tensor is not None:
                 self.outputs.setdefault(path, tensor.detach())
 
@@ -46,11 +47,3 @@ class Recorder(AbstractContextManager["Recorder"]):
     ) -> None:
         for handle in self.handles:
             handle.remove()
-
-
-def _first_tensor(output: Any) -> Tensor | None:
-    """The first floating-point tensor in a module's output, which may be a tuple, a dict or a dataclass-like dict."""
-    if isinstance(output, Tensor):
-        return output if output.is_floating_point() else None
-    values = output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else ()
-    return next((t for t in map(_first_tensor, values) if t is not None), None)

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mupscale.core import Entry, Plan, gather_whole
-from mupscale.planning import kind_of_norm
+from mupscale.planning import call_arguments, kind_of_norm, tensors_in
 from mupscale.system import MupscaleError
 
 _ROUNDING = {torch.float64: 1e-3, torch.float32: 1e-3}  # a norm's eps leaves a trace, too
@@ -129,12 +128,12 @@ def difference_of_outputs(narrow: nn.Module, wide: nn.Module, batch: Any) -> tup
     >>> difference_of_outputs(model, model, torch.ones(1, 2))[0]
     0.0
     """
-    inputs = batch if isinstance(batch, tuple) else (batch,)
+    args, kwargs = call_arguments(batch)
     outputs = []
     for model in (narrow, wide):
         modes = {module: module.training for module in model.modules()}
         model.eval()
-        outputs.append(_first_tensor(model(*inputs)))
+        outputs.append(_first_tensor(model(*args, **kwargs)))
         for module, training in modes.items():
             module.training = training
     before, after = (gather_whole(output).double() for output in outputs)
@@ -143,11 +142,7 @@ def difference_of_outputs(narrow: nn.Module, wide: nn.Module, batch: Any) -> tup
 
 
 def _first_tensor(output: Any) -> Tensor:
-    """The first tensor in what a model gives: itself, or in a tuple, list or dict."""
-    if isinstance(output, Tensor):
-        return output
-    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
-    for value in values:
-        if isinstance(value, Tensor):
-            return value
-    raise MupscaleError(f"the model gives {type(output).__name__}, in which there is no tensor to compare")
+    tensors = tensors_in(output)
+    if not tensors:
+        raise MupscaleError(f"the model gives {type(output).__name__}, in which there is no tensor to compare")
+    return tensors[0]

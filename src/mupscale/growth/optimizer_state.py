@@ -195,6 +195,12 @@ def _grow_value(
     return laid_out_like(grown, p) if grown.shape == p.shape else grown
 
 
+def constructor_arguments(optimizer: Optimizer) -> dict[str, Any]:
+    """Defaults that the optimizer's constructor takes, so that what it checks and sets up there happens again."""
+    accepted = inspect.signature(type(optimizer).__init__).parameters
+    return {name: value for name, value in optimizer.defaults.items() if name in accepted}
+
+
 def initial_state(optimizer: Optimizer, group: Mapping[str, Any], ndim: int) -> dict[str, float]:
     """The value that each state tensor of a new parameter starts with: what a step without a gradient leaves.
 
@@ -204,9 +210,7 @@ def initial_state(optimizer: Optimizer, group: Mapping[str, Any], ndim: int) -> 
     """
     p = nn.Parameter(torch.zeros((1,) * ndim))
     own = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
-    defaults = {
-        k: v for k, v in optimizer.defaults.items() if k in inspect.signature(type(optimizer).__init__).parameters
-    }
+    defaults = constructor_arguments(optimizer)
     hyper = {k: v for k, v in {**defaults, **group}.items() if k in defaults and k not in own}
     p.grad = torch.zeros_like(p)
     fresh = type(optimizer)([p], **hyper)

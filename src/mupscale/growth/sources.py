@@ -21,8 +21,6 @@ def prepare_growth(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, Ten
     for name, target in plan.check(wide).items():
         for tensor in (sources[name], target):
             check_dtype(name, tensor)
-        if isinstance(narrow, nn.Module):
-            target.requires_grad_(sources[name].requires_grad)  # what is frozen stays so
     grown = [n for n, e in plan.buffers.items() if e.axes and n in sources and sources[n].is_floating_point()]
     refuse_nonfinite({name: sources[name] for name in (*plan.parameters, *grown)})
     if any(p.is_meta for p in wide.parameters()):
@@ -30,6 +28,9 @@ def prepare_growth(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, Ten
         materialize(wide, next(iter(sources.values())).device if sources else torch.device("cpu"))
         for module in statistics:
             module.reset_running_stats()
+    if isinstance(narrow, nn.Module):
+        for name, target in naming.parameters(wide).items():
+            target.requires_grad_(sources[name].requires_grad)  # what is frozen stays so
     return sources
 
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import Plan, index_of_old, naming
+from mupscale.planning import call_arguments
 
 
 @torch.no_grad()
 def measure_statistics(model: nn.Module, batches: Iterable[Any], plan: Plan | None = None) -> nn.Module:
-    """Measure the running statistics of BatchNorms on a few batches of inputs (a tuple for several), in place.
+    """Measure the running statistics of BatchNorms on a few batches, as the model is called with them, in place.
 
     plan: where given, old channels keep the statistics that they have, and only new ones are measured. A model without
     running statistics is left alone. Train or eval mode is afterwards what it was.
@@ -35,7 +36,8 @@ def measure_statistics(model: nn.Module, batches: Iterable[Any], plan: Plan | No
         norm.momentum = None  # the plain average over all batches
     try:
         for batch in batches:
-            model(*(batch if isinstance(batch, tuple) else (batch,)))
+            args, kwargs = call_arguments(batch)
+            model(*args, **kwargs)
     finally:
         for module, training in modes.items():
             module.training = training

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from typing import Any
 
@@ -15,7 +14,7 @@ from mupscale.growth.fresh import Fresh
 from mupscale.growth.lossless import warn_of_loss
 from mupscale.growth.noise import Noise
 from mupscale.growth.operators import Operator, check_operator
-from mupscale.growth.optimizer_state import widen_optimizer
+from mupscale.growth.optimizer_state import constructor_arguments, widen_optimizer
 from mupscale.growth.sources import prepare_growth
 from mupscale.growth.writing import write_grown
 from mupscale.optim import widened_groups
@@ -103,11 +102,5 @@ def grow_optimizer(
     0.025
     """
     groups = widened_groups(optimizer, narrow, wide, plan, lr)
-    grown = type(optimizer)(groups, **_constructor_arguments(optimizer))
+    grown = type(optimizer)(groups, **constructor_arguments(optimizer))
     return widen_optimizer(optimizer, grown, plan, narrow=narrow, wide=wide, grow=grow)
-
-
-def _constructor_arguments(optimizer: Optimizer) -> dict[str, Any]:
-    """Defaults that the optimizer's constructor takes, so that what it checks and sets up there happens again."""
-    accepted = inspect.signature(type(optimizer).__init__).parameters
-    return {name: value for name, value in optimizer.defaults.items() if name in accepted}

@@ -294,7 +294,9 @@ NAIVE = Contender(
     plan=_plan_naive,
     after_base=True,
     asked_by="naive",
-    write_start=lambda setup, base, path: write_naive_start(base, setup.protocol.growth, setup.noise, path),
+    write_start=lambda setup, base, path: write_naive_start(
+        base, setup.protocol.growth, setup.noise, path, data=setup.protocol.data
+    ),
     sets_zoom=False,
 )
 

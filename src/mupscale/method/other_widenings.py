@@ -11,9 +11,19 @@ from torch import nn
 
 from mupscale import checkpoint
 from mupscale.core import WholeWidth
+from mupscale.data import Data
 from mupscale.growth import check_net2net, widen_net2net
 from mupscale.system import MupscaleError, derive
-from mupscale.train import Growth, NoiseLevel, Recipe, RunState, build_noise, find_checkpoint, read_snapshot
+from mupscale.train import (
+    Growth,
+    NoiseLevel,
+    Recipe,
+    RunState,
+    build_noise,
+    check_copies,
+    find_checkpoint,
+    read_snapshot,
+)
 
 
 def load_trained(recipe: Recipe) -> nn.Module:
@@ -23,11 +33,13 @@ def load_trained(recipe: Recipe) -> nn.Module:
     return model
 
 
-def write_naive_start(base: Recipe, growth: Growth, noise: NoiseLevel, path: Path) -> None:
-    """A base model widened and perturbed as ever, but without its optimizer's state."""
+def write_naive_start(base: Recipe, growth: Growth, noise: NoiseLevel, path: Path, *, data: Data) -> None:
+    """A base model widened and perturbed as ever, but without its optimizer's state; data: to try copies on."""
     unit = "theory" if isinstance(noise, dict) else growth.unit
     seed = derive(base.seeds.noise, "start")
-    wide, _ = base.family().upscale(load_trained(base), width=growth.width, noise=build_noise(noise, unit), seed=seed)
+    family = base.family()
+    check_copies(family, data)
+    wide, _ = family.upscale(load_trained(base), width=growth.width, noise=build_noise(noise, unit), seed=seed)
     _write_model(wide, growth.width, path)
 
 

@@ -15,7 +15,7 @@ from mupscale.method.protocol import small_name
 from mupscale.method.summary import Choice
 from mupscale.sweep import Cell, Sweep
 from mupscale.system import MupscaleError, derive
-from mupscale.train import Recipe
+from mupscale.train import Recipe, check_copies
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,9 @@ def _constants(run: MethodRun, width: WholeWidth, base_lr: float, t: float) -> d
     for seed in run.sweep_seeds:
         small, trial = run.protocol.small(width, base_lr, seed), run.protocol.trial(width, Cell(base_lr, t), seed)
         noise, draw = SignalNoise(t), derive(trial.seeds.noise, "start")
-        small.family().upscale(load_trained(small), width=trial.width, noise=noise, seed=draw)
+        family = small.family()
+        check_copies(family, run.protocol.data)
+        family.upscale(load_trained(small), width=trial.width, noise=noise, seed=draw)
         assert noise.effective is not None
         assert isinstance(noise.effective.std, Mapping)
         by_seed.append(noise.effective.std)

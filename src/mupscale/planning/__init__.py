@@ -25,12 +25,13 @@ from mupscale.planning.initial import initial_means, initial_std, mean_of, means
 from mupscale.planning.making_plans import GrowsBy, plan
 from mupscale.planning.norms import kind_of_norm
 from mupscale.planning.role_registry import register_roles
-from mupscale.planning.tracing import silence_dropout
+from mupscale.planning.tracing import call_arguments, silence_dropout, tensors_in
 
 __all__ = [
     "GrowsBy",
     "How",
     "build_plan",
+    "call_arguments",
     "check_plan_by_running",
     "initial_means",
     "initial_std",
@@ -43,5 +44,6 @@ __all__ = [
     "role_for_any_width",
     "roles_by_running",
     "silence_dropout",
+    "tensors_in",
     "with_initial",
 ]

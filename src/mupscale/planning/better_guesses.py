@@ -23,12 +23,13 @@ def suggestions(follower: Follower, stuck: Stuck) -> Iterator[Guess]:
 
     >>> from torch import nn
     >>> from mupscale.planning.tracing import record_run
-    >>> list(suggestions(Follower(*[Side(record_run(nn.Identity(), 1), {}, ()) for _ in "ab"], Guess()), Stuck(0)))
+    >>> sides = [Side(record_run(nn.Identity(), 1), {}, ()) for _ in ("narrow", "wide")]
+    >>> list(suggestions(Follower(*sides, Guess()), Stuck(0, factor=2.0)))
     []
     """
     if stuck.factor is not None:
         yield from _with_folds(follower, stuck.position, stuck.factor)
-    elif stuck.position < len(follower.small.run.operations):
+    else:
         yield from _with_other_orders(follower, stuck.position)
         yield from _without_factors(follower, stuck.position)
 
@@ -183,11 +184,6 @@ def refusal(follower: Follower, stuck: Stuck) -> MupscaleError:
     where = f"'{op.module}'" if op.module else "the model"
     shapes = [f"{_shape(follower.small, n)} → {_shape(follower.large, n)}" for n in op.refs if _grows(follower, n)]
     what = f"{where} ({op.name} of {', '.join(shapes) or 'what does not grow'})"
-    if stuck.factor is not None:
-        return MupscaleError(
-            f"in {what} the wide model computes {stuck.factor:.6g} times what the narrow one does: a constant that "
-            f"depends on the width, or a sum over units, and no weight before it can take it up exactly; {advice}"
-        )
     return MupscaleError(f"in {what} the wide units are no copies of the narrow ones, in whatever order: {advice}")
 
 

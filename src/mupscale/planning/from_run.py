@@ -15,7 +15,15 @@ from mupscale.planning.better_guesses import refusal, suggestions
 from mupscale.planning.copied_values import are_close, explanations
 from mupscale.planning.following import Follower
 from mupscale.planning.guesses import Guess, Side, Stuck, Written
-from mupscale.planning.tracing import Operation, RecordedRun, call_arguments, in_float64, record_run, tensors_in
+from mupscale.planning.tracing import (
+    Operation,
+    RecordedRun,
+    call_arguments,
+    in_float64,
+    record_run,
+    saved_tensors,
+    tensors_in,
+)
 from mupscale.system import MupscaleError
 
 _MOST_PASSES = 25
@@ -77,7 +85,7 @@ def role_for_any_width(name: str, role: Role, entry: Entry) -> Role:
 
 def _computed_buffers(small: nn.Module, large: nn.Module) -> dict[str, Role]:
     """Buffers that no state dict holds and that the wide model computes itself, where they are copies all the same."""
-    saved, theirs = _saved(small), naming.buffers(large)
+    saved, theirs = saved_tensors(small), naming.buffers(large)
     roles = {}
     for name, buffer in naming.buffers(small).items():
         if name not in saved and name in theirs and buffer.shape != theirs[name].shape:
@@ -98,8 +106,8 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
     small, batch = in_float64(narrow, inputs, generic=1)
     large, _ = in_float64(wide, inputs)
     with torch.no_grad():
-        theirs = _saved(large)
-        for name, weight in _saved(small).items():
+        theirs = saved_tensors(large)
+        for name, weight in saved_tensors(small).items():
             entry = plan[name]
             entry.widened(weight, theirs[name], factor=None if name in plan.parameters else entry.rule.weight)
     ours, theirs_out = (_outputs_and_gradients(model, batch) for model in (small, large))
@@ -157,7 +165,11 @@ class _Search:
         while True:
             alike = _operations_alike(self.narrow_run.operations, self.wide_run.operations)
             small, large = (
-                Side(replace(run, operations=run.operations[:alike]), dict(_saved(model)), naming.parameters(model))
+                Side(
+                    replace(run, operations=run.operations[:alike]),
+                    dict(saved_tensors(model)),
+                    naming.parameters(model),
+                )
                 for run, model in ((self.narrow_run, self.small), (self.wide_run, self.large))
             )
             follower = Follower(small, large, guess)
@@ -177,7 +189,7 @@ class _Search:
         """Run the wide model with what is known of its weights; whether it did something else."""
         before = self.wide_run
         with torch.no_grad():
-            for name, weight in _saved(self.large).items():
+            for name, weight in saved_tensors(self.large).items():
                 if name in follower.written:
                     weight.copy_(follower.large.weights[name])
         self.wide_run = record_run(self.large, self.batch)
@@ -235,16 +247,6 @@ def _not_alike(ours: list[Operation], theirs: list[Operation], position: int) ->
         f"the two models do not run the same operations: from '{op.module or 'the model'}' on ({op.name}) they differ; "
         f"build them alike but for their widths, or leave out inputs="
     )
-
-
-def _saved(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and the buffers that a state dict holds."""
-    weights: dict[str, Tensor] = {name: p.detach() for name, p in naming.parameters(model).items()}
-    for path, module in naming.modules(model).items():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_floating_point() and name not in module._non_persistent_buffers_set:
-                weights[f"{path}.{name}" if path else name] = buffer
-    return weights
 
 
 def _guess_of(plan: Plan | None) -> Guess:

@@ -138,7 +138,8 @@ def in_float64(model: nn.Module, inputs: Any, *, generic: int | None = None) -> 
             size = float(p.detach().square().mean().sqrt()) if p.numel() else 0.0
             draw = torch.randn(p.shape, generator=generator, dtype=torch.float64) * (size or 0.1)
             p.data = draw.to(p.device)
-        for buffer in _saved_buffers(copied):
+        parameters = naming.parameters(copied)
+        for buffer in (tensor for name, tensor in saved_tensors(copied).items() if name not in parameters):
             buffer.mul_(0.5 + torch.rand(buffer.shape, generator=generator, dtype=torch.float64).to(buffer.device))
     batch = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, inputs)
     return copied, batch
@@ -161,11 +162,18 @@ def silence_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
-    for module in model.modules():
+def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters, and the floating-point buffers that a state dict holds.
+
+    >>> list(saved_tensors(nn.BatchNorm1d(2)))
+    ['weight', 'bias', 'running_mean', 'running_var']
+    """
+    tensors: dict[str, Tensor] = {name: p.detach() for name, p in naming.parameters(model).items()}
+    for path, module in naming.modules(model).items():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_floating_point() and name not in module._non_persistent_buffers_set:
-                yield buffer
+                tensors[f"{path}.{name}" if path else name] = buffer
+    return tensors
 
 
 class _Recorder(TorchDispatchMode):

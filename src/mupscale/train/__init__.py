@@ -8,6 +8,7 @@ run_curves: pictures of runs.
 """
 
 from mupscale.train.class_paths import Spec, import_path
+from mupscale.train.growing import check_copies
 from mupscale.train.growth_events import Growth, NoiseLevel, build_noise
 from mupscale.train.loss_functions import count_correct, cross_entropy
 from mupscale.train.model_checks import check_data, cost_per_example
@@ -48,6 +49,7 @@ __all__ = [
     "build_noise",
     "cast_input",
     "catch_stop_signals",
+    "check_copies",
     "check_data",
     "cost_per_example",
     "count_correct",

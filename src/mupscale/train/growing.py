@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -15,6 +16,7 @@ from mupscale.train.numeric_precision import cast_input
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
 
+_ROWS = 4  # on which small models are compared
 _BATCHES = 8  # on which statistics of new channels are measured
 
 
@@ -27,18 +29,37 @@ def grow_model(
     seed: int,
     family: Family,
     processes: Processes,
+    data: Data | None,
     batches: Iterable[Tensor] = (),
 ) -> tuple[nn.Module, Optimizer]:
     """The model and its optimizer at the new width.
 
-    batches: inputs on which the running statistics of new channels are measured; copies have those of the old ones.
+    data: on which copies are tried, unless that has been done. batches: inputs on which the running statistics of new
+    channels are measured; copies have those of the old ones.
     """
+    if grow.needs_multiples and data is not None:
+        check_copies(family, data)
     wide, grown = family.upscale(model, optimizer, width=width, grow=grow, seed=seed, place=processes.place)
     assert grown is not None
     if not grow.needs_multiples and any(isinstance(m, nn.modules.batchnorm._NormBase) for m in wide.modules()):
         measure_statistics(wide, batches, family.widening(model, wide, grow=grow))
         processes.reshard(wide)
     return wide, grown
+
+
+def check_copies(family: Family, data: Data) -> None:
+    """Try once, on small members of the family and a few examples, whether copies are exact; an error where not.
+
+    >>> from mupscale.data import CoverTypeSample
+    >>> from mupscale.models import MLP
+    >>> family = Family(lambda width: MLP(54, width, 7), base=8)
+    >>> check_copies(family, CoverTypeSample())
+    >>> family.is_checked
+    True
+    """
+    if not family.is_checked:
+        rows = torch.arange(_ROWS, device=data.rows_on or data.device) % data.size
+        family.check(data.examples(rows)[0].cpu())
 
 
 def coming_batches(recipe: Recipe, data: Data, step: int) -> Iterable[Tensor]:

@@ -12,12 +12,11 @@ from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.models import count_flops
 from mupscale.system import MupscaleError
+from mupscale.train.growing import check_copies
 from mupscale.train.loss_functions import find_logits
 from mupscale.train.numeric_precision import cast_input
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
-
-_ROWS = 4  # on which small models are compared
 
 
 def check_data(data: Data) -> None:
@@ -78,8 +77,7 @@ def check_growth(recipe: Recipe, family: Family, data: Data) -> None:
         operator.check(family.widening(width, growth.width, grow=operator))
         width = growth.width
     if any(growth.build_operator().needs_multiples for growth in recipe.grow):
-        rows = torch.arange(_ROWS, device=data.rows_on or data.device) % data.size
-        family.check(data.examples(rows)[0].cpu())
+        check_copies(family, data)
 
 
 def has_finite_weights(model: nn.Module, processes: Processes) -> bool:

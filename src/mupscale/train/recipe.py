@@ -189,11 +189,8 @@ class Recipe:
     def family(self) -> Family:
         """The family of the model: one architecture at every width."""
         if isinstance(self.base, dict):
-            family = Family(lambda **widths: self._build(widths), self.base, init_at=self.init_at)
-        else:
-            family = Family(lambda width: self._build({"width": width}), self.base, init_at=self.init_at)
-        family.is_checked = True  # a run tries its growth before its first step, in check_growth
-        return family
+            return Family(lambda **widths: self._build(widths), self.base, init_at=self.init_at)
+        return Family(lambda width: self._build({"width": width}), self.base, init_at=self.init_at)
 
     def _build(self, widths: Mapping[str, int | float]) -> nn.Module:
         model = self.model.make(**widths)

@@ -32,7 +32,7 @@ def starting_point(
 ) -> tuple[nn.Module, Optimizer]:
     """The model at the recipe's width and its optimizer: a fresh μP initialisation, or a checkpoint that is upscaled.
 
-    data: on which the running statistics of new channels are measured, where a checkpoint grows by fresh units.
+    data: where a checkpoint grows, on which copies are tried, or the statistics of new channels are measured.
 
     >>> from mupscale.train import Spec
     >>> recipe = Recipe(
@@ -83,6 +83,7 @@ def _upscale_checkpoint(
         seed=derive(recipe.seeds.noise, "start"),
         family=family,
         processes=processes,
+        data=data,
         batches=() if data is None else coming_batches(recipe, data, 0),
     )
 

@@ -219,6 +219,7 @@ class TrainingRun:
             seed=derive(self.recipe.seeds.noise, "grow", growth.at),
             family=self.family,
             processes=self.processes,
+            data=self.data,
             batches=coming_batches(self.recipe, self.data, self.step),
         )
         self.lr = growth.lr if growth.lr is not None else self.lr
