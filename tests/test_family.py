@@ -110,7 +110,7 @@ def test_the_snippets_for_a_bare_pair_run() -> None:
     assert mu.widen(narrow, wide, plan) is wide
     groups = mu.param_groups(wide, plan, torch.optim.AdamW, lr=1e-3, weight_decay=0.1)
     wide_opt = torch.optim.AdamW(groups)
-    mu.widen_optimizer(opt, wide_opt, plan)
+    mu.widen_optimizer(opt, wide_opt, plan, narrow=narrow)
     report = mu.verify(narrow, wide, plan, batches(), loss, optimizer=opt, steps=20)
     assert report.ok, report
     assert report.max_relative_difference < 1e-4

@@ -177,7 +177,7 @@ def test_an_lr_given_as_a_tensor_mutated_in_place() -> None:
 
 def test_the_step_tensor_shared_with_the_wide_optimizer(float64: None) -> None:
     narrow, wide = mlp(4), mlp(4 * K)
-    optimizer = optim.AdamW(narrow.parameters(), lr=0.01)
+    optimizer = optim.AdamW(narrow.named_parameters(), lr=0.01)
     train(narrow, optimizer, regression, 5)
     plan = mu.plan(narrow, wide)
     for source in (optimizer, optimizer.state_dict()):

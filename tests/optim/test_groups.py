@@ -561,11 +561,30 @@ def test_state_of_an_optimizer_from_anywhere(source: str, named: bool, tmp_path:
         torch.save(given, tmp_path / "optimizer.pt")
         given = mu.load_torch(tmp_path / "optimizer.pt")
     grown = mu.make_optimizer(wide, plan, optim.AdamW, lr=0.01)
-    assert mu.widen_optimizer(given, grown, plan) is grown
+    if not named:
+        with pytest.raises(mu.MupscaleError, match=r"which parameter is which in the narrow optimizer cannot be told"):
+            mu.widen_optimizer(given, grown, plan)
+        if source != "object":
+            again = optim.AdamW(narrow.parameters(), lr=0.01)
+            again.load_state_dict(given)
+            given = again
+    assert mu.widen_optimizer(given, grown, plan, narrow=narrow) is grown
     assert_state(grown, wide, optimizer, narrow)
     train(narrow, optimizer)
     train(wide, grown)
     torch.testing.assert_close(wide(X), narrow(X), rtol=1e-12, atol=1e-12)
+
+
+def test_parameters_in_another_order_but_of_equal_shapes(float64: None) -> None:
+    """The models tell which is which; the order of an optimizer alone does not."""
+    narrow, wide = mlp(False), mlp(True)
+    optimizer = optim.AdamW(reversed(list(narrow.parameters())), lr=0.01)
+    train(narrow, optimizer)
+    plan = mu.plan(narrow, wide)
+    mu.widen(narrow, wide, plan)
+    grown = optim.AdamW(list(wide.parameters()), lr=0.01)
+    mu.widen_optimizer(optimizer, grown, plan, narrow=narrow, wide=wide)
+    assert_state(grown, wide, optimizer, narrow)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
@@ -614,7 +633,9 @@ def test_unnamed_state_in_several_groups_needs_the_model(float64: None) -> None:
     plan = mu.plan(narrow, wide)
     mu.widen(narrow, wide, plan)
     grown = mu.make_optimizer(wide, plan, optim.AdamW, lr=0.01)
-    with pytest.raises(mu.MupscaleError, match=r"narrow optimizer holds in 2 groups.*pass narrow="):
+    with pytest.raises(
+        mu.MupscaleError, match=r"which in the narrow optimizer cannot be told .* 2 groups.*pass narrow="
+    ):
         mu.widen_optimizer(optimizer, grown, plan)
     with pytest.raises(mu.MupscaleError, match=r"2 groups.*load it into the narrow optimizer.*named_parameters"):
         mu.widen_optimizer(optimizer.state_dict(), grown, plan)
@@ -624,7 +645,7 @@ def test_unnamed_state_in_several_groups_needs_the_model(float64: None) -> None:
 
 
 def test_a_wide_optimizer_without_names_is_told_by_its_model(float64: None) -> None:
-    narrow, wide, plan, optimizer = trained()
+    narrow, wide, plan, optimizer = trained(named=True)
     split = [{"params": [p for p in wide.parameters() if p.dim() == d]} for d in (1, 2)]
     grown = optim.AdamW(split, lr=0.01)
     with pytest.raises(mu.MupscaleError, match="wide="):
@@ -656,7 +677,7 @@ def test_no_optimizer_at_all_is_fine() -> None:
 
 
 def test_state_of_another_optimizer_is_refused() -> None:
-    _, wide, plan, optimizer = trained()
+    _, wide, plan, optimizer = trained(named=True)
     grown = mu.make_optimizer(wide, plan, optim.SGD, lr=0.01)
     with pytest.raises(mu.MupscaleError, match="state of AdamW cannot be carried over to SGD"):
         mu.widen_optimizer(optimizer, grown, plan)
@@ -668,7 +689,7 @@ def test_state_of_another_optimizer_is_refused() -> None:
 
 
 def test_the_wide_optimizer_must_hold_every_parameter_that_has_state() -> None:
-    _, wide, plan, optimizer = trained()
+    _, wide, plan, optimizer = trained(named=True)
     grown = optim.AdamW(mu.param_groups(wide, plan, optim.AdamW, groups=[{"params": wide.layers[0].parameters()}]))
     with pytest.raises(mu.MupscaleError, match=r"wide optimizer does not hold 'layers\.1\.weight'"):
         mu.widen_optimizer(optimizer, grown, plan)

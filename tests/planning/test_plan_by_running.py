@@ -26,9 +26,7 @@ LIMITS = {
     "across units, a drawn order",
     "image, channels excited by neighbours on a ring",
     "tied readout behind a norm, table times sqrt(width)",
-    "nearest of a list of codes",
     "matrix, small blocks on the diagonal, their number grows",
-    "habit, a loop over units",
     "tied readout behind a norm, both scaled",
     "complex weights for low frequencies",
 }
@@ -114,6 +112,13 @@ def test_a_wrong_order_of_copies_is_not_let_through() -> None:
     wrong = replace(plan, parameters={**plan.parameters, name: broken})
     with pytest.raises(mu.MupscaleError, match="wrong"):
         check_plan_by_running(narrow, wide, wrong, inputs)
+
+
+def test_numbers_are_needed_to_compare() -> None:
+    """What is nan on both sides is equal, whatever the plan."""
+    narrow, wide = (nn.Sequential(nn.Linear(2, width), nn.Linear(width, 1)) for width in (3, 6))
+    with pytest.raises(mu.MupscaleError, match="computes nan on the batch"):
+        mu.plan(narrow, wide, inputs=torch.full((4, 2), torch.nan))
 
 
 def test_the_models_are_not_changed() -> None:

@@ -30,9 +30,9 @@ def widen_optimizer(
 ) -> Optimizer:
     """Give the wide optimizer the narrow one's state (the optimizer itself or its saved state dict), widened.
 
-    Hyperparameters are not touched: param_groups has scaled them. The models tell which parameter is which where
-    neither names in the groups nor the order of the plan do. grow: the operator that fills the wide model, if it is not
-    `Copies()`.
+    Hyperparameters are not touched: param_groups has scaled them. narrow, wide: the models, which tell which parameter
+    is which where the optimizers' groups hold no names (those of param_groups do). grow: the operator that fills the
+    wide model, if it is not `Copies()`.
 
     >>> import mupscale as mu
     >>> narrow, wide = nn.Linear(2, 2, bias=False), nn.Linear(4, 4, bias=False)
@@ -88,6 +88,8 @@ def _states(
             groups, states = optimizer["param_groups"], optimizer["state"]
         except (KeyError, TypeError):
             raise MupscaleError("this is no optimizer state dict: it lacks 'param_groups' and 'state'") from None
+    if not any(states.values()):
+        return
     keys = [key for group in groups for key in group["params"]]
     has_tensors = isinstance(optimizer, Optimizer)
     for key, name in zip(keys, _resolve(groups, keys if has_tensors else None, plan, narrow, "narrow"), strict=True):
@@ -102,7 +104,7 @@ def _resolve(
     model: nn.Module | None,
     side: str,
 ) -> list[str]:
-    """Names of an optimizer's parameters: by identity, by the names in its groups, or by the order of the plan."""
+    """Names of an optimizer's parameters: by those in its groups, by identity, or by their shapes where all differ."""
     count = sum(len(group["params"]) for group in groups)
     if all("param_names" in group for group in groups):
         names = naming.without_ddp((name for group in groups for name in group["param_names"]), plan.names)
@@ -111,18 +113,15 @@ def _resolve(
         owned = {id(p): name for name, p in plan.check(model, side).items()}
         if all(id(t) in owned for t in tensors):
             return [owned[id(t)] for t in tensors]
-    ordered = list(plan.parameters)
-    in_order = len(groups) == 1 and count == len(ordered)
-    if tensors is not None and in_order:
-        in_order = all(
-            tuple(t.shape) == getattr(plan.parameters[n], side) for t, n in zip(tensors, ordered, strict=True)
-        )
-    if in_order:
+    ordered, shapes = list(plan.parameters), [getattr(entry, side) for entry in plan.parameters.values()]
+    told_apart = len(groups) == 1 and count == len(ordered) == len(set(shapes))
+    if told_apart and (tensors is None or [tuple(t.shape) for t in tensors] == shapes):
         return ordered
     remedy = f"pass {side}= the model" if tensors is not None else f"load it into the {side} optimizer and pass that"
     raise MupscaleError(
-        f"which parameters the {side} optimizer holds in {len(groups)} group{'s' * (len(groups) != 1)} cannot be told: "
-        f"{remedy}, or build its groups with mupscale.param_groups or from named_parameters()"
+        f"which parameter is which in the {side} optimizer cannot be told ({count} in {len(groups)} "
+        f"group{'s' * (len(groups) != 1)}, {len(set(shapes))} different shapes): {remedy}, or build its groups with "
+        f"mupscale.param_groups or from named_parameters()"
     )
 
 

@@ -89,9 +89,24 @@ def are_close(expected: Tensor, actual: Tensor, loosened: float = 1.0, size: flo
     True
     """
     tolerance = loosened * _TOLERANCE.get(expected.dtype, 3e-2)
-    finite = expected[expected.isfinite()]
-    size = max(size, float(finite.abs().max()) if finite.numel() else 0.0)
-    return bool(torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * size + 1e-300, equal_nan=True))
+    allowed = tolerance * max(size, largest_number(expected)) + 1e-300
+    if expected.shape == actual.shape and largest_number(actual - expected, nan=math.inf) <= allowed:
+        return True
+    return bool(torch.allclose(actual, expected, rtol=tolerance, atol=allowed, equal_nan=True))
+
+
+def largest_number(tensor: Tensor, nan: float | None = None) -> float:
+    """The largest absolute value in a tensor; where there are nan or inf, of the others, or `nan` where given.
+
+    >>> largest_number(torch.tensor([1.0, -2.0, math.inf]))
+    2.0
+    """
+    if not tensor.numel():
+        return 0.0
+    largest = float(torch.linalg.vector_norm(tensor, math.inf))
+    if math.isfinite(largest):
+        return largest
+    return nan if nan is not None else largest_number(tensor[tensor.isfinite()])
 
 
 def copies_of_each(axes: Axes) -> Number:

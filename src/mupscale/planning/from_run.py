@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from mupscale.core import Entry, Number, Plan, Role, naming, tidy
 from mupscale.planning.better_guesses import refusal, suggestions
-from mupscale.planning.copied_values import are_close, explanations
+from mupscale.planning.copied_values import are_close, explanations, largest_number
 from mupscale.planning.following import Follower
 from mupscale.planning.guesses import Guess, Side, Stuck, Written
 from mupscale.planning.tracing import (
@@ -111,6 +112,7 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
             entry = plan[name]
             entry.widened(weight, theirs[name], factor=None if name in plan.parameters else entry.rule.weight)
     ours, theirs_out = (_outputs_and_gradients(model, batch) for model in (small, large))
+    _check_numbers([*ours[0], *ours[1].values()])
     for number, (a, b) in enumerate(zip(ours[0], theirs_out[0], strict=True)):
         if a.shape != b.shape:
             continue  # hidden units, which are copied
@@ -119,7 +121,7 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
                 f"the plan is wrong: output {number} of the wide model differs from the narrow one's by "
                 f"{float((a - b).norm() / a.norm()):.1e} on the batch; {_ADVICE}"
             )
-    largest = max((float(gradient.abs().max()) for gradient in ours[1].values() if gradient.numel()), default=0.0)
+    largest = max(map(largest_number, ours[1].values()), default=0.0)
     for name, gradient in ours[1].items():
         entry = plan.parameters[name]
         expected = entry.widened(gradient, factor=entry.rule.gradient())
@@ -129,6 +131,16 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
             raise MupscaleError(
                 f"the plan is wrong: the copies of '{name}' do not each get their share of its gradient on the "
                 f"batch; {_ADVICE}"
+            )
+
+
+def _check_numbers(tensors: Sequence[Tensor]) -> None:
+    """What is nan on both sides looks equal, so there must be numbers to compare."""
+    for tensor in tensors:
+        if tensor.isnan().all() and tensor.numel():
+            raise MupscaleError(
+                "the narrow model computes nan on the batch, so whether copies are exact cannot be seen: pass inputs "
+                "on which its outputs and their gradients are numbers"
             )
 
 
