@@ -444,3 +444,32 @@ def test_a_truncated_plan(ready: Any) -> None:
     for broken in (text[: len(text) // 2], "", "{}", "[]", text.replace("mupscale.plan/1", "mupscale.plan/99")):
         with refused("not a plan written by mupscale"):
             mu.Plan.from_json(broken)
+
+
+class Marked(nn.Module):
+    """A model with values that no state dict holds."""
+
+    def __init__(self, width: int, *, plain: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, width), nn.Linear(width, 3)
+        self.register_buffer("scale", torch.full((3,), 2.0), persistent=False)
+        if plain:
+            self.shift = torch.ones(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = self.b(self.a(x)) * self.scale
+        return scaled
+
+
+def test_values_that_a_wide_model_without_memory_cannot_have() -> None:
+    narrow = Marked(4, plain=False)
+    with torch.device("meta"):
+        wide, with_plain = Marked(8, plain=False), Marked(8, plain=True)
+    plan = mu.plan(narrow, wide)
+    with refused("'scale'", "not in the state dict", "real device"):
+        mu.widen(narrow.state_dict(), wide, plan)
+    with refused("'shift' is a plain tensor", "real device"):
+        mu.widen(narrow, with_plain, plan)
+    mu.widen(narrow, wide, plan)
+    x = torch.randn(2, 5)
+    torch.testing.assert_close(wide(x), narrow(x))

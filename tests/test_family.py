@@ -601,3 +601,11 @@ def test_a_plan_is_made_once_for_each_width(base: Any) -> None:
     count = len(built)
     assert family.plan(width) is first
     assert len(built) == count
+
+
+def test_the_default_of_init_at_counts_the_width_of_matrices() -> None:
+    """Not heads: 64 of these would be a model of another size."""
+    assert mu.Family(lambda heads: MLP(5, 16 * heads, 3), base={"heads": 2}).init_at == {"heads": 4}
+    assert mu.Family(lambda heads: MLP(5, 64 * heads, 3), base=2).init_at == 2
+    assert mu.Family(lambda width: MLP(5, width, 3), base=8).init_at == 64
+    assert mu.Family(lambda width: MLP(5, width // 2, 3), base=8).init_at == 64

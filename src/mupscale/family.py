@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -39,7 +39,8 @@ class Family:
     base: at this width every factor is 1, so lr, weight decay and eps mean what they mean in plain PyTorch.
     inputs: a small batch, as the models are called with it. Small members of the family are run on it, and where module
     types and names mislead, roles are read off what they compute.
-    init_at: the width at which the model's own initialisation is taken as it is (default: base, at least 64).
+    init_at: the width at which the model's own initialisation is taken as it is (default: the base, or its smallest
+    multiple at which all matrices are 64 wide).
     roles: name patterns for what the modules cannot tell, as in `plan`.
 
     >>> import mupscale as mu
@@ -64,13 +65,13 @@ class Family:
     ) -> None:
         self._build, self.roles, self.inputs = build, roles, inputs
         self._base = Width.of(base, "base")
-        self._init_at = _default_init_at(self._base) if init_at is None else Width.of(init_at, "init_at")
         self._base_model = self.sketch(base)
         self._width_dims = self._find_width_dims()
+        self._init_at = self._default_init_at() if init_at is None else Width.of(init_at, "init_at")
         self._plans: dict[Width, Plan] = {}
         self._measured: dict[str, float] | None = None
         self._means: dict[str, tuple[float, ...]] = {}
-        self.is_checked = False
+        self._checked: set[frozenset[str]] = set()
         if inputs is not None:
             self._learn_roles(inputs)
 
@@ -123,7 +124,7 @@ class Family:
         copies = grow is None or grow.needs_multiples
         plan = self._between(self._at(narrow), wide_model, how="copies" if copies else "fresh")
         entries = self._between(self.sketch(self._init_at), wide_model, how="mup").parameters
-        return replace(with_initial(plan, entries, self._measure(), self._means), checked=self.is_checked)
+        return replace(with_initial(plan, entries, self._measure(), self._means), checked=bool(self._checked))
 
     def init(self, width: WidthLike, seed: int = 0) -> nn.Module:
         """A model under μP: the author's own draw, each random parameter rescaled to its μP standard deviation.
@@ -204,7 +205,7 @@ class Family:
         """
         operator = choose_operator(grow, noise)
         wide = self.sketch(width)
-        if _has_plain_tensors(wide) or _has_unsaved_widths(wide, model):  # values that the narrow model cannot tell
+        if naming.plain_tensors_without_memory(wide) or _has_unsaved_widths(wide, model):  # the narrow one lacks values
             with torch.random.fork_rng(devices=[]):
                 wide = self.build(width)
         plan = self.widening(model, wide, grow=operator)
@@ -220,30 +221,33 @@ class Family:
         with torch.random.fork_rng(devices=[]):
             return self.build(width) if any(t.is_meta for t in _tensors(model).values()) else model
 
-    def check(self, inputs: Any) -> None:
+    def check(self, inputs: Any, sizes: Iterable[str] | None = None) -> None:
         """An error unless the family's models, small ones, widen exactly: outputs and gradients on this batch.
+
+        It is made once. sizes: which sizes of a width with several of them grow; all if not given.
 
         >>> family = Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), 64)
         >>> family.check(torch.randn(5, 3))
         """
-        self._check_at(1, inputs)
-        self.is_checked = True
+        growing = frozenset(self._base.sizes if sizes is None else sizes)
+        if growing not in self._checked:
+            self._check_at(1, inputs, growing)
+            self._checked.add(growing)
 
-    def _check_at(self, times: int, inputs: Any) -> None:
-        narrow, wide = self._probes(times)
+    def _check_at(self, times: int, inputs: Any, sizes: Iterable[str] | None = None) -> None:
+        narrow, wide = self._probes(times, sizes)
         check_plan_by_running(narrow, wide, self._between(narrow, wide, how="copies"), inputs)
 
-    def _probes(self, times: int = 1) -> tuple[nn.Module, nn.Module]:
+    def _probes(self, times: int = 1, sizes: Iterable[str] | None = None) -> tuple[nn.Module, nn.Module]:
         """Two small members of the family, one twice as wide as the other."""
         small = self._base.times(times * max(1, math.ceil(_PROBE_WIDTH / self._base.size)))
         with torch.random.fork_rng(devices=[]):
-            return self.build(small), self.build(small.times(2))
+            return self.build(small), self.build(small.times(2, sizes))
 
     def _learn_roles(self, inputs: Any) -> None:
         """Where module types and names mislead, take the roles from runs of small members of the family."""
         with suppress(MupscaleError):
             self.check(inputs)
-        if self.is_checked:
             return
         narrow, wide = self._probes()
         found = roles_by_running(narrow, wide, inputs)
@@ -288,6 +292,13 @@ class Family:
             )
         return width_dims
 
+    def _default_init_at(self) -> Width:
+        """The base, or its smallest multiple at which every matrix is 64 wide: a base of 2 may be 2 heads of 32."""
+        tensors = _tensors(self._base_model)
+        widths = [tensors[n].shape[d] for n, dims in self._width_dims.items() if tensors[n].dim() > 1 for d in dims]
+        size = max(self._base.size, min(widths, default=0))
+        return self._base.times(max(1, math.ceil(_WIDE_ENOUGH / size))) if self._base.is_whole else self._base
+
     def _measure(self) -> dict[str, float]:
         """Std of the author's initialisation at `init_at`, over a few draws; 0 for what is not random."""
         if self._measured is None:
@@ -299,18 +310,6 @@ class Family:
             self._measured = initial_std(draws)
             self._means = initial_means(draws, self._measured)
         return self._measured
-
-
-def _has_plain_tensors(model: nn.Module) -> bool:
-    """Whether modules keep tensors without memory as plain attributes, where a state dict does not show them."""
-    for module in model.modules():
-        for name, value in vars(module).items():
-            values = value.values() if isinstance(value, dict) else value
-            parts = values if isinstance(value, dict | list | tuple) else (value,)
-            plain = (part for part in parts if isinstance(part, Tensor) and not isinstance(part, nn.Parameter))
-            if name != "_buffers" and any(part.is_meta for part in plain):
-                return True
-    return False
 
 
 def _has_unsaved_widths(wide: nn.Module, narrow: nn.Module) -> bool:
@@ -343,8 +342,3 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     model = naming.unwrap(model)
     pairs = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return {naming.canonical(name): tensor for name, tensor in pairs}
-
-
-def _default_init_at(base: Width) -> Width:
-    """The base, or the smallest multiple of it whose largest width is 64."""
-    return base.times(max(1, math.ceil(_WIDE_ENOUGH / base.size))) if base.is_whole else base

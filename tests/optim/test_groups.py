@@ -468,6 +468,39 @@ def test_every_scheduler_goes_on_after_widening(name: str, at: int) -> None:
             assert rate == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_scheduler_goes_on_from_another_rate(name: str) -> None:
+    """upscale(lr=…) is the rate at that moment; all later rates of the schedule change in the same ratio."""
+    narrow, wide, plan = pair("gpt2")
+    optimizer = optim.SGD(narrow.parameters(), lr=0.1, momentum=0.5)
+    scheduler = SCHEDULERS[name](optimizer, lambda rate: rate)
+    for loss in LOSSES[:3]:
+        advance(optimizer, scheduler, loss)
+    ratio = 3.0
+    now = optimizer.param_groups[0]["lr"]
+    grown = grow_optimizer(optimizer, narrow, wide, plan, lr=ratio * now)
+    continued = mu.widen_scheduler(scheduler, grown)
+    assert [group["lr"] / group["lr_factor"] for group in grown.param_groups] == pytest.approx(
+        [ratio * now] * len(grown.param_groups)
+    )
+    for loss in LOSSES[3:]:
+        rates = advance(grown, continued, loss)
+        (expected,) = advance(optimizer, scheduler, loss)
+        assert rates == pytest.approx([ratio * expected] * len(rates), rel=1e-9, abs=1e-15)
+
+
+def test_another_rate_where_a_schedule_is_at_zero() -> None:
+    narrow, wide, plan = pair()
+    optimizer = optim.SGD(narrow.parameters(), lr=0.1)
+    scheduler = sched.LambdaLR(optimizer, lambda epoch: float(epoch))
+    grown = grow_optimizer(optimizer, narrow, wide, plan, lr=0.2)
+    with pytest.raises(mu.MupscaleError, match="at a learning rate of 0"):
+        mu.widen_scheduler(scheduler, grown)
+    same = copy.deepcopy(wide)
+    again = grow_optimizer(grown, wide, same, mu.plan(wide, same))
+    assert "lr_change" not in again.param_groups[0]
+
+
 def test_a_scheduler_with_a_function_per_group() -> None:
     narrow, wide, plan = pair()
     weights = [p for p in narrow.parameters() if p.dim() > 1]

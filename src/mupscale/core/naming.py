@@ -63,6 +63,26 @@ def buffers(model: nn.Module) -> dict[str, Tensor]:
     return {canonical(name): b for name, b in unwrap(model).named_buffers()}
 
 
+def plain_tensors_without_memory(model: nn.Module) -> list[str]:
+    """Tensors on the meta device that modules keep as plain attributes, where no state dict shows them.
+
+    >>> import torch
+    >>> module = nn.Module()
+    >>> module.mask = torch.ones(2, device="meta")
+    >>> plain_tensors_without_memory(module)
+    ['mask']
+    """
+    names = []
+    for path, module in modules(model).items():
+        for name, value in vars(module).items():
+            values = value.values() if isinstance(value, dict) else value
+            parts = values if isinstance(value, dict | list | tuple) else (value,)
+            plain = (part for part in parts if isinstance(part, Tensor) and not isinstance(part, nn.Parameter))
+            if name != "_buffers" and any(part.is_meta for part in plain):
+                names.append(f"{path}.{name}" if path else name)
+    return names
+
+
 def aliases(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, ...]]:
     """All canonical names of each tensor, from pairs that repeat tied ones; the first name leads.
 

@@ -23,6 +23,7 @@ def prepare_growth(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, Ten
             check_dtype(name, tensor)
     grown = [n for n, e in plan.buffers.items() if e.axes and n in sources and sources[n].is_floating_point()]
     refuse_nonfinite({name: sources[name] for name in (*plan.parameters, *grown)})
+    _refuse_values_that_cannot_be_told(wide, sources)
     if any(p.is_meta for p in wide.parameters()):
         statistics = _empty_statistics(wide, plan)
         materialize(wide, next(iter(sources.values())).device if sources else torch.device("cpu"))
@@ -32,6 +33,21 @@ def prepare_growth(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, Ten
         for name, target in naming.parameters(wide).items():
             target.requires_grad_(sources[name].requires_grad)  # what is frozen stays so
     return sources
+
+
+def _refuse_values_that_cannot_be_told(wide: nn.Module, sources: Mapping[str, Tensor]) -> None:
+    """A wide model without memory may hold what neither a plan nor the narrow model has values for."""
+    unsaved = [name for name, buffer in naming.buffers(wide).items() if buffer.is_meta and name not in sources]
+    if unsaved:
+        raise MupscaleError(
+            f"the wide model has no memory, and the buffer '{unsaved[0]}' is not in the state dict (persistent=False), "
+            f"so its values cannot be told; pass the narrow model itself, or build the wide one on a real device"
+        )
+    if plain := naming.plain_tensors_without_memory(wide):
+        raise MupscaleError(
+            f"the wide model has no memory, and '{plain[0]}' is a plain tensor, which is neither a parameter nor a "
+            f"buffer, so its values cannot be told; make it a buffer, or build the wide model on a real device"
+        )
 
 
 def _empty_statistics(wide: nn.Module, plan: Plan) -> list[nn.modules.batchnorm._NormBase]:

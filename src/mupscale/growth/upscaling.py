@@ -43,8 +43,9 @@ def upscale(
 
     grow: how the wide model is filled. `Copies(noise)`, for which `noise=` is short, goes on exactly as the narrow
     model would if there is no noise; `Fresh()` keeps the trained units and draws new ones; or an Operator of your own.
-    The wide optimizer has the narrow one's class, hyperparameters (as they are now) and state, all rescaled; `lr`
-    replaces the learning rate, in the units of a group with lr_factor 1.
+    The wide optimizer has the narrow one's class, hyperparameters (as they are now) and state, all rescaled.
+    lr: another learning rate from now on, in the units of a group with lr_factor 1; a schedule carried over by
+    `widen_scheduler` goes on from there, with all its rates in that ratio.
     inputs: a small batch, as in `plan`. Copies by this plan are then checked on it before anything is changed: outputs
     and gradients in float64, with generic weights. `Fresh(lossless=True)` is measured on it: a warning says by how much
     the outputs differ, where they do.

@@ -38,7 +38,7 @@ def write_naive_start(base: Recipe, growth: Growth, noise: NoiseLevel, path: Pat
     unit = "theory" if isinstance(noise, dict) else growth.unit
     seed = derive(base.seeds.noise, "start")
     family = base.family()
-    check_copies(family, data)
+    check_copies(family, data, base.width, growth.width)
     wide, _ = family.upscale(load_trained(base), width=growth.width, noise=build_noise(noise, unit), seed=seed)
     _write_model(wide, growth.width, path)
 

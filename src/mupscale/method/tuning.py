@@ -91,7 +91,7 @@ def _constants(run: MethodRun, width: WholeWidth, base_lr: float, t: float) -> d
         small, trial = run.protocol.small(width, base_lr, seed), run.protocol.trial(width, Cell(base_lr, t), seed)
         noise, draw = SignalNoise(t), derive(trial.seeds.noise, "start")
         family = small.family()
-        check_copies(family, run.protocol.data)
+        check_copies(family, run.protocol.data, small.width, trial.width)
         family.upscale(load_trained(small), width=trial.width, noise=noise, seed=draw)
         assert noise.effective is not None
         assert isinstance(noise.effective.std, Mapping)

@@ -13,6 +13,12 @@ from mupscale.system import MupscaleError
 FROM_GROUP = "from_group"
 """Key of a widened group that says which of the narrow optimizer's groups it comes from."""
 
+RATE_CHANGE = "lr_change"
+"""Key of a widened group whose learning rate was replaced: by what it was multiplied beside its rule."""
+
+FOLLOW_LR = ("initial_lr", "max_lr", "min_lr", "swa_lr")
+"""Keys of a group that torch's schedulers leave there: learning rates, too."""
+
 
 def scale(value: Any, factor: Any) -> Any:
     """A hyperparameter times its factor, never in place; tuples entry by entry, None stays None.
@@ -44,7 +50,6 @@ class GroupBuilder:
     """
 
     _FACTORS = ("lr", "weight_decay", "eps")  # whose factors a group shows
-    _FOLLOW_LR = ("initial_lr", "max_lr", "min_lr", "swa_lr")  # what torch's schedulers leave in a group
 
     def __init__(self, traits: Traits) -> None:
         self.traits = traits
@@ -59,7 +64,7 @@ class GroupBuilder:
         self._check(name, entry, complete)
         complete = self.traits.implicit(complete, p)
         factors = {n: factor(entry, complete) for n, factor in self.traits.hyper.items() if n in complete}
-        follow = {n: factors["lr"] for n in self._FOLLOW_LR if n in shown}
+        follow = {n: factors["lr"] for n in FOLLOW_LR if n in shown}
         shown_factors = {f"{n}_factor" for n in self._FACTORS}
         before = {n: v for n, v in shown.items() if n not in shown_factors}
         if "eps" in before:

@@ -6,6 +6,7 @@ No optimizer is subclassed: everything is expressed in ordinary torch parameter 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.core import Plan, naming
-from mupscale.optim.group_builder import FROM_GROUP, GroupBuilder, scale
+from mupscale.optim.group_builder import FOLLOW_LR, FROM_GROUP, RATE_CHANGE, GroupBuilder, scale
 from mupscale.optim.optimizer_traits import Hyper, traits_of
 from mupscale.system import MupscaleError
 
@@ -79,7 +80,7 @@ def make_optimizer(
 def widened_groups(
     optimizer: Optimizer, narrow: nn.Module, wide: nn.Module, plan: Plan, lr: float | None = None
 ) -> list[dict[str, Any]]:
-    """The narrow optimizer's groups as they are now, for the wide model; `lr` (at lr_factor 1) replaces the rate.
+    """The narrow optimizer's groups as they are now, for the wide model; `lr` (at lr_factor 1) replaces today's rate.
 
     >>> import mupscale as mu
     >>> narrow, wide = nn.Linear(8, 8, bias=False), nn.Linear(32, 32, bias=False)
@@ -92,7 +93,8 @@ def widened_groups(
     parameters = plan.check(wide)
     builder = GroupBuilder(traits_of(type(optimizer)).at(plan))
     for number, group in enumerate(optimizer.param_groups):
-        hyper = {k: v for k, v in group.items() if k not in ("params", "param_names")} | {FROM_GROUP: number}
+        hyper = {k: v for k, v in group.items() if k not in ("params", "param_names", RATE_CHANGE)}
+        hyper[FROM_GROUP] = number
         for p in group["params"]:
             if id(p) not in names:
                 raise MupscaleError("the optimizer holds a parameter that is not the narrow model's")
@@ -101,8 +103,10 @@ def widened_groups(
     grown = builder.groups()
     if lr is not None:
         for group in grown:
-            group["lr"] = scale(lr, group["lr_factor"])
-            group.pop("initial_lr", None)
+            before, group["lr"] = float(group["lr"]), scale(lr, group["lr_factor"])
+            group[RATE_CHANGE] = float(group["lr"]) / before if before else math.inf
+            group.pop("initial_lr", None)  # a new scheduler begins at today's rate
+            group |= {key: scale(group[key], group[RATE_CHANGE]) for key in FOLLOW_LR if key in group}
     return grown
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.optim.group_builder import FROM_GROUP, scale
+from mupscale.optim.group_builder import FROM_GROUP, RATE_CHANGE, scale
 from mupscale.system import MupscaleError
 
 _RATES = ("min_lrs", "max_lrs")  # absolute rates, one per group
@@ -32,7 +34,8 @@ class _FloorPerGroup(LRScheduler):
 def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRScheduler:
     """The same schedule at the same point, for the optimizer that `upscale` made from this scheduler's own.
 
-    (Loading its state dict would bring the narrow rates along, one per narrow group.)
+    (Loading its state dict would bring the narrow rates along, one per narrow group.) Where `upscale` was given another
+    learning rate, that is the rate at this point: the schedule goes on from there, with all its rates in that ratio.
 
     >>> import torch
     >>> import mupscale as mu
@@ -48,7 +51,7 @@ def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRSche
         raise MupscaleError("widen_scheduler takes the wide optimizer that upscale made from the scheduler's own")
     narrow = scheduler.optimizer.param_groups
     origin = [int(group[FROM_GROUP]) for group in groups]
-    growth = [g.get("lr_factor", 1.0) / narrow[i].get("lr_factor", 1.0) for g, i in zip(groups, origin, strict=True)]
+    growth = [_growth_of_rate(group, narrow[i]) for group, i in zip(groups, origin, strict=True)]
     widened = copy.copy(scheduler)
     widened.optimizer = wide_optimizer
     for name, value in vars(scheduler).items():
@@ -56,7 +59,9 @@ def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRSche
         if name == "_schedulers":  # SequentialLR, ChainedScheduler
             wide_value = [widen_scheduler(inner, wide_optimizer) for inner in value]
         elif name == "base_lrs":
-            wide_value = [group.setdefault("initial_lr", group["lr"]) for group in groups]
+            for group, i, factor in zip(groups, origin, growth, strict=True):
+                group.setdefault("initial_lr", scale(value[i], factor))
+            wide_value = [group["initial_lr"] for group in groups]
         elif name == "_last_lr":
             wide_value = [group["lr"] for group in groups]
         elif name == "_step_count":  # at 1 torch warns of an optimizer whose step it has not wrapped itself
@@ -74,3 +79,14 @@ def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRSche
             wide_value = wide_optimizer
         setattr(widened, name, wide_value)
     return widened
+
+
+def _growth_of_rate(wide: Mapping[str, Any], narrow: Mapping[str, Any]) -> float:
+    """By what the rates of a group are multiplied."""
+    change: float = wide.get(RATE_CHANGE, 1.0)
+    if math.isinf(change):
+        raise MupscaleError(
+            "the schedule is at a learning rate of 0, so it cannot go on from the lr that upscale was given; leave lr "
+            "out, or make a new scheduler for the wide optimizer"
+        )
+    return float(wide.get("lr_factor", 1.0) / narrow.get("lr_factor", 1.0) * change)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import WholeWidth
+from mupscale.core import WholeWidth, Width, WidthLike
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.growth import Operator, measure_statistics
@@ -24,6 +24,7 @@ def grow_model(
     model: nn.Module,
     optimizer: Optimizer,
     *,
+    before: WholeWidth,
     width: WholeWidth,
     grow: Operator,
     seed: int,
@@ -32,13 +33,13 @@ def grow_model(
     data: Data | None,
     batches: Iterable[Tensor] = (),
 ) -> tuple[nn.Module, Optimizer]:
-    """The model and its optimizer at the new width.
+    """The model and its optimizer at the new width; `before` is the one that it has.
 
     data: on which copies are tried, unless that has been done. batches: inputs on which the running statistics of new
     channels are measured; copies have those of the old ones.
     """
     if grow.needs_multiples and data is not None:
-        check_copies(family, data)
+        check_copies(family, data, before, width)
     wide, grown = family.upscale(model, optimizer, width=width, grow=grow, seed=seed, place=processes.place)
     assert grown is not None
     if not grow.needs_multiples and any(isinstance(m, nn.modules.batchnorm._NormBase) for m in wide.modules()):
@@ -47,19 +48,19 @@ def grow_model(
     return wide, grown
 
 
-def check_copies(family: Family, data: Data) -> None:
+def check_copies(family: Family, data: Data, narrow: WidthLike, wide: WidthLike) -> None:
     """Try once, on small members of the family and a few examples, whether copies are exact; an error where not.
+
+    narrow, wide: from which width to which a model is to grow, since only some of its sizes may.
 
     >>> from mupscale.data import CoverTypeSample
     >>> from mupscale.models import MLP
     >>> family = Family(lambda width: MLP(54, width, 7), base=8)
-    >>> check_copies(family, CoverTypeSample())
-    >>> family.is_checked
-    True
+    >>> check_copies(family, CoverTypeSample(), 8, 16)
     """
-    if not family.is_checked:
+    if growing := Width.of(narrow).growing(Width.of(wide)):
         rows = torch.arange(_ROWS, device=data.rows_on or data.device) % data.size
-        family.check(data.examples(rows)[0].cpu())
+        family.check(data.examples(rows)[0].cpu(), growing)
 
 
 def coming_batches(recipe: Recipe, data: Data, step: int) -> Iterable[Tensor]:

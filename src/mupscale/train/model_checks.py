@@ -75,9 +75,9 @@ def check_growth(recipe: Recipe, family: Family, data: Data) -> None:
     for growth in recipe.grow:
         operator = growth.build_operator()
         operator.check(family.widening(width, growth.width, grow=operator))
+        if operator.needs_multiples:
+            check_copies(family, data, width, growth.width)
         width = growth.width
-    if any(growth.build_operator().needs_multiples for growth in recipe.grow):
-        check_copies(family, data)
 
 
 def has_finite_weights(model: nn.Module, processes: Processes) -> bool:

@@ -78,6 +78,7 @@ def _upscale_checkpoint(
     return grow_model(
         model,
         optimizer,
+        before=width,
         width=recipe.width,
         grow=operator,
         seed=derive(recipe.seeds.noise, "start"),

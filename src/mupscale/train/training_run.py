@@ -214,6 +214,7 @@ class TrainingRun:
         wide, optimizer = grow_model(
             self.model,
             self.optimizer,
+            before=before,
             width=growth.width,
             grow=growth.build_operator(),
             seed=derive(self.recipe.seeds.noise, "grow", growth.at),
