@@ -555,3 +555,23 @@ def test_a_precision_that_nothing_is_compared_in(pair: tuple[Path, Path]) -> Non
         verify(*pair, dtype="bfloat16")
     with pytest.raises(MupscaleError, match="nothing to compare in 64 tokens and -1 steps"):
         verify(*pair, train=-1)
+
+
+@pytest.mark.parametrize(("dtype", "times"), [(torch.float16, 2), (torch.bfloat16, 3)], ids=["float16", "bfloat16"])
+def test_what_16_bits_cannot_show_shows_before_they_round(dtype: torch.dtype, times: int, tmp_path: Path) -> None:
+    """ALiBi's slopes depend on the number of heads; that moves the outputs by less than 16-bit files round."""
+    config = transformers.BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=31)
+    with quiet_transformers():
+        transformers.BloomForCausalLM(config).to(dtype).save_pretrained(tmp_path / "small")
+    with pytest.raises(MupscaleError, match=r"not what it should be and was not kept: NOT equivalent: logits"):
+        upscale(tmp_path / "small", tmp_path / "wide", times=times, progress=False)
+
+
+def test_files_that_round_are_compared_as_they_are_and_before(tmp_path: Path) -> None:
+    small = saved(tmp_path / "small", "gpt2", dtype=torch.bfloat16)
+    found = verify(small, grown(small, tmp_path / "wide", times=3), dtype="float64", train=2)
+    assert found.ok, found
+    off = {row.what: row.difference for row in found.rows}
+    assert off["logits"] > 1e-4
+    assert off["logits, before rounding"] < 1e-10
+    assert off["outputs over 2 steps of AdamW, before rounding"] < 1e-10

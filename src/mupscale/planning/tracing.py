@@ -152,21 +152,24 @@ def _copied_in_double(tensor: Tensor) -> Tensor:
     return nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
 
 
-def silence_dropout(model: nn.Module) -> None:
-    """Dropout draws other masks at another width, so it is switched off; everything else trains.
+def silence_dropout(model: nn.Module) -> bool:
+    """Dropout draws other masks at another width, so it is switched off; everything else trains. Was there any?
 
     >>> model = nn.Sequential(nn.Dropout(0.5))
-    >>> silence_dropout(model)
-    >>> model[0].p
-    0.0
+    >>> silence_dropout(model), model[0].p
+    (True, 0.0)
     """
+    was_on = False
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
+            was_on |= module.training and module.p > 0
             module.eval()
             module.p = 0.0  # attention layers hand it on to scaled_dot_product_attention
         for name, value in list(vars(module).items()):  # attention and recurrent layers keep a rate of their own
             if "drop" in name.lower() and isinstance(value, float):
+                was_on |= module.training and value > 0
                 setattr(module, name, 0.0)
+    return was_on
 
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mupscale import system
-from mupscale.checks import Difference
+from mupscale.checks import Difference, KeepDouble
 from mupscale.core import Plan
 from mupscale.growth import widen
 from mupscale.hf.describe import memory
@@ -24,7 +24,6 @@ from mupscale.hf.verification.fresh_growth import FreshGrowth
 from mupscale.hf.verification.joint_training import compare_training
 from mupscale.hf.verification.loading import Batch, Loaded, load_pretrained, make_batches
 from mupscale.hf.verification.model_outputs import OutputComparison, compare_outputs, first_difference
-from mupscale.hf.verification.precision import KeepDouble
 from mupscale.hf.verification.relation import Relation, relate
 from mupscale.planning import plan as plan_of_modules
 from mupscale.system import MupscaleError
@@ -57,8 +56,8 @@ def verify(
     The tensors of WIDE are compared with those of SMALL, grown as mupscale.json says, noise included. Both models then
     compute on the same random tokens, pixels or `text` (a file); every output counts, a hidden state with its copies.
     train: so many steps of AdamW with weight decay, an eps that matters and width-invariant clipping that binds.
-    tolerance: by default 1e-10 in float64 and 1e-4 in float32 (ten times that after training), and more where the
-    files themselves had to round, as bfloat16 must where a factor is no power of two.
+    tolerance: by default 1e-10 in float64 and 1e-4 in float32 (ten times that after training). What files give that had
+    to round may differ by as much; the weights before rounding, grown once more in memory, may not, and they train.
     With noise or fresh units the two are not meant to compute the same: the table tells how far the outputs moved,
     which is fine as long as they are finite and the files are what the record says, or within the tolerance if one is
     given. Without the noise, which is taken out of the wide model in memory, outputs and training must be the same;
@@ -128,11 +127,12 @@ class _Pair:
 
 
 class _Limits(NamedTuple):
-    """How far things may differ: outputs as they are, outputs without any noise, outputs in training."""
+    """How far things may differ: outputs as they are, outputs without noise or rounding, outputs in training."""
 
     as_they_are: float
     without_noise: float
     in_training: float
+    rounded: bool = False  # whether the files could not hold the grown weights exactly
 
 
 def _compare_models(
@@ -144,8 +144,8 @@ def _compare_models(
         pair.relation.architecture.check_constant_outputs(pair.relation.small.folder)
     note = "moved by the noise" if pair.noisy else ""
     rows += [ComparisonRow(what, off, limits.as_they_are, note) for what, off in outputs.differences.items()]
-    without = ", without the noise" if pair.noisy else ""
-    if pair.noisy:  # the files are compared with it; that config and plan are right shows without it
+    without = ", without the noise" if pair.noisy else ", before rounding" if limits.rounded else ""
+    if without:  # the files are compared with it; that config and plan are right shows without it
         widen(pair.small, pair.wide, pair.plan)
         exact = pair.compare_outputs().differences
         rows += [ComparisonRow(f"{what}{without}", off, limits.without_noise) for what, off in exact.items()]
@@ -278,8 +278,10 @@ def _limits(relation: Relation | None, plan: Plan, precision: torch.dtype, toler
     exact, trained = TOLERANCE[precision], TOLERANCE[precision] * (10 if precision == torch.float32 else 1)
     rewritten = noisy and not (relation is not None and relation.fresh is not None and relation.fresh.lossless)
     eps = 0.0 if relation is None or rewritten else _rounding_of_files(relation, plan)
-    exact, trained = max(exact, 8 * eps), max(trained, 32 * eps)
-    return _Limits(math.inf if noisy else exact, exact, trained)
+    if relation is None or relation.fresh is not None:
+        exact, trained = max(exact, 8 * eps), max(trained, 32 * eps)
+        return _Limits(math.inf if noisy else exact, exact, trained)
+    return _Limits(math.inf if noisy else max(exact, 8 * eps), exact, trained, rounded=8 * eps > exact)
 
 
 def _rounding_of_files(relation: Relation, plan: Plan) -> float:
