@@ -145,7 +145,7 @@ def _takes_double(pair: _Pair, batch: Any, loss: Loss) -> bool:
     """Whether the loss can be computed in float64; it may hold tensors of its own."""
     try:
         with torch.no_grad():
-            loss(copy.deepcopy(pair.small), in_double(batch))
+            loss(_copy(pair.small)[0], in_double(batch))
     except RuntimeError:
         return False
     return True
