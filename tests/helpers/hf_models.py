@@ -18,7 +18,7 @@ from mupscale.checks import Report, relative_difference
 from mupscale.hf.describe.architecture import Architecture
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.registry import DESCRIPTIONS
-from mupscale.hf.verification.precision import KeepDouble
+from mupscale.planning import KeepDouble
 
 transformers.logging.set_verbosity_error()
 

@@ -28,7 +28,7 @@ from mupscale.hf.training import widened_optimizer as module
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.hf.training.saved_optimizer import read_optimizer
 from mupscale.hf.training.widened_optimizer import widen_optimizer_file
-from mupscale.hf.verification.precision import KeepDouble
+from mupscale.planning import KeepDouble
 
 transformers = pytest.importorskip("transformers")
 

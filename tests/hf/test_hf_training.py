@@ -17,7 +17,7 @@ from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.registry import DESCRIPTIONS
 from mupscale.hf.files.record import GrowthStep, Record
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
-from mupscale.hf.verification.precision import KeepDouble
+from mupscale.planning import KeepDouble
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")

@@ -2,11 +2,10 @@
 
 verifying: all of it, as `verify`. relation: the growths between two checkpoints. weights: the tensors of the files.
 loading: models and batches. model_outputs: what models compute. joint_training: both trained side by side.
-fresh_growth: new units, and what they move. precision: float64 that stays float64. comparison: the result.
+fresh_growth: new units, and what they move. comparison: the result.
 """
 
 from mupscale.hf.verification.comparison import Comparison, ComparisonRow
-from mupscale.hf.verification.precision import KeepDouble
 from mupscale.hf.verification.relation import find_record
 from mupscale.hf.verification.verifying import needed_bytes, verify
 from mupscale.hf.verification.weights import is_exact
@@ -14,7 +13,6 @@ from mupscale.hf.verification.weights import is_exact
 __all__ = [
     "Comparison",
     "ComparisonRow",
-    "KeepDouble",
     "find_record",
     "is_exact",
     "needed_bytes",

@@ -1,4 +1,4 @@
-"""Float64 that stays float64: transformers' norms and softmaxes go to float32 whatever they are given."""
+"""Float64 that stays float64: norms and softmaxes of transformers go to float32 whatever they are given."""
 
 from __future__ import annotations
 
