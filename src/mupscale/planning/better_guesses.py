@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -106,8 +107,22 @@ def _without_factors(follower: Follower, position: int) -> Iterator[Guess]:
         yield from _with_folds(follower, position, factor)
     if not factors:  # inside one operation, such as attention whose heads grow
         times = {float(axis.times) for number in op.refs for axis in follower.axes.get(number, {}).values()}
-        for factor in sorted({t**power for t in times for power in (0.5, 1.0, -0.5, -1.0)}, key=lambda f: abs(f - 1.4)):
+        powers = {t**power for t in times for power in (0.5, 1.0, -0.5, -1.0)}
+        factors = sorted(powers, key=lambda factor: abs(factor - 1.4))
+        yield from _with_own_folds(follower, position, factors)
+        for factor in factors:
             yield from _with_folds(follower, position, factor)
+
+
+def _with_own_folds(follower: Follower, position: int, factors: Sequence[float]) -> Iterator[Guess]:
+    """A constant folded into one weight that the operation is the first to use, where nothing is off then."""
+    for name, factor in itertools.product(follower.weights_of(follower.small.run.operations[position]), factors):
+        folds = {**follower.guess.folds, name: (_exact(follower.guess.fold(name) / factor), 0.0)}
+        trial = copy.copy(follower)
+        trial.guess = replace(follower.guess, folds=folds)
+        outcome = None if name in follower.written else trial.attempt(position)
+        if isinstance(outcome, Accepted) and all(found == 1.0 for _, found in outcome.results.values()):
+            yield trial.guess
 
 
 def _with_folds(follower: Follower, position: int, factor: float) -> Iterator[Guess]:
