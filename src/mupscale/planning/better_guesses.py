@@ -36,16 +36,21 @@ def suggestions(follower: Follower, stuck: Stuck) -> Iterator[Guess]:
 
 
 def _with_other_orders(follower: Follower, position: int) -> Iterator[Guess]:
-    """Another order of copies for the units of an argument, if the operation would then do."""
+    """Another order of copies for the units of an argument, if the operation would then do.
+
+    Units copied one by one come first, to be copied as another argument's are: blocks were found for a reason.
+    """
     op = follower.small.run.operations[position]
     arguments = [(n, d) for n in dict.fromkeys(op.refs) for d in follower.axes.get(n, {})]
+    arguments.sort(key=lambda spot: follower.axes[spot[0]][spot[1]].block)
+    orders_there = [follower.axes[n][d] for n, d in arguments]
     for number, dim in arguments:
         n, wide = (side.values[number].shape[dim] for side in (follower.small, follower.large))
         current, sources = follower.axes[number][dim], follower.sources[number][dim]
         alike = [
             (m, e) for m, e in arguments if follower.sources[m][e] == sources and follower.small.values[m].shape[e] == n
         ]
-        for axis in possible_axes(n, wide):
+        for axis in possible_axes(n, wide, orders_there):
             if axis == current:
                 continue
             for changed in ([(number, dim)], alike) if len(alike) > 1 else ([(number, dim)],):
