@@ -200,7 +200,7 @@ timm(
 timm(
     "DLA",
     "dla:DLA",
-    32,
+    64,
     lambda k: {
         **CLASSES,
         "levels": (1, 1, 1, 1, 1, 1),

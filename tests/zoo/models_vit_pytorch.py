@@ -153,7 +153,7 @@ vit_pytorch(
     "MobileViT",
     "mobile_vit:MobileViT",
     lambda k: {
-        "image_size": (32, 32),
+        "image_size": (64, 64),
         "dims": [8 * k, 8 * k, 16 * k],
         "channels": [4 * k, 8 * k, 8 * k, 8 * k, 8 * k, 8 * k, 8 * k, 8 * k, 8 * k, 8 * k, 16 * k],
         "num_classes": 3,
@@ -161,7 +161,7 @@ vit_pytorch(
         "patch_size": (1, 1),
         "depths": (1, 1, 1),
     },
-    size=32,
+    size=64,
 )
 add(
     "vit-pytorch",
