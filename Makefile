@@ -12,7 +12,7 @@ BENCHES := $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 PIP_ENV := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-slow test-gpu bench reproduce clean FORCE
+.PHONY: help setup demo check format test test-slow test-gpu test-zoo bench reproduce clean FORCE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
@@ -56,6 +56,11 @@ test-slow: $(READY) ## the tests that take too long for every change: the whole 
 
 test-gpu: $(READY) ## the checks that need CUDA
 	$(PY) -m pytest -m gpu
+
+# Without their dependencies: some ask for torchvision, of which no release goes with the pinned torch.
+test-zoo: $(READY) ## models of timm, diffusers, torch_geometric, x-transformers, vit-pytorch and peft, which it installs
+	@$(PIP_ENV) $(PY) -m pip install -qq --no-deps -r tests/zoo/requirements.txt
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m zoo tests/zoo
 
 bench: $(READY) ## the benchmarks in bench/, one after the other
 	@set -e; for script in $(BENCHES); do echo "== $$script"; $(PY) "$$script"; done

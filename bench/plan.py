@@ -1,7 +1,7 @@
 """Plans by running: what they cost beside a forward pass, and what comes out for the zoo of awkward models.
 
 python bench/plan.py           # GPT-2 small, 384 → 768, 8 tokens: seconds, and forward passes of the wide model
-python bench/plan.py --zoo     # 426 small models: exact, refused or wrong, with a batch and without
+python bench/plan.py --zoo     # 430 small models: exact, refused or wrong, with a batch and without
 """
 
 from __future__ import annotations

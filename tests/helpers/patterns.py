@@ -8,6 +8,7 @@ from __future__ import annotations
 import patterns_attention
 import patterns_blocks
 import patterns_graph
+import patterns_habits
 import patterns_mlp
 import patterns_others
 import patterns_products
@@ -23,6 +24,7 @@ _SOURCES = (
     patterns_attention,
     patterns_blocks,
     patterns_graph,
+    patterns_habits,
     patterns_mlp,
     patterns_others,
     patterns_products,

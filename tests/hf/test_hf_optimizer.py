@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import mupscale as mu
-from mupscale.checks.precision import KeepDouble
 from mupscale.hf import training
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.registry import DESCRIPTIONS
@@ -29,6 +28,7 @@ from mupscale.hf.training import widened_optimizer as module
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.hf.training.saved_optimizer import read_optimizer
 from mupscale.hf.training.widened_optimizer import widen_optimizer_file
+from mupscale.planning import KeepDouble
 
 transformers = pytest.importorskip("transformers")
 

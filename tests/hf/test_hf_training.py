@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from mupscale.checks.precision import KeepDouble
 from mupscale.hf import training
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.registry import DESCRIPTIONS
 from mupscale.hf.files.record import GrowthStep, Record
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
+from mupscale.planning import KeepDouble
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")

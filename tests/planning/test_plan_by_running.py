@@ -231,6 +231,45 @@ def test_what_cannot_be_run() -> None:
         mu.plan(Hidden(8), wide, inputs=x)
 
 
+def test_models_that_differ_in_more_than_widths() -> None:
+    narrow, wide = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 2)), nn.Sequential(nn.Linear(5, 16, bias=False))
+    with pytest.raises(mu.MupscaleError, match="lacks the parameter or buffer"):
+        mu.plan(narrow, wide.append(nn.Linear(16, 2)), inputs=torch.randn(2, 5))
+
+
+def test_a_model_that_asks_for_float32() -> None:
+    """What it casts down stays in float64, where rounding does not hide a wrong plan; its own tensors are its own."""
+
+    class Norm(nn.Module):
+        def __init__(self, width: int, *, mixes: bool) -> None:
+            super().__init__()
+            self.mixes, self.a, self.b = mixes, nn.Linear(5, width), nn.Linear(width, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.a(x).to(torch.float32)
+            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+            return self.b(torch.arange(len(self.b.weight[0])).float() if self.mixes else x.type_as(self.a.weight))
+
+    x = torch.randn(3, 5)
+    mu.plan(Norm(8, mixes=False), Norm(16, mixes=False), inputs=x)
+    with pytest.raises(mu.MupscaleError, match="Norm does not run on the batch in float64"):
+        mu.plan(Norm(8, mixes=True), Norm(16, mixes=True), inputs=x)
+
+
+def test_a_model_whose_copies_use_its_own_weights() -> None:
+    class Tied(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.e = nn.Embedding(7, width)
+            self.read = lambda x: x @ self.e.weight.t()
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.read(torch.tanh(self.e(tokens)))
+
+    with pytest.raises(mu.MupscaleError, match=r"a copy of the model still uses 'e\.weight' of the original"):
+        mu.plan(Tied(8).double(), Tied(16).double(), inputs=torch.randint(0, 7, (3, 4)))
+
+
 def test_a_wide_model_that_is_half_as_wide_again() -> None:
     with pytest.raises(mu.MupscaleError, match="whole multiple"):
         mu.plan(Hidden(8), Hidden(12), inputs=torch.randn(2, 3, 5))

@@ -3,20 +3,18 @@
 equivalence       both models trained side by side
 differences       where they begin to differ, and what usually causes it
 coordinates       how large activations and their changes are at each width
-precision         float64 that stays float64, and how far rounding alone takes two models apart
+rounding          models in float64, and models that differ in their last bits
 recorder          the outputs of all modules while a model runs
 """
 
 from mupscale.checks.coordinates import CoordCheck, Measurement, coord_check
 from mupscale.checks.differences import Difference, first_differing_module, relative_difference
 from mupscale.checks.equivalence import Report, verify
-from mupscale.checks.precision import KeepDouble
 from mupscale.checks.recorder import Recorder
 
 __all__ = [
     "CoordCheck",
     "Difference",
-    "KeepDouble",
     "Measurement",
     "Recorder",
     "Report",

@@ -28,19 +28,12 @@ from mupscale.checks.differences import (
     relative_difference,
     worst_parameter,
 )
-from mupscale.checks.precision import (
-    KeepDouble,
-    can_double,
-    in_double,
-    into_double,
-    move_by_rounding,
-    rounding_of,
-)
 from mupscale.checks.recorder import Recorder
+from mupscale.checks.rounding import can_double, in_double, into_double, move_by_rounding, rounding_of
 from mupscale.core import Plan, naming
 from mupscale.growth import grow_optimizer, keep_base_shape, widen
 from mupscale.optim import clip_grad_norm_
-from mupscale.planning import silence_dropout
+from mupscale.planning import KeepDouble, silence_dropout
 from mupscale.system import MupscaleError
 
 Loss = Callable[[nn.Module, Any], Tensor]

@@ -4,6 +4,8 @@ making_plans   the plan between two models: from their modules, or by running th
 from_modules   two models side by side: what their types and names say
 from_run       two models side by side: what they compute, searched and checked
   tracing        a run as a list of tensor operations
+  precision      float64 that stays float64
+  memory_layouts copies in memory left out, where only one of the models makes them
   following      one pass over both runs: every wide tensor has to be copies of the narrow one
   both_runs      the tensors of the two runs: weights, constants, data
   back_through   one operation backwards
@@ -24,12 +26,14 @@ from mupscale.planning.growth_checks import How
 from mupscale.planning.initial import initial_means, initial_std, mean_of, means_of, rescale_spread, with_initial
 from mupscale.planning.making_plans import GrowsBy, plan
 from mupscale.planning.norms import kind_of_norm
+from mupscale.planning.precision import KeepDouble
 from mupscale.planning.role_registry import register_roles
 from mupscale.planning.tracing import call_arguments, silence_dropout, tensors_in
 
 __all__ = [
     "GrowsBy",
     "How",
+    "KeepDouble",
     "build_plan",
     "call_arguments",
     "check_plan_by_running",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -35,16 +36,21 @@ def suggestions(follower: Follower, stuck: Stuck) -> Iterator[Guess]:
 
 
 def _with_other_orders(follower: Follower, position: int) -> Iterator[Guess]:
-    """Another order of copies for the units of an argument, if the operation would then do."""
+    """Another order of copies for the units of an argument, if the operation would then do.
+
+    Units copied one by one come first, to be copied as another argument's are: blocks were found for a reason.
+    """
     op = follower.small.run.operations[position]
     arguments = [(n, d) for n in dict.fromkeys(op.refs) for d in follower.axes.get(n, {})]
+    arguments.sort(key=lambda spot: follower.axes[spot[0]][spot[1]].block)
+    orders_there = [follower.axes[n][d] for n, d in arguments]
     for number, dim in arguments:
         n, wide = (side.values[number].shape[dim] for side in (follower.small, follower.large))
         current, sources = follower.axes[number][dim], follower.sources[number][dim]
         alike = [
             (m, e) for m, e in arguments if follower.sources[m][e] == sources and follower.small.values[m].shape[e] == n
         ]
-        for axis in possible_axes(n, wide):
+        for axis in possible_axes(n, wide, orders_there):
             if axis == current:
                 continue
             for changed in ([(number, dim)], alike) if len(alike) > 1 else ([(number, dim)],):
@@ -106,8 +112,22 @@ def _without_factors(follower: Follower, position: int) -> Iterator[Guess]:
         yield from _with_folds(follower, position, factor)
     if not factors:  # inside one operation, such as attention whose heads grow
         times = {float(axis.times) for number in op.refs for axis in follower.axes.get(number, {}).values()}
-        for factor in sorted({t**power for t in times for power in (0.5, 1.0, -0.5, -1.0)}, key=lambda f: abs(f - 1.4)):
+        powers = {t**power for t in times for power in (0.5, 1.0, -0.5, -1.0)}
+        factors = sorted(powers, key=lambda factor: abs(factor - 1.4))
+        yield from _with_own_folds(follower, position, factors)
+        for factor in factors:
             yield from _with_folds(follower, position, factor)
+
+
+def _with_own_folds(follower: Follower, position: int, factors: Sequence[float]) -> Iterator[Guess]:
+    """A constant folded into one weight that the operation is the first to use, where nothing is off then."""
+    for name, factor in itertools.product(follower.weights_of(follower.small.run.operations[position]), factors):
+        folds = {**follower.guess.folds, name: (_exact(follower.guess.fold(name) / factor), 0.0)}
+        trial = copy.copy(follower)
+        trial.guess = replace(follower.guess, folds=folds)
+        outcome = None if name in follower.written else trial.attempt(position)
+        if isinstance(outcome, Accepted) and all(found == 1.0 for _, found in outcome.results.values()):
+            yield trial.guess
 
 
 def _with_folds(follower: Follower, position: int, factor: float) -> Iterator[Guess]:

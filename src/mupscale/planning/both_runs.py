@@ -18,7 +18,7 @@ class BothRuns:
 
     def __init__(self, small: Side, large: Side) -> None:
         self.small, self.large = small, large
-        self.makers: dict[int, int] = {}  # of tensors that follow from weights alone: the operation
+        self.makers: dict[int, list[int]] = {}  # of tensors that follow from weights alone: operations, in place too
         self.axes: dict[int, dict[int, Axis]] = {}
         self.scales: dict[int, float] = {}
         self.sources: dict[int, dict[int, frozenset[Dim]]] = {}
@@ -36,17 +36,25 @@ class BothRuns:
         is_weight = number in self.makers or self.small.run.names.get(number) in self.small.weights
         return "weight" if is_weight else "constant"
 
-    def tensor(self, side: Side, number: int, given: Mapping[str, Tensor] | None = None) -> Tensor:
-        """A tensor of the run; what follows from weights alone is computed when it is asked for."""
+    def tensor(
+        self, side: Side, number: int, given: Mapping[str, Tensor] | None = None, before: int | None = None
+    ) -> Tensor:
+        """A tensor of the run; what follows from weights alone is computed when it is asked for.
+
+        before: as it was ahead of the operation at this position, since operations may write into it.
+        """
+        makers = [position for position in self.makers.get(number, ()) if before is None or position < before]
+        if makers:
+            op = side.run.operations[makers[-1]]
+            tensors = {each: self.tensor(side, each, given, makers[-1]) for each in op.refs}
+            if op.changes_arguments:
+                tensors = {each: tensor.clone() for each, tensor in tensors.items()}
+            value: Tensor = op.run(tensors)[op.results.index(number)]
+            return value
         if number in side.values:
             return side.values[number]
-        name = side.run.names.get(number)
-        if name in side.weights:
-            return (given or {}).get(name, side.weights[name])
-        op = side.run.operations[self.makers[number]]
-        results = op.run({each: self.tensor(side, each, given) for each in op.refs})
-        value: Tensor = results[op.results.index(number)]
-        return value
+        name = side.run.names[number]
+        return (given or {}).get(name, side.weights[name])
 
     def weights_of(self, op: Operation) -> list[str]:
         """The names of the weights that an operation uses, through whatever is computed from them."""
@@ -56,9 +64,9 @@ class BothRuns:
             if number in seen or self.kind(number) != "weight":
                 continue
             seen.add(number)
-            if number in self.makers:
-                waiting += self.small.run.operations[self.makers[number]].refs
-            else:
+            for position in self.makers.get(number, ()):
+                waiting += self.small.run.operations[position].refs
+            if number not in self.makers:
                 names[self.small.run.names[number]] = None
         return list(names)
 

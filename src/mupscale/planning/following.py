@@ -45,7 +45,8 @@ class Follower(BothRuns):
             kinds = {self.kind(number) for number in op.refs}
             is_weight = "data" not in kinds and "weight" in kinds
             if is_weight and not (self.guess.products and len(self.weights_of(op)) > 1):
-                self.makers.update({number: position for number in op.results if number is not None})
+                for number in (number for number in op.results if number is not None):
+                    self.makers.setdefault(number, []).append(position)
             elif not is_weight and "data" not in kinds:
                 self._compute_constant(position)
             else:

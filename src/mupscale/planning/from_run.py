@@ -11,17 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry, Number, Plan, Role, naming, tidy
+from mupscale.core import Entry, Number, Plan, Role, check_same_names, naming, tidy
 from mupscale.planning.better_guesses import refusal, suggestions
 from mupscale.planning.copied_values import are_close, explanations, largest_number
 from mupscale.planning.following import Follower
 from mupscale.planning.guesses import Guess, Side, Stuck, Written
+from mupscale.planning.memory_layouts import without_copies
 from mupscale.planning.tracing import (
     Operation,
     RecordedRun,
-    call_arguments,
     in_float64,
     record_run,
+    run_in_float64,
     saved_tensors,
     tensors_in,
 )
@@ -54,7 +55,8 @@ def roles_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, walked: Pl
     for products in (False, True):
         try:
             roles = {**_computed_buffers(search.small, search.large), **search.roles(replace(guess, products=products))}
-            named = naming.unwrap(narrow).named_parameters(remove_duplicate=False)
+            whole = naming.unwrap(narrow)
+            named = [*whole.named_parameters(remove_duplicate=False), *whole.named_buffers(remove_duplicate=False)]
             tied = [group for group in naming.aliases(named) if group[0] in roles]
             return roles | {alias: roles[group[0]] for group in tied for alias in group}
         except MupscaleError as refused:
@@ -146,8 +148,7 @@ def _check_numbers(tensors: Sequence[Tensor]) -> None:
 
 def _outputs_and_gradients(model: nn.Module, batch: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Floating-point outputs, and the gradients of a generic loss of those."""
-    args, kwargs = call_arguments(batch)
-    outputs = [t for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point()]
+    outputs = [t for t in tensors_in(run_in_float64(model, batch)) if t.is_floating_point()]
     generator = torch.Generator().manual_seed(0)
     loss = torch.zeros((), dtype=torch.float64)
     for output in outputs:
@@ -166,8 +167,12 @@ class _Search:
     def __init__(self, narrow: nn.Module, wide: nn.Module, inputs: Any) -> None:
         self.small, self.batch = in_float64(narrow, inputs, generic=0)
         self.large, _ = in_float64(wide, inputs)
+        advice = "the two models must be of one class and depth; only widths may differ"
+        ours, theirs = saved_tensors(self.small), saved_tensors(self.large)
+        check_same_names("the narrow model", ours, "the wide model", theirs, advice, what="parameter or buffer")
         self.narrow_run = record_run(self.small, self.batch)
         self.wide_run = record_run(self.large, self.batch)
+        _check_own_weights(narrow, self.narrow_run)
         self.passes = 0
 
     def follow(self, guess: Guess) -> tuple[Follower, Stuck | None]:
@@ -175,26 +180,26 @@ class _Search:
         self.passes += 1
         reached = -1
         while True:
-            alike = _operations_alike(self.narrow_run.operations, self.wide_run.operations)
+            narrow_run, wide_run, alike = _comparable(self.narrow_run, self.wide_run)
             small, large = (
                 Side(
                     replace(run, operations=run.operations[:alike]),
                     dict(saved_tensors(model)),
                     naming.parameters(model),
                 )
-                for run, model in ((self.narrow_run, self.small), (self.wide_run, self.large))
+                for run, model in ((narrow_run, self.small), (wide_run, self.large))
             )
             follower = Follower(small, large, guess)
             stuck = follower.follow()
-            is_whole = alike == max(len(self.narrow_run.operations), len(self.wide_run.operations))
-            is_fixed = is_whole and not any(op.depends_on_values for op in self.narrow_run.operations)
+            is_whole = alike == max(len(narrow_run.operations), len(wide_run.operations))
+            is_fixed = is_whole and not any(op.depends_on_values for op in narrow_run.operations)
             if is_fixed or (is_whole and stuck is None) or len(follower.written) <= reached:
                 break
             reached = len(follower.written)
             if not self._record_again(follower):
                 break
         if stuck is None and not is_whole:
-            raise _not_alike(self.narrow_run.operations, self.wide_run.operations, alike)
+            raise _not_alike(narrow_run.operations, wide_run.operations, alike)
         return follower, stuck
 
     def _record_again(self, follower: Follower) -> bool:
@@ -237,12 +242,33 @@ class _Search:
         return follower
 
 
+def _check_own_weights(model: nn.Module, run_of_copy: RecordedRun) -> None:
+    """An error where a copy of the model computes with weights of the model that it is a copy of."""
+    originals = {id(p): name for name, p in naming.parameters(model).items()}
+    for leaf in run_of_copy.leaves.values():
+        if id(leaf) in originals:
+            raise MupscaleError(
+                f"a copy of the model still uses '{originals[id(leaf)]}' of the original: some function in the model "
+                f"refers to the model itself, which copy.deepcopy does not see; refer to it in forward instead, or "
+                f"leave out inputs="
+            )
+
+
 def _same_run(ours: RecordedRun, theirs: RecordedRun) -> bool:
     """Whether two runs of one model did the same, with the same constants."""
     steps = ([(op.function, op.args, op.kwargs) for op in run.operations] for run in (ours, theirs))
     constants = ({n: leaf for n, leaf in run.leaves.items() if n not in run.names} for run in (ours, theirs))
     first, second = constants
     return next(steps) == next(steps) and all(n in second and torch.equal(leaf, second[n]) for n, leaf in first.items())
+
+
+def _comparable(ours: RecordedRun, theirs: RecordedRun) -> tuple[RecordedRun, RecordedRun, int]:
+    """The two runs, and how many operations they have in common; without copies in memory if that is more."""
+    alike = _operations_alike(ours.operations, theirs.operations)
+    if alike == max(len(ours.operations), len(theirs.operations)):
+        return ours, theirs, alike
+    plain = without_copies(ours), without_copies(theirs)
+    return *plain, _operations_alike(plain[0].operations, plain[1].operations)
 
 
 def _operations_alike(ours: list[Operation], theirs: list[Operation]) -> int:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from mupscale.core import naming
+from mupscale.planning.precision import KeepDouble
 from mupscale.system import MupscaleError
 
 
@@ -88,12 +89,30 @@ def record_run(model: nn.Module, inputs: Any) -> RecordedRun:
     >>> [operation.name for operation in run.operations], run.names
     (['t', 'addmm'], {0: 'weight', 2: 'bias'})
     """
-    args, kwargs = call_arguments(inputs)
-    recorder = _Recorder(model, (args, kwargs))
+    recorder = _Recorder(model, call_arguments(inputs))
     with _module_paths(model, recorder.path), recorder:
-        output = model(*args, **kwargs)
+        output = run_in_float64(model, inputs)
     recorder.run.outputs = [recorder.number(t) for t in tensors_in(output)]
     return recorder.run
+
+
+def run_in_float64(model: nn.Module, inputs: Any) -> Any:
+    """What the model returns for a batch, float64 throughout: rounding to float32 would look like a wrong plan.
+
+    >>> run_in_float64(nn.Linear(1, 2), torch.ones(1, 1, dtype=torch.float64))
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: Linear does not run on the batch in float64: mat1 and mat2 must have ...
+    """
+    args, kwargs = call_arguments(inputs)
+    try:
+        with KeepDouble():
+            return model(*args, **kwargs)
+    except RuntimeError as error:
+        kind = type(naming.unwrap(model)).__name__
+        raise MupscaleError(
+            f"{kind} does not run on the batch in float64: {error}; a plan by running needs that, so let nothing in "
+            f"the model ask for float32, or leave out inputs="
+        ) from error
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
@@ -173,15 +192,19 @@ def silence_dropout(model: nn.Module) -> bool:
 
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters, and the floating-point buffers that a state dict holds.
+    """Parameters, and the floating-point buffers that a state dict holds; one that is shared, under its first name.
 
     >>> list(saved_tensors(nn.BatchNorm1d(2)))
     ['weight', 'bias', 'running_mean', 'running_var']
     """
     tensors: dict[str, Tensor] = {name: p.detach() for name, p in naming.parameters(model).items()}
+    seen = set[int]()
     for path, module in naming.modules(model).items():
         for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_floating_point() and name not in module._non_persistent_buffers_set:
+            if buffer is None or name in module._non_persistent_buffers_set:
+                continue
+            if buffer.is_floating_point() and id(buffer) not in seen:
+                seen.add(id(buffer))
                 tensors[f"{path}.{name}" if path else name] = buffer
     return tensors
 

@@ -25,6 +25,7 @@ from mupscale.hf.verification.joint_training import compare_training
 from mupscale.hf.verification.loading import Batch, Loaded, load_pretrained, make_batches
 from mupscale.hf.verification.model_outputs import OutputComparison, compare_outputs, first_difference
 from mupscale.hf.verification.relation import Relation, relate
+from mupscale.planning import KeepDouble
 from mupscale.planning import plan as plan_of_modules
 from mupscale.system import MupscaleError
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mupscale.checks.precision import KeepDouble
+from mupscale.planning import KeepDouble
 
 X = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4) / 3
 SINGLE = torch.zeros(1, dtype=torch.float32)

@@ -1,0 +1,84 @@
+"""Models of other libraries, as they are: each widens exactly over training steps, or is refused for the known reason.
+
+The libraries are installed by `make test-zoo`, which runs this file; models of those that are missing are skipped.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+import mupscale as mu
+from mupscale.planning import KeepDouble, call_arguments, tensors_in
+from table import LIBRARIES, MODELS, counts, rows
+from third_party import Model
+
+PAGE = Path(__file__).parents[2] / "docs" / "third-party-models.md"
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    """The mean square distance of the first output to numbers from -1 to 1."""
+    args, kwargs = call_arguments(batch)
+    output = next(t for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point())
+    target = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
+    return (output - target).square().mean()
+
+
+def in_double(inputs: Any) -> Any:
+    return tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, inputs)
+
+
+@pytest.mark.zoo
+@pytest.mark.filterwarnings("ignore")  # of the libraries, about their own future
+@pytest.mark.parametrize("model", [pytest.param(m, id=f"{m.library}: {m.name}") for m in MODELS])
+def test_exact_over_training_steps_or_refused(model: Model) -> None:
+    missing = [package for package in LIBRARIES[model.library] if find_spec(package) is None]
+    if missing:  # what is there and fails to be imported is an error
+        pytest.skip(f"{', '.join(missing)} not installed; make test-zoo installs it")
+    torch.manual_seed(0)
+    narrow, wide, inputs = model.build(1).double(), model.build(2).double(), in_double(model.inputs())
+    if model.refused:
+        with pytest.raises(mu.MupscaleError, match=model.refused):
+            mu.plan(narrow, wide, inputs=inputs)
+        return
+    plan = mu.plan(narrow, wide, inputs=inputs)
+    wide = mu.widen(narrow, wide, plan)
+    with KeepDouble():  # norms of transformers compute in float32, which is no matter of the plan
+        report = mu.verify(
+            narrow,
+            wide,
+            plan,
+            [inputs],
+            loss,
+            optimizer=torch.optim.AdamW,
+            lr=1e-3,
+            weight_decay=0.1,
+            eps=1e-3,
+            clip=0.5,
+            steps=10,
+            tolerance=1e-8,
+        )
+    assert report.ok, str(report)
+    assert report.losses[0] != report.losses[-1], "nothing was trained"
+
+
+def test_the_page_has_the_table() -> None:
+    """`python tests/zoo/table.py` prints what has to be there."""
+    text = PAGE.read_text(encoding="utf-8")
+    missing = [row for row in (*counts(), *rows()) if row not in text.splitlines()]
+    assert not missing, "docs/third-party-models.md lacks\n" + "\n".join(missing)
+    of_the_table = [line for line in text.splitlines() if line.startswith("| ") and line.endswith(" |")]
+    assert len(of_the_table) == len(rows()) + len(counts()) + 4, "docs/third-party-models.md has rows of its own"
+
+
+def test_the_table_is_large_and_mostly_exact() -> None:
+    assert len({(model.library, model.name) for model in MODELS}) == len(MODELS) >= 100
+    assert sum(model.library == "timm" for model in MODELS) >= 20
+    assert all(bool(model.refused) == bool(model.why) for model in MODELS)
+    assert sum(not model.refused for model in MODELS) >= 0.85 * len(MODELS)

@@ -1,0 +1,109 @@
+"""What an entry of the table of third-party models is, and how their classes are imported."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MODELS: list[Model] = []
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of another library, built small, and what the plan by running makes of it.
+
+    build: makes it at k times its smallest width. inputs: what it is called with, a tuple or a dict of keywords.
+    refused: what the message of the refusal says, as a regular expression; empty where the widening is exact.
+    why: the refusal in a few words, for the table in the docs.
+    """
+
+    library: str
+    name: str
+    build: Callable[[int], nn.Module]
+    inputs: Callable[[], Any]
+    refused: str = ""
+    why: str = ""
+
+
+def add(
+    library: str,
+    name: str,
+    path: str,
+    inputs: Callable[[], Any],
+    arguments: Callable[[int], dict[str, Any]],
+    *,
+    refused: str = "",
+    why: str = "",
+) -> None:
+    """Put the class at "module:name" on the list, with the keywords that it takes at k times the smallest width."""
+    MODELS.append(Model(library, name, lambda k: find(path)(**arguments(k)), inputs, refused, why))
+
+
+def images(size: int, *, batch: int = 4, channels: int = 3) -> Callable[[], tuple[Tensor]]:
+    """A batch of square images."""
+    return lambda: (torch.randn(batch, channels, size, size, generator=torch.Generator().manual_seed(0)),)
+
+
+def find(path: str) -> Any:
+    """The class or function at "module:name"."""
+    module, name = path.split(":")
+    needs_torchvision = module.split(".")[0] in ("timm", "vit_pytorch")
+    with _torchvision_stub() if needs_torchvision else nullcontext():
+        return getattr(importlib.import_module(module), name)
+
+
+@contextmanager
+def _torchvision_stub() -> Iterator[None]:
+    """Placeholders for torchvision while a library is imported.
+
+    timm and vit-pytorch import it for reading and augmenting images, and timm for a frozen norm. No release of it can
+    be imported beside the pinned torch. No model of the table calls it: a call of a placeholder would be an error.
+    """
+    names = ["", ".datasets", ".ops", ".ops.misc", ".transforms", ".transforms.functional"]
+    stubs = {f"torchvision{name}": _Stub(f"torchvision{name}") for name in names}
+    for name, stub in stubs.items():
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(stubs[parent], child, stub)
+    there = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "torchvision"}
+    sys.modules.update(stubs)
+    try:
+        yield
+    finally:
+        for name in stubs:
+            del sys.modules[name]
+        sys.modules.update(there)
+
+
+class _Stub(ModuleType):
+    """A module whose every name is a class that cannot be made."""
+
+    __path__: list[str] = []  # noqa: RUF012
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        placeholder = _Placeholder(name, (), {"__init__": _unusable})
+        setattr(self, name, placeholder)
+        return placeholder
+
+
+class _Placeholder(type):
+    """A class whose attributes are their own names: timm makes a dictionary of the members of one."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
+def _unusable(self: Any, *args: Any, **kwargs: Any) -> None:
+    raise RuntimeError(f"{type(self).__name__} of torchvision is not there: only its name is, for imports")
