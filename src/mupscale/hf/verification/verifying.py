@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mupscale import system
-from mupscale.checks import Difference, KeepDouble
+from mupscale.checks import Difference
 from mupscale.core import Plan
 from mupscale.growth import widen
 from mupscale.hf.describe import memory
