@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale import Plan
-from mupscale.checks import Report, relative_difference
+from mupscale.checks import Report
 from mupscale.hf.describe.architecture import Architecture
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.registry import DESCRIPTIONS
-from mupscale.planning import KeepDouble
+from mupscale.planning import KeepDouble, relative_difference
 
 transformers.logging.set_verbosity_error()
 

@@ -17,10 +17,10 @@ transformers = pytest.importorskip("transformers")
 import hf_models as models  # noqa: E402
 import mupscale as mu  # noqa: E402
 from mupscale import MupscaleError, Plan  # noqa: E402
-from mupscale.checks import relative_difference  # noqa: E402
 from mupscale.core import index_of_old, places  # noqa: E402
 from mupscale.hf.describe import DESCRIPTIONS, Ratios, Times, architecture_of, vector  # noqa: E402
 from mupscale.hf.describe.sizes import times_to  # noqa: E402
+from mupscale.planning import relative_difference  # noqa: E402
 
 HALF = Fraction(3, 2)
 EVERYTHING = {"hidden": HALF, "ffn": HALF, "heads": HALF}

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.checks.equivalence import Loss
-from mupscale.checks.recorder import Recorder
 from mupscale.core import Plan, Width, WidthLike, naming
-from mupscale.planning import silence_dropout
+from mupscale.planning import Recorder, silence_dropout
 from mupscale.plots import COLORS, GREY, figure, save_figure
 from mupscale.system import MupscaleError
 

@@ -20,20 +20,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.checks.differences import (
-    ROUNDING,
-    Difference,
-    first_differing_module,
-    first_wrong_buffer,
-    relative_difference,
-    worst_parameter,
-)
-from mupscale.checks.recorder import Recorder
+from mupscale.checks.differences import first_wrong_buffer, worst_parameter
 from mupscale.checks.rounding import can_double, in_double, into_double, move_by_rounding, rounding_of
 from mupscale.core import Plan, naming
 from mupscale.growth import grow_optimizer, keep_base_shape, widen
 from mupscale.optim import clip_grad_norm_
-from mupscale.planning import KeepDouble, silence_dropout
+from mupscale.planning import (
+    ROUNDING,
+    Difference,
+    KeepDouble,
+    Recorder,
+    first_differing_module,
+    relative_difference,
+    silence_dropout,
+)
 from mupscale.system import MupscaleError
 
 Loss = Callable[[nn.Module, Any], Tensor]

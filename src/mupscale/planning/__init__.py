@@ -12,6 +12,9 @@ from_run       two models side by side: what they compute, searched and checked
   copied_values  in which order, and by which factor, one tensor is copies of another
   guesses        what is assumed and what is found
   better_guesses what to assume instead where a pass got stuck
+  recorder       the outputs of all modules while a model runs
+  module_differences
+                 the first module that differs, and what usually causes it
 role_registry  the roles of torch's modules, and those that users add
 attention      heads, recognised from a module's own attributes
 tied_readouts  the norm that takes the 1/k of a readout tied to the embedding
@@ -25,18 +28,24 @@ from mupscale.planning.from_run import check_plan_by_running, role_for_any_width
 from mupscale.planning.growth_checks import How
 from mupscale.planning.initial import initial_means, initial_std, mean_of, means_of, rescale_spread, with_initial
 from mupscale.planning.making_plans import GrowsBy, plan
+from mupscale.planning.module_differences import ROUNDING, Difference, first_differing_module, relative_difference
 from mupscale.planning.norms import kind_of_norm
 from mupscale.planning.precision import KeepDouble
+from mupscale.planning.recorder import Recorder
 from mupscale.planning.role_registry import register_roles
 from mupscale.planning.tracing import call_arguments, silence_dropout, tensors_in
 
 __all__ = [
+    "ROUNDING",
+    "Difference",
     "GrowsBy",
     "How",
     "KeepDouble",
+    "Recorder",
     "build_plan",
     "call_arguments",
     "check_plan_by_running",
+    "first_differing_module",
     "initial_means",
     "initial_std",
     "kind_of_norm",
@@ -44,6 +53,7 @@ __all__ = [
     "means_of",
     "plan",
     "register_roles",
+    "relative_difference",
     "rescale_spread",
     "role_for_any_width",
     "roles_by_running",

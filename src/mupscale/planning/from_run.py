@@ -17,6 +17,8 @@ from mupscale.planning.copied_values import are_close, explanations, largest_num
 from mupscale.planning.following import Follower
 from mupscale.planning.guesses import Guess, Side, Stuck, Written
 from mupscale.planning.memory_layouts import without_copies
+from mupscale.planning.module_differences import first_differing_module
+from mupscale.planning.recorder import Recorder
 from mupscale.planning.tracing import (
     Operation,
     RecordedRun,
@@ -121,7 +123,8 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
         if not are_close(a, b, loosened=5):
             raise MupscaleError(
                 f"the plan is wrong: output {number} of the wide model differs from the narrow one's by "
-                f"{float((a - b).norm() / a.norm()):.1e} on the batch; {_ADVICE}"
+                f"{float((a - b).norm() / a.norm()):.1e} on the batch{_first_module(small, large, plan, batch)}; "
+                f"{_ADVICE}"
             )
     largest = max(map(largest_number, ours[1].values()), default=0.0)
     for name, gradient in ours[1].items():
@@ -134,6 +137,15 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
                 f"the plan is wrong: the copies of '{name}' do not each get their share of its gradient on the "
                 f"batch; {_ADVICE}"
             )
+
+
+def _first_module(small: nn.Module, large: nn.Module, plan: Plan, batch: Any) -> str:
+    """The module in which two models begin to differ, in words; none where no module's output shows it."""
+    with torch.no_grad(), Recorder(small) as ours, Recorder(large) as theirs:
+        for model in (small, large):
+            run_in_float64(model, batch)
+    first = first_differing_module(ours, theirs, plan, 1e-8)
+    return "" if first is None else f", and '{first.name}' is the first module that does (by {first.relative:.1e})"
 
 
 def _check_numbers(tensors: Sequence[Tensor]) -> None:

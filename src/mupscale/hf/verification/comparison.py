@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from mupscale.checks import Difference
+from mupscale.planning import Difference
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mupscale.checks import Difference, Recorder, first_differing_module, relative_difference
 from mupscale.core import Plan
 from mupscale.hf.describe import CAUSAL
 from mupscale.hf.verification.loading import Batch
+from mupscale.planning import Difference, Recorder, first_differing_module, relative_difference
 from mupscale.system import MupscaleError, generator
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from mupscale import system
-from mupscale.checks import Difference
 from mupscale.core import Plan
 from mupscale.growth import widen
 from mupscale.hf.describe import memory
@@ -25,7 +24,7 @@ from mupscale.hf.verification.joint_training import compare_training
 from mupscale.hf.verification.loading import Batch, Loaded, load_pretrained, make_batches
 from mupscale.hf.verification.model_outputs import OutputComparison, compare_outputs, first_difference
 from mupscale.hf.verification.relation import Relation, relate
-from mupscale.planning import KeepDouble
+from mupscale.planning import Difference, KeepDouble
 from mupscale.planning import plan as plan_of_modules
 from mupscale.system import MupscaleError
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mupscale.core import naming
-from mupscale.planning import tensors_in
+from mupscale.planning.tracing import tensors_in
 
 
 class Recorder(AbstractContextManager["Recorder"]):
