@@ -29,6 +29,7 @@ class Difference:
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:
     """‖ours − theirs‖ / ‖ours‖, in double precision; infinite if either is not finite.
 
+    >>> import torch
     >>> relative_difference(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5]))
     0.1
     """
@@ -42,6 +43,7 @@ def relative_difference(ours: Tensor, theirs: Tensor) -> float:
 def first_differing_module(ours: Recorder, theirs: Recorder, plan: Plan, tolerance: float) -> Difference | None:
     """The first module, in the order in which they run, whose output in the wide model is not the narrow one's.
 
+    >>> import torch
     >>> import mupscale as mu
     >>> narrow, wide = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)), nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 1))
     >>> with Recorder(narrow) as ours, Recorder(wide) as theirs:
