@@ -151,7 +151,8 @@ def test_train_takes_the_same_file_and_ignores_its_method(file: str) -> None:
 # ------------------------------------------------------------------------------------------------ sweep and report
 
 
-@pytest.mark.parametrize("storage", [pytest.param("study.db", marks=pytest.mark.slow), "journal:study.log"])
+@pytest.mark.slow  # tests/sweep has two workers for every change
+@pytest.mark.parametrize("storage", ["study.db", "journal:study.log"])
 def test_two_workers_from_two_folders_find_what_one_does(file: str, tmp_path: Path, storage: str) -> None:
     place = storage.replace("study", f"{tmp_path}/study")
     words = ["sweep", file, "--storage", place, "--worker"]

@@ -117,7 +117,9 @@ def assert_as_if_nothing_had_happened(folder: Path, ours: list[Outcome], whole: 
     assert plain[0] == plain[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGKILL]
+)
 @pytest.mark.parametrize("after", [8, 40], ids=["before one diverges", "after"])
 def test_interrupted_runs_end_as_if_nothing_had_happened(
     tmp_path: Path, whole: tuple[Path, list[Outcome]], number: int, after: int

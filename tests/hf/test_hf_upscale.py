@@ -351,7 +351,7 @@ def test_another_run_at_the_very_end_of_one(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss in KiB")
-@pytest.mark.parametrize("how", ["copies", "fresh"])
+@pytest.mark.parametrize("how", [pytest.param("copies", marks=pytest.mark.slow), "fresh"])
 def test_memory_stays_small_whatever_the_size(tmp_path: Path, how: str) -> None:
     write_zeros(tmp_path / "small", hidden_size=1024, intermediate_size=5120, vocab_size=11, num_hidden_layers=1)
     words = [sys.executable, "-c", MEASURE, str(tmp_path / "small"), str(tmp_path / "wide"), how]

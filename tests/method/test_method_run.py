@@ -189,7 +189,9 @@ def test_baselines_with_the_learning_rate_that_is_best_without_noise(tmp_path: P
 OWN = {"scratch-own", "continued-own", "continued-late", "upscaled-own"}
 
 
-@pytest.mark.parametrize(("zero", "named"), [(0.05, False), (0.02, True), (0.1, True)])
+@pytest.mark.parametrize(
+    ("zero", "named"), [(0.05, False), (0.02, True), pytest.param(0.1, True, marks=pytest.mark.slow)]
+)
 def test_an_extrapolated_rate_and_the_grid_s_next_to_it_are_not_trained_apart(
     tmp_path: Path, zero: float, named: bool
 ) -> None:
@@ -385,6 +387,7 @@ def test_zero_noise_selected_means_that_upscaling_does_not_pay(tmp_path: Path) -
     assert summary.verdict[0].startswith("Widening does not pay here")
 
 
+@pytest.mark.slow  # growth by heads is in test_protocol and in the engine's tests, too
 def test_gpt_2_grows_by_heads_through_the_whole_method(tmp_path: Path) -> None:
     heads = Spec("mupscale.models.GPT2", {"vocab": 11, "context": 6, "layers": 1, "head_dim": 4})
     sizes: dict[str, Any] = {"width": {"heads": 2}, "base": {"heads": 1}, "init_at": {"heads": 1}}

@@ -430,8 +430,8 @@ class Full:
 @pytest.mark.parametrize(
     ("kind", "share"),
     [
-        ("sqlite", 0.8),
         ("journal", 0.2),
+        pytest.param("sqlite", 0.8, marks=pytest.mark.slow),
         pytest.param("sqlite", 0.2, marks=pytest.mark.slow),
         pytest.param("journal", 0.8, marks=pytest.mark.slow),
     ],

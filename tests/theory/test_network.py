@@ -154,7 +154,9 @@ def apart(a: Estimate, b: Estimate) -> tuple[float, float]:
     return rms(a.mean - b.mean), rms((a.standard_error**2 + b.standard_error**2).sqrt())
 
 
-@pytest.mark.parametrize(("activation", "layers", "k"), [("tanh", 3, 2), ("relu", 3, 3)])
+@pytest.mark.parametrize(
+    ("activation", "layers", "k"), [("tanh", 3, 2), pytest.param("relu", 3, 3, marks=pytest.mark.slow)]
+)
 def test_wide_networks_are_at_the_limit_and_dot_kets_are_why(activation: str, layers: int, k: int) -> None:
     program = case(activation, layers, k)
     limit = limit_estimate(program, k=k, samples=5000, seeds=4)

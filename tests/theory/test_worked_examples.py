@@ -133,7 +133,7 @@ def test_quiet_hidden_layers_do_not_turn_2_prime_into_1() -> None:
 # ------------------------------------------------------------------------ finite networks converge
 
 
-@pytest.mark.parametrize("example", [1, 2])
+@pytest.mark.parametrize("example", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_master_theorem_finite_networks_converge_as_one_over_root_n(example: int) -> None:
     """Error against n = 256 … 4096 has slope −1/2; matrices are revealed where they act, at a cost linear in n."""
     s = replace(setting(2), before=1, after=1)

@@ -150,7 +150,13 @@ SMALLER = {  # batches, which are most of the time
 }
 
 
-@pytest.mark.parametrize("path", TINY, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.stem.startswith("mlp") else [pytest.mark.slow])
+        for path in TINY
+    ],
+)
 def test_tiny_recipe_runs_and_learns(path: Path, tmp_path: Path) -> None:
     _runs_and_learns(path, tmp_path, *SMALLER.get(path.stem, []))
 

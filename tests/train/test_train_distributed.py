@@ -666,6 +666,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow  # tests/cli runs two processes for every change
 def test_torchrun(tmp_path: Path) -> None:
     """Two runs after each other, with growth: one to its end under DDP, one under FSDP until Ctrl-C."""
     covtype: dict[str, Any] = {
