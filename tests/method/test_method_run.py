@@ -387,7 +387,7 @@ def test_zero_noise_selected_means_that_upscaling_does_not_pay(tmp_path: Path) -
     assert summary.verdict[0].startswith("Widening does not pay here")
 
 
-@pytest.mark.slow  # growth by heads is in test_protocol and in the engine's tests, too
+@pytest.mark.slow  # test_protocol has growth by heads for every change
 def test_gpt_2_grows_by_heads_through_the_whole_method(tmp_path: Path) -> None:
     heads = Spec("mupscale.models.GPT2", {"vocab": 11, "context": 6, "layers": 1, "head_dim": 4})
     sizes: dict[str, Any] = {"width": {"heads": 2}, "base": {"heads": 1}, "init_at": {"heads": 1}}
