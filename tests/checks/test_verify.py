@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.optim import Optimizer
 
 import mupscale as mu
@@ -627,3 +629,27 @@ def test_a_loss_with_tensors_of_its_own_keeps_its_precision() -> None:
     report = mu.verify(narrow, wide, plan, vectors(D_IN), lambda model, batch: (model(batch[0]) @ mixing).mean())
     assert report.ok
     assert report.tolerance == 1e-4
+
+
+def weight_normed(width: int) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # there is a newer weight_norm
+        middle = nn.utils.weight_norm(nn.Linear(width, width))
+    return nn.Sequential(nn.Linear(D_IN, width), nn.Tanh(), middle, nn.Tanh(), nn.Linear(width, D_OUT))
+
+
+def pruned(width: int) -> nn.Module:
+    model = nn.Sequential(nn.Linear(D_IN, width), nn.Tanh(), nn.Linear(width, width), nn.Linear(width, D_OUT))
+    prune.l1_unstructured(model[2], "weight", amount=0.3)
+    return model
+
+
+@pytest.mark.parametrize("build", [weight_normed, pruned])
+def test_modules_that_keep_a_computed_weight(build: Callable[[int], nn.Module], float64: None) -> None:
+    """Old-style weight_norm and prune: deepcopy refuses the tensor that they leave in the module."""
+    narrow, wide = build(4), build(8)
+    data = vectors(D_IN)
+    plan = mu.plan(narrow, wide, inputs=data[0][0])
+    mu.widen(narrow, wide, plan)
+    report = mu.verify(narrow, wide, plan, data, classify, optimizer=torch.optim.AdamW, lr=0.01, steps=5)
+    assert report.ok, report

@@ -30,6 +30,7 @@ from mupscale.planning import (
     Difference,
     KeepDouble,
     Recorder,
+    computed_tensors,
     first_differing_module,
     relative_difference,
     silence_dropout,
@@ -254,7 +255,7 @@ class _Pair:
 def _copy(model: nn.Module, optimizer: Optimizer | None = None) -> tuple[nn.Module, Optimizer | None]:
     """Copies of a model and of the optimizer that holds its parameters; deepcopy leaves out base shapes."""
     original = naming.unwrap(model)
-    copied, its_optimizer = copy.deepcopy((original, optimizer))
+    copied, its_optimizer = copy.deepcopy((original, optimizer), computed_tensors(original))
     for old, new in zip(original.parameters(), copied.parameters(), strict=True):
         keep_base_shape(old, new)
     return copied, its_optimizer

@@ -33,7 +33,7 @@ from mupscale.planning.norms import kind_of_norm
 from mupscale.planning.precision import KeepDouble
 from mupscale.planning.recorder import Recorder
 from mupscale.planning.role_registry import register_roles
-from mupscale.planning.tracing import call_arguments, silence_dropout, tensors_in
+from mupscale.planning.tracing import call_arguments, computed_tensors, silence_dropout, tensors_in
 
 __all__ = [
     "ROUNDING",
@@ -45,6 +45,7 @@ __all__ = [
     "build_plan",
     "call_arguments",
     "check_plan_by_running",
+    "computed_tensors",
     "first_differing_module",
     "initial_means",
     "initial_std",

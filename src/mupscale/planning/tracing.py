@@ -150,7 +150,7 @@ def in_float64(model: nn.Module, inputs: Any, *, generic: int | None = None) -> 
             "a model on the meta device cannot be run: build it with memory to plan by running, or leave out inputs="
         )
     in_double = {id(t): _copied_in_double(t) for t in tensors if type(t) in (nn.Parameter, Tensor)}  # read once
-    copied = copy.deepcopy(naming.unwrap(model), in_double).double()
+    copied = copy.deepcopy(naming.unwrap(model), {**in_double, **computed_tensors(model)}).double()
     silence_dropout(copied)
     if generic is not None:
         generator = torch.Generator().manual_seed(generic)
@@ -163,6 +163,19 @@ def in_float64(model: nn.Module, inputs: Any, *, generic: int | None = None) -> 
             buffer.mul_(0.5 + torch.rand(buffer.shape, generator=generator, dtype=torch.float64).to(buffer.device))
     batch = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, inputs)
     return copied, batch
+
+
+def computed_tensors(model: nn.Module) -> dict[int, Tensor]:
+    """For deepcopy's memo: tensors that modules keep of their last computation, without the graph that it refuses.
+
+    Old-style weight_norm and prune leave one, which they compute anew before every forward pass.
+
+    >>> model = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))  # the new style keeps none
+    >>> computed_tensors(model)
+    {}
+    """
+    kept = (value for module in model.modules() for value in vars(module).values())
+    return {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and t.grad_fn is not None}
 
 
 def _copied_in_double(tensor: Tensor) -> Tensor:
