@@ -19,6 +19,7 @@ from torch import nn
 
 import mupscale as mu
 from mupscale.models import GPT2
+from mupscale.planning import in_double
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
@@ -72,7 +73,7 @@ def zoo() -> None:
 
     table: collections.Counter[tuple[str, str, str]] = collections.Counter()
     for pattern in PATTERNS:
-        batch = tuple(x.double() if x.is_floating_point() else x for x in pattern.inputs())
+        batch = in_double(pattern.inputs())
         for how, inputs in (("by running", batch), ("from modules", None)):
             torch.manual_seed(0)
             narrow, wide = pattern.build(1).double(), pattern.build(2).double()

@@ -279,11 +279,11 @@ def test_rounding_is_told_from_the_cause(float64: None) -> None:
 
     narrow, wide, plan = pair(lambda n: Rounded(n, 1.0), 32, 96)
     assert mu.verify(narrow, wide, plan, vectors(D_IN), classify).ok  # its float32 is float64, too
-    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify, dtype=None, tolerance=1e-10)
+    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify, in_float64=False, tolerance=1e-10)
     assert report.first is not None
     assert report.first.name == "norm"
     assert "tolerance=1e-4" in report.first.advice
-    assert mu.verify(narrow, wide, plan, vectors(D_IN), classify, dtype=None, tolerance=1e-4).ok
+    assert mu.verify(narrow, wide, plan, vectors(D_IN), classify, in_float64=False, tolerance=1e-4).ok
     wide.constant = 1.5
     report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
     assert report.first is not None
@@ -653,3 +653,28 @@ def test_modules_that_keep_a_computed_weight(build: Callable[[int], nn.Module], 
     mu.widen(narrow, wide, plan)
     report = mu.verify(narrow, wide, plan, data, classify, optimizer=torch.optim.AdamW, lr=0.01, steps=5)
     assert report.ok, report
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_buffer_that_was_not_widened_shows_in_every_precision(dtype: torch.dtype) -> None:
+    """Copies in float64 are written once more by the plan only where the wide model was."""
+    narrow, wide = (nn.Sequential(nn.Linear(D_IN, n), nn.BatchNorm1d(n), nn.Linear(n, D_OUT)).to(dtype) for n in (4, 8))
+    narrow[1].running_mean += 1
+    plan = mu.plan(narrow, wide)
+    mu.widen(narrow, wide, plan)
+    data = [(x.to(dtype), y) for x, y in vectors(D_IN)]
+    assert mu.verify(narrow, wide, plan, data, classify).ok
+    wide[1].running_mean -= 1
+    report = mu.verify(narrow, wide, plan, data, classify)
+    assert not report.ok
+    assert report.first is not None
+    assert report.first.name == "1.running_mean"
+
+
+def test_a_small_mistake_is_not_called_rounding() -> None:
+    """In float64 that stays float64 a difference of 1e-6 is none."""
+    narrow, wide, plan = pair(Times, 4, 8)
+    wide.constant = 1 + 1e-6
+    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
+    assert report.first is not None
+    assert "rounding" not in report.first.advice

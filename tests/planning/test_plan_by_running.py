@@ -13,6 +13,8 @@ from _pytest.mark.structures import ParameterSet
 from torch import Tensor, nn
 
 import mupscale as mu
+from exactness import assert_exact, distance_to_a_line
+from mupscale.planning import in_double
 from patterns import PATTERNS, Pattern
 
 LIMITS = {
@@ -35,17 +37,6 @@ halves that are copied in different orders, more operations in the wide model, u
 beside units, complex weights, or two constants at once."""
 
 
-def loss(model: nn.Module, batch: tuple[Any, ...]) -> Tensor:
-    output = model(*batch)
-    output = output[0] if isinstance(output, tuple) else output
-    target = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
-    return (output - target).square().mean()
-
-
-def doubled(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs)
-
-
 def cases() -> list[ParameterSet]:
     """Some of the zoo for every change, the rest (and most refusals, which take longest) among the slow tests."""
     found = []
@@ -59,7 +50,7 @@ def cases() -> list[ParameterSet]:
 @pytest.mark.parametrize("pattern", cases())
 def test_exact_over_training_steps_or_refused(pattern: Pattern) -> None:
     torch.manual_seed(0)
-    narrow, wide, inputs = pattern.build(1).double(), pattern.build(2).double(), doubled(pattern.inputs())
+    narrow, wide, inputs = pattern.build(1).double(), pattern.build(2).double(), in_double(pattern.inputs())
     if pattern.expected == "refused" or pattern.name in LIMITS:
         with pytest.raises(
             mu.MupscaleError, match=r"no copies|times|same operations|random|orders|grows along|wrong|whole multiple"
@@ -72,22 +63,7 @@ def test_exact_over_training_steps_or_refused(pattern: Pattern) -> None:
         if pattern.expected == "either":
             return
         raise
-    wide = mu.widen(narrow, wide, plan)
-    report = mu.verify(
-        narrow,
-        wide,
-        plan,
-        [inputs],
-        loss,
-        optimizer=torch.optim.AdamW,
-        lr=1e-3,
-        weight_decay=0.1,
-        eps=1e-3,
-        clip=0.5,
-        steps=10,
-        tolerance=1e-8,
-    )
-    assert report.ok, str(report)
+    assert_exact(narrow, wide, plan, inputs)
 
 
 def test_the_zoo_is_large() -> None:
@@ -157,7 +133,7 @@ def test_a_family_learns_from_a_batch_what_names_do_not_say() -> None:
     optimizer = family.optimizer(model, torch.optim.AdamW, lr=1e-2, eps=1e-3, weight_decay=0.1)
     for _ in range(3):
         optimizer.zero_grad()
-        loss(model, (x,)).backward()
+        distance_to_a_line(model, x).backward()
         optimizer.step()
     wide, wide_optimizer = family.upscale(model, optimizer, width=48, inputs=x)
     assert wide_optimizer is not None
@@ -165,7 +141,7 @@ def test_a_family_learns_from_a_batch_what_names_do_not_say() -> None:
         assert torch.allclose(model(x), wide(x), rtol=1e-10, atol=1e-12)
         for each, its in ((model, optimizer), (wide, wide_optimizer)):
             its.zero_grad()
-            loss(each, (x,)).backward()
+            distance_to_a_line(each, x).backward()
             its.step()
 
 

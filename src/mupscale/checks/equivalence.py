@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale.checks.differences import first_wrong_buffer, worst_parameter
-from mupscale.checks.rounding import can_double, in_double, into_double, move_by_rounding, rounding_of
+from mupscale.checks.rounding import can_double, into_double, move_by_rounding, rounding_of
 from mupscale.core import Plan, naming
 from mupscale.growth import grow_optimizer, keep_base_shape, widen
 from mupscale.optim import clip_grad_norm_
@@ -32,6 +32,7 @@ from mupscale.planning import (
     Recorder,
     computed_tensors,
     first_differing_module,
+    in_double,
     relative_difference,
     silence_dropout,
 )
@@ -40,6 +41,7 @@ from mupscale.system import MupscaleError
 Loss = Callable[[nn.Module, Any], Tensor]
 _DOUBLE = torch.finfo(torch.float64).eps
 _MANY_ROUNDINGS = 100  # a widened sum has more terms than the narrow one's
+_SAME = 1e-12  # of weights that the same arithmetic made
 _MOST_ALLOWED = 1e-2  # where rounding goes further, nothing is shown
 
 
@@ -96,7 +98,7 @@ def verify(
     clip: float | None = None,
     schedule: Callable[[Optimizer], LRScheduler] | None = None,
     tolerance: float | None = None,
-    dtype: torch.dtype | None = torch.float64,
+    in_float64: bool = True,
     **hyper: Any,
 ) -> Report:
     """Train copies of both models side by side and compare their outputs before every step and after the last.
@@ -104,8 +106,8 @@ def verify(
     loss(model, batch) gives the training loss; batches are used in turn, again from the start if they run out.
     optimizer: the narrow model's own (its state goes along), or a class with its hyperparameters; None checks the
     outputs only. clip: width-invariant clipping in both. The models given are not changed.
-    dtype: float64 has less precise models compared by copies in float64, where what is wrong cannot hide in rounding;
-    None leaves them as they are. tolerance: 1e-10 in float64, unless rounding alone, measured on the narrow model and
+    in_float64: copies of less precise models are compared in float64, where what is wrong cannot hide in rounding;
+    False leaves them as they are. tolerance: 1e-10 in float64, unless rounding alone, measured on the narrow model and
     one that differs from it in last bits, goes further.
 
     >>> import mupscale as mu
@@ -120,16 +122,15 @@ def verify(
     data = list(itertools.islice(batches, steps + 1))
     if not data:
         raise MupscaleError("verify needs at least one batch")
-
     make_pair = partial(_Pair.of, narrow, wide, plan, optimizer, schedule, hyper)
-    pair = make_pair(dtype)
+    pair = make_pair(in_float64)
     if pair.in_double and not _takes_double(pair, data[0], loss):
-        dtype, pair = None, make_pair(None)
+        in_float64, pair = False, make_pair(False)
     training = _Training(data, loss, steps, clip)
     allowed = pair.tolerance if tolerance is None else tolerance
     report = training.compare(pair, allowed)
     if tolerance is None and not report.ok and (report.first is None or report.first.kind != "buffer"):
-        rounding = training.measure_rounding(make_pair(dtype), make_pair(dtype), allowed)
+        rounding = training.measure_rounding(make_pair(in_float64), make_pair(in_float64), allowed)
         explained = replace(report, rounding=rounding, first=None)
         return explained if explained.ok else report
     return report
@@ -217,7 +218,7 @@ class _Pair:
         optimizer: Optimizer | type[Optimizer] | None,
         schedule: Callable[[Optimizer], LRScheduler] | None,
         hyper: dict[str, Any],
-        dtype: torch.dtype | None,
+        in_float64: bool,
     ) -> _Pair:
         plan.check(narrow, "narrow")
         plan.check(wide)
@@ -226,9 +227,9 @@ class _Pair:
         dropout = [silence_dropout(model) for model in (small, large)]
         eps = rounding_of(small)
         tolerance = _tolerance(eps)
-        in_double = dtype is not None and can_double(small)
+        in_double = in_float64 and can_double(small)
         if in_double and eps > _DOUBLE:
-            written = _is_written_by(plan, small, large, eps)
+            written = _is_written_by(plan, small, large)
             into_double(small, own)
             into_double(large)
             if written:  # once more, without the rounding
@@ -273,14 +274,10 @@ def _tolerance(eps: float) -> float:
     return 1e-10 if eps <= _DOUBLE else 1e-4 if eps <= torch.finfo(torch.float32).eps else 5e-2
 
 
-def _is_written_by(plan: Plan, small: nn.Module, large: nn.Module, eps: float) -> bool:
-    """Whether the wide model's parameters are the narrow one's by this plan, up to rounding."""
-    theirs = naming.parameters(large)
-    for name, p in naming.parameters(small).items():
-        expected = plan.parameters[name].widened(p.detach(), torch.empty_like(theirs[name]))
-        if not relative_difference(expected, theirs[name].detach()) <= eps:
-            return False
-    return True
+def _is_written_by(plan: Plan, small: nn.Module, large: nn.Module) -> bool:
+    """Whether the wide model holds what this plan makes of the narrow one, as its precision has it."""
+    parts = worst_parameter(small, large, plan, _SAME), first_wrong_buffer(small, large, plan, _SAME)
+    return parts == (None, None)
 
 
 def _output_difference(small: Recorder, large: Recorder) -> float:
@@ -303,7 +300,7 @@ def _first_difference(
     if not difference <= tolerance:
         worst = worst_parameter(pair.small, pair.large, pair.plan, tolerance) if step else None
         level = max(tolerance, min(ROUNDING, difference / 1000))  # not the first that merely rounds
-        first = worst or first_differing_module(ours, theirs, pair.plan, level)
+        first = worst or first_differing_module(ours, theirs, pair.plan, level, may_round=not pair.in_double)
         if first is not None:
             return first
     return None if step else first_wrong_buffer(pair.small, pair.large, pair.plan, tolerance)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
+
+from mupscale.planning import in_double
 
 
 def rounding_of(model: nn.Module) -> float:
@@ -41,15 +40,6 @@ def into_double(model: nn.Module, optimizer: Optimizer | None = None) -> None:
     if optimizer is not None:
         for state in optimizer.state.values():
             state.update(in_double(dict(state)))
-
-
-def in_double(values: Any) -> Any:
-    """A batch with its floating-point tensors in float64.
-
-    >>> in_double((torch.ones(1), torch.tensor([1])))
-    (tensor([1.], dtype=torch.float64), tensor([1]))
-    """
-    return tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, values)
 
 
 @torch.no_grad()

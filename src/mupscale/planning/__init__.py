@@ -30,7 +30,7 @@ from mupscale.planning.initial import initial_means, initial_std, mean_of, means
 from mupscale.planning.making_plans import GrowsBy, plan
 from mupscale.planning.module_differences import ROUNDING, Difference, first_differing_module, relative_difference
 from mupscale.planning.norms import kind_of_norm
-from mupscale.planning.precision import KeepDouble
+from mupscale.planning.precision import KeepDouble, in_double
 from mupscale.planning.recorder import Recorder
 from mupscale.planning.role_registry import register_roles
 from mupscale.planning.tracing import call_arguments, computed_tensors, silence_dropout, tensors_in
@@ -47,6 +47,7 @@ __all__ = [
     "check_plan_by_running",
     "computed_tensors",
     "first_differing_module",
+    "in_double",
     "initial_means",
     "initial_std",
     "kind_of_norm",

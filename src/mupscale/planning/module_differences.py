@@ -40,8 +40,12 @@ def relative_difference(ours: Tensor, theirs: Tensor) -> float:
     return value if value == value else float("inf")
 
 
-def first_differing_module(ours: Recorder, theirs: Recorder, plan: Plan, tolerance: float) -> Difference | None:
+def first_differing_module(
+    ours: Recorder, theirs: Recorder, plan: Plan, tolerance: float, *, may_round: bool = True
+) -> Difference | None:
     """The first module, in the order in which they run, whose output in the wide model is not the narrow one's.
+
+    may_round: whether modules may have computed in float32, which is then said of small differences.
 
     >>> import torch
     >>> import mupscale as mu
@@ -59,7 +63,7 @@ def first_differing_module(ours: Recorder, theirs: Recorder, plan: Plan, toleran
                 advice = _constant_factor(expected, actual, tolerance) or _advice(
                     path, naming.modules(ours.model)[path]
                 )
-                if relative < ROUNDING:
+                if may_round and relative < ROUNDING:
                     advice = f"{_ADVICE['rounding']} {advice}"
                 return Difference(path or type(ours.model).__name__, "module", relative, advice)
     return None

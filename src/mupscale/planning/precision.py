@@ -8,11 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 _LESS = (torch.float32, torch.bfloat16, torch.float16)
 _NAMED = tuple(f"torch.{device}{kind}Tensor" for device in ("", "cuda.") for kind in ("Float", "BFloat16", "Half"))
 _LOWER = (Tensor.float, Tensor.bfloat16, Tensor.half)
 _LIKE_ANOTHER = (Tensor.to, Tensor.type_as)
+
+
+def in_double(values: Any) -> Any:
+    """A batch, or any nesting of tensors, with those of floating point in float64.
+
+    >>> in_double((torch.ones(1), torch.tensor([1])))
+    (tensor([1.], dtype=torch.float64), tensor([1]))
+    """
+    return tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, values)
 
 
 class KeepDouble(TorchFunctionMode):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from mupscale.core import naming
-from mupscale.planning.precision import KeepDouble
+from mupscale.planning.precision import KeepDouble, in_double
 from mupscale.system import MupscaleError
 
 
@@ -149,8 +149,8 @@ def in_float64(model: nn.Module, inputs: Any, *, generic: int | None = None) -> 
         raise MupscaleError(
             "a model on the meta device cannot be run: build it with memory to plan by running, or leave out inputs="
         )
-    in_double = {id(t): _copied_in_double(t) for t in tensors if type(t) in (nn.Parameter, Tensor)}  # read once
-    copied = copy.deepcopy(naming.unwrap(model), {**in_double, **computed_tensors(model)}).double()
+    memo = {id(t): _copied_in_double(t) for t in tensors if type(t) in (nn.Parameter, Tensor)}  # read once
+    copied = copy.deepcopy(naming.unwrap(model), {**memo, **computed_tensors(model)}).double()
     silence_dropout(copied)
     if generic is not None:
         generator = torch.Generator().manual_seed(generic)
@@ -161,8 +161,7 @@ def in_float64(model: nn.Module, inputs: Any, *, generic: int | None = None) -> 
         parameters = naming.parameters(copied)
         for buffer in (tensor for name, tensor in saved_tensors(copied).items() if name not in parameters):
             buffer.mul_(0.5 + torch.rand(buffer.shape, generator=generator, dtype=torch.float64).to(buffer.device))
-    batch = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, inputs)
-    return copied, batch
+    return copied, in_double(inputs)
 
 
 def computed_tensors(model: nn.Module) -> dict[int, Tensor]:

@@ -37,7 +37,7 @@ def compare_training(
             steps=steps,
             clip=clip,
             tolerance=tolerance,
-            dtype=None,  # that of the comparison, for which there is memory
+            in_float64=False,  # in the precision of the comparison, for which there is memory
         )
     return ComparisonRow(
         f"outputs over {steps} steps of AdamW", report.max_relative_difference, tolerance

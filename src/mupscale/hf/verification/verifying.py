@@ -278,10 +278,10 @@ def _limits(relation: Relation | None, plan: Plan, precision: torch.dtype, toler
     exact, trained = TOLERANCE[precision], TOLERANCE[precision] * (10 if precision == torch.float32 else 1)
     rewritten = noisy and not (relation is not None and relation.fresh is not None and relation.fresh.lossless)
     eps = 0.0 if relation is None or rewritten else _rounding_of_files(relation, plan)
-    if relation is None or relation.fresh is not None:
-        exact, trained = max(exact, 8 * eps), max(trained, 32 * eps)
-        return _Limits(math.inf if noisy else exact, exact, trained)
-    return _Limits(math.inf if noisy else max(exact, 8 * eps), exact, trained, rounded=8 * eps > exact)
+    rounded = max(exact, 8 * eps)
+    if relation is not None and relation.fresh is not None:  # new units are not drawn again in memory
+        return _Limits(math.inf if noisy else rounded, rounded, max(trained, 32 * eps))
+    return _Limits(math.inf if noisy else rounded, exact, trained, rounded=rounded > exact)
 
 
 def _rounding_of_files(relation: Relation, plan: Plan) -> float:
