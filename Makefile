@@ -36,7 +36,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PIP_ENV) $(PY) -m pip install -qq -c constraints.txt --no-deps mup
 	@echo '$(EXTRAS)' > $@
 
-demo: $(READY) ## the whole method on embedded data, about four minutes; its page of pictures is demo/report/index.html
+demo: $(READY) ## does growing pay? on embedded data, about two minutes; its page is demo/report/index.html
 	$(PY) -m mupscale run mlp-covtype-demo --out demo
 
 check: $(READY) ## lint, formatting and types

@@ -23,7 +23,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _same_start() -> Iterator[None]:
-    torch.manual_seed(0)
+    if torch.accelerator.is_available():
+        torch.manual_seed(0)
+    else:  # in no time
+        torch.default_generator.manual_seed(0)
     torch.set_num_threads(1)
     yield
     torch.set_default_dtype(torch.float32)

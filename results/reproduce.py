@@ -54,7 +54,7 @@ def command(name: str, recipe: str, data: str, out: str) -> list[str]:
     """What trains an experiment."""
     given = {"covtype": ["--data.path", data], "text": ["--data.tokens", data], None: []}[needed(name)]
     words = [recipe, *given, "--out", out]
-    return ["transfer-check", *words, "--widths", WIDTHS] if is_transfer(name) else ["run", *words]
+    return ["transfer-check", *words, "--widths", WIDTHS] if is_transfer(name) else ["run", *words, "--paper"]
 
 
 def _experiment(name: str, asked: argparse.Namespace, passed_on: Sequence[str]) -> int:

@@ -1,11 +1,25 @@
-"""What many tests share: float64, in which exactness is tested, and coarse pictures."""
+"""What many tests share: float64, in which exactness is tested, pictures without pixels, the same examples each time."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
+
+# The same examples on every machine, and no limit by the clock; `pytest --hypothesis-profile=default` draws others.
+settings.register_profile("same-examples", derandomize=True, deadline=None, database=None)
+settings.load_profile("same-examples")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_lines_by_the_clock() -> Iterator[None]:
+    """A line that tells how far a long run is would come on a busy machine alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mupscale.system.terminal.SECONDS_BETWEEN_LINES", math.inf)
+        yield
 
 
 @pytest.fixture
@@ -17,16 +31,15 @@ def float64() -> Iterator[None]:
 
 
 @pytest.fixture
-def coarse_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are laid out and drawn once, as a coarse PNG; their SVG, which is not looked at, is empty."""
+def pictures_without_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are laid out, and every part of them is asked to draw itself, but no pixel is set."""
     from matplotlib.figure import Figure
 
-    whole = Figure.savefig
-
-    def save(self: Figure, path: Path, **more: Any) -> None:
+    def save(self: Figure, path: Path, **_: Any) -> None:
         if path.suffix == ".svg":
             path.write_text("<svg/>")
         else:
-            whole(self, path, **{**more, "dpi": 50})
+            self.draw_without_rendering()
+            path.write_bytes(b"\x89PNG")
 
     monkeypatch.setattr(Figure, "savefig", save)

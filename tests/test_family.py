@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -205,7 +206,7 @@ def test_deterministic_parameters_are_untouched() -> None:
             self.table = nn.Parameter(torch.sin(torch.outer(torch.arange(9.0), torch.arange(float(width)))))
             self.linear = nn.Linear(width, width)
 
-    model = mu.Family(Table, base=16).init(128)
+    model = mu.Family(Table, base=16, roles={"table": mu.Role(out=1)}).init(128)
     assert torch.equal(model.get_parameter("table"), Table(128).table)
 
 
@@ -609,3 +610,41 @@ def test_the_default_of_init_at_counts_the_width_of_matrices() -> None:
     assert mu.Family(lambda heads: MLP(5, 64 * heads, 3), base=2).init_at == 2
     assert mu.Family(lambda width: MLP(5, width, 3), base=8).init_at == 64
     assert mu.Family(lambda width: MLP(5, width // 2, 3), base=8).init_at == 64
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, each with a size of its own."""
+
+    def __init__(self, heads: int, ffn: int) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(11, 4 * heads), nn.Linear(4 * heads, 11)
+        self.attention = nn.MultiheadAttention(4 * heads, heads, batch_first=True)
+        self.up, self.down = nn.Linear(4 * heads, ffn), nn.Linear(ffn, 4 * heads)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        out: Tensor = self.out(x + self.down(torch.tanh(self.up(x))))
+        return out
+
+
+def test_a_check_holds_for_the_sizes_that_grew_in_it() -> None:
+    """Growing both sizes says nothing of growing one of them, which may cut heads in other places."""
+    family = mu.Family(Block, base={"heads": 2, "ffn": 8})
+    tokens = torch.randint(0, 11, (2, 6))
+    wide = {"heads": 4, "ffn": 16}
+    assert not family.widening({"heads": 2, "ffn": 8}, wide).checked
+    family.check(tokens, ["ffn"])
+    assert family.widening({"heads": 2, "ffn": 8}, {"heads": 2, "ffn": 16}).checked
+    assert not family.widening({"heads": 2, "ffn": 8}, wide).checked
+    assert not family.widening({"heads": 2, "ffn": 8}, {"heads": 4, "ffn": 8}).checked
+    model = family.init({"heads": 2, "ffn": 8})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        family.upscale(model, width={"heads": 2, "ffn": 16})
+        with pytest.raises(mu.UncheckedPlan):
+            family.upscale(model, width=wide)
+        with pytest.raises(mu.UncheckedPlan):  # nobody knows how many heads a model has that was built elsewhere
+            family.upscale(Block(2, 8), width={"heads": 2, "ffn": 16})
+        family.check(tokens)
+        family.upscale(model, width=wide)

@@ -27,7 +27,7 @@ FLOORS = [
     ["train"],
     ["engine"],
     ["sweep"],
-    ["method", "hf", "theory"],
+    ["comparison", "method", "hf", "theory"],
     ["report"],
     ["cli"],
     ["__init__", "__main__"],

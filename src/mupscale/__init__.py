@@ -22,15 +22,15 @@ from mupscale.growth import (
 )
 from mupscale.optim import clip_grad_norm_, make_optimizer, param_groups, per_group, register_optimizer, widen_scheduler
 from mupscale.planning import plan, register_roles
-from mupscale.system import VERSION, MupscaleError, UncheckedPlan, load_torch
+from mupscale.system import VERSION, MupscaleError, PlanError, UncheckedPlan, load_torch
 
 __version__ = VERSION
 
 # fmt: off
 __all__ = [
-    "Axis", "Copies", "Entry", "Family", "Fresh", "GaussianNoise", "MupscaleError", "Operator", "Plan", "Role", "Rule",
-    "SignalNoise", "UncheckedPlan", "clip_grad_norm_", "coord_check", "expand", "index_of_old", "load", "load_torch",
-    "make_optimizer", "measure_statistics", "param_groups", "per_group", "perturb", "plan", "register_optimizer",
-    "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",
+    "Axis", "Copies", "Entry", "Family", "Fresh", "GaussianNoise", "MupscaleError", "Operator", "Plan", "PlanError",
+    "Role", "Rule", "SignalNoise", "UncheckedPlan", "clip_grad_norm_", "coord_check", "expand", "index_of_old", "load",
+    "load_torch", "make_optimizer", "measure_statistics", "param_groups", "per_group", "perturb", "plan",
+    "register_optimizer", "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",
 ]
 # fmt: on

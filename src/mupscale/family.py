@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.core import PlainWidth, Plan, Role, Width, WidthLike, naming
-from mupscale.growth import Noise, Operator, choose_operator, upscale
+from mupscale.growth import Noise, Operator, choose_operator, dress_like, has_unsaved_widths, upscale
 from mupscale.optim import make_optimizer, param_groups
 from mupscale.planning import (
     How,
@@ -25,8 +26,9 @@ from mupscale.planning import (
     role_for_any_width,
     roles_by_running,
     with_initial,
+    with_keeps,
 )
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, seeded
 
 _DRAWS = 4  # freshly built models that the initialisation is measured on
 _PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
@@ -65,6 +67,7 @@ class Family:
     ) -> None:
         self._build, self.roles, self.inputs = build, roles, inputs
         self._base = Width.of(base, "base")
+        self._built: WeakKeyDictionary[nn.Module, Width] = WeakKeyDictionary()
         self._base_model = self.sketch(base)
         self._width_dims = self._find_width_dims()
         self._init_at = self._default_init_at() if init_at is None else Width.of(init_at, "init_at")
@@ -93,6 +96,7 @@ class Family:
             raise MupscaleError(
                 f"the family's build function gave {type(model).__name__} for width {width.plain}, no nn.Module"
             )
+        self._built[model] = width
         return model
 
     def sketch(self, width: WidthLike) -> nn.Module:
@@ -124,7 +128,19 @@ class Family:
         copies = grow is None or grow.needs_multiples
         plan = self._between(self._at(narrow), wide_model, how="copies" if copies else "fresh")
         entries = self._between(self.sketch(self._init_at), wide_model, how="mup").parameters
-        return replace(with_initial(plan, entries, self._measure(), self._means), checked=bool(self._checked))
+        checked = self._has_tried(narrow, wide)
+        return replace(with_initial(plan, entries, self._measure(), self._means), checked=checked)
+
+    def _has_tried(self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> bool:
+        """Whether small members have grown as these two would: of a width with several sizes, by the same ones."""
+        if self._base.is_plain:
+            return bool(self._checked)
+        few, many = (self._width_of(member) for member in (narrow, wide))
+        return few is not None and many is not None and frozenset(few.growing(many)) in self._checked
+
+    def _width_of(self, member: WidthLike | nn.Module) -> Width | None:
+        """None for a model that somebody else built, whose sizes need not show in its shapes (a number of heads)."""
+        return self._built.get(naming.unwrap(member)) if isinstance(member, nn.Module) else Width.of(member)
 
     def init(self, width: WidthLike, seed: int = 0) -> nn.Module:
         """A model under μP: the author's own draw, each random parameter rescaled to its μP standard deviation.
@@ -132,8 +148,7 @@ class Family:
         That is the std the author's init has at `init_at`, times Rule.init; constant parameters are multiplied by
         fold alone, and random ones without a width are drawn at `init_at`. Same seed, same weights.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             model = self.build(width)
         if Width.of(width) == self._init_at:
             return model
@@ -141,8 +156,7 @@ class Family:
         measured = self._measure()
         reference: dict[str, nn.Parameter] = {}
         if any(std > 0 and not entries[name].axes for name, std in measured.items()):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+            with seeded(seed):
                 reference = naming.parameters(self.build(self._init_at))
         with torch.no_grad():
             for name, p in naming.parameters(model).items():
@@ -205,14 +219,14 @@ class Family:
         """
         operator = choose_operator(grow, noise)
         wide = self.sketch(width)
-        if naming.plain_tensors_without_memory(wide) or _has_unsaved_widths(wide, model):  # the narrow one lacks values
+        if naming.plain_tensors_without_memory(wide) or has_unsaved_widths(wide, model):  # the narrow one lacks values
             with torch.random.fork_rng(devices=[]):
                 wide = self.build(width)
         plan = self.widening(model, wide, grow=operator)
         if inputs is not None and operator.needs_multiples:
             check_plan_by_running(model, self._with_memory(wide, width), plan, inputs)
             plan, inputs = replace(plan, checked=True), None
-        _dress(wide, model)
+        dress_like(wide, model)
         if place is not None:
             wide = place(wide)
         return upscale(naming.unwrap(model), wide, plan, optimizer, grow=operator, lr=lr, seed=seed, inputs=inputs)
@@ -236,7 +250,7 @@ class Family:
 
     def _check_at(self, times: int, inputs: Any, sizes: Iterable[str] | None = None) -> None:
         narrow, wide = self._probes(times, sizes)
-        check_plan_by_running(narrow, wide, self._between(narrow, wide, how="copies"), inputs)
+        check_plan_by_running(narrow, wide, self._between(narrow, wide, how="copies", tried=True), inputs)
 
     def _probes(self, times: int = 1, sizes: Iterable[str] | None = None) -> tuple[nn.Module, nn.Module]:
         """Two small members of the family, one twice as wide as the other."""
@@ -250,8 +264,8 @@ class Family:
             self.check(inputs)
             return
         narrow, wide = self._probes()
-        found = roles_by_running(narrow, wide, inputs)
-        entries = build_plan(narrow, wide, roles=found)
+        found = with_keeps(narrow, wide, roles_by_running(narrow, wide, inputs), inputs)
+        entries = build_plan(narrow, wide, roles=found, assume=True)
         learnt = {n: role_for_any_width(n, role, entries[n]) for n, role in found.items()}
         self.roles = {**(self.roles or {}), **learnt}
         self._plans.clear()
@@ -261,8 +275,9 @@ class Family:
     def _at(self, width: WidthLike | nn.Module) -> nn.Module:
         return width if isinstance(width, nn.Module) else self.sketch(width)
 
-    def _between(self, narrow: nn.Module, wide: nn.Module, *, how: How) -> Plan:
-        return build_plan(narrow, wide, roles=self.roles, how=how, is_width=self._is_width)
+    def _between(self, narrow: nn.Module, wide: nn.Module, *, how: How, tried: bool = False) -> Plan:
+        tried = tried or self.inputs is not None or bool(self._checked)
+        return build_plan(narrow, wide, roles=self.roles, how=how, is_width=self._is_width, assume=tried)
 
     def _is_width(self, name: str, dim: int) -> bool:
         return dim in self._width_dims.get(name, ())
@@ -302,39 +317,13 @@ class Family:
     def _measure(self) -> dict[str, float]:
         """Std of the author's initialisation at `init_at`, over a few draws; 0 for what is not random."""
         if self._measured is None:
-            with torch.random.fork_rng(devices=[]):
-                draws = []
-                for seed in range(_DRAWS):
-                    torch.manual_seed(seed)
+            draws = []
+            for seed in range(_DRAWS):
+                with seeded(seed):
                     draws.append(naming.parameters(self.build(self._init_at)))
             self._measured = initial_std(draws)
             self._means = initial_means(draws, self._measured)
         return self._measured
-
-
-def _has_unsaved_widths(wide: nn.Module, narrow: nn.Module) -> bool:
-    """Whether buffers without memory that no state dict holds may depend on the width."""
-    ours, modules = naming.buffers(narrow), naming.modules(wide)
-    for name, buffer in naming.buffers(wide).items():
-        path, _, local = name.rpartition(".")
-        unsaved = buffer.is_meta and local in modules[path]._non_persistent_buffers_set
-        if unsaved and name in ours and (buffer.numel() == 1 or buffer.shape != ours[name].shape):
-            return True
-    return False
-
-
-def _dress(wide: nn.Module, narrow: nn.Module) -> None:
-    """Give the wide model the narrow one's device, dtypes, frozen parameters and train or eval mode, part by part."""
-    for named in (naming.parameters, naming.buffers):
-        theirs: Mapping[str, Tensor] = named(wide)
-        for name, tensor in named(narrow).items():
-            if name in theirs:
-                device = theirs[name].device if theirs[name].is_meta else tensor.device
-                theirs[name].data = theirs[name].data.to(device, tensor.dtype)
-                theirs[name].requires_grad_(tensor.requires_grad)
-    modules = naming.modules(wide)
-    for path, module in naming.modules(narrow).items():
-        modules[path].training = module.training
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -438,7 +438,7 @@ def test_a_bare_parameter_in_the_models_own_forward_is_put_on_the_model(float64:
         def forward(self, x: Tensor) -> Tensor:
             return torch.tanh(self.input(x)) @ self.out + x.mean()
 
-    narrow, wide, plan = pair(Bare, 4, 8)  # "one width axis is an output vector", but this one is an input
+    narrow, wide, plan = pair(Bare, 4, 8, roles={"out": mu.Role(out=0)})  # wrong: it is summed over
     report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
     assert report.first is not None
     assert (report.first.name, report.first.kind) == ("Bare", "module")

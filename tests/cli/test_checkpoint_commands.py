@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers")
 
+import mupscale as mu  # noqa: E402
 from hf_files import llama_config, llama_tensors, write_checkpoint  # noqa: E402
 from hf_models import tiny  # noqa: E402
 from mupscale import Fresh, MupscaleError, hf  # noqa: E402
@@ -88,8 +90,6 @@ def test_what_fresh_growth_refuses(
 
 
 def test_verify_fails_where_a_weight_is_wrong(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from safetensors.torch import load_file, save_file
-
     wide = tmp_path / "wide"
     assert main(["upscale", str(small), str(wide), "--no-verify"]) == 0
     tensors = load_file(wide / "model.safetensors")
@@ -107,6 +107,46 @@ def test_inspect_shows_what_will_happen(small: Path, capsys: pytest.CaptureFixtu
     assert "queries 2× by 8" in row
     assert "hidden_size 16 → 32" in shown
     assert "SGD gets" in shown
+
+
+def test_inspect_tells_what_fresh_units_are_drawn_from(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--hidden", "24", "--ffn", "15", "--heads", "6"]
+    assert main(["inspect", str(small), "--how", "fresh", *sizes]) == 0
+    shown = capsys.readouterr().out
+    row = next(line for line in shown.splitlines() if "q_proj" in line)
+    assert "16×16 → 24×24" in row
+    assert "queries 3/2× by 8" in row
+    assert "1× ± 0.0163 1×" in " ".join(row.split())  # initializer_range 0.02 at 16 inputs is 0.02·√(2/3) at 24
+    assert "with fresh units" in shown
+    assert "hidden_size 16 → 24" in shown
+    assert "old weights stay as they are" in shown
+    assert main(["inspect", str(small), "--how", "fresh", *sizes, "--lossless"]) == 0
+    shown = capsys.readouterr().out
+    assert "lossless: the function stays" in shown
+    row = next(line for line in shown.splitlines() if "model.norm.weight" in line)
+    assert f"{(16 / 24) ** 0.5:.4g}× 1 –" in " ".join(row.split())
+
+
+@pytest.mark.parametrize("grow", [mu.Fresh(), mu.Fresh(outgoing=0.5), mu.Fresh(lossless=True)])
+def test_what_inspect_says_of_fresh_units_is_what_upscale_writes(small: Path, tmp_path: Path, grow: mu.Fresh) -> None:
+    sizes = {"hidden": 64, "ffn": 48, "heads": 16}
+    found = hf.inspect(small, grow=grow, **sizes)
+    hf.upscale(small, tmp_path / "wide", grow=grow, verify=False, progress=False, **sizes)
+    before, after = (load_file(folder / "model.safetensors") for folder in (small, tmp_path / "wide"))
+    for row in found.rows:
+        name, values = row.name.replace("*", "1"), row.values
+        assert values is not None
+        old = mu.index_of_old(row.entry.narrow, row.entry.axes)
+        assert torch.allclose(after[name][old], before[name] * values.keep, rtol=1e-6)
+        is_new = torch.ones(row.entry.wide, dtype=torch.bool)
+        is_new[tuple(old)] = False
+        new = after[name][is_new]
+        if row.new_units == "0":
+            assert not new.any() or row.entry.in_, name
+        elif row.new_units.startswith("±") and values.outgoing == 1:
+            assert float(new.std()) == pytest.approx(values.std, rel=0.15), name
+    silent = {row.name for row in found.rows if row.outgoing == "0×"}
+    assert ("model.layers.*.mlp.down_proj.weight" in silent) == grow.lossless
 
 
 def test_the_factors_of_inspect_are_those_of_the_groups(small: Path, tmp_path: Path) -> None:
@@ -189,6 +229,11 @@ def test_a_fold_is_named(tmp_path: Path) -> None:
         (["inspect", "SMALL", "--times", "1.5"], "whole number"),
         (["inspect", "SMALL", "--times", "depth=2"], "nothing that grows"),
         (["inspect", "SMALL", "--times", "ffn=2,ffn=3"], "'ffn' twice"),
+        (["inspect", "SMALL", "--how", "afresh"], "by copies or by fresh units"),
+        (["inspect", "SMALL", "--lossless"], "--lossless is for fresh units"),
+        (["inspect", "SMALL", "--how", "fresh", "--heads", "5"], "5"),
+        (["inspect", "SMALL", "--how", "fresh", "--hidden", "8"], "16"),
+        (["inspect", "SMALL", "--times", "2", "--hidden", "32"], "either by how much it grows"),
         (["inspect", "SMALL", "--optimizer", "adan"], "no optimizer 'adan'"),
         (["inspect", "SMALL", "--optimizer", "radam"], "RAdam"),
         (["upscale", "SMALL", "OUT", "--dtype", "int8"], "float32, bfloat16, float16, float64, not int8"),

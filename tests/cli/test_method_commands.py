@@ -1,4 +1,4 @@
-"""`mupscale run`, `sweep` and `report` as a person meets them."""
+"""`mupscale run --paper`, `sweep` and `report` as a person meets them."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
 # ------------------------------------------------------------------------------------------------ run
 
 
-@pytest.mark.usefixtures("coarse_pictures")
+@pytest.mark.usefixtures("pictures_without_pixels")
 def test_a_whole_run_from_nothing_to_a_page(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", file, "--method.noises", "[1, 2]"]) == 0
+    assert main(["run", "--paper", file, "--method.noises", "[1, 2]"]) == 0
     output = capsys.readouterr()
     folder = Path("runs/recipe")
     summary = Summary.load(folder)
     assert summary.name == "recipe"
-    assert summary.command == f"mupscale run {file} --method.noises '[1, 2]'"
+    assert summary.command == f"mupscale run {file} --method.noises '[1, 2]' --paper"
     assert summary.sweeps[-1].space.noises == (0.0, 1.0, 2.0)
     page = (folder / "report" / "index.html").read_text()
     assert summary.verdict[0].split(":")[0] in page
@@ -69,7 +69,7 @@ def test_a_whole_run_from_nothing_to_a_page(file: str, tmp_path: Path, capsys: p
 
 
 def test_a_dry_run_prints_a_table_and_writes_nothing(file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", file, "--dry-run", "--out", "never"]) == 0
+    assert main(["run", "--paper", file, "--dry-run", "--out", "never"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["stage", "runs", "width", "steps", "FLOPs", "about"]
     assert [line.split()[0] for line in lines[1:]] == [
@@ -87,13 +87,13 @@ def test_a_dry_run_prints_a_table_and_writes_nothing(file: str, capsys: pytest.C
 
 def test_a_recipe_without_a_method_is_told_what_to_add(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = written(tmp_path / "plain.yaml", short())
-    assert main(["run", str(plain)]) == 2
+    assert main(["run", "--paper", str(plain)]) == 2
     (line,) = said(capsys)
     assert line.startswith(
         f"mupscale run: {plain} has no section `method`, which says where to tune and over what: add"
     )
     assert "upscaled_lrs" in line
-    assert main(["run", str(plain), "--method.widths", "[4]", "--method.noises", "[1]"]) == 2
+    assert main(["run", "--paper", str(plain), "--method.widths", "[4]", "--method.noises", "[1]"]) == 2
     assert said(capsys) == ["mupscale run: method.upscaled_lrs must be given"]
 
 
@@ -112,7 +112,7 @@ def test_a_recipe_without_a_method_is_told_what_to_add(tmp_path: Path, capsys: p
 def test_mistakes_are_one_sentence(
     file: str, capsys: pytest.CaptureFixture[str], words: list[str], status: int, why: str
 ) -> None:
-    assert main(["run", file, *words]) == status
+    assert main(["run", "--paper", file, *words]) == status
     (line,) = said(capsys)
     assert why in line
     assert [path.name for path in Path().iterdir()] == ["recipe.yaml"]
@@ -124,7 +124,7 @@ def test_another_recipe_in_the_folder_is_refused_in_one_sentence(
     Path("run").mkdir()
     values = {"recipe": short(30).to_json(), "method": METHOD.to_json()}
     Path("run/method.json").write_text(json.dumps(values))
-    assert main(["run", file, "--out", "run"]) == 1
+    assert main(["run", "--paper", file, "--out", "run"]) == 1
     (line,) = said(capsys)
     assert line == (
         "mupscale: run holds a run of another recipe: steps is 30 there and 24 here; choose another folder (--out)"
@@ -133,7 +133,7 @@ def test_another_recipe_in_the_folder_is_refused_in_one_sentence(
 
 def test_help_names_the_settings_of_the_method(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["run", "--help"])
+        main(["run", "--paper", "--help"])
     shown = capsys.readouterr().out
     assert "--method.upscaled_lrs" in shown
     assert "--dry-run" in shown
@@ -174,7 +174,7 @@ def test_two_workers_may_share_a_folder(file: str, tmp_path: Path) -> None:
     assert len(metrics(tmp_path / "run" / "small" / "width-4" / "seed-0", "train")) == 10
 
 
-@pytest.mark.usefixtures("coarse_pictures")
+@pytest.mark.usefixtures("pictures_without_pixels")
 def test_a_run_takes_what_a_sweep_has_found(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", file, "--out", "run"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("For the large models: learning rate 0.0")
@@ -198,5 +198,5 @@ def test_a_report_of_nothing_is_one_sentence(capsys: pytest.CaptureFixture[str])
 
 def test_torchrun_is_told_how_it_is_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["run", "mlp-covtype-tiny"]) == 2
+    assert main(["run", "--paper", "mlp-covtype-tiny"]) == 2
     assert "the method runs in one process" in capsys.readouterr().err

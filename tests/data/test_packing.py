@@ -141,7 +141,7 @@ def test_a_document_is_in_the_same_part_wherever_it_stands(tmp_path: Path) -> No
     assert set(decoded(one, "validation")) != set(decoded(another, "validation"))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     texts=st.lists(st.text(min_size=1), min_size=2, max_size=8).filter(lambda texts: len(set(texts)) > 1),
     validation=st.sampled_from([1e-6, 0.005, 0.5, 0.995]),

@@ -92,7 +92,7 @@ def test_gpt2_under_the_other_names_of_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", ["bytes", "bpe:600"])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(text=st.text())
 def test_round_trip(spec: str, text: str) -> None:
     tokenizer = Bytes() if spec == "bytes" else learnt()
@@ -110,7 +110,7 @@ def test_a_special_token_in_a_text_is_text(kind: str) -> None:
     assert tokenizer.decode([*tokens.tolist(), tokenizer.end_of_text]) == text + text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     words=st.lists(
         st.sampled_from([" ", "\n", "\t", "\x1c", "\u3000", "a", "'ll", "1", "é", "日", ".", "ab "]), max_size=60

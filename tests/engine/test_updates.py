@@ -65,7 +65,7 @@ def stacked(
     return Hyperparameters(*columns, shared=kind.shared), state, torch.zeros(len(own), 1, dtype=torch.float64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(chosen=optimizers, own=rows, seed=st.integers(0, 99), fused=st.booleans())
 def test_an_update_of_many_is_torchs_of_each(chosen: Any, own: list[tuple[float, ...]], seed: int, fused: bool) -> None:
     """Models with rates, decays and eps of their own, the same steps; parameters and all state agree."""
@@ -141,7 +141,7 @@ def test_models_may_have_taken_different_numbers_of_steps() -> None:
             assert (torch.cat([param.detach() for param in params]) - p[row]).abs().max() <= TOLERANCE
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(largest=st.floats(0.01, 20), seed=st.integers(0, 99))
 def test_clipping_is_torchs_row_by_row(largest: float, seed: int) -> None:
     """A segment's weight in the norm is as if its gradients were larger by its root."""

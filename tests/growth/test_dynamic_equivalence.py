@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,32 +17,47 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 def _cosine(t: int) -> float:
-    return 0.5 + 0.5 * math.cos(math.pi * t / 40)
+    return 0.5 + 0.5 * math.cos(math.pi * t / 20)
 
 
-@pytest.mark.parametrize("training", TRAININGS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def _matrix(architectures: tuple[str, ...], trainings: tuple[str, ...]) -> list[Any]:
+    """Every cell; those outside these rows and columns, which meet every architecture and every optimizer, are slow."""
+    cells = []
+    for a, t in product(ARCHITECTURES, TRAININGS):
+        crossed = a in architectures or t in trainings
+        cells.append(pytest.param(a, t, marks=() if crossed else (pytest.mark.slow,)))
+    return cells
+
+
+# Every optimizer on a dense and a convolutional model, and below on attention. On every architecture one optimizer of
+# each kind: with momentum, with moments by element, with factored moments, with orthogonalised matrices.
+PLAIN = _matrix(("mlp", "conv-flatten"), ("SGD-momentum", "AdamW", "Adafactor", "Muon"))
+CLIPPED = _matrix(("mlp", "sqrt-attention"), ("SGD-momentum", "AdamW", "Muon"))
+
+
+@pytest.mark.parametrize(("architecture", "training"), PLAIN)
 def test_dynamic_equivalence(architecture: str, training: str) -> None:
     outcome = train_pair(ARCHITECTURES[architecture], TRAININGS[training])
     assert outcome.difference <= 1e-10
     assert outcome.losses[-1] < 0.9 * outcome.losses[0], "the model must visibly learn"
 
 
-def _speed(architecture: str, training: str) -> tuple[pytest.MarkDecorator, ...]:
-    """Two rows and three columns of the matrix have every architecture and every optimizer; the rest is slow."""
-    crossed = architecture in ("mlp", "sqrt-attention") or training in ("SGD-momentum", "AdamW", "Muon")
-    return () if crossed else (pytest.mark.slow,)
-
-
-MATRIX = [pytest.param(a, t, marks=_speed(a, t)) for a in ARCHITECTURES for t in TRAININGS]
-
-
-@pytest.mark.parametrize(("architecture", "training"), MATRIX)
+@pytest.mark.parametrize(("architecture", "training"), CLIPPED)
 def test_with_clipping_and_a_schedule(architecture: str, training: str) -> None:
     """Every architecture, whose norms are clipped, and every optimizer, whose rates follow the schedule."""
-    outcome = train_pair(ARCHITECTURES[architecture], TRAININGS[training], clip=0.2, schedule=_cosine)
+    outcome = train_pair(
+        ARCHITECTURES[architecture], TRAININGS[training], before=5, after=10, clip=0.2, schedule=_cosine
+    )
     assert outcome.clipped
     assert outcome.difference <= 1e-10
+
+
+@pytest.mark.parametrize("matrix", [PLAIN, CLIPPED], ids=["plain", "clipped"])
+def test_every_architecture_and_every_optimizer_is_tried_for_every_change(matrix: list[Any]) -> None:
+    cells = [cell.values for cell in matrix if not cell.marks]
+    assert {architecture for architecture, _ in cells} == set(ARCHITECTURES)
+    assert {training for _, training in cells} == set(TRAININGS)
+    assert len(matrix) == len(ARCHITECTURES) * len(TRAININGS)
 
 
 def _hyperparameters() -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ from zoo import ARCHITECTURES, TRAININGS, Architecture, GroupedQueries, loss_of
 
 pytestmark = pytest.mark.usefixtures("float64")
 quick = settings(
-    max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 GROWABLE = {name: a for name, a in ARCHITECTURES.items() if name != "gpt2-head-dim"}
 
@@ -212,9 +212,9 @@ def _flat(value: Any) -> list[float]:
 
 
 FAMILIES = {
-    "mlp": (mu.Family(lambda width: MLP(5, width, 3), base=32), 48, 80),
+    "mlp": (mu.Family(lambda width: MLP(5, width, 3), base=32, init_at=32), 48, 80),
     "gpt2": (mu.Family(lambda width: GPT2(11, 8, layers=1, head_dim=4, width=width), base=16), 32, 44),
-    "resnet": (mu.Family(lambda width: ResNet18(width, 3, 1), base=2), 4, 5),
+    "resnet": (mu.Family(lambda width: ResNet18(width, 3, 1), base=2, init_at=3), 4, 5),
     "grouped queries": (mu.Family(GroupedQueries, base=1, init_at=2), 2, 3),
 }
 
@@ -504,6 +504,20 @@ def test_what_cannot_be_grown_is_refused() -> None:
         mu.plan(narrow, wide, grow=mu.Fresh(), roles={"weight": block})
 
 
+@pytest.mark.parametrize(
+    ("scale", "why"),
+    [
+        ({"attention_multiplier": 2.0}, "there are no queries apart whose old units could make up for the new scale"),
+        ({}, "which would need another learning rate for the query part of one fused tensor"),
+    ],
+)
+def test_heads_that_grow_inside_one_fused_tensor_are_refused(scale: dict[str, float], why: str) -> None:
+    """By 1/head_dim the queries of old units alone would have to be larger; by 1/√head_dim their rate, too."""
+    narrow, wide = (GPT2(11, 6, layers=1, heads=2, head_dim=head_dim, **scale) for head_dim in (4, 6))
+    with pytest.raises(mu.MupscaleError, match=rf"{why}.*row the number of heads"):
+        mu.plan(narrow, wide, grow=mu.Fresh())
+
+
 def test_operators_are_checked_before_anything_is_written() -> None:
     narrow, wide = MLP(3, 8, 2), MLP(3, 12, 2)
     before = copy.deepcopy(wide.state_dict())
@@ -656,3 +670,54 @@ def test_a_wrong_spread_or_rate_is_seen() -> None:
     """Fresh units as large at every width, and rates that do not shrink with it."""
     assert not check_of(spread=0.5, times=Fraction(2)).ok
     assert not check_of(rate=1.0, times=Fraction(2)).ok
+
+
+class _Misfolded(mu.Fresh):
+    """Fresh units of the norm before a tied readout whose gains are wrong by a factor."""
+
+    factor = 1.0
+
+    def parameter(self, out: Tensor, narrow: Tensor, part: Any) -> None:
+        super().parameter(out, narrow, part)
+        if part.entry.fold != 1:
+            new = torch.ones(part.entry.wide, dtype=torch.bool)
+            new[mu.index_of_old(part.entry.narrow, part.entry.axes)] = False
+            out[new] *= self.factor
+
+
+class GrownTied(GrownMembers):
+    """GPT-2s with a tied readout, grown twice as wide; power: of the width, by which the fold is wrong."""
+
+    def __init__(self, power: float) -> None:
+        super().__init__(
+            mu.Family(lambda width: GPT2(11, 8, layers=1, head_dim=16, width=width), base=64), Fraction(2), power
+        )
+
+    def init(self, width: Any, seed: int = 0) -> nn.Module:
+        narrow = self.family.init(width.plain // 2, seed)
+        optimizer = self.family.optimizer(narrow, torch.optim.AdamW, lr=1e-2)
+        train(narrow, optimizer, TOKENS, 3)
+        operator = _Misfolded()
+        object.__setattr__(operator, "factor", (width.plain / 64) ** self.spread)
+        return self.family.upscale(narrow, optimizer, width=width.plain, grow=operator, seed=seed)[0]
+
+    def optimizer(self, model: nn.Module, optimizer: type[torch.optim.Optimizer], **hyper: Any) -> Any:
+        return self.family.optimizer(model, optimizer, **hyper)
+
+
+TOKENS = [(torch.randint(11, (16, 8)),) * 2 for _ in range(4)]
+
+
+@pytest.mark.parametrize(("power", "is_flat"), [(0.0, True), (1.0, False)])
+def test_a_wrong_fold_of_the_tied_norm_is_seen(power: float, is_flat: bool) -> None:
+    """Gains of new units that do not shrink with the width let the logits grow with it."""
+    check = mu.coord_check(
+        GrownTied(power),  # type: ignore[arg-type]
+        [128, 256, 512],
+        TOKENS,
+        lambda model, batch: loss_of(model, batch)[1],
+        torch.optim.AdamW,
+        lr=1e-2,
+    )
+    flat = {layer.module: layer.flat for layer in check.layers}
+    assert flat["lm_head"] == is_flat, str(check)

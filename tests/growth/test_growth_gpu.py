@@ -1,4 +1,4 @@
-"""The same on CUDA: exact continuation, fused and capturable optimizers, noise equal to the CPU's. `pytest -m gpu`"""
+"""The same on CUDA: exact continuation, fused and capturable optimizers, draws equal to the CPU's. `pytest -m gpu`"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mupscale as mu
-from mupscale.models import GPT2, MLP
+from mupscale.models import GPT2, MLP, ResNet18
 from zoo import ARCHITECTURES, TRAININGS, train_pair
 
 pytestmark = [
@@ -16,6 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
 ]
 cross_entropy = torch.nn.functional.cross_entropy
+DEVICE = "cuda"
 
 
 @pytest.mark.usefixtures("float64")
@@ -69,3 +70,120 @@ def test_signal_noise_on_cuda() -> None:
     family.upscale(model, width=1024, noise=noise)
     assert noise.effective is not None
     assert all(value > 0 for value in noise.effective.std.values())  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------------------------------------- fresh units
+
+
+def small_gpts(**more: Any) -> mu.Family:
+    return mu.Family(lambda heads: GPT2(32, 16, layers=2, heads=heads, head_dim=8, **more), base=2)
+
+
+def trained(
+    family: mu.Family, dtype: torch.dtype = torch.float32
+) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    """A model on the device after a few steps, its optimizer and the tokens that it learns."""
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 32, (8, 16)).to(DEVICE)
+    model = family.init(2, seed=1).to(DEVICE, dtype)
+    optimizer = family.optimizer(model, torch.optim.AdamW, lr=3e-3, weight_decay=0.1, fused=DEVICE == "cuda")
+    for _ in range(5):
+        step(model, optimizer, tokens)
+    return model, optimizer, tokens
+
+
+def step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, *, autocast: bool = False
+) -> float:
+    optimizer.zero_grad()
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
+        logits = model(tokens)
+    loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def old_part(wide: torch.Tensor, entry: mu.Entry) -> torch.Tensor:
+    return wide.cpu()[mu.index_of_old(entry.narrow, entry.axes)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("grow", [mu.Fresh(), mu.Fresh(outgoing=0.0), mu.Fresh(lossless=True)])
+def test_fresh_units_are_drawn_as_on_the_cpu(grow: mu.Fresh, dtype: torch.dtype) -> None:
+    """To the bit, whatever the device; the mean that lossless growth writes is summed in another order there."""
+    family = small_gpts()
+    model = family.init(2, seed=1).to(dtype)
+    on_cpu, _ = family.upscale(model, width=3, grow=grow, seed=3)
+    on_device, _ = family.upscale(model.to(DEVICE), width=3, grow=grow, seed=3)
+    rounding = (
+        {"rtol": 0, "atol": 0}
+        if not grow.lossless
+        else {"rtol": 1e-2 if dtype == torch.bfloat16 else 1e-5, "atol": 1e-6}
+    )
+    for ours, theirs in zip(on_cpu.parameters(), on_device.parameters(), strict=True):
+        assert theirs.device.type == DEVICE
+        torch.testing.assert_close(ours, theirs.cpu(), **rounding)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_old_weights_and_their_state_stay_on_the_device(dtype: torch.dtype) -> None:
+    family = small_gpts()
+    model, optimizer, tokens = trained(family, dtype)
+    wide, wide_optimizer = family.upscale(model, optimizer, width=3, grow=mu.Fresh(), seed=3)
+    assert wide_optimizer is not None
+    plan, ours = family.widening(model, wide, grow=mu.Fresh()), dict(model.named_parameters())
+    for name, p in wide.named_parameters():
+        entry, state = plan.parameters[name], wide_optimizer.state[p]
+        assert (p.device.type, p.dtype) == (DEVICE, dtype)
+        assert entry.keep == 1
+        assert torch.equal(old_part(p.detach(), entry), ours[name].detach().cpu())
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert state[key].device.type == DEVICE
+            assert torch.equal(old_part(state[key], entry), optimizer.state[ours[name]][key].cpu())
+    losses = [step(wide, wide_optimizer, tokens) for _ in range(20)]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.usefixtures("float64")
+def test_lossless_growth_on_the_device_keeps_the_function() -> None:
+    family = small_gpts()
+    model, optimizer, tokens = trained(family, torch.float64)
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = 1e-30
+    wide, _ = family.upscale(model, optimizer, width=3, grow=mu.Fresh(lossless=True))
+    for module in wide.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = 1e-30
+    torch.testing.assert_close(wide(tokens), model(tokens), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_compiled_model_grows_by_fresh_units(autocast: bool) -> None:
+    """Compiled before and after: the names have a prefix, and the losses are those of the plain model, in bf16 too."""
+    losses = {}
+    for compiled in (False, True):
+        family = small_gpts()
+        model, optimizer, tokens = trained(family)
+        model = torch.compile(model) if compiled else model  # type: ignore[assignment]
+        wide, wide_optimizer = family.upscale(model, optimizer, width=3, grow=mu.Fresh(), seed=3)
+        assert wide_optimizer is not None
+        wide = torch.compile(wide) if compiled else wide  # type: ignore[assignment]
+        losses[compiled] = [step(wide, wide_optimizer, tokens, autocast=autocast) for _ in range(5)]
+    assert losses[True] == pytest.approx(losses[False], rel=3e-2 if autocast else 1e-3)
+    assert losses[True][-1] < losses[True][0]
+
+
+def test_statistics_of_new_channels_on_the_device() -> None:
+    family = mu.Family(lambda width: ResNet18(width, classes=3), base=4, init_at=4)
+    model, batches = family.init(4).to(DEVICE), [torch.randn(8, 3, 8, 8).to(DEVICE) for _ in range(2)]
+    wide, _ = family.upscale(model, width=6, grow=mu.Fresh())
+    before = wide.get_buffer("bn1.running_mean").clone()
+    mu.measure_statistics(wide, batches, family.widening(model, wide, grow=mu.Fresh()))
+    after, old = wide.get_buffer("bn1.running_mean"), mu.index_of_old((4,), {0: mu.Axis(1.5)})[0]
+    new = torch.ones(6, dtype=torch.bool)
+    new[old] = False
+    assert after.device.type == DEVICE
+    assert torch.equal(after.cpu()[old], before.cpu()[old])
+    assert bool((after.cpu()[new] != before.cpu()[new]).all())

@@ -149,7 +149,7 @@ def test_fresh_as_a_function_tells_tables_from_random_values() -> None:
             self.table = nn.Parameter(torch.linspace(0, 1, 6).unsqueeze(1).expand(6, width).clone())
             self.linear = nn.Linear(width, width)
 
-    plan = mu.plan(Table(4), Table(8), fresh=lambda: Table(4))
+    plan = mu.plan(Table(4), Table(8), roles={"table": mu.Role(out=1)}, fresh=lambda: Table(4))
     assert plan.fresh is not None
     assert plan.fresh["table"] == 0
     assert plan.fresh["linear.weight"] > 0

@@ -16,7 +16,7 @@ from mupscale.models import MLP
 
 pytestmark = pytest.mark.usefixtures("float64")
 quick = settings(
-    max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 widths = st.integers(1, 5)

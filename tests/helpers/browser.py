@@ -27,6 +27,10 @@ _FLAGS = (
     "--disable-sync",
     "--remote-debugging-pipe",
 )
+DRAWN = "[...document.images].map(i => i.complete && i.naturalWidth > 50 && i.getBoundingClientRect().width > 200)"
+TOO_WIDE = """[...document.querySelectorAll('body *')]
+    .filter(e => !e.closest('.table') && e.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
+    .map(e => e.tagName + '.' + e.className)"""
 
 
 def find() -> str | None:
@@ -142,3 +146,18 @@ class Browser:
             self._buffer += some
         message, self._buffer = self._buffer.split(b"\0", 1)
         return dict(json.loads(message))
+
+
+def find_faults(tab: Browser, page: Path, width: int, dark: bool, *, unfold: bool = False) -> list[str]:
+    """All that is wrong with a page in a window of this width. unfold: with all that is folded away opened."""
+    tab.open(page, width, dark=dark)
+    if unfold:
+        tab.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+    drawn = tab.ask(DRAWN)
+    found = [f"picture {number} is not drawn" for number, good in enumerate(drawn) if not good]
+    found += ["there are no pictures"] * (not drawn)
+    found += tab.complaints()
+    found += [f"asks for {url}" for url in tab.requests() if not url.startswith(("data:", page.resolve().as_uri()))]
+    found += [f"{name} reaches beyond the page" for name in tab.ask(TOO_WIDE)]
+    over = tab.ask("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    return found + [f"the page scrolls sideways by {over}"] * (over > 0)

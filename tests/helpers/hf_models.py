@@ -199,7 +199,7 @@ class Pair:
         ]
         return cls([group for group in groups if group["params"]], **hyper)
 
-    def train(self, cls: type[torch.optim.Optimizer] = torch.optim.AdamW, *, steps: int = 20, **hyper: Any) -> Report:
+    def train(self, cls: type[torch.optim.Optimizer] = torch.optim.AdamW, *, steps: int = 10, **hyper: Any) -> Report:
         """Both side by side, with clipping that binds."""
         optimizer = self.optimizer(cls, hyper or ADAMW)
         return mu.verify(

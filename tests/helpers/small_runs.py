@@ -126,6 +126,19 @@ class Dropping(nn.Module):
         return self.readout(self.drop(self.second(self.drop(self.first(x).tanh())).tanh()))
 
 
+class Normed(nn.Module):
+    """A model with buffers, and so with more than parameters for a run to have of its own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(FEATURES, width), nn.BatchNorm1d(width)
+        self.readout = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.readout(self.norm(self.first(x)).relu())
+
+
 def squared(outputs: Tensor, targets: Tensor) -> Tensor:
     """A loss of one's own."""
     return (outputs - targets).square().mean()
@@ -137,6 +150,7 @@ MLP = Spec("mupscale.models.MLP", {"d_in": FEATURES, "d_out": CLASSES, "depth": 
 KINDS: dict[str, dict[str, Any]] = {
     "mlp": {"model": MLP, "data": Spec("small_runs.Rows"), "width": 8, "base": 4},
     "dropping": {"model": Spec("small_runs.Dropping"), "data": Spec("small_runs.Slow"), "width": 8, "base": 4},
+    "normed": {"model": Spec("small_runs.Normed"), "data": Spec("small_runs.Rows"), "width": 8, "base": 4},
     "gpt2-heads": {
         "model": Spec("mupscale.models.GPT2", {"vocab": VOCAB, "context": CONTEXT, "layers": 1, "head_dim": 4}),
         "data": Spec("small_runs.Words"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mupscale import Axis, MupscaleError, Rule
@@ -113,7 +113,6 @@ def test_units_kept_together() -> None:
     assert units(Wire(heads * head_dim, 2, head_dim) * 3) == expected
 
 
-@settings(deadline=None)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
 def test_wires_packed_one_after_the_other(times: int, n: int, block: int, m: int, other: int) -> None:
     """q|k|v: each part is copied as it would be alone."""

@@ -43,7 +43,7 @@ def grown(draw: st.DrawFn) -> tuple[tuple[int, ...], dict[int, Axis]]:
     return tuple(shape), axes
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(grown(), st.integers(1, 200))
 def test_pieces_make_up_the_widened_tensor(of: tuple[tuple[int, ...], dict[int, Axis]], size: int) -> None:
     shape, axes = of

@@ -103,7 +103,7 @@ def test_ctrl_c_is_one_sentence_and_the_same_command_goes_on(whole: tuple[Path, 
     words = [str(written(tmp_path / "recipe.yaml", slow, few())), "--out", str(tmp_path / "run")]
     for number, stage in enumerate(("small", "base:")):
         log = tmp_path / f"log-{number}"
-        command = Commanded(["run", *words], log)
+        command = Commanded(["run", "--paper", *words], log)
         while command.process.is_alive() and not (log.exists() and stage in log.read_text()):
             time.sleep(0.01)
         os.kill(command.process.pid or 0, signal.SIGINT)

@@ -104,14 +104,14 @@ def check_made(parts: list[Part]) -> None:
 parts_of_a_model = st.lists(st.tuples(st.sampled_from(PARTS), st.integers(0, 11)), min_size=1, max_size=4)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@settings(max_examples=15)
 @given(parts_of_a_model)
 def test_models_made_up_are_exact_or_refused(parts: list[Part]) -> None:
     check_made(parts)
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None, derandomize=True, database=None)
+@settings(max_examples=500)
 @given(parts_of_a_model)
 def test_five_hundred_models_made_up_are_exact_or_refused(parts: list[Part]) -> None:
     check_made(parts)

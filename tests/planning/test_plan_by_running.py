@@ -292,7 +292,35 @@ def test_word2vec_is_seen_to_grow_and_learns_its_constant_from_a_batch() -> None
 
         return mu.coord_check(family, [64, 128, 256], [pairs], error, torch.optim.Adam, lr=0.01)
 
-    misled = check(mu.Family(Word2Vec, base=64))
+    with pytest.raises(mu.PlanError, match=r"no weight of the model reads .*'a\.weight' and 'b\.weight'"):
+        mu.Family(Word2Vec, base=64).init(128)
+    misled = check(mu.Family(Word2Vec, base=64, roles={"*.weight": mu.Role(out=1)}))
     assert not misled.ok
     assert {layer.module: layer.flat for layer in misled.layers} == {"a": True, "b": True, "(output)": False}
     assert check(mu.Family(Word2Vec, base=64, inputs=pairs)).ok
+
+
+@pytest.mark.parametrize("name", ["separate heads grow", "tied readout behind a norm", "table times sqrt(width)"])
+def test_a_pass_goes_on_where_its_guess_begins_to_differ(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it takes over from the pass before is what it would find itself."""
+    from mupscale.planning.following import Follower
+
+    starts: list[int] = []
+    go_on_from = Follower.go_on_from
+
+    def noted(follower: Follower, earlier: Follower) -> None:
+        go_on_from(follower, earlier)
+        starts.append(follower.start)
+
+    pattern = next(p for p in PATTERNS if p.name == name)
+
+    def plan() -> mu.Plan:
+        torch.manual_seed(0)
+        narrow, wide = pattern.build(1).double(), pattern.build(2).double()
+        return mu.plan(narrow, wide, inputs=in_double(pattern.inputs()))
+
+    monkeypatch.setattr(Follower, "go_on_from", noted)
+    found = plan()
+    assert max(starts) > 0
+    monkeypatch.setattr(Follower, "go_on_from", lambda follower, earlier: None)
+    assert plan() == found

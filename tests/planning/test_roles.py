@@ -437,7 +437,7 @@ def test_multihead_attention_with_growing_head_dim_is_refused() -> None:
         mu.plan(few, many)
 
 
-# Bare parameters: one width axis is an output; two must be told apart by the user.
+# Bare parameters: with one width axis, some are certainly outputs; others, and those with two, the user must tell.
 
 
 @pytest.fixture
@@ -486,7 +486,7 @@ class Mixers(nn.Module):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_bare_parameter_with_one_width_axis_is_an_output(optimizer: str) -> None:
+def test_positions_and_gains_are_outputs(optimizer: str) -> None:
     """Also with leading axes of size 1: parameters of shape (1, T, d) are not skipped."""
     case = Case(lambda a, b: Positions(a), (3, 4, 3), square=True)
     narrow, wide = case.net(FEW), case.net(MANY)
@@ -497,6 +497,94 @@ def test_a_bare_parameter_with_one_width_axis_is_an_output(optimizer: str) -> No
         mu.Rule(1, 1),
     )
     assert_equivalent(narrow, wide, case.batches(), optimizer)
+
+
+class Vector(nn.Module):
+    """A vector over the width with a name that says nothing: multiplied with each unit, or summed over."""
+
+    def __init__(self, d: int, *, summed: bool) -> None:
+        super().__init__()
+        self.q, self.summed = nn.Parameter(torch.randn(d)), summed
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (x @ self.q)[..., None] if self.summed else x * self.q
+
+
+class Rank(nn.Linear):
+    """A linear layer with bare low-rank factors."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(a, b)
+        self.down, self.up = nn.Parameter(torch.randn(2, a)), nn.Parameter(torch.randn(b, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x @ self.down.T @ self.up.T
+
+
+class Graph(nn.Module):
+    """A graph layer with a linear layer of its own that is not torch's, here with a fixed number of outputs."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(a, 5)), nn.Parameter(torch.zeros(5))
+        self.back = nn.Linear(5, b)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.back(x.roll(1, 0) @ self.weight + self.bias)
+        return out
+
+
+UNCERTAIN = {
+    "h @ q": (Case(lambda a, b: Vector(a, summed=True), square=True), {"body.q": Role(in_=0)}),
+    "low-rank factors": (Case(Rank), {"body.down": Role(in_=1), "body.up": Role(out=0)}),
+    "graph layer": (Case(Graph), {"body.weight": Role(in_=0)}),
+}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("which", UNCERTAIN)
+def test_what_may_be_summed_over_is_refused_without_a_batch(which: str) -> None:
+    """The message gives the roles to pass; with them, or with a batch, the widening is exact."""
+    case, roles = UNCERTAIN[which]
+    narrow, wide = case.net(FEW), case.net(MANY)
+    told: dict[str, Role] = {}
+    for name, role in roles.items():  # one after the other, as the messages ask for them
+        with pytest.raises(mu.PlanError, match=re.escape(f"'{name}' of shape")) as refused:
+            mu.plan(narrow, wide, roles=told)
+        out, in_ = role.dims(9)
+        line = f"mupscale.Role(in_={in_[0]})" if in_ else f"mupscale.Role(out={out[0]})"
+        assert f"roles={{'{name}': {line}}}" in str(refused.value)
+        assert "inputs=" in str(refused.value)
+        told[name] = role
+    assert_equivalent(narrow, wide, case.batches(), "adamw", roles=roles)
+    assert_equivalent(case.net(FEW), case.net(MANY), case.batches(), "adamw", inputs=case.batches()[0][0])
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_vector_told_to_be_an_output_where_it_is_summed_over_is_off() -> None:
+    """What was assumed before it was refused."""
+    case, _ = UNCERTAIN["h @ q"]
+    with pytest.raises(AssertionError):
+        assert_equivalent(case.net(FEW), case.net(MANY), case.batches(), "adamw", roles={"body.q": Role(out=0)})
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_leaf_module_shows_what_its_vector_is() -> None:
+    """It is called alone: each entry changes its own unit, or all of them."""
+    case = Case(lambda a, b: Vector(a, summed=False), square=True)
+    assert_equivalent(case.net(FEW), case.net(MANY), case.batches(), "adamw")
+    with torch.device("meta"):
+        sketches = case.net(FEW), case.net(MANY)
+    assert mu.plan(*sketches)["body.q"].rule == mu.Rule(2, 1)
+
+
+def test_a_family_refuses_what_may_be_summed_over_unless_it_has_a_batch() -> None:
+    case, _ = UNCERTAIN["h @ q"]
+    family = mu.Family(lambda width: case.net((width, width)), base=8)
+    with pytest.raises(mu.PlanError, match=r"'body\.q' of shape"):
+        family.init(16)
+    learnt = mu.Family(lambda width: case.net((width, width)), base=8, inputs=case.batches()[0][0].float())
+    assert learnt.plan(16)["body.q"].rule == mu.Rule(1, 2)
 
 
 def suggested(error: pytest.ExceptionInfo[MupscaleError]) -> str:

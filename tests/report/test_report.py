@@ -169,7 +169,7 @@ def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
     assert pages[0] == pages[1]
 
 
-@pytest.mark.usefixtures("coarse_pictures")
+@pytest.mark.usefixtures("pictures_without_pixels")
 def test_texts_from_files_stay_texts(tmp_path: Path) -> None:
     evil = '<script>alert("x")</script> $\\frac$ & "q"'
     runs = [replace(runs, name=evil, label=evil, width={evil: 3}) for runs in example().runs[:2]]
@@ -266,7 +266,7 @@ ODD: dict[str, tuple[Callable[[], Summary], list[str], list[str]]] = {
 }
 
 
-@pytest.mark.usefixtures("coarse_pictures")
+@pytest.mark.usefixtures("pictures_without_pixels")
 @pytest.mark.parametrize("case", ODD)
 def test_odd_runs_give_a_page(case: str, tmp_path: Path) -> None:
     make, said, drawn = ODD[case]
@@ -488,7 +488,7 @@ def test_waterfall_goes_on_to_the_upscaled_model_with_its_own_rate(tmp_path: Pat
     assert "and to that of the same with its own lr from halfway on" in picture.caption
 
 
-@pytest.mark.usefixtures("coarse_pictures")
+@pytest.mark.usefixtures("pictures_without_pixels")
 def test_waterfall_shows_the_best_of_the_alternatives_without_a_bar(tmp_path: Path) -> None:
     """It is what widening has to beat, and the others would hide it."""
     both = {**example().gain, "continued": 0.417, "continued_own": 0.34}
@@ -654,7 +654,7 @@ def test_transfer_check_where_all_seeds_of_a_point_diverged(tmp_path: Path) -> N
 # ----------------------------------------------------------------------------------------- several runs
 
 
-@pytest.mark.usefixtures("coarse_pictures")
+@pytest.mark.usefixtures("pictures_without_pixels")
 def test_several_runs_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     other = small(costs={"speedup_sunk": None, "scratch_total": 1e12}, verdict=["It does not pay."])
@@ -676,7 +676,7 @@ def test_several_runs_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # ---------------------------------------------------------------------------------------------- errors
 
 
-@pytest.mark.usefixtures("coarse_pictures")
+@pytest.mark.usefixtures("pictures_without_pixels")
 def test_what_cannot_be_reported_is_said_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match="at least one run"):
         write_report([])
@@ -714,7 +714,7 @@ def test_summary_survives_its_file(tmp_path: Path) -> None:
     assert Summary.load(write(tmp_path / "run")) == summaries.example()
 
 
-@pytest.mark.usefixtures("coarse_pictures")
+@pytest.mark.usefixtures("pictures_without_pixels")
 def test_plain_transfer_stands_under_what_it_is(tmp_path: Path) -> None:
     choice = replace(example().choice, noise=3.0, lr=0.004, plain=(7.77, 0.00123))
     small(choice=choice).save(tmp_path)

@@ -106,6 +106,7 @@ def test_a_summary_is_of_the_recipe_beside_it(path: Path) -> None:
     assert all(word not in path.read_text() for word in ("/root", "/home", "/tmp", "/work"))
 
 
+@pytest.mark.usefixtures("pictures_without_pixels")
 @pytest.mark.parametrize("path", SUMMARIES[:1], ids=named)
 def test_its_page_can_be_drawn_again(path: Path, tmp_path: Path) -> None:
     assert main(["report", str(path.parent), "--out", str(tmp_path)]) == 0
@@ -199,7 +200,7 @@ def shorten(reproduce: ModuleType, name: str, **changes: Any) -> None:
     )
 
 
-@pytest.mark.usefixtures("coarse_pictures")
+@pytest.mark.usefixtures("pictures_without_pixels")
 def test_an_experiment_is_run_and_kept(reproduce: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
     shorten(reproduce, "mlp-covtype-sgd-n64")
     asked = ["mlp-covtype-sgd-n64", "--covtype", "covtype.data", "--keep"]
@@ -208,7 +209,8 @@ def test_an_experiment_is_run_and_kept(reproduce: ModuleType, capfd: pytest.Capt
     kept = reproduce.HERE / "mlp-covtype-sgd-n64"
     summary = Summary.load(kept)
     assert summary.command == (
-        "mupscale run results/mlp-covtype-sgd-n64/recipe.yaml --data.path covtype.data --out runs/mlp-covtype-sgd-n64"
+        "mupscale run results/mlp-covtype-sgd-n64/recipe.yaml --data.path covtype.data --out runs/mlp-covtype-sgd-n64 "
+        "--paper"
     )
     assert {"training-flops.png", "gain.png", "sweep-2-width-32.png"} <= {path.name for path in kept.iterdir()}
     assert reproduce.main(asked) == 0
@@ -224,7 +226,7 @@ def test_a_transfer_check_is_run_and_kept(reproduce: ModuleType, monkeypatch: py
     assert (reproduce.HERE / "transfer-sgd" / "transfer-check.png").exists()
 
 
-@pytest.mark.usefixtures("coarse_pictures")
+@pytest.mark.usefixtures("pictures_without_pixels")
 def test_the_language_model_makes_its_tokens_first(reproduce: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
     """And says what it would take, or that the tokens are of another text."""
     model = {

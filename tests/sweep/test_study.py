@@ -236,13 +236,26 @@ EIGHT = Space((0.0001, 0.001, 0.01, 0.1), (0.0, 1.0))
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """A sweep of which nothing was stopped."""
-    return run_sweep(task(space=EIGHT), str(tmp_path_factory.mktemp("whole") / "study.db"), note=silent)
+    return run_sweep(task(space=EIGHT), f"journal:{tmp_path_factory.mktemp('whole') / 'study'}", note=silent)
 
 
-@pytest.mark.parametrize("pruner", ["median", "halving"])
-@pytest.mark.parametrize("engine", ["auto", "serial"])
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """The usual sweep."""
+    return run_sweep(task(), f"journal:{tmp_path_factory.mktemp('plain') / 'study'}", note=silent)
+
+
+@pytest.mark.parametrize(
+    ("pruner", "engine"),
+    [
+        ("median", "auto"),
+        ("halving", "auto"),
+        ("median", "serial"),
+        pytest.param("halving", "serial", marks=pytest.mark.slow),
+    ],
+)
 def test_a_pruned_sweep_costs_less_and_keeps_zero_noise(pruner: Any, engine: Any, whole: Sweep, tmp_path: Path) -> None:
-    found = run_sweep(task(space=EIGHT, pruner=pruner, engine=engine), str(tmp_path / "pruned.db"), note=silent)
+    found = run_sweep(task(space=EIGHT, pruner=pruner, engine=engine), f"journal:{tmp_path / 'pruned'}", note=silent)
     assert len(found.trials) == len(whole.trials) == 8
     assert found.flops < (0.6 if engine == "auto" else 1.0) * whole.flops  # one at a time there is less to compare
     assert any(trial.status == "finished" and trial.noise == 0 for trial in found.trials)
@@ -272,20 +285,18 @@ def test_a_sweep_is_its_trials_over_all_seeds(place: str, tmp_path: Path) -> Non
     assert Sweep.from_json(found.to_json()) == found
 
 
-def test_one_at_a_time_gives_the_same(tmp_path: Path) -> None:
-    together = run_sweep(task(), str(tmp_path / "a.db"), note=silent)
-    apart = run_sweep(task(engine="serial"), str(tmp_path / "b.db"), note=silent)
-    for one, other in zip(together.trials, apart.trials, strict=True):
+def test_one_at_a_time_gives_the_same(plain: Sweep, tmp_path: Path) -> None:
+    apart = run_sweep(task(engine="serial"), f"journal:{tmp_path / 'study'}", note=silent)
+    for one, other in zip(plain.trials, apart.trials, strict=True):
         assert one.cell == other.cell
         assert one.loss == pytest.approx(other.loss, rel=1e-9)
         assert one.flops == other.flops
 
 
-def test_held_out_loss_is_what_is_minimised_if_asked(tmp_path: Path) -> None:
-    training = run_sweep(task(), str(tmp_path / "a.db"), note=silent)
-    held_out = run_sweep(task(measure="held-out"), str(tmp_path / "b.db"), note=silent)
+def test_held_out_loss_is_what_is_minimised_if_asked(plain: Sweep, tmp_path: Path) -> None:
+    held_out = run_sweep(task(measure="held-out"), f"journal:{tmp_path / 'study'}", note=silent)
     assert held_out.measure == "held-out"
-    assert all(abs(a.loss - b.loss) > 1e-3 for a, b in zip(training.trials, held_out.trials, strict=True))  # type: ignore[operator]
+    assert all(abs(a.loss - b.loss) > 1e-3 for a, b in zip(plain.trials, held_out.trials, strict=True))  # type: ignore[operator]
 
 
 def test_all_trials_diverged(tmp_path: Path) -> None:

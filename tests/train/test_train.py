@@ -66,7 +66,14 @@ GROWTHS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", GROWTHS.values(), ids=GROWTHS.keys())
+AGAIN = {"gpt2, more heads, SGD, accumulated", "gpt2, larger heads, AdamW", "resnet, AdamW"}
+"""Slow: each of their models and each of their optimizers grows in another of the runs."""
+
+
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(what, id=name, marks=pytest.mark.slow if name in AGAIN else ()) for name, what in GROWTHS.items()],
+)
 def test_growth_without_noise_leaves_no_kink(tmp_path: Path, what: dict[str, Any]) -> None:
     """Losses, gradient norms and evaluations are those of the run that does not grow, after two events as well."""
     plain = recipe(tmp_path / "plain", **what)

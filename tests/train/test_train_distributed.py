@@ -53,7 +53,10 @@ ALL = [*KINDS, "nested", "thin"]  # blocks within blocks; fewer units than proce
 MODES = ["ddp", "fsdp"]
 TRAINED = [*product(KINDS, MODES), ("nested", "fsdp"), ("thin", "fsdp")]
 RESUMED = [*product([*KINDS, "normed"], MODES), ("thin", "fsdp")]
+FROM_ONE = [*product(KINDS, MODES)]
 FAILURES = {"ddp": ["blocked", "full-0", "metrics"], "fsdp": ["blocked", "full-0", "full-1"]}
+AGAIN = {"resumed-gpt-ddp-ddp", "resumed-gpt-ddp-one", "resumed-gpt-fsdp-one", "failed-mlp-fsdp-full-0"}
+"""Scenarios for the slow tests: the same with the other model or in the other mode is acted out for every change."""
 SECONDS = 600  # after which a scenario that hangs is a failure
 
 
@@ -92,11 +95,11 @@ class Words(Points):
 
 
 class Normed(nn.Module):
-    """A model with buffers, which every process fills from its own examples."""
+    """A model with buffers, which every process fills from its own examples; with momentum 0 it does not."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, momentum: float = 0.1) -> None:
         super().__init__()
-        self.first, self.norm = nn.Linear(5, width, bias=False), nn.BatchNorm1d(width)
+        self.first, self.norm = nn.Linear(5, width, bias=False), nn.BatchNorm1d(width, momentum=momentum)
         self.last = nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -151,6 +154,7 @@ SPECS = {
     "gpt": Spec("mupscale.models.GPT2", {"vocab": 11, "context": 6, "layers": 1, "head_dim": 3}),
     "thin": Spec("mupscale.models.MLP", {"d_in": 5, "d_out": 3, "depth": 2, "activation": "tanh"}),
     "normed": Spec(f"{__name__}.Normed"),
+    "still": Spec(f"{__name__}.Normed", {"momentum": 0.0}),
     "nested": Spec(f"{__name__}.Nested"),
 }
 
@@ -277,6 +281,14 @@ def trained(folder: Path, kind: str, mode: str) -> dict[str, Any]:
     return {**run, "appeared": list(APPEARED)}
 
 
+def grown_afresh(folder: Path, kind: str, mode: str) -> dict[str, Any]:
+    """By fresh units, to widths that are no multiples; "still" has weights and old statistics that do not move."""
+    frozen = {"optimizer": Spec("torch.optim.SGD", {"lr": 0.0})} if kind == "still" else {}
+    first, second = (9, 15) if kind == "gpt" else (5, 8)
+    grow = [Growth(3, first, how="fresh"), Growth(6, second, how="fresh", outgoing=0.5)]
+    return told(run_recipe(recipe(kind, folder / f"{kind}-{mode}-fresh", parallel=mode, grow=grow, **frozen)))
+
+
 def resumed(folder: Path, kind: str, mode: str, source: str) -> dict[str, Any]:
     """From the checkpoint after four steps of the run that `source` names."""
     out = folder / f"{kind}-{mode}-from-{source}"
@@ -378,19 +390,27 @@ for kind, mode in [*TRAINED, *product(["normed"], MODES)]:
     SCENARIOS[f"trained-{kind}-{mode}"] = (trained, kind, mode)
 for kind, mode in RESUMED:
     SCENARIOS[f"resumed-{kind}-{mode}-{mode}"] = (resumed, kind, mode, mode)
+for kind, mode in FROM_ONE:
+    SCENARIOS[f"resumed-{kind}-{mode}-one"] = (resumed, kind, mode, "one")
 for mode in MODES:
-    for kind in KINDS:
-        SCENARIOS[f"resumed-{kind}-{mode}-one"] = (resumed, kind, mode, "one")
     SCENARIOS[f"diverged-nested-{mode}"] = (diverged, "nested", mode)
     SCENARIOS[f"stopped-mlp-{mode}"] = (stopped, "mlp", mode)
     SCENARIOS[f"refused-mlp-{mode}"] = (refused, "mlp", mode)
     for how in FAILURES[mode]:
         SCENARIOS[f"failed-mlp-{mode}-{how}"] = (failed, "mlp", mode, how)
 SCENARIOS["resumed-gpt-ddp-fsdp"] = (resumed, "gpt", "ddp", "fsdp")
+SCENARIOS |= {
+    f"fresh-{kind}-{mode}": (grown_afresh, kind, mode) for kind in (*KINDS, "still", "normed") for mode in MODES
+}
 SCENARIOS["started-gpt-fsdp"] = (started, "gpt", "fsdp", "fsdp")
 
 
-def process(number: int, folder: Path) -> None:
+def cells(scenario: str, values: Iterable[tuple[str, str]]) -> list[Any]:
+    """What a test is called with, marked slow where the scenario of that name is."""
+    return [pytest.param(*one, marks=pytest.mark.slow if scenario.format(*one) in AGAIN else ()) for one in values]
+
+
+def process(number: int, folder: Path, wanted: set[str]) -> None:
     """One of the two processes."""
     sys.addaudithook(watch)
     with open(folder / f"stack-{number}.txt", "w") as stack:
@@ -403,6 +423,8 @@ def process(number: int, folder: Path) -> None:
             timeout=timedelta(seconds=SECONDS),
         )
         for name, (function, *arguments) in SCENARIOS.items():
+            if name not in wanted:
+                continue
             faulthandler.dump_traceback_later(SECONDS, exit=True, file=stack)
             torch.manual_seed(100 + number)  # nothing may depend on the processes' own random numbers
             torch.save(function(folder, *arguments), folder / f"{name}-{number}.pt")
@@ -429,29 +451,32 @@ class Results:
         return told
 
 
-def act_out(folder: Path) -> None:
-    """Everything, in one process and in two; what goes wrong there is told by the tests that miss something."""
+def act_out(folder: Path, wanted: set[str]) -> None:
+    """All that is wanted, in one process and in two; what goes wrong there is told by the tests that miss something."""
     from torch.multiprocessing.spawn import ProcessException
 
     folder.mkdir()
     torch.set_num_threads(1)
     for kind in ALL:
         torch.save(trained(folder, kind, "one"), folder / f"trained-{kind}-one-0.pt")
+    for kind in (*KINDS, "still"):
+        torch.save(grown_afresh(folder, kind, "one"), folder / f"fresh-{kind}-one-0.pt")
     try:
-        run_in_processes(process, (folder,), WORLD)
+        run_in_processes(process, (folder, wanted), WORLD)
     except ProcessException as error:
         (folder / "failure.txt").write_text(str(error))
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Acted out once, whichever worker of pytest-xdist comes first."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "two-processes"
     with open(folder.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            act_out(folder)
+            slow = any(item.get_closest_marker("slow") for item in request.session.items)
+            act_out(folder, set(SCENARIOS) if slow else set(SCENARIOS) - AGAIN)
     return Results(folder)
 
 
@@ -524,7 +549,41 @@ def test_running_statistics_are_the_same_under_ddp_and_fsdp(results: Results) ->
     assert difference(ours["weights"], theirs["weights"]) <= TOLERANCE
 
 
-@pytest.mark.parametrize(("kind", "mode"), RESUMED)
+@both
+@kinds
+def test_fresh_growth_in_two_processes_trains_to_the_weights_of_one(kind: str, mode: str, results: Results) -> None:
+    (one,) = results.of(f"fresh-{kind}-one", [0])
+    for two in results.of(f"fresh-{kind}-{mode}"):
+        assert difference(two["weights"], one["weights"]) <= TOLERANCE
+    assert same_metrics(metrics(results.folder / f"{kind}-{mode}-fresh"), metrics(results.folder / f"{kind}-one-fresh"))
+
+
+@both
+def test_statistics_of_new_channels_are_those_of_one_process(mode: str, results: Results) -> None:
+    """Fresh units are drawn alike, and every process measures their statistics on the same coming batches."""
+    (one,) = results.of("fresh-still-one", [0])
+    statistics = one["weights"]["norm.running_mean"], one["weights"]["norm.running_var"]
+    new = torch.tensor([place for place in range(8) if place not in (0, 1, 3, 4, 6)])  # of 8 after the last growth
+    assert bool((statistics[0][new] != 0).all())
+    assert bool(((statistics[1][new] - 1).abs() > 1e-3).all())
+    for two in results.of(f"fresh-still-{mode}"):
+        assert two["status"] == "finished"
+        assert difference(two["weights"], one["weights"]) <= TOLERANCE
+    alone, together = (
+        [r for r in metrics(results.folder / f"still-{m}-fresh") if r["kind"] == "eval"] for m in ("one", mode)
+    )
+    assert same_metrics(together, alone)
+
+
+def test_a_batchnorm_grown_afresh_trains_the_same_under_ddp_and_fsdp(results: Results) -> None:
+    ours, theirs = results.of("fresh-normed-fsdp"), results.of("fresh-normed-ddp")
+    assert {two["status"] for two in (*ours, *theirs)} == {"finished"}
+    assert identical(ours[0]["weights"], ours[1]["weights"])
+    assert ours[0]["sharded"] == [True, True]
+    assert difference(ours[0]["weights"], theirs[0]["weights"]) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("kind", "mode"), cells("resumed-{0}-{1}-{1}", RESUMED))
 def test_resuming_in_two_processes_is_exact(kind: str, mode: str, results: Results) -> None:
     """Bit for bit: weights, state and every line of metrics; a growth comes before and one after the checkpoint."""
     whole_runs, resumed_runs = results.of(f"trained-{kind}-{mode}"), results.of(f"resumed-{kind}-{mode}-{mode}")
@@ -534,8 +593,7 @@ def test_resuming_in_two_processes_is_exact(kind: str, mode: str, results: Resul
     assert metrics(results.folder / f"{kind}-{mode}-from-{mode}") == metrics(results.folder / f"{kind}-{mode}")
 
 
-@both
-@kinds
+@pytest.mark.parametrize(("kind", "mode"), cells("resumed-{}-{}-one", FROM_ONE))
 def test_a_checkpoint_of_one_process_is_resumed_in_two(kind: str, mode: str, results: Results) -> None:
     for two in results.of(f"resumed-{kind}-{mode}-one"):
         assert difference(two["weights"], results.one(kind)) <= TOLERANCE
@@ -621,7 +679,9 @@ def test_all_processes_stop_when_one_is_asked_to(mode: str, results: Results) ->
         assert identical(two["then"]["weights"], two["never"]["weights"])
 
 
-@pytest.mark.parametrize(("mode", "how"), [(mode, how) for mode in MODES for how in FAILURES[mode]])
+@pytest.mark.parametrize(
+    ("mode", "how"), cells("failed-mlp-{}-{}", [(mode, how) for mode in MODES for how in FAILURES[mode]])
+)
 def test_all_processes_say_that_nothing_can_be_written(mode: str, how: str, results: Results) -> None:
     """Whichever of them it is that cannot; the checkpoint before is whole, and nothing else is left."""
     runs = results.of(f"failed-mlp-{mode}-{how}")

@@ -65,10 +65,29 @@ def test_compiled_through_a_growth(tmp_path: Path, precision: str, mode: bool | 
     assert compiled[-1] < 0.8 * compiled[0]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_through_a_growth_by_fresh_units(tmp_path: Path, precision: str) -> None:
+    """To widths that are no multiples: 64 to 96, then lossless to 112."""
+    grow = [Growth(20, 96, how="fresh"), Growth(40, 112, how="lossless")]
+    changes: dict[str, Any] = {"precision": precision, "grow": grow, "log_every": 5}
+    run_recipe(recipe(tmp_path / "eager", **changes))
+    run_recipe(recipe(tmp_path / "compiled", compile=True, **changes))
+    eager, compiled = losses(tmp_path / "eager"), losses(tmp_path / "compiled")
+    assert compiled == pytest.approx(eager, rel=2e-2)
+    assert compiled[-1] < 0.8 * compiled[0]
+
+
 def test_graphs_with_accumulation(tmp_path: Path) -> None:
     for mode in (False, "reduce-overhead"):
         run_recipe(recipe(tmp_path / str(mode), compile=mode, accumulate=4, log_every=1))
     assert losses(tmp_path / "reduce-overhead") == pytest.approx(losses(tmp_path / "False"), rel=1e-2)
+
+
+def test_fresh_units_on_cuda_are_those_of_the_cpu(tmp_path: Path) -> None:
+    for device in ("cpu", "cuda"):
+        grow = [Growth(20, 96, how="fresh")]
+        run_recipe(recipe(tmp_path / device, precision="fp64", device=device, grow=grow, steps=40))
+    assert losses(tmp_path / "cuda") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-7)
 
 
 def test_resume_on_cuda(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import mupscale as mu
 from mupscale.system.errors import MupscaleError
 from mupscale.train import (
     MAY_CHANGE,
@@ -25,7 +26,7 @@ from mupscale.train import (
     build_noise,
     run_recipe,
 )
-from small_runs import ADAMW, KINDS, MLP, SGD, recipe
+from small_runs import ADAMW, CLASSES, FEATURES, KINDS, MLP, SGD, column, recipe
 
 DIMS = KINDS["gpt2-dims"]
 
@@ -314,3 +315,45 @@ def test_classes_of_specs_may_be_anything_callable() -> None:
     with pytest.raises(MupscaleError, match="cannot be made"):
         Spec("math.pi").make()
     assert math.isclose(Spec("fractions.Fraction", {"numerator": 1}).make(denominator=2), 0.5)
+
+
+class BareReadout(nn.Module):
+    """A readout that is no layer: its modules do not tell that it is summed over."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.q = nn.Linear(FEATURES, width), nn.Parameter(torch.randn(width, CLASSES) / width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return torch.tanh(self.first(x)) @ self.q
+
+
+def test_what_modules_do_not_tell_is_learnt_from_the_data(tmp_path: Path) -> None:
+    what = recipe(tmp_path, model=Spec("test_train_recipe.BareReadout"), grow=[Growth(10, 16)])
+    assert what.family().plan(8)["q"].rule == mu.Rule(1, 2)
+    run_recipe(what)
+    run_recipe(replace(what, grow=[], out=str(tmp_path / "narrow")))
+    assert column(tmp_path, "loss") == pytest.approx(column(tmp_path / "narrow", "loss"), rel=1e-9)
+
+
+def test_copies_are_tried_once_for_all_runs_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run asks for its family; another model, other data or other sizes are tried by themselves."""
+    tried = []
+    check = mu.Family._check_at
+
+    def counted(family: mu.Family, *args: Any) -> None:
+        tried.append(args[-1])
+        check(family, *args)
+
+    monkeypatch.setattr(mu.Family, "_check_at", counted)
+    model = Spec("mupscale.models.MLP", {"d_in": FEATURES, "d_out": CLASSES, "depth": 4})
+    short: dict[str, Any] = {"model": model, "steps": 2, "grow": [Growth(1, 16)]}
+    for seed in range(3):
+        run_recipe(recipe(None, seeds=Seeds(init=seed), **short))
+    assert tried == [frozenset({"width"})]
+    run_recipe(recipe(None, **{**short, "data": Spec("small_runs.Slow", {"seconds": 0.0})}))
+    assert len(tried) == 2
+    other = Spec("mupscale.models.MLP", {**model.init_args, "activation": "tanh"})
+    run_recipe(recipe(None, **{**short, "model": other}))
+    assert len(tried) == 3

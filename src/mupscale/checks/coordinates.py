@@ -20,7 +20,7 @@ from mupscale.checks.equivalence import Loss
 from mupscale.core import Plan, Width, WidthLike, naming
 from mupscale.planning import Recorder, silence_dropout
 from mupscale.plots import COLORS, GREY, figure, save_figure
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, seeded
 
 FLAT = 0.2
 """A power of the width within ±this counts as none."""
@@ -53,7 +53,7 @@ class Layer:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The verdict in words."""
         if self.flat:
             return "flat"
         power = self.change_power if abs(self.change_power) > FLAT else self.size_power
@@ -93,7 +93,7 @@ class CoordCheck:
 
     @property
     def widths(self) -> list[float]:
-        """In increasing order."""
+        """The widths, in increasing order."""
         return sorted({row.width for row in self.rows})
 
     def _power(self, module: str, step: int, what: Literal["size", "change"]) -> float:
@@ -190,8 +190,7 @@ def _member(family: Members, width: Width, seed: int, parametrization: str) -> n
         return family.init(width, seed)
     if parametrization != "standard":
         raise MupscaleError(f"parametrization is 'mup' or 'standard', not {parametrization!r}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return family.build(width)
 
 

@@ -62,7 +62,7 @@ class Report:
 
     @property
     def max_relative_difference(self) -> float:
-        """The largest over all steps."""
+        """The largest difference over all steps."""
         return max(self.differences)
 
     @property
@@ -156,7 +156,7 @@ class _Training:
     clip: float | None
 
     def batches(self, pair: _Pair) -> Iterator[Any]:
-        """One for each comparison, and one more than there are steps."""
+        """A batch for each comparison, of which there is one more than there are steps."""
         for step in range((self.steps if pair.optimizers else 0) + 1):
             batch = self.data[step % len(self.data)]
             yield in_double(batch) if pair.in_double else batch
@@ -178,13 +178,13 @@ class _Training:
         return Report(differences, losses, tolerance, first, dropout=pair.dropout)
 
     def measure_rounding(self, pair: _Pair, same: _Pair, tolerance: float) -> list[float]:
-        """What is allowed before each step: many times what last bits make of the narrow model, or the tolerance."""
+        """The differences that are allowed before each step: many times the effect of last bits, or the tolerance."""
         move_by_rounding(same.small)
         apart = map(relative_difference, self.outputs_of_narrow(pair), self.outputs_of_narrow(same))
         return [max(tolerance, min(_MANY_ROUNDINGS * each, _MOST_ALLOWED)) for each in apart]
 
     def outputs_of_narrow(self, pair: _Pair) -> list[Tensor]:
-        """Before each step, trained alone."""
+        """The narrow model's outputs before each step, when it is trained alone."""
         outputs = []
         with KeepDouble() if pair.in_double else nullcontext():
             for step, batch in enumerate(self.batches(pair)):
@@ -281,7 +281,7 @@ def _is_written_by(plan: Plan, small: nn.Module, large: nn.Module) -> bool:
 
 
 def _output_difference(small: Recorder, large: Recorder) -> float:
-    """Of the two models' own outputs."""
+    """The relative difference of the two models' own outputs."""
     if "" not in small.outputs or "" not in large.outputs:
         raise MupscaleError("loss(model, batch) must call the model, and the model must return a tensor first")
     ours, theirs = small.outputs[""], large.outputs[""]

@@ -38,9 +38,12 @@ What upscaling would do, as a table: each group of tensors with its axes, its ru
 
   mupscale inspect path/to/checkpoint
   mupscale inspect path/to/checkpoint --times hidden=2,ffn=3,heads=2 --optimizer sgd
+  mupscale inspect path/to/checkpoint --how fresh --hidden 1536 --ffn 4096 --heads 24 --kv 8
 
-`2× by 64` means that an axis becomes twice as long by copying blocks of 64 units, such as attention heads. A rule is
-three numbers: by how much the output grows, by how much the input, and a constant folded into the weight."""
+`2× by 64` means that an axis becomes twice as long in blocks of 64 units, such as attention heads. A rule is
+three numbers: by how much the output grows, by how much the input, and a constant folded into the weight.
+With --how fresh the table tells what old weights are multiplied by, what new units are drawn from (± their standard
+deviation; a constant where the model starts with one), and how much of that leads from new units to old ones."""
 
 
 def upscale_command(words: list[str]) -> int:
@@ -48,8 +51,10 @@ def upscale_command(words: list[str]) -> int:
     from mupscale.hf import upscale
 
     parser = make_parser("upscale", "CHECKPOINT OUT [--option VALUE …]", UPSCALE)
-    _add_times(parser, default=None)
+    _add_times(parser)
     _add_growth(parser)
+    parser.add_argument("--noise", type=float, default=0.0, help="of copies, in multiples of a fresh initialisation's")
+    parser.add_argument("--seed", type=int, default=0, help="of the noise or the fresh units")
     parser.add_argument(
         "--dtype", type=str | None, help="of the output: float32, bfloat16, float16 or float64 (default: as it is)"
     )
@@ -67,7 +72,7 @@ def upscale_command(words: list[str]) -> int:
         ffn=options.ffn,
         heads=options.heads,
         kv=options.kv,
-        grow=_operator(options),
+        grow=_operator(options, options.noise),
         noise=0.0 if options.how == "fresh" else options.noise,
         seed=options.seed,
         shard_size=options.shard_size,
@@ -116,20 +121,29 @@ def inspect_command(words: list[str]) -> int:
 
     parser = make_parser("inspect", "CHECKPOINT [--option VALUE …]", INSPECT)
     _add_times(parser)
+    _add_growth(parser)
     parser.add_argument("--optimizer", type=str, default="AdamW", help="of torch, for which factors are shown")
-    (path,), options = _paths(parser, words, ("CHECKPOINT",))
+    (path,), options = _paths(parser, words, ("CHECKPOINT",), flags=("--lossless",))
     _describe(options.describe)
-    overview = inspect(path, times=options.times, optimizer=options.optimizer)
+    overview = inspect(
+        path,
+        times=options.times,
+        hidden=options.hidden,
+        ffn=options.ffn,
+        heads=options.heads,
+        kv=options.kv,
+        grow=_operator(options),
+        optimizer=options.optimizer,
+    )
     _print_table(overview.table())
     print(*overview.summary(), sep="\n")
     return 0
 
 
-def _add_times(parser: Any, default: str | None = "2") -> None:
+def _add_times(parser: Any) -> None:
     meaning = "how much wider: a whole number, or hidden=2,ffn=3,heads=2 (kv=… for key/value heads); 1 if not named"
-    if default is None:
-        meaning = f"{meaning} (default: 2, or what the sizes below say)"
-    parser.add_argument("--times", type=str | None, default=default, help=meaning)
+    meaning = f"{meaning} (default: 2, or what the sizes below say)"
+    parser.add_argument("--times", type=str | None, default=None, help=meaning)
     _add_describe(parser)
 
 
@@ -142,19 +156,17 @@ def _add_growth(parser: Any) -> None:
     parser.add_argument(
         "--kv", type=int | None, help="number of its key/value heads (default: they grow with the heads)"
     )
-    parser.add_argument("--noise", type=float, default=0.0, help="of copies, in multiples of a fresh initialisation's")
     outgoing = "of fresh units: how much of their weight towards old ones they start with, 0 to 1 (default: 1)"
     parser.add_argument("--outgoing", type=float | None, help=outgoing)
     parser.add_argument("--lossless", action="store_true", help="fresh units that leave the function as it is")
-    parser.add_argument("--seed", type=int, default=0, help="of the noise or the fresh units")
 
 
-def _operator(options: Any) -> Any:
+def _operator(options: Any, noise: float = 0.0) -> Any:
     """The operator that --how names; None for copies."""
     from mupscale.growth import Fresh
 
     if options.how == "fresh":
-        if options.noise:
+        if noise:
             raise UsageError("--noise makes copies differ; fresh units do by themselves: leave it out")
         if options.lossless and options.outgoing is not None:
             raise UsageError("--lossless settles what fresh units start with: leave out --outgoing")

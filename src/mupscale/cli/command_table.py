@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from mupscale.cli.arguments import UsageError
 from mupscale.cli.checkpoints import inspect_command, upscale_command, verify_command
+from mupscale.cli.comparison import run_command
 from mupscale.cli.infinite_width import limit_examples_command, limit_mlp_command, limit_sweep_command
-from mupscale.cli.method import report_command, run_command, sweep_command, transfer_check_command
+from mupscale.cli.method import report_command, sweep_command, transfer_check_command
 from mupscale.cli.shipped_list import recipes_command
 from mupscale.cli.tokens import info_command, tokenize_command
 from mupscale.cli.training import curves_command, resume_command, train_command
@@ -35,7 +36,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("train a model as a recipe says", train_command),
     "resume": Command("go on with a run that was stopped", resume_command),
-    "run": Command("the whole method: tune small, transfer, upscale large, compare", run_command, resumable=True),
+    "run": Command("does growing pay? four ways to spend the same FLOPs, tuned small", run_command, resumable=True),
     "sweep": Command("tune at the small widths alone, or help others do it", sweep_command, resumable=True),
     "transfer-check": Command(
         "does the optimum stay where it is as widths grow?", transfer_check_command, resumable=True

@@ -39,6 +39,8 @@ Draw the losses of runs into one picture, and where they grew.
 
   mupscale curves runs/mlp-covtype-tiny runs/wide --against flops --out curves.png"""
 
+OTHER_SECTIONS = ("method", "comparison")
+"""Of a recipe's file, for `mupscale run`."""
 _STATUS = {"finished": 0, "diverged": 3, "interrupted": 130}
 
 
@@ -77,10 +79,12 @@ def read_recipe(words: Sequence[str]) -> tuple[Recipe, bool]:
 
     def extend(parser: Any) -> None:
         parser.add_argument("--resume", action="store_true", default=SUPPRESS, help="go on from the last checkpoint")
-        parser.add_argument("--method", type=dict, help=SUPPRESS)  # what `mupscale run` reads in the same file
+        for section in OTHER_SECTIONS:
+            parser.add_argument(f"--{section}", type=dict, help=SUPPRESS)
 
     values = read_recipe_values("train", "[--resume]", TRAIN, words, extend, flags=("--resume",))
-    values.pop("method", None)
+    for section in OTHER_SECTIONS:
+        values.pop(section, None)
     resume = bool(values.pop("resume", False))
     return Recipe.from_json(values), resume
 

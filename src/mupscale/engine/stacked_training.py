@@ -55,7 +55,9 @@ def _start_stack(job: TrainingJob, chunk: Sequence[int], device: torch.device, d
 
 
 def _largest_stack(job: TrainingJob, device: torch.device, data: Data) -> int:
-    """How many of the remaining runs fit into memory at once."""
+    """How many of the remaining runs fit into memory at once; one that is left alone need not be measured."""
+    if len(job.remaining) == 1:
+        return 1
     try:
         largest = runs_at_once(job.recipes[job.remaining[0]], device, data, job.memory)
     except torch.OutOfMemoryError:

@@ -161,7 +161,8 @@ class VmappedModel:
         def step() -> tuple[float, Tensor]:
             flat = row.detach().unsqueeze(0).clone().requires_grad_()
             held = {name: buffer.unsqueeze(0).clone() for name, buffer in buffers.items()}
-            losses = self.losses(flat, held, x, y, shared=True)
+            # with a batch of its own: a model that looks at its inputs' values can be vmapped over parameters alone
+            losses = self.losses(flat, held, x.unsqueeze(0), y.unsqueeze(0), shared=False)
             (gradient,) = torch.autograd.grad(losses.sum(), flat)
             return float(losses[0].detach()), gradient[0]
 

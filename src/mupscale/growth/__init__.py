@@ -6,6 +6,7 @@ fresh            the other: new units drawn beside the old ones
 fresh_tensor     a tensor with such units, whole or in pieces
 lossless         what fresh units start at where the function is to stay
 sources          the narrow model's tensors, and memory for the wide ones
+wide_models      what a wide model takes from the narrow one besides weights
 writing          weights and buffers
 optimizer_state  what an optimizer holds for each parameter
 statistics       running statistics of new channels, measured on batches
@@ -36,6 +37,7 @@ from mupscale.growth.optimizer_state import axes_of_state, initial_state, is_sca
 from mupscale.growth.sources import keep_base_shape, refuse_nonfinite
 from mupscale.growth.statistics import measure_statistics
 from mupscale.growth.upscaling import choose_operator, grow_optimizer, upscale
+from mupscale.growth.wide_models import dress_like, has_unsaved_widths
 from mupscale.growth.writing import widen
 
 __all__ = [
@@ -57,7 +59,9 @@ __all__ = [
     "choose_operator",
     "difference_of_outputs",
     "draw_normal",
+    "dress_like",
     "grow_optimizer",
+    "has_unsaved_widths",
     "initial_state",
     "is_scalar",
     "keep_base_shape",

@@ -35,8 +35,9 @@ class Region(NamedTuple):
 class FreshValues:
     """What a wide tensor is filled with.
 
-    stream, seed: of what is drawn. std, means: of that, as in Plan. keep: factor of the old weights. outgoing: factor
-    of what leads from new inputs to old outputs. new_outputs: fresh ones, zero, or the mean of the old ones.
+    stream, seed: what the random numbers follow from. std, means: their spread and their means, as in Plan. keep: the
+    factor of the old weights. outgoing: the factor of what leads from new inputs to old outputs. new_outputs: whether
+    new outputs are fresh, zero or the mean of the old ones.
     """
 
     entry: Entry
@@ -217,7 +218,7 @@ class FreshTensor:
 
     @cached_property
     def _places(self) -> Tensor:
-        """Of the old units of the first axis that grows."""
+        """The places of the old units along the first axis that grows."""
         return self._old(self._split) if self.entry.wide else torch.zeros(1, dtype=torch.long)
 
     def _old(self, dim: int) -> Tensor:
@@ -232,7 +233,7 @@ class FreshTensor:
 
     @cached_property
     def _means(self) -> Tensor:
-        """Of the equal parts of the first dimension."""
+        """The means of the equal parts of the first dimension."""
         rows, parts = self.entry.wide[0] if self.entry.wide else 1, len(self.values.means)
         part = torch.arange(rows) // -(-rows // parts)
         return self._along(torch.tensor(self.values.means, dtype=torch.float64)[part], 0)

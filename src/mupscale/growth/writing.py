@@ -40,7 +40,7 @@ def write_grown(
 ) -> nn.Module:
     """Have the operator write the narrow tensors that `prepare_growth` gave into the wide model, and return it.
 
-    What an operator of the user's own writes is looked at first, so that the model is as it was where something lacks.
+    What an operator of the user's own writes is looked at first: where it is not whole, the model stays as it was.
     """
     targets, buffers = naming.parameters(wide), naming.buffers(wide)
     staged: dict[str, Tensor] = {}

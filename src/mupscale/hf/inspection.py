@@ -10,11 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.core import Axis, Entry, Plan
-from mupscale.hf.describe import PlannedArchitecture, Times, architecture_of
-from mupscale.hf.files import Record, open_source, shorten_number
+from mupscale.growth import Fresh, FreshValues, Operator, Part, obstacles
+from mupscale.hf.describe import (
+    AskedGrowth,
+    PlannedArchitecture,
+    Times,
+    architecture_of,
+    check_fresh_plan,
+    settle_growth,
+)
+from mupscale.hf.files import Record, Source, open_source, shorten_number
 from mupscale.hf.verification import find_record
 from mupscale.optim import Traits, default_hyper, traits_of
 from mupscale.system import MupscaleError
@@ -24,7 +33,7 @@ _DIGITS = re.compile(r"(?<=\.)\d+(?=\.)")
 
 @dataclass(frozen=True)
 class InspectionRow:
-    """Tensors that differ in their layer alone."""
+    """Tensors that differ in their layer alone. values: what they are filled with, where they grow by fresh units."""
 
     name: str
     count: int
@@ -32,6 +41,24 @@ class InspectionRow:
     output: str
     input: str
     factors: Mapping[str, float | tuple[float, ...]]
+    values: FreshValues | None = None
+
+    @property
+    def new_units(self) -> str:
+        """What fresh units start as, in words; "–" where nothing grows or units are copied."""
+        values = self.values
+        if values is None or self.entry.narrow == self.entry.wide:
+            return "–"
+        if values.new_outputs != "drawn":
+            return "0" if values.new_outputs == "zero" else "mean of the old"
+        mean = "|".join(f"{m:.3g}" for m in values.means) if any(values.means) else ""
+        return f"{mean} ± {values.std:.3g}".strip() if values.std else mean or "0"
+
+    @property
+    def outgoing(self) -> str:
+        """How much of that leads from new units to old ones."""
+        reads = any(self.entry.axes[d].times != 1 for d in self.entry.in_)
+        return "–" if self.values is None or not reads else f"{self.values.outgoing:g}×"
 
 
 @dataclass(frozen=True)
@@ -46,6 +73,8 @@ class Inspection:
     rows: tuple[InspectionRow, ...]
     numbers: tuple[int, int]
     record: Record | None
+    fresh: Fresh | None = None
+    losses: tuple[str, ...] = ()
 
     @property
     def model_type(self) -> str:
@@ -66,12 +95,12 @@ class Inspection:
     def summary(self) -> list[str]:
         """A few sentences."""
         before, after = map(shorten_number, self.numbers)
-        lines = [
-            f"{self.model_type} ({self.architecture.origin}), {before} → {after} numbers with --times {self.times}"
-        ]
+        how = f"--times {self.times}" if self.fresh is None else "fresh units"
+        lines = [f"{self.model_type} ({self.architecture.origin}), {before} → {after} numbers with {how}"]
         lines += [", ".join(f"{name} {a} → {b}" for name, (a, b) in self.sizes.items())]
         folds = [row.name for row in self.rows if row.entry.fold != 1]
-        if folds:
+        lines += self._fresh_lines()
+        if folds and self.fresh is None:
             lines.append(f"a constant is folded into {', '.join(folds)}")
         if self.record is not None:
             steps = " and then ".join(str(growth.times) for growth in self.record.growths)
@@ -83,6 +112,21 @@ class Inspection:
         lines.append(f"{self.optimizer} gets {groups}; its factors are in the last columns")
         return lines
 
+    def _fresh_lines(self) -> list[str]:
+        """What is done with old units and with new ones."""
+        if self.fresh is None:
+            return []
+        kept = [row for row in self.rows if row.values is not None and row.values.keep != 1]
+        lines = ["old weights stay as they are, in the places of their units; new ones are drawn from the model's own "]
+        lines[0] += "initialisation at μP's spread for the wide size (new units), or start at a constant"
+        if kept:
+            lines.append(f"old weights are multiplied in {', '.join(row.name for row in kept)} (column old)")
+        if self.fresh.lossless and not self.losses:
+            lines.append("lossless: the function stays, up to the eps of the norms")
+        elif self.fresh.lossless:
+            lines.append(f"not lossless, since {'; '.join(self.losses)}")
+        return lines
+
     def table(self) -> Any:
         """For a terminal, through rich."""
         from rich.table import Table
@@ -92,20 +136,34 @@ class Inspection:
         names = list(self.rows[0].factors) if self.rows else []
         for title in ("shape", "output", "input"):
             table.add_column(title, overflow="fold")
-        for title in ("out", "in", "fold", "weight", *names):
+        filled = ("fold", "weight") if self.fresh is None else ("old", "new units", "to old")
+        for title in ("out", "in", *filled, *names):
             table.add_column(title.replace("weight_decay", "decay"), justify="right", no_wrap=True)
         for row in self.rows:
             rule = row.entry.rule
-            values = (rule.out, rule.in_, row.entry.fold, rule.weight, *row.factors.values())
+            written = [_short(row.entry.fold), _short(rule.weight)]
+            if row.values is not None:
+                written = [f"{_short(row.values.keep)}×", row.new_units, row.outgoing]
             label = row.name if row.count == 1 else f"{row.name} ({row.count})"
-            table.add_row(label, _shapes(row.entry), row.output, row.input, *map(_short, values))
+            numbers = [_short(rule.out), _short(rule.in_), *written, *map(_short, row.factors.values())]
+            table.add_row(label, _shapes(row.entry), row.output, row.input, *numbers)
         return table
 
 
 def inspect(
-    path: str | Path, *, times: int | str | Times = 2, optimizer: str | type[Optimizer] = "AdamW"
+    path: str | Path,
+    *,
+    times: int | str | Times | None = None,
+    hidden: int | None = None,
+    ffn: int | None = None,
+    heads: int | None = None,
+    kv: int | None = None,
+    grow: Operator | None = None,
+    optimizer: str | type[Optimizer] = "AdamW",
 ) -> Inspection:
     """How a checkpoint would be upscaled: nothing but headers and config.json is read.
+
+    times … kv, grow: as in `upscale`. optimizer: for which factors are shown.
 
     >>> import json, pathlib, tempfile, torch
     >>> from safetensors.torch import save_file
@@ -120,24 +178,37 @@ def inspect(
     gpt2 (as described), 88 → 176 numbers with --times 2
     >>> temporary.cleanup()
     """
-    source, times = open_source(path), Times.of(times)
+    source = open_source(path)
     cls = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
-    architecture = architecture_of(source.config)
-    plan = architecture.plan_parameters(source.config, times, source.shapes)
-    wide = architecture.wide_config(source.config, times)
-    sizes = {n: (source.config.get(n), v) for n, v in wide.items() if source.config.get(n) != v}
+    architecture, parts = architecture_of(source.config), {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
+    asked = settle_growth(architecture, source.config, times=times, sizes=parts, grow=grow)
+    return _inspect(source, architecture, asked, cls)
+
+
+def _inspect(
+    source: Source, architecture: PlannedArchitecture, asked: AskedGrowth, optimizer: type[Optimizer]
+) -> Inspection:
+    config, times, fresh = source.config, asked.times, asked.fresh
+    plan = architecture.plan_parameters(config, times, source.shapes)
+    check_fresh_plan(architecture, config, plan, fresh)
+    architecture.check_grown(plan, times)
+    wide = architecture.wide_config(config, times)
+    sizes = {n: (config.get(n), v) for n, v in wide.items() if config.get(n) != v}
     entries = plan.parameters.values()
     numbers = (sum(math.prod(e.narrow) for e in entries), sum(math.prod(e.wide) for e in entries))
-    rows = _rows(architecture, plan, traits_of(cls), default_hyper(cls, {}))
+    rows = _rows(architecture, plan, traits_of(optimizer), default_hyper(optimizer, {}), fresh)
+    losses = () if fresh is None else (*architecture.obstacles(config, times), *obstacles(nn.Module(), plan))
     return Inspection(
         source.folder,
         architecture,
         times,
-        cls.__name__,
+        optimizer.__name__,
         sizes,
         tuple(rows),
         numbers,
         find_record(source),
+        fresh,
+        losses,
     )
 
 
@@ -150,11 +221,18 @@ def find_optimizer(name: str) -> type[Optimizer]:
 
 
 def _rows(
-    architecture: PlannedArchitecture, plan: Plan, optimizer_traits: Traits, hyper: Mapping[str, Any]
+    architecture: PlannedArchitecture,
+    plan: Plan,
+    optimizer_traits: Traits,
+    hyper: Mapping[str, Any],
+    fresh: Fresh | None = None,
 ) -> list[InspectionRow]:
     merged: dict[tuple[Any, ...], list[str]] = {}
+    filled = {} if fresh is None else {name: fresh.values(Part(name, plan, seed=0)) for name in plan.parameters}
     for name, entry in plan.parameters.items():
-        key = (_DIGITS.sub("*", name), entry.narrow, entry.wide, entry.rule, tuple(entry.axes.items()))
+        key: tuple[Any, ...] = (_DIGITS.sub("*", name), entry.narrow, entry.wide, entry.rule, tuple(entry.axes.items()))
+        if (values := filled.get(name)) is not None:
+            key += (values.std, values.means, values.keep, values.outgoing, values.new_outputs)
         merged.setdefault(key, []).append(name)
     rows = []
     for (label, *_), names in merged.items():
@@ -164,8 +242,8 @@ def _rows(
             ", ".join(_axis(wires.get(d, ""), entry.axes[d]) for d in dims) for dims in (entry.out, entry.in_)
         )
         fits, factors = not optimizer_traits.matrices_only or len(entry.narrow) == 2, optimizer_traits.hyper
-        values = {n: factor(entry, hyper) if fits else float("nan") for n, factor in factors.items() if n in hyper}
-        rows.append(InspectionRow(label, len(names), entry, output, input_, values))
+        factors_of = {n: factor(entry, hyper) if fits else float("nan") for n, factor in factors.items() if n in hyper}
+        rows.append(InspectionRow(label, len(names), entry, output, input_, factors_of, filled.get(names[0])))
     return rows
 
 

@@ -23,6 +23,7 @@ from mupscale.hf.describe import (
     PlannedArchitecture,
     Times,
     architecture_of,
+    check_fresh_plan,
     memory,
     require_transformers,
     settle_growth,
@@ -187,11 +188,7 @@ def _prepare(
     recorded_plan = architecture.plan_to_record(source.config, times, fresh=measured)
     config = architecture.wide_config(source.config, times)
     plan = architecture.plan_files(source.config, times, source.shapes, recorded=recorded_plan)
-    if fresh is not None:
-        if plan.fresh is None:
-            remedy = architecture.how_to_tell_the_initialisation(source.config)
-            raise MupscaleError(f"what fresh units are to be drawn from is not known: {remedy}")
-        fresh.check(plan)
+    check_fresh_plan(architecture, source.config, plan, fresh)
     if dtype is not None:
         fields = [name for name in ("dtype", "torch_dtype") if name in config] or ["dtype"]
         config.update(dict.fromkeys(fields, str(dtype).removeprefix("torch.")))

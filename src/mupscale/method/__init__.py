@@ -9,7 +9,7 @@ transfer_trials, transfer_verdict: the transfer check; dry_run: what a run would
 other_widenings: Net2Net and naive widening, for comparison
 """
 
-from mupscale.method.comparison import Contender, GainMark
+from mupscale.method.comparison import GainMark, PaperContender
 from mupscale.method.contenders import CONTENDERS, RANKED, SCRATCH, UPSCALED, find_contender
 from mupscale.method.dry_run import estimate_run
 from mupscale.method.pipeline import run_method, run_sweeps
@@ -24,10 +24,10 @@ __all__ = [
     "SCRATCH",
     "UPSCALED",
     "Choice",
-    "Contender",
     "Curve",
     "GainMark",
     "Method",
+    "PaperContender",
     "Runs",
     "Summary",
     "estimate_run",

@@ -141,7 +141,7 @@ class GainMark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contender:
+class PaperContender:
     """A model of the comparison: what it is called, how it looks, when and how it is trained.
 
     Args:

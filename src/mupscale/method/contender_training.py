@@ -9,7 +9,7 @@ from statistics import fmean
 
 from mupscale.core import Width
 from mupscale.engine import Outcome
-from mupscale.method.comparison import ComparisonSetup, Contender, Training
+from mupscale.method.comparison import ComparisonSetup, PaperContender, Training
 from mupscale.method.contenders import BASE, CONTENDERS, STAGES
 from mupscale.method.method_run import MethodRun
 from mupscale.method.summary import Curve, Runs
@@ -70,7 +70,7 @@ class _ContenderTraining:
                 self._find_base_seeds(outcomes)
             self.runs[one.name] = self._runs(one, plan, outcomes)
 
-    def _plan(self, contender: Contender) -> Training | None:
+    def _plan(self, contender: PaperContender) -> Training | None:
         """How it is trained, after what has to be done for that first: files to start from, a sweep of its own."""
         training = contender.plan_if_asked(self.comparison)
         if training is not None and contender.write_start is not None:
@@ -79,7 +79,7 @@ class _ContenderTraining:
             return training
         return contender.plan(self.comparison.with_cell(self._sweep(contender).best.cell))
 
-    def _seeds(self, contender: Contender) -> Sequence[int]:
+    def _seeds(self, contender: PaperContender) -> Sequence[int]:
         return self.base_seeds if contender.after_base else range(self.run.method.seeds)
 
     def _find_base_seeds(self, outcomes: Sequence[Outcome]) -> None:
@@ -91,7 +91,7 @@ class _ContenderTraining:
                 f"learning rate {self.comparison.choice.base_lr:g}: let Sweep 1 (method.lrs) choose among smaller ones"
             )
 
-    def _write_starts(self, contender: Contender) -> None:
+    def _write_starts(self, contender: PaperContender) -> None:
         """The wide models that it starts from, one for each base model."""
         base = BASE.plan(self.comparison)
         assert base is not None
@@ -101,7 +101,7 @@ class _ContenderTraining:
             if not path.exists():
                 contender.write_start(self.comparison, base.make_recipe(seed), path)
 
-    def _sweep(self, contender: Contender) -> Sweep:
+    def _sweep(self, contender: PaperContender) -> Sweep:
         """Noise and learning rate tuned where it is expensive, at the wide width itself."""
         setup, method = self.comparison, self.run.method
         seeds = self.base_seeds[: method.sweep_seeds]
@@ -116,7 +116,7 @@ class _ContenderTraining:
         self.sweeps.append(sweep)
         return sweep
 
-    def _runs(self, contender: Contender, training: Training, outcomes: Sequence[Outcome]) -> Runs:
+    def _runs(self, contender: PaperContender, training: Training, outcomes: Sequence[Outcome]) -> Runs:
         seeds = self._seeds(contender)
         no_noise = self.comparison.choice.noise == 0
         text = (no_noise and contender.label_without_noise) or contender.label

@@ -10,7 +10,7 @@ from collections.abc import Container
 from dataclasses import replace
 from typing import Literal
 
-from mupscale.method.comparison import ComparisonSetup, Contender, GainMark, Training
+from mupscale.method.comparison import ComparisonSetup, GainMark, PaperContender, Training
 from mupscale.method.other_widenings import check_random_copies, write_naive_start, write_net2net_start
 from mupscale.train import Recipe
 
@@ -102,7 +102,7 @@ def _plan_naive(setup: ComparisonSetup) -> Training:
 # ------------------------------------------------------------------------------------------------ the registry
 
 
-BASE = Contender(
+BASE = PaperContender(
     name="base",
     kind="base",
     label="base model, width {width}",
@@ -115,7 +115,7 @@ BASE = Contender(
     after_base=False,
     sets_zoom=False,
 )
-SCRATCH = Contender(
+SCRATCH = PaperContender(
     name="scratch",
     kind="baseline",
     label="(a) from scratch, width {width}",
@@ -129,7 +129,7 @@ SCRATCH = Contender(
     asked_by="scratch",
     on_card=True,
 )
-SCRATCH_DROP = Contender(
+SCRATCH_DROP = PaperContender(
     name="scratch-drop",
     kind="baseline",
     label="(b) from scratch, with the same change of the learning rate",
@@ -143,7 +143,7 @@ SCRATCH_DROP = Contender(
     after_base=False,
     asked_by="scratch-drop",
 )
-SCRATCH_OWN = Contender(
+SCRATCH_OWN = PaperContender(
     name="scratch-own",
     kind="baseline",
     label="(b′) from scratch, changed to the learning rate that is best without noise",
@@ -159,7 +159,7 @@ SCRATCH_OWN = Contender(
     own_rate=True,
     gain_mark=GainMark("from scratch, own lr"),
 )
-CONTINUED = Contender(
+CONTINUED = PaperContender(
     name="continued",
     kind="baseline",
     label="(c) base model continued, width {width}",
@@ -174,7 +174,7 @@ CONTINUED = Contender(
     asked_by="continued",
     gain_mark=GainMark("base model continued"),
 )
-CONTINUED_OWN = Contender(
+CONTINUED_OWN = PaperContender(
     name="continued-own",
     kind="baseline",
     label="(c′) base model continued, with the learning rate that is best without noise",
@@ -190,7 +190,7 @@ CONTINUED_OWN = Contender(
     own_rate=True,
     gain_mark=GainMark("base model continued, own lr"),
 )
-CONTINUED_LATE = Contender(
+CONTINUED_LATE = PaperContender(
     name="continued-late",
     kind="baseline",
     label="(c″) base model continued, changed halfway to the learning rate that is best without noise",
@@ -206,7 +206,7 @@ CONTINUED_LATE = Contender(
     own_rate=True,
     gain_mark=GainMark("base model continued, own lr from halfway"),
 )
-EXACT = Contender(
+EXACT = PaperContender(
     name="exact",
     kind="ablation",
     label="(d) upscaled without noise, width {width}",
@@ -220,7 +220,7 @@ EXACT = Contender(
     after_base=True,
     asked_by="continued",
 )
-UPSCALED = Contender(
+UPSCALED = PaperContender(
     name="upscaled",
     kind="grown",
     label="(e) upscaled with noise, width {width}",
@@ -234,7 +234,7 @@ UPSCALED = Contender(
     after_base=True,
     on_card=True,
 )
-UPSCALED_OWN = Contender(
+UPSCALED_OWN = PaperContender(
     name="upscaled-own",
     kind="grown",
     label="(e′) upscaled with noise, changed halfway to the learning rate that is best without noise",
@@ -254,7 +254,7 @@ UPSCALED_OWN = Contender(
     ),
     on_card=True,
 )
-UPSCALED_PLAIN = Contender(
+UPSCALED_PLAIN = PaperContender(
     name="upscaled-plain",
     kind="comparison",
     label="(e″) upscaled, plain transfer",
@@ -266,7 +266,7 @@ UPSCALED_PLAIN = Contender(
     plan=_plan_upscaled_plain,
     after_base=True,
 )
-NET2NET = Contender(
+NET2NET = PaperContender(
     name="net2net",
     kind="comparison",
     label="Net2Net, tuned at width {width}",
@@ -282,7 +282,7 @@ NET2NET = Contender(
     write_start=lambda setup, base, path: write_net2net_start(base, setup.wide, path),
     check=lambda protocol: check_random_copies(protocol.recipe, protocol.wide),
 )
-NAIVE = Contender(
+NAIVE = PaperContender(
     name="naive",
     kind="comparison",
     label="naive widening, width {width}",
@@ -324,7 +324,7 @@ RANKED = tuple(sorted(CONTENDERS, key=lambda one: (one.stage != UPSCALED.stage, 
 """The upscaled models first and the base model last, as in tables and cards of final losses."""
 
 
-def find_contender(name: str) -> Contender | None:
+def find_contender(name: str) -> PaperContender | None:
     """The contender of a name; None for one that an older or a newer version trained.
 
     >>> find_contender("scratch").short

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from mupscale.method.comparison import Contender
+from mupscale.method.comparison import PaperContender
 from mupscale.method.contenders import BASE, CONTENDERS, EXACT, SCRATCH, SCRATCH_DROP, UPSCALED
 from mupscale.method.summary import Runs, StageCost
 from mupscale.sweep import Sweep
@@ -178,7 +178,7 @@ def _tuning_speedup(upscaled: Runs | None, sweeps: Sequence[Sweep]) -> float | N
     return tuning_speedup(upscaled.flops_per_step, max(small))
 
 
-def _named(runs: Sequence[Runs], contender: Contender) -> Runs | None:
+def _named(runs: Sequence[Runs], contender: PaperContender) -> Runs | None:
     return next((one for one in runs if one.name == contender.name), None)
 
 

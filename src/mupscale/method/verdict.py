@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from mupscale.core import Width
-from mupscale.method.comparison import Contender, Kind
+from mupscale.method.comparison import Kind, PaperContender
 from mupscale.method.contenders import CONTENDERS, UPSCALED, find_contender
 from mupscale.method.costs import final_loss, first_below, flops_until, mean_curve, total_cost
 from mupscale.method.summary import Curve, Runs
@@ -134,7 +134,7 @@ def _held_out(runs: Sequence[Runs]) -> list[str]:
     ]
 
 
-def _lowest_of(losses: Mapping[str, float], kind: Kind) -> Contender | None:
+def _lowest_of(losses: Mapping[str, float], kind: Kind) -> PaperContender | None:
     those = [one for name in losses if (one := find_contender(name)) is not None and one.kind == kind]
     return min(those, key=lambda one: losses[one.name], default=None)
 
@@ -287,7 +287,7 @@ def _phrase(runs: Runs) -> str:
     return runs.name if contender is None else contender.phrase
 
 
-def _named(runs: Sequence[Runs], contender: Contender) -> Runs | None:
+def _named(runs: Sequence[Runs], contender: PaperContender) -> Runs | None:
     return next((one for one in runs if one.name == contender.name), None)
 
 

@@ -15,6 +15,9 @@ from_run       two models side by side: what they compute, searched and checked
   recorder       the outputs of all modules while a model runs
   module_differences
                  the first module that differs, and what usually causes it
+certain_outputs
+               bare parameters that certainly are outputs; others are refused unless a batch shows what they are
+kept_constants what the weights of old units are multiplied by beside fresh ones
 role_registry  the roles of torch's modules, and those that users add
 attention      heads, recognised from a module's own attributes
 tied_readouts  the norm that takes the 1/k of a readout tied to the embedding
@@ -27,7 +30,8 @@ from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import check_plan_by_running, role_for_any_width, roles_by_running
 from mupscale.planning.growth_checks import How
 from mupscale.planning.initial import initial_means, initial_std, mean_of, means_of, rescale_spread, with_initial
-from mupscale.planning.making_plans import GrowsBy, plan
+from mupscale.planning.kept_constants import with_keeps
+from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of
 from mupscale.planning.module_differences import ROUNDING, Difference, first_differing_module, relative_difference
 from mupscale.planning.norms import kind_of_norm
 from mupscale.planning.precision import KeepDouble, in_double
@@ -62,4 +66,6 @@ __all__ = [
     "silence_dropout",
     "tensors_in",
     "with_initial",
+    "with_initial_of",
+    "with_keeps",
 ]

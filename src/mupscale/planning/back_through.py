@@ -29,21 +29,20 @@ class BackThrough:
         instead: Mapping[int, Tensor],
     ) -> None:
         op = side.run.operations[position]
+        changed = op.changes_arguments or "batch_norm" in op.name
         with torch.enable_grad():
             self.leaves: dict[int | str, Tensor] = {}
             tensors: dict[int, Tensor] = {}
             for name in names:
-                self.leaves[name] = side.weights[name].detach().clone().requires_grad_()
-            given = {name: self.leaves[name] * 1.0 for name in names}
+                self.leaves[name] = side.weights[name].detach().requires_grad_()
+            given = {name: self.leaves[name] for name in names}
             for number in op.refs:
                 if number in arguments:
                     value = instead.get(number, side.values[number])
-                    self.leaves[number] = value.detach().clone().requires_grad_()
-                    tensors[number] = self.leaves[number] * 1.0
+                    self.leaves[number] = tensor = value.detach().requires_grad_()
                 else:
                     tensor = find(side, number, given)
-                    changed = op.changes_arguments or "batch_norm" in op.name
-                    tensors[number] = tensor.clone() if changed else tensor
+                tensors[number] = tensor.clone() if changed else tensor
             found = op.run(tensors)
         self.outputs = {
             number: value
@@ -55,11 +54,8 @@ class BackThrough:
         """Gradients of the arguments and weights, for these of the results."""
         numbers = [number for number in push if number in self.outputs]
         keys = list(self.leaves)
-        gradients = torch.autograd.grad(
-            [self.outputs[number] for number in numbers],
-            [self.leaves[key] for key in keys],
-            [push[number] for number in numbers],
-            allow_unused=True,
-        )
+        with torch.enable_grad():  # one number, since torch loads its compiler for seconds to check given gradients
+            total = torch.stack([(self.outputs[n] * push[n].conj()).real.sum() for n in numbers]).sum()
+        gradients = torch.autograd.grad(total, [self.leaves[key] for key in keys], allow_unused=True)
         pairs = zip(keys, gradients, strict=True)
         return {key: torch.zeros_like(self.leaves[key]) if g is None else g for key, g in pairs}

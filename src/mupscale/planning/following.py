@@ -32,16 +32,41 @@ class Follower(BothRuns):
         super().__init__(small, large)
         self.guess = guess
         self.written: dict[str, Written] = {}
+        self.written_at: dict[str, int] = {}
         self.unseen: set[str] = set()  # weights that met no data: experts without a token
+        self.start = 0
         for number in small.run.inputs:
             self.note(number, {}, 1.0, {})
         for name, ours in small.weights.items():
             if ours.shape == large.weights[name].shape:
                 self._write({name: Written({})})
 
+    def go_on_from(self, earlier: Follower) -> None:
+        """Take over what another pass found before the first operation for which the two guess differently."""
+        changed = self.guess.differences(earlier.guess)
+        operations = self.small.run.operations
+        uses = (i for i, op in enumerate(operations) if changed and not changed.isdisjoint(earlier.weights_of(op)))
+        start = next(uses, 0)
+        if self.guess.products != earlier.guess.products or any(op.changes_arguments for op in operations[start:]):
+            return  # what was written into is no longer what it was
+        made = {number for op in operations[:start] for number in op.results if number is not None}
+        for side, theirs in ((self.small, earlier.small), (self.large, earlier.large)):
+            side.values |= {number: value for number, value in theirs.values.items() if number in made}
+        for number in made & earlier.axes.keys():
+            self.note(number, earlier.axes[number], earlier.scales[number], earlier.sources[number])
+        self.makers = {number: makers for number, makers in earlier.makers.items() if number in made}
+        for name, position in earlier.written_at.items():
+            if position < start:
+                self.written[name], self.written_at[name] = earlier.written[name], position
+                self.large.weights[name] = earlier.large.weights[name]
+        self.unseen = {name for name in earlier.unseen if name in self.written_at}
+        self.start = start
+
     def follow(self) -> Stuck | None:
         """Go through the operations; where it gets stuck, or None."""
         for position, op in enumerate(self.small.run.operations):
+            if position < self.start:
+                continue
             kinds = {self.kind(number) for number in op.refs}
             is_weight = "data" not in kinds and "weight" in kinds
             if is_weight and not (self.guess.products and len(self.weights_of(op)) > 1):
@@ -207,13 +232,15 @@ class Follower(BothRuns):
         names = self.weights_of(op)
         hints = [self.written[name].axes[d] for name in names for d in self.written[name].outputs]
         hints += [axis for by_dim in axes.values() for axis in by_dim.values()]
-        numbers, options = list[int](), list[list[tuple[dict[int, Axis], float]]]()
-        for number, a, b in zip(op.results, ours, theirs, strict=True):
-            if number is not None and number in self.used:
-                numbers.append(number)
-                options.append(list(itertools.islice(explanations(a, b, hints), 6)))
-        is_clear = op.is_view and all(len(each) == 1 for each in options)
-        for combination in itertools.product(*options):
+        found = [
+            (n, a, b) for n, a, b in zip(op.results, ours, theirs, strict=True) if n is not None and n in self.used
+        ]
+        numbers = [number for number, _, _ in found]
+        each = [itertools.islice(explanations(a, b, hints), 6) for _, a, b in found]
+        lazily = len(each) == 1 and not op.is_view  # the first is mostly right, and the others need not be looked for
+        options = [] if lazily else [list(some) for some in each]
+        is_clear = op.is_view and all(len(some) == 1 for some in options)
+        for combination in ((one,) for one in each[0]) if lazily else itertools.product(*options):
             results = dict(zip(numbers, combination, strict=True))
             if is_clear or self._gradients_agree(position, axes, results, names):
                 return Accepted(dict(choice), results)
@@ -261,6 +288,7 @@ class Follower(BothRuns):
     def _accept(self, position: int, accepted: Accepted) -> None:
         """Compute the operation for good on both sides."""
         self._write(accepted.written)
+        self.written_at |= dict.fromkeys(accepted.written, position)
         op = self.small.run.operations[position]
         if any(self.small.values[number].numel() == 0 for number in op.refs if number in self.axes):
             self.unseen |= set(accepted.written)

@@ -25,6 +25,7 @@ from mupscale.core import (
     tidy,
 )
 from mupscale.planning.attention import attention_roles
+from mupscale.planning.certain_outputs import check_tables_are_read, is_certain_output, not_certain
 from mupscale.planning.growth_checks import How, agrees_with_rebuilt, check_axis, check_blocks, check_read_widths
 from mupscale.planning.norms import norms_over_widths
 from mupscale.planning.role_registry import registered
@@ -39,10 +40,12 @@ def build_plan(
     roles: Mapping[str, Role] | None = None,
     how: How = "copies",
     is_width: Callable[[str, int], bool] = lambda name, dim: False,
+    assume: bool = False,
 ) -> Plan:
     """The one code path of widening by copies (integer multipliers), by fresh units and of μP (real ones).
 
     is_width tells of axes that are widths of the family although they may not grow here.
+    assume: take parameters that nobody can tell for outputs, in a plan that is tried before it is used.
 
     >>> mup = build_plan(nn.Linear(8, 8), nn.Linear(12, 12), how="mup")  # no whole multiple, so not by copies
     >>> mup["weight"].rule
@@ -50,8 +53,10 @@ def build_plan(
     """
     if narrow is wide:
         raise MupscaleError("narrow and wide are one and the same module; build a second, wider one")
-    walk = _Walk(narrow, wide, dict(roles or {}), how, is_width)
+    walk = _Walk(narrow, wide, dict(roles or {}), how, is_width, assume)
     parameters = walk.entries("parameters")
+    if not assume:
+        check_tables_are_read(walk.small, parameters, walk.told(parameters))
     parameters = walk.fold_tied_readouts(parameters)
     buffers = walk.entries("buffers")
     walk.check_patterns_used()
@@ -72,10 +77,11 @@ class _Walk:
         overrides: dict[str, Role],
         how: How,
         is_width: Callable[[str, int], bool],
+        assume: bool,
     ) -> None:
         self.narrow, self.wide = naming.unwrap(narrow), naming.unwrap(wide)
         self.small, self.large = naming.modules(narrow), naming.modules(wide)
-        self.overrides, self.how, self.is_width = overrides, how, is_width
+        self.overrides, self.how, self.is_width, self.assume = overrides, how, is_width, assume
         self.used: set[str] = set()
         self.readouts: dict[str, tuple[str, Number, Number]] = {}
         self.unkept: set[str] = set()
@@ -187,9 +193,12 @@ class _Walk:
         if role is not None:
             return role
         grown = [d for d in range(small.dim()) if small.shape[d] != large.shape[d] or self.is_width(name, d)]
+        path, _, local = name.rpartition(".")
+        told = len(grown) != 1 or self.assume or not isinstance(small, nn.Parameter)
+        if not told and not is_certain_output(self.small[path], local, small, grown[0]):
+            raise not_certain(name, self.small[path], small, large, grown[0])
         if len(grown) <= 1:
             return Role(out=tuple(grown))
-        path, _, local = name.rpartition(".")
         cls = type(self.small[path]).__name__
         line = f"mupscale.Role(out={grown[0]}, in_={grown[1]})"
         advice = f"pass roles={{'{name}': {line}}}"

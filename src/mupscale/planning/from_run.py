@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -83,9 +83,14 @@ def role_for_any_width(name: str, role: Role, entry: Entry) -> Role:
             f"a constant that depends on the width has to be folded into '{name}', which has no width; plan the pair "
             f"of models instead, with plan(narrow, wide, inputs=…), or let the model not depend on its width there"
         )
-    power = round(4 * math.log(float(role.fold)) / math.log(times)) / 4
     by_input = entry.rule.in_ != 1
-    return replace(role, fold=lambda out, in_: float(in_ if by_input else out) ** power)
+
+    def as_power(constant: Number) -> Callable[[Number, Number], Number]:
+        power = round(4 * math.log(float(constant)) / math.log(times)) / 4
+        return lambda out, in_: float(in_ if by_input else out) ** power
+
+    keep = role.keep if role.keep is None or callable(role.keep) else as_power(role.keep)
+    return replace(role, fold=as_power(role.fold), keep=keep)
 
 
 def _computed_buffers(small: nn.Module, large: nn.Module) -> dict[str, Role]:
@@ -185,14 +190,19 @@ class _Search:
         self.narrow_run = record_run(self.small, self.batch)
         self.wide_run = record_run(self.large, self.batch)
         _check_own_weights(narrow, self.narrow_run)
+        self.compared = _comparable(self.narrow_run, self.wide_run)
+        self.has_recorded_again = False
         self.passes = 0
 
-    def follow(self, guess: Guess) -> tuple[Follower, Stuck | None]:
-        """One pass; where the wide model went another way (experts), again with the weights known by then."""
+    def follow(self, guess: Guess, earlier: Follower | None = None) -> tuple[Follower, Stuck | None]:
+        """One pass; where the wide model went another way (experts), again with the weights known by then.
+
+        earlier: a pass under another guess, of which what does not depend on the difference is taken over.
+        """
         self.passes += 1
         reached = -1
         while True:
-            narrow_run, wide_run, alike = _comparable(self.narrow_run, self.wide_run)
+            narrow_run, wide_run, alike = self.compared
             small, large = (
                 Side(
                     replace(run, operations=run.operations[:alike]),
@@ -202,6 +212,8 @@ class _Search:
                 for run, model in ((narrow_run, self.small), (wide_run, self.large))
             )
             follower = Follower(small, large, guess)
+            if earlier is not None and not self.has_recorded_again:
+                follower.go_on_from(earlier)
             stuck = follower.follow()
             is_whole = alike == max(len(narrow_run.operations), len(wide_run.operations))
             is_fixed = is_whole and not any(op.depends_on_values for op in narrow_run.operations)
@@ -222,6 +234,8 @@ class _Search:
                 if name in follower.written:
                     weight.copy_(follower.large.weights[name])
         self.wide_run = record_run(self.large, self.batch)
+        self.has_recorded_again = True
+        self.compared = _comparable(self.narrow_run, self.wide_run)
         return not _same_run(before, self.wide_run)
 
     def roles(self, guess: Guess) -> dict[str, Role]:
@@ -243,7 +257,7 @@ class _Search:
                 if better in tried:
                     continue
                 tried.append(better)
-                other, where = self.follow(better)
+                other, where = self.follow(better, follower)
                 if where is None or where.position > stuck.position:
                     follower, stuck = other, where
                     break

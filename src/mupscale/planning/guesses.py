@@ -25,6 +25,12 @@ class Guess:
     folds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     products: bool = False
 
+    def differences(self, other: Guess) -> set[str]:
+        """The parameters of which the two assume something else."""
+        dims = {dim for dim in {*self.axes, *other.axes} if self.axes.get(dim) != other.axes.get(dim)}
+        folds = {name for name in {*self.folds, *other.folds} if self.folds.get(name) != other.folds.get(name)}
+        return {name for name, _ in dims} | folds
+
     def fold(self, name: str) -> float:
         """The constant folded into a parameter."""
         return self.folds.get(name, (1.0, 0.0))[0]

@@ -15,6 +15,7 @@ from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import check_plan_by_running, roles_by_running
 from mupscale.planning.growth_checks import How
 from mupscale.planning.initial import initial_means, initial_std, with_initial
+from mupscale.planning.kept_constants import keeps_outputs, with_keeps
 from mupscale.system import MupscaleError
 
 
@@ -53,8 +54,17 @@ def plan(
         widening = build_plan(narrow, wide, roles=roles, how=how)
     else:
         widening = _plan_by_running(narrow, wide, inputs, dict(roles or {}), how)
-    if fresh is None:
-        return widening
+    return widening if fresh is None else with_initial_of(widening, fresh)
+
+
+def with_initial_of(widening: Plan, fresh: nn.Module | Callable[[], nn.Module]) -> Plan:
+    """The plan with the initial values of a freshly built narrow model, or of those that a function builds.
+
+    >>> from mupscale.models import MLP
+    >>> widening = plan(MLP(3, 8, 2), MLP(3, 32, 2))
+    >>> with_initial_of(widening, lambda: MLP(3, 8, 2)).fresh["layers.0.weight"] > 0
+    True
+    """
     draws = [fresh(), fresh()] if not isinstance(fresh, nn.Module) else [fresh]
     for draw in draws:
         widening.check(draw, "narrow")
@@ -65,13 +75,36 @@ def plan(
 
 def _plan_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dict[str, Role], how: How) -> Plan:
     """The plan that the modules suggest, if it stands the check; else the one that the run shows."""
+    if how == "fresh" and not _are_multiples(narrow, wide):
+        return _plan_between_multiples(narrow, wide, inputs, roles)
     walked = None
     try:
-        walked = build_plan(narrow, wide, roles=roles)
+        walked = build_plan(narrow, wide, roles=roles, assume=True)
         check_plan_by_running(narrow, wide, walked, inputs)
     except MupscaleError:  # the modules do not tell, or mislead; the run may tell
         found = roles_by_running(narrow, wide, inputs, walked)
+        if how == "fresh":
+            found = with_keeps(narrow, wide, found, inputs)
         told = {name for name in found if any(fnmatchcase(name, pattern) for pattern in roles)}
         roles |= {escape(name): role for name, role in found.items() if name not in told}
-        check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=roles), inputs)
-    return replace(build_plan(narrow, wide, roles=roles, how=how), checked=True)
+        check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=roles, assume=True), inputs)
+    return replace(build_plan(narrow, wide, roles=roles, how=how, assume=True), checked=True)
+
+
+def _are_multiples(narrow: nn.Module, wide: nn.Module) -> bool:
+    theirs = naming.parameters(wide)
+    pairs = [(p.shape, theirs[name].shape) for name, p in naming.parameters(narrow).items() if name in theirs]
+    return all(not n or large % n == 0 for small, wider in pairs for n, large in zip(small, wider, strict=False))
+
+
+def _plan_between_multiples(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dict[str, Role]) -> Plan:
+    """For fresh units at a width that has no copies to follow: from the modules, tried with the new units silent."""
+    planned = build_plan(narrow, wide, roles=roles, how="fresh")
+    if not keeps_outputs(narrow, wide, planned, inputs):
+        raise MupscaleError(
+            "the wide model with the old units alone does not compute what the narrow one does on the batch: a norm "
+            "that was not recognised, or a constant that depends on the width. At a whole multiple of the width a run "
+            "shows what it is: plan for that, or take Family(build, base, inputs=…), which learns it there for every "
+            "width; or leave out inputs="
+        )
+    return replace(planned, checked=True)

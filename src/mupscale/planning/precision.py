@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-_LESS = (torch.float32, torch.bfloat16, torch.float16)
-_NAMED = tuple(f"torch.{device}{kind}Tensor" for device in ("", "cuda.") for kind in ("Float", "BFloat16", "Half"))
-_LOWER = (Tensor.float, Tensor.bfloat16, Tensor.half)
-_LIKE_ANOTHER = (Tensor.to, Tensor.type_as)
+_LESS = frozenset((torch.float32, torch.bfloat16, torch.float16))
+_NAMED = frozenset(f"torch.{device}{kind}Tensor" for device in ("", "cuda.") for kind in ("Float", "BFloat16", "Half"))
+_LOWER = frozenset((Tensor.float, Tensor.bfloat16, Tensor.half))
+_LIKE_ANOTHER = frozenset((Tensor.to, Tensor.type_as))
 
 
 def in_double(values: Any) -> Any:
@@ -44,11 +44,14 @@ class KeepDouble(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = dict(kwargs or {})
+        kwargs = kwargs or {}
+        lowers = function in _LOWER
+        if len(args) + len(kwargs) < 2 and not lowers:  # an attribute of a tensor, as most of the many calls are
+            return function(*args, **kwargs)
         tensor = args[0] if args else kwargs.get("input", kwargs.get("self"))
         if not isinstance(tensor, Tensor) or tensor.dtype != torch.float64 or function is Tensor.view:
             return function(*args, **kwargs)
-        if function in _LOWER:
+        if lowers:
             return tensor
         if function in _LIKE_ANOTHER and (other := _another(args, kwargs)) is not None and other.dtype in _LESS:
             return tensor.to(other.device)
@@ -62,5 +65,6 @@ def _another(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
 
 def _double(value: Any) -> Any:
     """A dtype of less precision, or the name of one, as float64; anything else as it is."""
-    lower = isinstance(value, torch.dtype) and value in _LESS
-    return torch.float64 if lower or (isinstance(value, str) and value in _NAMED) else value
+    kind = type(value)
+    lower = (kind is torch.dtype and value in _LESS) or (kind is str and value in _NAMED)
+    return torch.float64 if lower else value

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,12 +36,12 @@ class Operation:
     results: tuple[int | None, ...]
     module: str
 
-    @property
+    @cached_property
     def name(self) -> str:
         """As torch calls it, without its namespace and variant."""
         return str(self.function).split(".")[1]
 
-    @property
+    @cached_property
     def refs(self) -> list[int]:
         """The numbers of its tensor arguments."""
         flat, _ = tree_flatten((self.args, self.kwargs), is_leaf=lambda x: isinstance(x, Ref))
@@ -65,10 +66,12 @@ class Operation:
         """Its results, as a flat list, for these tensors in place of the arguments."""
 
         def value(x: Any) -> Any:
-            return tensors[x.number] if isinstance(x, Ref) else x
+            if isinstance(x, Ref):
+                return tensors[x.number]
+            return type(x)(map(value, x)) if isinstance(x, list | tuple) else x
 
-        args, kwargs = tree_map(value, (self.args, self.kwargs), is_leaf=lambda x: isinstance(x, Ref))
-        return tree_flatten(self.function(*args, **kwargs))[0]
+        result = self.function(*map(value, self.args), **{name: value(x) for name, x in self.kwargs.items()})
+        return [result] if isinstance(result, Tensor) else tree_flatten(result)[0]
 
 
 @dataclass

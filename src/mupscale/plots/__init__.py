@@ -1,5 +1,7 @@
 """The drawing kit: style, numbers in words, pictures as files; it knows no model and no run.
 
+contrast    colours that can be read on a page
+end_labels  words at the ends of lines
 figures     a figure in the house style, and writing it
 gallery     a folder of pictures as PNG and SVG, for light and dark pages
 heat_map    numbers over two lists of values
@@ -7,9 +9,12 @@ words       numbers as people read them
 """
 
 from mupscale.plots import words
+from mupscale.plots.contrast import find_contrast, with_contrast
+from mupscale.plots.end_labels import EndLabel, add_end_labels
 from mupscale.plots.figures import COLORS, GREY, figure, save_figure
 from mupscale.plots.gallery import (
     BAD,
+    DARK_PAPER,
     GOOD,
     INK,
     MUTED,
@@ -31,6 +36,7 @@ from mupscale.plots.words import UNKNOWN
 __all__ = [
     "BAD",
     "COLORS",
+    "DARK_PAPER",
     "GOOD",
     "GREY",
     "INK",
@@ -38,21 +44,25 @@ __all__ = [
     "PAPER",
     "STAR",
     "UNKNOWN",
+    "EndLabel",
     "Gallery",
     "HeatMap",
     "Picture",
     "Point",
     "add_color_bar",
+    "add_end_labels",
     "add_legend_below",
     "draw_heat_map",
     "drop_partial_point",
     "escape_text",
     "figure",
+    "find_contrast",
     "level_colors",
     "number_colors",
     "save_figure",
     "set_count_axis",
     "set_log_axis_if_wide",
     "styled",
+    "with_contrast",
     "words",
 ]

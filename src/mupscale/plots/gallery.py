@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from mupscale.system import MupscaleError, require
 
 Point = tuple[float, float]
 INK, PAPER, MUTED = "#1f2933", "#ffffff", "#66727f"
+DARK_PAPER = "#171c23"
 LEVELS = ("#2a7fb8", "#6f63b0", "#c2477f", "#d9603f", "#e0a030")
 """From low to high, legible on white and on black."""
 GOOD, BAD = COLORS[4], COLORS[2]
 _DARK = {
     INK: "#e4e8ee",
-    PAPER: "#171c23",
+    PAPER: DARK_PAPER,
     MUTED: "#9aa7b5",
     "#000000": "#e4e8ee",
     COLORS[0]: "#c9d3e0",
@@ -59,16 +60,20 @@ _STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that is written to a folder, and its SVG for a page. alt says in words what it shows."""
+    """A picture that is written to a folder, and its SVG for a page. alt says in words what it shows.
+
+    dark: colours of its own for a dark page, by those of a light one.
+    """
 
     name: str
     alt: str
     caption: str
     svg: str
+    dark: Mapping[str, str] = field(default_factory=dict)
 
     def source(self, dark: bool = False) -> str:
         """The picture as a data: address, for the src of an <img>."""
-        svg = recolour_for_dark(self.svg) if dark else self.svg
+        svg = recolour_for_dark(self.svg, self.dark) if dark else self.svg
         return "data:image/svg+xml;base64," + b64encode(svg.encode()).decode()
 
 
@@ -88,6 +93,7 @@ class Gallery:
         sketch: Callable[[Any], None],
         *,
         size: tuple[float, float] = (4.8, 3.5),
+        dark: Mapping[str, str] | None = None,
     ) -> Picture:
         """Draw one pair of axes in the house style, and write it as PNG and SVG."""
 
@@ -98,7 +104,7 @@ class Gallery:
             fig.set_layout_engine(None)  # laid out by now; "none" would draw once more to find out
             fig.savefig(svg, metadata={"Date": None})
 
-        return self._keep(name, alt, caption, both)
+        return replace(self._keep(name, alt, caption, both), dark=dark or {})
 
     def adopt(self, name: str, alt: str, caption: str, plot: Callable[[Path], Any]) -> Picture:
         """Take in a picture that some other part of the library draws into a file."""
@@ -129,13 +135,14 @@ class Gallery:
         return free
 
 
-def recolour_for_dark(svg: str) -> str:
-    """The same picture for a dark page.
+def recolour_for_dark(svg: str, more: Mapping[str, str] | None = None) -> str:
+    """The same picture for a dark page. more: colours beside the house's, or instead of them.
 
     >>> recolour_for_dark('<path fill="#ffffff"/>')
     '<path fill="#171c23"/>'
     """
-    return re.sub(r"#[0-9a-f]{6}\b", lambda match: _DARK.get(match[0], match[0]), svg)
+    colors = {**_DARK, **(more or {})}
+    return re.sub(r"#[0-9a-f]{6}\b", lambda match: colors.get(match[0], match[0]), svg)
 
 
 def escape_text(text: str, longest: int = 40) -> str:

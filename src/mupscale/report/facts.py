@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mupscale.core import Width
@@ -118,13 +118,21 @@ def list_stages(summary: Summary) -> Iterator[list[str]]:
 
 
 def format_recipe(summary: Summary) -> str:
-    """The recipe with its section `method`, as YAML where PyYAML is there; JSON is YAML, too."""
-    values = {**summary.recipe, "method": summary.recipe.get("method") or summary.method}
+    """The recipe with its section `method`."""
+    return format_values({**summary.recipe, "method": summary.recipe.get("method") or summary.method})
+
+
+def format_values(values: Mapping[str, Any]) -> str:
+    """Nested values as YAML where PyYAML is there; JSON is YAML, too.
+
+    >>> print(format_values({"width": 8}).replace("{", "").replace("}", "").replace('"', "").strip())
+    width: 8
+    """
     try:
         import yaml
     except ImportError:
         return json.dumps(values, indent=2, ensure_ascii=False)
-    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
+    return str(yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=100))
 
 
 def describe_noise(summary: Summary) -> tuple[str, str]:
@@ -143,9 +151,17 @@ def describe_noise(summary: Summary) -> tuple[str, str]:
 
 def describe_setting(summary: Summary) -> str:
     """What was trained, in a line: model, data, optimizer, widths."""
-    names = [_class(summary.recipe.get(part)) for part in ("model", "data", "optimizer")]
-    widths = _widths(summary)
-    return " · ".join(part for part in (*names, widths) if part)
+    return " · ".join(part for part in (*name_parts(summary.recipe), _widths(summary)) if part)
+
+
+def name_parts(recipe: Mapping[str, Any]) -> list[str]:
+    """The classes of a recipe's model, data and optimizer, as far as it names them.
+
+    >>> name_parts({"model": {"class_path": "mupscale.models.MLP"}})
+    ['MLP']
+    """
+    names = [_class(recipe.get(part)) for part in ("model", "data", "optimizer")]
+    return [name for name in names if name]
 
 
 def _widths(summary: Summary) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mupscale.method import CONTENDERS, SCRATCH, UPSCALED, Contender, GainMark, Summary
+from mupscale.method import CONTENDERS, SCRATCH, UPSCALED, GainMark, PaperContender, Summary
 from mupscale.plots import BAD, GOOD, MUTED, PAPER, Gallery, Picture, words
 
 _EFFECTS = (("learning_rate", "learning\nrate"), ("head_start", "head\nstart"), ("noise", "noise"))
@@ -51,19 +51,19 @@ def _digits(gain: dict[str, float | None]) -> int:
     return max(3, 2 - math.floor(math.log10(whole))) if words.is_finite_number(whole) and whole > 0 else 3
 
 
-def _variants(gain: dict[str, float | None]) -> list[tuple[Contender, GainMark, float]]:
+def _variants(gain: dict[str, float | None]) -> list[tuple[PaperContender, GainMark, float]]:
     """Grown models beside (e), each with its mark and loss."""
     return [*_marked(_VARIANTS, gain)]
 
 
-def _alternative(gain: dict[str, float | None]) -> tuple[Contender, GainMark, float] | None:
+def _alternative(gain: dict[str, float | None]) -> tuple[PaperContender, GainMark, float] | None:
     """What widening competes with, and is not in the waterfall: the best baseline of these, its mark and loss."""
     return min(_marked(_BASELINES, gain), key=lambda item: item[2], default=None)
 
 
 def _marked(
-    contenders: Sequence[Contender], gain: dict[str, float | None]
-) -> Iterator[tuple[Contender, GainMark, float]]:
+    contenders: Sequence[PaperContender], gain: dict[str, float | None]
+) -> Iterator[tuple[PaperContender, GainMark, float]]:
     for one in contenders:
         if one.gain_mark is not None and words.is_finite_number(value := gain.get(one.key)):
             yield one, one.gain_mark, value

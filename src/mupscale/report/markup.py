@@ -44,26 +44,35 @@ def make_bullets(title: str, sentences: Sequence[str], kind: str = "") -> str:
     return f'<div class="box {escape(kind)}"><strong>{escape(title)}</strong><ul>{items}</ul></div>'
 
 
-def make_cards(items: Iterable[tuple[str, str, str]]) -> str:
+def make_cards(items: Iterable[tuple[str, str, str]], kind: str = "") -> str:
     """What, the number, and what else to say of it."""
     inside = "\n".join(
         f'<div class="card"><div class="what">{escape(what)}</div><div class="number">{escape(number)}</div>'
         f'<div class="more">{escape(more)}</div></div>'
         for what, number, more in items
     )
-    return f'<div class="cards">\n{inside}\n</div>' if inside else ""
+    return f'<div class="cards{" " * bool(kind)}{escape(kind)}">\n{inside}\n</div>' if inside else ""
 
 
 def make_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = True, kind: str = "") -> str:
-    """Rows of texts, the first of each its name; a table that is too wide scrolls by itself. numbers: aligned right."""
+    """Rows of texts, the first of each its name; a table that is too wide scrolls by itself. numbers: aligned right.
+
+    kind stacks: on a phone every row is a block of its own, with the columns' names in it.
+    """
     rows = list(rows)
     if not rows:
         return ""
     align = ' class="n"' if numbers else ""
+
+    def cells(row: Sequence[str]) -> Iterable[tuple[str, str]]:
+        return zip(head[1:], row[1:], strict=True)
+
     top = "".join(f'<th scope="col"{align if i else ""}>{escape(cell)}</th>' for i, cell in enumerate(head))
     lines = "\n".join(
         f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td{align}>{escape(cell) if cell else UNKNOWN}</td>" for cell in row[1:])
+        + "".join(
+            f"<td{align}{_named(kind, name)}>{escape(cell) if cell else UNKNOWN}</td>" for name, cell in cells(row)
+        )
         + "</tr>"
         for row in rows
     )
@@ -71,17 +80,24 @@ def make_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: b
     return f'<div class="table {escape(kind)}"><table>{inside}</table></div>'
 
 
-def make_pictures(items: Iterable[Picture]) -> str:
-    """Side by side where there is room."""
-    inside = "\n".join(make_picture(item) for item in items)
+def make_pictures(items: Iterable[Picture | tuple[Picture, Picture]]) -> str:
+    """Side by side where there is room; a pair is a picture and the same for a phone."""
+    inside = "\n".join(make_picture(*item) if isinstance(item, tuple) else make_picture(item) for item in items)
     return f'<div class="pictures">\n{inside}\n</div>' if inside else ""
 
 
-def make_picture(item: Picture) -> str:
-    """One picture, for light and for dark pages."""
+def make_picture(item: Picture, narrow: Picture | None = None, kind: str = "") -> str:
+    """One picture, for light and for dark pages. narrow: the same, drawn for a phone."""
     dark, light = escape(item.source(dark=True)), escape(item.source())
+    small = ""
+    if narrow is not None:
+        at = "(max-width: 640px)"
+        small = (
+            f'<source media="{at} and (prefers-color-scheme: dark)" srcset="{escape(narrow.source(dark=True))}">'
+            f'<source media="{at}" srcset="{escape(narrow.source())}">'
+        )
     return (
-        f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+        f'<figure{_kind(kind)}><picture>{small}<source media="(prefers-color-scheme: dark)" srcset="{dark}">'
         f'<img src="{light}" alt="{escape(item.alt)}"></picture>'
         f"<figcaption>{escape(item.caption)}</figcaption></figure>"
     )
@@ -102,6 +118,10 @@ def make_folded(title: str, *parts: str) -> str:
 def make_code(text: str) -> str:
     """As it is."""
     return f"<pre>{escape(text)}</pre>" if text else ""
+
+
+def _named(kind: str, name: str) -> str:
+    return f' data-column="{escape(name)}"' if kind == "stacks" else ""
 
 
 def _kind(kind: str) -> str:

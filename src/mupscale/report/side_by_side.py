@@ -12,9 +12,9 @@ from mupscale.report import facts, gain, loss_curves, markup, sweeps
 from mupscale.report.page import answer_sentences
 
 
-def make_comparison_page(summaries: Sequence[Summary], folders: Sequence[Path], out: Path) -> str:
+def make_side_by_side_page(summaries: Sequence[Summary], folders: Sequence[Path], out: Path) -> str:
     """The HTML; the pictures of all runs go into the folder as well."""
-    names = _names(summaries, folders)
+    names = tell_apart([summary.name for summary in summaries], folders)
     galleries = [Gallery(out, prefix=f"{number}-{name}-") for number, name in enumerate(names, 1)]
     drawn = [_drawn(summary, gallery) for summary, gallery in zip(summaries, galleries, strict=True)]
     body = [
@@ -27,9 +27,9 @@ def make_comparison_page(summaries: Sequence[Summary], folders: Sequence[Path], 
     return markup.make_document(f"{', '.join(names)}: mupscale report", "\n".join(part for part in body if part))
 
 
-def _names(summaries: Sequence[Summary], folders: Sequence[Path]) -> list[str]:
-    """What tells the runs apart: their names, with their folders where two have the same, or else numbers."""
-    names, paths = [summary.name for summary in summaries], [folder.resolve() for folder in folders]
+def tell_apart(names: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """What tells runs apart: their names, with their folders where two have the same, or else numbers."""
+    paths = [folder.resolve() for folder in folders]
     for more in ([""] * len(names), [path.name for path in paths], [f"{p.parent.name}/{p.name}" for p in paths]):
         longer = [f"{name} ({extra})" if extra else name for name, extra in zip(names, more, strict=True)]
         if len(set(longer)) == len(longer):

@@ -12,12 +12,12 @@ extras    optional packages, and how to install them
 """
 
 from mupscale.system.cores import usable_cores
-from mupscale.system.errors import Interrupted, MupscaleError, UncheckedPlan
+from mupscale.system.errors import Interrupted, MupscaleError, PlanError, UncheckedPlan
 from mupscale.system.extras import require
 from mupscale.system.files import appearing, replace_text, replacing
 from mupscale.system.locks import exclusive_lock
 from mupscale.system.memory import available_memory
-from mupscale.system.seeds import derive, generator
+from mupscale.system.seeds import derive, generator, seeded
 from mupscale.system.terminal import Display, open_display
 from mupscale.system.torch_files import load_torch
 from mupscale.system.version import VERSION
@@ -27,6 +27,7 @@ __all__ = [
     "Display",
     "Interrupted",
     "MupscaleError",
+    "PlanError",
     "UncheckedPlan",
     "appearing",
     "available_memory",
@@ -38,5 +39,6 @@ __all__ = [
     "replace_text",
     "replacing",
     "require",
+    "seeded",
     "usable_cores",
 ]

@@ -5,8 +5,12 @@ class MupscaleError(Exception):
     """Raised for anything the user can mend; the message names what is wrong and what to do about it."""
 
 
+class PlanError(MupscaleError):
+    """Modules alone do not tell what a parameter's width is to it; a batch (`inputs=`) or `roles=` would."""
+
+
 class Interrupted(MupscaleError):
-    """Somebody asked to stop; what was done is saved where there is a place for it."""
+    """The user asked to stop; what was done is saved where there is a place for it."""
 
 
 class UncheckedPlan(UserWarning):

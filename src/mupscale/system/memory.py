@@ -24,7 +24,7 @@ _GROUPS = (
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Bytes of main memory that can be had without swapping, within the container's limit; None where nobody tells.
+    """Bytes of main memory that can be had without swapping, within the container's limit; None if unknown.
 
     root: where /proc and /sys are.
 
@@ -46,7 +46,7 @@ def _in_machine(root: Path) -> int | None:
 
 
 def _in_container(root: Path) -> int | None:
-    """What the group of processes may still take; memory that holds files is given back when it is needed."""
+    """What the group of processes may still take; the cache of files counts as free, since it is given back."""
     for group in _GROUPS:
         folder = root / group.folder
         with suppress(OSError, ValueError):  # ValueError: the limit may be the word max

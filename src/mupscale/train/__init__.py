@@ -1,6 +1,6 @@
 """Training: a recipe, the run with growth in the middle of it, exact resume, one process or many.
 
-recipe (with class_paths, growth_events, schedule, run_settings, widths): what a run is, as plain values.
+recipe (with class_paths, recipe_families, growth_events, schedule, run_settings): what a run is, as plain values.
 recipe_runner: runs a recipe. training_run: its steps. start, resuming: where they begin. model_checks: what they need.
 run_folder, run_state, snapshot: what a run leaves on disk. processes: DDP and FSDP.
 loss_functions, numeric_precision, metric_series, evaluation, stop_requests, progress, tensorboard: parts of a step.
@@ -23,7 +23,7 @@ from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
 from mupscale.train.run_state import RunState
 from mupscale.train.schedule import Schedule
 from mupscale.train.snapshot import read_snapshot
-from mupscale.train.start import starting_point
+from mupscale.train.start import StartingModel, describe_start, starting_point
 from mupscale.train.stop_requests import StopRequest, catch_stop_signals
 from mupscale.train.tensorboard import TensorBoardWriter
 from mupscale.train.training_run import Result, TrainingRun
@@ -43,6 +43,7 @@ __all__ = [
     "Seeds",
     "Silence",
     "Spec",
+    "StartingModel",
     "StopRequest",
     "TensorBoardWriter",
     "TrainingRun",
@@ -54,6 +55,7 @@ __all__ = [
     "cost_per_example",
     "count_correct",
     "cross_entropy",
+    "describe_start",
     "draw_curves",
     "find_checkpoint",
     "import_path",

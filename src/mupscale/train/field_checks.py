@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mupscale.system import MupscaleError
@@ -10,9 +11,10 @@ from mupscale.system import MupscaleError
 
 def check_choices(part: Any, where: str = "") -> None:
     """Fields that are one of a few words are: on the command line the parser checks that, in Python and JSON nobody."""
-    for name, hint in get_type_hints(type(part)).items():
-        value, choices = getattr(part, name), _choices(hint)
-        if choices and value not in choices and not (isinstance(value, bool) and bool in get_args(hint)):
+    kind: type = type(part)
+    for name, (choices, or_bool) in _fields_of_words(kind).items():
+        value = getattr(part, name)
+        if value not in choices and not (or_bool and isinstance(value, bool)):
             allowed = f"{', '.join(choices[:-1])} or {choices[-1]}"
             raise MupscaleError(f"{where}{name} is {value!r}, but must be {allowed}")
 
@@ -21,6 +23,13 @@ def check_not_negative(what: str, value: float | dict[str, float] | None) -> Non
     for number in value.values() if isinstance(value, dict) else [value]:
         if number is not None and not 0 <= number < math.inf:
             raise MupscaleError(f"{what} is {number}, but must be 0 or more and finite")
+
+
+@cache
+def _fields_of_words(part: type) -> dict[str, tuple[list[str], bool]]:
+    """A class's fields that are one of a few words: which, and whether they may be true or false instead."""
+    hints = get_type_hints(part)
+    return {name: (_choices(hint), bool in get_args(hint)) for name, hint in hints.items() if _choices(hint)}
 
 
 def _choices(hint: Any) -> list[str]:

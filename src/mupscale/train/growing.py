@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -15,8 +14,8 @@ from mupscale.growth import Operator, measure_statistics
 from mupscale.train.numeric_precision import cast_input
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
+from mupscale.train.recipe_families import few_examples
 
-_ROWS = 4  # on which small models are compared
 _BATCHES = 8  # on which statistics of new channels are measured
 
 
@@ -59,8 +58,7 @@ def check_copies(family: Family, data: Data, narrow: WidthLike, wide: WidthLike)
     >>> check_copies(family, CoverTypeSample(), 8, 16)
     """
     if growing := Width.of(narrow).growing(Width.of(wide)):
-        rows = torch.arange(_ROWS, device=data.rows_on or data.device) % data.size
-        family.check(data.examples(rows)[0].cpu(), growing)
+        family.check(few_examples(data), growing)
 
 
 def coming_batches(recipe: Recipe, data: Data, step: int) -> Iterable[Tensor]:

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from mupscale.core import WholeWidth, Width
@@ -18,6 +18,7 @@ from mupscale.system import MupscaleError
 from mupscale.train.class_paths import Spec, import_path
 from mupscale.train.field_checks import check_choices, check_not_negative
 from mupscale.train.growth_events import Growth, How, NoiseLevel, build_operator, without_defaults
+from mupscale.train.recipe_families import family_of, make_data
 from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
 from mupscale.train.schedule import Schedule
 
@@ -187,23 +188,12 @@ class Recipe:
         return next((growth for growth in self.grow if growth.at == step), None)
 
     def family(self) -> Family:
-        """The family of the model: one architecture at every width."""
-        if isinstance(self.base, dict):
-            return Family(lambda **widths: self._build(widths), self.base, init_at=self.init_at)
-        return Family(lambda width: self._build({"width": width}), self.base, init_at=self.init_at)
-
-    def _build(self, widths: Mapping[str, int | float]) -> nn.Module:
-        model = self.model.make(**widths)
-        if not isinstance(model, nn.Module):
-            raise MupscaleError(f"{self.model.class_path} is no nn.Module")
-        return model
+        """The family of the model: one architecture at every width; the same one for all runs in a process."""
+        return family_of(self.model, self.data, self.base, self.init_at)
 
     def make_data(self) -> Data:
         """Load the data."""
-        data = self.data.make()
-        if not isinstance(data, Data):
-            raise MupscaleError(f"{self.data.class_path} is no subclass of mupscale.data.Data")
-        return data
+        return make_data(self.data)
 
     def optimizer_class(self) -> type[Optimizer]:
         """The optimizer's class."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,42 @@ def _upscale_checkpoint(
         data=data,
         batches=() if data is None else coming_batches(recipe, data, 0),
     )
+
+
+@dataclass(frozen=True)
+class StartingModel:
+    """What a checkpoint says of its model. steps: that it has trained; None where it does not say.
+
+    is_decayed: whether its learning rate had fallen already, as far as its recipe tells.
+    """
+
+    width: WholeWidth
+    steps: int | None
+    has_optimizer: bool
+    is_decayed: bool
+
+
+def describe_start(recipe: Recipe) -> StartingModel:
+    """The model that a recipe starts from (`start`), without building it.
+
+    >>> from mupscale.train import Spec
+    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
+    >>> sgd = Spec("torch.optim.SGD", {"lr": 0.1})
+    >>> describe_start(Recipe(model, data, sgd, width=16, base=16, steps=4, batch=32, start="nowhere.safetensors"))
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: there is no checkpoint at nowhere.safetensors
+    """
+    assert recipe.start is not None
+    path = find_checkpoint(recipe.start)
+    saved = _open(path)
+    width = _width_of(saved, recipe, path)
+    if not isinstance(saved, Snapshot):
+        return StartingModel(width, None, has_optimizer=False, is_decayed=False)
+    state = saved.run
+    schedule = ((state.recipe if state is not None else None) or {}).get("schedule") or {}
+    decayed = isinstance(schedule, dict) and schedule.get("kind", "constant") != "constant"
+    steps = None if state is None else state.step
+    return StartingModel(width, steps, saved.content.optimizer is not None, decayed)
 
 
 def _open(path: Path) -> Snapshot | Mapping[str, Tensor]:

@@ -10,7 +10,7 @@ answers.
 
 from mupscale.hf.describe import architectures, memory
 from mupscale.hf.describe.architecture import CAUSAL, Architecture, Config, Tied
-from mupscale.hf.describe.asked_growth import AskedGrowth, settle_growth
+from mupscale.hf.describe.asked_growth import AskedGrowth, check_fresh_plan, settle_growth
 from mupscale.hf.describe.building import (
     in_one_line,
     model_class,
@@ -38,6 +38,7 @@ __all__ = [
     "Wire",
     "architecture_of",
     "architectures",
+    "check_fresh_plan",
     "column",
     "conv1d",
     "extend",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from mupscale.core import Plan
 from mupscale.growth import Copies, Fresh, Noise, Operator, choose_operator
 from mupscale.hf.describe.architecture import Config
 from mupscale.hf.describe.multipliers import Ratios, Times
@@ -63,3 +64,18 @@ def settle_growth(
     elif isinstance(by_how_much, Ratios):
         by_how_much = Times(**asdict(by_how_much))
     return AskedGrowth(by_how_much, fresh, 0.0 if not isinstance(operator, Copies) else operator.noise)
+
+
+def check_fresh_plan(architecture: PlannedArchitecture, config: Config, plan: Plan, fresh: Fresh | None) -> None:
+    """Refuse a plan by which fresh units cannot be drawn, or not as they are asked for; copies may have any.
+
+    >>> from mupscale.hf.describe import architecture_of
+    >>> config = {"model_type": "gpt2", "n_embd": 768, "n_head": 12}
+    >>> check_fresh_plan(architecture_of(config), config, Plan({}), None)
+    """
+    if fresh is None:
+        return
+    if plan.fresh is None:
+        remedy = architecture.how_to_tell_the_initialisation(config)
+        raise MupscaleError(f"what fresh units are to be drawn from is not known: {remedy}")
+    fresh.check(plan)

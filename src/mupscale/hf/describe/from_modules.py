@@ -15,13 +15,12 @@ import torch
 from torch import nn
 
 from mupscale.core import Entry, Plan, Role, Shape
-from mupscale.growth import Fresh
 from mupscale.hf.describe import memory
 from mupscale.hf.describe.architecture import Config, how_to_grow_alike
 from mupscale.hf.describe.building import build_model, sketch_model
 from mupscale.hf.describe.multipliers import Ratios, Times, grown
 from mupscale.hf.describe.planned import Evidence, PlannedArchitecture
-from mupscale.planning import plan
+from mupscale.planning import How, build_plan, with_initial_of
 from mupscale.system import MupscaleError
 
 FIELDS = {
@@ -162,14 +161,17 @@ def plan_by_modules(config: Config, times: Times, *, fresh: bool = True) -> Plan
     """
     try:
         small, large = sketch_model(config), sketch_model(wide_config(config, times))
-        roles, operator = mixture_roles(small), Fresh() if isinstance(times, Ratios) else None
+        roles = mixture_roles(small)
+        how: How = "fresh" if isinstance(times, Ratios) else "copies"
         size = 4 * sum(p.numel() for p in small.parameters())
-        if not fresh or not memory.fits((2 if operator is None else 3) * size) or size > _MOST << 30:
-            return plan(small, large, roles=roles, grow=operator)
+        fits = memory.fits((2 if how == "copies" else 3) * size) and size <= _MOST << 30
+        if not fresh or not fits:
+            return build_plan(small, large, roles=roles, how=how, assume=True)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            small = small if operator is None else build_model(config)  # what its norms do shows when they are called
-            return plan(small, large, roles=roles, fresh=lambda: build_model(config), grow=operator)
+            small = small if how == "copies" else build_model(config)  # what its norms do shows when they are called
+            widening = build_plan(small, large, roles=roles, how=how, assume=True)
+            return with_initial_of(widening, lambda: build_model(config))
     except MupscaleError as error:
         advice = how_to_describe(config.get("model_type"))
         raise MupscaleError(f"{str(error).rstrip('.')}. {advice}") from None

@@ -1,0 +1,73 @@
+"""The command `mupscale run`: does growing pay here, and which way?"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from argparse import SUPPRESS
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mupscale.cli.arguments import UsageError
+from mupscale.cli.method import run_paper
+from mupscale.cli.recipe_options import read_recipe_values
+
+if TYPE_CHECKING:
+    from mupscale.comparison import ComparisonSettings
+    from mupscale.train import Recipe
+
+RUN = """\
+Does growing pay? Four ways to spend the same FLOPs, all under one schedule, each with its own tuned learning rate:
+from scratch, the base model continued, grown from copies, grown with fresh units.
+
+  mupscale run mlp-covtype-demo                             on a laptop, data included
+  mupscale run mlp-covtype-demo --dry-run                   what it would train, and its FLOPs
+  mupscale run mlp-covtype-demo --forecast                  the small models alone, and what they foretell
+  mupscale run RECIPE --from my-model.safetensors --width 512    from a checkpoint of your own
+  mupscale run RECIPE --paper                               the paper's own comparison, in its letters
+
+The recipe's growth event tells the two widths and how long each model trains. Learning rates and noise are tuned at
+small widths; a section `comparison` may say where and over what. A run that was stopped, however, goes on with the same
+command: what is done is not done again."""
+
+
+def run_command(words: list[str]) -> int:
+    """mupscale run RECIPE."""
+    if "--paper" in words:
+        return run_paper([word for word in words if word != "--paper"])
+    from mupscale.comparison import describe_plan, run_comparison
+    from mupscale.report import write_report
+
+    recipe, settings, options = read_comparison(words)
+    folder = Path(recipe.out or "runs/comparison")
+    if options["dry_run"]:
+        print(describe_plan(recipe, settings, folder))
+        return 0
+    command = shlex.join(["mupscale", "run", *words])
+    summary = run_comparison(recipe, settings, folder, command=command, forecast_only=options["forecast"])
+    said = [summary.answer["sentence"]] if summary.answer else [summary.forecast["sentence"]]
+    print("", *said, *(f"Note: {note}" for note in summary.notes), "", sep="\n", flush=True)
+    print(f"Report: {write_report([folder])}")
+    return 0
+
+
+def read_comparison(words: Sequence[str]) -> tuple[Recipe, ComparisonSettings, dict[str, Any]]:
+    """The recipe, the settings of the comparison, and the command's own options."""
+    from mupscale.comparison import ComparisonSettings
+    from mupscale.train import Recipe
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("a comparison runs in one process: start it without torchrun")
+
+    def extend(parser: Any) -> None:
+        parser.add_class_arguments(ComparisonSettings, "comparison")
+        parser.add_argument("--method", type=dict, help=SUPPRESS)  # what --paper reads in the same file
+        parser.add_argument("--dry-run", action="store_true", help="print what would be trained, and train nothing")
+        parser.add_argument("--forecast", action="store_true", help="stop after the small models, with their forecast")
+
+    values = read_recipe_values("run", "", RUN, words, extend, flags=("--dry-run", "--forecast"))
+    values.pop("method", None)
+    settings = ComparisonSettings(**values.pop("comparison"))
+    options = {name: values.pop(name) for name in ("dry_run", "forecast")}
+    return Recipe.from_json(values), settings, options

@@ -1,0 +1,127 @@
+"""The contenders of a comparison, in one registry: how each begins, what it is called, how it is drawn.
+
+Another contender is another entry of CONTENDERS; settings, training, forecast, sentences and pictures read it here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mupscale.system import MupscaleError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A way to spend the budget.
+
+    Args:
+        name: in settings, JSON and folders
+        label: at its line, and in tables
+        phrase: in a sentence
+        advice: how a sentence begins that recommends it
+        color: of its line
+        is_wide: whether it has the wide model's width
+        from_base: whether it begins with the base model, whose cost then belongs to it
+        how: how new units are filled, as in a growth event
+        tunes_noise: whether a noise level is tuned for it
+        tuned_as: the contender whose tuned values it takes; its own where none
+        full_steps: whether it has all the steps of base model and growth, whatever they cost
+        is_usual: whether it takes part unless asked otherwise; the others are thin lines
+    """
+
+    name: str
+    label: str
+    phrase: str
+    advice: str
+    color: str
+    is_wide: bool = True
+    from_base: bool = True
+    how: Literal["copies", "paired", "fresh", "lossless"] = "copies"
+    tunes_noise: bool = False
+    tuned_as: str | None = None
+    full_steps: bool = False
+    is_usual: bool = True
+
+    @property
+    def is_grown(self) -> bool:
+        """Whether it is the base model made wider."""
+        return self.is_wide and self.from_base
+
+
+FROM_SCRATCH = Contender(
+    name="from-scratch",
+    label="from scratch",
+    phrase="starting over",
+    advice="Start over",
+    color="#4c566a",
+    from_base=False,
+)
+CONTINUED = Contender(
+    name="continued",
+    label="continued",
+    phrase="continuing the small model",
+    advice="Continue the small model",
+    color="#c98a1b",
+    is_wide=False,
+)
+COPIES = Contender(
+    name="copies",
+    label="grown from copies",
+    phrase="growing from copies",
+    advice="Grow it, from copies",
+    color="#c44e52",
+    tunes_noise=True,
+)
+FRESH = Contender(
+    name="fresh",
+    label="grown with fresh units",
+    phrase="growing with fresh units",
+    advice="Grow it, with fresh units",
+    color="#2a7fb8",
+    how="fresh",
+)
+COPIES_WITHOUT_NOISE = Contender(
+    name="copies-without-noise",
+    label="copies without noise",
+    phrase="growing from copies without noise",
+    advice="Grow it, from copies without noise",
+    color="#e3a6a8",
+    is_usual=False,
+)
+PAIRED_NOISE = Contender(
+    name="paired-noise",
+    label="copies with paired noise",
+    phrase="growing from copies with paired noise",
+    advice="Grow it, from copies with paired noise",
+    color="#8b3a62",
+    how="paired",
+    tunes_noise=True,
+    is_usual=False,
+)
+ALL_STEPS = Contender(
+    name="from-scratch-all-steps",
+    label="from scratch, all steps (the ceiling)",
+    phrase="starting over for all the steps",
+    advice="Start over, for all the steps",
+    color="#8f96a3",
+    from_base=False,
+    tuned_as="from-scratch",
+    full_steps=True,
+    is_usual=False,
+)
+
+CONTENDERS = (FROM_SCRATCH, CONTINUED, COPIES, FRESH, COPIES_WITHOUT_NOISE, PAIRED_NOISE, ALL_STEPS)
+DEFAULT_NAMES = tuple(one.name for one in CONTENDERS if one.is_usual)
+
+
+def contender_named(name: str) -> Contender:
+    """The contender of a name.
+
+    >>> contender_named("fresh").label
+    'grown with fresh units'
+    """
+    for one in CONTENDERS:
+        if one.name == name:
+            return one
+    raise MupscaleError(f"{name!r} is no contender: take from {', '.join(one.name for one in CONTENDERS)}")

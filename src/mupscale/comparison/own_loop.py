@@ -1,0 +1,203 @@
+"""The same comparison in a training loop of one's own: no recipe, one function that trains."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mupscale.comparison.answer import answer_comparison
+from mupscale.comparison.contenders import DEFAULT_NAMES, Contender
+from mupscale.comparison.results import BudgetPoint, ContenderRuns, SystemRuns, Tried, TunedContender
+from mupscale.comparison.system import plan_legs, whole_leg
+from mupscale.comparison.tuning import asked_for, choose
+from mupscale.core import WholeWidth, Width
+from mupscale.family import Family
+from mupscale.growth import Copies, Fresh
+from mupscale.train import Schedule
+
+Train = Callable[[nn.Module, Optimizer, int, Callable[[int], float]], Sequence[float]]
+"""Trains a model for so many steps and gives their losses; learning rates are to be multiplied by schedule(step)."""
+Trained = tuple[nn.Module, Optimizer]
+
+
+@dataclass(frozen=True)
+class LoopComparison:
+    """What each contender took from the small system, how it ended at every budget, and the answer in words."""
+
+    tuned: list[TunedContender]
+    runs: SystemRuns
+    answer: dict[str, Any]
+
+    def __str__(self) -> str:
+        return str(self.answer["sentence"])
+
+
+@dataclass(frozen=True)
+class OwnLoop:
+    """A training loop of one's own, in which `compare` asks whether growing a model pays.
+
+    Args:
+        family: of the model
+        train: takes a model, its optimizer, a number of steps and a schedule (step -> multiple of the learning rate,
+            as LambdaLR takes it), and gives the loss of every step
+        make_optimizer: of a model and a learning rate at the family's base width
+        lr: the base model's learning rate
+        base_steps: that the base model has trained
+        steps: of the grown model; the others have as many as cost the same, by the number of weights
+        small: the width to tune at
+        factors: of lr, which every contender tries there
+        noises: which copies try there
+        budgets: parts of the full budget at which every contender is measured
+        seeds: of the large models
+        contenders: who takes part
+
+    Example:
+        >>> import mupscale as mu
+        >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
+        >>> def train(model, optimizer, steps, schedule):
+        ...     scheduler, losses = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule), []
+        ...     for _ in range(steps):
+        ...         loss = nn.functional.mse_loss(model(x), y)
+        ...         optimizer.zero_grad()
+        ...         loss.backward()
+        ...         optimizer.step()
+        ...         scheduler.step()
+        ...         losses.append(loss.item())
+        ...     return losses
+        >>> build = lambda width: nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
+        >>> family = mu.Family(build, base=8, inputs=x)
+        >>> make = lambda model, lr: family.optimizer(model, torch.optim.AdamW, lr=lr)
+        >>> model = family.init(8)
+        >>> optimizer = make(model, 0.01)
+        >>> _ = train(model, optimizer, 20, lambda step: 1.0)
+        >>> loop = OwnLoop(family, train, make, lr=0.01, base_steps=20, steps=16, small=4, factors=[1.0], noises=[1.0])
+        >>> result = loop.compare(model, optimizer, 8, 16)
+        >>> sorted(result.answer["ranking"])
+        ['continued', 'copies', 'fresh', 'from-scratch']
+    """
+
+    family: Family
+    train: Train
+    make_optimizer: Callable[[nn.Module, float], Optimizer]
+    lr: float
+    base_steps: int
+    steps: int
+    small: WholeWidth
+    factors: Sequence[float] = (0.5, 1.0, 2.0)
+    noises: Sequence[float] = (0.5, 1.0, 2.0)
+    budgets: Sequence[float] = (0.25, 0.5, 1.0)
+    seeds: int = 2
+    contenders: Sequence[str] = DEFAULT_NAMES
+
+    def compare(self, model: nn.Module, optimizer: Optimizer, narrow: WholeWidth, wide: WholeWidth) -> LoopComparison:
+        """Tune at the small width, and train all contenders from this model; it and its optimizer are not changed.
+
+        narrow, wide: the model's width, and the one to grow to.
+        """
+        chosen = asked_for(self.contenders)
+        small_wide = Width.of(self.small).scaled_as(Width.of(narrow), Width.of(wide)).whole
+        base = self._small_base()
+        tuned = [self._tune(one, base, small_wide) for one in chosen if one.tuned_as is None]
+        values = {one.name: one for one in tuned}
+        begin = (model, optimizer)
+        runs = [self._run(one, begin, narrow, wide, values[one.tuned_as or one.name]) for one in chosen]
+        system = SystemRuns(narrow, wide, self.base_steps * self._cost(narrow), "weights", runs)
+        return LoopComparison(tuned, system, answer_comparison(system))
+
+    def _small_base(self) -> Trained:
+        """A base model at the small width."""
+        model = self.family.init(self.small)
+        optimizer = self.make_optimizer(model, self.lr)
+        self._train((model, optimizer), self.base_steps, Schedule(), 0)
+        return model, optimizer
+
+    def _tune(self, one: Contender, base: Trained, wide: WholeWidth) -> TunedContender:
+        """Its learning rate and noise, at the full budget with one seed."""
+        leg = whole_leg(self._steps(one, self.small, wide), "wsd", Schedule())
+        tried = []
+        for noise in self.noises if one.tunes_noise else [0.0]:
+            for lr in (self.lr * factor for factor in self.factors):
+                begun = self._begin(one, base, wide, lr, noise, 0)
+                tried.append(Tried(lr, noise, [self._train(begun, leg.steps, leg.schedule, 0)]))
+        return choose(one.name, tried)
+
+    def _run(
+        self, one: Contender, base: Trained, narrow: WholeWidth, wide: WholeWidth, values: TunedContender
+    ) -> ContenderRuns:
+        """All budgets with every seed; decays branch off the constant phase."""
+        steps, width = self._steps(one, narrow, wide), wide if one.is_wide else narrow
+        legs = plan_legs(steps, self.budgets, "wsd", Schedule())
+        losses: dict[float, list[float | None]] = {part: [] for part in self.budgets}
+        for seed in range(self.seeds):
+            constant = self._begin(one, base, wide, values.lr, values.noise, seed)
+            for leg in legs:
+                branch = constant if leg.budget is None else copy_training(*constant)
+                loss = self._train(branch, leg.steps, leg.schedule, seed + 1000 * leg.order)
+                if leg.budget is not None:
+                    losses[leg.budget].append(loss)
+        points = [
+            BudgetPoint(part, round(part * steps), round(part * steps) * self._cost(width), losses[part])
+            for part in self.budgets
+        ]
+        return ContenderRuns(one.name, width, values.lr, values.noise, points)
+
+    def _begin(self, one: Contender, base: Trained, wide: WholeWidth, lr: float, noise: float, seed: int) -> Trained:
+        """Where a contender begins."""
+        if not one.from_base:
+            model = self.family.init(wide, seed=seed)
+            return model, self.make_optimizer(model, lr)
+        if not one.is_wide:
+            model, optimizer = copy_training(*base)
+            for group in optimizer.param_groups:
+                group["lr"] *= lr / self.lr
+            return model, optimizer
+        grow = Fresh(lossless=one.how == "lossless") if one.how in ("fresh", "lossless") else None
+        operator = grow or Copies(noise, paired=one.how == "paired")
+        model, grown = self.family.upscale(*base, width=wide, grow=operator, lr=lr, seed=seed)
+        assert grown is not None
+        return model, grown
+
+    def _train(self, trained: Trained, steps: int, schedule: Schedule, seed: int) -> float | None:
+        """Train on, and give the mean loss of the last tenth; None where it is not finite."""
+        model, optimizer = trained
+        rates = [group["lr"] for group in optimizer.param_groups]
+        torch.manual_seed(seed)
+        losses = list(self.train(model, optimizer, steps, partial(schedule.at, steps=steps)))
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate  # a scheduler has left its own there
+            group.pop("initial_lr", None)
+        loss = fmean(losses[-max(1, len(losses) // 10) :])
+        return loss if abs(loss) < float("inf") else None
+
+    def _steps(self, one: Contender, narrow: WholeWidth, wide: WholeWidth) -> int:
+        """At the full budget."""
+        if one.full_steps:
+            return self.base_steps + self.steps
+        spent = self.steps * self._cost(wide) + (0 if one.from_base else self.base_steps * self._cost(narrow))
+        return max(1, round(spent / self._cost(wide if one.is_wide else narrow)))
+
+    def _cost(self, width: WholeWidth) -> float:
+        """Of a step: the number of weights."""
+        return float(sum(p.numel() for p in self.family.sketch(width).parameters() if p.dim() > 1))
+
+
+def copy_training(model: nn.Module, optimizer: Optimizer) -> Trained:
+    """A model and its optimizer, copied together; what a scheduler has done to the optimizer's methods stays behind."""
+    twin = copy.deepcopy(model)
+    of = dict(zip(model.parameters(), twin.parameters(), strict=True))
+    groups = [
+        {**{name: copy.deepcopy(value) for name, value in group.items() if name != "params"},
+         "params": [of[p] for p in group["params"]]}
+        for group in optimizer.param_groups
+    ]  # fmt: skip
+    other = type(optimizer)(groups)  # type: ignore[call-arg]
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return twin, other

@@ -1,0 +1,270 @@
+"""A comparison from its first small model to its answer, in a folder that a kill at any moment leaves whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mupscale.comparison.answer import answer_comparison
+from mupscale.comparison.contenders import Contender
+from mupscale.comparison.forecast import check_forecast, make_forecast
+from mupscale.comparison.results import ComparisonSummary, SystemRuns
+from mupscale.comparison.settings import ComparisonSettings
+from mupscale.comparison.stages import Note, StageTrainer
+from mupscale.comparison.system import Costs, System
+from mupscale.comparison.training import train_base_models, train_budgets
+from mupscale.comparison.tuning import Tuning, asked_for, tune_contenders
+from mupscale.core import Width
+from mupscale.system import MupscaleError, exclusive_lock, replace_text
+from mupscale.train import Recipe, describe_start
+
+_MAY_CHANGE = {"seeds", "small_seeds", "contenders", "engine"}
+_TUNING_STAGES = 3
+
+
+def _print_at_once(text: str) -> None:
+    """Print a line without waiting for the next, for whoever looks on."""
+    print(text, flush=True)
+
+
+def run_comparison(
+    recipe: Recipe,
+    settings: ComparisonSettings,
+    folder: str | Path,
+    *,
+    command: str = "",
+    forecast_only: bool = False,
+    note: Note = _print_at_once,
+) -> ComparisonSummary:
+    """Tune at small widths, forecast, train all contenders at full size, and say what came of it; summary.json.
+
+    The recipe has one growth event, which tells both widths and how long each model trains; or it starts from a
+    checkpoint (`start`) and its width is the wide one. The same call goes on where an earlier one was stopped.
+
+    >>> from mupscale.train import Spec
+    >>> recipe = Recipe(
+    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
+    ...     data=Spec("mupscale.data.CoverTypeSample"),
+    ...     optimizer=Spec("torch.optim.SGD", {"lr": 0.1}),
+    ...     width=8, base=4, steps=12, batch=10,
+    ... )
+    >>> run_comparison(recipe, ComparisonSettings(), "runs/demo")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: a comparison needs to know what the model grows to: give the recipe one ...
+    """
+    run = ComparisonRun(recipe, settings, Path(folder), note, forecast_only)
+    plan = run.plan()
+    with run.opened():
+        return run.run(plan, command)
+
+
+class PlannedComparison(NamedTuple):
+    """What is compared where: the large system, the small ones, and the contenders."""
+
+    large: System
+    small: list[System]
+    contenders: list[Contender]
+
+
+@dataclass
+class ComparisonRun:
+    """A comparison in its folder: what is compared, and the stages in their order. notes: sentences to keep in mind."""
+
+    recipe: Recipe
+    settings: ComparisonSettings
+    folder: Path
+    note: Note
+    forecast_only: bool
+    notes: list[str] = field(default_factory=list)
+
+    def plan(self) -> PlannedComparison:
+        """Everything that can be refused is refused here, before anything is written."""
+        system = self.large_system()
+        widths = self.settings.small_widths(system.narrow, system.wide)
+        contenders = self.contenders(system)
+        system = replace(system, settings=self.settings)
+        small = [system.smaller(width, self.small_base_steps(system)) for width in widths]
+        self._check([*small, system])
+        return PlannedComparison(system, small, contenders)
+
+    def run(self, plan: PlannedComparison, command: str) -> ComparisonSummary:
+        """All stages; the summary is written after the forecast, and again with the answer."""
+        system, small, contenders = plan
+        stages = _TUNING_STAGES + len(small) + (0 if self.forecast_only else 2)
+        trainer = StageTrainer(
+            self.folder, system.costs, self.settings.engine, self.settings.measure, self.note, stages
+        )
+        tuning = tune_contenders(small[0], trainer, self.settings.small_seeds)
+        systems = [self._forecast_system(one, trainer, contenders, tuning) for one in small]
+        forecast = make_forecast(systems, system.narrow)
+        self.note(forecast["sentence"])
+        summary = self._summary(command, system, tuning, systems, forecast, trainer)
+        summary.save(self.folder)
+        if self.forecast_only:
+            return summary
+        large = self._train_large(system, trainer, contenders, tuning)
+        answer = answer_comparison(large)
+        held = check_forecast(forecast, large, answer)
+        summary = self._summary(command, system, tuning, systems, {**forecast, "held": held}, trainer)
+        summary = replace(summary, large=large, answer=answer)
+        summary.save(self.folder)
+        return summary
+
+    # ------------------------------------------------------------------------------------------- what is compared
+
+    def large_system(self) -> System:
+        """The user's own two widths, from the recipe's growth event or from a checkpoint."""
+        recipe = self.recipe
+        costs = Costs(replace(recipe, grow=[]), recipe.make_data())
+        folder = self.folder / "large"
+        if recipe.start is not None:
+            return self._from_checkpoint(costs, folder)
+        if len(recipe.grow) != 1:
+            raise MupscaleError(
+                "a comparison needs to know what the model grows to: give the recipe one growth event, grow: "
+                "[{at: STEPS OF THE BASE MODEL, width: WIDE}], or start from a checkpoint (--from PATH --width WIDE)"
+            )
+        (growth,) = recipe.grow
+        if Width.of(growth.width) == Width.of(recipe.width):
+            raise MupscaleError(f"the recipe's growth keeps the width at {recipe.width}: there is nothing to compare")
+        return System(
+            recipe, self.settings, costs, recipe.width, growth.width, growth.at, recipe.steps - growth.at, folder
+        )
+
+    def _from_checkpoint(self, costs: Costs, folder: Path) -> System:
+        recipe, start = self.recipe, describe_start(self.recipe)
+        narrow, wide = Width.of(start.width), Width.of(recipe.width)
+        if narrow == wide or narrow.size > wide.size:
+            raise MupscaleError(
+                f"{recipe.start} holds a model of width {narrow}, and the width to grow to is {wide}: give a wider one "
+                f"(--width)"
+            )
+        if not start.has_optimizer:
+            self.notes.append(f"{recipe.start} holds no optimizer state, so every contender starts without one")
+        if start.is_decayed:
+            self.notes.append(
+                f"the learning rate of {recipe.start} has fallen already: every contender takes it from there, and "
+                f"raises the rate again"
+            )
+        steps = self.settings.base_steps if start.steps is None else start.steps
+        after = recipe.steps - (recipe.grow[0].at if recipe.grow else 0)
+        return System(
+            recipe, self.settings, costs, start.width, recipe.width, steps, after, folder, base=str(recipe.start)
+        )
+
+    def small_base_steps(self, system: System) -> int:
+        """Of small base models: as many as the large one has trained."""
+        if system.base_steps is None:
+            raise MupscaleError(
+                f"{system.base} does not tell for how many steps its model has trained, and small base models are to "
+                f"train as long: give comparison.base_steps"
+            )
+        return system.base_steps
+
+    def contenders(self, system: System) -> list[Contender]:
+        """Those that are asked for; copies need a whole multiple."""
+        wanted = asked_for(self.settings.contenders)
+        try:
+            Width.of(system.wide).check_multiple_of(Width.of(system.narrow), "copies")
+        except MupscaleError as error:
+            self.notes.append(f"{error}; copies are left out")
+            wanted = [one for one in wanted if not (one.is_grown and one.how in ("copies", "paired"))]
+            self.settings = replace(self.settings, contenders=[one.name for one in wanted])
+        return wanted
+
+    def _check(self, systems: Sequence[System]) -> None:
+        """Refuse widths at which the model cannot be built, and budgets too short for the schedule."""
+        for one in systems:
+            for width in (one.narrow, one.wide):
+                try:
+                    one.recipe.family().sketch(width)
+                except MupscaleError:
+                    raise
+                except Exception as error:  # the model's own
+                    raise MupscaleError(
+                        f"the model cannot be built at width {Width.of(width)}: {type(error).__name__}: "
+                        f"{' '.join(str(error).split())}; give other small widths (comparison.widths)"
+                    ) from None
+            for contender in asked_for(self.settings.contenders):
+                one.legs(contender)
+
+    # ------------------------------------------------------------------------------------------- stages
+
+    def _forecast_system(
+        self, system: System, trainer: StageTrainer, contenders: Sequence[Contender], tuning: Tuning
+    ) -> SystemRuns:
+        label = f"{Width.of(system.narrow)} → {Width.of(system.wide)}"
+        with trainer.stage(f"forecast-{Width.of(system.narrow).label}", f"the contenders small, {label}: the forecast"):
+            seeds = train_base_models(system, trainer, tuning.base.lr, self.settings.small_seeds)
+            return train_budgets(system, trainer, contenders, tuning, seeds)
+
+    def _train_large(
+        self, system: System, trainer: StageTrainer, contenders: Sequence[Contender], tuning: Tuning
+    ) -> SystemRuns:
+        with trainer.stage("base", f"base models, width {Width.of(system.narrow)}"):
+            seeds = train_base_models(system, trainer, tuning.base.lr, self.settings.seeds)
+        label = f"{Width.of(system.narrow)} → {Width.of(system.wide)}"
+        with trainer.stage("contenders", f"the contenders, {label}"):
+            return train_budgets(system, trainer, contenders, tuning, seeds)
+
+    def _summary(
+        self,
+        command: str,
+        system: System,
+        tuning: Tuning,
+        small: list[SystemRuns],
+        forecast: dict[str, Any],
+        trainer: StageTrainer,
+    ) -> ComparisonSummary:
+        remarks = [remark for one in (tuning.base, *tuning.contenders) for remark in one.remarks]
+        return ComparisonSummary(
+            name=self.folder.resolve().name,
+            command=command,
+            recipe=self.recipe.to_json(),
+            settings=self.settings.to_json(),
+            base={"from": system.base, "steps": system.base_steps, "lr": tuning.base.lr, "width": system.narrow},
+            tuned=[tuning.base, *tuning.contenders],
+            small=small,
+            forecast=forecast,
+            stages=list(trainer.spent.values()),
+            notes=[*self.notes, *remarks],
+        )
+
+    # ------------------------------------------------------------------------------------------- the folder
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """The folder, made if there is none, refused if it holds another comparison, and locked meanwhile."""
+        path = self.folder / "comparison.json"
+        values = json.loads(json.dumps({"recipe": self.recipe.to_json(), "settings": self.settings.to_json()}))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            busy = f"another process is comparing in {self.folder}: wait for it, or choose another folder (--out)"
+            with exclusive_lock(self.folder / ".lock", refusal=busy):
+                if path.exists():
+                    self._check_same(path, values["settings"])
+                replace_text(path, json.dumps(values, indent=1) + "\n")
+                yield
+        except OSError as error:
+            raise MupscaleError(f"{path} cannot be written: {error.strerror or error}") from None
+
+    def _check_same(self, path: Path, settings: Mapping[str, Any]) -> None:
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            recipe, theirs = Recipe.from_json(stored["recipe"]), dict(stored["settings"])
+        except (OSError, ValueError, KeyError, TypeError, MupscaleError) as error:
+            raise MupscaleError(f"{path} is damaged ({error}): choose another folder (--out)") from None
+        difference = recipe.describe_difference(self.recipe, recipe.steps)
+        if recipe.steps != self.recipe.steps:
+            difference = f"steps is {recipe.steps} there and {self.recipe.steps} here"
+        for name, value in settings.items():
+            if name not in _MAY_CHANGE and theirs.get(name) != value:
+                difference = f"comparison.{name} is {theirs.get(name)} there and {value} here"
+        if difference:
+            raise MupscaleError(
+                f"{self.folder} holds a comparison of another recipe: {difference}; choose another folder (--out)"
+            )

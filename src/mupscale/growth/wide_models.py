@@ -1,0 +1,44 @@
+"""A wide model that is built for a narrow one: what it takes from it besides weights, and what it needs memory for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from mupscale.core import naming
+
+
+def dress_like(wide: nn.Module, narrow: nn.Module) -> None:
+    """Give the wide model the narrow one's device, dtypes, frozen parameters and train or eval mode, part by part.
+
+    >>> wide = nn.Linear(4, 4)
+    >>> dress_like(wide, nn.Linear(2, 2).double().eval())
+    >>> wide.weight.dtype, wide.training
+    (torch.float64, False)
+    """
+    for named in (naming.parameters, naming.buffers):
+        theirs: Mapping[str, Tensor] = named(wide)
+        for name, tensor in named(narrow).items():
+            if name in theirs:
+                device = theirs[name].device if theirs[name].is_meta else tensor.device
+                theirs[name].data = theirs[name].data.to(device, tensor.dtype)
+                theirs[name].requires_grad_(tensor.requires_grad)
+    modules = naming.modules(wide)
+    for path, module in naming.modules(narrow).items():
+        modules[path].training = module.training
+
+
+def has_unsaved_widths(wide: nn.Module, narrow: nn.Module) -> bool:
+    """Whether buffers without memory that no state dict holds may depend on the width.
+
+    >>> has_unsaved_widths(nn.BatchNorm1d(4, device="meta"), nn.BatchNorm1d(2))
+    False
+    """
+    ours, modules = naming.buffers(narrow), naming.modules(wide)
+    for name, buffer in naming.buffers(wide).items():
+        path, _, local = name.rpartition(".")
+        unsaved = buffer.is_meta and local in modules[path]._non_persistent_buffers_set
+        if unsaved and name in ours and (buffer.numel() == 1 or buffer.shape != ours[name].shape):
+            return True
+    return False

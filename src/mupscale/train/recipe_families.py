@@ -1,0 +1,100 @@
+"""The family that a recipe's model belongs to: made, measured and tried once in a process, for all of its runs."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mupscale.core import WholeWidth
+from mupscale.data import Data
+from mupscale.family import Family
+from mupscale.system import MupscaleError, PlanError
+from mupscale.train.class_paths import Spec
+
+_MOST = 8  # families that are kept
+_ROWS = 4  # on which small models are compared
+_KEPT: OrderedDict[Any, Family] = OrderedDict()
+_LOCK = Lock()
+
+
+def family_of(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None) -> Family:
+    """The family of a model that is trained on these data.
+
+    Where its modules do not tell what a parameter is, small models are run on a few examples, which show it. What has
+    been found out about it (plans, initial values, whether copies are exact on these data) holds for all runs.
+
+    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
+    >>> family_of(model, data, 64, None) is family_of(model, data, 64, None)
+    True
+    """
+    key = _key(model, data, base, init_at)
+    with _LOCK:
+        if key is not None and key in _KEPT:
+            _KEPT.move_to_end(key)
+            return _KEPT[key]
+    family = _make(model, data, base, init_at)
+    if key is not None:
+        with _LOCK:
+            _KEPT[key] = family
+            while len(_KEPT) > _MOST:
+                _KEPT.popitem(last=False)
+    return family
+
+
+def _key(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None) -> Any:
+    """What a family depends on; none where arguments are more than plain values."""
+    try:
+        plain = json.dumps([model.init_args, data.init_args, base, init_at], sort_keys=True)
+    except (TypeError, ValueError):
+        return None
+    return model.load(), data.load(), plain, torch.get_default_dtype()
+
+
+def _make(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None) -> Family:
+    def build(*width: int | float, **widths: int | float) -> nn.Module:
+        return _build(model, {"width": width[0]} if width else widths)
+
+    family = Family(build, base, init_at=init_at)
+    try:
+        family.plan(base)
+    except PlanError:
+        return Family(build, base, init_at=init_at, inputs=few_examples(make_data(data)))
+    except MupscaleError:  # it is said where the plan is needed
+        pass
+    return family
+
+
+def _build(spec: Spec, widths: Mapping[str, int | float]) -> nn.Module:
+    model = spec.make(**widths)
+    if not isinstance(model, nn.Module):
+        raise MupscaleError(f"{spec.class_path} is no nn.Module")
+    return model
+
+
+def make_data(spec: Spec) -> Data:
+    """Load the data.
+
+    >>> make_data(Spec("mupscale.data.CoverTypeSample")).classes
+    7
+    """
+    data = spec.make()
+    if not isinstance(data, Data):
+        raise MupscaleError(f"{spec.class_path} is no subclass of mupscale.data.Data")
+    return data
+
+
+def few_examples(data: Data) -> Tensor:
+    """Inputs on which small models are compared.
+
+    >>> from mupscale.data import CoverTypeSample
+    >>> few_examples(CoverTypeSample()).shape
+    torch.Size([4, 54])
+    """
+    rows = torch.arange(_ROWS, device=data.rows_on or data.device) % data.size
+    return data.examples(rows)[0].cpu()

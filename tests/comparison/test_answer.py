@@ -1,0 +1,253 @@
+"""The answer's sentence in every case, its numbers, and what forecasts say and do not say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from comparison_runs import few, system_of
+from mupscale.comparison import ComparisonSettings, SystemRuns, answer_comparison, check_forecast, make_forecast
+from mupscale.system import MupscaleError
+
+Losses = dict[str, list[list[float | None]]]
+
+
+def flat(value: float, seeds: int = 2, spread: float = 0.001) -> list[float | None]:
+    return [value + spread * seed for seed in range(seeds)]
+
+
+def falling(end: float, by: float = 0.1) -> list[list[float | None]]:
+    """Losses at three budgets, each lower than the one before by as much."""
+    return [flat(end + 2 * by), flat(end + by), flat(end)]
+
+
+def four(scratch: float, continued: float, copies: float, fresh: float) -> Losses:
+    ends = {"from-scratch": scratch, "continued": continued, "copies": copies, "fresh": fresh}
+    return {name: falling(end) for name, end in ends.items()}
+
+
+def test_growing_pays() -> None:
+    runs = system_of(four(1.05, 1.02, 1.03, 1.0))
+    answer = answer_comparison(runs)
+    assert answer["winner"] == answer["grown"] == "fresh"
+    assert answer["sentence"].startswith("Grow it, with fresh units: the same loss for 0.7")
+    assert "continuing the small model ends 2 % higher, at every budget" in answer["sentence"]
+    charged, there = answer["cost_charged"]["value"], answer["cost_there"]["value"]
+    # fresh is 0.05 below from scratch at the full cost, halfway between its budgets of 1/2 and 1
+    assert charged == pytest.approx(math.sqrt((100 + 200) * (100 + 400)) / 500)
+    assert there == pytest.approx(math.sqrt(200 * 400) / 500)
+    assert answer["break_even"]["continued"]["charged"]["kind"] == "always"
+
+
+def test_growing_pays_from_a_budget_on() -> None:
+    losses = four(1.5, 1.02, 1.4, 1.0)
+    losses["fresh"] = [flat(1.5), flat(1.2), flat(1.0)]
+    answer = answer_comparison(system_of(losses))
+    assert answer["sentence"].endswith(
+        "continuing the small model ends 2 % higher, though it is lower at small budgets."
+    )
+    at = answer["break_even"]["continued"]["charged"]
+    assert at["kind"] == "from"
+    assert 300 < at["cost"] < 500
+
+
+@pytest.mark.parametrize(
+    ("losses", "begins"),
+    [
+        (
+            four(1.2, 1.0, 1.1, 1.05),
+            "Continue the small model: at the same cost growing with fresh units ends 5 % higher.",
+        ),
+        (four(1.0, 1.2, 1.1, 1.15), "Start over: at the same cost growing from copies ends 10 % higher."),
+        (four(1.2, 1.0, 1.1, 1.0001), "Continue the small model"),
+    ],
+)
+def test_growing_does_not_pay(losses: Losses, begins: str) -> None:
+    assert answer_comparison(system_of(losses))["sentence"].startswith(begins)
+
+
+def test_what_seeds_cannot_tell_apart_is_too_close_to_call() -> None:
+    losses = four(1.5, 1.0, 1.4, 1.0)
+    losses["fresh"][-1], losses["continued"][-1] = [1.0, 1.1], [1.05, 1.06]
+    answer = answer_comparison(system_of(losses))
+    assert answer["winner"] is None
+    assert answer["sentence"].startswith("Too close to call: growing with fresh units and continuing")
+
+
+def test_two_ways_to_grow_that_end_alike_are_both_growing() -> None:
+    losses = four(1.5, 1.2, 1.0, 1.0)
+    losses["fresh"][-1], losses["copies"][-1] = [1.0, 1.1], [1.1, 1.0]
+    answer = answer_comparison(system_of(losses))
+    assert answer["winner"] is None
+    assert answer["decision"] == "grow"
+    assert answer["sentence"].startswith("Grow it")
+
+
+def test_one_seed_decides_nothing() -> None:
+    losses = {name: [each[:1] for each in budgets] for name, budgets in four(1.5, 1.2, 1.1, 1.0).items()}
+    assert answer_comparison(system_of(losses))["winner"] is None
+
+
+def test_contenders_of_one_base_model_are_compared_seed_by_seed() -> None:
+    losses = four(1.5, 1.0, 1.4, 1.0)
+    losses["fresh"][-1], losses["continued"][-1] = [1.0, 1.2], [1.01, 1.21]  # ranges overlap, seeds agree
+    assert answer_comparison(system_of(losses))["winner"] == "fresh"
+    losses["from-scratch"][-1], losses["fresh"][-1], losses["continued"][-1] = [1.01, 1.21], [1.0, 1.2], [2.0, 2.0]
+    assert answer_comparison(system_of(losses))["winner"] is None
+
+
+def test_the_ceiling_costs_more_and_takes_no_part_in_the_answer() -> None:
+    losses = four(1.2, 1.0, 1.1, 1.05)
+    losses["from-scratch-all-steps"] = falling(0.5)
+    runs = system_of(losses)
+    assert answer_comparison(runs)["decision"] == "continued"
+    assert make_forecast([runs, replace(runs, narrow=128)], 256)["winner"] == "continued"
+
+
+def test_with_one_seed_the_sentence_says_so() -> None:
+    losses = {name: [each[:1] for each in budgets] for name, budgets in four(1.5, 1.2, 1.1, 1.0).items()}
+    sentence = answer_comparison(system_of(losses))["sentence"]
+    assert sentence.startswith("With one seed growing with fresh units ends lowest, growing from copies 10 % higher")
+
+
+def test_where_starting_over_diverges_nothing_is_said_of_its_cost() -> None:
+    losses = four(1.5, 1.2, 1.1, 1.0)
+    losses["from-scratch"][-1] = [None, 1.0]
+    answer = answer_comparison(system_of(losses))
+    assert answer["cost_charged"] is None
+    assert answer["sentence"].startswith("Grow it, with fresh units: continuing the small model ends 20 % higher")
+
+
+def test_a_diverged_contender_is_left_out_and_named() -> None:
+    losses = four(1.2, 1.0, 1.1, 1.05)
+    losses["fresh"][-1] = [None, 1.0]
+    answer = answer_comparison(system_of(losses))
+    assert answer["diverged"] == ["fresh"]
+    assert answer["grown"] == "copies"
+    losses["copies"][-1] = [None, None]
+    assert answer_comparison(system_of(losses))["sentence"] == "Continue the small model: every grown model diverged."
+    gone = {name: [[None]] for name in losses}
+    with pytest.raises(MupscaleError, match=r"every contender diverged.*comparison\.lrs"):
+        answer_comparison(system_of(gone))  # type: ignore[arg-type]
+
+
+def test_without_the_base_models_cost_only_one_way_of_charging_is_left() -> None:
+    answer = answer_comparison(system_of(four(1.05, 1.02, 1.03, 1.0), base_cost=None))
+    assert answer["cost_charged"] is None
+    assert answer["cost_there"] is not None
+    assert "not counting the base model" in answer["sentence"]
+    assert set(answer["break_even"]["continued"]) == {"there"}
+
+
+# ------------------------------------------------------------------------------------------------ forecasts
+
+
+def growing_gap(*gaps: tuple[int, float]) -> list[SystemRuns]:
+    """Small systems in which fresh units end so much above continuing, and the others far above."""
+    return [system_of(four(3.0, 1.0, 2.0, 1.0 + gap), narrow=width) for width, gap in gaps]
+
+
+def test_one_width_foretells_itself_but_no_winner() -> None:
+    """Nobody knows the trend, so no difference at all is within the range."""
+    forecast = make_forecast(growing_gap((8, -0.1)), 64)
+    one = forecast["above_continued"]["fresh"]
+    assert one["value"] == pytest.approx(-0.1, abs=1e-3)
+    assert one["low"] < -0.18
+    assert 0 < one["high"] < 0.01
+    assert forecast["winner"] is None
+
+
+def test_two_widths_that_agree_foretell_a_winner() -> None:
+    forecast = make_forecast(growing_gap((8, -0.1), (16, -0.1)), 64)
+    assert forecast["winner"] == "fresh"
+    begins = "Forecast from width 8 and 16: growing with fresh units ends lowest, -10"
+    assert forecast["sentence"].startswith(begins)
+
+
+def test_a_line_is_followed_and_widens_the_range() -> None:
+    forecast = make_forecast(growing_gap((8, -0.3), (16, -0.2)), 32)
+    one = forecast["above_continued"]["fresh"]
+    expected = 2 * math.log(0.8) - math.log(0.7)
+    assert math.log1p(one["value"]) == pytest.approx(expected, abs=2e-3)
+    assert one["high"] - one["low"] > 0.15
+    nearer = make_forecast(growing_gap((8, -0.3), (16, -0.3)), 32)["above_continued"]["fresh"]
+    assert nearer["high"] - nearer["low"] < 0.01
+
+
+def test_widths_that_contradict_each_other_give_no_rule() -> None:
+    forecast = make_forecast(growing_gap((8, -0.3), (16, 0.3)), 32)
+    assert "contradict each other" in forecast["above_continued"]["fresh"]["no_rule"]
+    assert forecast["winner"] is None
+    assert "no rule fits (grown with fresh units: small widths contradict each other" in forecast["sentence"]
+
+
+def test_what_is_within_the_range_is_too_close_to_call() -> None:
+    losses = four(3.0, 1.0, 2.0, 1.0)
+    losses["fresh"][-1] = [0.9, 1.05]
+    forecast = make_forecast([system_of(losses, narrow=8)], 64)
+    assert forecast["winner"] is None
+    assert "too close to call between" in forecast["sentence"]
+
+
+def test_one_seed_foretells_nothing() -> None:
+    losses = {name: [each[:1] for each in budgets] for name, budgets in four(3.0, 1.0, 2.0, 0.9).items()}
+    forecast = make_forecast([system_of(losses, narrow=8)], 64)
+    assert forecast["winner"] is None
+    assert "one seed says nothing about the range" in forecast["sentence"]
+
+
+def test_a_contender_that_diverges_small_has_no_forecast() -> None:
+    losses = four(3.0, 1.0, 2.0, 1.1)
+    losses["fresh"] = [[None, None]] * 3
+    forecast = make_forecast([system_of(losses, narrow=8)], 64)
+    assert forecast["above_continued"]["fresh"] == {"no_rule": "it diverged at width 8"}
+
+
+@pytest.mark.parametrize(("outcome", "held"), [(-0.1, True), (0.2, False)])
+def test_forecast_against_outcome(outcome: float, held: bool) -> None:
+    forecast = make_forecast(growing_gap((8, -0.1), (16, -0.1)), 64)
+    runs = system_of(four(3.0, 1.0, 2.0, 1.0 + outcome))
+    rows: dict[str, Any] = {row["what"]: row for row in check_forecast(forecast, runs, answer_comparison(runs))}
+    row = rows["grown with fresh units, loss above continuing"]
+    assert row["measured"] == pytest.approx(outcome, abs=1e-3)
+    assert row["held"] is held
+    assert rows["lowest loss"]["held"] is held
+    assert rows["grown from copies, cost over starting over, base model charged"]["held"] is True
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": 0}, r"comparison\.seeds is 0"),
+        ({"budgets": [0.5]}, r"comparison\.budgets is \[0\.5\]"),
+        ({"budgets": [1.0, 0.5]}, r"comparison\.budgets"),
+        ({"budgets": []}, r"comparison\.budgets"),
+        ({"lrs": [-1.0]}, r"comparison\.lrs holds -1\.0"),
+        ({"noises": [math.inf]}, r"comparison\.noises holds inf"),
+        ({"contenders": ["continued"]}, "a grown model to compare with"),
+        ({"contenders": ["fresh", "from-scratch"]}, "needs the base model continued"),
+        ({"contenders": ["winner"]}, "'winner' is no contender: take from from-scratch"),
+        ({"schedule": "linear"}, r"comparison\.schedule: 'linear' is none of wsd, cosine, recipe"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_sentence(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(MupscaleError, match=message):
+        few(**changes)
+
+
+def test_small_widths_by_themselves() -> None:
+    assert ComparisonSettings().small_widths(64, 256) == [8, 16]
+    assert ComparisonSettings().small_widths(12, 24) == [3]
+    named: Any = {"d_model": 64, "head_dim": 16}
+    assert ComparisonSettings().small_widths(named, {"d_model": 128, "head_dim": 16}) == [
+        {"d_model": 8, "head_dim": 16},
+        {"d_model": 16, "head_dim": 16},
+    ]
+    with pytest.raises(MupscaleError, match=r"width 6 has no eighth and no quarter.*comparison\.widths"):
+        ComparisonSettings().small_widths(6, 12)

@@ -1,0 +1,293 @@
+"""A comparison from end to end: what it trains, what it says, kills, checkpoints of one's own, and bad input."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from comparison_runs import compare_quietly, facts, few, growing, sit
+from method_runs import count_changes, written
+from mupscale import checkpoint
+from mupscale.cli import main
+from mupscale.comparison import ComparisonSummary
+from mupscale.system import MupscaleError
+from mupscale.train import Growth, Recipe, Schedule, Spec, run_recipe
+from processes import DEADLINE, PROCESSES
+from small_runs import die_at
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """An uninterrupted comparison, and how often it changed something in its folder."""
+    place = tmp_path_factory.mktemp("whole")
+    run = place / "run"
+    assert in_process(run, partial(count_changes, str(run), str(place / "count"))) == 0
+    return run, int((place / "count").read_text())
+
+
+def in_process(folder: Path, prepare: Any = int) -> int:
+    process = PROCESSES.Process(target=sit, args=(folder, growing(), few(), prepare))
+    process.start()
+    process.join(DEADLINE)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def read(folder: Path) -> ComparisonSummary:
+    return ComparisonSummary.from_json(json.loads((folder / "summary.json").read_text()))
+
+
+def test_what_is_in_the_summary(whole: tuple[Path, int]) -> None:
+    summary = read(whole[0])
+    assert ComparisonSummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
+    assert [one.name for one in summary.tuned] == ["the base model", "from-scratch", "continued", "copies", "fresh"]
+    assert [len(one.tried) for one in summary.tuned] == [2, 2, 2, 2, 2]
+    assert summary.large is not None
+    for system, narrow in ((summary.small[0], 4), (summary.large, 8)):
+        assert (system.narrow, system.wide, system.unit) == (narrow, 2 * narrow, "FLOPs")
+        assert [one.name for one in system.contenders] == ["from-scratch", "continued", "copies", "fresh"]
+        for one in system.contenders:
+            assert [point.budget for point in one.points] == [0.5, 1.0]
+            assert all(len(point.losses) == 2 and None not in point.losses for point in one.points)
+            chosen = next(tuned for tuned in summary.tuned if tuned.name == one.name)
+            assert (one.lr, one.noise) == (chosen.lr, chosen.noise)
+    assert summary.answer["sentence"].endswith(".")
+    assert {row["what"] for row in summary.forecast["held"]} >= {"lowest loss"}
+    assert [stage.name for stage in summary.stages] == [
+        "base-rates",
+        "rates",
+        "close",
+        "forecast-4",
+        "base",
+        "contenders",
+    ]
+    assert all(stage.cost >= 0 for stage in summary.stages)
+
+
+def test_a_budget_is_what_one_run_with_its_schedule_gives(whole: tuple[Path, int], tmp_path: Path) -> None:
+    """The base model continued for the half budget: constant phase and branch are two recipes that anybody can run."""
+    run = whole[0] / "large" / "continued"
+    (values,) = run.iterdir()
+    legs = [values / "seed-0" / name for name in ("constant-0.5", "budget-0.5")]
+    first, second = (Recipe.from_json(json.loads((leg / "recipe.json").read_text())) for leg in legs)
+    assert first.schedule == Schedule()
+    assert second.schedule == Schedule("wsd", decay=second.steps)
+    assert second.steps == (first.steps + second.steps) // 4
+    run_recipe(replace(first, out=str(tmp_path / "first")))
+    result = run_recipe(replace(second, out=str(tmp_path / "second"), start=str(tmp_path / "first")))
+    summary = read(whole[0])
+    assert summary.large is not None
+    continued = summary.large.get("continued")
+    assert continued is not None
+    assert result.status == "finished"
+    records = [json.loads(line) for line in (tmp_path / "second" / "metrics.jsonl").read_text().splitlines()]
+    held_out = next(record["loss"] for record in reversed(records) if record["kind"] == "eval")
+    assert held_out == pytest.approx(continued.points[0].losses[0], rel=1e-4)
+
+
+def test_killed_anywhere_it_ends_the_same(whole: tuple[Path, int], tmp_path: Path) -> None:
+    folder, count = whole
+    run = tmp_path / "run"
+    for part in (0.2, 0.55):
+        assert in_process(run, partial(die_at, str(run), round(part * count))) == -signal.SIGKILL
+    assert in_process(run) == 0
+    assert facts(read(run)) == facts(read(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_killed_at_any_change_of_its_folder_it_ends_the_same(
+    whole: tuple[Path, int], tmp_path: Path, part: int
+) -> None:
+    folder, count = whole
+    run = tmp_path / "run"
+    in_process(run, partial(die_at, str(run), 1 + part * count // 20))
+    assert in_process(run) == 0
+    assert facts(read(run)) == facts(read(folder))
+
+
+def test_more_seeds_train_only_what_is_new(tmp_path: Path) -> None:
+    one, two = (few(seeds=seeds, small_seeds=1, lrs=[0.02]) for seeds in (1, 2))
+    before = compare_quietly(tmp_path / "run", how=one)
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("**/metrics.jsonl")}
+    after = compare_quietly(tmp_path / "run", how=two)
+    assert (
+        kept.items() <= {path: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("**/metrics.jsonl")}.items()
+    )
+    assert before.large is not None
+    assert after.large is not None
+    for ours, theirs in zip(after.large.contenders, before.large.contenders, strict=True):
+        for mine, old in zip(ours.points, theirs.points, strict=True):
+            assert mine.losses[:1] == old.losses
+            assert len(mine.losses) == 2
+
+
+def test_another_recipe_or_other_settings_are_refused(whole: tuple[Path, int]) -> None:
+    with pytest.raises(MupscaleError, match=r"another recipe: batch is .* choose another folder"):
+        compare_quietly(whole[0], growing(batch=4))
+    with pytest.raises(MupscaleError, match=r"comparison\.lrs is \[0\.02, 0\.05\] there and \[0\.02\] here"):
+        compare_quietly(whole[0], how=few(lrs=[0.02]))
+    with pytest.raises(MupscaleError, match="steps is 25 there and 26 here"):
+        compare_quietly(whole[0], growing(steps=26))
+
+
+def test_a_width_that_is_no_multiple_is_for_fresh_units_alone(tmp_path: Path) -> None:
+    summary = compare_quietly(tmp_path / "run", growing(grow=[Growth(at=9, width=12, how="fresh")]), few(seeds=1))
+    assert summary.large is not None
+    assert [one.name for one in summary.large.contenders] == ["from-scratch", "continued", "fresh"]
+    assert any("copies are left out" in note for note in summary.notes)
+
+
+def test_thin_lines_on_request_and_a_forecast_alone(tmp_path: Path) -> None:
+    names = ["continued", "fresh", "copies-without-noise", "from-scratch", "from-scratch-all-steps"]
+    summary = compare_quietly(tmp_path / "run", how=few(contenders=names, small_seeds=1), forecast_only=True)
+    assert summary.large is None
+    assert not summary.answer
+    assert not (tmp_path / "run" / "large").exists()
+    (small,) = summary.small
+    assert {one.name for one in small.contenders} == set(names)
+    steps = {one.name: one.points[-1].steps for one in small.contenders}
+    assert steps["from-scratch-all-steps"] == 25
+    exact, continued = small.get("copies-without-noise"), small.get("continued")
+    assert exact is not None
+    assert continued is not None
+    assert exact.points[-1].cost == pytest.approx(continued.points[-1].cost, rel=0.05)
+
+
+def test_copies_without_noise_are_the_base_model_continued_for_fewer_steps(tmp_path: Path) -> None:
+    """With costs in steps both have equally many, and are the same function."""
+    names = ["continued", "copies-without-noise", "fresh"]
+    recipe = growing(model=Spec("comparison_runs.Uncounted"), precision="fp64")
+    summary = compare_quietly(tmp_path / "run", recipe, few(contenders=names, lrs=[0.02]), forecast_only=True)
+    (small,) = summary.small
+    assert small.unit == "steps"
+    exact, continued = small.get("copies-without-noise"), small.get("continued")
+    assert exact is not None
+    assert continued is not None
+    for ours, theirs in zip(exact.points, continued.points, strict=True):
+        assert ours.steps == theirs.steps
+        assert ours.losses == pytest.approx(theirs.losses, rel=1e-10)
+
+
+# ------------------------------------------------------------------------------------------------ from a checkpoint
+
+
+@pytest.fixture(scope="module")
+def base_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the user's own."""
+    folder = tmp_path_factory.mktemp("own") / "base"
+    run_recipe(growing(steps=9, grow=[], out=str(folder)))
+    return folder
+
+
+def from_checkpoint(path: Path, **changes: Any) -> Recipe:
+    return growing(**{"width": 16, "grow": [], "steps": 16, "start": str(path), **changes})
+
+
+def test_from_a_run_folder(base_run: Path, tmp_path: Path) -> None:
+    summary = compare_quietly(tmp_path / "run", from_checkpoint(base_run), few(seeds=2, small_seeds=1))
+    assert summary.base["steps"] == 9
+    assert summary.base["from"] == str(base_run)
+    assert summary.large is not None
+    assert (summary.large.narrow, summary.large.wide) == (8, 16)
+    assert summary.large.base_cost is not None
+    assert not (tmp_path / "run" / "large" / "base").exists()
+    assert summary.notes == [note for note in summary.notes if "optimizer state" not in note]
+
+
+def test_from_a_checkpoint_of_ones_own_loop(tmp_path: Path) -> None:
+    """mu.save without a run: the width and the steps are asked for, one sentence each."""
+    recipe = from_checkpoint(tmp_path / "mine.safetensors")
+    family = recipe.family()
+    model = family.init(8)
+    optimizer = family.optimizer(model, torch.optim.AdamW, lr=0.02)
+    x = torch.randn(4, 6)
+    model(x).sum().backward()
+    optimizer.step()
+    checkpoint.save(tmp_path / "mine.safetensors", model, optimizer)
+    with pytest.raises(MupscaleError, match="give it as from_width"):
+        compare_quietly(tmp_path / "run", recipe)
+    recipe = replace(recipe, start_width=8)
+    with pytest.raises(MupscaleError, match=r"how many steps its model has trained.*comparison\.base_steps"):
+        compare_quietly(tmp_path / "run", recipe)
+    summary = compare_quietly(tmp_path / "other", recipe, few(base_steps=9, seeds=1, small_seeds=1))
+    assert summary.large is not None
+    assert summary.large.base_cost is not None
+    assert not any("optimizer state" in note for note in summary.notes)
+    checkpoint.save(tmp_path / "mine.safetensors", model)
+    bare = compare_quietly(tmp_path / "bare", recipe, few(base_steps=9, seeds=1, small_seeds=1), forecast_only=True)
+    assert any("holds no optimizer state" in note for note in bare.notes)
+
+
+def test_a_decayed_checkpoint_is_said_to_be(tmp_path: Path) -> None:
+    folder = tmp_path / "base"
+    run_recipe(growing(steps=9, grow=[], out=str(folder), schedule=Schedule("cosine")))
+    summary = compare_quietly(
+        tmp_path / "run", from_checkpoint(folder), few(seeds=1, small_seeds=1), forecast_only=True
+    )
+    assert any("has fallen already" in note for note in summary.notes)
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "message"),
+    [
+        ({"grow": []}, {}, "needs to know what the model grows to"),
+        ({"grow": [Growth(at=9, width=8)]}, {}, "keeps the width at 8"),
+        ({"steps": 12}, {}, "a budget of 0.5 is .* steps, too few"),
+        ({}, {"widths": [{"d": 4}]}, "must be of the same form"),
+        ({}, {"lrs": [1e20]}, "all 1 trials at the small width diverged"),
+        ({"width": 6, "grow": [Growth(at=9, width=12)]}, {"widths": []}, "no eighth and no quarter"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence(
+    changes: dict[str, Any], settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(MupscaleError, match=message):
+        compare_quietly(tmp_path / "run", growing(**changes), few(**settings))
+
+
+def test_a_base_model_wider_than_the_target_is_refused(base_run: Path, tmp_path: Path) -> None:
+    for width in (8, 4):
+        with pytest.raises(MupscaleError, match=rf"holds a model of width 8, and the width to grow to is {width}"):
+            compare_quietly(tmp_path / "run", from_checkpoint(base_run, width=width))
+
+
+def test_a_checkpoint_of_another_model_is_refused(base_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(MupscaleError, match="the checkpoint is of another model"):
+        compare_quietly(tmp_path / "run", from_checkpoint(base_run, model=Spec("small_runs.Dropping")))
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def test_the_command_says_the_sentence_and_where_the_page_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = few(seeds=1, small_seeds=1, lrs=[0.02]).to_json()
+    path, run = written(tmp_path / "recipe.yaml", growing()), tmp_path / "run"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "comparison": {k: v for k, v in settings.items() if v is not None}}))
+    assert main(["run", str(path), "--out", str(run), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "tuning, 4 → 8" in said
+    assert "from scratch" in said
+    assert not run.exists()
+    assert main(["run", str(path), "--out", str(run), "--forecast"]) == 0
+    said = capsys.readouterr().out
+    assert "4/4 the contenders small, 4 → 8: the forecast" in said
+    assert said.count("Forecast from width 4:") >= 1
+    assert main(["run", str(path), "--out", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "6/6 the contenders, 8 → 16" in said
+    assert read(run).answer["sentence"] in said
+    assert said.strip().splitlines()[-1] == f"Report: {run / 'report' / 'index.html'}"

@@ -1,0 +1,117 @@
+"""A comparison in a loop of one's own: what it trains is what one would have trained by hand."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import mupscale as mu
+from mupscale.comparison import LoopComparison, OwnLoop
+from mupscale.comparison.own_loop import copy_training
+from mupscale.train import Schedule
+
+X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = X.sin().sum(1, keepdim=True)
+LR, BASE_STEPS, STEPS = 0.02, 12, 16
+
+
+class Mine(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inside, self.mixing, self.outside = nn.Linear(5, width), nn.Linear(width, width), nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One number."""
+        return self.outside(self.mixing(self.inside(x).tanh()).tanh())
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: int, schedule: Callable[[int], float]) -> list[float]:
+    scheduler, losses = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule), []
+    for _ in range(steps):
+        loss = nn.functional.mse_loss(model(X), Y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.fixture(scope="module")
+def family() -> mu.Family:
+    return mu.Family(lambda width: Mine(width).double(), base=4, inputs=X)
+
+
+def optimizer_of(family: mu.Family) -> Callable[[nn.Module, float], Optimizer]:
+    return lambda model, lr: family.optimizer(model, torch.optim.AdamW, lr=lr, weight_decay=0.1, eps=1e-3)
+
+
+def base_model(family: mu.Family) -> tuple[nn.Module, Optimizer]:
+    model = family.init(8)
+    optimizer = optimizer_of(family)(model, LR)
+    train(model, optimizer, BASE_STEPS, lambda step: 1.0)
+    return model, optimizer
+
+
+def compare(family: mu.Family, base: tuple[nn.Module, Optimizer], names: list[str]) -> LoopComparison:
+    make = optimizer_of(family)
+    loop = OwnLoop(family, train, make, LR, BASE_STEPS, STEPS, 4, [1.0], [1.0], [0.5, 1.0], contenders=names)
+    return loop.compare(*base, 8, 16)
+
+
+def test_budgets_are_what_training_by_hand_gives_and_the_model_stays_as_it_was(family: mu.Family) -> None:
+    base = base_model(family)
+    weights = copy.deepcopy(base[0].state_dict())
+    names = ["continued", "copies-without-noise", "fresh"]
+    result = compare(family, base, names)
+    for name, value in base[0].state_dict().items():
+        assert torch.equal(value, weights[name])
+    assert str(result).endswith(".")
+    exact = result.runs.get("copies-without-noise")
+    assert exact is not None
+    for point in exact.points:
+        wide, optimizer = family.upscale(*base_model(family), width=16, lr=LR)
+        assert optimizer is not None
+        schedule = Schedule("wsd", decay=point.steps // 4)
+        losses = train(wide, optimizer, point.steps, lambda step, s=schedule, n=point.steps: s.at(step, n))  # type: ignore[misc]
+        last = losses[-(point.steps // 4) :]
+        expected = sum(last[-max(1, len(last) // 10) :]) / max(1, len(last) // 10)
+        assert point.losses == pytest.approx([expected, expected], rel=1e-10)
+
+
+def test_continuing_at_the_same_steps_is_copies_without_noise(family: mu.Family) -> None:
+    """By cost the narrow model has more steps; its first legs are compared where they have as many."""
+    narrow, optimizer = base_model(family)
+    wide, wide_optimizer = family.upscale(narrow, optimizer, width=16, lr=LR)
+    assert wide_optimizer is not None
+    twin, other = copy_training(narrow, optimizer)
+    ours = train(twin, other, 10, lambda step: 1.0)
+    assert ours == pytest.approx(train(wide, wide_optimizer, 10, lambda step: 1.0), rel=1e-9)
+
+
+def test_a_copy_steps_for_itself_though_a_scheduler_was_attached(family: mu.Family) -> None:
+    """Schedulers wrap the optimizer's step; a deep copy would go on stepping the original."""
+    model, optimizer = base_model(family)
+    before = copy.deepcopy(model.state_dict())
+    twin, other = copy_training(model, optimizer)
+    train(twin, other, 3, lambda step: 1.0)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not all(torch.equal(value, before[name]) for name, value in twin.state_dict().items())
+    assert train(*copy_training(model, optimizer), 3, lambda step: 1.0) == train(model, optimizer, 3, lambda step: 1.0)
+
+
+def test_all_contenders_cost_the_same_and_have_every_seed(family: mu.Family) -> None:
+    result = compare(family, base_model(family), ["from-scratch", "continued", "copies", "fresh"])
+    runs = result.runs
+    assert runs.base_cost is not None
+    for one in runs.contenders:
+        cost = one.points[-1].cost + (0 if one.name == "from-scratch" else runs.base_cost)
+        assert cost == pytest.approx(
+            runs.base_cost + STEPS * 336, rel=0.05
+        )  # 5 · 16 + 16 · 16 weights, without the last
+        assert [len(point.losses) for point in one.points] == [2, 2]

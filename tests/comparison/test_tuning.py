@@ -1,0 +1,45 @@
+"""Which values a contender takes: the lowest mean, not next to divergence without need, and remarks about the grid."""
+
+from __future__ import annotations
+
+import pytest
+
+from mupscale.comparison import Tried
+from mupscale.comparison.tuning import choose
+from mupscale.system import MupscaleError
+
+
+def test_the_lowest_mean_wins() -> None:
+    tuned = choose("copies", [Tried(0.1, 1.0, [2.0]), Tried(0.2, 1.0, [1.0]), Tried(0.4, 1.0, [3.0])])
+    assert (tuned.lr, tuned.noise, tuned.remarks) == (0.2, 1.0, [])
+
+
+def test_next_to_divergence_loses_only_to_what_is_as_good() -> None:
+    edge, gone = Tried(0.2, 0.0, [1.0, 1.2]), Tried(0.4, 0.0, [None, 1.0])
+    lower = Tried(0.05, 0.0, [3.0, 3.0])
+    assert choose("fresh", [lower, Tried(0.1, 0.0, [1.1, 1.25]), edge, gone]).lr == 0.1
+    kept = choose("fresh", [lower, Tried(0.1, 0.0, [1.6, 1.7]), edge, gone])
+    assert kept.lr == 0.2
+    assert kept.remarks == ["fresh: the best learning rate, 0.2, is the last before divergence"]
+
+
+def test_divergence_at_another_noise_does_not_count() -> None:
+    cells = [Tried(0.1, 1.0, [1.0]), Tried(0.2, 2.0, [None]), Tried(0.2, 1.0, [2.0]), Tried(0.05, 1.0, [2.0])]
+    assert choose("copies", cells).remarks == []
+
+
+def test_only_those_with_all_seeds_may_be_chosen() -> None:
+    cells = [Tried(0.1, 0.0, [0.9]), Tried(0.2, 0.0, [1.0, 1.0]), Tried(0.4, 0.0, [1.5, 1.5])]
+    assert choose("fresh", cells, among={(0.2, 0.0), (0.4, 0.0)}).lr == 0.2
+
+
+@pytest.mark.parametrize(("losses", "word"), [([1.0, 2.0, 3.0], "lowest"), ([3.0, 2.0, 1.0], "highest")])
+def test_an_optimum_on_the_edge_is_said(losses: list[float], word: str) -> None:
+    cells = [Tried(lr, 0.0, [loss]) for lr, loss in zip((0.1, 0.2, 0.4), losses, strict=True)]
+    (remark,) = choose("continued", cells).remarks
+    assert f"is the {word} tried" in remark
+
+
+def test_all_diverged_is_one_sentence() -> None:
+    with pytest.raises(MupscaleError, match=r"from-scratch: all 2 trials .* diverged.*0.1 to 0.2.*comparison.lrs"):
+        choose("from-scratch", [Tried(0.1, 0.0, [None]), Tried(0.2, 0.0, [None])])

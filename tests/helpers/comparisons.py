@@ -1,0 +1,138 @@
+"""Comparisons that never were, for the tests of their page: plausible, and always the same."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mupscale.comparison import (
+    CONTENDERS,
+    BudgetPoint,
+    ComparisonSettings,
+    ComparisonSummary,
+    ContenderRuns,
+    StageSpent,
+    SystemRuns,
+    Tried,
+    TunedContender,
+    answer_comparison,
+    check_forecast,
+    contender_named,
+    make_forecast,
+)
+
+USUAL = tuple(one.name for one in CONTENDERS if one.is_usual)
+ALL = tuple(one.name for one in CONTENDERS)
+BUDGETS = (0.25, 0.5, 1.0)
+LRS = (0.002, 0.004, 0.008, 0.016, 0.032)
+NOISES = (0.5, 1.0, 2.0, 4.0)
+STEPS = 2000
+FINALS = {
+    "from-scratch": (0.78, 0.63, 0.545),
+    "continued": (0.585, 0.562, 0.548),
+    "copies": (0.74, 0.60, 0.531),
+    "fresh": (0.60, 0.555, 0.519),
+    "copies-without-noise": (0.68, 0.59, 0.546),
+    "paired-noise": (0.70, 0.585, 0.533),
+    "from-scratch-all-steps": (0.71, 0.58, 0.511),
+}
+"""Losses at the budgets: growing with fresh units crosses both others."""
+
+
+def system(
+    narrow: int = 256,
+    names: tuple[str, ...] = USUAL,
+    seeds: int = 2,
+    *,
+    lost: dict[str, int] | None = None,
+    finals: dict[str, tuple[float, ...]] | None = None,
+) -> SystemRuns:
+    """Runs between a width and four times it. lost: how many seeds of a contender diverged at the last two budgets."""
+    small, large = 60.0 * narrow**2, 60.0 * (4 * narrow) ** 2
+    base = STEPS * small
+    contenders = []
+    for name in names:
+        one = contender_named(name)
+        per_step = large if one.is_wide else small
+        steps = 2 * STEPS if one.full_steps else round((STEPS * large + (0 if one.from_base else base)) / per_step)
+        gone = (lost or {}).get(name, 0)
+        chance = random.Random(f"{name} {narrow}")
+        points = []
+        for number, (budget, final) in enumerate(zip(BUDGETS, (finals or FINALS)[name], strict=True)):
+            losses: list[float | None] = [final * (1 + 0.006 * chance.uniform(-1, 1)) for _ in range(seeds)]
+            if number > 0:
+                losses = [None if seed < gone else loss for seed, loss in enumerate(losses)]
+            points.append(BudgetPoint(budget, round(budget * steps), round(budget * steps) * per_step, losses))
+        width = 4 * narrow if one.is_wide else narrow
+        contenders.append(ContenderRuns(name, width, 0.008, 2.0 if one.tunes_noise else 0.0, points))
+    return SystemRuns(narrow, 4 * narrow, base, "FLOPs", contenders)
+
+
+def tuned(name: str) -> TunedContender:
+    """A valley over learning rates, the largest of which diverged, and over noise where that is tuned."""
+    noisy = name != "the base model" and contender_named(name).tunes_noise
+    tried = [
+        Tried(lr, noise, [None if lr > 0.03 and noise < 4 else 0.6 + 0.03 * i**2 + 0.01 * j**2 + 0.004 * len(name)])
+        for j, noise in enumerate(NOISES if noisy else (0.0,), start=-2)
+        for i, lr in enumerate(LRS, start=-2)
+    ]
+    return TunedContender(name, 0.008, 2.0 if noisy else 0.0, tried)
+
+
+def comparison(
+    seeds: int = 2,
+    names: tuple[str, ...] = USUAL,
+    *,
+    lost: dict[str, int] | None = None,
+    large: SystemRuns | None = None,
+    **changes: Any,
+) -> ComparisonSummary:
+    """An MLP from width 256 to 1,024, tuned at width 32 and forecast from there and from 64."""
+    small = [system(32, names, 3), system(64, names, 3)]
+    large = large or system(256, names, seeds, lost=lost)
+    forecast, answer = make_forecast(small, 256), answer_comparison(large)
+    summary = ComparisonSummary(
+        name="mlp-covtype",
+        command="mupscale run recipes/mlp-covtype.yaml --out runs/mlp-covtype",
+        recipe={
+            "model": {"class_path": "mupscale.models.MLP", "init_args": {"d_in": 54, "d_out": 7}},
+            "data": {"class_path": "mupscale.data.CoverTypeSample", "init_args": {}},
+            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.008}},
+            "width": 256,
+            "steps": 2 * STEPS,
+            "grow": [{"at": STEPS, "width": 1024}],
+        },
+        settings=ComparisonSettings(seeds=seeds, contenders=list(names)).to_json(),
+        base={"from": None, "steps": STEPS, "lr": 0.008, "width": 256},
+        tuned=[tuned(name) for name in ("the base model", *names) if name != "from-scratch-all-steps"],
+        small=small,
+        forecast={**forecast, "held": check_forecast(forecast, large, answer)},
+        large=large,
+        answer=answer,
+        stages=[
+            StageSpent("base-rates", 4e11, 12.0),
+            StageSpent("rates", 6e12, 40.5),
+            StageSpent("close", 2e12, 12.0),
+            StageSpent("forecast-32", 3e12, 33.0),
+            StageSpent("forecast-64", 9e12, 61.0),
+            StageSpent("base", 2.4e13, 81.0),
+            StageSpent("contenders", 4e14, 603.0),
+        ],
+        notes=["grown from copies: the best learning rate, 0.016, is the highest tried; higher ones may be better"],
+    )
+    return replace(summary, **changes)
+
+
+def forecast_only(summary: ComparisonSummary) -> ComparisonSummary:
+    """The same before its large models are trained."""
+    forecast = {name: value for name, value in summary.forecast.items() if name != "held"}
+    return replace(summary, large=None, answer={}, forecast=forecast, stages=summary.stages[:5])
+
+
+def write(folder: Path, summary: ComparisonSummary) -> Path:
+    """A run's folder."""
+    folder.mkdir(parents=True)
+    summary.save(folder)
+    return folder
