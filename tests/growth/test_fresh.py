@@ -22,9 +22,7 @@ from mupscale.models import GPT2, MLP, ResNet18
 from zoo import ARCHITECTURES, TRAININGS, Architecture, GroupedQueries, loss_of
 
 pytestmark = pytest.mark.usefixtures("float64")
-quick = settings(
-    max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+quick = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 GROWABLE = {name: a for name, a in ARCHITECTURES.items() if name != "gpt2-head-dim"}
 
 

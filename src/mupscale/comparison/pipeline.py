@@ -19,16 +19,11 @@ from mupscale.comparison.system import Costs, System
 from mupscale.comparison.training import train_base_models, train_budgets
 from mupscale.comparison.tuning import Tuning, asked_for, tune_contenders
 from mupscale.core import Width
-from mupscale.system import MupscaleError, exclusive_lock, replace_text
+from mupscale.system import MupscaleError, exclusive_lock, print_at_once, write_json
 from mupscale.train import Recipe, describe_start
 
 _MAY_CHANGE = {"seeds", "small_seeds", "contenders", "engine"}
 _TUNING_STAGES = 3
-
-
-def _print_at_once(text: str) -> None:
-    """Print a line without waiting for the next, for whoever looks on."""
-    print(text, flush=True)
 
 
 def run_comparison(
@@ -38,7 +33,7 @@ def run_comparison(
     *,
     command: str = "",
     forecast_only: bool = False,
-    note: Note = _print_at_once,
+    note: Note = print_at_once,
 ) -> ComparisonSummary:
     """Tune at small widths, forecast, train all contenders at full size, and say what came of it; summary.json.
 
@@ -247,7 +242,7 @@ class ComparisonRun:
             with exclusive_lock(self.folder / ".lock", refusal=busy):
                 if path.exists():
                     self._check_same(path, values["settings"])
-                replace_text(path, json.dumps(values, indent=1) + "\n")
+                write_json(path, values)
                 yield
         except OSError as error:
             raise MupscaleError(f"{path} cannot be written: {error.strerror or error}") from None

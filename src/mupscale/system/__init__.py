@@ -14,11 +14,11 @@ extras    optional packages, and how to install them
 from mupscale.system.cores import usable_cores
 from mupscale.system.errors import Interrupted, MupscaleError, PlanError, UncheckedPlan
 from mupscale.system.extras import require
-from mupscale.system.files import appearing, replace_text, replacing
+from mupscale.system.files import appearing, replace_text, replacing, write_json
 from mupscale.system.locks import exclusive_lock
 from mupscale.system.memory import available_memory
 from mupscale.system.seeds import derive, generator, seeded
-from mupscale.system.terminal import Display, open_display
+from mupscale.system.terminal import Display, open_display, print_at_once
 from mupscale.system.torch_files import load_torch
 from mupscale.system.version import VERSION
 
@@ -36,9 +36,11 @@ __all__ = [
     "generator",
     "load_torch",
     "open_display",
+    "print_at_once",
     "replace_text",
     "replacing",
     "require",
     "seeded",
     "usable_cores",
+    "write_json",
 ]
