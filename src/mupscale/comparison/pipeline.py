@@ -167,7 +167,7 @@ class ComparisonRun:
             Width.of(system.wide).check_multiple_of(Width.of(system.narrow), "copies")
         except MupscaleError as error:
             self.notes.append(f"{error}; copies are left out")
-            wanted = [one for one in wanted if not (one.is_grown and one.how in ("copies", "paired"))]
+            wanted = [one for one in wanted if not one.needs_multiples]
             self.settings = replace(self.settings, contenders=[one.name for one in wanted])
         return wanted
 
@@ -186,6 +186,7 @@ class ComparisonRun:
                     ) from None
             for contender in asked_for(self.settings.contenders):
                 one.legs(contender)
+                one.check_growth(contender)
 
     # ------------------------------------------------------------------------------------------- stages
 

@@ -9,7 +9,7 @@ run_curves: pictures of runs.
 
 from mupscale.train.class_paths import Spec, import_path
 from mupscale.train.growing import check_copies
-from mupscale.train.growth_events import Growth, NoiseLevel, build_noise
+from mupscale.train.growth_events import Growth, How, NoiseLevel, build_noise, build_operator
 from mupscale.train.loss_functions import count_correct, cross_entropy
 from mupscale.train.model_checks import check_data, cost_per_example
 from mupscale.train.numeric_precision import cast_input, matmul_precision
@@ -33,6 +33,7 @@ __all__ = [
     "Checkpoints",
     "Evaluation",
     "Growth",
+    "How",
     "NoiseLevel",
     "Processes",
     "Recipe",
@@ -48,6 +49,7 @@ __all__ = [
     "TensorBoardWriter",
     "TrainingRun",
     "build_noise",
+    "build_operator",
     "cast_input",
     "catch_stop_signals",
     "check_copies",
