@@ -7,10 +7,11 @@ import inspect
 import re
 from argparse import SUPPRESS, ArgumentError
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mupscale.system import MupscaleError, require
+from mupscale.system import MupscaleError
 
 Option = tuple[str, str | None]  # --name, and its value if it has one
 
@@ -20,8 +21,12 @@ class UsageError(MupscaleError):
 
 
 def installed(name: str) -> Any:
-    """A module of the extra that the command line needs."""
-    return require(name, extra="train", reason=f"the command line needs {name}")
+    """A module that the command line needs, which is installed with mupscale, though something may have removed it."""
+    try:
+        return import_module(name)
+    except ImportError:
+        package = {"yaml": "PyYAML"}.get(name, name.partition(".")[0])
+        raise MupscaleError(f"the command line needs {package}: pip install {package}") from None
 
 
 def make_parser(command: str, usage: str, about: str) -> Any:

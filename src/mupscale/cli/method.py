@@ -138,14 +138,14 @@ def transfer_check_command(words: list[str]) -> int:
 
 def report_command(words: list[str]) -> int:
     """mupscale report RUN …"""
-    from mupscale.report import write_report
-
     runs, options = separate_options(words, flags=())
     parser = make_parser("report", "RUN [RUN …] [--out FOLDER]", REPORT)
     parser.add_argument("--out", type=str | None, help="folder of the page and its pictures (default: RUN/report)")
     out = parse_arguments(parser, join_options(options)).out
     if not runs:
         raise UsageError("give the folder of at least one run of the method")
+    from mupscale.report import write_report
+
     print(f"Report: {write_report(runs, None if out is None else Path(out))}")
     return 0
 
