@@ -4,6 +4,11 @@ Widths → axes and roles → rules → plan → everything else. See `Family` f
 `widen`, `param_groups` for a bare pair of modules. docs/where-things-are.md tells what lives in which folder.
 """
 
+import sys
+
+if sys.argv[:1] == ["-m"] and "mupscale" in sys.orig_argv and not sys.flags.safe_path:
+    del sys.path[0]  # of `python -m mupscale`: files in the current folder must not stand in for torch, yaml …
+
 from mupscale.checkpoint import load, save
 from mupscale.checks import coord_check, verify
 from mupscale.core import Axis, Entry, Plan, Role, Rule, expand, index_of_old
