@@ -6,6 +6,11 @@ Widths → axes and roles → rules → plan → everything else. See `Family` f
 A name is imported when it is first used, so `import mupscale` and `mupscale --help` do not wait for torch.
 """
 
+import sys
+
+if sys.argv[:1] == ["-m"] and "mupscale" in sys.orig_argv and not sys.flags.safe_path:
+    del sys.path[0]  # of `python -m mupscale`: files in the current folder must not stand in for torch, yaml …
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

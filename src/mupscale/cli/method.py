@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
 from mupscale.cli.recipe_options import read_recipe_values
+from mupscale.system import number_in_environment
 
 if TYPE_CHECKING:
     from mupscale.method import Method
@@ -163,7 +163,7 @@ def read_method(command: str, about: str, words: Sequence[str], extend: Callable
     from mupscale.method import Method
     from mupscale.train import Recipe
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if number_in_environment("WORLD_SIZE", 1) > 1:
         raise UsageError(
             "the method runs in one process: for many machines start mupscale sweep --worker --storage URL on each, "
             "without torchrun"

@@ -19,8 +19,8 @@ from mupscale.comparison.system import Costs, System
 from mupscale.comparison.training import train_base_models, train_budgets
 from mupscale.comparison.tuning import Tuning, asked_for, tune_contenders
 from mupscale.core import Width
-from mupscale.system import MupscaleError, exclusive_lock, print_at_once, write_json
-from mupscale.train import Recipe, describe_start
+from mupscale.system import MupscaleError, exclusive_lock, print_at_once, read_json, write_json
+from mupscale.train import Recipe, StoredRecipe, describe_start
 
 _MAY_CHANGE = {"seeds", "small_seeds", "contenders", "engine"}
 _TUNING_STAGES = 3
@@ -250,8 +250,8 @@ class ComparisonRun:
 
     def _check_same(self, path: Path, settings: Mapping[str, Any]) -> None:
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            recipe, theirs = Recipe.from_json(stored["recipe"]), dict(stored["settings"])
+            stored = read_json(path)
+            recipe, theirs = StoredRecipe.of(stored["recipe"], path), dict(stored["settings"])
         except (OSError, ValueError, KeyError, TypeError, MupscaleError) as error:
             raise MupscaleError(f"{path} is damaged ({error}): choose another folder (--out)") from None
         difference = recipe.describe_difference(self.recipe, recipe.steps)

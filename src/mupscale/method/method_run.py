@@ -18,8 +18,8 @@ from mupscale.method.protocol import Protocol
 from mupscale.method.settings import Method
 from mupscale.method.summary import StageCost
 from mupscale.sweep import Cell, Space, Sweep
-from mupscale.system import MupscaleError, exclusive_lock, write_json
-from mupscale.train import Recipe
+from mupscale.system import MupscaleError, exclusive_lock, read_json, write_json
+from mupscale.train import Recipe, StoredRecipe
 
 Note = Callable[[str], None]
 _FREE = {"seeds", "baselines", "engine", "storage"}  # settings of the method that may change when a run goes on
@@ -49,8 +49,8 @@ class MethodRun:
     def _check_same_run(self, path: Path, method: Mapping[str, Any]) -> None:
         """Refuse a folder whose run has another recipe or other settings that matter."""
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            recipe, settings = Recipe.from_json(stored["recipe"]), dict(stored["method"])
+            stored = read_json(path)
+            recipe, settings = StoredRecipe.of(stored["recipe"], path), dict(stored["method"])
         except (OSError, ValueError, KeyError, TypeError, MupscaleError) as error:
             raise MupscaleError(f"{path} is damaged ({error}): choose another folder (--out)") from None
         if recipe.steps != self.recipe.steps:

@@ -2,24 +2,32 @@
 
 errors    the one error of the library
 files     files and folders that are whole or absent
+json_files  values of a bounded size from files that somebody else may have written
+typed_records  such values into dataclasses, field by field
+environment  numbers that a launcher sets
 locks     one process at a time
 seeds     random streams by name
 memory    how much memory is free
 cores     how many cores there are
 terminal  progress, as a bar, lines or nothing
+unpacking  gzip files, up to a size
 torch_files  tensors that torch.save wrote, never code
 extras    optional packages, and how to install them
 """
 
 from mupscale.system.cores import usable_cores
+from mupscale.system.environment import number_in_environment
 from mupscale.system.errors import Interrupted, MupscaleError, PlanError, UncheckedPlan
 from mupscale.system.extras import require
 from mupscale.system.files import appearing, replace_text, replacing, write_json
+from mupscale.system.json_files import parse_json, read_json, read_regular
 from mupscale.system.locks import exclusive_lock
 from mupscale.system.memory import available_memory
 from mupscale.system.seeds import derive, generator, seeded
-from mupscale.system.terminal import Display, open_display, print_at_once
+from mupscale.system.terminal import Display, open_display, print_at_once, printable
 from mupscale.system.torch_files import load_torch
+from mupscale.system.typed_records import parse_record, show_short
+from mupscale.system.unpacking import open_gzip
 from mupscale.system.version import VERSION
 
 __all__ = [
@@ -35,12 +43,20 @@ __all__ = [
     "exclusive_lock",
     "generator",
     "load_torch",
+    "number_in_environment",
     "open_display",
+    "open_gzip",
+    "parse_json",
+    "parse_record",
     "print_at_once",
+    "printable",
+    "read_json",
+    "read_regular",
     "replace_text",
     "replacing",
     "require",
     "seeded",
+    "show_short",
     "usable_cores",
     "write_json",
 ]

@@ -2,7 +2,8 @@
 
 recipe (with class_paths, recipe_families, growth_events, schedule, run_settings): what a run is, as plain values.
 recipe_runner: runs a recipe. training_run: its steps. start, resuming: where they begin. model_checks: what they need.
-run_folder, run_state, snapshot: what a run leaves on disk. processes: DDP and FSDP.
+run_folder, run_state, snapshot: what a run leaves on disk. stored_recipes: whose code is loaded from there.
+processes: DDP and FSDP.
 loss_functions, numeric_precision, metric_series, evaluation, stop_requests, progress, tensorboard: parts of a step.
 run_curves: pictures of runs.
 """
@@ -25,6 +26,7 @@ from mupscale.train.schedule import Schedule
 from mupscale.train.snapshot import read_snapshot
 from mupscale.train.start import StartingModel, describe_start, starting_point
 from mupscale.train.stop_requests import StopRequest, catch_stop_signals
+from mupscale.train.stored_recipes import StoredRecipe, packages_to_trust
 from mupscale.train.tensorboard import TensorBoardWriter
 from mupscale.train.training_run import Result, TrainingRun
 
@@ -46,6 +48,7 @@ __all__ = [
     "Spec",
     "StartingModel",
     "StopRequest",
+    "StoredRecipe",
     "TensorBoardWriter",
     "TrainingRun",
     "build_noise",
@@ -64,6 +67,7 @@ __all__ = [
     "join_processes",
     "make_progress",
     "matmul_precision",
+    "packages_to_trust",
     "read_snapshot",
     "run_recipe",
     "starting_point",

@@ -42,6 +42,7 @@ from mupscale.train.run_state import RunState
 from mupscale.train.snapshot import save_snapshot
 from mupscale.train.start import starting_point
 from mupscale.train.stop_requests import StopRequest
+from mupscale.train.stored_recipes import packages_to_trust
 from mupscale.train.tensorboard import TensorBoardWriter
 
 Status = Literal["finished", "diverged", "interrupted"]
@@ -318,7 +319,8 @@ class TrainingRun:
         if status == "diverged":
             self.progress.note(f"diverged: the loss of step {more['at']} is not finite; the history is kept")
         elif status == "interrupted":
-            where = f"; go on with: mupscale resume {shlex.quote(str(out))}" if out else ""
+            trust = "".join(f" --trust {package}" for package in packages_to_trust(self.recipe))
+            where = f"; go on with: mupscale resume {shlex.quote(str(out))}{trust}" if out else ""
             self.progress.note(f"interrupted after step {self.step}{where}")
         return Result(status, self.step, self.width, self.model, self.optimizer, out)
 
