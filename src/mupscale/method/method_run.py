@@ -22,7 +22,8 @@ from mupscale.system import MupscaleError, exclusive_lock, replace_text
 from mupscale.train import Recipe, make_progress
 
 Note = Callable[[str], None]
-_FREE = {"seeds", "baselines", "engine", "storage"}  # settings of the method that may change when a run goes on
+# settings of the method that may change when a run goes on
+_FREE = {"seeds", "baselines", "engine", "storage", "retries"}
 _ORDER = ("sweep-1", "small", "sweep-2", *STAGES)  # what names of stages begin with
 
 
@@ -156,6 +157,7 @@ class MethodRun:
                 storage,
                 worker=worker,
                 folder=self.folder / "sweeps",
+                retries=method.retries,
                 note=self.note,
                 on_point=tell,
                 on_start=begin,

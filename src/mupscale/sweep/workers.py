@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from mupscale.sweep.study import Study, trial_state
+from mupscale.sweep.study import Study
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -95,9 +95,11 @@ class Worker:
     def end_abandoned_trials(self) -> int:
         """End the trials of workers that died, and of those that were interrupted and did not come back."""
         self.study.storage.use(self.read_heartbeats)
-        count = 0
-        for trial in self.study.optuna_trials():
-            if trial_state(trial) != "running" or trial.user_attrs.get("worker") == self.id:
+        self.study.refresh()
+        known, count = self.study.attempts, 0
+        for number in known.numbers("running"):
+            trial = known.trials[number]
+            if trial.user_attrs.get("worker") == self.id:
                 continue
             last = self._last_seen(trial)
             if not self._is_dead(last):
