@@ -19,7 +19,7 @@ from mupscale.comparison.system import Costs, System
 from mupscale.comparison.training import train_base_models, train_budgets
 from mupscale.comparison.tuning import Tuning, asked_for, tune_contenders
 from mupscale.core import Width
-from mupscale.system import MupscaleError, exclusive_lock, replace_text
+from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, replace_text
 from mupscale.train import Recipe, describe_start
 
 _MAY_CHANGE = {"seeds", "small_seeds", "contenders", "engine"}
@@ -247,6 +247,8 @@ class ComparisonRun:
             with exclusive_lock(self.folder / ".lock", refusal=busy):
                 if path.exists():
                     self._check_same(path, values["settings"])
+                for folder in (self.folder, self.folder / "stacks"):
+                    clear_leftovers(folder, alone=True)
                 replace_text(path, json.dumps(values, indent=1) + "\n")
                 yield
         except OSError as error:

@@ -18,7 +18,7 @@ from mupscale.method.protocol import Protocol
 from mupscale.method.settings import Method
 from mupscale.method.summary import StageCost
 from mupscale.sweep import Cell, Space, Sweep
-from mupscale.system import MupscaleError, exclusive_lock, replace_text
+from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, replace_text
 from mupscale.train import Recipe, make_progress
 
 Note = Callable[[str], None]
@@ -46,6 +46,8 @@ class MethodRun:
 
     def open(self) -> None:
         """Make the folder, unless it is that of another run."""
+        for folder in (self.folder, self.folder / "stacks", self.folder / "sweeps"):
+            clear_leftovers(folder)
         path = self.folder / "method.json"
         values = json.loads(json.dumps({"recipe": self.recipe.to_json(), "method": self.method.to_json()}))
         if path.exists():

@@ -11,7 +11,7 @@ from mupscale.train.class_paths import Spec, import_path
 from mupscale.train.growing import check_copies
 from mupscale.train.growth_events import Growth, NoiseLevel, build_noise
 from mupscale.train.loss_functions import count_correct, cross_entropy
-from mupscale.train.model_checks import check_data, cost_per_example
+from mupscale.train.model_checks import check_data, cost_per_example, data_fingerprint
 from mupscale.train.numeric_precision import cast_input, matmul_precision
 from mupscale.train.processes import Processes, join_processes
 from mupscale.train.progress import Silence, make_progress
@@ -55,6 +55,7 @@ __all__ = [
     "cost_per_example",
     "count_correct",
     "cross_entropy",
+    "data_fingerprint",
     "describe_start",
     "draw_curves",
     "find_checkpoint",
