@@ -12,7 +12,7 @@ BENCHES := $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 PIP_ENV := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-slow test-gpu test-zoo test-matrix build bench reproduce clean FORCE
+.PHONY: help setup demo check format test test-slow test-faults test-gpu test-zoo test-matrix build bench reproduce clean FORCE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
@@ -53,6 +53,9 @@ test: $(READY) ## the tests
 
 test-slow: $(READY) ## the tests that take too long for every change: the whole matrix, full recipes, torch.compile's compiler
 	$(PY) -m pytest -m slow
+
+test-faults: $(READY) ## kills at random places and damaged files, at length
+	$(PY) -m pytest -m faults
 
 test-gpu: $(READY) ## the checks that need CUDA
 	$(PY) -m pytest -m gpu

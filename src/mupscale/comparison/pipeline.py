@@ -19,7 +19,7 @@ from mupscale.comparison.system import Costs, System
 from mupscale.comparison.training import train_base_models, train_budgets
 from mupscale.comparison.tuning import Tuning, asked_for, tune_contenders
 from mupscale.core import Width
-from mupscale.system import MupscaleError, exclusive_lock, print_at_once, read_json, write_json
+from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, print_at_once, read_json, write_json
 from mupscale.train import Recipe, StoredRecipe, describe_start
 
 _MAY_CHANGE = {"seeds", "small_seeds", "contenders", "engine"}
@@ -243,6 +243,8 @@ class ComparisonRun:
             with exclusive_lock(self.folder / ".lock", refusal=busy):
                 if path.exists():
                     self._check_same(path, values["settings"])
+                for folder in (self.folder, self.folder / "stacks"):
+                    clear_leftovers(folder, alone=True)
                 write_json(path, values)
                 yield
         except OSError as error:

@@ -18,11 +18,12 @@ from mupscale.method.protocol import Protocol
 from mupscale.method.settings import Method
 from mupscale.method.summary import StageCost
 from mupscale.sweep import Cell, Space, Sweep
-from mupscale.system import MupscaleError, exclusive_lock, read_json, write_json
+from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, read_json, write_json
 from mupscale.train import Recipe, StoredRecipe
 
 Note = Callable[[str], None]
-_FREE = {"seeds", "baselines", "engine", "storage"}  # settings of the method that may change when a run goes on
+# settings of the method that may change when a run goes on
+_FREE = {"seeds", "baselines", "engine", "storage", "retries"}
 _ORDER = ("sweep-1", "small", "sweep-2", *STAGES)  # what names of stages begin with
 
 
@@ -40,6 +41,8 @@ class MethodRun:
 
     def open(self) -> None:
         """Make the folder, unless it is that of another run."""
+        for folder in (self.folder, self.folder / "stacks", self.folder / "sweeps"):
+            clear_leftovers(folder)
         path = self.folder / "method.json"
         values = json.loads(json.dumps({"recipe": self.recipe.to_json(), "method": self.method.to_json()}))
         if path.exists():
@@ -151,6 +154,7 @@ class MethodRun:
                 storage,
                 worker=worker,
                 folder=self.folder / "sweeps",
+                retries=method.retries,
                 note=self.note,
                 on_point=tell,
                 on_start=begin,

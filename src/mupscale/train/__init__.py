@@ -12,7 +12,7 @@ from mupscale.train.class_paths import Spec, import_path
 from mupscale.train.growing import check_copies
 from mupscale.train.growth_events import Growth, How, NoiseLevel, build_noise, build_operator
 from mupscale.train.loss_functions import count_correct, cross_entropy
-from mupscale.train.model_checks import check_data, cost_per_example
+from mupscale.train.model_checks import check_data, cost_per_example, data_fingerprint
 from mupscale.train.numeric_precision import cast_input, matmul_precision
 from mupscale.train.processes import Processes, join_processes
 from mupscale.train.progress import Silence, make_progress
@@ -60,6 +60,7 @@ __all__ = [
     "cost_per_example",
     "count_correct",
     "cross_entropy",
+    "data_fingerprint",
     "describe_start",
     "draw_curves",
     "find_checkpoint",
