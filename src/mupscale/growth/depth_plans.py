@@ -56,7 +56,7 @@ def plan_depth(
     grow: DepthOperator | None = None,
     blocks: str | None = None,
     depth_rule: DepthRule = "none",
-    writers: Mapping[str, float] | None = None,
+    writers: Mapping[str, Writers] | None = None,
 ) -> DepthPlan:
     """How `shallow` grows into `deep`, two models of one class with more blocks in the second.
 
@@ -64,7 +64,7 @@ def plan_depth(
     block write into the residual stream, and whether a block without them leaves the stream as it is.
     grow: what the new blocks are, `Identity()` if nothing is said. blocks: where the blocks are, if that is not found.
     depth_rule: 'complete' if learning rates are to follow the depth. writers: what a run would show, where it is known:
-    names relative to the block, and the values at which they write nothing.
+    by the path of a block of the shallow model, names relative to it, and the values at which they write nothing.
 
     >>> import torch
     >>> from mupscale.models import MLP
@@ -129,7 +129,7 @@ class _Writers:
         shallow: nn.Module,
         lists: Sequence[BlockList],
         inputs: Any,
-        known: Mapping[str, float] | None,
+        known: Mapping[str, Writers] | None,
     ) -> None:
         self._model, self._paths = shallow, [path for one in lists for path in one.shallow]
         self._inputs, self._known = inputs, known
@@ -138,24 +138,24 @@ class _Writers:
     def check(self, lists: Sequence[BlockList]) -> None:
         """An error where no block of a list can be without effect."""
         for one in lists:
-            paths = [path for path in one.shallow if path in self._known_or_found(path)]
+            paths = [path for path in one.shallow if path in self._known_or_found()]
             if not paths:
                 self.of(one.shallow[0])
 
     def of(self, path: str) -> Writers:
         """The names relative to a block of the shallow model, and the values at which they write nothing."""
-        found = self._known_or_found(path)
+        found = self._known_or_found()
         if path not in found:
-            assert self._found is not None
+            reason = "nothing is known to write into the stream" if self._found is None else self._found[1][path]
             raise MupscaleError(
-                f"'{path}' cannot start as identity: {self._found[1][path]}; grow by Stack(), which copies blocks and "
+                f"'{path}' cannot start as identity: {reason}; grow by Stack(), which copies blocks and "
                 f"changes the function, or widen the model instead"
             )
         return found[path]
 
-    def _known_or_found(self, path: str) -> Mapping[str, Writers]:
+    def _known_or_found(self) -> Mapping[str, Writers]:
         if self._known is not None:
-            return {path: dict(self._known)}
+            return self._known
         if self._inputs is None:
             raise MupscaleError(
                 "what a block writes into the residual stream is found by running the model: pass inputs=, a small "

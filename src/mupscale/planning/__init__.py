@@ -28,6 +28,7 @@ block_lists    the blocks that a deep model has more of
 block_runs     a run with the blocks marked
 residual_branches
                which parameters of a block write into the residual stream
+width_dims     which dimensions are widths, and which size is a number of blocks
 """
 
 from mupscale.planning.block_lists import BlockList, find_block_lists
@@ -44,6 +45,7 @@ from mupscale.planning.recorder import Recorder
 from mupscale.planning.residual_branches import Writers, find_writers, silence
 from mupscale.planning.role_registry import register_roles
 from mupscale.planning.tracing import call_arguments, computed_tensors, silence_dropout, tensors_in
+from mupscale.planning.width_dims import all_tensors, find_depth_size, find_width_dims
 
 __all__ = [
     "ROUNDING",
@@ -54,11 +56,14 @@ __all__ = [
     "KeepDouble",
     "Recorder",
     "Writers",
+    "all_tensors",
     "build_plan",
     "call_arguments",
     "check_plan_by_running",
     "computed_tensors",
     "find_block_lists",
+    "find_depth_size",
+    "find_width_dims",
     "find_writers",
     "first_differing_module",
     "in_double",
