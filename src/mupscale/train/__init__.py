@@ -2,8 +2,8 @@
 
 recipe (with class_paths, recipe_families, growth_events, schedule, run_settings): what a run is, as plain values.
 recipe_runner: runs a recipe. training_run: its steps. start, resuming: where they begin. model_checks: what they need.
-run_folder, run_state, snapshot: what a run leaves on disk. run_result: how it ended. stored_recipes: whose code is loaded from there.
-processes: DDP and FSDP.
+run_folder, run_state, snapshot: what a run leaves on disk. stored_recipes: whose code is loaded from there.
+run_result: how a run ended. processes: DDP and FSDP.
 loss_functions, numeric_precision, metric_series, evaluation, stop_requests, progress, tensorboard: parts of a step.
 run_curves: pictures of runs.
 """
