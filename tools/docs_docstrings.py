@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import griffe
@@ -14,20 +15,23 @@ class AsMarkdown(griffe.Extension):
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Replace the text of an object's docstring."""
         if obj.docstring is not None:
-            obj.docstring.value = as_markdown(obj.docstring.value)
+            parameters = [] if not isinstance(obj, griffe.Function) else [each.name for each in obj.parameters]
+            obj.docstring.value = as_markdown(obj.docstring.value, parameters)
 
 
-def as_markdown(text: str) -> str:
+def as_markdown(text: str, parameters: Sequence[str] = ()) -> str:
     """A docstring with its examples fenced and the words that its lines explain made a list."""
-    return "\n\n".join(_paragraph(part) for part in re.split(r"\n\s*\n", text.strip()))
+    return "\n\n".join(_paragraph(part, parameters) for part in re.split(r"\n\s*\n", text.strip()))
 
 
-def _paragraph(part: str) -> str:
+def _paragraph(part: str, parameters: Sequence[str]) -> str:
     if part.lstrip().startswith(">>>"):
         return f"```pycon\n{part}\n```"
     if re.match(r"(    |- |\|)", part):
         return part
-    lines = []
+    for name in parameters:  # explained in the middle of a line
+        part = re.sub(rf"(?<=[.;]) (?={re.escape(name)}: )", "\n", part)
+    lines: list[str] = []
     for line in part.splitlines():
         explained = re.match(r"([a-z][a-z_0-9]*(?:, [a-z_0-9]+)*): (?=\S)", line)
         if explained:

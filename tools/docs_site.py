@@ -64,7 +64,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         address = os.environ.get("REPOSITORY_URL")
         return f"[{text}]({address}/blob/main/{target}{anchor})" if address else text
 
-    return LINK.sub(lead, markdown)
+    return keep_together(LINK.sub(lead, markdown))
+
+
+def keep_together(markdown: str) -> str:
+    """The text, with numbers never parted from their percent sign or arrow at the end of a line; code as it is."""
+    parts = re.split(r"(^```.*?^```|^    .*?$|`[^`\n]*`)", markdown, flags=re.S | re.M)
+    return "".join(
+        part if number % 2 else re.sub(r"(?<=\d) (?=[%→×])|(?<=[→×]) (?=\d)", "\u00a0", part)
+        for number, part in enumerate(parts)
+    )
 
 
 def resolve(source: str, link: str) -> str:
