@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ def as_markdown(text: str, parameters: Sequence[str] = ()) -> str:
 
 
 def _paragraph(part: str, parameters: Sequence[str]) -> str:
+    if section := re.match(r"(?:Args|Attributes|Example|Examples):\n", part):  # what follows tells as much
+        part = textwrap.dedent(part[section.end() :])
     if part.lstrip().startswith(">>>"):
         return f"```pycon\n{part}\n```"
     if re.match(r"(    |- |\|)", part):
