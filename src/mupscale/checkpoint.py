@@ -16,15 +16,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.core import Plan, copy_into, gather_whole, laid_out_like, naming
-from mupscale.system import MupscaleError, replacing
+from mupscale.system import MupscaleError, check_tensors, replacing, write_tensors
 
 _HEADER = "mupscale"
 _VERSION = 1
+
+
+class DamagedCheckpoint(MupscaleError):
+    """A file that is not what was written: cut short, or with other bits in it."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +98,15 @@ def save_states(
 def _failure(path: Path, tensors: _Tensors, content: Mapping[str, Any]) -> str | None:
     try:
         _write(path, tensors, content)
-    except (OSError, SafetensorError) as error:
-        return str(error)
+    except OSError as error:
+        return error.strerror or str(error)
     return None
 
 
 def _write(path: Path, tensors: _Tensors, content: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        save_file(tensors.storable(), temporary, metadata={_HEADER: json.dumps(content)})
+        write_tensors(temporary, tensors.storable(), {_HEADER: json.dumps(content)})
 
 
 def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> Checkpoint:
@@ -123,7 +126,7 @@ def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer 
     except FileNotFoundError:
         raise MupscaleError(f"there is no checkpoint at {path}") from None
     except (SafetensorError, OSError, RuntimeError) as error:
-        raise MupscaleError(f"{path} is not a whole checkpoint ({error}); it may be truncated") from None
+        raise DamagedCheckpoint(f"{path} is not a whole checkpoint ({error}); it may be truncated") from None
     content = json.loads(header)
     if content["version"] != _VERSION:
         raise MupscaleError(f"{path} was written in version {content['version']} of the format; this reads {_VERSION}")
@@ -147,7 +150,7 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
         before = path.stat()
         try:
             with safe_open(path, framework="pt") as file:
-                header = (file.metadata() or {}).get(_HEADER)
+                metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, RuntimeError):
             if os.path.samestat(before, path.stat()):
@@ -155,15 +158,20 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
             continue
         if os.path.samestat(before, path.stat()):
             break
-    if header is None:
+    if _HEADER not in metadata:
         raise MupscaleError(f"{path} is a safetensors file, but no checkpoint written by mupscale")
-    return header, tensors
+    try:
+        check_tensors(path, tensors, metadata)
+    except MupscaleError as error:
+        raise DamagedCheckpoint(f"{path} is damaged: {error}") from None
+    return metadata[_HEADER], tensors
 
 
 def is_checkpoint(path: str | Path) -> bool:
     """Whether a safetensors file is one that `save` wrote.
 
     >>> import tempfile
+    >>> from safetensors.torch import save_file
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_file({"weight": torch.ones(2)}, f"{folder}/others.safetensors")
     ...     is_checkpoint(f"{folder}/others.safetensors"), is_checkpoint(save(f"{folder}/ours", nn.Linear(2, 2)))

@@ -48,13 +48,16 @@ class StageTrainer:
         yield
 
     def train(self, recipes: Sequence[Recipe]) -> list[float | None]:
-        """Train all of these, those of one width and length as one program; the final loss of each, None if diverged.
+        """Train all of these, those of one width, length and rules as one program; their final losses, None: diverged.
 
         What is finished already is read.
         """
         groups: dict[tuple[str, int], list[int]] = {}
         for number, recipe in enumerate(recipes):
-            groups.setdefault((Width.of(recipe.width).label, recipe.steps), []).append(number)
+            label = Width.of(recipe.width).label
+            if recipe.base != self.costs.recipe.base:
+                label += f"-base-{Width.of(recipe.base).label}"
+            groups.setdefault((label, recipe.steps), []).append(number)
         losses: list[float | None] = [None] * len(recipes)
         for (label, steps), members in groups.items():
             outcomes = self._train_group(f"{label}-{steps}", [recipes[number] for number in members])

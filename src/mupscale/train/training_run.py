@@ -7,16 +7,16 @@ so a resumed run takes the same steps as one that was never stopped, bit for bit
 from __future__ import annotations
 
 import math
-import shlex
 import time
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from mupscale.checkpoint import DamagedCheckpoint
 from mupscale.core import Plan, WholeWidth, Width
 from mupscale.data import Data
 from mupscale.optim import clip_grad_norm_
@@ -30,6 +30,7 @@ from mupscale.train.model_checks import (
     check_growth,
     check_model_takes_data,
     cost_per_example,
+    data_fingerprint,
     has_finite_weights,
 )
 from mupscale.train.numeric_precision import cast_input, make_objective
@@ -38,26 +39,14 @@ from mupscale.train.progress import Progress, make_progress
 from mupscale.train.recipe import Recipe
 from mupscale.train.resuming import resume_point
 from mupscale.train.run_folder import RunFolder
+from mupscale.train.run_result import Result, RunStatus, resume_command_of
 from mupscale.train.run_state import RunState
 from mupscale.train.snapshot import save_snapshot
 from mupscale.train.start import starting_point
 from mupscale.train.stop_requests import StopRequest
 from mupscale.train.tensorboard import TensorBoardWriter
 
-Status = Literal["finished", "diverged", "interrupted"]
 _SETTLE_EVERY = 100  # steps after which losses are fetched from the device at the latest
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended, and its model."""
-
-    status: Status
-    step: int
-    width: WholeWidth
-    model: nn.Module
-    optimizer: Optimizer
-    out: Path | None
 
 
 class TrainingRun:
@@ -97,8 +86,9 @@ class TrainingRun:
             last = folder.last() if resume else None
         check_growth(self.recipe, self.family, self.data)
         check_data(self.data)
-        if last is not None:
-            self._resume(last)
+        self.fingerprint = data_fingerprint(self.data)
+        if self.folder is not None and last is not None:
+            self._resume_newest(self.folder)
         else:
             model, optimizer = starting_point(self.recipe, self.family, self.processes, self.data)
             self._adopt(model, optimizer, self.recipe.width)
@@ -113,14 +103,30 @@ class TrainingRun:
             self.board = TensorBoardWriter(folder.path, self.step)
         folder.go_on(self.recipe, self.step)
 
+    def _resume_newest(self, folder: RunFolder) -> None:
+        """Go on from the newest checkpoint that is as it was written; damaged ones are set aside."""
+        *before, newest = folder.all()
+        while True:
+            try:
+                self._resume(newest)
+                return
+            except DamagedCheckpoint as error:
+                if not before:
+                    raise MupscaleError(f"{error}; there is none before it, so remove it to begin anew") from None
+                damaged, newest = newest, before.pop()
+                self.processes.by_main(partial(folder.set_aside, damaged), f"{damaged} cannot be renamed")
+                self.progress.note(f"{error}; it is kept as damaged-{damaged.name}, and {newest.name} is taken instead")
+
     def _resume(self, path: Path) -> None:
         """Go on where the checkpoint at `path` was written."""
-        point = resume_point(path, self.recipe, self.family, self.processes)
+        point = resume_point(path, self.recipe, self.family, self.processes, self.fingerprint)
         self.step, self.lr, self.flops, self.seconds = point.step, point.lr, point.flops, point.seconds
         self.losses.settled, self.norms.settled = list(point.losses), list(point.norms)
         self._adopt(point.model, point.optimizer, point.width)
         finished = "; it is finished: more --steps go on" if self.step == self.recipe.steps else ""
         self.progress.note(f"resumed after step {self.step} from {path}{finished}")
+        for note in point.notes:
+            self.progress.note(note)
 
     def _adopt(self, model: nn.Module, optimizer: Optimizer, width: WholeWidth) -> None:
         """Go on with this model and this optimizer."""
@@ -137,12 +143,12 @@ class TrainingRun:
 
     def go(self, stop: StopRequest) -> Result:
         """From where the run stands to its end."""
-        status: Status | None = "finished" if self.step >= self.recipe.steps else None
+        status: RunStatus | None = "finished" if self.step >= self.recipe.steps else None
         while status is None:
             status = self.advance(stop.asked)
         return self.end(status)
 
-    def advance(self, asked_to_stop: bool = False) -> Status | None:
+    def advance(self, asked_to_stop: bool = False) -> RunStatus | None:
         """Take one step, and do what is due before and after it; give the status if the run is then over."""
         recipe = self.recipe
         growth = recipe.growth_at(self.step)
@@ -302,15 +308,18 @@ class TrainingRun:
             losses=self.losses.settled,
             norms=self.norms.settled,
             recipe=self.recipe.to_json(),
+            data=self.fingerprint,
+            threads=torch.get_num_threads(),
         )
         folder = self.folder
+        self.processes.by_main(folder.sync, f"{folder.metrics} cannot be written")
         path = folder.checkpoint(self.step, sharded=self.processes.sharded)
         save_snapshot(path, self.model, self.optimizer, self.plan, self.processes, state)
         keep = self.recipe.checkpoints.keep
         self.processes.by_main(lambda: folder.forget(keep), f"{folder.checkpoints} cannot be cleared of old ones")
         self._saved = time.monotonic()
 
-    def end(self, status: Status) -> Result:
+    def end(self, status: RunStatus) -> Result:
         """The last line of metrics, and what the person at the keyboard should know."""
         more = {"at": self.losses.diverged_at(self.step)} if status == "diverged" else {}
         self._record("end", status=status, **more)
@@ -318,7 +327,7 @@ class TrainingRun:
         if status == "diverged":
             self.progress.note(f"diverged: the loss of step {more['at']} is not finite; the history is kept")
         elif status == "interrupted":
-            where = f"; go on with: mupscale resume {shlex.quote(str(out))}" if out else ""
+            where = f"; go on with: {resume_command_of(self.recipe, out)}" if out else ""
             self.progress.note(f"interrupted after step {self.step}{where}")
         return Result(status, self.step, self.width, self.model, self.optimizer, out)
 
@@ -329,6 +338,8 @@ class TrainingRun:
         self.progress.close()
         if self.board is not None:
             self.board.close()
+        if self.folder is not None:
+            self.folder.release()
 
 
 def _is_due(step: int, every: int) -> bool:
