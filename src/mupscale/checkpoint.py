@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.core import Plan, copy_into, gather_whole, laid_out_like, naming
-from mupscale.system import MupscaleError, replacing
+from mupscale.system import MupscaleError, parse_json, replacing
 
 _HEADER = "mupscale"
 _VERSION = 1
@@ -124,12 +124,7 @@ def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer 
         raise MupscaleError(f"there is no checkpoint at {path}") from None
     except (SafetensorError, OSError, RuntimeError) as error:
         raise MupscaleError(f"{path} is not a whole checkpoint ({error}); it may be truncated") from None
-    content = json.loads(header)
-    if content["version"] != _VERSION:
-        raise MupscaleError(f"{path} was written in version {content['version']} of the format; this reads {_VERSION}")
-    unpacked = {part: _unpack(content[part], tensors) for part in ("model", "optimizer", "extra")}
-    plan = None if content["plan"] is None else Plan.from_json(content["plan"])
-    checkpoint = Checkpoint(unpacked["model"], unpacked["optimizer"], plan, unpacked["extra"])
+    checkpoint = _parse_header(header, tensors, path)
     if model is not None:
         check_model_state(checkpoint.model, model)
     if optimizer is not None:
@@ -141,10 +136,45 @@ def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer 
     return checkpoint
 
 
+def _parse_header(header: str, tensors: Mapping[str, Tensor], path: str | Path) -> Checkpoint:
+    """What the header says, with the tensors in their places; the field that is not what it must be is named."""
+    content = parse_json(header, f"the header of {path}")
+    if not isinstance(content, dict) or "version" not in content:
+        raise MupscaleError(f"the header of {path} is damaged: it says no version")
+    if content["version"] != _VERSION:
+        raise MupscaleError(f"{path} was written in version {content['version']} of the format; this reads {_VERSION}")
+    parts: dict[str, Any] = {}
+    for name in ("model", "optimizer", "extra", "plan"):
+        try:
+            value = content[name]
+            parts[name] = (value and Plan.from_json(value)) if name == "plan" else _unpack(value, tensors)
+            if not isinstance(parts[name], dict | Plan) and not (parts[name] is None and name in ("optimizer", "plan")):
+                raise TypeError(f"it is of type {type(parts[name]).__name__}")
+        except (KeyError, TypeError, ValueError, AttributeError, MupscaleError) as error:
+            raise MupscaleError(
+                f"the header of {path} is damaged: '{name}' ({type(error).__name__}: {error})"
+            ) from None
+    if not all(isinstance(tensor, Tensor) for tensor in parts["model"].values()):
+        raise MupscaleError(f"the header of {path} is damaged: 'model' holds more than tensors")
+    if parts["optimizer"] is not None:
+        _check_optimizer(parts["optimizer"], path)
+    return Checkpoint(**parts)
+
+
+def _check_optimizer(state: Any, path: str | Path) -> None:
+    """Groups and state as an optimizer's state dict has them."""
+    groups, inner = state.get("param_groups"), state.get("state")
+    fits = isinstance(groups, list) and all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
+    if not fits or not isinstance(inner, dict) or not all(isinstance(values, dict) for values in inner.values()):
+        raise MupscaleError(f"the header of {path} is damaged: 'optimizer' is no state of an optimizer")
+
+
 def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
     """Header and tensors of one file: safetensors opens a path twice, and a writer may replace it meanwhile."""
     while True:
         before = path.stat()
+        if not path.is_file():
+            raise MupscaleError(f"{path} is no ordinary file, so no checkpoint is read from it")
         try:
             with safe_open(path, framework="pt") as file:
                 header = (file.metadata() or {}).get(_HEADER)
@@ -170,6 +200,8 @@ def is_checkpoint(path: str | Path) -> bool:
     (False, True)
     """
     try:
+        if not Path(path).is_file():
+            return False
         with safe_open(path, framework="pt") as file:
             return _HEADER in (file.metadata() or {})
     except (SafetensorError, OSError):

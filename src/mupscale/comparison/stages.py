@@ -15,7 +15,7 @@ from mupscale.comparison.results import StageSpent
 from mupscale.comparison.system import Costs
 from mupscale.core import Width
 from mupscale.engine import Outcome, PointCallback, read_outcome, train_many
-from mupscale.system import MupscaleError, replace_text
+from mupscale.system import MupscaleError, read_json, replace_text
 from mupscale.train import Recipe, make_progress
 
 Note = Callable[[str], None]
@@ -116,7 +116,7 @@ class StageTrainer:
 
     def _stored(self) -> dict[str, tuple[float, float]]:
         try:
-            values = json.loads((self.folder / "stages.json").read_text(encoding="utf-8"))
+            values = read_json(self.folder / "stages.json")
             return {str(name): (float(cost), float(seconds)) for name, (cost, seconds) in values.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, MupscaleError):
             return {}

@@ -35,7 +35,7 @@ from mupscale.data.shards import (
     check_packed_with,
 )
 from mupscale.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, one_thread_each, tokenizer_name
-from mupscale.system import MupscaleError, exclusive_lock, open_display, replace_text, usable_cores
+from mupscale.system import MupscaleError, exclusive_lock, open_display, read_json, replace_text, usable_cores
 
 Progress = Callable[[int, int, int], None]
 In = TypeVar("In")
@@ -122,10 +122,10 @@ class _Position:
     @classmethod
     def read(cls, path: Path) -> _Position:
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = read_json(path)
             shards = {part: [TokenShard(**shard) for shard in values["shards"][part]] for part in PARTS}
             return cls(values["begun_with"], (values["after"][0], values["after"][1]), values["empty"], shards)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, MupscaleError) as error:
             raise MupscaleError(f"{path} is damaged ({error}): remove {path.parent} and start again") from None
 
     def write(self, path: Path) -> None:

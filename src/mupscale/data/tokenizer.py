@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mupscale.system import MupscaleError, require
+from mupscale.system import MupscaleError, read_regular, require
 
 END_OF_TEXT = "<|endoftext|>"
 _LEARN_FROM = 100_000_000  # characters of the corpus: more changes a vocabulary little, and costs memory and time
@@ -164,10 +164,10 @@ def make_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """A tokenizer from the file that its `to_json` was written to."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_regular(path).decode("utf-8")
         if json.loads(text) == {"mupscale": "bytes"}:
             return Bytes()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError, MupscaleError) as error:
         raise MupscaleError(f"the tokenizer {path} cannot be read: {error}") from None
     try:
         return BPE(_tokenizers().Tokenizer.from_str(text))

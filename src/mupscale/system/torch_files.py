@@ -22,6 +22,8 @@ def load_torch(path: str | Path) -> Any:
     ...     mu.load_torch(f"{folder}/run.pt")
     {'step': 3, 'weight': tensor([1., 1.])}
     """
+    if Path(path).exists() and not Path(path).is_file():
+        raise MupscaleError(f"{path} is no ordinary file, so no weights are read from it")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
