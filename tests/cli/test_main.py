@@ -356,13 +356,13 @@ def test_only_the_first_process_complains(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("module", ["jsonargparse", "yaml"])
-def test_without_the_extra(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, module: str
+@pytest.mark.parametrize(("module", "package"), [("jsonargparse", "jsonargparse"), ("yaml", "PyYAML")])
+def test_without_what_it_is_installed_with(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, module: str, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     said = line(capsys, ["train", "mine.yaml"], 1)
-    assert said == f"mupscale: the command line needs {module}: pip install 'mupscale[train]'"
+    assert said == f"mupscale: the command line needs {package}: pip install {package}"
 
 
 def test_ctrl_c_before_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,10 @@ import re
 import sys
 from argparse import SUPPRESS, ArgumentError
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from typing import Any
 
-from mupscale.system import MupscaleError, read_regular, require
+from mupscale.system import MupscaleError, read_regular
 
 MOST_BYTES, MOST_VALUES = 1 << 20, 100_000
 Option = tuple[str, str | None]  # --name, and its value if it has one
@@ -32,8 +33,12 @@ def look_in_current_folder() -> None:
 
 
 def installed(name: str) -> Any:
-    """A module of the extra that the command line needs."""
-    return require(name, extra="train", reason=f"the command line needs {name}")
+    """A module that the command line needs, which is installed with mupscale, though something may have removed it."""
+    try:
+        return import_module(name)
+    except ImportError:
+        package = {"yaml": "PyYAML"}.get(name, name.partition(".")[0])
+        raise MupscaleError(f"the command line needs {package}: pip install {package}") from None
 
 
 def make_parser(command: str, usage: str, about: str) -> Any:

@@ -57,8 +57,6 @@ deviation; a constant where the model starts with one), and how much of that lea
 
 def upscale_command(words: list[str]) -> int:
     """mupscale upscale SOURCE OUT."""
-    from mupscale.hf import upscale
-
     parser = make_parser("upscale", "CHECKPOINT OUT [--option VALUE …]", UPSCALE)
     _add_times(parser)
     _add_growth(parser)
@@ -72,6 +70,8 @@ def upscale_command(words: list[str]) -> int:
     parser.add_argument("--no-verify", action="store_true", help="do not compare the two models afterwards")
     parser.add_argument("--threads", type=int | None, help="how many (default: one for each core)")
     (source, out), options = _paths(parser, words, ("CHECKPOINT", "OUT"), flags=("--no-verify", "--lossless"))
+    from mupscale.hf import upscale
+
     _describe(options.describe)
     path = upscale(
         source,
@@ -97,8 +97,6 @@ def upscale_command(words: list[str]) -> int:
 
 def verify_command(words: list[str]) -> int:
     """mupscale verify SMALL WIDE."""
-    from mupscale.hf import verify
-
     parser = make_parser("verify", "SMALL WIDE [--option VALUE …]", VERIFY)
     parser.add_argument("--dtype", type=str, default="float32", help="to compute in: float32 or float64")
     parser.add_argument("--train", type=int, default=0, help="steps of training to compare as well")
@@ -110,6 +108,8 @@ def verify_command(words: list[str]) -> int:
     parser.add_argument("--trust-remote-code", action="store_true", help=trust)
     _add_describe(parser)
     (small, wide), options = _paths(parser, words, ("SMALL", "WIDE"), flags=("--trust-remote-code",))
+    from mupscale.hf import verify
+
     _describe(options.describe)
     report = verify(
         small,
@@ -129,13 +129,13 @@ def verify_command(words: list[str]) -> int:
 
 def inspect_command(words: list[str]) -> int:
     """mupscale inspect CHECKPOINT."""
-    from mupscale.hf import inspect
-
     parser = make_parser("inspect", "CHECKPOINT [--option VALUE …]", INSPECT)
     _add_times(parser)
     _add_growth(parser)
     parser.add_argument("--optimizer", type=str, default="AdamW", help="of torch, for which factors are shown")
     (path,), options = _paths(parser, words, ("CHECKPOINT",), flags=("--lossless",))
+    from mupscale.hf import inspect
+
     _describe(options.describe)
     overview = inspect(
         path,

@@ -10,52 +10,57 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from typing import NamedTuple
 
 from mupscale.cli.arguments import look_in_current_folder
-from mupscale.cli.checkpoints import inspect_command, upscale_command, verify_command
-from mupscale.cli.comparison import run_command
 from mupscale.cli.failures import failure_sentence, give_up_stdout, prepare_streams, print_failure
-from mupscale.cli.infinite_width import limit_examples_command, limit_mlp_command, limit_sweep_command
-from mupscale.cli.method import report_command, sweep_command, transfer_check_command
-from mupscale.cli.shipped_list import recipes_command
-from mupscale.cli.tokens import info_command, tokenize_command
-from mupscale.cli.training import curves_command, resume_command, train_command
-from mupscale.system import Interrupted
+from mupscale.system import VERSION, Interrupted
 
 
 class Command(NamedTuple):
-    """What a command is for, in a line; what runs it; and whether it goes on where it was when it is run again.
+    """What a command is for, in a line; the module of cli and the function that run it; whether it goes on again.
 
     loads_classes: whether a recipe names classes for it, which may lie in the current folder.
     """
 
     about: str
-    run: Callable[[list[str]], int]
+    function: str
     resumable: bool = False
     loads_classes: bool = False
 
+    def run(self, words: list[str]) -> int:
+        """Import what runs the command, and run it."""
+        module, name = self.function.split(".")
+        return int(getattr(import_module(f"mupscale.cli.{module}"), name)(words))
+
 
 COMMANDS = {
-    "train": Command("train a model as a recipe says", train_command, loads_classes=True),
-    "resume": Command("go on with a run that was stopped", resume_command, loads_classes=True),
-    "run": Command("does growing pay? four ways to spend the same FLOPs, tuned small", run_command, True, True),
-    "sweep": Command("tune at the small widths alone, or help others do it", sweep_command, True, True),
-    "transfer-check": Command("does the optimum stay where it is as widths grow?", transfer_check_command, True, True),
-    "report": Command("a page of pictures from runs of the method", report_command),
-    "curves": Command("draw the losses of runs into one picture", curves_command),
-    "recipes": Command("list the recipes that ship", recipes_command),
-    "upscale": Command("make a Hugging Face checkpoint wider, exactly", upscale_command),
-    "verify": Command("do a checkpoint and its wider one compute, and train, alike?", verify_command),
-    "inspect": Command("what upscaling would do to a checkpoint, as a table", inspect_command),
-    "limit examples": Command(
-        "the paper's worked examples at infinite width, and finite networks", limit_examples_command
+    "train": Command("train a model as a recipe says", "training.train_command", loads_classes=True),
+    "resume": Command("go on with a run that was stopped", "training.resume_command", loads_classes=True),
+    "run": Command(
+        "does growing pay? four ways to spend the same FLOPs, tuned small", "comparison.run_command", True, True
     ),
-    "limit mlp": Command("upscale an MLP at infinite width and at finite ones: do they meet?", limit_mlp_command),
-    "limit sweep": Command("tune noise and learning rate at infinite width", limit_sweep_command),
-    "data tokenize": Command("turn text into tokens, once", tokenize_command, resumable=True),
-    "data info": Command("what a folder of tokens holds", info_command),
+    "sweep": Command("tune at the small widths alone, or help others do it", "method.sweep_command", True, True),
+    "transfer-check": Command(
+        "does the optimum stay where it is as widths grow?", "method.transfer_check_command", True, True
+    ),
+    "report": Command("a page of pictures from runs of the method", "method.report_command"),
+    "curves": Command("draw the losses of runs into one picture", "training.curves_command"),
+    "recipes": Command("list the recipes that ship", "shipped_list.recipes_command"),
+    "upscale": Command("make a Hugging Face checkpoint wider, exactly", "checkpoints.upscale_command"),
+    "verify": Command("do a checkpoint and its wider one compute, and train, alike?", "checkpoints.verify_command"),
+    "inspect": Command("what upscaling would do to a checkpoint, as a table", "checkpoints.inspect_command"),
+    "limit examples": Command(
+        "the paper's worked examples at infinite width, and finite networks", "infinite_width.limit_examples_command"
+    ),
+    "limit mlp": Command(
+        "upscale an MLP at infinite width and at finite ones: do they meet?", "infinite_width.limit_mlp_command"
+    ),
+    "limit sweep": Command("tune noise and learning rate at infinite width", "infinite_width.limit_sweep_command"),
+    "data tokenize": Command("turn text into tokens, once", "tokens.tokenize_command", resumable=True),
+    "data info": Command("what a folder of tokens holds", "tokens.info_command"),
 }
 """In the order in which `mupscale --help` lists them. A name of two words, such as `data info`, is one of a group."""
 
@@ -93,9 +98,7 @@ def _dispatch(words: list[str], shows_origin: bool) -> int:
         print(_overview(COMMANDS))
         return 0
     if words[0] == "--version":
-        from mupscale import __version__
-
-        print(f"mupscale {__version__}")
+        print(f"mupscale {VERSION}")
         return 0
     name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
     if name is None:

@@ -156,9 +156,11 @@ class RunWriter:
             self.board.write(record)
 
     def close(self) -> None:
-        """Flush."""
+        """Flush, and let others train in the folder."""
         if self.board is not None:
             self.board.close()
+        if self.folder is not None:
+            self.folder.release()
 
 
 @contextmanager

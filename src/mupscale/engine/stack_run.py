@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from mupscale.engine.stack import Stack
 from mupscale.engine.stackable import rate_after
 from mupscale.engine.training_job import TrainingJob
 from mupscale.system import Interrupted
-from mupscale.train import RunState, StopRequest
+from mupscale.train import RunState, StopRequest, data_fingerprint
 
 _LOOK_EVERY = 100  # steps after which losses are fetched from the device at the latest
 _MINUTES = 2.0  # between two saves of a stack, if the recipe says nothing
@@ -169,6 +170,11 @@ class StackRun:
     def _elapsed(self) -> float:
         return self.seconds + time.monotonic() - self.started_at
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the data, for the runs' checkpoints."""
+        return data_fingerprint(self.stack.data)
+
     def _save_checkpoint(self, row: int) -> None:
         """Write the checkpoint at a run's end, from which `train` can go on."""
         folder, recipe, step = self.writers[row].folder, self.stack.recipes[row], self.stack.step
@@ -184,7 +190,10 @@ class StackRun:
             losses=[],
             norms=[],
             recipe=recipe.to_json(),
+            data=self.fingerprint,
+            threads=torch.get_num_threads(),
         )
+        folder.sync()
         path = folder.checkpoint(step, sharded=False)
         checkpoint.save(path, model, optimizer, self.stack.plan, run=state.to_json())
         folder.forget(recipe.checkpoints.keep)

@@ -16,11 +16,11 @@ spectral         the size of a weight that noise may be relative to
 upscaling        all of it in one call
 """
 
-from mupscale.growth.copies import Copies
+from mupscale.growth.copies import Copies, NaiveCopies
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.fresh_tensor import FreshTensor, FreshValues, Region
 from mupscale.growth.lossless import difference_of_outputs, obstacles
-from mupscale.growth.net2net import check_net2net, widen_net2net
+from mupscale.growth.net2net import Net2Net
 from mupscale.growth.noise import (
     GaussianNoise,
     Noise,
@@ -46,6 +46,8 @@ __all__ = [
     "FreshTensor",
     "FreshValues",
     "GaussianNoise",
+    "NaiveCopies",
+    "Net2Net",
     "Noise",
     "Operator",
     "Part",
@@ -54,7 +56,6 @@ __all__ = [
     "StatePart",
     "Unit",
     "axes_of_state",
-    "check_net2net",
     "check_noise",
     "choose_operator",
     "difference_of_outputs",
@@ -74,6 +75,5 @@ __all__ = [
     "unit_std",
     "upscale",
     "widen",
-    "widen_net2net",
     "widen_optimizer",
 ]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from mupscale.sweep import Sweep
-from mupscale.system import MupscaleError, parse_record, read_json, replace_text
+from mupscale.system import MupscaleError, parse_record, read_json, write_json
 
 FORMAT = 1
 
@@ -141,12 +140,7 @@ class Summary:
 
     def save(self, folder: Path) -> Path:
         """Write summary.json, whole or not at all."""
-        path = folder / "summary.json"
-        try:
-            replace_text(path, json.dumps(self.to_json(), indent=1) + "\n")
-        except OSError as error:
-            raise MupscaleError(f"{path} cannot be written: {error.strerror or error}") from None
-        return path
+        return write_json(folder / "summary.json", self.to_json())
 
     @classmethod
     def load(cls, folder: str | Path) -> Summary:

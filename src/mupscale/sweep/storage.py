@@ -116,9 +116,15 @@ def _serialize_transactions(engine: Any) -> None:
 
 
 def _journal(path: str) -> Any:
-    """Optuna's journal in a file, in which half a line, of a full disk or a killed process, does no harm."""
+    """Optuna's journal in a file, in which half a line, of a full disk or a killed process, does no harm.
+
+    It is on the disk whenever a trial begins or ends; what is told in between comes along with the next of these.
+    """
     from optuna.storages.journal import JournalFileBackend
     from optuna.storages.journal._file import get_lock_file
+    from optuna.storages.journal._storage import JournalOperation
+
+    passing = {JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE, JournalOperation.SET_TRIAL_USER_ATTR}
 
     class Journal(JournalFileBackend):  # type: ignore[misc]
         def append_logs(self, logs: list[dict[str, Any]]) -> None:
@@ -130,7 +136,8 @@ def _journal(path: str) -> Any:
                 try:
                     file.write(text.encode("utf-8"))
                     file.flush()
-                    os.fsync(file.fileno())
+                    if not all(log["op_code"] in passing for log in logs):
+                        os.fsync(file.fileno())
                 except OSError:
                     os.truncate(self._file_path, size)
                     raise
@@ -193,7 +200,7 @@ def _describe_cause(error: BaseException, patience: float) -> str | None:
     """What is wrong with the storage, in words; None for errors that are not the storage's."""
     text = (str(_driver_error(error)).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, ImportError):
-        return "its database driver is missing; for PostgreSQL, pip install 'mupscale[postgres]'"
+        return "its database driver is missing; for PostgreSQL, pip install 'mupscale[sweep]'"
     if "database is locked" in text:
         return f"another process has kept it locked for more than {patience:g} s"
     if isinstance(error, OSError) and error.errno is not None:

@@ -177,3 +177,12 @@ def open_display(
     if visible and lines is not None:
         return LineDisplay(lines, first_at_once=first_line_at_once)
     return SilentDisplay()
+
+
+def print_at_once(text: str) -> None:
+    """Print a line without waiting for the next, for whoever looks on.
+
+    >>> print_at_once("3/7 base models")
+    3/7 base models
+    """
+    print(text, flush=True)

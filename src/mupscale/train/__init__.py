@@ -10,9 +10,9 @@ run_curves: pictures of runs.
 
 from mupscale.train.class_paths import Spec, import_path
 from mupscale.train.growing import check_copies
-from mupscale.train.growth_events import Growth, NoiseLevel, build_noise
+from mupscale.train.growth_events import Growth, How, NoiseLevel, build_noise, build_operator
 from mupscale.train.loss_functions import count_correct, cross_entropy
-from mupscale.train.model_checks import check_data, cost_per_example
+from mupscale.train.model_checks import check_data, cost_per_example, data_fingerprint
 from mupscale.train.numeric_precision import cast_input, matmul_precision
 from mupscale.train.processes import Processes, join_processes
 from mupscale.train.progress import Silence, make_progress
@@ -35,6 +35,7 @@ __all__ = [
     "Checkpoints",
     "Evaluation",
     "Growth",
+    "How",
     "NoiseLevel",
     "Processes",
     "Recipe",
@@ -51,6 +52,7 @@ __all__ = [
     "TensorBoardWriter",
     "TrainingRun",
     "build_noise",
+    "build_operator",
     "cast_input",
     "catch_stop_signals",
     "check_copies",
@@ -58,6 +60,7 @@ __all__ = [
     "cost_per_example",
     "count_correct",
     "cross_entropy",
+    "data_fingerprint",
     "describe_start",
     "draw_curves",
     "find_checkpoint",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from mupscale.train.numeric_precision import cast_input
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
 
+_FINGERPRINTED = 256  # examples that the fingerprint of the data looks at
+
 
 def check_data(data: Data) -> None:
     """There must be something to train on and to evaluate on.
@@ -30,6 +33,23 @@ def check_data(data: Data) -> None:
         raise MupscaleError("there is nothing to train on: the data's training part is empty")
     if next(iter(data.evaluation(1)), None) is None:
         raise MupscaleError("there is nothing to evaluate on: the data's held-out part is empty")
+
+
+def data_fingerprint(data: Data) -> str:
+    """Eight digits that change with the number of examples and with what some of them hold, spread over all.
+
+    >>> from mupscale.data import CoverTypeSample
+    >>> data_fingerprint(CoverTypeSample()) == data_fingerprint(CoverTypeSample())
+    True
+    """
+    count = min(data.size, _FINGERPRINTED)
+    rows = torch.arange(count, device=data.rows_on or data.device) * data.size // count
+    total = zlib.crc32(f"{data.size} {data.per_example}".encode())
+    for part in data.examples(rows):
+        values = part.detach().cpu().contiguous()
+        total = zlib.crc32(str(tuple(values.shape)).encode(), total)
+        total = zlib.crc32(values.reshape(-1).view(torch.uint8).numpy().data, total)
+    return f"{total:08x}"
 
 
 def cost_per_example(family: Family, width: WholeWidth, data: Data, recipe: Recipe) -> float | None:

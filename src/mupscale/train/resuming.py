@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from mupscale.checkpoint import DamagedCheckpoint
 from mupscale.core import WholeWidth
 from mupscale.family import Family
 from mupscale.system import MupscaleError
@@ -35,28 +37,56 @@ class ResumePoint:
     seconds: float
     losses: list[float]
     norms: list[float]
+    notes: list[str]
 
 
-def resume_point(path: Path, recipe: Recipe, family: Family, processes: Processes) -> ResumePoint:
-    """Read the checkpoint at `path`, if it is one of this recipe's run."""
+def resume_point(
+    path: Path, recipe: Recipe, family: Family, processes: Processes, fingerprint: str | None = None
+) -> ResumePoint:
+    """Read the checkpoint at `path`, if it is one of this recipe's run; fingerprint: of the data as it is now."""
     saved = _read(path)
     state = saved.run
     if state is None:
         raise MupscaleError(f"{path} is a checkpoint, but not of a run, so it cannot be resumed")
     step = _required(state.step, "step", path)
     _check_recipe(state, step, recipe, path)
+    _check_fingerprint(state, fingerprint, path)
     numbers = {name: _required(getattr(state, name), name, path) for name in ("lr", "flops", "seconds")}
     losses, norms = _required(state.losses, "losses", path), _required(state.norms, "norms", path)
     width = recipe.width_after(step)
     model = processes.place(family.build(width).to(recipe.dtype()))
     saved.restore_model(model)
     optimizer = saved.restore_optimizer(recipe.optimizer_class(), hyperparameters(recipe, processes.device), model)
-    return ResumePoint(model, optimizer, width, step, **numbers, losses=losses, norms=norms)
+    return ResumePoint(
+        model, optimizer, width, step, **numbers, losses=losses, norms=norms, notes=_notes(state, processes)
+    )
+
+
+def _check_fingerprint(state: RunState, fingerprint: str | None, path: Path) -> None:
+    """The data must be what the steps so far were taken on; checkpoints of earlier versions do not say."""
+    if None not in (state.data, fingerprint) and state.data != fingerprint:
+        raise MupscaleError(
+            f"the data is not what the run in {path.parents[1]} was trained on (its fingerprint is {fingerprint}, and "
+            f"{state.data} there): put the data back, or begin another run from the checkpoint (--from {path})"
+        )
+
+
+def _notes(state: RunState, processes: Processes) -> list[str]:
+    """What makes the run go on otherwise than it would have, and is no mistake."""
+    threads = torch.get_num_threads()
+    if processes.device.type != "cpu" or state.threads in (None, threads):
+        return []
+    return [
+        f"it ran with {state.threads} threads and goes on with {threads}: sums are taken in another order, so it "
+        f"agrees to rounding with a run that was never stopped, and not bit for bit"
+    ]
 
 
 def _read(path: Path) -> Snapshot:
     try:
         return read_snapshot(path)
+    except DamagedCheckpoint:
+        raise
     except MupscaleError as error:
         raise MupscaleError(f"{error}; remove it to go on from the one before") from None
 

@@ -27,6 +27,8 @@ class RunState:
         losses: losses of the steps since the last line of metrics
         norms: gradient norms of these steps, if the gradient is clipped
         recipe: the recipe as plain values
+        data: a fingerprint of the data
+        threads: of torch, on whose number sums on a CPU depend in their last bits
 
     >>> RunState(width=16).to_json()
     {'width': 16}
@@ -42,6 +44,8 @@ class RunState:
     losses: list[float] | None = None
     norms: list[float] | None = None
     recipe: dict[str, Any] | None = None
+    data: str | None = None
+    threads: int | None = None
 
     @property
     def optimizer_class(self) -> str | None:
@@ -92,6 +96,8 @@ _CHECKS = {
     "losses": ("a list of numbers", _is_list_of_numbers),
     "norms": ("a list of numbers", _is_list_of_numbers),
     "recipe": ("a recipe's values by name", lambda value: isinstance(value, dict)),
+    "data": ("a fingerprint", lambda value: isinstance(value, str)),
+    "threads": ("a whole number", _is_count),
 }
 
 

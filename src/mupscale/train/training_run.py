@@ -10,6 +10,7 @@ import math
 import shlex
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from mupscale.checkpoint import DamagedCheckpoint
 from mupscale.core import Plan, WholeWidth, Width
 from mupscale.data import Data
 from mupscale.optim import clip_grad_norm_
@@ -30,6 +32,7 @@ from mupscale.train.model_checks import (
     check_growth,
     check_model_takes_data,
     cost_per_example,
+    data_fingerprint,
     has_finite_weights,
 )
 from mupscale.train.numeric_precision import cast_input, make_objective
@@ -98,8 +101,9 @@ class TrainingRun:
             last = folder.last() if resume else None
         check_growth(self.recipe, self.family, self.data)
         check_data(self.data)
-        if last is not None:
-            self._resume(last)
+        self.fingerprint = data_fingerprint(self.data)
+        if self.folder is not None and last is not None:
+            self._resume_newest(self.folder)
         else:
             model, optimizer = starting_point(self.recipe, self.family, self.processes, self.data)
             self._adopt(model, optimizer, self.recipe.width)
@@ -114,14 +118,30 @@ class TrainingRun:
             self.board = TensorBoardWriter(folder.path, self.step)
         folder.go_on(self.recipe, self.step)
 
+    def _resume_newest(self, folder: RunFolder) -> None:
+        """Go on from the newest checkpoint that is as it was written; damaged ones are set aside."""
+        *before, newest = folder.all()
+        while True:
+            try:
+                self._resume(newest)
+                return
+            except DamagedCheckpoint as error:
+                if not before:
+                    raise MupscaleError(f"{error}; there is none before it, so remove it to begin anew") from None
+                damaged, newest = newest, before.pop()
+                self.processes.by_main(partial(folder.set_aside, damaged), f"{damaged} cannot be renamed")
+                self.progress.note(f"{error}; it is kept as damaged-{damaged.name}, and {newest.name} is taken instead")
+
     def _resume(self, path: Path) -> None:
         """Go on where the checkpoint at `path` was written."""
-        point = resume_point(path, self.recipe, self.family, self.processes)
+        point = resume_point(path, self.recipe, self.family, self.processes, self.fingerprint)
         self.step, self.lr, self.flops, self.seconds = point.step, point.lr, point.flops, point.seconds
         self.losses.settled, self.norms.settled = list(point.losses), list(point.norms)
         self._adopt(point.model, point.optimizer, point.width)
         finished = "; it is finished: more --steps go on" if self.step == self.recipe.steps else ""
         self.progress.note(f"resumed after step {self.step} from {path}{finished}")
+        for note in point.notes:
+            self.progress.note(note)
 
     def _adopt(self, model: nn.Module, optimizer: Optimizer, width: WholeWidth) -> None:
         """Go on with this model and this optimizer."""
@@ -303,8 +323,11 @@ class TrainingRun:
             losses=self.losses.settled,
             norms=self.norms.settled,
             recipe=self.recipe.to_json(),
+            data=self.fingerprint,
+            threads=torch.get_num_threads(),
         )
         folder = self.folder
+        self.processes.by_main(folder.sync, f"{folder.metrics} cannot be written")
         path = folder.checkpoint(self.step, sharded=self.processes.sharded)
         save_snapshot(path, self.model, self.optimizer, self.plan, self.processes, state)
         keep = self.recipe.checkpoints.keep
@@ -331,6 +354,8 @@ class TrainingRun:
         self.progress.close()
         if self.board is not None:
             self.board.close()
+        if self.folder is not None:
+            self.folder.release()
 
 
 def _is_due(step: int, every: int) -> bool:
