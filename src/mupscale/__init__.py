@@ -23,12 +23,18 @@ if TYPE_CHECKING:
     from mupscale.family import Family
     from mupscale.growth import (
         Copies,
+        DepthPlan,
         Fresh,
         GaussianNoise,
+        Identity,
         Operator,
         SignalNoise,
+        Stack,
+        deepen,
+        deepen_optimizer,
         measure_statistics,
         perturb,
+        plan_depth,
         upscale,
         widen,
         widen_optimizer,
@@ -47,18 +53,20 @@ __version__ = VERSION
 
 # fmt: off
 __all__ = [
-    "Axis", "Copies", "Entry", "Family", "Fresh", "GaussianNoise", "MupscaleError", "Operator", "Plan", "PlanError",
-    "Role", "Rule", "SignalNoise", "UncheckedPlan", "clip_grad_norm_", "coord_check", "expand", "index_of_old", "load",
-    "load_torch", "make_optimizer", "measure_statistics", "param_groups", "per_group", "perturb", "plan",
-    "register_optimizer", "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",
+    "Axis", "Copies", "DepthPlan", "Entry", "Family", "Fresh", "GaussianNoise", "Identity", "MupscaleError", "Operator",
+    "Plan", "PlanError", "Role", "Rule", "SignalNoise", "Stack", "UncheckedPlan", "clip_grad_norm_", "coord_check",
+    "deepen", "deepen_optimizer", "expand", "index_of_old", "load", "load_torch", "make_optimizer",
+    "measure_statistics", "param_groups", "per_group", "perturb", "plan", "plan_depth", "register_optimizer",
+    "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",
 ]
 _NAMES = {
     "checkpoint": ("load", "save"),
     "checks": ("coord_check", "verify"),
     "core": ("Axis", "Entry", "Plan", "Role", "Rule", "expand", "index_of_old"),
     "family": ("Family",),
-    "growth": ("Copies", "Fresh", "GaussianNoise", "Operator", "SignalNoise", "measure_statistics", "perturb",
-               "upscale", "widen", "widen_optimizer"),
+    "growth": ("Copies", "DepthPlan", "Fresh", "GaussianNoise", "Identity", "Operator", "SignalNoise", "Stack",
+               "deepen", "deepen_optimizer", "measure_statistics", "perturb", "plan_depth", "upscale", "widen",
+               "widen_optimizer"),
     "optim": ("clip_grad_norm_", "make_optimizer", "param_groups", "per_group", "register_optimizer",
               "widen_scheduler"),
     "planning": ("plan", "register_roles"),

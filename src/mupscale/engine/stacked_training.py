@@ -9,7 +9,7 @@ import torch
 
 from mupscale.data import Data
 from mupscale.engine.memory import even_share, runs_at_once
-from mupscale.engine.stack import Stack
+from mupscale.engine.stack import RunStack
 from mupscale.engine.stack_run import StackRun
 from mupscale.engine.stackable import NotStackable, check_stackable
 from mupscale.engine.training_job import TrainingJob
@@ -44,7 +44,7 @@ def train_in_stacks(job: TrainingJob, stop: StopRequest) -> None:
 def _start_stack(job: TrainingJob, chunk: Sequence[int], device: torch.device, data: Data) -> StackRun:
     """A stack of these runs, at their first step or where they were saved."""
     saved, job.saved = job.saved, None
-    run = StackRun(job, Stack([job.recipes[number] for number in chunk], device, data), list(chunk))
+    run = StackRun(job, RunStack([job.recipes[number] for number in chunk], device, data), list(chunk))
     if saved is not None:
         try:
             run.restore(saved)

@@ -147,11 +147,10 @@ class MethodRun:
             engine=method.engine,
             data=self.protocol.data,
         )
-        storage = method.storage or str(self.folder / "study.db")
         with lowest_loss_bar(steps) as tell:
             sweep = run_sweep(
                 job,
-                storage,
+                method.storage or str(self.folder / "study.db"),
                 worker=worker,
                 folder=self.folder / "sweeps",
                 retries=method.retries,

@@ -3,7 +3,7 @@
 recipe (with class_paths, recipe_families, growth_events, schedule, run_settings): what a run is, as plain values.
 recipe_runner: runs a recipe. training_run: its steps. start, resuming: where they begin. model_checks: what they need.
 run_folder, run_state, snapshot: what a run leaves on disk. stored_recipes: whose code is loaded from there.
-processes: DDP and FSDP.
+run_result: how a run ended. processes: DDP and FSDP.
 loss_functions, numeric_precision, metric_series, evaluation, stop_requests, progress, tensorboard: parts of a step.
 run_curves: pictures of runs.
 """
@@ -20,6 +20,7 @@ from mupscale.train.recipe import MAY_CHANGE, Recipe
 from mupscale.train.recipe_runner import run_recipe
 from mupscale.train.run_curves import draw_curves
 from mupscale.train.run_folder import RunFolder, find_checkpoint, step_of
+from mupscale.train.run_result import Result
 from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
 from mupscale.train.run_state import RunState
 from mupscale.train.schedule import Schedule
@@ -28,7 +29,7 @@ from mupscale.train.start import StartingModel, describe_start, starting_point
 from mupscale.train.stop_requests import StopRequest, catch_stop_signals
 from mupscale.train.stored_recipes import StoredRecipe, packages_to_trust
 from mupscale.train.tensorboard import TensorBoardWriter
-from mupscale.train.training_run import Result, TrainingRun
+from mupscale.train.training_run import TrainingRun
 
 __all__ = [
     "MAY_CHANGE",

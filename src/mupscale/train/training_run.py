@@ -7,12 +7,10 @@ so a resumed run takes the same steps as one that was never stopped, bit for bit
 from __future__ import annotations
 
 import math
-import shlex
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,27 +39,14 @@ from mupscale.train.progress import Progress, make_progress
 from mupscale.train.recipe import Recipe
 from mupscale.train.resuming import resume_point
 from mupscale.train.run_folder import RunFolder
+from mupscale.train.run_result import Result, RunStatus, resume_command_of
 from mupscale.train.run_state import RunState
 from mupscale.train.snapshot import save_snapshot
 from mupscale.train.start import starting_point
 from mupscale.train.stop_requests import StopRequest
-from mupscale.train.stored_recipes import packages_to_trust
 from mupscale.train.tensorboard import TensorBoardWriter
 
-Status = Literal["finished", "diverged", "interrupted"]
 _SETTLE_EVERY = 100  # steps after which losses are fetched from the device at the latest
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended, and its model."""
-
-    status: Status
-    step: int
-    width: WholeWidth
-    model: nn.Module
-    optimizer: Optimizer
-    out: Path | None
 
 
 class TrainingRun:
@@ -158,12 +143,12 @@ class TrainingRun:
 
     def go(self, stop: StopRequest) -> Result:
         """From where the run stands to its end."""
-        status: Status | None = "finished" if self.step >= self.recipe.steps else None
+        status: RunStatus | None = "finished" if self.step >= self.recipe.steps else None
         while status is None:
             status = self.advance(stop.asked)
         return self.end(status)
 
-    def advance(self, asked_to_stop: bool = False) -> Status | None:
+    def advance(self, asked_to_stop: bool = False) -> RunStatus | None:
         """Take one step, and do what is due before and after it; give the status if the run is then over."""
         recipe = self.recipe
         growth = recipe.growth_at(self.step)
@@ -334,7 +319,7 @@ class TrainingRun:
         self.processes.by_main(lambda: folder.forget(keep), f"{folder.checkpoints} cannot be cleared of old ones")
         self._saved = time.monotonic()
 
-    def end(self, status: Status) -> Result:
+    def end(self, status: RunStatus) -> Result:
         """The last line of metrics, and what the person at the keyboard should know."""
         more = {"at": self.losses.diverged_at(self.step)} if status == "diverged" else {}
         self._record("end", status=status, **more)
@@ -342,8 +327,7 @@ class TrainingRun:
         if status == "diverged":
             self.progress.note(f"diverged: the loss of step {more['at']} is not finite; the history is kept")
         elif status == "interrupted":
-            trust = "".join(f" --trust {package}" for package in packages_to_trust(self.recipe))
-            where = f"; go on with: mupscale resume {shlex.quote(str(out))}{trust}" if out else ""
+            where = f"; go on with: {resume_command_of(self.recipe, out)}" if out else ""
             self.progress.note(f"interrupted after step {self.step}{where}")
         return Result(status, self.step, self.width, self.model, self.optimizer, out)
 
