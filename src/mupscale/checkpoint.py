@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
+import torch  # noqa: F401  # for the examples
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
