@@ -36,7 +36,7 @@ from mupscale.data.shards import (
 )
 from mupscale.data.tokenizer import Tokenizer, one_thread_each
 from mupscale.data.tokenizer_choice import load_tokenizer, make_tokenizer, tokenizer_name
-from mupscale.system import MupscaleError, exclusive_lock, open_display, replace_text, usable_cores
+from mupscale.system import MupscaleError, exclusive_lock, open_display, read_json, replace_text, usable_cores
 
 Progress = Callable[[int, int, int], None]
 In = TypeVar("In")
@@ -123,10 +123,10 @@ class _Position:
     @classmethod
     def read(cls, path: Path) -> _Position:
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = read_json(path)
             shards = {part: [TokenShard(**shard) for shard in values["shards"][part]] for part in PARTS}
             return cls(values["begun_with"], (values["after"][0], values["after"][1]), values["empty"], shards)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, MupscaleError) as error:
             raise MupscaleError(f"{path} is damaged ({error}): remove {path.parent} and start again") from None
 
     def write(self, path: Path) -> None:

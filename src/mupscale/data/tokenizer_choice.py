@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mupscale.data.pretrained_tokenizer import PRETRAINED, PretrainedTokenizer
 from mupscale.data.tokenizer import BPE, Bytes, Tokenizer, tokenizers_package
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, read_regular
 
 LARGEST_VOCABULARY = 10_000_000
 
@@ -51,11 +51,11 @@ def make_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """A tokenizer from the file that its `to_json` was written to."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_regular(path).decode("utf-8")
         content = json.loads(text)
         if content == {"mupscale": "bytes"}:
             return Bytes()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError, MupscaleError) as error:
         raise MupscaleError(f"the tokenizer {path} cannot be read: {error}") from None
     try:
         if isinstance(content, dict) and content.get("mupscale") == PRETRAINED:
