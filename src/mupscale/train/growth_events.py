@@ -94,7 +94,7 @@ def without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> without_defaults({"at": 10, "width": 64, "how": "copies", "outgoing": 1.0})
     {'at': 10, 'width': 64}
     """
-    usual = {"how": "copies", "outgoing": 1.0}
+    usual = {"how": "copies", "outgoing": 1.0, "on_nonfinite": "stop"}
     return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
 
