@@ -1,6 +1,6 @@
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= train,sweep,postgres,text,plots,tensorboard,hf,dev
+EXTRAS ?= hf,sweep,plots,text,dev
 
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -12,7 +12,7 @@ BENCHES := $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 PIP_ENV := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-slow test-faults test-gpu test-zoo bench reproduce clean FORCE
+.PHONY: help setup demo check format test test-slow test-faults test-gpu test-zoo test-matrix build bench reproduce clean FORCE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
@@ -64,6 +64,16 @@ test-gpu: $(READY) ## the checks that need CUDA
 test-zoo: $(READY) ## models of timm, diffusers, torch_geometric, x-transformers, vit-pytorch and peft, which it installs
 	@$(PIP_ENV) $(PY) -m pip install -qq --no-deps -r tests/zoo/requirements.txt
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m zoo tests/zoo
+
+test-matrix: ## the core's tests under every Python and torch that can be had here, in environments of their own
+	$(PYTHON) tools/test_matrix.py $(ARGS)
+
+# The same commit gives the same files: times in the archives are the commit's.
+build: $(READY) ## the wheel and the source archive, in dist, checked as PyPI would
+	@$(PIP_ENV) $(PY) -m pip install -qq -c constraints.txt build twine
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 315532800) $(PY) -m build --no-isolation
+	$(PY) -m twine check --strict dist/*
 
 bench: $(READY) ## the benchmarks in bench/, one after the other
 	@set -e; for script in $(BENCHES); do echo "== $$script"; $(PY) "$$script"; done

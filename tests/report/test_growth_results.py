@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,20 +11,14 @@ import yaml
 
 from mupscale.data import covtype_sample
 from mupscale.train import Recipe
+from result_scripts import ROOT, load_script
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "growth.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def growth() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("growth", ROOT / "results" / "growth.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["growth"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("growth")
 
 
 def test_the_tables_are_those_of_the_stored_runs(growth: ModuleType) -> None:

@@ -434,7 +434,7 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
 
 def test_tensorboard_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with refused("mupscale[tensorboard]"):
+    with refused("mupscale[plots]"):
         run_recipe(recipe(tmp_path, tensorboard=True))
     assert not (tmp_path / "recipe.json").exists()
 

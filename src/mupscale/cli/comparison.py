@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from argparse import SUPPRESS
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mupscale.cli.arguments import UsageError
 from mupscale.cli.method import run_paper
 from mupscale.cli.recipe_options import read_recipe_values
+from mupscale.system import number_in_environment
 
 if TYPE_CHECKING:
     from mupscale.comparison import ComparisonSettings
@@ -57,7 +57,7 @@ def read_comparison(words: Sequence[str]) -> tuple[Recipe, ComparisonSettings, d
     from mupscale.comparison import ComparisonSettings
     from mupscale.train import Recipe
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if number_in_environment("WORLD_SIZE", 1) > 1:
         raise UsageError("a comparison runs in one process: start it without torchrun")
 
     def extend(parser: Any) -> None:

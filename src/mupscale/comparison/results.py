@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -11,9 +10,14 @@ from typing import Any
 
 from mupscale.comparison.budgets import Points
 from mupscale.comparison.contenders import contender_named
-from mupscale.system import MupscaleError, replace_text
+from mupscale.system import MupscaleError, write_json
 
 FORMAT = 2
+
+
+def _mean_unless_diverged(losses: Sequence[float | None]) -> float | None:
+    finite = [loss for loss in losses if loss is not None]
+    return fmean(finite) if finite and len(finite) == len(losses) else None
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,7 @@ class BudgetPoint:
     @property
     def mean(self) -> float | None:
         """Over the seeds; None if one of them diverged."""
-        finite = [loss for loss in self.losses if loss is not None]
-        return fmean(finite) if finite and len(finite) == len(self.losses) else None
+        return _mean_unless_diverged(self.losses)
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,7 @@ class Tried:
     @property
     def mean(self) -> float | None:
         """Over the seeds; None if one of them diverged."""
-        finite = [loss for loss in self.losses if loss is not None]
-        return fmean(finite) if finite and len(finite) == len(self.losses) else None
+        return _mean_unless_diverged(self.losses)
 
 
 @dataclass(frozen=True)
@@ -166,12 +168,7 @@ class ComparisonSummary:
 
     def save(self, folder: Path) -> Path:
         """Write summary.json, whole or not at all."""
-        path = folder / "summary.json"
-        try:
-            replace_text(path, json.dumps(self.to_json(), indent=1) + "\n")
-        except OSError as error:
-            raise MupscaleError(f"{path} cannot be written: {error.strerror or error}") from None
-        return path
+        return write_json(folder / "summary.json", self.to_json())
 
 
 def _tuned(values: Mapping[str, Any]) -> TunedContender:

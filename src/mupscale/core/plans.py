@@ -34,6 +34,7 @@ class Entry:
     offset: what the model adds to the stored value before it uses it, as a norm with gain 1 + w does.
     keep: by what the weights of old units are multiplied where the other units are new ones and no copies, so that what
     they compute stays: a model that divides a readout by its width needs it.
+    depth: by how much there are more residual blocks, in an entry of a block's parameter, where rates follow that.
 
     >>> entry = Entry(narrow=(8, 4), wide=(16, 4), axes={0: Axis(2)}, out=(0,))
     >>> entry.rule, entry.out_is_width, entry.in_is_width
@@ -49,11 +50,12 @@ class Entry:
     names: tuple[str, ...] = ()
     offset: Number = 0
     keep: Number = 1
+    depth: Number = 1
 
     @cached_property
     def rule(self) -> Rule:
         """The three numbers of this parameter."""
-        return Rule(self._times(self.out), self._times(self.in_), self.fold)
+        return Rule(self._times(self.out), self._times(self.in_), self.fold, self.depth)
 
     def _times(self, dims: tuple[int, ...]) -> Number:
         return math.prod((self.axes[d].times for d in dims if d in self.axes), start=1)
@@ -118,8 +120,9 @@ class Entry:
         axes = {d: self.axes.get(d, Axis()) * later.axes.get(d, Axis()) for d in sorted({*self.axes, *later.axes})}
         fold = tidy(Fraction(1) * self.fold * later.fold)
         keep = tidy(Fraction(1) * self.keep * later.keep)
+        depth = tidy(Fraction(1) * self.depth * later.depth)
         outputs, inputs = tuple(sorted(out)), tuple(sorted(in_))
-        return replace(self, wide=later.wide, axes=axes, out=outputs, in_=inputs, fold=fold, keep=keep)
+        return replace(self, wide=later.wide, axes=axes, out=outputs, in_=inputs, fold=fold, keep=keep, depth=depth)
 
 
 @dataclass(frozen=True)
@@ -312,6 +315,7 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
         "names": list(entry.names),
         "offset": _number_to_json(entry.offset),
         "keep": _number_to_json(entry.keep),
+        **({} if entry.depth == 1 else {"depth": _number_to_json(entry.depth)}),
     }
 
 
@@ -330,4 +334,5 @@ def _entry_from_json(content: dict[str, Any]) -> Entry:
         tuple(content["names"]),
         _number_from_json(content.get("offset", 0)),
         _number_from_json(content.get("keep", 1)),
+        _number_from_json(content.get("depth", 1)),
     )

@@ -95,6 +95,9 @@ class Index:
                 raise ValueError("a part has no shard")
             if 1 << 8 * DTYPES[content["dtype"]].itemsize < content["vocab_size"]:
                 raise ValueError(f"{content['dtype']} holds no vocabulary of {content['vocab_size']}")
+            shards = {part: [TokenShard(**shard) for shard in content[part]] for part in PARTS}
+            if odd := [s.file for part in PARTS for s in shards[part] if Path(str(s.file)).name != s.file]:
+                raise ValueError(f"{odd[0]!r} is no name of a file beside it")
             return cls(
                 content["dtype"],
                 content["vocab_size"],
@@ -102,7 +105,7 @@ class Index:
                 content["tokenizer"]["fingerprint"],
                 content["made_from"],
                 content["empty_documents_skipped"],
-                {part: [TokenShard(**shard) for shard in content[part]] for part in PARTS},
+                shards,
             )
         except FileNotFoundError:
             if (folder / PROGRESS).exists():

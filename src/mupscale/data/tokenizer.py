@@ -130,6 +130,9 @@ _CUT = re.compile(r"(?<=\S)(?=[ \n])")
 _VOCAB_FILES, _MERGES_FILES = ("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")
 
 
+LARGEST_VOCABULARY = 10_000_000
+
+
 def parse_tokenizer(spec: str) -> tuple[str, str]:
     """The kind of a tokenizer and what goes with it: bytes, bpe:8192 or gpt2:FOLDER."""
     kind, _, argument = spec.partition(":")
@@ -137,6 +140,8 @@ def parse_tokenizer(spec: str) -> tuple[str, str]:
         raise MupscaleError(
             f"a vocabulary of {argument} is too small: 256 bytes and the end of a text make 257 at least"
         )
+    if kind == "bpe" and argument.isdecimal() and int(argument) > LARGEST_VOCABULARY:
+        raise MupscaleError(f"a vocabulary of {argument} is too large: {LARGEST_VOCABULARY:,} tokens are the most")
     if not {"bytes": argument == "", "bpe": argument.isdecimal(), "gpt2": argument != ""}.get(kind, False):
         raise MupscaleError(f"there is no tokenizer {spec!r}: take bytes, bpe:8192 (any size) or gpt2:FOLDER")
     return kind, argument

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mupscale import checkpoint
 from mupscale.engine.outcomes import Outcome, RunWriter, Status, curve_from_json
-from mupscale.engine.stack import Stack
+from mupscale.engine.stack import RunStack
 from mupscale.engine.stackable import rate_after
 from mupscale.engine.training_job import TrainingJob
 from mupscale.system import Interrupted
@@ -26,7 +26,7 @@ _MINUTES = 2.0  # between two saves of a stack, if the recipe says nothing
 class StackRun:
     """Trains a stack: records its curves and metrics, drops runs that are over, and saves it from time to time."""
 
-    def __init__(self, job: TrainingJob, stack: Stack, numbers: list[int]) -> None:
+    def __init__(self, job: TrainingJob, stack: RunStack, numbers: list[int]) -> None:
         self.job, self.stack, self.numbers, self.recipe = job, stack, numbers, stack.shared
         self.curves: dict[int, list[tuple[int, float]]] = {number: [] for number in numbers}
         self.losses = self.norms = torch.empty(

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from mupscale.sweep import Sweep
-from mupscale.system import MupscaleError, replace_text
+from mupscale.system import MupscaleError, write_json
 
 FORMAT = 1
 
@@ -147,12 +147,7 @@ class Summary:
 
     def save(self, folder: Path) -> Path:
         """Write summary.json, whole or not at all."""
-        path = folder / "summary.json"
-        try:
-            replace_text(path, json.dumps(self.to_json(), indent=1) + "\n")
-        except OSError as error:
-            raise MupscaleError(f"{path} cannot be written: {error.strerror or error}") from None
-        return path
+        return write_json(folder / "summary.json", self.to_json())
 
     @classmethod
     def load(cls, folder: str | Path) -> Summary:

@@ -200,7 +200,7 @@ def _describe_cause(error: BaseException, patience: float) -> str | None:
     """What is wrong with the storage, in words; None for errors that are not the storage's."""
     text = (str(_driver_error(error)).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, ImportError):
-        return "its database driver is missing; for PostgreSQL, pip install 'mupscale[postgres]'"
+        return "its database driver is missing; for PostgreSQL, pip install 'mupscale[sweep]'"
     if "database is locked" in text:
         return f"another process has kept it locked for more than {patience:g} s"
     if isinstance(error, OSError) and error.errno is not None:

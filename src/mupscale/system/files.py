@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -10,7 +11,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+from mupscale.system.errors import MupscaleError
 from mupscale.system.locks import exclusive_lock
 from mupscale.system.machines import is_process_alive, machine_name
 
@@ -64,6 +67,24 @@ def replace_text(path: Path, text: str) -> None:
     """
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: Path, values: Any) -> Path:
+    """Write plain values as a JSON file, whole or not at all, in a folder that is made; an error names the file.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from mupscale.system import write_json
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_json(Path(folder) / "values.json", {"width": 8}).read_text()
+    '{\\n "width": 8\\n}\\n'
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, json.dumps(values, indent=1) + "\n")
+    except OSError as error:
+        raise MupscaleError(f"{path} cannot be written: {error.strerror or error}") from None
+    return path
 
 
 @contextmanager

@@ -2,15 +2,15 @@
 
 recipe (with class_paths, recipe_families, growth_events, schedule, run_settings): what a run is, as plain values.
 recipe_runner: runs a recipe. training_run: its steps. run_position, start, resuming: where they begin.
-nonfinite: where they go wrong. model_checks: what they need.
-run_folder, run_state, snapshot: what a run leaves on disk. processes: DDP and FSDP.
+nonfinite: where they go wrong. model_checks: what they need. run_result: how a run ended. processes: DDP and FSDP.
+run_folder, run_state, snapshot: what a run leaves on disk. stored_recipes: whose code is loaded from there.
 loss_functions, numeric_precision, metric_series, evaluation, stop_requests, progress, tensorboard: parts of a step.
 run_curves: pictures of runs.
 """
 
 from mupscale.train.class_paths import Spec, import_path
 from mupscale.train.growing import check_copies
-from mupscale.train.growth_events import Growth, NoiseLevel, build_noise
+from mupscale.train.growth_events import Growth, How, NoiseLevel, build_noise, build_operator
 from mupscale.train.loss_functions import count_correct, cross_entropy
 from mupscale.train.model_checks import check_data, cost_per_example, data_fingerprint
 from mupscale.train.nonfinite import MOST_IN_A_ROW
@@ -21,14 +21,16 @@ from mupscale.train.recipe import MAY_CHANGE, Recipe
 from mupscale.train.recipe_runner import run_recipe
 from mupscale.train.run_curves import draw_curves
 from mupscale.train.run_folder import RunFolder, find_checkpoint, step_of
+from mupscale.train.run_result import Result
 from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
 from mupscale.train.run_state import RunState
 from mupscale.train.schedule import Schedule
 from mupscale.train.snapshot import read_snapshot
 from mupscale.train.start import StartingModel, describe_start, starting_point
 from mupscale.train.stop_requests import StopRequest, catch_stop_signals
+from mupscale.train.stored_recipes import StoredRecipe, packages_to_trust
 from mupscale.train.tensorboard import TensorBoardWriter
-from mupscale.train.training_run import Result, TrainingRun
+from mupscale.train.training_run import TrainingRun
 
 __all__ = [
     "MAY_CHANGE",
@@ -36,6 +38,7 @@ __all__ = [
     "Checkpoints",
     "Evaluation",
     "Growth",
+    "How",
     "NoiseLevel",
     "Processes",
     "Recipe",
@@ -48,9 +51,11 @@ __all__ = [
     "Spec",
     "StartingModel",
     "StopRequest",
+    "StoredRecipe",
     "TensorBoardWriter",
     "TrainingRun",
     "build_noise",
+    "build_operator",
     "cast_input",
     "catch_stop_signals",
     "check_copies",
@@ -66,6 +71,7 @@ __all__ = [
     "join_processes",
     "make_progress",
     "matmul_precision",
+    "packages_to_trust",
     "read_snapshot",
     "run_recipe",
     "starting_point",

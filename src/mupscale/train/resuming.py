@@ -22,6 +22,7 @@ from mupscale.train.run_folder import RunFolder
 from mupscale.train.run_state import RunState
 from mupscale.train.snapshot import Snapshot, read_snapshot
 from mupscale.train.start import hyperparameters
+from mupscale.train.stored_recipes import StoredRecipe
 
 _Value = TypeVar("_Value")
 
@@ -122,7 +123,7 @@ def _check_recipe(state: RunState, step: int, recipe: Recipe, path: Path) -> Non
             f"the run in {path.parents[1]} stands at step {step}, beyond the {recipe.steps} steps asked for: give more "
             f"steps"
         )
-    if why := Recipe.from_json(_required(state.recipe, "recipe", path)).describe_difference(recipe, step):
+    if why := StoredRecipe.of(_required(state.recipe, "recipe", path), path).describe_difference(recipe, step):
         raise MupscaleError(
             f"{path} is a checkpoint of another recipe: {why}; choose another folder (--out), or put it back"
         )

@@ -6,18 +6,13 @@ so a resumed run takes the same steps as one that was never stopped, bit for bit
 
 from __future__ import annotations
 
-import shlex
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
-from mupscale.core import WholeWidth, Width
+from mupscale.core import Width
 from mupscale.optim import clip_grad_norm_
 from mupscale.system import MupscaleError, derive
 from mupscale.train.evaluation import evaluate
@@ -26,24 +21,12 @@ from mupscale.train.growth_events import Growth
 from mupscale.train.nonfinite import has_finite_state
 from mupscale.train.numeric_precision import cast_input
 from mupscale.train.run_position import RunPosition
+from mupscale.train.run_result import Result, RunStatus, resume_command_of
 from mupscale.train.run_state import RunState
 from mupscale.train.snapshot import save_snapshot
 from mupscale.train.stop_requests import StopRequest
 
-Status = Literal["finished", "diverged", "interrupted"]
 _SETTLE_EVERY = 100  # steps after which losses are fetched from the device at the latest
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended, and its model."""
-
-    status: Status
-    step: int
-    width: WholeWidth
-    model: nn.Module
-    optimizer: Optimizer
-    out: Path | None
 
 
 class TrainingRun(RunPosition):
@@ -53,12 +36,12 @@ class TrainingRun(RunPosition):
 
     def go(self, stop: StopRequest) -> Result:
         """From where the run stands to its end."""
-        status: Status | None = "finished" if self.step >= self.recipe.steps else None
+        status: RunStatus | None = "finished" if self.step >= self.recipe.steps else None
         while status is None:
             status = self.advance(stop.asked)
         return self.end(status)
 
-    def advance(self, asked_to_stop: bool = False) -> Status | None:
+    def advance(self, asked_to_stop: bool = False) -> RunStatus | None:
         """Take one step, and do what is due before and after it; give the status if the run is then over."""
         status = self._advance(asked_to_stop)
         if status == "diverged" and self.nonfinite.may_rewind():
@@ -66,7 +49,7 @@ class TrainingRun(RunPosition):
             return None
         return status
 
-    def _advance(self, asked_to_stop: bool) -> Status | None:
+    def _advance(self, asked_to_stop: bool) -> RunStatus | None:
         recipe = self.recipe
         growth = recipe.growth_at(self.step)
         if growth is not None:
@@ -256,7 +239,7 @@ class TrainingRun(RunPosition):
         self.processes.by_main(lambda: folder.forget(keep), f"{folder.checkpoints} cannot be cleared of old ones")
         self._saved = time.monotonic()
 
-    def end(self, status: Status) -> Result:
+    def end(self, status: RunStatus) -> Result:
         """The last line of metrics, and what the person at the keyboard should know."""
         more = {"at": self.losses.diverged_at(self.step)} if status == "diverged" else {}
         self._record("end", status=status, **more)
@@ -264,7 +247,7 @@ class TrainingRun(RunPosition):
         if status == "diverged":
             self.progress.note(f"diverged: the loss of step {more['at']} is not finite; the history is kept")
         elif status == "interrupted":
-            where = f"; go on with: mupscale resume {shlex.quote(str(out))}" if out else ""
+            where = f"; go on with: {resume_command_of(self.recipe, out)}" if out else ""
             self.progress.note(f"interrupted after step {self.step}{where}")
         return Result(status, self.step, self.width, self.model, self.optimizer, out)
 

@@ -204,6 +204,12 @@ class Architecture:
             f"mupscale.hf.extend({self.model_type!r}, {{'{name}': mupscale.hf.linear('hidden', 'hidden')}}) or the like"
         )
 
+    def _layout_when(self, tied: bool, name: str) -> Layout:
+        """A tied readout is the embedding, whatever a model calls it."""
+        if tied and self.tied is not None and _matches(name, self.tied.readouts):
+            return self.layout(self.tied.embedding)
+        return self.layout(name)
+
     def plan(self, config: Config, times: Times, shapes: Mapping[str, Shape], *, wide: bool = False) -> Plan:
         """The plan for tensors of these names and narrow shapes: a file's or a model's, all of them or some.
 
@@ -211,8 +217,9 @@ class Architecture:
         """
         wires, tied, fresh = self.all_wires(config, times), self.is_tied(config), isinstance(times, Ratios)
         entries: dict[str, Entry] = {}
+        layouts = {name: self._layout_when(tied, name) for name in shapes}
         for name, shape in shapes.items():
-            layout = self.layout(name)
+            layout = layouts[name]
             narrow = layout.narrowed(name, shape, wires) if wide else shape
             fold, keep = self._fold_and_keep(name, wires, tied)
             entries[name] = layout.entry(name, narrow, wires, fold, keep if fresh else 1)
@@ -221,7 +228,7 @@ class Architecture:
         std = self.initial_std(config)
         stds = {name: self._init(name, entry, config) * (std or 0.02) for name, entry in entries.items()}
         if fresh:
-            return plan_fresh(entries, {name: self.layout(name) for name in entries}, stds if std else None)
+            return plan_fresh(entries, layouts, stds if std else None)
         return Plan(entries, fresh={name: stds[name] * entry.init for name, entry in entries.items()})
 
     def initial_std(self, config: Config) -> float | None:
@@ -265,7 +272,8 @@ class Architecture:
         for pattern, factor in self.init.items():
             if _matches(name, (pattern,)):
                 return factor(config)
-        return 1.0 if len(entry.narrow) > 1 and self.layout(name).wired else 0.0
+        layout = self.layout(name)
+        return 1.0 if len(entry.narrow) > 1 and layout.wired and not layout.norm else 0.0
 
 
 def how_to_grow_alike(hidden: int, heads: int, times: Times) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tempfile
@@ -15,8 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from mupscale.core import Shape
+from mupscale.hf.describe import check_sizes
 from mupscale.hf.files.safetensors_format import DTYPES, StoredTensor, make_header, raw_bytes, read_header
-from mupscale.system import MupscaleError, load_torch, require
+from mupscale.system import MupscaleError, load_torch, read_json, require
 
 _SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -85,7 +85,9 @@ def open_source(path: str | Path | Source) -> Source:
     tensors = _find_tensors(folder, resources)
     if not tensors:
         raise MupscaleError(f"the weights in {folder} hold no tensors; download or copy them again")
-    return Source(folder, config, tensors, tuple(resources))
+    source = Source(folder, config, tensors, tuple(resources))
+    check_sizes(config, source.shapes, folder)
+    return source
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -103,13 +105,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _read_json(path: Path, advice: str) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except FileNotFoundError:
         raise MupscaleError(f"there is no {path.name} in {path.parent}: {advice}") from None
     except OSError as error:
         raise MupscaleError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise MupscaleError(f"{path} is no JSON ({error}); download or copy it again") from None
+    except MupscaleError as error:
+        raise MupscaleError(f"{error}; download or copy it again") from None
     if not isinstance(content, dict):
         raise MupscaleError(f"{path} is no JSON object; download or copy it again")
     return content
