@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType, SimpleNamespace
@@ -100,7 +99,7 @@ def test_a_summary_is_of_the_recipe_beside_it(path: Path) -> None:
     assert theirs == {
         name: value for name, value in json.loads(json.dumps(recipe.to_json())).items() if name not in own
     }
-    assert summary.method == json.loads(json.dumps(asdict(method)))
+    assert summary.method == json.loads(json.dumps(method.to_json()))
     assert summary.name == named(path)
     assert summary.verdict == write_verdict(summary.runs, summary.costs, summary.gain)
     assert all(len(runs.curves) == method.seeds for runs in summary.runs)

@@ -389,6 +389,17 @@ def test_the_learning_rate_and_the_noise_are_what_a_study_is_about(tmp_path: Pat
     assert task().description() == task(space=Space((0.5,))).description()
 
 
+@pytest.mark.parametrize("name", ["a?b", "50%", "a#b", "a b", "ä", "{x}", "%3Fmode=memory"])
+def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    one = Space((0.1,))
+    (held,) = study(folder / "study.db", one).take(1, "me")
+    assert (folder / "study.db").stat().st_size > 0
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert study(folder / "study.db", one).finish(held.number, finished(held.cell), 0.0)
+
+
 @pytest.mark.parametrize(
     ("place", "why"),
     [

@@ -166,6 +166,7 @@ def without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     {'at': 10, 'width': 64}
     """
     usual = {"how": "copies", "outgoing": 1.0, "depth": None, "deepen": "identity", "depth_rule": "none"}
+    usual["on_nonfinite"] = "stop"
     return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
 

@@ -49,6 +49,8 @@ class Recipe:
         seeds: seeds of initial weights, data order, noise and dropout
         evaluation: when to evaluate on held-out data
         checkpoints: when to write checkpoints
+        on_nonfinite: what to do where a loss, a gradient or what follows from it is not finite: stop; skip the step; or
+            rewind to the last good checkpoint and leave out the data since
         log_every: steps between two lines of metrics
         tensorboard: whether to write metrics for TensorBoard, too
         device: auto, cpu, cuda or cuda:1
@@ -99,6 +101,7 @@ class Recipe:
     seeds: Seeds = field(default_factory=Seeds)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    on_nonfinite: Literal["stop", "skip", "rewind"] = "stop"
     log_every: int = 10
     tensorboard: bool = False
     device: str = "auto"
@@ -299,6 +302,7 @@ MAY_CHANGE = frozenset(
         "compile",
         "evaluation",
         "checkpoints",
+        "on_nonfinite",
         "log_every",
         "tensorboard",
         "device",

@@ -133,7 +133,7 @@ def _is_not_finite(value: Any) -> bool:
 def _is_written_again(record: dict[str, Any], step: int) -> bool:
     """Whether the line came after the checkpoint of this step was written."""
     kind, at = record["kind"], int(record["step"])
-    return at > step or kind == "end" or (kind == "grow" and at == step)
+    return at > step or kind == "end" or (kind in ("grow", "rewind") and at == step)
 
 
 def step_of(checkpoint: Path) -> int:
