@@ -94,7 +94,15 @@ def hidden_size(folder: str | Path) -> int:
 
 
 def load_language_model(folder: str | Path) -> tuple[LanguageModel, int]:
-    """The folder's model with its own weights, in float32, and its hidden size."""
+    """The folder's model with its own weights, in float32, and its hidden size.
+
+    >>> import tempfile
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=11)).save_pretrained(folder)
+    ...     load_language_model(folder)[1]
+    8
+    """
     source, width = open_source(folder), hidden_size(folder)
     model = LanguageModel(str(source.folder), width)
     model.model.load_state_dict(load_pretrained(source, torch.float32).model.state_dict())

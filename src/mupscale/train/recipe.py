@@ -197,7 +197,7 @@ class Recipe:
                 operator = growth.build_operator()
             except MupscaleError as error:
                 raise MupscaleError(f"growth at step {growth.at}: {error}") from None
-            check_sizes(growth.width, width, operator.needs_multiples, f"growth at step {growth.at}")
+            check_growing_sizes(growth.width, width, operator.needs_multiples, f"growth at step {growth.at}")
             step, width = growth.at, growth.width
 
     def width_after(self, step: int) -> WholeWidth:
@@ -267,10 +267,10 @@ class Recipe:
         return None
 
 
-def check_sizes(wide: WholeWidth, narrow: WholeWidth, multiples: bool, what: str) -> None:
+def check_growing_sizes(wide: WholeWidth, narrow: WholeWidth, multiples: bool, what: str) -> None:
     """An error that begins with `what` unless the sizes grow: by whole multiples for copies, but for a depth.
 
-    >>> check_sizes({"width": 128, "layers": 6}, {"width": 64, "layers": 4}, multiples=True, what="growth")
+    >>> check_growing_sizes({"width": 128, "layers": 6}, {"width": 64, "layers": 4}, multiples=True, what="growth")
     """
     Width.of(wide).check_wider_than(Width.of(narrow), what)
     if not multiples:
