@@ -4,13 +4,14 @@
 `resume_optimizer` and `Clip` are for training; `Architecture`, `register`, `extend` and the layouts describe models.
 
 Imports go one way: describe (architectures and their plans) → files (checkpoints on disk) → training (groups, clipping,
-optimizers) → verification (is it the same model?) → inspection, upscaling.
+optimizers) → verification (is it the same model?) → inspection, upscaling, deepening.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mupscale.hf.deepening import Deepened, deepen_checkpoint
 from mupscale.hf.describe import (
     Architecture,
     Layout,
@@ -50,6 +51,7 @@ __all__ = [
     "Architecture",
     "Clip",
     "Comparison",
+    "Deepened",
     "Inspection",
     "Layout",
     "Record",
@@ -60,6 +62,7 @@ __all__ = [
     "column",
     "conv1d",
     "decay_groups",
+    "deepen_checkpoint",
     "extend",
     "inspect",
     "linear",
