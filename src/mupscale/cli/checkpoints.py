@@ -25,11 +25,14 @@ Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the
   mupscale upscale path/to/checkpoint path/to/wide --how fresh --hidden 1536 --ffn 4096 --heads 24 --kv 8
   mupscale upscale path/to/checkpoint path/to/wide --how fresh --hidden 1536 --heads 24 --lossless
   mupscale upscale path/to/checkpoint-500 path/to/wide --optimizer path/to/checkpoint-500/optimizer.pt
+  mupscale upscale path/to/checkpoint path/to/deep --layers 24 --how identity
 
 --how copies (the default) copies every unit a whole number of times: the function stays, and so does all training;
 noise makes the copies differ. --how fresh keeps the trained units as they are and draws new ones beside them, as the
 model's own initialisation would at the wide width: it takes any wider size, and there is nothing to tune. New units
 change the function at first; with --lossless they start silent, and it stays, up to the eps of the norms.
+With --layers the model becomes deeper instead: --how identity (the default then) inserts layers that write nothing into
+the residual stream yet, so that the function stays; stack and interleaved copy layers, which changes it.
 
 Tensors are read, grown and written in pieces, so a model of any size needs little memory. Beside the weights lies
 mupscale.json, from which mupscale.hf.param_groups makes parameter groups out of the small model's learning rate.
@@ -60,6 +63,7 @@ def upscale_command(words: list[str]) -> int:
     parser = make_parser("upscale", "CHECKPOINT OUT [--option VALUE …]", UPSCALE)
     _add_times(parser)
     _add_growth(parser)
+    parser.add_argument("--layers", type=int | None, help="number of layers of a deeper model, instead of a wider one")
     parser.add_argument("--noise", type=float, default=0.0, help="of copies, in multiples of a fresh initialisation's")
     parser.add_argument("--seed", type=int, default=0, help="of the noise or the fresh units")
     parser.add_argument(
@@ -73,6 +77,8 @@ def upscale_command(words: list[str]) -> int:
     from mupscale.hf import upscale
 
     _describe(options.describe)
+    if options.layers is not None:
+        return _deepen_command(source, out, options)
     path = upscale(
         source,
         out,
@@ -92,6 +98,28 @@ def upscale_command(words: list[str]) -> int:
         note=lambda line: print(printable(line), file=sys.stderr),
     )
     _print_lines(str(path))
+    return 0
+
+
+def _deepen_command(source: str, out: str, options: Any) -> int:
+    """mupscale upscale SOURCE OUT --layers N."""
+    from mupscale.hf import deepen_checkpoint
+
+    for name in ("times", "hidden", "ffn", "heads", "kv", "outgoing", "dtype", "optimizer"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--layers makes a model deeper, and --{name} is for a wider one: do one after the other")
+    if options.noise or options.lossless:
+        raise UsageError("--layers takes neither --noise nor --lossless: new layers that are identity change nothing")
+    deepened = deepen_checkpoint(
+        source,
+        out,
+        layers=options.layers,
+        how="identity" if options.how == "copies" else options.how,
+        seed=options.seed,
+        shard_size=options.shard_size,
+        verify=not options.no_verify,
+    )
+    print(deepened)
     return 0
 
 

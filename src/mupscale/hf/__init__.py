@@ -5,13 +5,14 @@
 `Architecture`, `register`, `extend` and the layouts describe models.
 
 Imports go one way: describe (architectures and their plans) → files (checkpoints on disk) → training (groups, clipping,
-optimizers) → verification (is it the same model?) → inspection, upscaling, language_model.
+optimizers) → verification (is it the same model?) → inspection, upscaling, deepening, language_model.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mupscale.hf.deepening import Deepened, deepen_checkpoint
 from mupscale.hf.describe import (
     Architecture,
     Layout,
@@ -52,6 +53,7 @@ __all__ = [
     "Architecture",
     "Clip",
     "Comparison",
+    "Deepened",
     "Inspection",
     "LanguageModel",
     "Layout",
@@ -63,6 +65,7 @@ __all__ = [
     "column",
     "conv1d",
     "decay_groups",
+    "deepen_checkpoint",
     "extend",
     "hidden_size",
     "inspect",

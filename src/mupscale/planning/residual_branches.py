@@ -38,6 +38,7 @@ _KEEP_ZERO = {
         "split_with_sizes",
     ),
 }
+_ZEROS = {"zeros", "zeros_like", "new_zeros"}
 _EXACT = 1e-12  # of the stream's size, in float64
 
 
@@ -191,12 +192,13 @@ class _Walk:
         operands = [n for n in dict.fromkeys(operation.refs) if n in self.data]
         others = [n for n in dict.fromkeys(operation.refs) if n not in self.data]
         roots = {name: value for n in others for name, value in self._roots(n, position).items()}
-        if not operands and not roots:  # zeros that experts add their outputs to
+        if operation.name in _ZEROS or (not operands and not roots):  # zeros that experts add their outputs to
             return {}
         if operation.name in _SUMS or operation.name in _ALL_OPERANDS:
             found = dict(roots)
             for operand in operands:
-                found |= self._written_by(operand, position)
+                if self.marked.values[operand].is_floating_point():  # no index of where something is added
+                    found |= self._written_by(operand, position)
             return found
         if roots:
             return roots

@@ -2,9 +2,11 @@
 
 safetensors_format: where tensors lie in a file. source: a checkpoint's folder and what is in it. shards: which wide
 tensor goes into which file. stream: the files filled piece by piece. record: mupscale.json beside a wide checkpoint.
-output_folder: its place, and what lies beside the weights. model_card: README.md there.
+output_folder: its place, and what lies beside the weights. model_card: README.md there. deep_files: the weights of a
+checkpoint with more layers.
 """
 
+from mupscale.hf.files.deep_files import DeepTensor, write_deep_weights
 from mupscale.hf.files.model_card import CARD_FILE, write_model_card
 from mupscale.hf.files.output_folder import check_place, check_space, write_companions
 from mupscale.hf.files.record import RECORD_FILE, GrowthStep, Record
@@ -16,6 +18,7 @@ from mupscale.hf.files.stream import write_shards
 __all__ = [
     "CARD_FILE",
     "RECORD_FILE",
+    "DeepTensor",
     "GrowthStep",
     "Record",
     "Source",
@@ -31,6 +34,7 @@ __all__ = [
     "shorten_number",
     "size_in_words",
     "write_companions",
+    "write_deep_weights",
     "write_model_card",
     "write_shards",
 ]
