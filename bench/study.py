@@ -68,8 +68,8 @@ def measure(trials: int, place: str, workers: int) -> None:
     assert done == trials
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
     print(
-        f"  {trials:6,} trials: {seconds:7.1f} s, {1000 * seconds / trials:5.1f} ms a trial ({1000 * cpu / trials:.1f} of CPU), "
-        f"{begun - done} begun twice, {memory} MB in the largest worker so far",
+        f"  {trials:6,} trials: {seconds:7.1f} s, {1000 * seconds / trials:5.1f} ms a trial "
+        f"({1000 * cpu / trials:.1f} of CPU), {begun - done} begun twice, {memory} MB in the largest worker so far",
         flush=True,
     )
 
