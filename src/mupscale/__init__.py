@@ -6,10 +6,15 @@ Widths → axes and roles → rules → plan → everything else. See `Family` f
 A name is imported when it is first used, so `import mupscale` and `mupscale --help` do not wait for torch.
 """
 
+import os
 import sys
 
-if sys.argv[:1] == ["-m"] and "mupscale" in sys.orig_argv and not sys.flags.safe_path:
-    del sys.path[0]  # of `python -m mupscale`: files in the current folder must not stand in for torch, yaml …
+if sys.argv[:1] == ["-m"] and "mupscale" in sys.orig_argv:  # files of the current folder must not stand in for others
+    try:
+        current_folder = os.getcwd()
+    except FileNotFoundError:  # it was deleted, and Python has left it out
+        current_folder = ""
+    sys.path[:1] = [entry for entry in sys.path[:1] if entry != current_folder]
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from mupscale.cli.arguments import look_in_current_folder
-from mupscale.cli.failures import failure_sentence, give_up_stdout, prepare_streams, print_failure
+from mupscale.cli.failures import failure_sentence, give_up_stdout, has_current_folder, prepare_streams, print_failure
 from mupscale.system import VERSION, Interrupted
 
 
@@ -94,6 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str], shows_origin: bool) -> int:
     """Find the command, and run it."""
+    if not has_current_folder():  # without one not even torch can be imported
+        return print_failure("mupscale: the current folder does not exist any more: go to another one (cd)", 1)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview(COMMANDS))
         return 0

@@ -37,15 +37,14 @@ def failure_sentence(error: BaseException, command: str, again: str) -> tuple[st
 
 def _of_the_system(error: OSError) -> str:
     """A file, a disk or a network that refuses."""
-    if isinstance(error, FileNotFoundError) and not _has_current_folder():
-        return "the current folder does not exist any more: go to another one (cd)"
     reason = error.strerror or _first_words(error)
     if error.errno in _DISK_FULL:
         return f"{f'{error.filename} cannot be written: ' if error.filename else ''}{reason}; free some space"
     return f"{error.filename}: {reason}" if error.filename else str(reason)
 
 
-def _has_current_folder() -> bool:
+def has_current_folder() -> bool:
+    """Whether the folder that the command was started in is still there."""
     try:
         os.getcwd()
     except FileNotFoundError:

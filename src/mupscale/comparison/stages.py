@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from mupscale.comparison.results import StageSpent
 from mupscale.comparison.system import Costs
 from mupscale.core import Width
 from mupscale.engine import Outcome, lowest_loss_bar, read_outcome, train_many
-from mupscale.system import write_json
+from mupscale.system import MupscaleError, read_json, write_json
 from mupscale.train import Recipe
 
 Note = Callable[[str], None]
@@ -101,7 +100,7 @@ class StageTrainer:
 
     def _stored(self) -> dict[str, tuple[float, float]]:
         try:
-            values = json.loads((self.folder / "stages.json").read_text(encoding="utf-8"))
+            values = read_json(self.folder / "stages.json")
             return {str(name): (float(cost), float(seconds)) for name, (cost, seconds) in values.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, MupscaleError):
             return {}

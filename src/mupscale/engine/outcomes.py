@@ -88,7 +88,7 @@ def read_outcome(recipe: Recipe) -> Outcome | None:
     end, last = records[-1], folder.last()
     if end["status"] == "finished" and (last is None or step_of(last) != recipe.steps):
         return None
-    return Outcome(recipe, end["status"], int(end.get("at", end["step"])), *curve_and_scores(records), end["flops"])
+    return Outcome(recipe, end["status"], int(end.get("at", end["step"])), *curve_and_scores(records), end.get("flops"))
 
 
 def curve_and_scores(records: Records) -> tuple[list[tuple[int, float]], dict[str, float]]:

@@ -50,6 +50,7 @@ def _shared_part(recipe: Recipe) -> Recipe:
         noise_unit="init",
         how="copies",
         outgoing=1.0,
+        deepen="identity",
         grow=[],
     )
 
@@ -58,7 +59,7 @@ def group_by_start(recipes: Sequence[Recipe]) -> list[list[int]]:
     """The numbers of the recipes, in groups whose models are the same before their first step."""
     groups: dict[str, list[int]] = {}
     for number, recipe in enumerate(recipes):
-        operator = [recipe.how, recipe.outgoing, recipe.noise, recipe.noise_unit]
+        operator = [recipe.how, recipe.deepen, recipe.outgoing, recipe.noise, recipe.noise_unit]
         upscaled = [recipe.start, recipe.start_width, *operator, recipe.seeds.noise]
         key = json.dumps([recipe.seeds.init, *upscaled], sort_keys=True)
         groups.setdefault(key, []).append(number)

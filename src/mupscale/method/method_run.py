@@ -206,9 +206,11 @@ class MethodRun:
 
     def _records(self) -> dict[str, dict[str, Any]]:
         try:
-            return dict(json.loads((self.folder / "stages.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError):
+            records = read_json(self.folder / "stages.json")
+        except (OSError, MupscaleError):
             return {}
+        named = records.items() if isinstance(records, dict) else ()
+        return {str(stage): dict(values) for stage, values in named if isinstance(values, dict)}
 
     def write(self, name: str, values: Mapping[str, Any]) -> None:
         """A file of values in the folder, whole or not at all."""

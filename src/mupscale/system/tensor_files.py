@@ -10,12 +10,12 @@ import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from mupscale.system.errors import MupscaleError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHECKSUMS = "checksums"
 """The entry of a file's metadata with the checksums, as JSON."""
@@ -38,13 +38,14 @@ _NAMES = {
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
 }
-_CODES = {getattr(torch, name): code for code, name in _NAMES.items() if hasattr(torch, name)}
+_CODES = {f"torch.{name}": code for code, name in _NAMES.items()}
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file; checksums of every tensor, and of the metadata's own entries, go into its header.
 
     >>> import tempfile
+    >>> import torch
     >>> from safetensors.torch import load_file
     >>> from mupscale.system import write_tensors
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -70,6 +71,7 @@ def check_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
     >>> from mupscale.system import check_tensors
     >>> sums = {"checksums": '{"tensor/weight": "00000001"}'}
+    >>> import torch
     >>> check_tensors(Path("x.safetensors"), {"weight": torch.ones(2)}, sums)
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: the checksum of 'weight' is not that of its values
@@ -108,6 +110,8 @@ def _checksum_of(tensor: Tensor, raw: memoryview) -> str:
 
 def _raw(tensor: Tensor) -> memoryview:
     """The bytes of a tensor, in its own memory where it lies on the CPU."""
+    import torch  # here, for `mupscale --help` has no use for it
+
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
@@ -116,10 +120,10 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], sums: Ma
     content: dict[str, Any] = {"__metadata__": {**metadata, CHECKSUMS: json.dumps(sums)}}
     end = 0
     for name, tensor in tensors.items():
-        if tensor.dtype not in _CODES:
+        if str(tensor.dtype) not in _CODES:
             raise MupscaleError(f"'{name}' is a tensor of {tensor.dtype}, which a safetensors file cannot hold")
         start, end = end, end + tensor.numel() * tensor.dtype.itemsize
-        content[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        content[name] = {"dtype": _CODES[str(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(content).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

@@ -93,9 +93,8 @@ def check_growth(recipe: Recipe, family: Family, data: Data) -> None:
     """
     width = recipe.width
     for growth in recipe.grow:
-        operator = growth.build_operator()
-        operator.check(family.widening(width, growth.width, grow=operator))
-        if operator.needs_multiples:
+        family.check_growth(width, growth.width, growth.build_operators())
+        if growth.build_operator().needs_multiples:
             check_copies(family, data, width, growth.width)
         width = growth.width
 

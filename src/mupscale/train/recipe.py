@@ -14,10 +14,11 @@ from torch.optim import Optimizer
 from mupscale.core import WholeWidth, Width
 from mupscale.data import Data
 from mupscale.family import Family
+from mupscale.growth import DepthRule
 from mupscale.system import MupscaleError, parse_record, show_short
 from mupscale.train.class_paths import Spec, load_of_kind
 from mupscale.train.field_checks import check_choices, check_not_negative, check_rate
-from mupscale.train.growth_events import Growth, How, NoiseLevel, build_operator, without_defaults
+from mupscale.train.growth_events import DEPTH_SIZES, Deepen, Growth, How, NoiseLevel, build_operator, without_defaults
 from mupscale.train.loss_functions import load_loss
 from mupscale.train.recipe_families import family_of, make_data
 from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
@@ -62,6 +63,8 @@ class Recipe:
         noise_unit: what noise is measured in: init, theory or signal
         how: how the new units are filled when upscaling from a checkpoint, as in a growth event
         outgoing: for fresh units, from 0 to 1, how much of their fresh weight they have towards old ones
+        deepen: what new blocks are when upscaling from a checkpoint with fewer, as in a growth event
+        depth_rule: complete if initial values and learning rates are to follow the depth, where the width says it
 
     Example:
         >>> recipe = Recipe(
@@ -110,13 +113,25 @@ class Recipe:
     noise_unit: Literal["init", "theory", "signal"] = "init"
     how: How = "copies"
     outgoing: float = 1.0
+    deepen: Deepen = "identity"
+    depth_rule: DepthRule = "none"
 
     def __post_init__(self) -> None:
+        self._resolve_growth()
         check_choices(self)
         check_choices(self.schedule, "schedule.")
         self._check_widths()
         self._check_numbers()
         self._check_growth()
+
+    def _resolve_growth(self) -> None:
+        """Give every growth event its whole width."""
+        width, events = self.width, []
+        for growth in self.grow:
+            events.append(growth.resolved(width))
+            width = events[-1].width
+        if events != self.grow:
+            object.__setattr__(self, "grow", events)
 
     def _check_widths(self) -> None:
         widths = {"width": self.width, "base": self.base, "init_at": self.init_at}
@@ -182,8 +197,7 @@ class Recipe:
                 operator = growth.build_operator()
             except MupscaleError as error:
                 raise MupscaleError(f"growth at step {growth.at}: {error}") from None
-            check_width = Width.check_multiple_of if operator.needs_multiples else Width.check_wider_than
-            check_width(Width.of(growth.width), Width.of(width), f"growth at step {growth.at}")
+            check_sizes(growth.width, width, operator.needs_multiples, f"growth at step {growth.at}")
             step, width = growth.at, growth.width
 
     def width_after(self, step: int) -> WholeWidth:
@@ -196,7 +210,7 @@ class Recipe:
 
     def family(self) -> Family:
         """The family of the model: one architecture at every width; the same one for all runs in a process."""
-        return family_of(self.model, self.data, self.base, self.init_at)
+        return family_of(self.model, self.data, self.base, self.init_at, self.depth_rule)
 
     def make_data(self) -> Data:
         """Load the data."""
@@ -251,6 +265,20 @@ class Recipe:
             if ours != theirs:
                 return f"{_IN_FILES.get(name, name)} is {_shown(ours)} there and {_shown(theirs)} here"
         return None
+
+
+def check_sizes(wide: WholeWidth, narrow: WholeWidth, multiples: bool, what: str) -> None:
+    """An error that begins with `what` unless the sizes grow: by whole multiples for copies, but for a depth.
+
+    >>> check_sizes({"width": 128, "layers": 6}, {"width": 64, "layers": 4}, multiples=True, what="growth")
+    """
+    Width.of(wide).check_wider_than(Width.of(narrow), what)
+    if not multiples:
+        return
+    if isinstance(wide, dict) and isinstance(narrow, dict):
+        wide, narrow = ({n: s for n, s in sizes.items() if n not in DEPTH_SIZES} for sizes in (wide, narrow))
+    if wide:
+        Width.of(wide).check_multiple_of(Width.of(narrow), what)
 
 
 _LEAST = {

@@ -43,13 +43,13 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
     kind = "eval" if held_out else "train"
     for number, run in enumerate(runs):
         records = RunFolder(run).records()
-        points = [(r[against], r["loss"]) for r in records if r["kind"] == kind and r[against] is not None]
+        points = [(r[against], r["loss"]) for r in records if r["kind"] == kind and r.get(against) is not None]
         if not points:
             raise MupscaleError(f"{run} has no {loss} loss against {against} to draw")
         color = COLORS[number % len(COLORS)]
         style = {"color": color, "lw": 1.6, "marker": "o" if held_out else None, "ms": 3}
         ax.plot(*zip(*_drawn(points), strict=True), label=Path(run).resolve().name, **style)
-        for growth in (r for r in records if r["kind"] == "grow" and r[against] is not None):
+        for growth in (r for r in records if r["kind"] == "grow" and r.get(against) is not None):
             _mark(ax, growth, growth[against], color, number)
     ax.set_yscale("log")
     ax.yaxis.set_major_formatter("{x:.2g}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.system import MupscaleError, RunLock, clear_leftovers, replace_text, sync_folder
+from mupscale.train.metric_records import check_metrics
 from mupscale.train.recipe import Recipe
 
 _CHECKPOINT = re.compile(r"step-(\d{9})(\.safetensors)?")
@@ -110,13 +111,19 @@ class RunFolder:
         if not self.metrics.exists():
             return
         with open(self.metrics, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    record = json.loads(line)
-                except json.JSONDecodeError:
-                    continue
+            for number, line in enumerate(file, 1):
+                record = _parse_line(line)
                 if line.endswith("\n") and isinstance(record, dict) and {"kind", "step"} <= record.keys():
+                    check_metrics(record, f"{self.metrics}, line {number}")
                     yield line, record  # and not the line that a kill cut short
+
+
+def _parse_line(line: str) -> Any:
+    """The values of a line; None where it is no JSON, as one that a kill cut short."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _is_not_finite(value: Any) -> bool:

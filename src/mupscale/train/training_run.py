@@ -145,7 +145,7 @@ class TrainingRun(RunPosition):
             self.optimizer,
             before=before,
             width=growth.width,
-            grow=growth.build_operator(),
+            grow=growth.build_operators(),
             seed=derive(self.recipe.seeds.noise, "grow", growth.at),
             family=self.family,
             processes=self.processes,
