@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from mupscale.cli.arguments import UsageError, installed, join_options, make_parser, parse_arguments, separate_options
+from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
 
 UPSCALE = """\
 Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the same function, or nearly.
@@ -110,8 +110,7 @@ def verify_command(words: list[str]) -> int:
         tolerance=options.tolerance,
         seed=options.seed,
     )
-    _print_table(report.table())
-    print(report.verdict)
+    print(report)
     return 0 if report.ok else 1
 
 
@@ -135,8 +134,7 @@ def inspect_command(words: list[str]) -> int:
         grow=_operator(options),
         optimizer=options.optimizer,
     )
-    _print_table(overview.table())
-    print(*overview.summary(), sep="\n")
+    print(overview)
     return 0
 
 
@@ -201,9 +199,3 @@ def _paths(parser: Any, words: list[str], names: tuple[str, ...], flags: tuple[s
     if len(paths) != len(names):
         raise UsageError(f"give {' and '.join(names)}" + (f", not {' '.join(paths)}" if paths else ""))
     return paths, parsed
-
-
-def _print_table(table: Any) -> None:
-    """A rich table; as wide as it needs where the output is no terminal."""
-    console = installed("rich.console").Console(soft_wrap=False, width=None if sys.stdout.isatty() else 200)
-    console.print(table)

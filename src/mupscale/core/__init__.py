@@ -5,6 +5,7 @@ rules    the three numbers, and the factors they imply
 axes     which narrow unit each wide unit copies
 old_units  where the old units lie where the others are new ones and no copies
 roles    what the dimensions of a parameter are to it
+plan_tables  a plan as rows of a table
 plans    an entry for every parameter, and the formula of widening
 naming   one name per parameter, whatever the model is wrapped in
 dtensor  tensors that are sharded over processes
@@ -15,6 +16,7 @@ from mupscale.core.axes import Axis, expand, multiplier, widened_shape
 from mupscale.core.dtensor import copy_into, gather_whole, is_sharded, laid_out_like, local_part, plain_type
 from mupscale.core.naming import without_ddp
 from mupscale.core.old_units import index_of_old, index_of_units, is_new, places, whole_blocks
+from mupscale.core.plan_tables import shapes_in_words
 from mupscale.core.plans import Entry, Plan, Shape, check_dtype, check_same_names
 from mupscale.core.roles import Role
 from mupscale.core.rules import Number, Rule, tidy
@@ -48,6 +50,7 @@ __all__ = [
     "naming",
     "places",
     "plain_type",
+    "shapes_in_words",
     "tidy",
     "whole_blocks",
     "widened_shape",
