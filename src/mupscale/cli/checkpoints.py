@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import shutil
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
+from mupscale.system import print_at_once, wrap_text
 
 UPSCALE = """\
 Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the same function, or nearly.
@@ -59,14 +62,18 @@ def upscale_command(words: list[str]) -> int:
     parser.add_argument("--shard-size", type=str, default="5GB", help="largest file of weights")
     parser.add_argument("--optimizer", type=str | None, help="a saved torch optimizer (optimizer.pt) to widen as well")
     parser.add_argument("--no-verify", action="store_true", help="do not compare the two models afterwards")
+    parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint of mupscale's at OUT")
     parser.add_argument("--threads", type=int | None, help="how many (default: one for each core)")
-    (source, out), options = _paths(parser, words, ("CHECKPOINT", "OUT"), flags=("--no-verify", "--lossless"))
+    (source, out), options = _paths(
+        parser, words, ("CHECKPOINT", "OUT"), flags=("--no-verify", "--lossless", "--overwrite")
+    )
     from mupscale.hf import upscale
 
     _describe(options.describe)
-    path = upscale(
+    place = _beside(Path(out)) if options.overwrite else Path(out)
+    made = upscale(
         source,
-        out,
+        place,
         times=options.times,
         hidden=options.hidden,
         ffn=options.ffn,
@@ -80,10 +87,30 @@ def upscale_command(words: list[str]) -> int:
         optimizer=options.optimizer,
         verify=not options.no_verify,
         threads=options.threads,
-        note=lambda line: print(line, file=sys.stderr),
+        note=lambda line: print_at_once(wrap_text(line), "stderr"),
     )
-    print(path)
+    if place != Path(out):
+        _replace_folder(place, Path(out))
+        made = replace(made, path=Path(out))
+    print(wrap_text(str(made)))
     return 0
+
+
+def _beside(out: Path) -> Path:
+    """Where a checkpoint is written that is to replace the one at `out`."""
+    if out.is_symlink() or (out.exists() and not (out / "mupscale.json").is_file()):
+        raise UsageError(
+            f"--overwrite: {out} holds no checkpoint that mupscale wrote: remove it, or choose another OUT"
+        )
+    return out.with_name(f".{out.name}.new") if out.exists() else out
+
+
+def _replace_folder(new: Path, old: Path) -> None:
+    """Put a finished folder into the place of another, which is gone only then."""
+    aside = old.with_name(f".{old.name}.old")
+    old.rename(aside)
+    new.rename(old)
+    shutil.rmtree(aside)
 
 
 def verify_command(words: list[str]) -> int:

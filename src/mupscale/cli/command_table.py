@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from mupscale.cli.arguments import UsageError
-from mupscale.system import VERSION, Interrupted, MupscaleError
+from mupscale.system import VERSION, Interrupted, MupscaleError, set_loudness, wrap_text
 
 
 class Command(NamedTuple):
@@ -42,7 +42,7 @@ COMMANDS = {
     "transfer-check": Command(
         "does the optimum stay where it is as widths grow?", "method.transfer_check_command", resumable=True
     ),
-    "report": Command("a page of pictures from runs of the method", "method.report_command"),
+    "report": Command("a page of pictures from runs: comparisons, and the paper's method", "method.report_command"),
     "curves": Command("draw the losses of runs into one picture", "training.curves_command"),
     "recipes": Command("list the recipes that ship", "shipped_list.recipes_command"),
     "upscale": Command("make a Hugging Face checkpoint wider, exactly", "checkpoints.upscale_command"),
@@ -60,6 +60,12 @@ COMMANDS = {
 }
 """In the order in which `mupscale --help` lists them. A name of two words, such as `data info`, is one of a group."""
 
+_ENDING = (
+    "mupscale COMMAND --help tells more; mupscale --version; mupscale --completion bash, zsh or fish.",
+    "-q shows results alone, -v every line of progress; --debug shows where an error comes from.",
+    "Exit status: 0 done; 1 refused, or models differ; 2 a wrong command line; 3 training diverged; 130 interrupted.",
+)
+_QUIET, _VERBOSE = {"-q", "--quiet"}, {"-v", "--verbose"}
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -74,13 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:  # a script has its own folder there: models of one's own are in the current one
         sys.path.insert(0, os.getcwd())
     debug = "--debug" in words or bool(os.environ.get("MUPSCALE_DEBUG"))
-    words = [word for word in words if word != "--debug"]
+    set_loudness("quiet" if _QUIET & set(words) else "verbose" if _VERBOSE & set(words) else "normal")
+    words = [word for word in words if word not in {"--debug", *_QUIET, *_VERBOSE}]
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview(COMMANDS))
         return 0
     if words[0] == "--version":
         print(f"mupscale {VERSION}")
         return 0
+    if words[0] == "--completion":
+        return _complete(" ".join(words[1:]))
     name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
     if name is None:
         return _show_group_or_refuse(words)
@@ -114,27 +123,31 @@ def _run(name: str, words: list[str], debug: bool) -> int:
         return _print_error(f"mupscale{f' {name}' if usage else ''}: {error}", 2 if usage else 1)
 
 
+def _complete(shell: str) -> int:
+    """Print the script that completes command lines in a shell."""
+    from mupscale.cli.completion import completion_script
+
+    try:
+        print(completion_script(shell, {name: command.run for name, command in COMMANDS.items()}), end="")
+    except UsageError as error:
+        return _print_error(f"mupscale: {error}", 2)
+    return 0
+
+
 def _print_error(line: str, status: int) -> int:
     """Print an error, from one process of many; return the exit status."""
     if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr)
+        print(wrap_text(line) if sys.stderr.isatty() else line, file=sys.stderr)
     return status
 
 
 def _overview(commands: dict[str, Command]) -> str:
-    width = max(map(len, commands)) + 3
-    lines = [f"  {name:<{width}}{command.about}" for name, command in commands.items()]
-    return "\n".join(
-        [
-            "usage: mupscale COMMAND …",
-            "",
-            "Train networks, and make them wider in the middle of training.",
-            "",
-            *lines,
-            "",
-            "mupscale COMMAND --help tells more; mupscale --version; --debug shows where an error comes from.",
-        ]
-    )
+    width = max(map(len, commands)) + 5
+    lines = [
+        wrap_text(f"  {name:<{width - 2}}{command.about}", hanging=" " * width) for name, command in commands.items()
+    ]
+    head = ["usage: mupscale COMMAND …", "", "Train networks, and make them wider in the middle of training.", ""]
+    return "\n".join([*head, *lines, "", *map(wrap_text, _ENDING)])
 
 
 def _show_group_or_refuse(words: list[str]) -> int:

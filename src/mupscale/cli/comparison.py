@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from mupscale.cli.arguments import UsageError
 from mupscale.cli.method import run_paper
+from mupscale.cli.output_places import may_write_nothing, print_place
 from mupscale.cli.recipe_options import read_recipe_values
+from mupscale.system import wrap_text
 
 if TYPE_CHECKING:
     from mupscale.comparison import ComparisonSettings
@@ -32,6 +34,7 @@ small widths; a section `comparison` may say where and over what. A run that was
 command: what is done is not done again."""
 
 
+@may_write_nothing("--dry-run", "--forecast", "--paper")
 def run_command(words: list[str]) -> int:
     """mupscale run RECIPE."""
     if "--paper" in words:
@@ -47,8 +50,9 @@ def run_command(words: list[str]) -> int:
     command = shlex.join(["mupscale", "run", *words])
     summary = run_comparison(recipe, settings, folder, command=command, forecast_only=options["forecast"])
     said = [summary.answer["sentence"]] if summary.answer else [summary.forecast["sentence"]]
-    print("", *said, *(f"Note: {note}" for note in summary.notes), "", sep="\n", flush=True)
-    print(f"Report: {write_report([folder])}")
+    said += [f"Note: {note}" for note in summary.notes]
+    print("", *map(wrap_text, said), "", sep="\n", flush=True)
+    print_place("Report", write_report([folder]))
     return 0
 
 

@@ -177,11 +177,11 @@ def open_display(
     return SilentDisplay()
 
 
-def print_at_once(text: str) -> None:
+def print_at_once(text: str, stream: Stream = "stdout") -> None:
     """Print a line without waiting for the next, for whoever looks on.
 
     >>> print_at_once("3/7 base models")
     3/7 base models
     """
     if _loudness != "quiet":
-        print(text, flush=True)
+        print(text, file=getattr(sys, stream), flush=True)

@@ -88,12 +88,12 @@ class TrainingRun:
 
     # ------------------------------------------------------------------------------------------- beginning
 
-    def begin(self, resume: bool) -> None:
+    def begin(self, resume: bool, overwrite: bool = False) -> None:
         """The model and the optimizer: initialised, from somebody's checkpoint, or where this run stood."""
         last = None
         if self.folder is not None:
             folder = self.folder
-            self.processes.by_main(lambda: folder.begin(resume), f"{folder.path} cannot be written")
+            self.processes.by_main(lambda: folder.begin(resume or overwrite), f"{folder.path} cannot be written")
             last = folder.last() if resume else None
         check_growth(self.recipe, self.family, self.data)
         check_data(self.data)
@@ -103,12 +103,14 @@ class TrainingRun:
             model, optimizer = starting_point(self.recipe, self.family, self.processes, self.data)
             self._adopt(model, optimizer, self.recipe.width)
         if (ready := self.folder) is not None:
-            self.processes.by_main(lambda: self._open(ready), f"{ready.path} cannot be written")
+            self.processes.by_main(lambda: self._open(ready, overwrite), f"{ready.path} cannot be written")
         self._began = self._saved = time.monotonic()
         self._reported = (self.step, self._began)
 
-    def _open(self, folder: RunFolder) -> None:
+    def _open(self, folder: RunFolder, overwrite: bool) -> None:
         """Open the files of metrics, after every other check: a run that is refused changes no file."""
+        if overwrite:
+            folder.clear()
         if self.recipe.tensorboard:
             self.board = TensorBoardWriter(folder.path, self.step)
         folder.go_on(self.recipe, self.step)
