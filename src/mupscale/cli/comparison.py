@@ -6,6 +6,7 @@ import os
 import shlex
 from argparse import SUPPRESS
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,4 +75,4 @@ def read_comparison(words: Sequence[str]) -> tuple[Recipe, ComparisonSettings, d
     values.pop("method", None)
     settings = ComparisonSettings(**values.pop("comparison"))
     options = {name: values.pop(name) for name in ("dry_run", "forecast")}
-    return Recipe.from_json(values), settings, options
+    return replace(Recipe.from_json(values), callbacks=[]), settings, options

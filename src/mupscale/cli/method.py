@@ -187,7 +187,7 @@ def read_method(command: str, about: str, words: Sequence[str], extend: Callable
     values.pop("comparison", None)
     method = Method(**values.pop("method"))
     options = {name: values.pop(name) for name in list(values) if name not in _recipe_keys()}
-    return MethodArguments(Recipe.from_json(values), method, options)
+    return MethodArguments(replace(Recipe.from_json(values), callbacks=[]), method, options)
 
 
 def _recipe_keys() -> set[str]:

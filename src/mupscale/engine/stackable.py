@@ -21,6 +21,8 @@ def check_stackable(recipes: Sequence[Recipe]) -> None:
     """Refuse runs that cannot be trained as one program, as far as their recipes tell."""
     if recipes[0].accumulate > 1:
         raise NotStackable("steps that are cut into parts (accumulate) are taken one run at a time")
+    if any(recipe.no_decay or recipe.callbacks for recipe in recipes):
+        raise NotStackable("parameter groups (no_decay) and callbacks are for runs that are trained one at a time")
     for recipe in recipes:
         for growth in recipe.grow:
             if growth.width != recipe.width or growth.noise:

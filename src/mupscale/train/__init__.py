@@ -4,9 +4,10 @@ recipe (with class_paths, recipe_families, growth_events, schedule, run_settings
 recipe_runner: runs a recipe. training_run: its steps. start, resuming: where they begin. model_checks: what they need.
 run_folder, run_state, snapshot: what a run leaves on disk. processes: DDP and FSDP.
 loss_functions, numeric_precision, metric_series, evaluation, stop_requests, progress, tensorboard: parts of a step.
-run_curves: pictures of runs.
+run_curves: pictures of runs. callbacks: who else is told of a run. optimizer_groups: parameter groups of its optimizer.
 """
 
+from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, WeightsAndBiases
 from mupscale.train.class_paths import Spec, import_path
 from mupscale.train.growing import check_copies
 from mupscale.train.growth_events import Growth, NoiseLevel, build_noise
@@ -30,9 +31,11 @@ from mupscale.train.training_run import Result, TrainingRun
 
 __all__ = [
     "MAY_CHANGE",
+    "Callback",
     "Checkpoints",
     "Evaluation",
     "Growth",
+    "JsonLines",
     "NoiseLevel",
     "Processes",
     "Recipe",
@@ -45,8 +48,10 @@ __all__ = [
     "Spec",
     "StartingModel",
     "StopRequest",
+    "TensorBoard",
     "TensorBoardWriter",
     "TrainingRun",
+    "WeightsAndBiases",
     "build_noise",
     "cast_input",
     "catch_stop_signals",

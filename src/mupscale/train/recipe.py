@@ -31,6 +31,7 @@ class Recipe:
         model: the model's class and its arguments, all but the width
         data: the data's class and its arguments
         optimizer: the optimizer's class and its hyperparameters, which are those at the base width
+        no_decay: parameters without weight decay: bias, norm, or patterns of names such as *.wte.weight
         width: the model's width: one number (its argument `width`), or several arguments by name
         base: the width at which lr, weight decay and eps mean what they mean in plain PyTorch
         init_at: the width at which the model's own initialisation is taken as it is (default: base, at least 64)
@@ -49,6 +50,8 @@ class Recipe:
         checkpoints: when to write checkpoints
         log_every: steps between two lines of metrics
         tensorboard: whether to write metrics for TensorBoard, too
+        callbacks: class paths of callbacks (mupscale.train.Callback), such as mupscale.train.WeightsAndBiases, or
+            mappings of class_path and init_args
         device: auto, cpu, cuda or cuda:1
         parallel: with several processes (torchrun): ddp, or fsdp to shard the model over them
         out: folder of the run; none writes nothing
@@ -106,6 +109,8 @@ class Recipe:
     noise_unit: Literal["init", "theory", "signal"] = "init"
     how: How = "copies"
     outgoing: float = 1.0
+    no_decay: list[str] = field(default_factory=list)
+    callbacks: list[str | dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -222,6 +227,9 @@ class Recipe:
             spec.check_plain()
         values = without_defaults(asdict(self))
         values["grow"] = [without_defaults(growth) for growth in values["grow"]]
+        for name in _LEFT_OUT_WHEN_EMPTY:  # so that what was written before there were such lists is equal
+            if not values[name]:
+                del values[name]
         return {_IN_FILES.get(name, name): value for name, value in values.items()}
 
     @classmethod
@@ -270,6 +278,7 @@ _LEAST = {
     "evaluation.every": 0,
     "evaluation.batch": 1,
 }
+_LEFT_OUT_WHEN_EMPTY = ("no_decay", "callbacks")
 _IN_FILES = {"start": "from", "start_width": "from_width"}  # `from` is no name in Python
 MAY_CHANGE = frozenset(
     [
@@ -280,6 +289,7 @@ MAY_CHANGE = frozenset(
         "checkpoints",
         "log_every",
         "tensorboard",
+        "callbacks",
         "device",
         "parallel",
         "out",
@@ -291,5 +301,5 @@ def _shown(value: Any) -> str:
     if isinstance(value, Spec):
         return f"{value.class_path} with {value.init_args}"
     if isinstance(value, list):
-        return str([asdict(growth) for growth in value])
+        return str([asdict(item) if isinstance(item, Growth) else item for item in value])
     return str(value)

@@ -21,6 +21,7 @@ from mupscale.core import Plan, WholeWidth, Width
 from mupscale.data import Data
 from mupscale.optim import clip_grad_norm_
 from mupscale.system import MupscaleError, derive
+from mupscale.train.callbacks import CallbackList, make_callbacks
 from mupscale.train.evaluation import evaluate
 from mupscale.train.growing import coming_batches, grow_model
 from mupscale.train.growth_events import Growth
@@ -78,6 +79,7 @@ class TrainingRun:
         self.family = recipe.family()
         self.folder = None if recipe.out is None else RunFolder(recipe.out)
         self.board: TensorBoardWriter | None = None
+        self.callbacks = CallbackList(make_callbacks(recipe.callbacks) if processes.main else [])
         self.step = 0
         self.flops = 0.0
         self.seconds = 0.0
@@ -106,6 +108,7 @@ class TrainingRun:
             self.processes.by_main(lambda: self._open(ready, overwrite), f"{ready.path} cannot be written")
         self._began = self._saved = time.monotonic()
         self._reported = (self.step, self._began)
+        self.callbacks.tell("begin", self)
 
     def _open(self, folder: RunFolder, overwrite: bool) -> None:
         """Open the files of metrics, after every other check: a run that is refused changes no file."""
@@ -197,6 +200,7 @@ class TrainingRun:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
+        self.callbacks.tell("step", self)
         self.flops += (self.flops_per_example or 0.0) * recipe.batch
 
     def _set_rates(self) -> None:
@@ -274,6 +278,7 @@ class TrainingRun:
             self.processes.by_main(lambda: folder.write(record), f"{folder.metrics} cannot be written")
         if self.board is not None:
             self.board.write(record)
+        self.callbacks.tell_record(self, record)
         return record
 
     def _elapsed(self) -> float:
