@@ -175,6 +175,8 @@ FULL = recipe(
     start_width={"head_dim": 2},
     noise=0.25,
     noise_unit="signal",
+    no_decay=["bias", "norm"],
+    callbacks=["mupscale.train.JsonLines"],
 )
 
 
@@ -255,6 +257,8 @@ OTHER: dict[str, Any] = {
     "start_width": 4,
     "noise": 1.0,
     "noise_unit": "signal",
+    "no_decay": ["bias"],
+    "callbacks": ["mupscale.train.JsonLines"],
 }
 
 
@@ -267,7 +271,7 @@ def test_what_may_change_in_the_middle_of_a_run(name: str) -> None:
     why = one.describe_difference(replace(one, **{name: OTHER[name]}), 10)
     name = {"start": "from", "start_width": "from_width"}.get(name, name)
     may_change = {"steps", "accumulate", "compile", "evaluation", "checkpoints", "log_every", "tensorboard", "device"}
-    may_change |= {"parallel", "out", "on_nonfinite"}
+    may_change |= {"parallel", "out", "on_nonfinite", "callbacks"}
     assert may_change == MAY_CHANGE
     assert why is None if name in may_change else why is not None and why.startswith(f"{name} is ")
 

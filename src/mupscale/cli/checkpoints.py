@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import sys
+import shutil
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from mupscale.cli.arguments import (
     UsageError,
-    installed,
     join_options,
     look_in_current_folder,
     make_parser,
     parse_arguments,
     separate_options,
 )
-from mupscale.system import printable
+from mupscale.system import print_at_once, printable, wrap_text
 
 UPSCALE = """\
 Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the same function, or nearly.
@@ -72,16 +73,20 @@ def upscale_command(words: list[str]) -> int:
     parser.add_argument("--shard-size", type=str, default="5GB", help="largest file of weights")
     parser.add_argument("--optimizer", type=str | None, help="a saved torch optimizer (optimizer.pt) to widen as well")
     parser.add_argument("--no-verify", action="store_true", help="do not compare the two models afterwards")
+    parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint of mupscale's at OUT")
     parser.add_argument("--threads", type=int | None, help="how many (default: one for each core)")
-    (source, out), options = _paths(parser, words, ("CHECKPOINT", "OUT"), flags=("--no-verify", "--lossless"))
+    (source, out), options = _paths(
+        parser, words, ("CHECKPOINT", "OUT"), flags=("--no-verify", "--lossless", "--overwrite")
+    )
     from mupscale.hf import upscale
 
     _describe(options.describe)
     if options.layers is not None:
         return _deepen_command(source, out, options)
-    path = upscale(
+    place = _beside(Path(out)) if options.overwrite else Path(out)
+    made = upscale(
         source,
-        out,
+        place,
         times=options.times,
         hidden=options.hidden,
         ffn=options.ffn,
@@ -95,9 +100,12 @@ def upscale_command(words: list[str]) -> int:
         optimizer=options.optimizer,
         verify=not options.no_verify,
         threads=options.threads,
-        note=lambda line: print(printable(line), file=sys.stderr),
+        note=lambda line: print_at_once(wrap_text(printable(line)), "stderr"),
     )
-    _print_lines(str(path))
+    if place != Path(out):
+        _replace_folder(place, Path(out))
+        made = replace(made, path=Path(out))
+    print(printable(wrap_text(str(made)), lines=True))
     return 0
 
 
@@ -110,6 +118,8 @@ def _deepen_command(source: str, out: str, options: Any) -> int:
             raise UsageError(f"--layers makes a model deeper, and --{name} is for a wider one: do one after the other")
     if options.noise or options.lossless:
         raise UsageError("--layers takes neither --noise nor --lossless: new layers that are identity change nothing")
+    if options.overwrite:
+        raise UsageError("--overwrite is for a wider model: give a folder that is not there yet")
     deepened = deepen_checkpoint(
         source,
         out,
@@ -119,8 +129,25 @@ def _deepen_command(source: str, out: str, options: Any) -> int:
         shard_size=options.shard_size,
         verify=not options.no_verify,
     )
-    print(deepened)
+    print(printable(wrap_text(str(deepened)), lines=True))
     return 0
+
+
+def _beside(out: Path) -> Path:
+    """Where a checkpoint is written that is to replace the one at `out`."""
+    if out.is_symlink() or (out.exists() and not (out / "mupscale.json").is_file()):
+        raise UsageError(
+            f"--overwrite: {out} holds no checkpoint that mupscale wrote: remove it, or choose another OUT"
+        )
+    return out.with_name(f".{out.name}.new") if out.exists() else out
+
+
+def _replace_folder(new: Path, old: Path) -> None:
+    """Put a finished folder into the place of another, which is gone only then."""
+    aside = old.with_name(f".{old.name}.old")
+    old.rename(aside)
+    new.rename(old)
+    shutil.rmtree(aside)
 
 
 def verify_command(words: list[str]) -> int:
@@ -150,8 +177,7 @@ def verify_command(words: list[str]) -> int:
         seed=options.seed,
         trust_remote_code=options.trust_remote_code,
     )
-    _print_table(report.table())
-    _print_lines(report.verdict)
+    print(printable(str(report), lines=True))
     return 0 if report.ok else 1
 
 
@@ -175,8 +201,7 @@ def inspect_command(words: list[str]) -> int:
         grow=_operator(options),
         optimizer=options.optimizer,
     )
-    _print_table(overview.table())
-    _print_lines(*overview.summary())
+    print(printable(str(overview), lines=True))
     return 0
 
 
@@ -244,14 +269,3 @@ def _paths(parser: Any, words: list[str], names: tuple[str, ...], flags: tuple[s
     if len(paths) != len(names):
         raise UsageError(f"give {' and '.join(names)}" + (f", not {' '.join(paths)}" if paths else ""))
     return paths, parsed
-
-
-def _print_table(table: Any) -> None:
-    """A rich table; as wide as it needs where the output is no terminal."""
-    console = installed("rich.console").Console(soft_wrap=False, width=None if sys.stdout.isatty() else 200)
-    console.print(table)
-
-
-def _print_lines(*lines: str) -> None:
-    """Sentences that may name what is in the files."""
-    print(*(printable(line, lines=True) for line in lines), sep="\n")

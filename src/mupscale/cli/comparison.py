@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from argparse import SUPPRESS
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from mupscale.cli.arguments import UsageError
 from mupscale.cli.hugging_face_base import base_checkpoint, is_hugging_face, with_hugging_face_base
 from mupscale.cli.method import run_paper
+from mupscale.cli.output_places import may_write_nothing, print_place
 from mupscale.cli.recipe_options import read_recipe_values
-from mupscale.system import number_in_environment
+from mupscale.system import number_in_environment, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.comparison import ComparisonSettings
@@ -35,6 +37,7 @@ small widths; a section `comparison` may say where and over what. A run that was
 command: what is done is not done again."""
 
 
+@may_write_nothing("--dry-run", "--forecast", "--paper")
 def run_command(words: list[str]) -> int:
     """mupscale run RECIPE."""
     if "--paper" in words:
@@ -52,8 +55,9 @@ def run_command(words: list[str]) -> int:
     command = shlex.join(["mupscale", "run", *words])
     summary = run_comparison(recipe, settings, folder, command=command, forecast_only=options["forecast"])
     said = [summary.answer["sentence"]] if summary.answer else [summary.forecast["sentence"]]
-    print("", *said, *(f"Note: {note}" for note in summary.notes), "", sep="\n", flush=True)
-    print(f"Report: {write_report([folder])}")
+    said += [f"Note: {note}" for note in summary.notes]
+    print("", *map(wrap_text, said), "", sep="\n", flush=True)
+    print_place("Report", write_report([folder]))
     return 0
 
 
@@ -81,4 +85,4 @@ def read_comparison(words: Sequence[str]) -> tuple[Recipe, ComparisonSettings, d
     values.pop("method", None)
     settings = ComparisonSettings(**values.pop("comparison"))
     options = {name: values.pop(name) for name in ("dry_run", "forecast")}
-    return Recipe.from_json(values), settings, options
+    return replace(Recipe.from_json(values), callbacks=[]), settings, options

@@ -23,6 +23,8 @@ def check_stackable(recipes: Sequence[Recipe]) -> None:
         raise NotStackable("steps that are cut into parts (accumulate) are taken one run at a time")
     if recipes[0].on_nonfinite == "rewind":
         raise NotStackable("a run that may go back (on_nonfinite: rewind) cannot do so among others that go on")
+    if any(recipe.no_decay or recipe.callbacks for recipe in recipes):
+        raise NotStackable("parameter groups (no_decay) and callbacks are for runs that are trained one at a time")
     for recipe in recipes:
         for growth in recipe.grow:
             if growth.width != recipe.width or growth.noise:

@@ -1,8 +1,8 @@
 """Hugging Face checkpoints: upscale one on disk, verify it, and train it on with the right parameter groups.
 
 `upscale`, `verify` and `inspect` are the commands of these names; `param_groups`, `plan`, `decay_groups`,
-`resume_optimizer` and `Clip` are for training; `LanguageModel` is a folder's model at any width, for recipes;
-`Architecture`, `register`, `extend` and the layouts describe models.
+`resume_optimizer`, `Clip` and `GrowTrainerCallback` are for training; `LanguageModel` is a folder's model at any width,
+for recipes; `Architecture`, `register`, `extend` and the layouts describe models.
 
 Imports go one way: describe (architectures and their plans) → files (checkpoints on disk) → training (groups, clipping,
 optimizers) → verification (is it the same model?) → inspection, upscaling, deepening, language_model.
@@ -38,14 +38,14 @@ from mupscale.hf.upscaling import Upscaled, upscale
 from mupscale.hf.verification import Comparison, verify
 
 if TYPE_CHECKING:
-    from mupscale.hf.training import Clip
+    from mupscale.hf.training import Clip, GrowTrainerCallback
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Clip":  # imports transformers
-        from mupscale.hf.training import Clip
+    if name in ("Clip", "GrowTrainerCallback"):  # they import transformers
+        from mupscale.hf import training
 
-        return Clip
+        return getattr(training, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -54,6 +54,7 @@ __all__ = [
     "Clip",
     "Comparison",
     "Deepened",
+    "GrowTrainerCallback",
     "Inspection",
     "LanguageModel",
     "Layout",

@@ -5,9 +5,10 @@ recipe_runner: runs a recipe. training_run: its steps. run_position, start, resu
 nonfinite: where they go wrong. model_checks: what they need. run_result: how a run ended. processes: DDP and FSDP.
 run_folder, run_state, snapshot: what a run leaves on disk. stored_recipes: whose code is loaded from there.
 loss_functions, numeric_precision, metric_series, evaluation, stop_requests, progress, tensorboard: parts of a step.
-run_curves: pictures of runs.
+run_curves: pictures of runs. callbacks: who else is told of a run. optimizer_groups: parameter groups of its optimizer.
 """
 
+from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, WeightsAndBiases
 from mupscale.train.class_paths import Spec, import_path
 from mupscale.train.growing import check_copies
 from mupscale.train.growth_events import Growth, How, NoiseLevel, build_noise, build_operator
@@ -35,10 +36,12 @@ from mupscale.train.training_run import TrainingRun
 __all__ = [
     "MAY_CHANGE",
     "MOST_IN_A_ROW",
+    "Callback",
     "Checkpoints",
     "Evaluation",
     "Growth",
     "How",
+    "JsonLines",
     "NoiseLevel",
     "Processes",
     "Recipe",
@@ -52,8 +55,10 @@ __all__ = [
     "StartingModel",
     "StopRequest",
     "StoredRecipe",
+    "TensorBoard",
     "TensorBoardWriter",
     "TrainingRun",
+    "WeightsAndBiases",
     "build_noise",
     "build_operator",
     "cast_input",

@@ -33,6 +33,7 @@ class Recipe:
         model: the model's class and its arguments, all but the width
         data: the data's class and its arguments
         optimizer: the optimizer's class and its hyperparameters, which are those at the base width
+        no_decay: parameters without weight decay: bias, norm, or patterns of names such as *.wte.weight
         width: the model's width: one number (its argument `width`), or several arguments by name
         base: the width at which lr, weight decay and eps mean what they mean in plain PyTorch
         init_at: the width at which the model's own initialisation is taken as it is (default: base, at least 64)
@@ -53,6 +54,8 @@ class Recipe:
             rewind to the last good checkpoint and leave out the data since
         log_every: steps between two lines of metrics
         tensorboard: whether to write metrics for TensorBoard, too
+        callbacks: class paths of callbacks (mupscale.train.Callback), such as mupscale.train.WeightsAndBiases, or
+            mappings of class_path and init_args
         device: auto, cpu, cuda or cuda:1
         parallel: with several processes (torchrun): ddp, or fsdp to shard the model over them
         out: folder of the run; none writes nothing
@@ -115,6 +118,8 @@ class Recipe:
     outgoing: float = 1.0
     deepen: Deepen = "identity"
     depth_rule: DepthRule = "none"
+    no_decay: list[str] = field(default_factory=list)
+    callbacks: list[str | dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._resolve_growth()
@@ -240,6 +245,9 @@ class Recipe:
             spec.check_plain()
         values = without_defaults(asdict(self))
         values["grow"] = [without_defaults(growth) for growth in values["grow"]]
+        for name in _LEFT_OUT_WHEN_EMPTY:  # so that what was written before there were such lists is equal
+            if not values[name]:
+                del values[name]
         return {_IN_FILES.get(name, name): value for name, value in values.items()}
 
     @classmethod
@@ -294,6 +302,7 @@ _LEAST = {
     "evaluation.batch": 1,
 }
 _MOST = {"batch": 1 << 24, "evaluation.batch": 1 << 24, "checkpoints.keep": 1 << 31}
+_LEFT_OUT_WHEN_EMPTY = ("no_decay", "callbacks")
 _IN_FILES = {"start": "from", "start_width": "from_width"}  # `from` is no name in Python
 MAY_CHANGE = frozenset(
     [
@@ -305,6 +314,7 @@ MAY_CHANGE = frozenset(
         "on_nonfinite",
         "log_every",
         "tensorboard",
+        "callbacks",
         "device",
         "parallel",
         "out",
@@ -316,5 +326,5 @@ def _shown(value: Any) -> str:
     if isinstance(value, Spec):
         return f"{value.class_path} with {value.init_args}"
     if isinstance(value, list):
-        return str([asdict(growth) for growth in value])
+        return str([asdict(item) if isinstance(item, Growth) else item for item in value])
     return str(value)

@@ -41,12 +41,12 @@ class RunFolder:
         if last is None and not resume and self.records():
             raise MupscaleError(
                 f"{self.path} holds the history of a run without checkpoints: choose another folder (--out), or start "
-                f"it over (--resume)"
+                f"over (--overwrite)"
             )
         if last is not None and not resume:
             raise MupscaleError(
-                f"{self.path} holds a run at step {step_of(last)} already: resume it (--resume), or choose another "
-                f"folder (--out)"
+                f"{self.path} holds a run at step {step_of(last)} already: resume it (--resume), start over "
+                f"(--overwrite), or choose another folder (--out)"
             )
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.lock = self.lock or RunLock(self.path)
@@ -58,6 +58,13 @@ class RunFolder:
         if self.lock is not None:
             self.lock.release()
             self.lock = None
+
+    def clear(self) -> None:
+        """Remove the run that is there, and nothing that is no part of one."""
+        files = [self.path / "recipe.json", self.metrics, *self.path.glob("events.out.tfevents.*"), *self.all()]
+        for path in files:
+            if path.exists():
+                _remove(path)
 
     def go_on(self, recipe: Recipe, step: int) -> None:
         """Write the recipe, and drop the metrics that will come again after so many steps."""

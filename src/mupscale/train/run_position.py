@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from mupscale.core import Plan, WholeWidth
 from mupscale.data import Data
 from mupscale.system import MupscaleError
+from mupscale.train.callbacks import CallbackList, make_callbacks
 from mupscale.train.metric_series import MetricSeries
 from mupscale.train.model_checks import (
     check_data,
@@ -49,6 +50,7 @@ class RunPosition:
         self.family = recipe.family()
         self.folder = None if recipe.out is None else RunFolder(recipe.out)
         self.board: TensorBoardWriter | None = None
+        self.callbacks = CallbackList(make_callbacks(recipe.callbacks) if processes.main else [])
         self.step = 0
         self.flops = 0.0
         self.seconds = 0.0
@@ -59,12 +61,12 @@ class RunPosition:
         self.norms = MetricSeries(processes)
         self.progress = progress or make_progress(recipe.steps, self.data.unit, visible=processes.main)
 
-    def begin(self, resume: bool) -> None:
+    def begin(self, resume: bool, overwrite: bool = False) -> None:
         """The model and the optimizer: initialised, from somebody's checkpoint, or where this run stood."""
         last = None
         if self.folder is not None:
             folder = self.folder
-            self.processes.by_main(lambda: folder.begin(resume), f"{folder.path} cannot be written")
+            self.processes.by_main(lambda: folder.begin(resume or overwrite), f"{folder.path} cannot be written")
             last = folder.last() if resume else None
         check_growth(self.recipe, self.family, self.data)
         check_data(self.data)
@@ -75,12 +77,15 @@ class RunPosition:
             model, optimizer = starting_point(self.recipe, self.family, self.processes, self.data)
             self._adopt(model, optimizer, self.recipe.width)
         if (ready := self.folder) is not None:
-            self.processes.by_main(lambda: self._open(ready), f"{ready.path} cannot be written")
+            self.processes.by_main(lambda: self._open(ready, overwrite), f"{ready.path} cannot be written")
         self._began = self._saved = time.monotonic()
         self._reported = (self.step, self._began)
+        self.callbacks.tell("begin", self)
 
-    def _open(self, folder: RunFolder) -> None:
+    def _open(self, folder: RunFolder, overwrite: bool) -> None:
         """Open the files of metrics, after every other check: a run that is refused changes no file."""
+        if overwrite:
+            folder.clear()
         if self.recipe.tensorboard:
             self.board = TensorBoardWriter(folder.path, self.step)
         folder.go_on(self.recipe, self.step)

@@ -22,6 +22,7 @@ from mupscale.optim import make_optimizer
 from mupscale.system import MupscaleError, derive, load_torch
 from mupscale.train.growing import coming_batches, grow_model
 from mupscale.train.growth_events import build_depth_operator, build_operator
+from mupscale.train.optimizer_groups import recipe_groups
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe, check_growing_sizes
 from mupscale.train.run_folder import find_checkpoint
@@ -174,17 +175,19 @@ def _load_optimizer_state(
     if not named or (theirs and theirs.rpartition(".")[2] != type(optimizer).__name__):
         return
     hyper = hyperparameters(recipe, device)
-    state = saved.restore_optimizer(type(optimizer), hyper, model).state
-    needed = {dim: _kinds_of_state(recipe, dim) for dim in {p.dim() for p in state}}
-    if all(needed[p.dim()] <= values.keys() for p, values in state.items()):
-        optimizer.state.update(state)
+    restored = saved.restore_optimizer(type(optimizer), hyper, model)
+    kinds = {p: (p.dim(), group.get("muon")) for group in restored.param_groups for p in group["params"]}
+    needed = {kind: _kinds_of_state(recipe, *kind) for kind in {kinds[p] for p in restored.state}}
+    if all(needed[kinds[p]] <= values.keys() for p, values in restored.state.items()):
+        optimizer.state.update(restored.state)
 
 
-def _kinds_of_state(recipe: Recipe, dim: int) -> set[str]:
+def _kinds_of_state(recipe: Recipe, dim: int, muon: bool | None = None) -> set[str]:
     """What the optimizer keeps of a parameter with these hyperparameters (AMSGrad needs more than Adam has kept)."""
     p = nn.Parameter(torch.zeros((2,) * dim))
     p.grad = torch.zeros_like(p)
-    optimizer = recipe.optimizer_class()([p], **hyperparameters(recipe, p.device))
+    group = {"params": [p]} if muon is None else {"params": [p], "muon": muon}
+    optimizer = recipe.optimizer_class()([group], **hyperparameters(recipe, p.device))
     optimizer.step()
     return set(optimizer.state[p])
 
@@ -200,7 +203,9 @@ def hyperparameters(recipe: Recipe, device: torch.device) -> dict[str, Any]:
 
 
 def _optimizer(recipe: Recipe, plan: Plan, model: nn.Module, processes: Processes) -> Optimizer:
+    cls = recipe.optimizer_class()
+    groups = recipe_groups(model, plan, cls, recipe.no_decay)
     try:
-        return make_optimizer(model, plan, recipe.optimizer_class(), **hyperparameters(recipe, processes.device))
+        return make_optimizer(model, plan, cls, groups=groups, **hyperparameters(recipe, processes.device))
     except (TypeError, ValueError) as error:
         raise MupscaleError(f"{recipe.optimizer.class_path} cannot be made: {error}") from None

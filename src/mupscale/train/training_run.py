@@ -114,6 +114,7 @@ class TrainingRun(RunPosition):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
+        self.callbacks.tell("step", self)
         self.flops += (self.flops_per_example or 0.0) * recipe.batch
         if skipped:
             self._record("skip")
@@ -201,6 +202,7 @@ class TrainingRun(RunPosition):
             self.processes.by_main(lambda: folder.write(record), f"{folder.metrics} cannot be written")
         if self.board is not None:
             self.board.write(record)
+        self.callbacks.tell_record(self, record)
         return record
 
     def _agree(self, asked_to_stop: bool, logging: bool) -> tuple[bool, bool]:
