@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import itertools
 import os
 import re
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 from mupscale.cli.spelling import as_the_parser_has_them, fill_help, with_hyphens, with_underscores
 from mupscale.system import MupscaleError, read_regular, terminal_width, wrap_text
 
-MOST_BYTES, MOST_VALUES = 1 << 20, 100_000
+MOST_BYTES, MOST_VALUES, MOST_DEPTH = 1 << 20, 100_000, 100
 Option = tuple[str, str | None]  # --name, and its value if it has one
 
 
@@ -63,7 +64,7 @@ def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:
         elif "--print_config" in action.option_strings:
             action.help, action.metavar = "print the whole recipe and exit", "\b"
     for word in arguments:
-        if "&" in word and "*" in word:
+        if ("&" in word and "*" in word) or word.count("[") + word.count("{") > MOST_DEPTH:
             check_expansion(word, "an option")
     words = as_the_parser_has_them(arguments, parser._option_string_actions)
     try:
@@ -97,6 +98,8 @@ def read_yaml(path: str) -> dict[str, Any]:
 def check_expansion(text: str, where: str) -> None:
     """Refuse YAML whose aliases (*name) stand for far more than is written, or for themselves."""
     yaml = installed("yaml")
+    if _brackets(text) > MOST_DEPTH:  # of which the parser takes seconds for a hundred
+        raise UsageError(f"{where}: its brackets are nested more than {MOST_DEPTH} deep, which is the most")
     sizes: dict[int, int] = {}
 
     def size(node: Any) -> int:
@@ -117,6 +120,12 @@ def check_expansion(text: str, where: str) -> None:
         is_too_large = True
     if is_too_large:
         raise UsageError(f"{where}: its aliases (*) stand for more than {MOST_VALUES:,} values, which is the most")
+
+
+def _brackets(text: str) -> int:
+    """How deep brackets are nested, those in texts and comments included."""
+    steps = (1 if sign in "[{" else -1 for sign in re.findall(r"[\[\]{}]", text))
+    return max(itertools.accumulate(steps), default=0)
 
 
 def read_value(text: str | None) -> Any:

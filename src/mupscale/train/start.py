@@ -130,6 +130,8 @@ def _open(path: Path) -> Snapshot | Mapping[str, Tensor]:
     """A checkpoint of ours, or a state dict in safetensors or from torch.save."""
     if path.is_dir() or checkpoint.is_checkpoint(path):
         return read_snapshot(path)
+    if not path.is_file():
+        raise MupscaleError(f"{path} is no ordinary file, so no weights are read from it")
     if path.suffix != ".safetensors":
         return _state_dict(load_torch(path), path)
     try:

@@ -16,7 +16,7 @@ from torch import Tensor
 from mupscale.core import Shape
 from mupscale.hf.describe import check_sizes
 from mupscale.hf.files.safetensors_format import DTYPES, StoredTensor, make_header, raw_bytes, read_header
-from mupscale.system import MupscaleError, load_torch, read_json, require
+from mupscale.system import MupscaleError, load_torch, read_json, require, show_short
 
 _SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -146,8 +146,10 @@ def _read_index(folder: Path, index: Path, resources: list[object]) -> dict[str,
         raise MupscaleError(f"{index} has no usable weight_map; download or copy it again")
     files = list(dict.fromkeys(weight_map.values()))
     for file in files:
-        if file in ("", ".", "..") or re.search(r"[/\\:\0]", file):
-            raise MupscaleError(f"{index} names the file '{file}', which is not a plain name of a file beside it")
+        if file in ("", ".", "..") or len(file) > 200 or re.search(r"[/\\:\0]", file):
+            raise MupscaleError(
+                f"{index} names the file {show_short(file)}, which is not a plain name of a file beside it"
+            )
     if missing := [file for file in files if not (folder / file).exists()]:
         raise MupscaleError(
             f"{len(missing)} of {len(files)} shards are missing in {folder}, the first of them {missing[0]}: download "
