@@ -1,4 +1,4 @@
-"""What many tests share: float64, in which exactness is tested, pictures without pixels, the same examples each time."""
+"""What many tests share: float64 for exactness, pictures without pixels, the same examples each time."""
 
 import math
 from collections.abc import Iterator

@@ -2,33 +2,57 @@
 
 Widths → axes and roles → rules → plan → everything else. See `Family` for training at any width and `plan`,
 `widen`, `param_groups` for a bare pair of modules. docs/where-things-are.md tells what lives in which folder.
+
+A name is imported when it is first used, so `import mupscale` and `mupscale --help` do not wait for torch.
 """
 
-from mupscale.checkpoint import load, save
-from mupscale.checks import coord_check, verify
-from mupscale.core import Axis, Entry, Plan, Role, Rule, expand, index_of_old
-from mupscale.family import Family
-from mupscale.growth import (
-    Copies,
-    DepthPlan,
-    Fresh,
-    GaussianNoise,
-    Identity,
-    Operator,
-    SignalNoise,
-    Stack,
-    deepen,
-    deepen_optimizer,
-    measure_statistics,
-    perturb,
-    plan_depth,
-    upscale,
-    widen,
-    widen_optimizer,
-)
-from mupscale.optim import clip_grad_norm_, make_optimizer, param_groups, per_group, register_optimizer, widen_scheduler
-from mupscale.planning import plan, register_roles
+import os
+import sys
+
+if sys.argv[:1] == ["-m"] and "mupscale" in sys.orig_argv:  # files of the current folder must not stand in for others
+    try:
+        current_folder = os.getcwd()
+    except FileNotFoundError:  # it was deleted, and Python has left it out
+        current_folder = ""
+    sys.path[:1] = [entry for entry in sys.path[:1] if entry != current_folder]
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from mupscale.system import VERSION, MupscaleError, PlanError, UncheckedPlan, load_torch
+
+if TYPE_CHECKING:
+    from mupscale.checkpoint import load, save
+    from mupscale.checks import coord_check, verify
+    from mupscale.core import Axis, Entry, Plan, Role, Rule, expand, index_of_old
+    from mupscale.family import Family
+    from mupscale.growth import (
+        Copies,
+        DepthPlan,
+        Fresh,
+        GaussianNoise,
+        Identity,
+        Operator,
+        SignalNoise,
+        Stack,
+        deepen,
+        deepen_optimizer,
+        measure_statistics,
+        perturb,
+        plan_depth,
+        upscale,
+        widen,
+        widen_optimizer,
+    )
+    from mupscale.optim import (
+        clip_grad_norm_,
+        make_optimizer,
+        param_groups,
+        per_group,
+        register_optimizer,
+        widen_scheduler,
+    )
+    from mupscale.planning import plan, register_roles
 
 __version__ = VERSION
 
@@ -40,4 +64,35 @@ __all__ = [
     "measure_statistics", "param_groups", "per_group", "perturb", "plan", "plan_depth", "register_optimizer",
     "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",
 ]
+_NAMES = {
+    "checkpoint": ("load", "save"),
+    "checks": ("coord_check", "verify"),
+    "core": ("Axis", "Entry", "Plan", "Role", "Rule", "expand", "index_of_old"),
+    "family": ("Family",),
+    "growth": ("Copies", "DepthPlan", "Fresh", "GaussianNoise", "Identity", "Operator", "SignalNoise", "Stack",
+               "deepen", "deepen_optimizer", "measure_statistics", "perturb", "plan_depth", "upscale", "widen",
+               "widen_optimizer"),
+    "optim": ("clip_grad_norm_", "make_optimizer", "param_groups", "per_group", "register_optimizer",
+              "widen_scheduler"),
+    "planning": ("plan", "register_roles"),
+}
 # fmt: on
+_HOMES = {name: package for package, names in _NAMES.items() for name in names}
+_PACKAGES = {*_NAMES, "cli", "comparison", "data", "engine", "hf", "method", "models", "plots", "report", "sweep"}
+_PACKAGES |= {"system", "theory", "train"}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, or a package below this one, imported now (PEP 562)."""
+    if name in _HOMES:
+        value = getattr(import_module(f"mupscale.{_HOMES[name]}"), name)
+    elif name in _PACKAGES:
+        value = import_module(f"mupscale.{name}")
+    else:
+        raise AttributeError(f"module 'mupscale' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

@@ -232,5 +232,5 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(MupscaleError, match="pip install 'mupscale\\[fetch\\]'"):
+    with pytest.raises(MupscaleError, match="pip install 'mupscale\\[all\\]'"):
         CoverType()

@@ -482,18 +482,18 @@ def test_rounding_may_send_tokens_to_other_experts(zoo: Any, tmp_path: Path) -> 
     assert "its tensors are the small one's, but rounding them to 16 bits" in str(rounded)
 
 
-def stablelm(folder: Path) -> torch.nn.Module:
+def arcee(folder: Path) -> torch.nn.Module:
     """An architecture that nobody has described."""
     transformers = importlib.import_module("transformers")
     sizes = {"hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = transformers.StableLmConfig(**sizes, num_hidden_layers=1, vocab_size=29, pad_token_id=None)
-    model = transformers.StableLmForCausalLM(config)
+    config = transformers.ArceeConfig(**sizes, num_hidden_layers=1, vocab_size=29, pad_token_id=None)
+    model = transformers.ArceeForCausalLM(config)
     model.save_pretrained(folder)
     return model.eval()
 
 
 def test_an_architecture_that_is_not_described_is_verified(zoo: Any, tmp_path: Path) -> None:
-    expected = logits(stablelm(tmp_path / "small"))
+    expected = logits(arcee(tmp_path / "small"))
     made = upscale(tmp_path / "small", tmp_path / "wide", times=2)
     assert made.comparison is not None
     assert {row.what for row in made.comparison.rows} > {"logits"}
@@ -505,13 +505,13 @@ def test_an_architecture_that_is_not_described_is_verified(zoo: Any, tmp_path: P
     assert noisy.comparison.noisy
     assert Record.load(tmp_path / "noisy").growths == (GrowthStep(Times.of(2), 0.5, 4),)
     assert not torch.equal(logits(tmp_path / "noisy"), expected)
-    with pytest.raises(MupscaleError, match=r"'stablelm' is not described, so that only verification shows"):
+    with pytest.raises(MupscaleError, match=r"'arcee' is not described, so that only verification shows"):
         plainly(tmp_path / "small", tmp_path / "unverified")
     assert sorted(os.listdir(tmp_path)) == ["noisy", "small", "wide"]
 
 
 def test_a_blank_model_of_an_undescribed_architecture_shows_nothing(zoo: Any, tmp_path: Path) -> None:
-    model = stablelm(tmp_path / "small")
+    model = arcee(tmp_path / "small")
     for p in model.parameters():
         p.data.zero_()
     model.save_pretrained(tmp_path / "small")

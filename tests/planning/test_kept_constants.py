@@ -12,21 +12,9 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.planning import build_plan
+from zoo import TiedByProduct
 
 pytestmark = pytest.mark.usefixtures("float64")
-
-
-class Tied(nn.Module):
-    """A table that is read out by a functional product: copies fold 1/k into the norm, beside fresh units nothing."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.table, self.n = nn.Parameter(torch.randn(7, width)), nn.LayerNorm(width)
-        self.c = nn.Linear(width, width)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.table[tokens]
-        return self.n(x + torch.tanh(self.c(x))) @ self.table.t()
 
 
 class Attention(nn.Module):
@@ -55,7 +43,7 @@ class Scaled(nn.Module):
         return self.d(torch.tanh(self.c(torch.tanh(x))))
 
 
-MODELS: dict[str, Callable[[int], nn.Module]] = {"tied": Tied, "attention": Attention, "scaled": Scaled}
+MODELS: dict[str, Callable[[int], nn.Module]] = {"tied": TiedByProduct, "attention": Attention, "scaled": Scaled}
 KEEPS = {"tied": {1.0}, "attention": {1.0, 2.0**0.5}, "scaled": {1.0, 2.0**-0.5}}
 
 

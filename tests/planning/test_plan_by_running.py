@@ -16,6 +16,7 @@ import mupscale as mu
 from exactness import assert_exact, distance_to_a_line
 from mupscale.planning import in_double
 from patterns import PATTERNS, Pattern
+from zoo import TiedByProduct
 
 LIMITS = {
     "fused heads, dim and number grow, 1/d",
@@ -149,18 +150,8 @@ def test_a_family_learns_from_a_batch_what_names_do_not_say() -> None:
 def test_constants_that_depend_on_the_width_are_learnt_for_every_width() -> None:
     """A readout tied to its embedding behind a norm, by a functional product: the norm takes the 1/k."""
 
-    class Tied(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.table, self.n = nn.Parameter(torch.randn(7, width)), nn.LayerNorm(width)
-            self.c = nn.Linear(width, width)
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            x = self.table[tokens]
-            return self.n(x + torch.tanh(self.c(x))) @ self.table.t()
-
     tokens = torch.randint(0, 7, (3, 4))
-    family = mu.Family(Tied, base=8, inputs=tokens)
+    family = mu.Family(TiedByProduct, base=8, inputs=tokens)
     assert {name: float(rule.fold) for name, rule in family.plan(32).rules.items() if rule.fold != 1} == {
         "n.weight": 0.25,
         "n.bias": 0.25,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,15 +12,6 @@ from comparisons import ALL, comparison, write
 from mupscale.report import write_report
 
 pytest.importorskip("matplotlib")
-PROGRAM = browser.find()
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium is installed")
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[browser.Browser]:
-    assert PROGRAM is not None
-    with browser.Browser(PROGRAM) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,7 @@
-"""docs/method.md says what results/comparison-* hold."""
+"""docs/results/forecast.md says what results/comparison-* hold."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -12,20 +9,14 @@ import yaml
 
 from mupscale.comparison import ComparisonSettings
 from mupscale.train import Recipe
+from result_scripts import ROOT, load_script
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "results" / "forecast.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def comparisons() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("comparisons", ROOT / "results" / "comparisons.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["comparisons"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("comparisons")
 
 
 def test_the_table_is_that_of_the_stored_runs(comparisons: ModuleType) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,6 @@ from mupscale.report import write_report
 from summaries import diverged, example, sweep_1, sweep_2, write
 
 figure = pytest.importorskip("matplotlib.figure")
-PROGRAM = browser.find()
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium is installed")
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[browser.Browser]:
-    assert PROGRAM is not None
-    with browser.Browser(PROGRAM) as opened:
-        yield opened
 
 
 _SAVE = figure.Figure.savefig

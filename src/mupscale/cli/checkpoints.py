@@ -6,7 +6,16 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from mupscale.cli.arguments import UsageError, installed, join_options, make_parser, parse_arguments, separate_options
+from mupscale.cli.arguments import (
+    UsageError,
+    installed,
+    join_options,
+    look_in_current_folder,
+    make_parser,
+    parse_arguments,
+    separate_options,
+)
+from mupscale.system import printable
 
 UPSCALE = """\
 Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the same function, or nearly.
@@ -51,8 +60,6 @@ deviation; a constant where the model starts with one), and how much of that lea
 
 def upscale_command(words: list[str]) -> int:
     """mupscale upscale SOURCE OUT."""
-    from mupscale.hf import upscale
-
     parser = make_parser("upscale", "CHECKPOINT OUT [--option VALUE …]", UPSCALE)
     _add_times(parser)
     _add_growth(parser)
@@ -67,6 +74,8 @@ def upscale_command(words: list[str]) -> int:
     parser.add_argument("--no-verify", action="store_true", help="do not compare the two models afterwards")
     parser.add_argument("--threads", type=int | None, help="how many (default: one for each core)")
     (source, out), options = _paths(parser, words, ("CHECKPOINT", "OUT"), flags=("--no-verify", "--lossless"))
+    from mupscale.hf import upscale
+
     _describe(options.describe)
     if options.layers is not None:
         return _deepen_command(source, out, options)
@@ -86,9 +95,9 @@ def upscale_command(words: list[str]) -> int:
         optimizer=options.optimizer,
         verify=not options.no_verify,
         threads=options.threads,
-        note=lambda line: print(line, file=sys.stderr),
+        note=lambda line: print(printable(line), file=sys.stderr),
     )
-    print(path)
+    _print_lines(str(path))
     return 0
 
 
@@ -116,8 +125,6 @@ def _deepen_command(source: str, out: str, options: Any) -> int:
 
 def verify_command(words: list[str]) -> int:
     """mupscale verify SMALL WIDE."""
-    from mupscale.hf import verify
-
     parser = make_parser("verify", "SMALL WIDE [--option VALUE …]", VERIFY)
     parser.add_argument("--dtype", type=str, default="float32", help="to compute in: float32 or float64")
     parser.add_argument("--train", type=int, default=0, help="steps of training to compare as well")
@@ -125,8 +132,12 @@ def verify_command(words: list[str]) -> int:
     parser.add_argument("--tokens", type=int, default=64, help="length of the texts that are compared")
     parser.add_argument("--tolerance", type=float | None, help="largest relative difference (default: by dtype)")
     parser.add_argument("--seed", type=int, default=0, help="of the random tokens")
+    trust = "run the code that a tokenizer may bring with it, for --text"
+    parser.add_argument("--trust-remote-code", action="store_true", help=trust)
     _add_describe(parser)
-    (small, wide), options = _paths(parser, words, ("SMALL", "WIDE"))
+    (small, wide), options = _paths(parser, words, ("SMALL", "WIDE"), flags=("--trust-remote-code",))
+    from mupscale.hf import verify
+
     _describe(options.describe)
     report = verify(
         small,
@@ -137,21 +148,22 @@ def verify_command(words: list[str]) -> int:
         tokens=options.tokens,
         tolerance=options.tolerance,
         seed=options.seed,
+        trust_remote_code=options.trust_remote_code,
     )
     _print_table(report.table())
-    print(report.verdict)
+    _print_lines(report.verdict)
     return 0 if report.ok else 1
 
 
 def inspect_command(words: list[str]) -> int:
     """mupscale inspect CHECKPOINT."""
-    from mupscale.hf import inspect
-
     parser = make_parser("inspect", "CHECKPOINT [--option VALUE …]", INSPECT)
     _add_times(parser)
     _add_growth(parser)
     parser.add_argument("--optimizer", type=str, default="AdamW", help="of torch, for which factors are shown")
     (path,), options = _paths(parser, words, ("CHECKPOINT",), flags=("--lossless",))
+    from mupscale.hf import inspect
+
     _describe(options.describe)
     overview = inspect(
         path,
@@ -164,7 +176,7 @@ def inspect_command(words: list[str]) -> int:
         optimizer=options.optimizer,
     )
     _print_table(overview.table())
-    print(*overview.summary(), sep="\n")
+    _print_lines(*overview.summary())
     return 0
 
 
@@ -216,10 +228,13 @@ def _describe(module: str | None) -> None:
     """Import a module that registers descriptions of architectures."""
     if module is None:
         return
+    look_in_current_folder()
     try:
         import_module(module.removesuffix(".py"))
     except ImportError as error:
         raise UsageError(f"--describe {module}: {error}; it is imported from the current folder") from None
+    except Exception as error:  # whatever the module does
+        raise UsageError(f"--describe {module}: it raises {type(error).__name__}: {error}") from error
 
 
 def _paths(parser: Any, words: list[str], names: tuple[str, ...], flags: tuple[str, ...] = ()) -> tuple[list[str], Any]:
@@ -235,3 +250,8 @@ def _print_table(table: Any) -> None:
     """A rich table; as wide as it needs where the output is no terminal."""
     console = installed("rich.console").Console(soft_wrap=False, width=None if sys.stdout.isatty() else 200)
     console.print(table)
+
+
+def _print_lines(*lines: str) -> None:
+    """Sentences that may name what is in the files."""
+    print(*(printable(line, lines=True) for line in lines), sep="\n")

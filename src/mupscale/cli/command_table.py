@@ -8,56 +8,63 @@ person can mend is raised as a MupscaleError, or as a UsageError where the comma
 from __future__ import annotations
 
 import difflib
-import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from typing import NamedTuple
 
-from mupscale.cli.arguments import UsageError
-from mupscale.cli.checkpoints import inspect_command, upscale_command, verify_command
-from mupscale.cli.comparison import run_command
-from mupscale.cli.infinite_width import limit_examples_command, limit_mlp_command, limit_sweep_command
-from mupscale.cli.method import report_command, sweep_command, transfer_check_command
-from mupscale.cli.shipped_list import recipes_command
-from mupscale.cli.tokens import info_command, tokenize_command
-from mupscale.cli.training import curves_command, resume_command, train_command
-from mupscale.system import Interrupted, MupscaleError
+from mupscale.cli.arguments import look_in_current_folder
+from mupscale.cli.failures import failure_sentence, give_up_stdout, has_current_folder, prepare_streams, print_failure
+from mupscale.system import VERSION, Interrupted
 
 
 class Command(NamedTuple):
-    """What a command is for, in a line; what runs it; and whether it goes on where it was when it is run again."""
+    """What a command is for, in a line; the module of cli and the function that run it; whether it goes on again.
+
+    loads_classes: whether a recipe names classes for it, which may lie in the current folder.
+    """
 
     about: str
-    run: Callable[[list[str]], int]
+    function: str
     resumable: bool = False
+    loads_classes: bool = False
+
+    def run(self, words: list[str]) -> int:
+        """Import what runs the command, and run it."""
+        module, name = self.function.split(".")
+        return int(getattr(import_module(f"mupscale.cli.{module}"), name)(words))
 
 
 COMMANDS = {
-    "train": Command("train a model as a recipe says", train_command),
-    "resume": Command("go on with a run that was stopped", resume_command),
-    "run": Command("does growing pay? four ways to spend the same FLOPs, tuned small", run_command, resumable=True),
-    "sweep": Command("tune at the small widths alone, or help others do it", sweep_command, resumable=True),
+    "train": Command("train a model as a recipe says", "training.train_command", loads_classes=True),
+    "resume": Command("go on with a run that was stopped", "training.resume_command", loads_classes=True),
+    "run": Command(
+        "does growing pay? four ways to spend the same FLOPs, tuned small", "comparison.run_command", True, True
+    ),
+    "sweep": Command("tune at the small widths alone, or help others do it", "method.sweep_command", True, True),
     "transfer-check": Command(
-        "does the optimum stay where it is as widths grow?", transfer_check_command, resumable=True
+        "does the optimum stay where it is as widths grow?", "method.transfer_check_command", True, True
     ),
-    "report": Command("a page of pictures from runs of the method", report_command),
-    "curves": Command("draw the losses of runs into one picture", curves_command),
-    "recipes": Command("list the recipes that ship", recipes_command),
-    "upscale": Command("make a Hugging Face checkpoint wider, exactly", upscale_command),
-    "verify": Command("do a checkpoint and its wider one compute, and train, alike?", verify_command),
-    "inspect": Command("what upscaling would do to a checkpoint, as a table", inspect_command),
+    "report": Command("a page of pictures from runs of the method", "method.report_command"),
+    "curves": Command("draw the losses of runs into one picture", "training.curves_command"),
+    "recipes": Command("list the recipes that ship", "shipped_list.recipes_command"),
+    "upscale": Command("make a Hugging Face checkpoint wider, exactly", "checkpoints.upscale_command"),
+    "verify": Command("do a checkpoint and its wider one compute, and train, alike?", "checkpoints.verify_command"),
+    "inspect": Command("what upscaling would do to a checkpoint, as a table", "checkpoints.inspect_command"),
     "limit examples": Command(
-        "the paper's worked examples at infinite width, and finite networks", limit_examples_command
+        "the paper's worked examples at infinite width, and finite networks", "infinite_width.limit_examples_command"
     ),
-    "limit mlp": Command("upscale an MLP at infinite width and at finite ones: do they meet?", limit_mlp_command),
-    "limit sweep": Command("tune noise and learning rate at infinite width", limit_sweep_command),
-    "data tokenize": Command("turn text into tokens, once", tokenize_command, resumable=True),
-    "data info": Command("what a folder of tokens holds", info_command),
+    "limit mlp": Command(
+        "upscale an MLP at infinite width and at finite ones: do they meet?", "infinite_width.limit_mlp_command"
+    ),
+    "limit sweep": Command("tune noise and learning rate at infinite width", "infinite_width.limit_sweep_command"),
+    "data tokenize": Command("turn text into tokens, once", "tokens.tokenize_command", resumable=True),
+    "data info": Command("what a folder of tokens holds", "tokens.info_command"),
 }
 """In the order in which `mupscale --help` lists them. A name of two words, such as `data info`, is one of a group."""
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SHOW_ORIGIN = ("-v", "--verbose", "--debug")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,56 +75,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if os.getcwd() not in sys.path:  # a script has its own folder there: models of one's own are in the current one
-        sys.path.insert(0, os.getcwd())
-    debug = "--debug" in words or bool(os.environ.get("MUPSCALE_DEBUG"))
-    words = [word for word in words if word != "--debug"]
+    prepare_streams()
+    shows_origin = any(word in _SHOW_ORIGIN for word in words) or bool(os.environ.get("MUPSCALE_DEBUG"))
+    words = [word for word in words if word not in _SHOW_ORIGIN]
+    try:
+        status = _dispatch(words, shows_origin)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has seen enough
+        give_up_stdout()
+        return 141
+    except OSError as error:  # stdout itself: what a command meets is told by `_run`
+        if shows_origin:
+            raise
+        give_up_stdout()
+        return print_failure(f"mupscale: the output cannot be written: {error.strerror or error}", 1)
+    return status
+
+
+def _dispatch(words: list[str], shows_origin: bool) -> int:
+    """Find the command, and run it."""
+    if not has_current_folder():  # without one not even torch can be imported
+        return print_failure("mupscale: the current folder does not exist any more: go to another one (cd)", 1)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview(COMMANDS))
         return 0
     if words[0] == "--version":
-        from mupscale import __version__
-
-        print(f"mupscale {__version__}")
+        print(f"mupscale {VERSION}")
         return 0
     name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
     if name is None:
         return _show_group_or_refuse(words)
-    return _run(name, words[len(name.split()) :], debug)
+    return _run(name, words[len(name.split()) :], shows_origin)
 
 
-def _run(name: str, words: list[str], debug: bool) -> int:
+def _run(name: str, words: list[str], shows_origin: bool) -> int:
     """Run a command; turn what it raises into a line and an exit status."""
     command = COMMANDS[name]
     again = "; run the same command again, and it goes on where it was" if command.resumable else ""
     try:
-        status = command.run(words)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except KeyboardInterrupt:
-        return _print_error(f"mupscale {name}: interrupted{again}", 130)
-    except Interrupted as error:
-        return _print_error(f"mupscale {name}: {error}{again}", 130)
-    except OSError as error:
-        if debug or error.errno not in _DISK_FULL:
+        if command.loads_classes:
+            look_in_current_folder()
+        return command.run(words)
+    except BrokenPipeError:
+        raise
+    except (KeyboardInterrupt, Interrupted) as error:
+        return print_failure(*failure_sentence(error, name, again))
+    except Exception as error:
+        if shows_origin:
             raise
-        where = f"{error.filename} cannot be written: " if error.filename else ""
-        return _print_error(f"mupscale {name}: {where}{error.strerror}; free some space{again}", 1)
-    except MupscaleError as error:
-        if debug:
-            raise
-        usage = isinstance(error, UsageError)
-        return _print_error(f"mupscale{f' {name}' if usage else ''}: {error}", 2 if usage else 1)
-
-
-def _print_error(line: str, status: int) -> int:
-    """Print an error, from one process of many; return the exit status."""
-    if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr)
-    return status
+        return print_failure(*failure_sentence(error, name, again))
 
 
 def _overview(commands: dict[str, Command]) -> str:
@@ -131,7 +137,7 @@ def _overview(commands: dict[str, Command]) -> str:
             "",
             *lines,
             "",
-            "mupscale COMMAND --help tells more; mupscale --version; --debug shows where an error comes from.",
+            "mupscale COMMAND --help tells more; mupscale --version; -v shows where an error comes from.",
         ]
     )
 
@@ -145,4 +151,4 @@ def _show_group_or_refuse(words: list[str]) -> int:
     unknown = " ".join(words[:2]) if group else words[0]
     near = difflib.get_close_matches(unknown, COMMANDS, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(COMMANDS)}"
-    return _print_error(f"mupscale: there is no command {unknown}{hint}", 2)
+    return print_failure(f"mupscale: there is no command {unknown}{hint}", 2)

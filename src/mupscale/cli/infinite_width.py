@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 def limit_examples_command(words: list[str]) -> int:
     """mupscale limit examples."""
+    options = read_examples_options(words)
     from mupscale.theory import limit_pictures, limit_study, measure_conditions
 
-    options = read_examples_options(words)
     settings = _example_settings(options)
     gallery = _open_gallery(options)
     with _bar(2 * (2 + options.networks * len(options.widths)), "networks") as tick, _memory_errors_in_words():
@@ -80,9 +80,9 @@ def _example_settings(options: Any) -> Settings:
 
 def limit_mlp_command(words: list[str]) -> int:
     """mupscale limit mlp."""
+    options = read_mlp_options(words)
     from mupscale.theory import Experiment, Stage, limit_pictures, limit_study
 
-    options = read_mlp_options(words)
     noise = options.noise[0] if len(options.noise) == 1 else options.noise
     rate = options.lr if options.upscaled_lr is None else options.upscaled_lr
     stages = [Stage(options.steps, options.lr), *(Stage(options.after, rate, times, noise) for times in options.times)]
@@ -110,9 +110,9 @@ def limit_mlp_command(words: list[str]) -> int:
 
 def limit_sweep_command(words: list[str]) -> int:
     """mupscale limit sweep."""
+    options = read_sweep_options(words)
     from mupscale.theory import limit_pictures, limit_study
 
-    options = read_sweep_options(words)
     notes = list[str]()
     gallery, sweeps = _run_sweeps(options, notes.append)
     for sweep in sweeps:

@@ -19,16 +19,11 @@ from mupscale.comparison.system import Costs, System
 from mupscale.comparison.training import train_base_models, train_budgets
 from mupscale.comparison.tuning import Tuning, asked_for, tune_contenders
 from mupscale.core import Width
-from mupscale.system import MupscaleError, exclusive_lock, replace_text
-from mupscale.train import Recipe, describe_start
+from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, print_at_once, read_json, write_json
+from mupscale.train import Recipe, StoredRecipe, describe_start
 
 _MAY_CHANGE = {"seeds", "small_seeds", "contenders", "engine"}
 _TUNING_STAGES = 3
-
-
-def _print_at_once(text: str) -> None:
-    """Print a line without waiting for the next, for whoever looks on."""
-    print(text, flush=True)
 
 
 def run_comparison(
@@ -38,7 +33,7 @@ def run_comparison(
     *,
     command: str = "",
     forecast_only: bool = False,
-    note: Note = _print_at_once,
+    note: Note = print_at_once,
 ) -> ComparisonSummary:
     """Tune at small widths, forecast, train all contenders at full size, and say what came of it; summary.json.
 
@@ -172,7 +167,7 @@ class ComparisonRun:
             Width.of(system.wide).check_multiple_of(Width.of(system.narrow), "copies")
         except MupscaleError as error:
             self.notes.append(f"{error}; copies are left out")
-            wanted = [one for one in wanted if not (one.is_grown and one.how in ("copies", "paired"))]
+            wanted = [one for one in wanted if not one.needs_multiples]
             self.settings = replace(self.settings, contenders=[one.name for one in wanted])
         return wanted
 
@@ -191,6 +186,7 @@ class ComparisonRun:
                     ) from None
             for contender in asked_for(self.settings.contenders):
                 one.legs(contender)
+                one.check_growth(contender)
 
     # ------------------------------------------------------------------------------------------- stages
 
@@ -247,15 +243,17 @@ class ComparisonRun:
             with exclusive_lock(self.folder / ".lock", refusal=busy):
                 if path.exists():
                     self._check_same(path, values["settings"])
-                replace_text(path, json.dumps(values, indent=1) + "\n")
+                for folder in (self.folder, self.folder / "stacks"):
+                    clear_leftovers(folder, alone=True)
+                write_json(path, values)
                 yield
         except OSError as error:
             raise MupscaleError(f"{path} cannot be written: {error.strerror or error}") from None
 
     def _check_same(self, path: Path, settings: Mapping[str, Any]) -> None:
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            recipe, theirs = Recipe.from_json(stored["recipe"]), dict(stored["settings"])
+            stored = read_json(path)
+            recipe, theirs = StoredRecipe.of(stored["recipe"], path), dict(stored["settings"])
         except (OSError, ValueError, KeyError, TypeError, MupscaleError) as error:
             raise MupscaleError(f"{path} is damaged ({error}): choose another folder (--out)") from None
         difference = recipe.describe_difference(self.recipe, recipe.steps)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -11,9 +10,14 @@ from typing import Any
 
 from mupscale.comparison.budgets import Points
 from mupscale.comparison.contenders import contender_named
-from mupscale.system import MupscaleError, replace_text
+from mupscale.system import MupscaleError, parse_record, write_json
 
 FORMAT = 2
+
+
+def _mean_unless_diverged(losses: Sequence[float | None]) -> float | None:
+    finite = [loss for loss in losses if loss is not None]
+    return fmean(finite) if finite and len(finite) == len(losses) else None
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,7 @@ class BudgetPoint:
     @property
     def mean(self) -> float | None:
         """Over the seeds; None if one of them diverged."""
-        finite = [loss for loss in self.losses if loss is not None]
-        return fmean(finite) if finite and len(finite) == len(self.losses) else None
+        return _mean_unless_diverged(self.losses)
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,7 @@ class Tried:
     @property
     def mean(self) -> float | None:
         """Over the seeds; None if one of them diverged."""
-        finite = [loss for loss in self.losses if loss is not None]
-        return fmean(finite) if finite and len(finite) == len(self.losses) else None
+        return _mean_unless_diverged(self.losses)
 
 
 @dataclass(frozen=True)
@@ -155,32 +157,10 @@ class ComparisonSummary:
     def from_json(cls, values: Mapping[str, Any]) -> ComparisonSummary:
         """What to_json gave."""
         try:
-            parts = {name: value for name, value in values.items() if name not in ("format", "kind")}
-            parts["tuned"] = [_tuned(one) for one in parts["tuned"]]
-            parts["small"] = [_system(one) for one in parts["small"]]
-            parts["large"] = None if parts["large"] is None else _system(parts["large"])
-            parts["stages"] = [StageSpent(**one) for one in parts["stages"]]
-            return cls(**parts)
-        except (KeyError, TypeError, AttributeError) as error:
+            return parse_record(cls, {name: value for name, value in values.items() if name not in ("format", "kind")})
+        except MupscaleError as error:
             raise MupscaleError(f"this is no summary of a comparison ({error}): run it again") from None
 
     def save(self, folder: Path) -> Path:
         """Write summary.json, whole or not at all."""
-        path = folder / "summary.json"
-        try:
-            replace_text(path, json.dumps(self.to_json(), indent=1) + "\n")
-        except OSError as error:
-            raise MupscaleError(f"{path} cannot be written: {error.strerror or error}") from None
-        return path
-
-
-def _tuned(values: Mapping[str, Any]) -> TunedContender:
-    return TunedContender(**{**values, "tried": [Tried(**one) for one in values["tried"]]})
-
-
-def _system(values: Mapping[str, Any]) -> SystemRuns:
-    contenders = [
-        ContenderRuns(**{**one, "points": [BudgetPoint(**point) for point in one["points"]]})
-        for one in values["contenders"]
-    ]
-    return SystemRuns(**{**values, "contenders": contenders})
+        return write_json(folder / "summary.json", self.to_json())

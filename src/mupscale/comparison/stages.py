@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import Literal
 from mupscale.comparison.results import StageSpent
 from mupscale.comparison.system import Costs
 from mupscale.core import Width
-from mupscale.engine import Outcome, PointCallback, read_outcome, train_many
-from mupscale.system import MupscaleError, replace_text
-from mupscale.train import Recipe, make_progress
+from mupscale.engine import Outcome, lowest_loss_bar, read_outcome, train_many
+from mupscale.system import MupscaleError, read_json, write_json
+from mupscale.train import Recipe
 
 Note = Callable[[str], None]
 
@@ -48,13 +47,16 @@ class StageTrainer:
         yield
 
     def train(self, recipes: Sequence[Recipe]) -> list[float | None]:
-        """Train all of these, those of one width and length as one program; the final loss of each, None if diverged.
+        """Train all of these, those of one width, length and rules as one program; their final losses, None: diverged.
 
         What is finished already is read.
         """
         groups: dict[tuple[str, int], list[int]] = {}
         for number, recipe in enumerate(recipes):
-            groups.setdefault((Width.of(recipe.width).label, recipe.steps), []).append(number)
+            label = Width.of(recipe.width).label
+            if recipe.base != self.costs.recipe.base:
+                label += f"-base-{Width.of(recipe.base).label}"
+            groups.setdefault((label, recipe.steps), []).append(number)
         losses: list[float | None] = [None] * len(recipes)
         for (label, steps), members in groups.items():
             outcomes = self._train_group(f"{label}-{steps}", [recipes[number] for number in members])
@@ -66,7 +68,7 @@ class StageTrainer:
         if None not in (stored := [read_outcome(recipe) for recipe in recipes]):
             return [outcome for outcome in stored if outcome is not None]
         began = time.monotonic()
-        with self._watched(recipes[0].steps) as tell:
+        with lowest_loss_bar(recipes[0].steps) as tell:
             outcomes = train_many(
                 recipes,
                 engine=self.engine,
@@ -88,35 +90,17 @@ class StageTrainer:
         loss = outcome.scores.get("loss") if self.measure == "held-out" else outcome.loss
         return loss if loss is not None and math.isfinite(loss) else None
 
-    @contextmanager
-    def _watched(self, steps: int) -> Iterator[PointCallback]:
-        """A bar for one program, with the lowest loss among its runs."""
-        progress = make_progress(steps, "steps", visible=True, passing=True)
-
-        def tell(step: int, values: Mapping[int, float]) -> None:
-            finite = [value for value in values.values() if math.isfinite(value)]
-            if finite:
-                progress.update({"kind": "train", "step": step, "loss": min(finite)}, 0.0)
-
-        try:
-            yield tell
-        finally:
-            progress.close()
-
     # ------------------------------------------------------------------------------------------- what it took
 
     def _spend(self, cost: float, seconds: float) -> None:
         before = self.spent[self.name]
         self.spent[self.name] = StageSpent(self.name, before.cost + cost, before.seconds + seconds)
         values = {name: (one.cost, one.seconds) for name, one in self.spent.items()}
-        try:
-            replace_text(self.folder / "stages.json", json.dumps(values) + "\n")
-        except OSError as error:
-            raise MupscaleError(f"{self.folder / 'stages.json'} cannot be written: {error.strerror}") from None
+        write_json(self.folder / "stages.json", values)
 
     def _stored(self) -> dict[str, tuple[float, float]]:
         try:
-            values = json.loads((self.folder / "stages.json").read_text(encoding="utf-8"))
+            values = read_json(self.folder / "stages.json")
             return {str(name): (float(cost), float(seconds)) for name, (cost, seconds) in values.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, MupscaleError):
             return {}

@@ -235,7 +235,7 @@ class Plan:
             parts = None if means is None else {n: tuple(m) for n, m in means.items()}
             norms, checked = content.get("norms", {}), content.get("checked", False)
             return cls(sides[0], sides[1], content["fresh"], content["mup"], parts, norms, checked)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as error:
             raise MupscaleError(f"this is not a plan written by mupscale ({type(error).__name__}: {error})") from None
 
     def save(self, path: str | Path) -> None:

@@ -8,6 +8,7 @@ stacked_training  as many stacks as memory needs
 serial            one run after another, for what cannot be stacked
 training_job      what train_many was asked for and how far it is, on disk
 outcomes          how runs ended
+watching          a bar for a person
 memory            how many runs fit
 vmapped, replicas, batch_streams, updates, cuda_graph
                   the parts of a stack: model, parameters, batches, optimizer, a step on the GPU
@@ -18,6 +19,7 @@ from mupscale.engine.outcomes import Outcome, Status, read_outcome
 from mupscale.engine.stack import RunStack
 from mupscale.engine.stackable import NotStackable
 from mupscale.engine.training_job import PointCallback
+from mupscale.engine.watching import lowest_loss_bar
 
 __all__ = [
     "Engine",
@@ -26,6 +28,7 @@ __all__ = [
     "PointCallback",
     "RunStack",
     "Status",
+    "lowest_loss_bar",
     "read_outcome",
     "train_many",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -160,8 +160,15 @@ class Replicas:
         tensors |= {f"state/{name}": matrix for name, matrix in self.state.items()}
         return tensors | {f"buffer/{name}": buffer for name, buffer in self.buffers.items()}
 
+    def put_back(self, before: Mapping[str, Tensor], sound: Tensor) -> None:
+        """Give the runs that are not sound all that they had before a step; `before`: copies of `tensors`."""
+        for name, tensor in self.tensors().items():
+            mask = sound.reshape(-1, *(1 for _ in tensor.shape[1:]))
+            tensor.copy_(torch.where(mask, tensor, before[name]))
+
     def finite_rows(self) -> list[bool]:
-        """Whether each run's parameters are finite; what lies between them for alignment does not matter."""
-        parts = self.layout.cut(self.flat.detach()).values()
+        """Whether each run's parameters and state are finite; what lies between them for alignment does not matter."""
+        matrices = [self.flat.detach(), *self.state.values()]
+        parts = [part for matrix in matrices for part in self.layout.cut(matrix).values()]
         finite: list[bool] = torch.stack([p.reshape(len(p), -1).isfinite().all(1) for p in parts]).all(0).tolist()
         return finite

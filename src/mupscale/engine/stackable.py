@@ -21,6 +21,8 @@ def check_stackable(recipes: Sequence[Recipe]) -> None:
     """Refuse runs that cannot be trained as one program, as far as their recipes tell."""
     if recipes[0].accumulate > 1:
         raise NotStackable("steps that are cut into parts (accumulate) are taken one run at a time")
+    if recipes[0].on_nonfinite == "rewind":
+        raise NotStackable("a run that may go back (on_nonfinite: rewind) cannot do so among others that go on")
     for recipe in recipes:
         for growth in recipe.grow:
             if growth.width != recipe.width or growth.noise:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Sequence
 
 import torch
@@ -14,14 +13,14 @@ from mupscale.engine.stack import RunStack
 from mupscale.engine.stack_run import StackRun
 from mupscale.engine.stackable import NotStackable, check_stackable
 from mupscale.engine.training_job import TrainingJob
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, number_in_environment
 from mupscale.train import StopRequest, join_processes, matmul_precision
 
 
 def train_in_stacks(job: TrainingJob, stop: StopRequest) -> None:
     """Train all remaining runs in stacks; raises NotStackable before the first step if they cannot be stacked."""
     first = job.recipes[job.remaining[0]]
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if number_in_environment("WORLD_SIZE", 1) > 1:
         raise NotStackable("several processes (torchrun) train one run at a time")
     check_stackable([job.recipes[number] for number in job.remaining])
     with matmul_precision(first.precision), join_processes(first.device, first.parallel) as processes:

@@ -19,14 +19,14 @@ depth_plans      which tensor of the shallow model each of the deep one's is
 deepening        weights, buffers and optimizer state of a deeper model
 """
 
-from mupscale.growth.copies import Copies
+from mupscale.growth.copies import Copies, NaiveCopies
 from mupscale.growth.deepening import deepen, deepen_optimizer, dress_deep
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place, Stack
 from mupscale.growth.depth_plans import DepthPlan, DepthRule, Origin, plan_depth, with_depth
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.fresh_tensor import FreshTensor, FreshValues, Region
 from mupscale.growth.lossless import difference_of_outputs, obstacles
-from mupscale.growth.net2net import check_net2net, widen_net2net
+from mupscale.growth.net2net import Net2Net
 from mupscale.growth.noise import (
     GaussianNoise,
     Noise,
@@ -56,6 +56,8 @@ __all__ = [
     "FreshValues",
     "GaussianNoise",
     "Identity",
+    "NaiveCopies",
+    "Net2Net",
     "Noise",
     "Operator",
     "Origin",
@@ -67,7 +69,6 @@ __all__ = [
     "StatePart",
     "Unit",
     "axes_of_state",
-    "check_net2net",
     "check_noise",
     "choose_operator",
     "deepen",
@@ -91,7 +92,6 @@ __all__ = [
     "unit_std",
     "upscale",
     "widen",
-    "widen_net2net",
     "widen_optimizer",
     "with_depth",
 ]

@@ -26,7 +26,7 @@ from mupscale.hf.describe import (
 from mupscale.hf.files import Record, Source, open_source, shorten_number
 from mupscale.hf.verification import find_record
 from mupscale.optim import Traits, default_hyper, traits_of
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, printable
 
 _DIGITS = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -130,6 +130,7 @@ class Inspection:
     def table(self) -> Any:
         """For a terminal, through rich."""
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(box=None, header_style="bold", pad_edge=False)
         table.add_column("tensors", overflow="fold")
@@ -146,7 +147,7 @@ class Inspection:
                 written = [f"{_short(row.values.keep)}×", row.new_units, row.outgoing]
             label = row.name if row.count == 1 else f"{row.name} ({row.count})"
             numbers = [_short(rule.out), _short(rule.in_), *written, *map(_short, row.factors.values())]
-            table.add_row(label, _shapes(row.entry), row.output, row.input, *numbers)
+            table.add_row(Text(printable(label)), _shapes(row.entry), row.output, row.input, *numbers)
         return table
 
 

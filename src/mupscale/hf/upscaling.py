@@ -24,6 +24,8 @@ from mupscale.hf.describe import (
     Times,
     architecture_of,
     check_fresh_plan,
+    check_layers,
+    check_nothing_missing,
     memory,
     require_transformers,
     settle_growth,
@@ -184,6 +186,9 @@ def _prepare(
     optimizer: str | Path | None,
 ) -> _Prepared:
     architecture, times, fresh = architecture_of(source.config), asked.times, asked.fresh
+    if architecture.described:
+        check_layers(source.config, source.shapes, source.folder)
+    check_nothing_missing(source.config, source.shapes, source.folder)
     measured = fresh is not None or asked.noise != 0
     recorded_plan = architecture.plan_to_record(source.config, times, fresh=measured)
     config = architecture.wide_config(source.config, times)

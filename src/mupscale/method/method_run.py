@@ -12,23 +12,19 @@ from statistics import fmean
 from typing import Any, NoReturn
 
 from mupscale.core import WholeWidth, Width
-from mupscale.engine import Outcome, PointCallback, read_outcome, train_many
+from mupscale.engine import Outcome, lowest_loss_bar, read_outcome, train_many
 from mupscale.method.contenders import CONTENDERS, STAGES
 from mupscale.method.protocol import Protocol
 from mupscale.method.settings import Method
 from mupscale.method.summary import StageCost
 from mupscale.sweep import Cell, Space, Sweep
-from mupscale.system import MupscaleError, exclusive_lock, replace_text
-from mupscale.train import Recipe, make_progress
+from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, read_json, write_json
+from mupscale.train import Recipe, StoredRecipe
 
 Note = Callable[[str], None]
-_FREE = {"seeds", "baselines", "engine", "storage"}  # settings of the method that may change when a run goes on
+# settings of the method that may change when a run goes on
+_FREE = {"seeds", "baselines", "engine", "storage", "retries"}
 _ORDER = ("sweep-1", "small", "sweep-2", *STAGES)  # what names of stages begin with
-
-
-def print_at_once(text: str) -> None:
-    """Print a line without waiting for the next, for whoever looks on."""
-    print(text, flush=True)
 
 
 class MethodRun:
@@ -45,6 +41,8 @@ class MethodRun:
 
     def open(self) -> None:
         """Make the folder, unless it is that of another run."""
+        for folder in (self.folder, self.folder / "stacks", self.folder / "sweeps"):
+            clear_leftovers(folder)
         path = self.folder / "method.json"
         values = json.loads(json.dumps({"recipe": self.recipe.to_json(), "method": self.method.to_json()}))
         if path.exists():
@@ -54,8 +52,8 @@ class MethodRun:
     def _check_same_run(self, path: Path, method: Mapping[str, Any]) -> None:
         """Refuse a folder whose run has another recipe or other settings that matter."""
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            recipe, settings = Recipe.from_json(stored["recipe"]), dict(stored["method"])
+            stored = read_json(path)
+            recipe, settings = StoredRecipe.of(stored["recipe"], path), dict(stored["method"])
         except (OSError, ValueError, KeyError, TypeError, MupscaleError) as error:
             raise MupscaleError(f"{path} is damaged ({error}): choose another folder (--out)") from None
         if recipe.steps != self.recipe.steps:
@@ -93,7 +91,7 @@ class MethodRun:
         self._announce(stage, runs, f"width {Width.of(first.width).label}", first.steps, len(left), len(recipes))
         if not left:
             return [outcome for recipe in recipes if (outcome := read_outcome(recipe)) is not None]
-        with self._timed(stage), self._watched(first.steps) as tell:
+        with self._timed(stage), lowest_loss_bar(first.steps) as tell:
             return train_many(
                 recipes,
                 engine=self.method.engine,
@@ -149,13 +147,13 @@ class MethodRun:
             engine=method.engine,
             data=self.protocol.data,
         )
-        storage = method.storage or str(self.folder / "study.db")
-        with self._watched(steps) as tell:
+        with lowest_loss_bar(steps) as tell:
             sweep = run_sweep(
                 job,
-                storage,
+                method.storage or str(self.folder / "study.db"),
                 worker=worker,
                 folder=self.folder / "sweeps",
+                retries=method.retries,
                 note=self.note,
                 on_point=tell,
                 on_start=begin,
@@ -169,21 +167,6 @@ class MethodRun:
     def sweep_seeds(self) -> range:
         """The seeds of each trial."""
         return range(self.method.sweep_seeds)
-
-    @contextmanager
-    def _watched(self, steps: int) -> Iterator[PointCallback]:
-        """A bar for a stage, with the lowest loss among its runs."""
-        progress = make_progress(steps, "steps", visible=True, passing=True)
-
-        def tell(step: int, values: Mapping[int, float]) -> None:
-            finite = [value for value in values.values() if math.isfinite(value)]
-            if finite:
-                progress.update({"kind": "train", "step": step, "loss": min(finite)}, 0.0)
-
-        try:
-            yield tell
-        finally:
-            progress.close()
 
     # ------------------------------------------------------------------------------------------- what they took
 
@@ -223,15 +206,15 @@ class MethodRun:
 
     def _records(self) -> dict[str, dict[str, Any]]:
         try:
-            return dict(json.loads((self.folder / "stages.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError):
+            records = read_json(self.folder / "stages.json")
+        except (OSError, MupscaleError):
             return {}
+        named = records.items() if isinstance(records, dict) else ()
+        return {str(stage): dict(values) for stage, values in named if isinstance(values, dict)}
 
     def write(self, name: str, values: Mapping[str, Any]) -> None:
         """A file of values in the folder, whole or not at all."""
-        with self._writing(name):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            replace_text(self.folder / name, json.dumps(values, indent=1) + "\n")
+        write_json(self.folder / name, values)
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[None]:

@@ -12,12 +12,13 @@ from pathlib import Path
 from mupscale.method.contender_training import train_contenders
 from mupscale.method.coordinate_check import check_coordinates
 from mupscale.method.costs import compute_costs, compute_gain
-from mupscale.method.method_run import MethodRun, Note, print_at_once
+from mupscale.method.method_run import MethodRun, Note
 from mupscale.method.settings import Method
 from mupscale.method.summary import Summary
 from mupscale.method.tuning import Tuned, tune
 from mupscale.method.verdict import write_verdict, write_warnings
 from mupscale.sweep import sweep_remarks
+from mupscale.system import print_at_once
 from mupscale.train import Recipe
 
 

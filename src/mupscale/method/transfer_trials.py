@@ -17,7 +17,7 @@ from mupscale.engine import Engine, Outcome, train_many
 from mupscale.method.protocol import Protocol
 from mupscale.method.transfer_verdict import judge_transfer
 from mupscale.sweep import Cell, Space, check_learning_rates
-from mupscale.system import MupscaleError, replace_text
+from mupscale.system import MupscaleError, read_json, write_json
 from mupscale.train import MAY_CHANGE, Recipe
 
 FILE = "transfer-check.json"
@@ -67,7 +67,7 @@ def transfer_check(
         raise MupscaleError("a transfer check needs base widths, two or more, such as [64, 128]")
     values = check.compare(widths, _cells_by_axis(lrs, noises, lr, noise), {"lr": lr, "noise": noise})
     values["verdict"] = judge_transfer(values)
-    _write(Path(out) / FILE, values)
+    write_json(Path(out) / FILE, values)
     return values
 
 
@@ -136,7 +136,7 @@ class _Check:
 
     def _write_trials(self, path: Path, width: WholeWidth, done: Mapping[Cell, list[float | None]]) -> None:
         trials = [{**cell._asdict(), "losses": losses} for cell, losses in done.items()]
-        _write(path, {"asked": self._settings(width), "trials": trials})
+        write_json(path, {"asked": self._settings(width), "trials": trials})
 
     def _train_bases(self, width: WholeWidth) -> None:
         self.note(f"width {Width.of(width)}: {self.seeds} base models")
@@ -168,10 +168,10 @@ class _Check:
         if not path.exists():
             return {}
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            theirs = values["asked"]
+            values = read_json(path)
+            theirs = dict(values["asked"])
             trials = {Cell(float(t["lr"]), float(t["noise"])): list(t["losses"]) for t in values["trials"]}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, MupscaleError) as error:
             raise MupscaleError(f"{path} is damaged ({error}): remove it, and its trials are made again") from None
         ours = self._settings(width)
         if differing := sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)):
@@ -179,11 +179,3 @@ class _Check:
                 f"{path} is of a check with other settings ({', '.join(differing)}): choose another folder (--out)"
             )
         return trials
-
-
-def _write(path: Path, values: Mapping[str, Any]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, json.dumps(values, indent=1) + "\n")
-    except OSError as error:
-        raise MupscaleError(f"{path} cannot be written: {error.strerror}") from None

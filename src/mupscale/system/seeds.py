@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def derive(seed: int, *labels: object) -> int:
@@ -31,6 +33,8 @@ def generator(seed: int, *labels: object) -> torch.Generator:
     >>> torch.equal(first, again)
     True
     """
+    import torch  # here, for `mupscale --help` has no use for it
+
     return torch.Generator().manual_seed(derive(seed, *labels))
 
 
@@ -46,6 +50,8 @@ def seeded(seed: int) -> Iterator[None]:
     ...     print(torch.equal(first, torch.randn(3)))
     True
     """
+    import torch
+
     with torch.random.fork_rng(devices=[]):
         if torch.accelerator.is_available():
             torch.manual_seed(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -10,6 +11,22 @@ from typing import Any, Literal, Protocol
 
 SECONDS_BETWEEN_LINES = 10.0
 Stream = Literal["stdout", "stderr"]
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """Text for a terminal, in which characters that would move its cursor or change its colours are written out.
+
+    lines: line ends and tabulators stay as they are; else they are written out, too.
+
+    >>> from mupscale.system import printable
+    >>> printable("weight\\x1b[2J\\n")
+    'weight\\\\x1b[2J\\\\n'
+    """
+    pattern = _CONTROL if lines else re.compile(_CONTROL.pattern[:-1] + "\n\t]")
+    return pattern.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 class Display(Protocol):
@@ -160,3 +177,12 @@ def open_display(
     if visible and lines is not None:
         return LineDisplay(lines, first_at_once=first_line_at_once)
     return SilentDisplay()
+
+
+def print_at_once(text: str) -> None:
+    """Print a line without waiting for the next, for whoever looks on.
+
+    >>> print_at_once("3/7 base models")
+    3/7 base models
+    """
+    print(text, flush=True)

@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mupscale.system.errors import MupscaleError
 
 
@@ -16,12 +14,17 @@ def load_torch(path: str | Path) -> Any:
     """A file that torch.save wrote, loaded weights-only: tensors and plain containers, never code.
 
     >>> import tempfile
+    >>> import torch
     >>> import mupscale as mu
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     torch.save({"step": 3, "weight": torch.ones(2)}, f"{folder}/run.pt")
     ...     mu.load_torch(f"{folder}/run.pt")
     {'step': 3, 'weight': tensor([1., 1.])}
     """
+    import torch  # here, for `mupscale --help` has no use for it
+
+    if Path(path).exists() and not Path(path).is_file():
+        raise MupscaleError(f"{path} is no ordinary file, so no weights are read from it")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:

@@ -8,13 +8,26 @@ from typing import Any, Literal, get_args
 
 from mupscale.core import WholeWidth
 from mupscale.family_depths import Grow
-from mupscale.growth import Copies, DepthOperator, Fresh, GaussianNoise, Identity, Noise, Operator, SignalNoise, Stack
+from mupscale.growth import (
+    Copies,
+    DepthOperator,
+    Fresh,
+    GaussianNoise,
+    Identity,
+    NaiveCopies,
+    Net2Net,
+    Noise,
+    Operator,
+    SignalNoise,
+    Stack,
+)
 from mupscale.system import MupscaleError
 
 NoiseLevel = float | dict[str, float]
-How = Literal["copies", "paired", "fresh", "lossless", "identity", "stack", "interleaved"]
+How = Literal["copies", "paired", "fresh", "lossless", "net2net", "naive", "identity", "stack", "interleaved"]
 """How new units are filled: copies with noise, copies with noise that cancels, fresh ones, fresh ones that keep the
-function. Where depth alone grows, what new blocks are."""
+function; for comparison Net2Net's random copies, and copies without the optimizer's state. Where depth alone grows,
+what new blocks are."""
 Deepen = Literal["identity", "stack", "interleaved"]
 """What new blocks are: ones that change nothing at first, or copies of the old ones, on top of them or each behind its
 own."""
@@ -30,7 +43,8 @@ class Growth:
         at: after how many steps
         width: the new width, a multiple of the one before, or any wider one for fresh units
         how: copies (of every unit, with noise), paired (copies, with noise that cancels at first), fresh (new units
-            drawn beside the old ones) or lossless (fresh, but the function stays at first)
+            drawn beside the old ones) or lossless (fresh, but the function stays at first); for comparison net2net
+            (random copies) and naive (copies), both without the optimizer's state
         noise: how much symmetry-breaking noise; 0 goes on exactly as before; or constants by parameter name
         unit: what noise is measured in: a fresh initialisation ('init'), the paper's constants ('theory'),
             or the spectral norm of each weight ('signal')
@@ -90,7 +104,7 @@ class Growth:
         if self.how in ("fresh", "lossless"):
             return f"{self.how} units"
         noise = "by parameter" if isinstance(self.noise, dict) else f"{self.noise:g}"
-        return f"{'paired ' * (self.how == 'paired')}noise {noise}"
+        return f"{'' if self.how == 'copies' else f'{self.how} '}noise {noise}"
 
     def record(self, lr: float) -> dict[str, Any]:
         """What the metrics say of it; lr: the learning rate from here on.
@@ -141,7 +155,8 @@ def build_operator(how: How, noise: NoiseLevel, unit: str, outgoing: float = 1.0
         raise MupscaleError(f"how is {how}, which is for new blocks and takes no noise; say them with deepen: {how}")
     if outgoing != 1:
         raise MupscaleError(f"how is {how}, which has no new units with outgoing weights of their own; take how: fresh")
-    return Copies(build_noise(noise, unit), paired=how == "paired")
+    kinds = {"net2net": Net2Net, "naive": NaiveCopies}
+    return kinds.get(how, Copies)(build_noise(noise, unit), paired=how == "paired")
 
 
 def without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,6 +166,7 @@ def without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     {'at': 10, 'width': 64}
     """
     usual = {"how": "copies", "outgoing": 1.0, "depth": None, "deepen": "identity", "depth_rule": "none"}
+    usual["on_nonfinite"] = "stop"
     return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
 

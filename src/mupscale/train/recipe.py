@@ -15,10 +15,11 @@ from mupscale.core import WholeWidth, Width
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.growth import DepthRule
-from mupscale.system import MupscaleError
-from mupscale.train.class_paths import Spec, import_path
-from mupscale.train.field_checks import check_choices, check_not_negative
+from mupscale.system import MupscaleError, parse_record, show_short
+from mupscale.train.class_paths import Spec, load_of_kind
+from mupscale.train.field_checks import check_choices, check_not_negative, check_rate
 from mupscale.train.growth_events import DEPTH_SIZES, Deepen, Growth, How, NoiseLevel, build_operator, without_defaults
+from mupscale.train.loss_functions import load_loss
 from mupscale.train.recipe_families import family_of, make_data
 from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
 from mupscale.train.schedule import Schedule
@@ -48,6 +49,8 @@ class Recipe:
         seeds: seeds of initial weights, data order, noise and dropout
         evaluation: when to evaluate on held-out data
         checkpoints: when to write checkpoints
+        on_nonfinite: what to do where a loss, a gradient or what follows from it is not finite: stop; skip the step; or
+            rewind to the last good checkpoint and leave out the data since
         log_every: steps between two lines of metrics
         tensorboard: whether to write metrics for TensorBoard, too
         device: auto, cpu, cuda or cuda:1
@@ -98,6 +101,7 @@ class Recipe:
     seeds: Seeds = field(default_factory=Seeds)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    on_nonfinite: Literal["stop", "skip", "rewind"] = "stop"
     log_every: int = 10
     tensorboard: bool = False
     device: str = "auto"
@@ -144,6 +148,10 @@ class Recipe:
             value = attrgetter(name)(self)
             if value is not None and value < least:
                 raise MupscaleError(f"{name} is {value}, but must be at least {least}")
+        for name, most in _MOST.items():
+            value = attrgetter(name)(self)
+            if value is not None and value > most:
+                raise MupscaleError(f"{name} is {show_short(value)}, but {most:,} are the most")
         if self.clip is not None and not self.clip > 0:
             raise MupscaleError(f"clip is {self.clip}, but must be positive")
         check_not_negative("noise", self.noise)
@@ -158,8 +166,7 @@ class Recipe:
             raise MupscaleError(
                 f"a batch of {self.batch} cannot be cut into {self.accumulate} equal parts (accumulate)"
             )
-        if "lr" not in self.optimizer.init_args:
-            raise MupscaleError("the optimizer's init_args need lr, the learning rate at the base width")
+        check_rate(self.optimizer.init_args)
         if self.schedule.warmup + self.schedule.decay > self.steps:
             raise MupscaleError(
                 f"the schedule's warm-up ({self.schedule.warmup}) and decay ({self.schedule.decay}) are longer than "
@@ -190,7 +197,7 @@ class Recipe:
                 operator = growth.build_operator()
             except MupscaleError as error:
                 raise MupscaleError(f"growth at step {growth.at}: {error}") from None
-            check_sizes(growth.width, width, operator.needs_multiples, f"growth at step {growth.at}")
+            check_growing_sizes(growth.width, width, operator.needs_multiples, f"growth at step {growth.at}")
             step, width = growth.at, growth.width
 
     def width_after(self, step: int) -> WholeWidth:
@@ -211,17 +218,14 @@ class Recipe:
 
     def optimizer_class(self) -> type[Optimizer]:
         """The optimizer's class."""
-        optimizer = self.optimizer.load()
-        if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
-            raise MupscaleError(f"{self.optimizer.class_path} is no torch optimizer")
+        optimizer = load_of_kind(self.optimizer.class_path, Optimizer)
+        if not isinstance(optimizer, type):
+            raise MupscaleError(f"{self.optimizer.class_path} is a function, but must be a torch.optim.Optimizer")
         return optimizer
 
     def loss_function(self) -> Callable[[Any, Tensor], Tensor]:
         """The loss, a function of outputs and targets."""
-        loss: Callable[[Any, Tensor], Tensor] = import_path(self.loss)
-        if not callable(loss):
-            raise MupscaleError(f"the loss {self.loss} is no function of outputs and targets")
-        return loss
+        return load_loss(self.loss)
 
     def dtype(self) -> torch.dtype:
         """The dtype of weights and continuous inputs; autocast computes in another."""
@@ -239,24 +243,15 @@ class Recipe:
         return {_IN_FILES.get(name, name): value for name, value in values.items()}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Recipe:
-        """A recipe from nested plain values, as `to_json` gives them."""
-        parts: dict[str, Any] = {
-            "model": Spec,
-            "data": Spec,
-            "optimizer": Spec,
-            "schedule": Schedule,
-            "seeds": Seeds,
-            "evaluation": Evaluation,
-            "checkpoints": Checkpoints,
-        }
+    def from_json(cls, values: Any, where: object = "") -> Recipe:
+        """A recipe from nested plain values, as `to_json` gives them; where: the file that an error names."""
+        if not isinstance(values, Mapping):
+            raise MupscaleError(f"{f'{where}: ' if str(where) else ''}{show_short(values)} is no recipe")
         names = {shown: name for name, shown in _IN_FILES.items()}
-        try:
-            arguments = {names.get(n, n): parts[n](**value) if n in parts else value for n, value in values.items()}
-            arguments["grow"] = [Growth(**growth) for growth in values.get("grow") or []]
-            return cls(**arguments)
-        except TypeError as error:
-            raise MupscaleError(f"these values are no recipe: {error}") from None
+        known = {names.get(name, name): value for name, value in values.items()}
+        if known.get("grow", ()) is None:
+            del known["grow"]
+        return parse_record(cls, known, where)
 
     def describe_difference(self, other: Recipe, step: int) -> str | None:
         """What in the other recipe would have led to another model after `step` steps, as a sentence; None if nothing.
@@ -272,10 +267,10 @@ class Recipe:
         return None
 
 
-def check_sizes(wide: WholeWidth, narrow: WholeWidth, multiples: bool, what: str) -> None:
+def check_growing_sizes(wide: WholeWidth, narrow: WholeWidth, multiples: bool, what: str) -> None:
     """An error that begins with `what` unless the sizes grow: by whole multiples for copies, but for a depth.
 
-    >>> check_sizes({"width": 128, "layers": 6}, {"width": 64, "layers": 4}, multiples=True, what="growth")
+    >>> check_growing_sizes({"width": 128, "layers": 6}, {"width": 64, "layers": 4}, multiples=True, what="growth")
     """
     Width.of(wide).check_wider_than(Width.of(narrow), what)
     if not multiples:
@@ -298,6 +293,7 @@ _LEAST = {
     "evaluation.every": 0,
     "evaluation.batch": 1,
 }
+_MOST = {"batch": 1 << 24, "evaluation.batch": 1 << 24, "checkpoints.keep": 1 << 31}
 _IN_FILES = {"start": "from", "start_width": "from_width"}  # `from` is no name in Python
 MAY_CHANGE = frozenset(
     [
@@ -306,6 +302,7 @@ MAY_CHANGE = frozenset(
         "compile",
         "evaluation",
         "checkpoints",
+        "on_nonfinite",
         "log_every",
         "tensorboard",
         "device",

@@ -77,10 +77,7 @@ def _make(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None,
 
 
 def _build(spec: Spec, widths: Mapping[str, int | float]) -> nn.Module:
-    model = spec.make(**widths)
-    if not isinstance(model, nn.Module):
-        raise MupscaleError(f"{spec.class_path} is no nn.Module")
-    return model
+    return spec.make(nn.Module, **widths)
 
 
 def make_data(spec: Spec) -> Data:
@@ -89,10 +86,7 @@ def make_data(spec: Spec) -> Data:
     >>> make_data(Spec("mupscale.data.CoverTypeSample")).classes
     7
     """
-    data = spec.make()
-    if not isinstance(data, Data):
-        raise MupscaleError(f"{spec.class_path} is no subclass of mupscale.data.Data")
-    return data
+    return spec.make(Data)  # type: ignore[type-abstract]
 
 
 def few_examples(data: Data) -> Tensor:

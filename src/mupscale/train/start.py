@@ -23,7 +23,7 @@ from mupscale.system import MupscaleError, derive, load_torch
 from mupscale.train.growing import coming_batches, grow_model
 from mupscale.train.growth_events import build_depth_operator, build_operator
 from mupscale.train.processes import Processes
-from mupscale.train.recipe import Recipe, check_sizes
+from mupscale.train.recipe import Recipe, check_growing_sizes
 from mupscale.train.run_folder import find_checkpoint
 from mupscale.train.snapshot import Snapshot, read_snapshot
 
@@ -65,7 +65,7 @@ def _upscale_checkpoint(
     saved = _open(path)
     width = _width_of(saved, recipe, path)
     operator = build_operator(recipe.how, recipe.noise, recipe.noise_unit, recipe.outgoing)
-    check_sizes(recipe.width, width, operator.needs_multiples, f"starting from {path}")
+    check_growing_sizes(recipe.width, width, operator.needs_multiples, f"starting from {path}")
     model = processes.place(family.build(width).to(recipe.dtype()))
     if isinstance(saved, Snapshot):
         saved.restore_model(model)

@@ -12,7 +12,7 @@ class TensorBoardWriter:
     """Writes every number of a record of metrics as `kind/name`."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        module = require("torch.utils.tensorboard", extra="tensorboard", reason="tensorboard is not installed")
+        module = require("torch.utils.tensorboard", extra="plots", reason="tensorboard is not installed")
         first = step + 1  # what a kill left of later steps comes again
         self.writer = module.SummaryWriter(str(folder), purge_step=first)
 

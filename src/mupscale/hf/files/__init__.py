@@ -10,7 +10,7 @@ from mupscale.hf.files.output_folder import check_place, check_space, write_comp
 from mupscale.hf.files.record import RECORD_FILE, GrowthStep, Record
 from mupscale.hf.files.safetensors_format import StoredTensor, read_into
 from mupscale.hf.files.shards import WeightShard, arrange_shards, plan_names, shorten_number, size_in_words
-from mupscale.hf.files.source import Source, open_source
+from mupscale.hf.files.source import Source, open_source, read_config
 from mupscale.hf.files.stream import write_shards
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "check_space",
     "open_source",
     "plan_names",
+    "read_config",
     "read_into",
     "shorten_number",
     "size_in_words",

@@ -7,6 +7,7 @@ fresh_growth: new units, and what they move. comparison: the result. deep_output
 
 from mupscale.hf.verification.comparison import Comparison, ComparisonRow
 from mupscale.hf.verification.deep_outputs import difference_of_checkpoints
+from mupscale.hf.verification.loading import load_pretrained
 from mupscale.hf.verification.relation import find_record
 from mupscale.hf.verification.verifying import needed_bytes, verify
 from mupscale.hf.verification.weights import is_exact
@@ -17,6 +18,7 @@ __all__ = [
     "difference_of_checkpoints",
     "find_record",
     "is_exact",
+    "load_pretrained",
     "needed_bytes",
     "verify",
 ]

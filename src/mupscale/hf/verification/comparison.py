@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mupscale.planning import Difference
+from mupscale.system import printable
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,11 @@ class Comparison:
     def table(self) -> Any:
         """For a terminal, through rich."""
         from rich.table import Table
+        from rich.text import Text
 
         table = Table("compared", "difference", "allowed", "")
         for row in self.rows:
-            table.add_row(*row.cells(), style=None if row.ok else "bold red")
+            table.add_row(*(Text(printable(cell)) for cell in row.cells()), style=None if row.ok else "bold red")
         return table
 
     def __str__(self) -> str:

@@ -1,0 +1,88 @@
+"""What the command line imports before there is anything to compute, and the lazy face of the package."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import mupscale
+from mupscale.cli.command_table import COMMANDS
+
+SOURCE = Path(__file__).parents[2] / "src"
+HEAVY = ("torch", "numpy", "safetensors", "transformers", "optuna", "matplotlib")
+
+
+def imported_by(script: str) -> tuple[str, set[str]]:
+    """What a script prints, and the modules that it has imported when it ends."""
+    ending = "import json, sys\nprint()\nprint(json.dumps(sorted(sys.modules)))"
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    words = [sys.executable, "-c", f"{script}\n{ending}"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    said, _, modules = done.stdout.strip().rpartition("\n")
+    return said + done.stderr, set(json.loads(modules))
+
+
+COMMAND = """
+from mupscale.cli import main
+try:
+    main({words})
+except SystemExit:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--help"], "usage: mupscale COMMAND"),
+        (["--version"], f"mupscale {mupscale.__version__}"),
+        (["trian"], "did you mean train?"),
+        (["recipes"], "mlp-covtype-tiny"),
+        (["upscale", "small", "wide", "--tims", "2"], "did you mean --times?"),
+        (["verify", "--help"], "usage: mupscale verify"),
+        (["limit", "mlp", "--help"], "usage: mupscale limit mlp"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_answers_without_torch(words: list[str], said: str) -> None:
+    shown, modules = imported_by(COMMAND.format(words=words))
+    assert said in shown
+    assert not modules & set(HEAVY)
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    assert not imported_by("import mupscale")[1] & set(HEAVY)
+
+
+def test_every_command_has_a_function() -> None:
+    for command in COMMANDS.values():
+        module, name = command.function.split(".")
+        assert callable(getattr(import_module(f"mupscale.cli.{module}"), name))
+
+
+def test_the_lazy_face_is_what_type_checkers_see() -> None:
+    """Names that are imported for mypy alone, and those that are imported when they are used, are the same."""
+    tree = ast.parse((SOURCE / "mupscale" / "__init__.py").read_text())
+    seen = {
+        (node.module, alias.name) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    for name in mupscale.__all__:
+        value = getattr(mupscale, name)
+        assert any(getattr(import_module(str(module)), n) is value for module, n in seen if n == name), name
+    assert {name for module, name in seen if str(module).startswith("mupscale")} == {*mupscale.__all__, "VERSION"}
+
+
+def test_packages_and_unknown_names() -> None:
+    assert mupscale.growth.upscale is mupscale.upscale
+    assert {"upscale", "hf", "Family"} <= set(dir(mupscale))
+    with pytest.raises(AttributeError, match="no attribute 'upscaled'"):
+        mupscale.upscaled  # noqa: B018
+    folders = {path.parent.name for path in (SOURCE / "mupscale").glob("*/__init__.py")}
+    assert all(getattr(mupscale, name).__name__ == f"mupscale.{name}" for name in folders - {"hf"})

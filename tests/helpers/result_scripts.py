@@ -1,0 +1,21 @@
+"""The scripts in results/, as modules."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+
+
+def load_script(name: str) -> ModuleType:
+    """results/NAME.py, which lies in no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "results" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
