@@ -31,7 +31,7 @@ _EXPERTS = (r"block_sparse_moe\.experts\.\d+\.w2", r"mlp\.experts\.(\d+\.)?down_
 _LLAMA = (r"self_attn\.o_proj", r"mlp\.down_proj", *_EXPERTS)
 _NORMS = (r"post_attention_layernorm", r"post_feedforward_layernorm")
 WRITERS: dict[str, tuple[tuple[str, ...], float]] = {
-    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma"), (_LLAMA, 0.0)),
+    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma"), (_LLAMA, 0.0)),
     **dict.fromkeys(("smollm3", "granite", "cohere", "cohere2", "phi3", "stablelm", "olmoe"), (_LLAMA, 0.0)),
     **dict.fromkeys(("olmo2", "olmo3"), (_NORMS, 0.0)),
     **dict.fromkeys(("gemma2", "gemma3_text"), (_NORMS, -1.0)),
