@@ -21,6 +21,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Pages of the repository outside docs/, and their names on the site."""
 
+COLUMNS = 90
+"""Characters of code that fit beside the navigation."""
+
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|mailto:|data:|#)([^)#\s]+)(#[^)\s]*)?\)")
 NOTEBOOKS = {path.relative_to(ROOT).as_posix(): path for path in sorted((ROOT / "docs").glob("**/*.ipynb"))}
 
@@ -68,12 +71,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def keep_together(markdown: str) -> str:
-    """The text, with numbers never parted from their percent sign or arrow at the end of a line; code as it is."""
-    parts = re.split(r"(^```.*?^```|^    .*?$|`[^`\n]*`)", markdown, flags=re.S | re.M)
-    return "".join(
-        part if number % 2 else re.sub(r"(?<=\d) (?=[%→×])|(?<=[→×]) (?=\d)", "\u00a0", part)
-        for number, part in enumerate(parts)
-    )
+    """The text, with numbers never parted from their percent sign or arrow at the end of a line."""
+    parts = re.split(r"(^```.*?^```|(?:^    .*?\n)+|`[^`\n]*`)", markdown, flags=re.S | re.M)
+    for number, part in enumerate(parts):
+        inside = re.sub(r"(?<=\d) (?=[%→×])|(?<=[→×]) (?=\d)", "\u00a0", part)
+        parts[number] = tighten(part) if number % 2 else inside
+    return "".join(parts)
+
+
+def tighten(code: str) -> str:
+    """Code whose comments stand in a column of their own, without that column where its lines are too long for it."""
+    is_long = any(len(line) > COLUMNS for line in code.splitlines())
+    return re.sub(r"(?<=\S) {3,}#", "  #", code) if is_long else code
 
 
 def resolve(source: str, link: str) -> str:

@@ -22,7 +22,7 @@ _SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _SAFETENSORS = ("model.safetensors", "model-*-of-*.safetensors")
 _PICKLED = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
-_BESIDE = ("*.json", "*.txt", "*.model", "*.jinja")
+_BESIDE = ("*.json", "*.txt", "*.model", "*.jinja", "README.md")
 
 
 @dataclass(frozen=True)
