@@ -12,7 +12,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from hf_models import CONFIGS, build, inputs, randomised, tiny  # noqa: E402
+from hf_models import build, inputs, randomised, tiny  # noqa: E402
 from mupscale import hf  # noqa: E402
 from mupscale.cli.command_table import main  # noqa: E402
 from mupscale.growth import Identity  # noqa: E402
@@ -86,7 +86,3 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(words) == 0
     assert "2 layers are 3 (identity)" in capsys.readouterr().out
     assert main([*words[:2], str(tmp_path / "again"), "--layers", "3", "--noise", "1"]) != 0
-
-
-def test_all_architectures_are_asked() -> None:
-    assert {*CONFIGS} - {*WRITERS} == {"bert"}

@@ -32,8 +32,11 @@ _LLAMA = (r"self_attn\.o_proj", r"mlp\.down_proj", *_EXPERTS)
 _NORMS = (r"post_attention_layernorm", r"post_feedforward_layernorm")
 WRITERS: dict[str, tuple[tuple[str, ...], float]] = {
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma"), (_LLAMA, 0.0)),
-    "olmo2": (_NORMS, 0.0),
-    "gemma2": (_NORMS, -1.0),
+    **dict.fromkeys(("smollm3", "granite", "cohere", "cohere2", "phi3", "stablelm", "olmoe"), (_LLAMA, 0.0)),
+    **dict.fromkeys(("olmo2", "olmo3"), (_NORMS, 0.0)),
+    **dict.fromkeys(("gemma2", "gemma3_text"), (_NORMS, -1.0)),
+    "starcoder2": ((r"self_attn\.o_proj", r"mlp\.c_proj"), 0.0),
+    "falcon": ((r"self_attention\.dense", r"mlp\.dense_4h_to_h"), 0.0),
     "phi": ((r"self_attn\.dense", r"mlp\.fc2"), 0.0),
     "gpt_neox": ((r"attention\.dense", r"mlp\.dense_4h_to_h"), 0.0),
     "opt": ((r"self_attn\.out_proj", r"fc2"), 0.0),
@@ -43,8 +46,8 @@ WRITERS: dict[str, tuple[tuple[str, ...], float]] = {
 """Of each architecture, the modules of a layer that write into the residual stream, and the value at which they do not.
 
 The tests compare it with what `mupscale.plan_depth` finds by running small models."""
-_POST_NORM = ("bert",)
-_ZERO_GAINS = ("gemma", "gemma2")  # which store a gain without its 1
+_POST_NORM = ("bert", "roberta", "distilbert", "electra")
+_ZERO_GAINS = ("gemma", "gemma2", "gemma3_text")  # which store a gain without its 1
 _FIXED = re.compile(r".*(attn|attention)\.(masked_)?bias|.*rotary_emb\.inv_freq")  # constants of the model, no weights
 
 
