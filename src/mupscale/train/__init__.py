@@ -4,13 +4,16 @@ recipe (with class_paths, recipe_families, growth_events, schedule, run_settings
 recipe_runner: runs a recipe. training_run: its steps. start, resuming: where they begin. model_checks: what they need.
 run_folder, run_state, snapshot: what a run leaves on disk. processes: DDP and FSDP.
 loss_functions, numeric_precision, metric_series, evaluation, stop_requests, progress, tensorboard: parts of a step.
-run_curves: pictures of runs. callbacks: who else is told of a run. optimizer_groups: parameter groups of its optimizer.
+run_curves: pictures of runs. callbacks: who else is told of a run. dcp_folders: checkpoints of
+torch.distributed. lightning_callback: growth in Lightning's Trainer. optimizer_groups: parameter groups.
 """
 
 from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, WeightsAndBiases
 from mupscale.train.class_paths import Spec, import_path
+from mupscale.train.dcp_folders import load_dcp, load_dcp_model, save_dcp
 from mupscale.train.growing import check_copies
 from mupscale.train.growth_events import Growth, NoiseLevel, build_noise
+from mupscale.train.lightning_callback import lightning_growth
 from mupscale.train.loss_functions import count_correct, cross_entropy
 from mupscale.train.model_checks import check_data, cost_per_example
 from mupscale.train.numeric_precision import cast_input, matmul_precision
@@ -65,10 +68,14 @@ __all__ = [
     "find_checkpoint",
     "import_path",
     "join_processes",
+    "lightning_growth",
+    "load_dcp",
+    "load_dcp_model",
     "make_progress",
     "matmul_precision",
     "read_snapshot",
     "run_recipe",
+    "save_dcp",
     "starting_point",
     "step_of",
 ]
