@@ -5,13 +5,16 @@ recipe_runner: runs a recipe. training_run: its steps. run_position, start, resu
 nonfinite: where they go wrong. model_checks: what they need. run_result: how a run ended. processes: DDP and FSDP.
 run_folder, run_state, snapshot: what a run leaves on disk. stored_recipes: whose code is loaded from there.
 loss_functions, numeric_precision, metric_series, evaluation, stop_requests, progress, tensorboard: parts of a step.
-run_curves: pictures of runs. callbacks: who else is told of a run. optimizer_groups: parameter groups of its optimizer.
+run_curves: pictures of runs. callbacks: who else is told of a run. dcp_folders: checkpoints of
+torch.distributed. lightning_callback: growth in Lightning's Trainer. optimizer_groups: parameter groups.
 """
 
 from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, WeightsAndBiases
 from mupscale.train.class_paths import Spec, import_path
+from mupscale.train.dcp_folders import load_dcp, load_dcp_model, save_dcp
 from mupscale.train.growing import check_copies
 from mupscale.train.growth_events import Growth, How, NoiseLevel, build_noise, build_operator
+from mupscale.train.lightning_callback import lightning_growth
 from mupscale.train.loss_functions import count_correct, cross_entropy
 from mupscale.train.model_checks import check_data, cost_per_example, data_fingerprint
 from mupscale.train.nonfinite import MOST_IN_A_ROW
@@ -74,11 +77,15 @@ __all__ = [
     "find_checkpoint",
     "import_path",
     "join_processes",
+    "lightning_growth",
+    "load_dcp",
+    "load_dcp_model",
     "make_progress",
     "matmul_precision",
     "packages_to_trust",
     "read_snapshot",
     "run_recipe",
+    "save_dcp",
     "starting_point",
     "step_of",
 ]

@@ -171,7 +171,7 @@ def find_checkpoint(path: str | Path) -> Path:
         raise MupscaleError(f"there is no checkpoint at {path}")
     if path.name == "checkpoints":
         path = path.absolute().parent
-    if path.is_file() or _CHECKPOINT.fullmatch(path.name):
+    if path.is_file() or _CHECKPOINT.fullmatch(path.name) or (path / ".metadata").is_file():
         return path
     last = RunFolder(path).last()
     if last is None:

@@ -20,6 +20,7 @@ from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.optim import make_optimizer
 from mupscale.system import MupscaleError, derive, load_torch
+from mupscale.train.dcp_folders import is_dcp_folder, load_dcp_model
 from mupscale.train.growing import coming_batches, grow_model
 from mupscale.train.growth_events import build_depth_operator, build_operator
 from mupscale.train.optimizer_groups import recipe_groups
@@ -128,6 +129,8 @@ def describe_start(recipe: Recipe) -> StartingModel:
 
 def _open(path: Path) -> Snapshot | Mapping[str, Tensor]:
     """A checkpoint of ours, or a state dict in safetensors or from torch.save."""
+    if is_dcp_folder(path):
+        return load_dcp_model(path)
     if path.is_dir() or checkpoint.is_checkpoint(path):
         return read_snapshot(path)
     if not path.is_file():
