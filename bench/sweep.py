@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from _pruned import pruned_search
 from mupscale.data import CoverTypeSample
-from mupscale.engine.stack import Stack
+from mupscale.engine.stack import RunStack
 from mupscale.models.flop_counts import mlp_flops
 from mupscale.train import Recipe, Seeds, Spec, matmul_precision
 
@@ -126,7 +126,7 @@ def compare(width: int, batch: int, precision: str, compiled: bool, streams: int
         best = peak(device, precision)
         asked = recipes(width, batch, precision, compiled, streams)
         began = time.perf_counter()
-        stack = Stack(asked, device)
+        stack = RunStack(asked, device)
         stack.advance(3)
         _wait(device)
         ready = time.perf_counter() - began

@@ -256,15 +256,15 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(
     path = mu.save(tmp_path / "x.ckpt", FAMILY.init(8), step=1)
     old = path.read_bytes()
 
-    def half(tensors: Any, filename: Path, **more: Any) -> None:
-        Path(filename).write_bytes(b"half a file")
+    def half(path: Path, *tensors: Any) -> None:
+        path.write_bytes(b"half a file")
         raise OSError("disk full")
 
     def refuse(*arguments: Any) -> None:
         raise OSError("disk full")
 
     if where == "write":
-        monkeypatch.setattr(checkpoint, "save_file", half)
+        monkeypatch.setattr(checkpoint, "write_tensors", half)
     else:
         monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(mu.MupscaleError, match="disk full"):

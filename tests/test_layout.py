@@ -23,6 +23,7 @@ FLOORS = [
     ["planning", "optim", "models", "data"],
     ["growth"],
     ["checks", "checkpoint"],
+    ["family_depths"],
     ["family"],
     ["train"],
     ["engine"],

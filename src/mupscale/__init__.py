@@ -6,6 +6,16 @@ Widths → axes and roles → rules → plan → everything else. See `Family` f
 A name is imported when it is first used, so `import mupscale` and `mupscale --help` do not wait for torch.
 """
 
+import os
+import sys
+
+if sys.argv[:1] == ["-m"] and "mupscale" in sys.orig_argv:  # files of the current folder must not stand in for others
+    try:
+        current_folder = os.getcwd()
+    except FileNotFoundError:  # it was deleted, and Python has left it out
+        current_folder = ""
+    sys.path[:1] = [entry for entry in sys.path[:1] if entry != current_folder]
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +28,18 @@ if TYPE_CHECKING:
     from mupscale.family import Family
     from mupscale.growth import (
         Copies,
+        DepthPlan,
         Fresh,
         GaussianNoise,
+        Identity,
         Operator,
         SignalNoise,
+        Stack,
+        deepen,
+        deepen_optimizer,
         measure_statistics,
         perturb,
+        plan_depth,
         upscale,
         widen,
         widen_optimizer,
@@ -42,18 +58,20 @@ __version__ = VERSION
 
 # fmt: off
 __all__ = [
-    "Axis", "Copies", "Entry", "Family", "Fresh", "GaussianNoise", "MupscaleError", "Operator", "Plan", "PlanError",
-    "Role", "Rule", "SignalNoise", "UncheckedPlan", "clip_grad_norm_", "coord_check", "expand", "index_of_old", "load",
-    "load_torch", "make_optimizer", "measure_statistics", "param_groups", "per_group", "perturb", "plan",
-    "register_optimizer", "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",
+    "Axis", "Copies", "DepthPlan", "Entry", "Family", "Fresh", "GaussianNoise", "Identity", "MupscaleError", "Operator",
+    "Plan", "PlanError", "Role", "Rule", "SignalNoise", "Stack", "UncheckedPlan", "clip_grad_norm_", "coord_check",
+    "deepen", "deepen_optimizer", "expand", "index_of_old", "load", "load_torch", "make_optimizer",
+    "measure_statistics", "param_groups", "per_group", "perturb", "plan", "plan_depth", "register_optimizer",
+    "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",
 ]
 _NAMES = {
     "checkpoint": ("load", "save"),
     "checks": ("coord_check", "verify"),
     "core": ("Axis", "Entry", "Plan", "Role", "Rule", "expand", "index_of_old"),
     "family": ("Family",),
-    "growth": ("Copies", "Fresh", "GaussianNoise", "Operator", "SignalNoise", "measure_statistics", "perturb",
-               "upscale", "widen", "widen_optimizer"),
+    "growth": ("Copies", "DepthPlan", "Fresh", "GaussianNoise", "Identity", "Operator", "SignalNoise", "Stack",
+               "deepen", "deepen_optimizer", "measure_statistics", "perturb", "plan_depth", "upscale", "widen",
+               "widen_optimizer"),
     "optim": ("clip_grad_norm_", "make_optimizer", "param_groups", "per_group", "register_optimizer",
               "widen_scheduler"),
     "planning": ("plan", "register_roles"),

@@ -9,6 +9,6 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # all is written; threads of torch's may abort a longer goodbye
+    if os.environ.get("WORLD_SIZE", "1") != "1":  # all is written; threads of torch's may abort a longer goodbye
         os._exit(status)
     sys.exit(status)

@@ -13,18 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
+import torch  # noqa: F401  # for the examples
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Plan, copy_into, gather_whole, laid_out_like, naming
-from mupscale.system import MupscaleError, replacing
+from mupscale.core import PackedTensors, Plan, copy_into, laid_out_like, naming, pack_values, unpack_values
+from mupscale.system import MupscaleError, check_tensors, parse_json, replacing, write_tensors
 
 _HEADER = "mupscale"
 _VERSION = 1
+
+
+class DamagedCheckpoint(MupscaleError):
+    """A file that is not what was written: cut short, or with other bits in it."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,13 @@ def save_states(
     {'weight': tensor([1., 1.])}
     """
     path = Path(path)
-    tensors = _Tensors()
+    tensors = PackedTensors()
     content = {
         "version": _VERSION,
-        "model": _pack(model, "model", tensors),
-        "optimizer": None if optimizer is None else _pack(optimizer, "optimizer", tensors),
+        "model": pack_values(model, "model", tensors),
+        "optimizer": None if optimizer is None else pack_values(optimizer, "optimizer", tensors),
         "plan": None if plan is None else plan.to_json(),
-        "extra": _pack(extra, "extra", tensors),
+        "extra": pack_values(extra, "extra", tensors),
     }
     several = dist.is_available() and dist.is_initialized()
     failure = None if several and dist.get_rank() else _failure(path, tensors, content)
@@ -92,18 +95,18 @@ def save_states(
     return path
 
 
-def _failure(path: Path, tensors: _Tensors, content: Mapping[str, Any]) -> str | None:
+def _failure(path: Path, tensors: PackedTensors, content: Mapping[str, Any]) -> str | None:
     try:
         _write(path, tensors, content)
-    except (OSError, SafetensorError) as error:
-        return str(error)
+    except OSError as error:
+        return error.strerror or str(error)
     return None
 
 
-def _write(path: Path, tensors: _Tensors, content: Mapping[str, Any]) -> None:
+def _write(path: Path, tensors: PackedTensors, content: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        save_file(tensors.storable(), temporary, metadata={_HEADER: json.dumps(content)})
+        write_tensors(temporary, tensors.storable(), {_HEADER: json.dumps(content)})
 
 
 def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> Checkpoint:
@@ -123,13 +126,8 @@ def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer 
     except FileNotFoundError:
         raise MupscaleError(f"there is no checkpoint at {path}") from None
     except (SafetensorError, OSError, RuntimeError) as error:
-        raise MupscaleError(f"{path} is not a whole checkpoint ({error}); it may be truncated") from None
-    content = json.loads(header)
-    if content["version"] != _VERSION:
-        raise MupscaleError(f"{path} was written in version {content['version']} of the format; this reads {_VERSION}")
-    unpacked = {part: _unpack(content[part], tensors) for part in ("model", "optimizer", "extra")}
-    plan = None if content["plan"] is None else Plan.from_json(content["plan"])
-    checkpoint = Checkpoint(unpacked["model"], unpacked["optimizer"], plan, unpacked["extra"])
+        raise DamagedCheckpoint(f"{path} is not a whole checkpoint ({error}); it may be truncated") from None
+    checkpoint = _parse_header(header, tensors, path)
     if model is not None:
         check_model_state(checkpoint.model, model)
     if optimizer is not None:
@@ -141,13 +139,51 @@ def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer 
     return checkpoint
 
 
+def _parse_header(header: str, tensors: Mapping[str, Tensor], path: str | Path) -> Checkpoint:
+    """What the header says, with the tensors in their places; the field that is not what it must be is named."""
+    try:
+        content = parse_json(header, f"the header of {path}")
+    except MupscaleError as error:
+        raise DamagedCheckpoint(str(error)) from None
+    if not isinstance(content, dict) or "version" not in content:
+        raise DamagedCheckpoint(f"the header of {path} is damaged: it says no version")
+    if content["version"] != _VERSION:
+        raise MupscaleError(f"{path} was written in version {content['version']} of the format; this reads {_VERSION}")
+    parts: dict[str, Any] = {}
+    for name in ("model", "optimizer", "extra", "plan"):
+        try:
+            value = content[name]
+            parts[name] = (value and Plan.from_json(value)) if name == "plan" else unpack_values(value, tensors)
+            if not isinstance(parts[name], dict | Plan) and not (parts[name] is None and name in ("optimizer", "plan")):
+                raise TypeError(f"it is of type {type(parts[name]).__name__}")
+        except (KeyError, TypeError, ValueError, AttributeError, MupscaleError) as error:
+            raise MupscaleError(
+                f"the header of {path} is damaged: '{name}' ({type(error).__name__}: {error})"
+            ) from None
+    if not all(isinstance(tensor, Tensor) for tensor in parts["model"].values()):
+        raise DamagedCheckpoint(f"the header of {path} is damaged: 'model' holds more than tensors")
+    if parts["optimizer"] is not None:
+        _check_optimizer(parts["optimizer"], path)
+    return Checkpoint(**parts)
+
+
+def _check_optimizer(state: Any, path: str | Path) -> None:
+    """Groups and state as an optimizer's state dict has them."""
+    groups, inner = state.get("param_groups"), state.get("state")
+    fits = isinstance(groups, list) and all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
+    if not fits or not isinstance(inner, dict) or not all(isinstance(values, dict) for values in inner.values()):
+        raise DamagedCheckpoint(f"the header of {path} is damaged: 'optimizer' is no state of an optimizer")
+
+
 def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
     """Header and tensors of one file: safetensors opens a path twice, and a writer may replace it meanwhile."""
     while True:
         before = path.stat()
+        if not path.is_file():
+            raise MupscaleError(f"{path} is no ordinary file, so no checkpoint is read from it")
         try:
             with safe_open(path, framework="pt") as file:
-                header = (file.metadata() or {}).get(_HEADER)
+                metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, RuntimeError):
             if os.path.samestat(before, path.stat()):
@@ -155,21 +191,28 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
             continue
         if os.path.samestat(before, path.stat()):
             break
-    if header is None:
+    if _HEADER not in metadata:
         raise MupscaleError(f"{path} is a safetensors file, but no checkpoint written by mupscale")
-    return header, tensors
+    try:
+        check_tensors(path, tensors, metadata)
+    except MupscaleError as error:
+        raise DamagedCheckpoint(f"{path} is damaged: {error}") from None
+    return metadata[_HEADER], tensors
 
 
 def is_checkpoint(path: str | Path) -> bool:
     """Whether a safetensors file is one that `save` wrote.
 
     >>> import tempfile
+    >>> from safetensors.torch import save_file
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_file({"weight": torch.ones(2)}, f"{folder}/others.safetensors")
     ...     is_checkpoint(f"{folder}/others.safetensors"), is_checkpoint(save(f"{folder}/ours", nn.Linear(2, 2)))
     (False, True)
     """
     try:
+        if not Path(path).is_file():
+            return False
         with safe_open(path, framework="pt") as file:
             return _HEADER in (file.metadata() or {})
     except (SafetensorError, OSError):
@@ -260,64 +303,3 @@ def check_model_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str
 
 def _model_state(model: nn.Module) -> dict[str, Tensor]:
     return {naming.canonical(name): tensor for name, tensor in naming.unwrap(model).state_dict().items()}
-
-
-class _Tensors:
-    """Tensors by a name of their own; one that is met again, as a tied weight is, is kept once."""
-
-    def __init__(self) -> None:
-        self.by_name: dict[str, Tensor] = {}
-        self.names: dict[Any, str] = {}
-
-    def add(self, tensor: Tensor, key: str) -> str:
-        """Keep the tensor, and return its name: the key, where that is free."""
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-            kind = "one without values (meta)" if tensor.is_meta else "sparse or quantised"
-            raise MupscaleError(f"'{key}' is a tensor that a checkpoint cannot hold: {kind}")
-        memory = (tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-        if memory not in self.names:
-            while key in self.by_name:
-                key += "+"
-            self.by_name[key], self.names[memory] = tensor, key
-        return self.names[memory]
-
-    def storable(self) -> dict[str, Tensor]:
-        """As safetensors wants them: contiguous, and none in the memory of another (two slices of one tensor)."""
-        contiguous: dict[str, Tensor] = {}
-        seen: set[int] = set()
-        for name, tensor in self.by_name.items():
-            storage = tensor.untyped_storage().data_ptr()
-            own = tensor if storage not in seen else tensor.clone()
-            contiguous[name] = own.contiguous()
-            seen.add(storage)
-        return contiguous
-
-
-def _pack(value: Any, key: str, tensors: _Tensors) -> Any:
-    """JSON for the value; tensors go into `tensors` and leave their name."""
-    if isinstance(value, Tensor):
-        return {"$tensor": tensors.add(gather_whole(value.detach()), key)}
-    if isinstance(value, Mapping):
-        return {"$items": [[_pack(k, key, tensors), _pack(v, f"{key}.{k}", tensors)] for k, v in value.items()]}
-    if isinstance(value, tuple):
-        return {"$tuple": [_pack(v, f"{key}.{i}", tensors) for i, v in enumerate(value)]}
-    if isinstance(value, list):
-        return [_pack(v, f"{key}.{i}", tensors) for i, v in enumerate(value)]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise MupscaleError(
-        f"'{key}' is a {type(value).__name__}, which a checkpoint cannot hold; give tensors or JSON values"
-    )
-
-
-def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_unpack(v, tensors) for v in value]
-    if not isinstance(value, dict):
-        return value
-    ((tag, content),) = value.items()
-    if tag == "$tensor":
-        return tensors[content]
-    if tag == "$tuple":
-        return tuple(_unpack(v, tensors) for v in content)
-    return {_unpack(k, tensors): _unpack(v, tensors) for k, v in content}

@@ -10,16 +10,21 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.core import PlainWidth, Plan, Role, Width, WidthLike, naming
-from mupscale.growth import Noise, Operator, choose_operator, dress_like, has_unsaved_widths, upscale
+from mupscale.family_depths import Depths, Grow, split_operators
+from mupscale.growth import DepthRule, Noise, Operator, choose_operator, dress_like, has_unsaved_widths, upscale
 from mupscale.optim import make_optimizer, param_groups
 from mupscale.planning import (
     How,
+    all_tensors,
     build_plan,
     check_plan_by_running,
+    default_init_at,
+    find_depth_size,
+    find_width_dims,
     initial_means,
     initial_std,
     rescale_spread,
@@ -32,7 +37,6 @@ from mupscale.system import MupscaleError, seeded
 
 _DRAWS = 4  # freshly built models that the initialisation is measured on
 _PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
-_WIDE_ENOUGH = 64  # below this width an initialisation says little about wide ones
 
 
 class Family:
@@ -44,6 +48,8 @@ class Family:
     init_at: the width at which the model's own initialisation is taken as it is (default: the base, or its smallest
     multiple at which all matrices are 64 wide).
     roles: name patterns for what the modules cannot tell, as in `plan`.
+    One of the sizes of a base such as {"width": 64, "depth": 4} may be a number of residual blocks; it is recognised by
+    what it does. depth_rule: 'complete' if initial values and learning rates are to follow it, which needs `inputs`.
 
     >>> import mupscale as mu
     >>> from mupscale.models import MLP
@@ -64,17 +70,28 @@ class Family:
         init_at: WidthLike | None = None,
         roles: Mapping[str, Role] | None = None,
         inputs: Any = None,
+        depth_rule: DepthRule = "none",
     ) -> None:
         self._build, self.roles, self.inputs = build, roles, inputs
         self._base = Width.of(base, "base")
         self._built: WeakKeyDictionary[nn.Module, Width] = WeakKeyDictionary()
+        self._init_at = self._base if init_at is None else Width.of(init_at, "init_at")
+        self._depths: Depths | None = None
+        if (depth := find_depth_size(self.sketch, self._base)) is not None:
+            at = None if init_at is None else self._init_at
+            self._depths = Depths(self, depth, self._base, at, depth_rule, Family)
+            self._init_at = self._depths.join(self._depths.init_at, self._depths.at(self._depths.base)._init_at)
+            return
+        if depth_rule != "none":
+            raise MupscaleError(f"depth_rule is {depth_rule}, but no size in base {self.base} is a number of blocks")
         self._base_model = self.sketch(base)
-        self._width_dims = self._find_width_dims()
-        self._init_at = self._default_init_at() if init_at is None else Width.of(init_at, "init_at")
+        self._width_dims = find_width_dims(self.sketch, self._base)
+        if init_at is None:
+            self._init_at = default_init_at(self._base, self._base_model, self._width_dims)
         self._plans: dict[Width, Plan] = {}
         self._measured: dict[str, float] | None = None
         self._means: dict[str, tuple[float, ...]] = {}
-        self._checked: set[frozenset[str]] = set()
+        self.tried: set[frozenset[str]] = set()
         if inputs is not None:
             self._learn_roles(inputs)
 
@@ -82,6 +99,11 @@ class Family:
     def base(self) -> PlainWidth:
         """The width at which every factor is 1."""
         return self._base.plain
+
+    @property
+    def has_depth(self) -> bool:
+        """Whether one of the sizes is a number of residual blocks."""
+        return self._depths is not None
 
     @property
     def init_at(self) -> PlainWidth:
@@ -110,6 +132,8 @@ class Family:
 
     def plan(self, width: WidthLike | nn.Module) -> Plan:
         """μP at this width (or for this model): every factor relative to the base. Made once for each width."""
+        if self._depths is not None:
+            return self._depths.plan(width)
         if isinstance(width, nn.Module):
             return self._between(self._base_model, width, how="mup")
         width = Width.of(width)
@@ -124,22 +148,37 @@ class Family:
 
         It knows the family's initial values, which are the unit of noise and what fresh units are drawn from.
         """
+        if self._depths is not None:
+            return self._depths.widening(narrow, wide, grow)
         wide_model = self._at(wide)
         copies = grow is None or grow.needs_multiples
         plan = self._between(self._at(narrow), wide_model, how="copies" if copies else "fresh")
         entries = self._between(self.sketch(self._init_at), wide_model, how="mup").parameters
         checked = self._has_tried(narrow, wide)
-        return replace(with_initial(plan, entries, self._measure(), self._means), checked=checked)
+        return replace(with_initial(plan, entries, self.initial_std(), self._means), checked=checked)
+
+    def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> None:
+        """An error where one member of the family cannot grow into the other in this way, before any is built."""
+        if self._depths is not None:
+            self._depths.check_growth(narrow, wide, grow)
+        else:
+            operator = split_operators(grow)[0]
+            operator.check(self.widening(narrow, wide, grow=operator))
 
     def _has_tried(self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> bool:
         """Whether small members have grown as these two would: of a width with several sizes, by the same ones."""
         if self._base.is_plain:
-            return bool(self._checked)
-        few, many = (self._width_of(member) for member in (narrow, wide))
-        return few is not None and many is not None and frozenset(few.growing(many)) in self._checked
+            return bool(self.tried)
+        few, many = (self.width_of(member) for member in (narrow, wide))
+        return few is not None and many is not None and frozenset(few.growing(many)) in self.tried
 
-    def _width_of(self, member: WidthLike | nn.Module) -> Width | None:
-        """None for a model that somebody else built, whose sizes need not show in its shapes (a number of heads)."""
+    def width_of(self, member: WidthLike | nn.Module) -> Width | None:
+        """None for a model that somebody else built, whose sizes need not show in its shapes (a number of heads).
+
+        >>> family = Family(lambda width: nn.Linear(3, width), 8)
+        >>> family.width_of(family.init(16)).plain
+        16
+        """
         return self._built.get(naming.unwrap(member)) if isinstance(member, nn.Module) else Width.of(member)
 
     def init(self, width: WidthLike, seed: int = 0) -> nn.Module:
@@ -148,12 +187,14 @@ class Family:
         That is the std the author's init has at `init_at`, times Rule.init; constant parameters are multiplied by
         fold alone, and random ones without a width are drawn at `init_at`. Same seed, same weights.
         """
+        if self._depths is not None:
+            return self._depths.init(width, seed)
         with seeded(seed):
             model = self.build(width)
         if Width.of(width) == self._init_at:
             return model
         entries = self._between(self.sketch(self._init_at), model, how="mup").parameters
-        measured = self._measure()
+        measured = self.initial_std()
         reference: dict[str, nn.Parameter] = {}
         if any(std > 0 and not entries[name].axes for name, std in measured.items()):
             with seeded(seed):
@@ -197,17 +238,19 @@ class Family:
         model: nn.Module,
         optimizer: Optimizer | None = None,
         *,
-        width: WidthLike,
+        width: WidthLike | None = None,
+        depth: int | None = None,
         noise: Noise = 0.0,
-        grow: Operator | None = None,
+        grow: Grow | None = None,
         lr: float | None = None,
         seed: int = 0,
         place: Callable[[nn.Module], nn.Module] | None = None,
         inputs: Any = None,
     ) -> tuple[nn.Module, Optimizer | None]:
-        """The model and its optimizer at a larger width; `lr` is at the base width.
+        """The model and its optimizer at a larger width, or depth; `lr` is at the base width.
 
-        grow: how the new units are filled: `Copies(noise)`, for which `noise=` is short, or `Fresh()`.
+        grow: how the new units are filled: `Copies(noise)`, for which `noise=` is short, or `Fresh()`; what new blocks
+        are: `Identity()` or `Stack()`; or a pair, (Fresh(), Identity()), where both grow.
         place: what is done to the wide model before it is written, which may be without memory then: fully_shard.
         inputs: a batch on which the growth is checked, as in `upscale`.
 
@@ -217,7 +260,13 @@ class Family:
         >>> wide[2].weight.shape
         torch.Size([2, 96])
         """
-        operator = choose_operator(grow, noise)
+        if self._depths is not None:
+            pair = choose_operator(None, noise) if grow is None and noise != 0.0 else grow
+            more: dict[str, Any] = {"seed": seed, "place": place, "inputs": inputs}
+            return self._depths.upscale(model, optimizer, width=width, depth=depth, grow=pair, lr=lr, **more)
+        if depth is not None or width is None:
+            raise MupscaleError("say width=; depth= is for a family whose base says it, {'width': 64, 'depth': 4}")
+        operator = choose_operator(None if grow is None else split_operators(grow)[0], noise)
         wide = self.sketch(width)
         if naming.plain_tensors_without_memory(wide) or has_unsaved_widths(wide, model):  # the narrow one lacks values
             with torch.random.fork_rng(devices=[]):
@@ -233,7 +282,7 @@ class Family:
 
     def _with_memory(self, model: nn.Module, width: WidthLike) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            return self.build(width) if any(t.is_meta for t in _tensors(model).values()) else model
+            return self.build(width) if any(t.is_meta for t in all_tensors(model).values()) else model
 
     def check(self, inputs: Any, sizes: Iterable[str] | None = None) -> None:
         """An error unless the family's models, small ones, widen exactly: outputs and gradients on this batch.
@@ -243,10 +292,13 @@ class Family:
         >>> family = Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), 64)
         >>> family.check(torch.randn(5, 3))
         """
+        if self._depths is not None:
+            self._depths.check(inputs, sizes)
+            return
         growing = frozenset(self._base.sizes if sizes is None else sizes)
-        if growing not in self._checked:
+        if growing and growing not in self.tried:
             self._check_at(1, inputs, growing)
-            self._checked.add(growing)
+            self.tried.add(growing)
 
     def _check_at(self, times: int, inputs: Any, sizes: Iterable[str] | None = None) -> None:
         narrow, wide = self._probes(times, sizes)
@@ -276,45 +328,13 @@ class Family:
         return width if isinstance(width, nn.Module) else self.sketch(width)
 
     def _between(self, narrow: nn.Module, wide: nn.Module, *, how: How, tried: bool = False) -> Plan:
-        tried = tried or self.inputs is not None or bool(self._checked)
+        tried = tried or self.inputs is not None or bool(self.tried)
         return build_plan(narrow, wide, roles=self.roles, how=how, is_width=self._is_width, assume=tried)
 
     def _is_width(self, name: str, dim: int) -> bool:
         return dim in self._width_dims.get(name, ())
 
-    def _find_width_dims(self) -> dict[str, set[int]]:
-        """Dimensions that change when the widths double, together or one at a time."""
-        names = list(self._base.sizes)
-        probes = [self._base.times(2)]
-        if len(names) > 1:
-            probes += [self._base.times(2, [name]) for name in names]
-        width_dims: dict[str, set[int]] = {}
-        base = _tensors(self._base_model)
-        for number, width in enumerate(probes):
-            try:
-                probe = _tensors(self.sketch(width))
-            except Exception:  # a width alone may not be buildable; all of them together must be
-                if number == 0:
-                    raise
-                continue
-            for name, tensor in probe.items():
-                if name in base and base[name].dim() == tensor.dim():
-                    grown = {d for d in range(tensor.dim()) if tensor.shape[d] != base[name].shape[d]}
-                    width_dims.setdefault(name, set()).update(grown)
-        if not any(width_dims.values()):
-            raise MupscaleError(
-                f"no parameter changes when the width doubles from {self.base}: does build use its width?"
-            )
-        return width_dims
-
-    def _default_init_at(self) -> Width:
-        """The base, or its smallest multiple at which every matrix is 64 wide: a base of 2 may be 2 heads of 32."""
-        tensors = _tensors(self._base_model)
-        widths = [tensors[n].shape[d] for n, dims in self._width_dims.items() if tensors[n].dim() > 1 for d in dims]
-        size = max(self._base.size, min(widths, default=0))
-        return self._base.times(max(1, math.ceil(_WIDE_ENOUGH / size))) if self._base.is_whole else self._base
-
-    def _measure(self) -> dict[str, float]:
+    def initial_std(self) -> dict[str, float]:
         """Std of the author's initialisation at `init_at`, over a few draws; 0 for what is not random."""
         if self._measured is None:
             draws = []
@@ -324,10 +344,3 @@ class Family:
             self._measured = initial_std(draws)
             self._means = initial_means(draws, self._measured)
         return self._measured
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters under all their names, and buffers."""
-    model = naming.unwrap(model)
-    pairs = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    return {naming.canonical(name): tensor for name, tensor in pairs}

@@ -61,6 +61,7 @@ def test_mlp(optimizer: type[Optimizer], hyper: dict[str, Any]) -> None:
         assert powers(standard)["layers.0"] < -0.35
 
 
+@pytest.mark.slow
 def test_resnet18() -> None:
     family = mu.Family(lambda width: ResNet18(width, classes=5), base=8, init_at=8)
     data = [(torch.randn(32, 3, 8, 8), torch.randint(5, (32,)))]

@@ -163,7 +163,7 @@ def test_the_factors_of_inspect_are_those_of_the_groups(small: Path, tmp_path: P
 
 
 def test_inspect_an_undescribed_architecture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = transformers.Starcoder2Config(
+    config = transformers.ArceeConfig(
         hidden_size=16,
         intermediate_size=20,
         num_attention_heads=4,
@@ -171,7 +171,7 @@ def test_inspect_an_undescribed_architecture(tmp_path: Path, capsys: pytest.Capt
         num_hidden_layers=1,
         vocab_size=11,
     )
-    transformers.Starcoder2ForCausalLM(config).save_pretrained(tmp_path / "small")
+    transformers.ArceeForCausalLM(config).save_pretrained(tmp_path / "small")
     assert main(["inspect", str(tmp_path / "small")]) == 0
     shown = capsys.readouterr().out
     assert "not described" in shown

@@ -401,14 +401,15 @@ def test_ctrl_c_and_resume(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["train", "mine.yaml", "--steps", "60", "--out", "whole"]) == 0
     assert main(["train", "mine.yaml", "--data", "mine.Interrupted"]) == 130
     assert records(run)[-1]["status"] == "interrupted"
-    assert "mupscale resume" in capsys.readouterr().out
+    assert f"mupscale resume {run.relative_to(here)} --trust mine" in capsys.readouterr().out
     stopped = int(str(records(run)[-1]["step"]))
     assert stopped < 20
     assert "optimizer cannot change in the middle of a run" in line(
         capsys, ["resume", str(run), "--optimizer.lr", "1"], 2
     )
     assert "did you mean --steps?" in line(capsys, ["resume", str(run), "--step", "60"], 2)
-    assert main(["resume", str(run), "--steps", "60", "--log_every", "20"]) == 0
+    assert "say so: --trust mine" in line(capsys, ["resume", str(run), "--steps", "60"], 1)
+    assert main(["resume", str(run), "--steps", "60", "--log_every", "20", "--trust", "mine"]) == 0
     losses = [[r["loss"] for r in records(path) if r["kind"] == "eval"] for path in (here / "whole", run)]
     assert losses[0] == losses[1] != []
 
@@ -420,7 +421,9 @@ def test_resume_reads_the_run_as_it_is(here: Path) -> None:
     saved["optimizer"]["init_args"] = {"lr": 0.01}
     (here / "moved").mkdir()
     (here / "moved" / "recipe.json").write_text(json.dumps(saved))
-    again = read_run(["moved", "--grow+", "{at: 30, width: {d_model: 256}}", "--evaluation.every", "7"])
+    again = read_run(
+        ["moved", "--trust", "mine", "--grow+", "{at: 30, width: {d_model: 256}}", "--evaluation.every", "7"]
+    )
     assert again.optimizer.init_args == {"lr": 0.01}
     assert again.out == "moved"
     assert [growth.at for growth in again.grow] == [20, 30]

@@ -146,7 +146,8 @@ def test_a_width_that_is_no_multiple_is_for_fresh_units_alone(tmp_path: Path) ->
 
 
 def test_thin_lines_on_request_and_a_forecast_alone(tmp_path: Path) -> None:
-    names = ["continued", "fresh", "copies-without-noise", "from-scratch", "from-scratch-all-steps"]
+    names = ["continued", "fresh", "copies-without-noise", "net2net", "naive-widening", "from-scratch"]
+    names.append("from-scratch-all-steps")
     summary = compare_quietly(tmp_path / "run", how=few(contenders=names, small_seeds=1), forecast_only=True)
     assert summary.large is None
     assert not summary.answer

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comparison_runs import few, growing
+from comparison_runs import compare_quietly, few, growing
 from mupscale.comparison import CONTENDERS, contender_named
 from mupscale.comparison.pipeline import ComparisonRun
 from mupscale.comparison.system import Leg, System, plan_legs, whole_leg
@@ -87,9 +87,31 @@ def test_where_contenders_begin() -> None:
     assert {name: each.how for name, each in recipes.items() if each.how != "copies"} == {
         "fresh": "fresh",
         "paired-noise": "paired",
+        "net2net": "net2net",
+        "naive-widening": "naive",
     }
     assert {name: each.width for name, each in recipes.items() if each.width == 8} == {"continued": 8}
     assert {each.seeds.data for each in recipes.values()} == {10_001}
     later = system.leg_recipe(contender_named("fresh"), system.legs(contender_named("fresh"))[1], 0.02, 0.05, 0.0, 1)
     assert later.start == recipes["fresh"].out
     assert (later.how, later.noise) == ("copies", 0.0)  # it is wide already
+
+
+def test_naive_widening_trains_with_the_narrow_models_rates() -> None:
+    system, naive = large(), contender_named("naive-widening")
+    narrow = system.recipe.family().plan(8).parameters
+    for leg in system.legs(naive):
+        family = system.leg_recipe(naive, leg, 0.02, 0.05, 0.5, 1).family()
+        wide = family.plan(16).parameters
+        assert all(wide[name].rule == entry.rule for name, entry in narrow.items())
+        assert family.init_at == system.recipe.family().init_at  # the unit of noise
+    assert any(entry.rule.in_ == 2 for entry in narrow.values())
+
+
+def test_a_model_that_a_contender_cannot_grow_is_refused(tmp_path: Path) -> None:
+    gpt = growing(kind="gpt2-heads", init_at=None)
+    with pytest.raises(MupscaleError, match=r"a norm over the width.*: leave net2net out of comparison\.contenders"):
+        compare_quietly(tmp_path / "run", gpt, few(contenders=["continued", "net2net"]))
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(MupscaleError, match="takes the learning rate of from-scratch: add that"):
+        few(contenders=["continued", "fresh", "from-scratch-all-steps"])

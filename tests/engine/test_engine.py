@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mupscale import checkpoint
-from mupscale.engine import NotStackable, Outcome, Stack, train_many
+from mupscale.engine import NotStackable, Outcome, RunStack, train_many
 from mupscale.engine.dispatch import read_outcome
 from mupscale.engine.memory import even_share, free_memory, runs_at_once
 from mupscale.system.errors import MupscaleError
@@ -156,7 +156,7 @@ def test_batches_that_are_made_ahead_are_the_same(streams: int) -> None:
         replace(one, seeds=replace(one.seeds, data=number % streams))
         for number, one in enumerate(varied(recipe(batch=70)))
     ]
-    ahead, one_by_one = Stack(asked, torch.device("cpu")), Stack(asked, torch.device("cpu"))
+    ahead, one_by_one = RunStack(asked, torch.device("cpu")), RunStack(asked, torch.device("cpu"))
     ahead._prefetch_bytes = 1 << 20
     asked_for, batch = list[int](), ahead.data.batch
     ahead.data.batch = lambda seed, start, count: asked_for.append(count) or batch(seed, start, count)  # type: ignore[method-assign, func-returns-value]
@@ -171,7 +171,7 @@ def test_batches_that_are_made_ahead_are_the_same(streams: int) -> None:
 
 def test_batch_norms_buffers_are_each_runs_own() -> None:
     recipes = varied(recipe(kind="normed", optimizer=SGD, steps=5))
-    stack = Stack(recipes, CPU)
+    stack = RunStack(recipes, CPU)
     stack.advance(5)
     for row, one in enumerate(recipes):
         model, alone = stack.export(row)[0], run_recipe(one).model
@@ -284,7 +284,7 @@ def test_the_comparison_would_see_a_wrong_factor(factor: str) -> None:
     right = recipe(steps=50, **CLIPPED)
     made = []
     for wrong in (1.0, 1.01):
-        stack = Stack([right], CPU)
+        stack = RunStack([right], CPU)
         last = stack.replicas.layout.segments[-1]
         changed = replace(last, **{factor: wrong * getattr(last, factor)})
         segments = (*stack.replicas.layout.segments[:-1], changed)
@@ -358,7 +358,7 @@ def test_runs_that_are_stopped_at_a_rung_leave_the_others_as_they_are(engine: An
 
 def test_who_is_gone_costs_nothing_more() -> None:
     """Matrix products alone are counted, each with all of its operands: so by rows, exactly."""
-    stack, spent = Stack(varied(recipe(), 6), CPU), []
+    stack, spent = RunStack(varied(recipe(), 6), CPU), []
     for rows in ([0, 1, 2, 3, 4, 5], [5, 2, 0]):
         stack.keep_runs(rows)
         stack.advance(1)  # the first step finds out how to cut the stack into blocks
@@ -373,7 +373,7 @@ def test_who_is_gone_costs_nothing_more() -> None:
 @pytest.mark.parametrize("kind", ["mlp", "normed"])
 def test_kept_rows_keep_all_that_is_theirs(kind: str) -> None:
     recipes = varied(recipe(kind=kind, steps=30, grow=[] if kind == "normed" else [Growth(12, 8, lr=0.01)]), 4)
-    whole, cut = Stack(recipes, CPU), Stack(recipes, CPU)
+    whole, cut = RunStack(recipes, CPU), RunStack(recipes, CPU)
     expected = whole.advance(20)
     first = cut.advance(10)
     cut.keep_runs([3, 1])
@@ -386,7 +386,7 @@ def test_kept_rows_keep_all_that_is_theirs(kind: str) -> None:
 # ------------------------------------------------------------------------------------------------ rows for nobody
 
 
-class Dear(Stack):
+class Dear(RunStack):
     """A stack that keeps its shape as a compiled one does, and makes batches ahead as on a GPU."""
 
     shapes: list[tuple[int, int]]  # runs and rows, whenever some of the runs have gone
@@ -420,7 +420,7 @@ def scheduled(kind: str, count: int, streams: int) -> list[Recipe]:
     ]
 
 
-def assert_same_steps(ours: Stack, theirs: Stack, count: int) -> None:
+def assert_same_steps(ours: RunStack, theirs: RunStack, count: int) -> None:
     """LossesAndNorms and norms of the next steps, and then all else that can be asked of a run."""
     far_off = [(ours.advance(count) - theirs.advance(count)).abs().max()]
     assert ours.norms is not None
@@ -451,7 +451,7 @@ def test_where_a_shape_is_dear_runs_go_and_their_rows_stay(
 ) -> None:
     """Also as many runs, in the end, as there were streams for more of them."""
     recipes = scheduled(kind, 5, streams)
-    ours, theirs = Dear(recipes, CPU), Stack(recipes, CPU)
+    ours, theirs = Dear(recipes, CPU), RunStack(recipes, CPU)
     assert_same_steps(ours, theirs, 5)
     blocks, rows = ours._blocks, ours.replicas.flat
     for stack in (ours, theirs):
@@ -473,7 +473,7 @@ def test_again_and_again(cached: int | None, shapes: list[tuple[int, int]], monk
     if cached is not None:
         monkeypatch.setattr("mupscale.engine.stack._CACHED", cached)
     recipes = scheduled("mlp", 10, 3)
-    ours, theirs = Dear(recipes, CPU), Stack(recipes, CPU)
+    ours, theirs = Dear(recipes, CPU), RunStack(recipes, CPU)
     order = [*range(9, -1, -1)], [0, 2, 3, 4, 5, 6, 7, 9], [7, 6, 5, 2, 1, 0], [4, 0, 1, 2, 3], [3, 0, 2, 4], [1, 0]
     for rows in order:
         for stack in (ours, theirs):
@@ -486,7 +486,7 @@ def test_again_and_again(cached: int | None, shapes: list[tuple[int, int]], monk
 @pytest.mark.parametrize("kind", ["mlp", "normed"])
 def test_a_row_for_nobody_may_hold_anything(kind: str, shapes: list[tuple[int, int]]) -> None:
     recipes = scheduled(kind, 5, 2)
-    ours, theirs = Dear(recipes, CPU), Stack(recipes, CPU)
+    ours, theirs = Dear(recipes, CPU), RunStack(recipes, CPU)
     for stack in (ours, theirs):
         stack.advance(5)
         stack.keep_runs([0, 3, 4])
@@ -509,7 +509,7 @@ def test_a_file_holds_the_runs_alone(kind: str, tmp_path: Path, shapes: list[tup
     ours.save(tmp_path / "stack", {})
     saved, gone = checkpoint.load(tmp_path / "stack"), ours.replicas.flat.detach()[3].clone()
     assert {len(tensor) for tensor in saved.model.values()} == {3}
-    other, whole = Stack([recipes[row] for row in (1, 4, 2)], CPU), Stack(recipes, CPU)
+    other, whole = RunStack([recipes[row] for row in (1, 4, 2)], CPU), RunStack(recipes, CPU)
     other.restore(saved)
     assert_same_steps(ours, other, 5)
     for stack in (ours, other):
@@ -525,7 +525,7 @@ def test_runs_that_diverge_where_a_shape_is_dear(
     shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipes = rated(recipe(optimizer=optimizer("SGD", lr=0.1, momentum=0.9), steps=50), 0.1, 1e200, 0.05, 1e40, 1e100)
-    monkeypatch.setattr("mupscale.engine.stacked_training.Stack", Dear)
+    monkeypatch.setattr("mupscale.engine.stacked_training.RunStack", Dear)
     ours, theirs = both(recipes, points=50)
     assert far(ours, theirs) <= TOLERANCE
     assert [outcome.status for outcome in ours] == ["finished", "diverged", "finished", "diverged", "diverged"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mupscale.engine import Outcome, Stack, train_many
+from mupscale.engine import Outcome, RunStack, train_many
 from mupscale.engine.memory import free_memory, runs_at_once
 from mupscale.train import Evaluation, Growth, Recipe, Schedule, Seeds, Spec, run_recipe
 from small_runs import metrics
@@ -86,7 +86,7 @@ def test_a_graph_is_the_step_itself(kind: str) -> None:
     schedule, grow = Schedule("cosine", warmup=5), [Growth(at=20, width=16, lr=0.001)]
     recipes = several(recipe(kind, width=16, steps=30, schedule=schedule, grow=grow), 4)
     device = torch.device("cuda", 0)
-    graphed, eager = Stack(recipes, device), Stack(recipes, device)
+    graphed, eager = RunStack(recipes, device), RunStack(recipes, device)
     eager._replay = eager._take_step  # type: ignore[method-assign]
     near = 1e-6 if kind == "resnet" else 1e-12  # convolutions never give the same twice
     for count in (12, 13):
@@ -119,7 +119,7 @@ def test_a_compiled_stack_is_not_compiled_anew_before_half_of_its_runs_have_gone
     from torch._dynamo.utils import counters  # takes seconds, which collecting the tests need not
 
     recipes, device = several(recipe(), 6), torch.device("cuda", 0)
-    compiled, plain = Stack([replace(one, compile=True) for one in recipes], device), Stack(recipes, device)
+    compiled, plain = RunStack([replace(one, compile=True) for one in recipes], device), RunStack(recipes, device)
     made, graphs, shapes = [counters["stats"]["unique_graphs"]], [], []
     for rows in ([0, 1, 2, 3, 4, 5], [0, 2, 3, 4, 5], [4, 2, 1, 0], [0, 1, 3]):
         for stack in (compiled, plain):
@@ -166,7 +166,7 @@ def test_the_estimate_holds() -> None:
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
-    stack = Stack(several(one, most), device, data)
+    stack = RunStack(several(one, most), device, data)
     stack.advance(3)
     taken = torch.cuda.max_memory_reserved(device) - before
     assert 0.1 * limit < taken < limit

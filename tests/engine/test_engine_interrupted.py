@@ -17,7 +17,7 @@ from test_engine import CPU, optimizer, rated, varied
 
 import small_runs
 from mupscale import checkpoint
-from mupscale.engine import Outcome, Stack, train_many
+from mupscale.engine import Outcome, RunStack, train_many
 from mupscale.system import Interrupted
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Spec
@@ -277,7 +277,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_loses_nothing(tmp_path: Path, fol
 
 def test_a_stack_on_its_own_saves_and_restores(tmp_path: Path) -> None:
     recipes = varied(recipe(kind="resnet", optimizer=small_runs.SGD, steps=9))
-    stack, other = Stack(recipes, CPU), Stack(recipes, CPU)
+    stack, other = RunStack(recipes, CPU), RunStack(recipes, CPU)
     stack.advance(4)
     stack.save(tmp_path / "stack", {"mine": [1, 2]})
     saved = checkpoint.load(tmp_path / "stack")
@@ -285,7 +285,7 @@ def test_a_stack_on_its_own_saves_and_restores(tmp_path: Path) -> None:
     other.restore(saved)
     assert torch.equal(stack.advance(5), other.advance(5))
     assert stack.evaluate() == other.evaluate()
-    fewer = Stack(recipes[:2], CPU)
+    fewer = RunStack(recipes[:2], CPU)
     start = fewer.replicas.flat.detach().clone()
     with pytest.raises(MupscaleError, match="not where these runs stood"):
         fewer.restore(saved)

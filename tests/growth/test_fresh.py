@@ -706,6 +706,7 @@ class GrownTied(GrownMembers):
 TOKENS = [(torch.randint(11, (16, 8)),) * 2 for _ in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("power", "is_flat"), [(0.0, True), (1.0, False)])
 def test_a_wrong_fold_of_the_tied_norm_is_seen(power: float, is_flat: bool) -> None:
     """Gains of new units that do not shrink with the width let the logits grow with it."""

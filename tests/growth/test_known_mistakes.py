@@ -122,6 +122,7 @@ def test_metadata_lost_by_fsdp2(pair: Any, tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_compiled_models_failing_on_orig_mod(pair: Any) -> None:
     narrow, wide, plan = pair
     rates = factors(wide, plan)

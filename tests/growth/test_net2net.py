@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.core import Axis
-from mupscale.growth.net2net import random_copies, widen_net2net
+from mupscale.growth.net2net import Net2Net, random_copies
 from mupscale.models import GPT2, MLP
 from mupscale.system import MupscaleError
 
@@ -17,7 +17,7 @@ from mupscale.system import MupscaleError
 def test_net2net_keeps_the_function_of_an_mlp() -> None:
     """Random copies, what reads them divided by how many there are of each."""
     narrow, wide = MLP(6, 8, 3), MLP(6, 24, 3)
-    widen_net2net(narrow, wide, mu.plan(narrow, wide), seed=3)
+    mu.upscale(narrow, wide, mu.plan(narrow, wide), grow=Net2Net(), seed=3)
     x = torch.randn(32, 6)
     assert (wide(x) - narrow(x)).abs().max() < 1e-10
     counts = [int((wide.state_dict()[name] == row).all(1).sum()) for name, row in _rows(narrow)]
@@ -32,7 +32,7 @@ def _rows(model: nn.Module) -> list[tuple[str, Tensor]]:
 def test_net2net_refuses_a_norm_over_the_width() -> None:
     narrow, wide = (GPT2(11, 6, layers=1, heads=heads, head_dim=4) for heads in (1, 2))
     with pytest.raises(MupscaleError, match=r"a norm over the width computes \('.*'\).* without changing its"):
-        widen_net2net(narrow, wide, mu.plan(narrow, wide), seed=0)
+        mu.upscale(narrow, wide, mu.plan(narrow, wide), grow=Net2Net())
 
 
 def test_copies_are_whole_blocks_and_none_is_left_out() -> None:

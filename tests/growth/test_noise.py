@@ -448,7 +448,13 @@ MATRICES: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("make", MATRICES.values(), ids=MATRICES)
+TELLING = {"random", "clustered", "rank 5", "widened", "zero"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [pytest.param(make, id=name, marks=() if name in TELLING else pytest.mark.slow) for name, make in MATRICES.items()],
+)
 def test_lanczos_agrees_with_the_svd(make: Callable[[], Tensor]) -> None:
     matrix = make()
     exact = norm(matrix)

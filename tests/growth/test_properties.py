@@ -15,7 +15,7 @@ import mupscale as mu
 from mupscale.models import MLP
 
 pytestmark = pytest.mark.usefixtures("float64")
-quick = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 widths = st.integers(1, 5)
 multipliers = st.integers(1, 4)

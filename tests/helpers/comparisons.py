@@ -36,6 +36,8 @@ FINALS = {
     "fresh": (0.60, 0.555, 0.519),
     "copies-without-noise": (0.68, 0.59, 0.546),
     "paired-noise": (0.70, 0.585, 0.533),
+    "net2net": (0.76, 0.61, 0.537),
+    "naive-widening": (0.79, 0.64, 0.551),
     "from-scratch-all-steps": (0.71, 0.58, 0.511),
 }
 """Losses at the budgets: growing with fresh units crosses both others."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor, nn
 
 import mupscale as mu
+from hf_more_models import GROUPED, MORE, POSITIONS, SIZES, TEXT, VOCAB
 from mupscale import Plan
 from mupscale.checks import Report
 from mupscale.hf.describe.architecture import Architecture
@@ -24,62 +26,90 @@ transformers.logging.set_verbosity_error()
 
 ADAMW: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-3}
 
-VOCAB, POSITIONS, CLASSES = 29, 24, 3
+CLASSES = 3
 
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}  # what computes in float64, too
 
-_SIZES = {"hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4, "num_hidden_layers": 2}
-_TEXT = {**_SIZES, "vocab_size": VOCAB, "max_position_embeddings": POSITIONS}
-_GROUPED = {**_TEXT, "num_key_value_heads": 2}
 _LARGER = {"hidden_size": 32, "intermediate_size": 20}  # heads of 8 units, of which a part is rotated
 
-CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
+FIRST: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": (
         "GPT2",
         "LMHeadModel",
         {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS, "vocab_size": VOCAB},
     ),
-    "llama": ("Llama", "ForCausalLM", _GROUPED),
-    "mistral": ("Mistral", "ForCausalLM", {**_GROUPED, "sliding_window": 4}),
-    "qwen2": ("Qwen2", "ForCausalLM", _GROUPED),
-    "qwen3": ("Qwen3", "ForCausalLM", {**_GROUPED, "head_dim": 6}),
-    "gemma": ("Gemma", "ForCausalLM", {**_TEXT, "num_key_value_heads": 1, "head_dim": 6}),
+    "llama": ("Llama", "ForCausalLM", GROUPED),
+    "mistral": ("Mistral", "ForCausalLM", {**GROUPED, "sliding_window": 4}),
+    "qwen2": ("Qwen2", "ForCausalLM", GROUPED),
+    "qwen3": ("Qwen3", "ForCausalLM", {**GROUPED, "head_dim": 6}),
+    "gemma": ("Gemma", "ForCausalLM", {**TEXT, "num_key_value_heads": 1, "head_dim": 6}),
     "gemma2": (
         "Gemma2",
         "ForCausalLM",
-        {**_GROUPED, "head_dim": 6, "query_pre_attn_scalar": 3, "sliding_window": 4, "attn_logit_softcapping": 2.0},
+        {**GROUPED, "head_dim": 6, "query_pre_attn_scalar": 3, "sliding_window": 4, "attn_logit_softcapping": 2.0},
     ),
-    "phi": ("Phi", "ForCausalLM", _TEXT),
-    "gpt_neox": ("GPTNeoX", "ForCausalLM", {**_TEXT, **_LARGER}),
-    "opt": ("OPT", "ForCausalLM", {**_TEXT, "ffn_dim": 20, "word_embed_proj_dim": 16}),
-    "olmo2": ("Olmo2", "ForCausalLM", _GROUPED),
-    "mixtral": ("Mixtral", "ForCausalLM", {**_GROUPED, "num_local_experts": 4}),
-    "bert": ("Bert", "ForMaskedLM", _TEXT),
+    "phi": ("Phi", "ForCausalLM", TEXT),
+    "gpt_neox": ("GPTNeoX", "ForCausalLM", {**TEXT, **_LARGER}),
+    "opt": ("OPT", "ForCausalLM", {**TEXT, "ffn_dim": 20, "word_embed_proj_dim": 16}),
+    "olmo2": ("Olmo2", "ForCausalLM", GROUPED),
+    "mixtral": ("Mixtral", "ForCausalLM", {**GROUPED, "num_local_experts": 4}),
+    "bert": ("Bert", "ForMaskedLM", TEXT),
     "vit": (
         "ViT",
         "ForImageClassification",
-        {**_SIZES, "image_size": 8, "patch_size": 4, "num_channels": 2, "encoder_stride": 4},
+        {**SIZES, "image_size": 8, "patch_size": 4, "num_channels": 2, "encoder_stride": 4},
     ),
 }
-"""By model_type: the prefix of its classes, the usual head, and its config."""
+"""By model_type: the prefix of its classes, the usual head, and its config. All tests run with these every time."""
+
+CONFIGS = {**FIRST, **MORE}
+
+OTHER_NAMES = {"gemma3_text": "Gemma3Text", "llama4_text": "Llama4Text"}
+"""Prefixes of config classes that are not those of the models."""
+
+HEADS = {
+    "gemma3_text": ["TextForSequenceClassification", "TextModel"],
+    "llama4_text": ["TextModel"],
+    "t5": ["ForQuestionAnswering", "Model"],
+    "bart": ["ForQuestionAnswering", "Model"],
+}
+"""Heads of architectures whose module has models of another config, too."""
+
+
+def each(names: Iterable[Any] | None = None) -> list[Any]:
+    """Parameters for a test: architectures (or tuples that begin with one), those of MORE with make test-slow."""
+    cases = list(CONFIGS if names is None else names)
+    first = [case[0] if isinstance(case, tuple) else case for case in cases]
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.slow] * (name in MORE))
+        for case, name in zip(cases, first, strict=True)
+    ]
 
 
 def tiny(name: str, head: str | None = None, **config: Any) -> tuple[Any, type[nn.Module]]:
     """A small config and its model's class; `head`: how the class's name goes on after the prefix, as ForCausalLM."""
     prefix, usual, sizes = CONFIGS[name]
     cls = getattr(transformers, prefix + (usual if head is None else head))
-    common = {"pad_token_id": None, "use_cache": False, "num_labels": CLASSES, "architectures": [cls.__name__]}
+    labels = 2 if cls.__name__.endswith("ForQuestionAnswering") else CLASSES
+    common = {"pad_token_id": None, "use_cache": False, "num_labels": labels, "architectures": [cls.__name__]}
     given = {**common, **sizes, **config, **EAGER}
-    return getattr(transformers, f"{prefix}Config")(**given), cls
+    return getattr(transformers, f"{OTHER_NAMES.get(name, prefix)}Config")(**given), cls
 
 
 def heads_of(name: str) -> list[str]:
     """How the names of transformers' models of an architecture go on after the prefix, but for the usual one."""
+    if name in HEADS:
+        return HEADS[name]
     prefix, usual, _ = CONFIGS[name]
     module = getattr(transformers, prefix + usual).__module__
     named = {n: c for n, c in vars(sys.modules[module]).items() if inspect.isclass(c) and c.__module__ == module}
     public = [n for n, c in named.items() if issubclass(c, transformers.PreTrainedModel) and hasattr(transformers, n)]
     return sorted(n.removeprefix(prefix) for n in public if n != prefix + usual and not n.endswith("PreTrainedModel"))
+
+
+def headless(name: str) -> str:
+    """How the name of the model without a head goes on."""
+    return next(head for head in heads_of(name) if head in ("Model", "TextModel"))
 
 
 def build(config: Any) -> nn.Module:
@@ -125,6 +155,8 @@ def inputs(config: Any, count: int = 2, batch: int = 2, length: int = 7, seed: i
                 tokens = tokens.unsqueeze(1).expand(-1, 2, -1).clone()
                 tokens[:, 1] = tokens[:, 1].flip(-1)
             given = {"input_ids": tokens}
+            if config.is_encoder_decoder:
+                given["decoder_input_ids"] = tokens.flip(-1)
         made.append(given)
     return made
 
@@ -166,6 +198,15 @@ class Averaged(nn.Module):
         return {str(i): out.mean(-1) for i, out in enumerate(outputs(self.model, batch))}
 
 
+def averaged(model: nn.Module, batch: Any, outputs: Any) -> dict[str, Tensor]:
+    """A hook: hidden states among the outputs are averaged over their units, so that they do not grow."""
+    return {
+        name: t if name.endswith("logits") else t.mean(-1)
+        for name, t in outputs.items()
+        if isinstance(t, Tensor) and t.is_floating_point()
+    }
+
+
 class Pair:
     """A small model, its config as config.json has it, and the wide model made of it in memory, in float64."""
 
@@ -175,7 +216,12 @@ class Pair:
         self.json, self.times = self.config.to_dict(), Times.of(times)
         self.small = randomised(build(self.config))
         self.wide = build(self.architecture.wide_config(self.json, self.times))
-        if self.cls.__name__.endswith("Model") and not self.cls.__name__.endswith(("LMHeadModel", "DoubleHeadsModel")):
+        if self.config.is_encoder_decoder:
+            for model in (self.small, self.wide):
+                model.register_forward_hook(averaged)
+        elif self.cls.__name__.endswith("Model") and not self.cls.__name__.endswith(
+            ("LMHeadModel", "DoubleHeadsModel")
+        ):
             self.small, self.wide = Averaged(self.small), Averaged(self.wide)
         self.plan = self.architecture.plan(self.json, self.times, shapes(self.small))
         if change is not None:

@@ -64,6 +64,52 @@ VARIANTS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "vit-pixels": ("vit", 3, {"head": "ForMaskedImageModeling"}),
 }
 
+MORE: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    **{name: (name, 2, {}) for name in models.MORE},
+    "smollm3-untied": ("smollm3", "hidden=3,heads=2,kv=1", {"tie_word_embeddings": False, "attention_bias": True}),
+    "granite-tied": ("granite", "hidden=2,ffn=3,heads=2,kv=1", {"tie_word_embeddings": True, "mlp_bias": True}),
+    "phi3-tied": ("phi3", "hidden=3,ffn=2,heads=2", {"tie_word_embeddings": True}),
+    "starcoder2-untied": ("starcoder2", 3, {"tie_word_embeddings": False, "use_bias": False}),
+    "cohere-norms": ("cohere", "hidden=3,ffn=2,heads=2", {"use_qk_norm": True, "attention_bias": True}),
+    "cohere-norms-kv-stays": ("cohere", "hidden=2,heads=2,kv=1", {"use_qk_norm": True}),
+    "cohere-untied": ("cohere", 2, {"tie_word_embeddings": False}),
+    "cohere2-untied": ("cohere2", 3, {"tie_word_embeddings": False}),
+    "stablelm-tied": ("stablelm", 3, {"tie_word_embeddings": True, "use_qkv_bias": True}),
+    "stablelm-parallel": ("stablelm", "hidden=2,heads=2,kv=1", {"use_parallel_residual": True}),
+    "stablelm-norms": ("stablelm", "ffn=3", {"qk_layernorm": True}),
+    "gemma3-untied": ("gemma3_text", "hidden=4,ffn=3,heads=2", {"tie_word_embeddings": False, "sliding_window": 4}),
+    "olmo3-tied": ("olmo3", "hidden=2,ffn=3,heads=2,kv=1", {"tie_word_embeddings": True}),
+    "qwen2_moe-tied": ("qwen2_moe", "hidden=2,ffn=3,heads=2", {"tie_word_embeddings": True, "qkv_bias": False}),
+    "qwen3_moe-tied": ("qwen3_moe", "hidden=3,ffn=2,heads=2,kv=1", {"tie_word_embeddings": True}),
+    "olmoe-tied": ("olmoe", "hidden=2,ffn=3,heads=2", {"tie_word_embeddings": True, "attention_bias": True}),
+    "granitemoe-tied": ("granitemoe", "hidden=2,ffn=3,heads=2", {"tie_word_embeddings": True}),
+    "roberta-untied": ("roberta", "hidden=2,ffn=3,heads=2", {"tie_word_embeddings": False}),
+    "distilbert-untied": ("distilbert", "hidden=2,ffn=3,heads=2", {"tie_word_embeddings": False}),
+    "electra-untied": ("electra", "hidden=3,ffn=2,heads=3", {"tie_word_embeddings": False}),
+    "electra-large": ("electra", 2, {"embedding_size": 16}),
+    "electra-discriminator": ("electra", 2, {"head": "ForPreTraining"}),
+    "gpt_oss-tied": ("gpt_oss", "hidden=3,ffn=2,heads=2,kv=1", {"tie_word_embeddings": True}),
+    "llama4-plain": ("llama4_text", "hidden=2,ffn=3,heads=2,kv=1", {"moe_layers": [], "tie_word_embeddings": True}),
+    "deepseek_v2-no-rank": ("deepseek_v2", "hidden=3,ffn=2,heads=2", {"q_lora_rank": None, "attention_bias": True}),
+    "deepseek_v2-experts": ("deepseek_v2", 2, {"first_k_dense_replace": 0, "tie_word_embeddings": True}),
+    "deepseek_v3-experts": ("deepseek_v3", 2, {"first_k_dense_replace": 0, "attention_bias": True}),
+    "falcon-untied": ("falcon", "hidden=3,ffn=2,heads=3", {"tie_word_embeddings": False, "bias": True}),
+    "falcon-one-kv-head": ("falcon", 2, {"new_decoder_architecture": False, "multi_query": True}),
+    "falcon-all-heads": ("falcon", 2, {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": None}),
+    "falcon-serial": (
+        "falcon",
+        2,
+        {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": None, "parallel_attn": False},
+    ),
+    "falcon-alibi": (
+        "falcon",
+        "ffn=3",
+        {"new_decoder_architecture": False, "alibi": True, "multi_query": False, "num_kv_heads": None},
+    ),
+    "t5-gated": ("t5", "hidden=3,ffn=2,heads=2", {"feed_forward_proj": "gated-gelu"}),
+    "bart-untied": ("bart", "hidden=2,ffn=3,heads=2", {"tie_word_embeddings": False}),
+}
+
 
 def assert_alike(report: Report) -> None:
     assert report.ok, str(report)
@@ -82,14 +128,23 @@ def norm_of_gradients(pair: models.Pair) -> float:
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, *(pytest.param(v, marks=pytest.mark.slow) for v in MORE)])
 def test_outputs_and_steps_of_adamw_are_the_same(variant: str) -> None:
     """Ten steps of each architecture, five of its variants, which have one layer."""
-    name, times, config = VARIANTS[variant]
+    name, times, config = {**VARIANTS, **MORE}[variant]
     pair = models.Pair(name, times, **{"num_hidden_layers": 2 if variant == name else 1, **config})
     assert pair.compare() <= 1e-10
     assert norm_of_gradients(pair) > 0.3, "clipping does not bind"
     assert_alike(pair.train(steps=10 if variant == name else 5))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", models.MORE)
+def test_one_step_of_every_other_architecture(name: str) -> None:
+    """The quick part of the above."""
+    pair = models.Pair(name, 2, num_hidden_layers=1)
+    assert pair.compare() <= 1e-10
+    assert pair.train(steps=1).ok
 
 
 @pytest.mark.usefixtures("float64")

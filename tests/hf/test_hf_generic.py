@@ -27,38 +27,30 @@ SIZES = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "nu
 TEXT = {**SIZES, "max_position_embeddings": 24}
 GROUPED = {**TEXT, "num_key_value_heads": 2}
 GPT = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 29, "n_positions": 24}
-FALCON = {k: v for k, v in SIZES.items() if k != "intermediate_size"}
 
 EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gptj": ("GPTJ", "ForCausalLM", {**GPT, "rotary_dim": 2, "n_inner": 20}),
     "codegen": ("CodeGen", "ForCausalLM", {**GPT, "rotary_dim": 2}),
-    "falcon": ("Falcon", "ForCausalLM", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
-    "stablelm": ("StableLm", "ForCausalLM", GROUPED),
-    "granite": ("Granite", "ForCausalLM", GROUPED),
-    "cohere": ("Cohere", "ForCausalLM", GROUPED),
-    "starcoder2": ("Starcoder2", "ForCausalLM", GROUPED),
-    "phi3": ("Phi3", "ForCausalLM", {**GROUPED, "pad_token_id": 0}),
-    "roberta": ("Roberta", "ForMaskedLM", TEXT),
-    "distilbert": (
-        "DistilBert",
-        "ForMaskedLM",
-        {"dim": 16, "hidden_dim": 20, "n_layers": 2, "n_heads": 4, "vocab_size": 29, "max_position_embeddings": 24},
-    ),
+    "arcee": ("Arcee", "ForCausalLM", GROUPED),
+    "apertus": ("Apertus", "ForCausalLM", {**GROUPED, "pad_token_id": 0}),
+    "exaone4": ("Exaone4", "ForCausalLM", GROUPED),
+    "nemotron": ("Nemotron", "ForCausalLM", GROUPED),
+    "data2vec-text": ("Data2VecText", "ForMaskedLM", TEXT),
     "deit": ("DeiT", "ForImageClassification", {**SIZES, "image_size": 8, "patch_size": 4}),
-    "olmoe": ("Olmoe", "ForCausalLM", {**TEXT, "num_experts": 4, "num_experts_per_tok": 2}),
+    "flex_olmo": ("FlexOlmo", "ForCausalLM", {**TEXT, "num_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0}),
     "mamba": ("Mamba", "ForCausalLM", {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 29, "state_size": 3}),
 }
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
-    "multi-query": ("Falcon", "ForCausalLM", {**FALCON, "multi_query": True}, "would need two learning rates"),
+    "multi-query": ("GPTBigCode", "ForCausalLM", {**GPT, "multi_query": True}, "would need two learning rates"),
     "alibi": ("Bloom", "ForCausalLM", {"hidden_size": 16, "n_layer": 1, "n_head": 4, "vocab_size": 29}, "ALiBi"),
     "scaled embeddings": (
-        "Gemma3Text",
-        "Gemma3ForCausalLM",
+        "VaultGemma",
+        "ForCausalLM",
         {**GROUPED, "head_dim": 4},
         "'model.embed_tokens' differs",
     ),
     "scaled readout": (
-        "T5",
+        "LongT5",
         "ForConditionalGeneration",
         {"d_model": 16, "d_kv": 4, "d_ff": 20, "num_layers": 1, "num_heads": 4, "vocab_size": 29},
         "module 'lm_head' differs first .* 0.7071 times what it should be",
@@ -111,7 +103,7 @@ def test_what_the_modules_do_not_explain_is_refused(name: str, tmp_path: Path) -
 
 
 def test_multipliers_of_their_own(tmp_path: Path) -> None:
-    prefix, head, fields = EXACT["stablelm"]
+    prefix, head, fields = EXACT["arcee"]
     small = saved(tmp_path / "small", prefix, head, fields)
     made = upscale(small, tmp_path / "wide", times="hidden=2,ffn=3,heads=2", progress=False)
     assert made.comparison is not None
@@ -123,7 +115,7 @@ def test_multipliers_of_their_own(tmp_path: Path) -> None:
 
 def test_two_growths_and_noise(tmp_path: Path) -> None:
     """Stacked experts, which lie apart in the files: noise in the second growth, verified against either model."""
-    small = saved(tmp_path / "small", *EXACT["olmoe"])
+    small = saved(tmp_path / "small", *EXACT["flex_olmo"])
     upscale(small, tmp_path / "middle", times=2, progress=False)
     upscale(tmp_path / "middle", tmp_path / "last", times="ffn=2", noise=0.5, progress=False)
     for first in (small, tmp_path / "middle"):
@@ -135,7 +127,7 @@ def test_two_growths_and_noise(tmp_path: Path) -> None:
 
 
 def test_fresh_stds_are_measured() -> None:
-    config = config_of(*EXACT["stablelm"]).to_dict()
+    config = config_of(*EXACT["arcee"]).to_dict()
     before = torch.get_rng_state()
     plan = from_modules.plan_by_modules(config, Times.of(2))
     assert torch.equal(before, torch.get_rng_state())
@@ -159,7 +151,7 @@ def test_fields_that_follow_from_others_stay_null() -> None:
 
 
 def test_a_head_dim_that_would_change() -> None:
-    config = config_of(*EXACT["stablelm"]).to_dict()
+    config = config_of(*EXACT["apertus"]).to_dict()
     with pytest.raises(MupscaleError, match="head_dim is hidden_size / num_attention_heads here, and it must stay"):
         from_modules.plan_by_modules(config, Times.of("hidden=2"), fresh=False)
 
@@ -170,7 +162,7 @@ def test_a_config_without_any_known_size() -> None:
 
 
 def test_a_tensor_that_the_model_lacks(tmp_path: Path) -> None:
-    config = config_of(*EXACT["stablelm"]).to_dict()
+    config = config_of(*EXACT["arcee"]).to_dict()
     plan = from_modules.plan_by_modules(config, Times.of(2), fresh=False)
     shapes = {name: entry.narrow for name, entry in plan.parameters.items()}
     assert from_modules.plan_for_files(config, plan, shapes).parameters.keys() == shapes.keys()

@@ -35,4 +35,4 @@ def test_a_new_architecture_is_one_file() -> None:
     from mupscale.hf.describe import DESCRIPTIONS
 
     files = {path.stem for path in (ROOT / "describe" / "architectures").glob("*.py")} - {"__init__"}
-    assert files <= DESCRIPTIONS.keys()
+    assert files <= {model_type.replace("-", "_") for model_type in DESCRIPTIONS}

@@ -45,7 +45,7 @@ def small(tmp_path: Path) -> Path:
 
 def test_what_comes_out(small: Path, tmp_path: Path) -> None:
     beside = ["generation_config.json", "tokenizer.json", "tokenizer_config.json", "merges.txt", "chat_template.jinja"]
-    left = ["README.md", "optimizer.pt", "training_args.bin", "trainer_state.json", "flax_model.msgpack", "notes.py"]
+    left = ["optimizer.pt", "training_args.bin", "trainer_state.json", "flax_model.msgpack", "notes.py"]
     for name in (*beside, "spiece.model", "vocab.txt", *left):
         (small / name).write_text(f"this is {name}")
     (small / "additional_chat_templates").mkdir()
@@ -53,7 +53,7 @@ def test_what_comes_out(small: Path, tmp_path: Path) -> None:
     (small / "onnx").mkdir()
     made = plainly(small, tmp_path / "wide", times="hidden=2,ffn=3,heads=2")
     found = {str(p.relative_to(tmp_path / "wide")) for p in (tmp_path / "wide").rglob("*") if p.is_file()}
-    ours = {"config.json", "mupscale.json", "model.safetensors", "additional_chat_templates/tool.jinja"}
+    ours = {"README.md", "config.json", "mupscale.json", "model.safetensors", "additional_chat_templates/tool.jinja"}
     assert found == {*beside, "spiece.model", "vocab.txt", *ours}
     assert (tmp_path / "wide" / "merges.txt").read_text() == "this is merges.txt"
     assert sorted(os.listdir(tmp_path)) == ["small", "wide"]
@@ -293,7 +293,8 @@ def stop_at_opening(path: Path) -> None:
 
 
 def read_all(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    """All but the card, which has the folder's name in it."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "README.md"}
 
 
 def test_interrupted_by_the_keyboard(larger: Path, tmp_path: Path) -> None:
@@ -482,18 +483,18 @@ def test_rounding_may_send_tokens_to_other_experts(zoo: Any, tmp_path: Path) -> 
     assert "its tensors are the small one's, but rounding them to 16 bits" in str(rounded)
 
 
-def stablelm(folder: Path) -> torch.nn.Module:
+def arcee(folder: Path) -> torch.nn.Module:
     """An architecture that nobody has described."""
     transformers = importlib.import_module("transformers")
     sizes = {"hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = transformers.StableLmConfig(**sizes, num_hidden_layers=1, vocab_size=29, pad_token_id=None)
-    model = transformers.StableLmForCausalLM(config)
+    config = transformers.ArceeConfig(**sizes, num_hidden_layers=1, vocab_size=29, pad_token_id=None)
+    model = transformers.ArceeForCausalLM(config)
     model.save_pretrained(folder)
     return model.eval()
 
 
 def test_an_architecture_that_is_not_described_is_verified(zoo: Any, tmp_path: Path) -> None:
-    expected = logits(stablelm(tmp_path / "small"))
+    expected = logits(arcee(tmp_path / "small"))
     made = upscale(tmp_path / "small", tmp_path / "wide", times=2)
     assert made.comparison is not None
     assert {row.what for row in made.comparison.rows} > {"logits"}
@@ -505,13 +506,13 @@ def test_an_architecture_that_is_not_described_is_verified(zoo: Any, tmp_path: P
     assert noisy.comparison.noisy
     assert Record.load(tmp_path / "noisy").growths == (GrowthStep(Times.of(2), 0.5, 4),)
     assert not torch.equal(logits(tmp_path / "noisy"), expected)
-    with pytest.raises(MupscaleError, match=r"'stablelm' is not described, so that only verification shows"):
+    with pytest.raises(MupscaleError, match=r"'arcee' is not described, so that only verification shows"):
         plainly(tmp_path / "small", tmp_path / "unverified")
     assert sorted(os.listdir(tmp_path)) == ["noisy", "small", "wide"]
 
 
 def test_a_blank_model_of_an_undescribed_architecture_shows_nothing(zoo: Any, tmp_path: Path) -> None:
-    model = stablelm(tmp_path / "small")
+    model = arcee(tmp_path / "small")
     for p in model.parameters():
         p.data.zero_()
     model.save_pretrained(tmp_path / "small")

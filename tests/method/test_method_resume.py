@@ -116,6 +116,7 @@ def test_ctrl_c_is_one_sentence_and_the_same_command_goes_on(whole: tuple[Path, 
     assert facts(replace(ours, recipe={})) == facts(replace(theirs, recipe={}))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_sentence_and_nothing_is_lost(tmp_path: Path) -> None:
     wide = small(steps=16, width=200, growth={"at": 8, "width": 400})
     method = few(seeds=1, baselines=["scratch"])
@@ -167,6 +168,7 @@ def test_what_is_done_is_read_and_takes_no_time(done: Path) -> None:
     assert all(text.endswith(": done already") for text in stages)
 
 
+@pytest.mark.slow
 def test_more_seeds_and_another_baseline_train_only_what_is_new(done: Path, tmp_path: Path) -> None:
     before = files(done)
     said: list[str] = []
@@ -229,6 +231,7 @@ def test_a_damaged_record_of_stages_costs_the_clock_alone(done: Path) -> None:
     assert os.path.exists(done / "summary.json")
 
 
+@pytest.mark.slow
 def test_what_a_stage_took_is_kept_while_no_other_worker_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """stages.json is read and written as a whole, so two at once would lose what one of them kept."""
     fcntl, keep, kept = pytest.importorskip("fcntl"), MethodRun._record, []

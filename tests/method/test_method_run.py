@@ -146,6 +146,7 @@ def test_upscaled_models_are_ordinary_runs_with_and_without_noise(
         assert curve.held_out_losses[-1] == pytest.approx(column(out, "loss", "eval")[-1], **EXACT)
 
 
+@pytest.mark.slow
 def test_from_scratch_with_the_drop_of_the_upscaled_run(done: Summary, tmp_path: Path) -> None:
     """(b): the rate drops after the same part of the run."""
     plain, drop = done.get("scratch"), done.get("scratch-drop")
@@ -162,6 +163,7 @@ def test_from_scratch_with_the_drop_of_the_upscaled_run(done: Summary, tmp_path:
     assert plain.curves[0].losses[drop.drop + 1] != drop.curves[0].losses[drop.drop + 1]
 
 
+@pytest.mark.slow
 def test_baselines_with_the_learning_rate_that_is_best_without_noise(tmp_path: Path) -> None:
     """(b′), (c′), (e′); and where the upscaled model keeps the base model's rate, (b) is (a) and not trained again."""
     run = MethodRun(small(), settings(lrs=LRS, seeds=1), tmp_path / "run", lambda text: None)
@@ -198,6 +200,7 @@ def test_baselines_with_the_learning_rate_that_is_best_without_noise(tmp_path: P
 OWN = {"scratch-own", "continued-own", "continued-late", "upscaled-own"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("zero", "named"), [(0.05, False), (0.02, True), pytest.param(0.1, True, marks=pytest.mark.slow)]
 )
@@ -214,6 +217,7 @@ def test_an_extrapolated_rate_and_the_grid_s_next_to_it_are_not_trained_apart(
     assert names & OWN == (OWN if named else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("baselines", "own"),
     [
@@ -291,6 +295,7 @@ def test_a_dry_run_of_what_cannot_be_counted_or_stacked(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ other ways to run it
 
 
+@pytest.mark.slow
 def test_with_a_schedule_upscaling_without_noise_is_a_run_of_its_own(tmp_path: Path) -> None:
     """The first steps of a longer cosine are not those of a short one."""
     cosine = small(schedule=Schedule("cosine"), steps=30, growth={"at": 10})
@@ -363,6 +368,7 @@ def test_signal_noise_extrapolated_from_two_widths_has_its_plain_constants_besid
         assert constant == pytest.approx(choice.constants[name] * choice.plain[0] / choice.noise)
 
 
+@pytest.mark.slow
 def test_two_small_widths_transfer_the_extrapolated_value_with_the_plain_one_beside_it(tmp_path: Path) -> None:
     method = settings(widths=[4, 2], upscaled_lrs=[0.02, 0.05, 0.1], noises=[0.1, 0.3, 1.0], seeds=1)
     method = replace(method, baselines=["continued"])
@@ -406,6 +412,7 @@ def test_gpt_2_grows_by_heads_through_the_whole_method(tmp_path: Path) -> None:
     assert Summary.load(tmp_path / "run") == Summary.from_json(json.loads(json.dumps(summary.to_json())))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_stacked_is_trained_one_run_at_a_time(tmp_path: Path) -> None:
     said: list[str] = []
     rms = small(optimizer=Spec("torch.optim.RMSprop", {"lr": 0.01}), steps=16, growth={"at": 8})
@@ -418,6 +425,7 @@ def test_what_cannot_be_stacked_is_trained_one_run_at_a_time(tmp_path: Path) -> 
     assert facts(run_quietly(tmp_path / "run", rms, method)) == facts(summary)
 
 
+@pytest.mark.slow
 def test_the_measure_may_be_the_held_out_loss(tmp_path: Path) -> None:
     summary = run_quietly(tmp_path / "run", small(steps=30), settings(measure="held-out", seeds=1, baselines=[]))
     trial = summary.sweeps[0].best
@@ -475,6 +483,7 @@ def test_a_base_model_that_always_diverges_is_one_sentence(tmp_path: Path) -> No
         run_quietly(tmp_path / "run", broken, settings(widths=[2], noises=[0.1]))
 
 
+@pytest.mark.slow
 def test_a_seed_with_which_the_base_model_diverges_is_left_out(tmp_path: Path) -> None:
     unlucky = small(data=Spec("method_runs.Unlucky"), steps=30)
     summary = run_quietly(tmp_path / "run", unlucky, settings(seeds=3, baselines=["continued"]))
@@ -492,5 +501,6 @@ def test_a_small_base_model_that_diverges_is_one_sentence(tmp_path: Path) -> Non
         run_quietly(tmp_path / "run", broken)
 
 
+@pytest.mark.slow
 def test_a_width_too_small_to_trust_is_warned_of(done: Summary) -> None:
     assert any("width 4 may be too small to trust" in sentence for sentence in done.warnings)

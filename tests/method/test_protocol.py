@@ -137,6 +137,7 @@ def test_thinned_curves_keep_their_means() -> None:
 # ------------------------------------------------------------------------------------------------ data and costs
 
 
+@pytest.mark.slow
 def test_the_data_is_loaded_once_for_all_stages(tmp_path: Path) -> None:
     """CoverType takes seconds to load, and a run has a dozen stages."""
     Counted.loaded = 0

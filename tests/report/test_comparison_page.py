@@ -353,7 +353,7 @@ DAMAGES: dict[str, tuple[Callable[[Any], Any], str]] = {
         "break_even.continued.charged has no cost",
     ),
     "no answer": (_set("answer", to={}), "answer.sentence is missing"),
-    "an unknown field": (_set("large", "more", to=1), "unexpected keyword argument 'more'"),
+    "an unknown field": (_set("large", "more", to=1), "there is no field 'large.more'"),
 }
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import random
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mupscale.engine import Outcome, train_many
 from mupscale.sweep import SweepJob, run_sweep
-from mupscale.sweep.pruning import HALVING, MEDIAN, PruningRule, is_behind, make_pruner
+from mupscale.sweep.attempts import trial_state
+from mupscale.sweep.pruning import HALVING, MEDIAN, PruningRule, is_behind, make_pruner, trials_behind
 from mupscale.sweep.space import Cell, Space, Sweep, Trial
 from mupscale.sweep.storage import Storage
-from mupscale.sweep.study import Study, trial_state
+from mupscale.sweep.study import Study, TakenTrial
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Recipe, Seeds, Spec
 from small_runs import ADAMW, SGD, recipe
@@ -32,10 +35,6 @@ def study(place: str | Path, space: Space = SPACE, **changes: Any) -> Study:
 
 def finished(cell: Cell, loss: float = 1.0) -> Trial:
     return Trial(cell.lr, cell.noise, "finished", loss, [loss - 0.1, loss + 0.1], [(10, 2.0), (20, loss)], 20, 7.0)
-
-
-def never(cell: Cell) -> None:
-    raise AssertionError(f"{cell} was given up")
 
 
 def recipes(cell: Cell, optimizer: Spec = ADAMW, **changes: Any) -> list[Recipe]:
@@ -57,8 +56,6 @@ def silent(text: str) -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_a_grid_is_taken_once_and_rebuilt_from_the_storage(place: str, tmp_path: Path) -> None:
     first = study(place.format(tmp_path))
-    first.enqueue(never)
-    first.enqueue(never)  # again: nothing is doubled
     assert first.count_open() == 6
     held = first.take(4, "me")
     assert [one.cell for one in held] == SPACE.cells[:4]
@@ -75,54 +72,78 @@ def test_a_grid_is_taken_once_and_rebuilt_from_the_storage(place: str, tmp_path:
 
 
 def test_of_two_trials_of_a_cell_the_later_one_is_void(tmp_path: Path) -> None:
+    ours, theirs = study(tmp_path / "study.db"), study(tmp_path / "study.db")
+    assert [one.cell for one in ours.take(2, "me")] == SPACE.cells[:2]
+    assert theirs.take(2, "you") == []  # it has not looked, and begins the same two
+    assert [trial_state(trial) for trial in ours.optuna_trials()] == ["running", "running", "void", "void"]
+    assert [one.cell for one in theirs.take(4, "you")] == SPACE.cells[2:]
+
+
+def test_trials_that_an_earlier_version_queued_are_taken_first(tmp_path: Path) -> None:
     made = study(tmp_path / "study.db")
-    for cell in (SPACE.cells[0], SPACE.cells[1], SPACE.cells[0]):  # as two workers do who start at the same moment
+    for cell in (SPACE.cells[2], SPACE.cells[2]):
         made.study.enqueue_trial(cell._asdict(), user_attrs={"cell": list(cell)})
-    made.enqueue(never)
-    held = [made.take(1, "me"), made.take(1, "you"), made.take(1, "me"), made.take(1, "you")]
-    assert [len(some) for some in held] == [1, 1, 0, 1]
+    assert made.count_open() == 7
+    taken = made.take(7, "me")
+    assert [one.cell for one in taken] == [SPACE.cells[i] for i in (2, 0, 1, 3, 4, 5)]
     assert [trial_state(trial) for trial in made.optuna_trials()].count("void") == 1
 
 
-def test_what_is_cut_while_it_is_queued_is_queued_by_the_next(tmp_path: Path) -> None:
-    made = study(tmp_path / "study.db")
-    made.study.enqueue_trial(SPACE.cells[2]._asdict(), user_attrs={"cell": list(SPACE.cells[2])})
-    made.enqueue(never)
-    assert sorted(one.cell for one in made.take(made.count_open(), "me")) == sorted(SPACE.cells)
+def die(made: Study, count: int = 1) -> list[TakenTrial]:
+    """Trials that a worker takes at once and dies of."""
+    taken = made.take(count, "a")
+    for one in taken:
+        assert made.mark_dead(one.number)
+    return taken
 
 
-def test_a_trial_whose_worker_died_is_retried_once(tmp_path: Path) -> None:
+def test_a_trial_whose_worker_died_is_tried_without_limit(tmp_path: Path) -> None:
     made = study(tmp_path / "study.db", Space((0.1,)))
-    made.enqueue(never)
-    (first,) = made.take(1, "a")
-    assert made.mark_dead(first.number)
-    made.enqueue(never)
-    (second,) = made.take(1, "b")
-    assert second.cell == first.cell
-    assert made.optuna_trials()[second.number].user_attrs["retry_of"] == first.number
-    assert made.mark_dead(second.number)
-    given_up: list[Cell] = []
-    made.enqueue(given_up.append)
-    assert given_up == [first.cell]
+    first, *others = (die(made)[0] for _ in range(5) if made.count_open())
+    assert [one.cell for one in others] == [first.cell] * 4
+    assert made.optuna_trials()[others[-1].number].user_attrs["retry_of"] == first.number
+    assert made.count_open() == 1
+
+
+def test_or_a_number_of_times(tmp_path: Path) -> None:
+    made = study(tmp_path / "study.db", Space((0.1,)), retries=2)
+    for _ in range(3):
+        assert made.count_open() == 1
+        die(made)
     assert made.count_open() == 0
-    assert made.results() == []
+    assert made.attempts.given_up == {Cell(0.1, 0.0): "its worker died 3 times"}
+    assert study(tmp_path / "study.db", Space((0.1,)), retries=3).count_open() == 1
+
+
+def test_where_workers_die_again_trials_are_tried_in_ever_smaller_company(tmp_path: Path) -> None:
+    made, sizes = study(tmp_path / "study.db"), list[int]()
+    for _ in range(8):
+        count = made.count_open()
+        sizes.append(len(die(made, count)))
+    assert sizes == [6, 6, 3, 3, 1, 1, 1, 1]  # a preemption is likelier the first time
+
+
+def test_what_failed_alone_is_given_up_until_the_next_start(tmp_path: Path) -> None:
+    made = study(tmp_path / "study.db", Space((0.1,)))
+    (one,) = made.take(1, "me")
+    assert made.mark_failed(one.number, "ValueError: so")
+    assert made.count_open() == 0
+    assert made.attempts.given_up == {one.cell: "ValueError: so"}
+    assert study(tmp_path / "study.db", Space((0.1,))).count_open() == 1
 
 
 def test_a_trial_given_back_is_no_retry(tmp_path: Path) -> None:
     made = study(tmp_path / "study.db", Space((0.1,)))
     for _ in range(3):
-        made.enqueue(never)
-        (held,) = made.take(1, "a")
+        (held,) = made.take(made.count_open(), "a")
         assert made.make_void(held.number, "given back")
-    made.enqueue(never)
-    (held,) = made.take(1, "a")
+    (held,) = made.take(made.count_open(), "a")
     assert "retry_of" not in made.optuna_trials()[held.number].user_attrs
 
 
 @pytest.mark.parametrize("place", PLACES[1:])
 def test_a_trial_that_another_told_stays_as_it_is(place: str, tmp_path: Path) -> None:
     ours, theirs = study(place.format(tmp_path), Space((0.1,))), study(place.format(tmp_path), Space((0.1,)))
-    ours.enqueue(never)
     (held,) = ours.take(1, "us")
     assert theirs.finish(held.number, finished(held.cell, 1.0), 0.0)
     assert not ours.finish(held.number, finished(held.cell, 9.0), 0.0)
@@ -132,7 +153,6 @@ def test_a_trial_that_another_told_stays_as_it_is(place: str, tmp_path: Path) ->
 
 def test_divergence_is_recorded_as_such_and_never_chosen(tmp_path: Path) -> None:
     made = study(tmp_path / "study.db", Space((0.01, 0.1)))
-    made.enqueue(never)
     good, bad = made.take(2, "me")
     assert made.finish(bad.number, Trial(*bad.cell, "diverged", None, [], [(5, 0.001)], 7, 3.0), 0.0)
     assert made.finish(good.number, finished(good.cell, 5.0), 0.0)
@@ -148,7 +168,6 @@ def test_divergence_is_recorded_as_such_and_never_chosen(tmp_path: Path) -> None
 def test_drawn_trials_are_counted_exactly_and_begin_with_zero_noise(sampler: str, tmp_path: Path) -> None:
     ours, theirs = (study(tmp_path / "study.db", sampler=sampler, trials=10) for _ in range(2))
     assert ours.sampler == sampler
-    ours.enqueue(never)
     done: list[Cell] = []
     while any(one.count_open() for one in (ours, theirs)):
         for one in (ours, theirs):
@@ -163,10 +182,8 @@ def test_drawn_trials_are_counted_exactly_and_begin_with_zero_noise(sampler: str
 
 def test_random_draws_the_same_cells_whoever_draws_them(tmp_path: Path) -> None:
     alone = study(tmp_path / "alone.db", sampler="random", trials=8)
-    alone.enqueue(never)
     cells = {one.cell for one in alone.take(8, "w")}
     workers = [study(tmp_path / "two.db", sampler="random", trials=8) for _ in range(2)]
-    workers[0].enqueue(never)
     found: set[Cell] = set()
     while workers[0].count_open():
         for worker in workers:
@@ -194,8 +211,11 @@ def judge(
     for number, trial in enumerate(trials):
         trial.number = number
     levels = sorted({noise for _, noise in values})
-    kept = zip(values, trials, strict=True)
-    return {cell for cell, trial in kept if not is_behind(rule, trial, trials, step, 100, levels)}
+    kept = list(zip(values, trials, strict=True))
+    one_by_one = {cell for cell, trial in kept if not is_behind(rule, trial, trials, step, 100, levels)}
+    behind = trials_behind(rule, trials, step, 100, levels)
+    assert {cell for cell, trial in kept if trial.number not in behind} == one_by_one
+    return one_by_one
 
 
 @pytest.mark.parametrize(("rule", "step"), [(HALVING, 10), (HALVING, 12), (MEDIAN, 15)])
@@ -211,6 +231,18 @@ def test_late_everything_is_compared_by_where_it_leads(rule: PruningRule, first:
     values = {(lr, 0): {first: 5.0 + lr, step: 5.0 + lr} for lr in (1, 2, 3)}
     values |= {(lr, 2): {first: 19.0 + lr, step: 9.0 + lr} for lr in (1, 2, 3)}
     assert judge(rule, values, step) == {(1, 2), (2, 2), (3, 2), (1, 0)}
+
+
+@pytest.mark.parametrize(("rule", "first", "step"), [(HALVING, 10, 10), (HALVING, 10, 30), (MEDIAN, 15, 35)])
+def test_all_at_once_are_judged_as_one_by_one(rule: PruningRule, first: int, step: int) -> None:
+    draw = random.Random(0)
+    for _ in range(20):
+        values = {
+            (lr, noise): {first: draw.choice([1.0, draw.random(), math.nan]), step: draw.random()}
+            for lr in range(1, 6)
+            for noise in (0, 1, 2)
+        }
+        judge(rule, values, step)  # compares the two
 
 
 def test_a_loss_that_is_no_number_is_behind() -> None:
@@ -299,6 +331,43 @@ def test_held_out_loss_is_what_is_minimised_if_asked(plain: Sweep, tmp_path: Pat
     assert all(abs(a.loss - b.loss) > 1e-3 for a, b in zip(plain.trials, held_out.trials, strict=True))  # type: ignore[operator]
 
 
+def fail_where(monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Recipe], bool]) -> None:
+    """From now on training fails where it meets such a recipe, as it does where memory ends."""
+
+    def train(recipes: Sequence[Recipe], **options: Any) -> list[Outcome]:
+        if any(map(wrong, recipes)):
+            raise MemoryError("no memory left, say")
+        return train_many(recipes, **options)
+
+    monkeypatch.setattr("mupscale.sweep.search.train_many", train)
+
+
+@pytest.mark.parametrize("engine", ["auto", "serial"])
+def test_what_fails_by_itself_is_given_up_and_the_rest_is_trained(
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = f"journal:{tmp_path / 'study'}"
+    why = r"s is not complete.*2 of 6 trials are missing: lr 0.1 and noise 0 \(MemoryError: no memory left, say\)"
+    with monkeypatch.context() as patch:
+        fail_where(patch, lambda recipe: recipe.optimizer.init_args["lr"] == 0.1)
+        with pytest.raises(MupscaleError, match=why):
+            run_sweep(task(engine=engine), place, note=silent)
+    states = [trial_state(trial) for trial in study(place, description=task().description()).optuna_trials()]
+    assert states.count("finished") == 4
+    assert states.count("failed") == 2
+    assert set(states) <= {"finished", "failed", "void"}
+    found = run_sweep(task(engine=engine), place, note=silent)  # mended: the same command tries them again
+    assert [trial.status for trial in found.trials] == ["finished"] * 6
+
+
+def test_where_nothing_can_be_trained_the_error_ends_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = f"journal:{tmp_path / 'study'}"
+    fail_where(monkeypatch, lambda recipe: True)
+    with pytest.raises(MemoryError, match="no memory left, say"):
+        run_sweep(task(), place, note=silent)
+    assert study(place, description=task().description()).count_running() == 0
+
+
 def test_all_trials_diverged(tmp_path: Path) -> None:
     def wild(cell: Cell) -> list[Recipe]:
         return recipes(cell, SGD)
@@ -336,6 +405,17 @@ def test_the_learning_rate_and_the_noise_are_what_a_study_is_about(tmp_path: Pat
     assert task().description() == task(space=Space((0.5,))).description()
 
 
+@pytest.mark.parametrize("name", ["a?b", "50%", "a#b", "a b", "ä", "{x}", "%3Fmode=memory"])
+def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    one = Space((0.1,))
+    (held,) = study(folder / "study.db", one).take(1, "me")
+    assert (folder / "study.db").stat().st_size > 0
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert study(folder / "study.db", one).finish(held.number, finished(held.cell), 0.0)
+
+
 @pytest.mark.parametrize(
     ("place", "why"),
     [
@@ -363,7 +443,6 @@ def test_a_server_that_is_not_there() -> None:
 
 def test_a_storage_locked_for_long_and_nothing_lost(tmp_path: Path) -> None:
     made = study(tmp_path / "study.db", patience=0.5)
-    made.enqueue(never)
     first, second = made.take(2, "me")
     assert made.finish(first.number, finished(first.cell), 0.0)
     other = sqlite3.connect(tmp_path / "study.db", isolation_level=None)
@@ -378,7 +457,6 @@ def test_a_storage_locked_for_long_and_nothing_lost(tmp_path: Path) -> None:
 def test_a_storage_that_goes_away(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     made = study(f"journal:{tmp_path}/here/study.log", patience=0.3)
-    made.enqueue(never)
     (tmp_path / "here").rename(tmp_path / "there")
     with pytest.raises(MupscaleError, match=r"cannot be used: No such file.*; all that it was told is kept"):
         made.take(1, "me")
@@ -394,8 +472,7 @@ def test_a_study_that_is_deleted(tmp_path: Path) -> None:
 
 
 def test_half_a_line_in_a_journal_does_no_harm(tmp_path: Path) -> None:
-    made = study(f"journal:{tmp_path}/study.log")
-    made.enqueue(never)
+    study(f"journal:{tmp_path}/study.log")
     with open(tmp_path / "study.log", "ab") as file:
         file.write(b'{"op_code":4,"worker_id":"x","study')  # a worker killed, or a disk full, in the middle of a line
     again = study(f"journal:{tmp_path}/study.log")

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from mupscale.data.stream import Batch
 from mupscale.sweep import SweepJob, run_sweep
-from mupscale.sweep.space import Cell, Space, Sweep
+from mupscale.sweep.attempts import trial_state
+from mupscale.sweep.space import Cell, Space, Sweep, Trial
 from mupscale.sweep.storage import Storage
-from mupscale.sweep.study import Study, trial_state
+from mupscale.sweep.study import Study
 from mupscale.sweep.workers import Worker
 from mupscale.system.errors import Interrupted, MupscaleError
 from mupscale.train import Recipe, Seeds, Spec
@@ -257,7 +258,6 @@ def test_two_workers_share_a_study(place: str, alone: Sweep, tmp_path: Path) -> 
 
 def test_no_trial_is_taken_twice(place: str, tmp_path: Path) -> None:
     space = Space(tuple(0.001 * (1 + number) for number in range(30)))
-    Study(place, "s", space, {}, steps=STEPS).enqueue(lambda cell: None)
     start = PROCESSES.Barrier(3)
     takers = [PROCESSES.Process(target=_take_all, args=(place, space, tmp_path / f"{i}.json", start)) for i in range(3)]
     for taker in takers:
@@ -265,14 +265,17 @@ def test_no_trial_is_taken_twice(place: str, tmp_path: Path) -> None:
     for taker in takers:
         taker.join(DEADLINE)
     taken = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(3)]
-    assert sorted(number for some in taken for number in some) == list(range(30))
+    cells = {number: tuple(trial.user_attrs["cell"]) for number, trial in enumerate(trials(place))}
+    assert sorted(cells[number] for some in taken for number in some) == sorted(space.cells)
 
 
 def _take_all(place: str, space: Space, output: Path, start: Any) -> None:
     study, taken = Study(place, "s", space, {}, steps=STEPS), []
     start.wait(DEADLINE)
     while study.count_open():
-        taken += [one.number for one in study.take(1, output.name)]
+        for one in study.take(1, output.name):
+            taken.append(one.number)
+            study.finish(one.number, Trial(*one.cell, "finished", 1.0), 0.0)
     output.write_text(json.dumps(taken))
 
 
@@ -292,23 +295,30 @@ def test_a_worker_killed_in_the_middle(place: str, alone: Sweep, tmp_path: Path)
     assert any("a worker died" in text for text in said)
 
 
-def test_a_worker_killed_twice_at_its_trials_leaves_them(tmp_path: Path) -> None:
+def test_workers_killed_again_and_again_destroy_nothing(place: str, alone: Sweep, tmp_path: Path) -> None:
+    for attempt in range(3):
+        worker, _ = held(task(), place, tmp_path / f"{attempt}.log", worker=bool(attempt % 2), folder=tmp_path / "run")
+        worker.signal(signal.SIGKILL)
+        worker.wait()
+    assert_same(run_sweep(task(), place, folder=tmp_path / "run", note=silent), alone)
+
+
+def test_a_sweep_that_is_not_complete_says_so(tmp_path: Path) -> None:
     place, one = f"{tmp_path}/study.db", Space((0.1,))
     for attempt in range(2):
         worker, _ = held(task(space=one), place, tmp_path / f"{attempt}.log")
         assert len(trials(place)) == attempt + 1
         worker.signal(signal.SIGKILL)
         worker.wait()
-    said: list[str] = []
-    found = run_sweep(task(space=one), place, note=said.append)
-    assert found.trials == []
-    assert any("lr 0.1 and noise 0 is given up, since two workers died at it" in text for text in said)
+    with pytest.raises(MupscaleError, match=r"s is not complete.*lr 0.1 and noise 0 \(its worker died twice\)"):
+        run_sweep(task(space=one), place, retries=1, note=silent)
+    assert [trial.cell for trial in run_sweep(task(space=one), place, note=silent).trials] == one.cells
 
 
 def test_a_trial_whose_worker_has_not_yet_said_who_it_is(place: str, alone: Sweep) -> None:
     """Taken, and cut before its worker was noted: others work on, and take it over when there is still no sign."""
     made = Study(place, "s", SPACE, task().description(), steps=STEPS)
-    made.enqueue(lambda cell: None)
+    made.study.enqueue_trial(SPACE.cells[0]._asdict(), user_attrs={"cell": list(SPACE.cells[0])})
     made.study.ask(made.ranges)
     with Worker(made) as me:
         assert me.end_abandoned_trials() == 0

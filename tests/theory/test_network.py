@@ -193,8 +193,8 @@ def test_real_networks_of_width_2048_are_at_the_limit(activation: str, layers: i
     "mlp",
     [
         MLPSetup(3, "tanh", momentum=0.8),
-        MLPSetup(3, "relu", entrywise=Sign(0.3)),
-        MLPSetup(3, "gelu", entrywise=Adam(0.8, 0.9, 0.2)),
+        pytest.param(MLPSetup(3, "relu", entrywise=Sign(0.3)), marks=pytest.mark.slow),
+        pytest.param(MLPSetup(3, "gelu", entrywise=Adam(0.8, 0.9, 0.2)), marks=pytest.mark.slow),
         MLPSetup(4, lambda h: h / (1 + h.square()).sqrt(), sigma=[1, 1.5, 1.5, 0.5], trained=[False, True, True, True]),
     ],
     ids=["momentum", "sign", "Adam", "own activation"],

@@ -64,6 +64,7 @@ def test_the_batch_has_inputs_of_length_one() -> None:
         gaussian_batch(0, 3)
 
 
+@pytest.mark.slow
 def test_networks_come_closer_to_the_limit_with_the_square_root_of_n(met: LimitComparison) -> None:
     assert met.widths == [64, 128, 256, 512]
     assert met.slope == pytest.approx(-0.5, abs=0.1)
@@ -230,7 +231,7 @@ def test_a_sweep_is_drawn_as_a_heat_map(swept: Sweep, easel: Easel) -> None:
 # ------------------------------------------------------------------------------------------------ worked examples
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_worked_example_is_its_closed_form(number: int) -> None:
     worked = worked_example(number, SETTINGS, 1.0, [64, 256], samples=400, networks=32)
     assert worked.difference < 1e-12

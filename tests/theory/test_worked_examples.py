@@ -146,7 +146,7 @@ def test_master_theorem_finite_networks_converge_as_one_over_root_n(example: int
     assert errors[-1] < 0.05
 
 
-@pytest.mark.parametrize("example", [1, 2])
+@pytest.mark.parametrize("example", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_networks_with_real_matrices_converge_too(example: int) -> None:
     s = replace(setting(2), before=2, after=2)
     wanted, errors = closed_form(example, s), []

@@ -13,7 +13,7 @@ from mupscale.system import MupscaleError
 from mupscale.train import Recipe, RunState, read_snapshot, run_recipe
 from small_runs import recipe
 
-NAMES = ["step", "width", "lr", "flops", "seconds", "losses", "norms", "recipe"]
+NAMES = ["step", "width", "lr", "flops", "seconds", "losses", "norms", "recipe", "data", "threads"]
 WHOLE: dict[str, Any] = {
     "step": 20,
     "width": {"head_dim": 8},
@@ -23,6 +23,8 @@ WHOLE: dict[str, Any] = {
     "losses": [1.0, 0.5],
     "norms": [],
     "recipe": {"optimizer": {"class_path": "torch.optim.AdamW"}},
+    "data": "0123abcd",
+    "threads": 2,
 }
 FILE = Path("run/step-20.safetensors")
 
@@ -75,21 +77,21 @@ def test_what_a_run_writes(tmp_path: Path) -> None:
     path = tmp_path / "run" / "checkpoints" / "step-000000003.safetensors"
     values = checkpoint.load(path).extra["run"]
     assert list(values) == NAMES
-    assert [type(value) for value in values.values()] == [int, int, float, float, float, list, list, dict]
+    assert [type(value) for value in values.values()] == [int, int, float, float, float, list, list, dict, str, int]
     assert Recipe.from_json(values["recipe"]) == short
     assert read_snapshot(path).run == RunState(**values)
 
 
 @pytest.mark.parametrize("field", NAMES)
 def test_resuming_names_what_is_missing(tmp_path: Path, field: str) -> None:
-    """All but the width, which the recipe says, too."""
+    """All but the width, which the recipe says, too, and what checkpoints of earlier versions do not say."""
     short = recipe(tmp_path / "run", steps=3)
     run_recipe(short)
     path = tmp_path / "run" / "checkpoints" / "step-000000003.safetensors"
     saved = checkpoint.load(path)
     values = {name: value for name, value in saved.extra["run"].items() if name != field}
     checkpoint.save_states(path, saved.model, saved.optimizer, saved.plan, {"run": values})
-    if field == "width":
+    if field in ("width", "data", "threads"):
         assert run_recipe(short, resume=True).status == "finished"
         return
     with pytest.raises(MupscaleError, match=rf"{re.escape(str(path))} does not say the run's '{field}'"):

@@ -66,8 +66,8 @@ GROWTHS: dict[str, dict[str, Any]] = {
 }
 
 
-AGAIN = {"gpt2, more heads, SGD, accumulated", "gpt2, larger heads, AdamW", "resnet, AdamW"}
-"""Slow: each of their models and each of their optimizers grows in another of the runs."""
+AGAIN = {"gpt2, more heads, SGD, accumulated", "gpt2, larger heads, AdamW", "resnet, AdamW", "resnet, SGD"}
+"""Slow: each of their models and each of their optimizers grows in another of the runs, or in growth's tests."""
 
 
 @pytest.mark.parametrize(
@@ -547,6 +547,7 @@ def test_flops_of_an_mlp_add_up_over_growth(tmp_path: Path) -> None:
     assert column(tmp_path, "flops", "grow")[0] == column(tmp_path, "flops")[3]
 
 
+@pytest.mark.slow
 def test_flops_of_a_resnet_on_images_that_shrink_to_a_pixel(tmp_path: Path) -> None:
     run_recipe(recipe(tmp_path, "resnet", grow=[Growth(1, 4)], steps=2, evaluation=Evaluation()))
     expected = [16 * resnet18_flops(width, CLASSES, SIDE) for width in (2, 4)]

@@ -22,7 +22,18 @@ import mupscale as mu
 import small_runs
 from mupscale import checkpoint
 from mupscale.system.errors import MupscaleError
-from mupscale.train import Checkpoints, Evaluation, Growth, Schedule, Seeds, Spec, run_recipe
+from mupscale.train import (
+    Checkpoints,
+    Evaluation,
+    Growth,
+    Recipe,
+    Schedule,
+    Seeds,
+    Spec,
+    TrainingRun,
+    join_processes,
+    run_recipe,
+)
 from small_runs import ADAMW, MLP, SGD, Child, assert_same_run, checkpoints, column, metrics, recipe, step, tensors
 
 
@@ -222,25 +233,103 @@ def test_a_checkpoint_of_another_recipe(run: Path, changes: dict[str, Any], part
     assert contents(run) == before
 
 
-def test_a_truncated_checkpoint(run: Path, finished: Path) -> None:
-    """One sentence names it; without it the run goes on from the one before."""
+def test_a_truncated_checkpoint(run: Path, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence names it, and the run goes on from the one before."""
+    path = run / "checkpoints" / step(20)
+    path.write_bytes(path.read_bytes()[:-100])
+    run_recipe(same(run), resume=True)
+    said = capsys.readouterr().out
+    assert f"{path} is not a whole checkpoint" in said
+    assert f"kept as damaged-{path.name}, and {step(16)} is taken instead" in said
+    assert_same_run(run, finished)
+
+
+@pytest.mark.parametrize("place", [0.001, 0.3, 0.6, 0.9, 0.999])
+def test_a_checkpoint_with_a_flipped_bit(run: Path, finished: Path, place: float) -> None:
+    path = run / "checkpoints" / step(20)
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= 0x10
+    path.write_bytes(data)
+    run_recipe(same(run), resume=True)
+    assert_same_run(run, finished)
+    assert path.with_name(f"damaged-{path.name}").exists()
+
+
+def test_a_damaged_checkpoint_without_one_before(run: Path) -> None:
+    for other in (run / "checkpoints").iterdir():
+        if other.name != step(20):
+            other.unlink()
     path = run / "checkpoints" / step(20)
     path.write_bytes(path.read_bytes()[:-100])
     before = contents(run)
-    with refused(path, "truncated"):
+    with refused(path, "truncated", "remove it to begin anew"):
         run_recipe(same(run), resume=True)
     assert contents(run) == before
-    path.unlink()
+
+
+def test_data_that_has_changed(run: Path) -> None:
+    before = contents(run)
+    with begun(same(run)) as training, refused("the data is not what the run", run, "put the data back"):
+        training.data.split.train_x[0] += 1.0  # type: ignore[attr-defined]
+        training.begin(resume=True)
+    assert contents(run) == before
+
+
+@contextmanager
+def begun(what: Recipe) -> Iterator[TrainingRun]:
+    """A run that is made, and closed in the end."""
+    with join_processes("cpu", "ddp") as processes:
+        training = TrainingRun(what, processes)
+        try:
+            yield training
+        finally:
+            training.close()
+
+
+def test_a_second_training_in_the_same_folder(tmp_path: Path) -> None:
+    """Refused with the process of the first, which goes on undisturbed."""
+    with begun(recipe(tmp_path / "run")) as training:
+        training.begin(resume=False)
+        training.advance()
+        before = contents(tmp_path / "run")
+        with refused(f"process {os.getpid()} of this machine is training in {tmp_path / 'run'}: wait for it"):
+            run_recipe(recipe(tmp_path / "run"), resume=True)
+        assert contents(tmp_path / "run") == before
+
+
+def test_another_number_of_threads_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        run_recipe(same(run), resume=True)
+    finally:
+        torch.set_num_threads(threads)
+    assert f"it ran with {threads} threads and goes on with {threads + 1}" in capsys.readouterr().out
+
+
+def test_files_have_the_mode_that_the_user_wants(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        run_recipe(recipe(tmp_path / "run", steps=2))
+    finally:
+        os.umask(before)
+    assert {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "run").rglob("*") if path.is_file()} == {"0o640"}
+
+
+def test_what_a_killed_run_left_half_written_is_cleared(run: Path) -> None:
+    for name in (".step-000000024.safetensors.mupscale-abcdef-1", ".tmpAbC123", ".step-000000024.tmp"):
+        (run / "checkpoints" / name).touch()
+    (run / ".recipe.json.4194000.tmp").touch()
     run_recipe(same(run), resume=True)
-    assert_same_run(run, finished)
+    assert not list(run.rglob(".*"))
 
 
 @pytest.mark.parametrize("size", [0, 4, 100, 1000])
 def test_a_checkpoint_of_which_little_is_left(run: Path, size: int) -> None:
     path = run / "checkpoints" / step(20)
     path.write_bytes(path.read_bytes()[:size])
-    with refused(path, "truncated"):
-        run_recipe(same(run), resume=True)
+    assert run_recipe(same(run), resume=True).status == "finished"
+    assert path.with_name(f"damaged-{path.name}").stat().st_size == size
 
 
 def test_a_checkpoint_that_is_not_of_a_run(run: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import fields, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,10 @@ NOT_MADE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "no module": ({"model": Spec("test_train_recipe.no_module")}, ("test_train_recipe.no_module", "nn.Module")),
     "no source of data": ({"data": Spec("pathlib.PurePath")}, ("pathlib.PurePath", "mupscale.data.Data")),
-    "an optimizer that is none": ({"optimizer": Spec("small_runs.Rows", {"lr": 1})}, ("small_runs.Rows", "optimizer")),
+    "an optimizer that is none": (
+        {"optimizer": Spec("small_runs.Rows", {"lr": 1})},
+        ("small_runs.Rows", "no torch.optim.Optimizer"),
+    ),
     "an optimizer that cannot widen": ({"optimizer": Spec("torch.optim.LBFGS", {"lr": 0.1})}, ("LBFGS", "use ")),
     "a width that the model lacks": ({"width": {"size": 8}, "base": {"size": 4}}, ("mupscale.models.MLP", "'width'")),
 }
@@ -163,6 +167,7 @@ FULL = recipe(
     seeds=Seeds(1, 2, 3, 4),
     evaluation=Evaluation(5, 6),
     checkpoints=Checkpoints(7, 0.5, 8),
+    on_nonfinite="skip",
     log_every=9,
     tensorboard=True,
     parallel="fsdp",
@@ -242,6 +247,7 @@ OTHER: dict[str, Any] = {
     "seeds": Seeds(init=1),
     "evaluation": Evaluation(3),
     "checkpoints": Checkpoints(3),
+    "on_nonfinite": "rewind",
     "log_every": 3,
     "tensorboard": True,
     "device": "auto",
@@ -265,7 +271,7 @@ def test_what_may_change_in_the_middle_of_a_run(name: str) -> None:
     why = one.describe_difference(replace(one, **{name: OTHER[name]}), 10)
     name = {"start": "from", "start_width": "from_width"}.get(name, name)
     may_change = {"steps", "accumulate", "compile", "evaluation", "checkpoints", "log_every", "tensorboard", "device"}
-    may_change |= {"parallel", "out", "callbacks"}
+    may_change |= {"parallel", "out", "on_nonfinite", "callbacks"}
     assert may_change == MAY_CHANGE
     assert why is None if name in may_change else why is not None and why.startswith(f"{name} is ")
 
@@ -314,11 +320,17 @@ def test_several_widths_by_name(tmp_path: Path) -> None:
     assert torch.allclose(result.model(x), plain(x), rtol=0, atol=1e-10)
 
 
-def test_classes_of_specs_may_be_anything_callable() -> None:
+def test_what_is_not_of_its_kind_is_not_called() -> None:
     assert Spec("small_runs.squared").load() is not None
-    with pytest.raises(MupscaleError, match="cannot be made"):
-        Spec("math.pi").make()
-    assert math.isclose(Spec("fractions.Fraction", {"numerator": 1}).make(denominator=2), 0.5)
+    assert math.isclose(Spec("fractions.Fraction", {"numerator": 1}).make(Fraction, denominator=2), 0.5)
+    with pytest.raises(MupscaleError, match=r"math\.pi is no fractions\.Fraction"):
+        Spec("math.pi").make(Fraction)
+    with pytest.raises(MupscaleError, match=r"fractions\.Fraction is no torch\.nn\.Module"):
+        Spec("fractions.Fraction").make(nn.Module)
+    with pytest.raises(MupscaleError, match=r"os\.mkdir is no torch\.nn\.Module, nor a function that gives one"):
+        Spec("os.mkdir", {"path": "made"}).make(nn.Module)
+    with pytest.raises(MupscaleError, match=r"textwrap\.dedent gave a str, which is no torch\.nn\.Module"):
+        Spec("textwrap.dedent", {"text": "x"}).make(nn.Module)
 
 
 class BareReadout(nn.Module):

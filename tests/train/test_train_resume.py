@@ -81,7 +81,7 @@ def litter(out: Path) -> None:
         file.write('{"kind": "train", "step": 99')
 
 
-@pytest.mark.parametrize("attempt", range(2))
+@pytest.mark.parametrize("attempt", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_again_and_again_at_any_moment(tmp_path: Path, whole: Path, attempt: int) -> None:
     """Each time some while after a checkpoint has come; the first time before there is any."""
     what, seed = eventful(tmp_path / "run"), random.randrange(10**6)

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import itertools
+import os
 import re
+import sys
 from argparse import SUPPRESS, ArgumentError
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from mupscale.cli.spelling import as_the_parser_has_them, fill_help, with_hyphens, with_underscores
-from mupscale.system import MupscaleError, terminal_width, wrap_text
+from mupscale.system import MupscaleError, read_regular, terminal_width, wrap_text
 
+MOST_BYTES, MOST_VALUES, MOST_DEPTH = 1 << 20, 100_000, 100
 Option = tuple[str, str | None]  # --name, and its value if it has one
 
 
 class UsageError(MupscaleError):
     """A command line or a file of options that cannot be understood, in one line."""
+
+
+def look_in_current_folder() -> None:
+    """Let classes of one's own be imported from the current folder; all that is installed goes before it."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:  # it was deleted
+        return
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 def installed(name: str) -> Any:
@@ -50,6 +63,9 @@ def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:
             action.help = SUPPRESS
         elif "--print_config" in action.option_strings:
             action.help, action.metavar = "print the whole recipe and exit", "\b"
+    for word in arguments:
+        if ("&" in word and "*" in word) or word.count("[") + word.count("{") > MOST_DEPTH:
+            check_expansion(word, "an option")
     words = as_the_parser_has_them(arguments, parser._option_string_actions)
     try:
         return parser.parse_args(words)
@@ -61,7 +77,9 @@ def read_yaml(path: str) -> dict[str, Any]:
     """A file of options as plain values, before anything is known about them."""
     yaml = installed("yaml")
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = read_regular(path, MOST_BYTES).decode("utf-8")
+        check_expansion(text, path)
+        values = yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
@@ -70,9 +88,44 @@ def read_yaml(path: str) -> dict[str, Any]:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise UsageError(f"{path}{where} is no YAML: {_joined(str(problem))}") from None
+    except (ValueError, RecursionError) as error:  # a number of too many digits, a date that is none, brackets
+        raise UsageError(f"{path} is no YAML that can be read: {_joined(str(error))}") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} holds no options: it must be a YAML mapping such as 'width: 512'")
     return values
+
+
+def check_expansion(text: str, where: str) -> None:
+    """Refuse YAML whose aliases (*name) stand for far more than is written, or for themselves."""
+    yaml = installed("yaml")
+    if _brackets(text) > MOST_DEPTH:  # of which the parser takes seconds for a hundred
+        raise UsageError(f"{where}: its brackets are nested more than {MOST_DEPTH} deep, which is the most")
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = MOST_VALUES + 1  # what it counts as inside itself
+            inner = node.value if isinstance(node, yaml.CollectionNode) else []
+            parts = [part for each in inner for part in (each if isinstance(each, tuple) else (each,))]
+            sizes[id(node)] = 1 + sum(map(size, parts))
+        return sizes[id(node)]
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return  # whoever reads it says so
+    try:
+        is_too_large = root is not None and size(root) > MOST_VALUES
+    except RecursionError:
+        is_too_large = True
+    if is_too_large:
+        raise UsageError(f"{where}: its aliases (*) stand for more than {MOST_VALUES:,} values, which is the most")
+
+
+def _brackets(text: str) -> int:
+    """How deep brackets are nested, those in texts and comments included."""
+    steps = (1 if sign in "[{" else -1 for sign in re.findall(r"[\[\]{}]", text))
+    return max(itertools.accumulate(steps), default=0)
 
 
 def read_value(text: str | None) -> Any:
@@ -80,7 +133,7 @@ def read_value(text: str | None) -> Any:
     yaml = installed("yaml")
     try:
         return yaml.safe_load(text or "")
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return None
 
 

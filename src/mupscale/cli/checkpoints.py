@@ -8,8 +8,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
-from mupscale.system import print_at_once, wrap_text
+from mupscale.cli.arguments import (
+    UsageError,
+    join_options,
+    look_in_current_folder,
+    make_parser,
+    parse_arguments,
+    separate_options,
+)
+from mupscale.system import print_at_once, printable, wrap_text
 
 UPSCALE = """\
 Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the same function, or nearly.
@@ -19,11 +26,14 @@ Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the
   mupscale upscale path/to/checkpoint path/to/wide --how fresh --hidden 1536 --ffn 4096 --heads 24 --kv 8
   mupscale upscale path/to/checkpoint path/to/wide --how fresh --hidden 1536 --heads 24 --lossless
   mupscale upscale path/to/checkpoint-500 path/to/wide --optimizer path/to/checkpoint-500/optimizer.pt
+  mupscale upscale path/to/checkpoint path/to/deep --layers 24 --how identity
 
 --how copies (the default) copies every unit a whole number of times: the function stays, and so does all training;
 noise makes the copies differ. --how fresh keeps the trained units as they are and draws new ones beside them, as the
 model's own initialisation would at the wide width: it takes any wider size, and there is nothing to tune. New units
 change the function at first; with --lossless they start silent, and it stays, up to the eps of the norms.
+With --layers the model becomes deeper instead: --how identity (the default then) inserts layers that write nothing into
+the residual stream yet, so that the function stays; stack and interleaved copy layers, which changes it.
 
 Tensors are read, grown and written in pieces, so a model of any size needs little memory. Beside the weights lies
 mupscale.json, from which mupscale.hf.param_groups makes parameter groups out of the small model's learning rate.
@@ -54,6 +64,7 @@ def upscale_command(words: list[str]) -> int:
     parser = make_parser("upscale", "CHECKPOINT OUT [--option VALUE …]", UPSCALE)
     _add_times(parser)
     _add_growth(parser)
+    parser.add_argument("--layers", type=int | None, help="number of layers of a deeper model, instead of a wider one")
     parser.add_argument("--noise", type=float, default=0.0, help="of copies, in multiples of a fresh initialisation's")
     parser.add_argument("--seed", type=int, default=0, help="of the noise or the fresh units")
     parser.add_argument(
@@ -70,6 +81,8 @@ def upscale_command(words: list[str]) -> int:
     from mupscale.hf import upscale
 
     _describe(options.describe)
+    if options.layers is not None:
+        return _deepen_command(source, out, options)
     place = _beside(Path(out)) if options.overwrite else Path(out)
     made = upscale(
         source,
@@ -87,12 +100,36 @@ def upscale_command(words: list[str]) -> int:
         optimizer=options.optimizer,
         verify=not options.no_verify,
         threads=options.threads,
-        note=lambda line: print_at_once(wrap_text(line), "stderr"),
+        note=lambda line: print_at_once(wrap_text(printable(line)), "stderr"),
     )
     if place != Path(out):
         _replace_folder(place, Path(out))
         made = replace(made, path=Path(out))
-    print(wrap_text(str(made)))
+    print(printable(wrap_text(str(made)), lines=True))
+    return 0
+
+
+def _deepen_command(source: str, out: str, options: Any) -> int:
+    """mupscale upscale SOURCE OUT --layers N."""
+    from mupscale.hf import deepen_checkpoint
+
+    for name in ("times", "hidden", "ffn", "heads", "kv", "outgoing", "dtype", "optimizer"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--layers makes a model deeper, and --{name} is for a wider one: do one after the other")
+    if options.noise or options.lossless:
+        raise UsageError("--layers takes neither --noise nor --lossless: new layers that are identity change nothing")
+    if options.overwrite:
+        raise UsageError("--overwrite is for a wider model: give a folder that is not there yet")
+    deepened = deepen_checkpoint(
+        source,
+        out,
+        layers=options.layers,
+        how="identity" if options.how == "copies" else options.how,
+        seed=options.seed,
+        shard_size=options.shard_size,
+        verify=not options.no_verify,
+    )
+    print(printable(wrap_text(str(deepened)), lines=True))
     return 0
 
 
@@ -122,8 +159,10 @@ def verify_command(words: list[str]) -> int:
     parser.add_argument("--tokens", type=int, default=64, help="length of the texts that are compared")
     parser.add_argument("--tolerance", type=float | None, help="largest relative difference (default: by dtype)")
     parser.add_argument("--seed", type=int, default=0, help="of the random tokens")
+    trust = "run the code that a tokenizer may bring with it, for --text"
+    parser.add_argument("--trust-remote-code", action="store_true", help=trust)
     _add_describe(parser)
-    (small, wide), options = _paths(parser, words, ("SMALL", "WIDE"))
+    (small, wide), options = _paths(parser, words, ("SMALL", "WIDE"), flags=("--trust-remote-code",))
     from mupscale.hf import verify
 
     _describe(options.describe)
@@ -136,8 +175,9 @@ def verify_command(words: list[str]) -> int:
         tokens=options.tokens,
         tolerance=options.tolerance,
         seed=options.seed,
+        trust_remote_code=options.trust_remote_code,
     )
-    print(report)
+    print(printable(str(report), lines=True))
     return 0 if report.ok else 1
 
 
@@ -161,7 +201,7 @@ def inspect_command(words: list[str]) -> int:
         grow=_operator(options),
         optimizer=options.optimizer,
     )
-    print(overview)
+    print(printable(str(overview), lines=True))
     return 0
 
 
@@ -213,10 +253,13 @@ def _describe(module: str | None) -> None:
     """Import a module that registers descriptions of architectures."""
     if module is None:
         return
+    look_in_current_folder()
     try:
         import_module(module.removesuffix(".py"))
     except ImportError as error:
         raise UsageError(f"--describe {module}: {error}; it is imported from the current folder") from None
+    except Exception as error:  # whatever the module does
+        raise UsageError(f"--describe {module}: it raises {type(error).__name__}: {error}") from error
 
 
 def _paths(parser: Any, words: list[str], names: tuple[str, ...], flags: tuple[str, ...] = ()) -> tuple[list[str], Any]:

@@ -8,23 +8,27 @@ person can mend is raised as a MupscaleError, or as a UsageError where the comma
 from __future__ import annotations
 
 import difflib
-import errno
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from mupscale.cli.arguments import UsageError
-from mupscale.system import VERSION, Interrupted, MupscaleError, set_loudness, wrap_text
+from mupscale.cli.arguments import UsageError, look_in_current_folder
+from mupscale.cli.failures import failure_sentence, give_up_stdout, has_current_folder, prepare_streams, print_failure
+from mupscale.system import VERSION, Interrupted, set_loudness, wrap_text
 
 
 class Command(NamedTuple):
-    """What a command is for, in a line; the module of cli and the function that run it; whether it goes on again."""
+    """What a command is for, in a line; the module of cli and the function that run it; whether it goes on again.
+
+    loads_classes: whether a recipe names classes for it, which may lie in the current folder.
+    """
 
     about: str
     function: str
     resumable: bool = False
+    loads_classes: bool = False
 
     def run(self, words: list[str]) -> int:
         """Import what runs the command, and run it."""
@@ -33,14 +37,14 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "train": Command("train a model as a recipe says", "training.train_command"),
-    "resume": Command("go on with a run that was stopped", "training.resume_command"),
+    "train": Command("train a model as a recipe says", "training.train_command", loads_classes=True),
+    "resume": Command("go on with a run that was stopped", "training.resume_command", loads_classes=True),
     "run": Command(
-        "does growing pay? four ways to spend the same FLOPs, tuned small", "comparison.run_command", resumable=True
+        "does growing pay? four ways to spend the same FLOPs, tuned small", "comparison.run_command", True, True
     ),
-    "sweep": Command("tune at the small widths alone, or help others do it", "method.sweep_command", resumable=True),
+    "sweep": Command("tune at the small widths alone, or help others do it", "method.sweep_command", True, True),
     "transfer-check": Command(
-        "does the optimum stay where it is as widths grow?", "method.transfer_check_command", resumable=True
+        "does the optimum stay where it is as widths grow?", "method.transfer_check_command", True, True
     ),
     "report": Command("a page of pictures from runs: comparisons, and the paper's method", "method.report_command"),
     "curves": Command("draw the losses of runs into one picture", "training.curves_command"),
@@ -62,11 +66,10 @@ COMMANDS = {
 
 _ENDING = (
     "mupscale COMMAND --help tells more; mupscale --version; mupscale --completion bash, zsh or fish.",
-    "-q shows results alone, -v every line of progress; --debug shows where an error comes from.",
+    "-q shows results alone; -v every line of progress, and where an error comes from (--debug: that alone).",
     "Exit status: 0 done; 1 refused, or models differ; 2 a wrong command line; 3 training diverged; 130 interrupted.",
 )
 _QUIET, _VERBOSE = {"-q", "--quiet"}, {"-v", "--verbose"}
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,11 +80,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if os.getcwd() not in sys.path:  # a script has its own folder there: models of one's own are in the current one
-        sys.path.insert(0, os.getcwd())
-    debug = "--debug" in words or bool(os.environ.get("MUPSCALE_DEBUG"))
-    set_loudness("quiet" if _QUIET & set(words) else "verbose" if _VERBOSE & set(words) else "normal")
+    prepare_streams()
+    given = set(words)
+    shows_origin = bool(given & {"--debug", *_VERBOSE} or os.environ.get("MUPSCALE_DEBUG"))
+    set_loudness("quiet" if _QUIET & given else "verbose" if _VERBOSE & given else "normal")
     words = [word for word in words if word not in {"--debug", *_QUIET, *_VERBOSE}]
+    try:
+        status = _dispatch(words, shows_origin)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has seen enough
+        give_up_stdout()
+        return 141
+    except OSError as error:  # stdout itself: what a command meets is told by `_run`
+        if shows_origin:
+            raise
+        give_up_stdout()
+        return print_failure(f"mupscale: the output cannot be written: {error.strerror or error}", 1)
+    return status
+
+
+def _dispatch(words: list[str], shows_origin: bool) -> int:
+    """Find the command, and run it."""
+    if not has_current_folder():  # without one not even torch can be imported
+        return print_failure("mupscale: the current folder does not exist any more: go to another one (cd)", 1)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview(COMMANDS))
         return 0
@@ -93,34 +114,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
     if name is None:
         return _show_group_or_refuse(words)
-    return _run(name, words[len(name.split()) :], debug)
+    return _run(name, words[len(name.split()) :], shows_origin)
 
 
-def _run(name: str, words: list[str], debug: bool) -> int:
+def _run(name: str, words: list[str], shows_origin: bool) -> int:
     """Run a command; turn what it raises into a line and an exit status."""
     command = COMMANDS[name]
     again = "; run the same command again, and it goes on where it was" if command.resumable else ""
     try:
-        status = command.run(words)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except KeyboardInterrupt:
-        return _print_error(f"mupscale {name}: interrupted{again}", 130)
-    except Interrupted as error:
-        return _print_error(f"mupscale {name}: {error}{again}", 130)
-    except OSError as error:
-        if debug or error.errno not in _DISK_FULL:
+        if command.loads_classes:
+            look_in_current_folder()
+        return command.run(words)
+    except BrokenPipeError:
+        raise
+    except (KeyboardInterrupt, Interrupted) as error:
+        return print_failure(*failure_sentence(error, name, again))
+    except Exception as error:
+        if shows_origin:
             raise
-        where = f"{error.filename} cannot be written: " if error.filename else ""
-        return _print_error(f"mupscale {name}: {where}{error.strerror}; free some space{again}", 1)
-    except MupscaleError as error:
-        if debug:
-            raise
-        usage = isinstance(error, UsageError)
-        return _print_error(f"mupscale{f' {name}' if usage else ''}: {error}", 2 if usage else 1)
+        return print_failure(*failure_sentence(error, name, again))
 
 
 def _complete(shell: str) -> int:
@@ -130,15 +142,8 @@ def _complete(shell: str) -> int:
     try:
         print(completion_script(shell, {name: command.run for name, command in COMMANDS.items()}), end="")
     except UsageError as error:
-        return _print_error(f"mupscale: {error}", 2)
+        return print_failure(f"mupscale: {error}", 2)
     return 0
-
-
-def _print_error(line: str, status: int) -> int:
-    """Print an error, from one process of many; return the exit status."""
-    if os.environ.get("RANK", "0") == "0":
-        print(wrap_text(line) if sys.stderr.isatty() else line, file=sys.stderr)
-    return status
 
 
 def _overview(commands: dict[str, Command]) -> str:
@@ -159,4 +164,4 @@ def _show_group_or_refuse(words: list[str]) -> int:
     unknown = " ".join(words[:2]) if group else words[0]
     near = difflib.get_close_matches(unknown, COMMANDS, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(COMMANDS)}"
-    return _print_error(f"mupscale: there is no command {unknown}{hint}", 2)
+    return print_failure(f"mupscale: there is no command {unknown}{hint}", 2)

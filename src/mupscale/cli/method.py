@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
 from mupscale.cli.output_places import may_write_nothing, print_place
 from mupscale.cli.recipe_options import read_recipe_values
-from mupscale.system import print_at_once, wrap_text
+from mupscale.system import number_in_environment, print_at_once, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.method import Method
@@ -88,10 +87,14 @@ def sweep_command(words: list[str]) -> int:
     def extend(parser: Any) -> None:
         parser.add_argument("--worker", action="store_true", help="join the study that others work on, too")
         parser.add_argument("--storage", type=str | None, help="where the study is: the same as --method.storage")
+        parser.add_argument(
+            "--retries", type=int | None, help="how often to train a trial again whose worker died (default: no limit)"
+        )
 
     recipe, method, options = read_method("sweep", SWEEP, words, extend)
-    if options["storage"] is not None:
-        method = replace(method, storage=options["storage"])
+    for name in ("storage", "retries"):
+        if options[name] is not None:
+            method = replace(method, **{name: options[name]})
     tuned = run_sweeps(recipe, method, Path(recipe.out or "runs/method"), worker=options["worker"])
     for sweep in tuned.sweeps:
         for sentence in sweep_remarks(sweep):
@@ -172,7 +175,7 @@ def read_method(command: str, about: str, words: Sequence[str], extend: Callable
     from mupscale.method import Method
     from mupscale.train import Recipe
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if number_in_environment("WORLD_SIZE", 1) > 1:
         raise UsageError(
             "the method runs in one process: for many machines start mupscale sweep --worker --storage URL on each, "
             "without torchrun"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
+from mupscale.cli.arguments import Option, UsageError, join_options, make_parser, parse_arguments, separate_options
 from mupscale.cli.recipe_options import plain_values, read_recipe_values, replace_growth
 from mupscale.system import print_at_once
 
 if TYPE_CHECKING:
-    from mupscale.train import Recipe, Result
+    from mupscale.train import Recipe, Result, StoredRecipe
 
 TRAIN = """\
 Train a model as a recipe says; the recipe may let it grow in the middle of the run.
@@ -33,8 +32,10 @@ Go on with a run from its last checkpoint, exactly where it stood.
 
   mupscale resume runs/mlp-covtype
   mupscale resume runs/mlp-covtype --steps 20000 --grow+ '{at: 15000, width: 2000, noise: 1}'
+  mupscale resume runs/mine --trust my_models                       with classes of your own, in my_models.py
 
-What made the run what it is stays; what may change is below."""
+The folder may be somebody else's: what it names is loaded if it is mupscale's, torch.nn's or torch.optim's, or of a
+package that you trust. What made the run what it is stays; what may change is below."""
 
 CURVES = """\
 Draw the losses of runs into one picture, and where they grew.
@@ -43,6 +44,7 @@ Draw the losses of runs into one picture, and where they grew.
 
 OTHER_SECTIONS = ("method", "comparison")
 """Of a recipe's file, for `mupscale run`."""
+TRUST = "a package or module of yours whose classes the run's recipe may load; may be given several times"
 Beginning = Literal["new", "resume", "overwrite"]
 _STATUS = {"finished": 0, "diverged": 3, "interrupted": 130}
 
@@ -117,7 +119,8 @@ def read_run(words: Sequence[str]) -> Recipe:
     runs, options = separate_options(words, flags=())
     if len(runs) != 1 and not {"-h", "--help"} & {name for name, _ in options}:
         raise UsageError("give the folder of one run" + (f", not {len(runs)}: {', '.join(runs)}" if runs else ""))
-    values = _saved_recipe(Path(runs[0])) if runs else {}
+    stored = _stored_recipe(Path(runs[0])) if runs else None
+    values = {} if stored is None else stored.to_json()
     changeable = (MAY_CHANGE - {"out"}) | {"grow"}
     for name, _ in options:
         field = name.lstrip("-").split(".")[0]
@@ -131,16 +134,28 @@ def read_run(words: Sequence[str]) -> Recipe:
     for action in parser._actions:
         action.required = False
     parser.set_defaults({name: value for name, value in values.items() if name in changeable})
-    changed = plain_values(parser, parse_arguments(parser, join_options(replace_growth(options))))
-    return Recipe.from_json({**values, **changed, "out": runs[0]})
+    parser.add_argument("--trust", type=list[str], default=[], metavar="PACKAGE", help=TRUST)
+    trust, others = _separate_trust(options)
+    changed = plain_values(parser, parse_arguments(parser, join_options(replace_growth(others))))
+    del changed["trust"]
+    assert stored is not None  # without a run there is only the help, and the parser has shown it
+    return Recipe.from_json({**stored.load(trust).to_json(), **changed, "out": runs[0]}, stored.path)
 
 
-def _saved_recipe(run: Path) -> dict[str, Any]:
+def _separate_trust(options: Sequence[Option]) -> tuple[list[str], list[Option]]:
+    """The packages behind --trust, which may be given several times, and all other options."""
+    packages = [name for option, value in options if option == "--trust" for name in (value or "").split(",")]
+    for name in packages:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"--trust takes the name of a package or module, such as my_models, and not {name!r}")
+    return packages, [option for option in options if option[0] != "--trust"]
+
+
+def _stored_recipe(run: Path) -> StoredRecipe:
     """What the folder of a run says about it."""
+    from mupscale.train import StoredRecipe
+
     try:
-        values = json.loads((run / "recipe.json").read_text(encoding="utf-8"))
+        return StoredRecipe.read(run / "recipe.json")
     except OSError as error:
         raise UsageError(f"{run} is no folder of a run: cannot read its recipe.json ({error.strerror})") from None
-    except ValueError as error:
-        raise UsageError(f"{run / 'recipe.json'} is damaged: {error}") from None
-    return dict(values)

@@ -6,9 +6,9 @@ Another contender is another entry of CONTENDERS; settings, training, forecast, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from mupscale.system import MupscaleError
+from mupscale.train import How, build_operator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class Contender:
         tunes_noise: whether a noise level is tuned for it
         tuned_as: the contender whose tuned values it takes; its own where none
         full_steps: whether it has all the steps of base model and growth, whatever they cost
+        keeps_rates: whether it trains with the narrow model's rates, decay and eps, as if its width were the same
         is_usual: whether it takes part unless asked otherwise; the others are thin lines
     """
 
@@ -37,16 +38,22 @@ class Contender:
     color: str
     is_wide: bool = True
     from_base: bool = True
-    how: Literal["copies", "paired", "fresh", "lossless"] = "copies"
+    how: How = "copies"
     tunes_noise: bool = False
     tuned_as: str | None = None
     full_steps: bool = False
+    keeps_rates: bool = False
     is_usual: bool = True
 
     @property
     def is_grown(self) -> bool:
         """Whether it is the base model made wider."""
         return self.is_wide and self.from_base
+
+    @property
+    def needs_multiples(self) -> bool:
+        """Whether it grows by whole factors alone."""
+        return self.is_grown and build_operator(self.how, 0.0, "init").needs_multiples
 
 
 FROM_SCRATCH = Contender(
@@ -110,8 +117,39 @@ ALL_STEPS = Contender(
     full_steps=True,
     is_usual=False,
 )
+NET2NET = Contender(
+    name="net2net",
+    label="Net2Net",
+    phrase="growing by Net2Net",
+    advice="Grow it, by Net2Net",
+    color="#6f9a3e",
+    how="net2net",
+    tunes_noise=True,
+    is_usual=False,
+)
+NAIVE_WIDENING = Contender(
+    name="naive-widening",
+    label="naive widening",
+    phrase="growing naively",
+    advice="Grow it, naively",
+    color="#a07a5a",
+    how="naive",
+    tunes_noise=True,
+    keeps_rates=True,
+    is_usual=False,
+)
 
-CONTENDERS = (FROM_SCRATCH, CONTINUED, COPIES, FRESH, COPIES_WITHOUT_NOISE, PAIRED_NOISE, ALL_STEPS)
+CONTENDERS = (
+    FROM_SCRATCH,
+    CONTINUED,
+    COPIES,
+    FRESH,
+    COPIES_WITHOUT_NOISE,
+    PAIRED_NOISE,
+    NET2NET,
+    NAIVE_WIDENING,
+    ALL_STEPS,
+)
 DEFAULT_NAMES = tuple(one.name for one in CONTENDERS if one.is_usual)
 
 

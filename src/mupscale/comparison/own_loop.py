@@ -20,8 +20,8 @@ from mupscale.comparison.system import plan_legs, whole_leg
 from mupscale.comparison.tuning import asked_for, choose
 from mupscale.core import WholeWidth, Width
 from mupscale.family import Family
-from mupscale.growth import Copies, Fresh
-from mupscale.train import Schedule
+from mupscale.system import MupscaleError
+from mupscale.train import Schedule, build_operator
 
 Train = Callable[[nn.Module, Optimizer, int, Callable[[int], float]], Sequence[float]]
 """Trains a model for so many steps and gives their losses; learning rates are to be multiplied by schedule(step)."""
@@ -103,6 +103,8 @@ class OwnLoop:
         narrow, wide: the model's width, and the one to grow to.
         """
         chosen = asked_for(self.contenders)
+        if any(one.keeps_rates for one in chosen):
+            raise MupscaleError("naive-widening needs a recipe, whose rates can be left as they are: leave it out here")
         small_wide = Width.of(self.small).scaled_as(Width.of(narrow), Width.of(wide)).whole
         base = self._small_base()
         tuned = [self._tune(one, base, small_wide) for one in chosen if one.tuned_as is None]
@@ -159,8 +161,7 @@ class OwnLoop:
             for group in optimizer.param_groups:
                 group["lr"] *= lr / self.lr
             return model, optimizer
-        grow = Fresh(lossless=one.how == "lossless") if one.how in ("fresh", "lossless") else None
-        operator = grow or Copies(noise, paired=one.how == "paired")
+        operator = build_operator(one.how, noise, "init")
         model, grown = self.family.upscale(*base, width=wide, grow=operator, lr=lr, seed=seed)
         assert grown is not None
         return model, grown

@@ -19,8 +19,8 @@ from mupscale.comparison.system import Costs, System
 from mupscale.comparison.training import train_base_models, train_budgets
 from mupscale.comparison.tuning import Tuning, asked_for, tune_contenders
 from mupscale.core import Width
-from mupscale.system import MupscaleError, exclusive_lock, print_at_once, write_json
-from mupscale.train import Recipe, describe_start
+from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, print_at_once, read_json, write_json
+from mupscale.train import Recipe, StoredRecipe, describe_start
 
 _MAY_CHANGE = {"seeds", "small_seeds", "contenders", "engine"}
 _TUNING_STAGES = 3
@@ -167,7 +167,7 @@ class ComparisonRun:
             Width.of(system.wide).check_multiple_of(Width.of(system.narrow), "copies")
         except MupscaleError as error:
             self.notes.append(f"{error}; copies are left out")
-            wanted = [one for one in wanted if not (one.is_grown and one.how in ("copies", "paired"))]
+            wanted = [one for one in wanted if not one.needs_multiples]
             self.settings = replace(self.settings, contenders=[one.name for one in wanted])
         return wanted
 
@@ -186,6 +186,7 @@ class ComparisonRun:
                     ) from None
             for contender in asked_for(self.settings.contenders):
                 one.legs(contender)
+                one.check_growth(contender)
 
     # ------------------------------------------------------------------------------------------- stages
 
@@ -242,6 +243,8 @@ class ComparisonRun:
             with exclusive_lock(self.folder / ".lock", refusal=busy):
                 if path.exists():
                     self._check_same(path, values["settings"])
+                for folder in (self.folder, self.folder / "stacks"):
+                    clear_leftovers(folder, alone=True)
                 write_json(path, values)
                 yield
         except OSError as error:
@@ -249,8 +252,8 @@ class ComparisonRun:
 
     def _check_same(self, path: Path, settings: Mapping[str, Any]) -> None:
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            recipe, theirs = Recipe.from_json(stored["recipe"]), dict(stored["settings"])
+            stored = read_json(path)
+            recipe, theirs = StoredRecipe.of(stored["recipe"], path), dict(stored["settings"])
         except (OSError, ValueError, KeyError, TypeError, MupscaleError) as error:
             raise MupscaleError(f"{path} is damaged ({error}): choose another folder (--out)") from None
         difference = recipe.describe_difference(self.recipe, recipe.steps)

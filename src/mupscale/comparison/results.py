@@ -10,7 +10,7 @@ from typing import Any
 
 from mupscale.comparison.budgets import Points
 from mupscale.comparison.contenders import contender_named
-from mupscale.system import MupscaleError, write_json
+from mupscale.system import MupscaleError, parse_record, write_json
 
 FORMAT = 2
 
@@ -157,27 +157,10 @@ class ComparisonSummary:
     def from_json(cls, values: Mapping[str, Any]) -> ComparisonSummary:
         """What to_json gave."""
         try:
-            parts = {name: value for name, value in values.items() if name not in ("format", "kind")}
-            parts["tuned"] = [_tuned(one) for one in parts["tuned"]]
-            parts["small"] = [_system(one) for one in parts["small"]]
-            parts["large"] = None if parts["large"] is None else _system(parts["large"])
-            parts["stages"] = [StageSpent(**one) for one in parts["stages"]]
-            return cls(**parts)
-        except (KeyError, TypeError, AttributeError) as error:
+            return parse_record(cls, {name: value for name, value in values.items() if name not in ("format", "kind")})
+        except MupscaleError as error:
             raise MupscaleError(f"this is no summary of a comparison ({error}): run it again") from None
 
     def save(self, folder: Path) -> Path:
         """Write summary.json, whole or not at all."""
         return write_json(folder / "summary.json", self.to_json())
-
-
-def _tuned(values: Mapping[str, Any]) -> TunedContender:
-    return TunedContender(**{**values, "tried": [Tried(**one) for one in values["tried"]]})
-
-
-def _system(values: Mapping[str, Any]) -> SystemRuns:
-    contenders = [
-        ContenderRuns(**{**one, "points": [BudgetPoint(**point) for point in one["points"]]})
-        for one in values["contenders"]
-    ]
-    return SystemRuns(**{**values, "contenders": contenders})

@@ -31,7 +31,8 @@ class ComparisonSettings:
         small_seeds: how many seeds the small models of the forecast train with
         schedule: of every contender: wsd (constant, then linear to zero over the last quarter of its budget), cosine,
             or recipe (the recipe's own)
-        contenders: who takes part; beside the usual four: copies-without-noise, paired-noise, from-scratch-all-steps
+        contenders: who takes part; beside the usual four: copies-without-noise, paired-noise, net2net,
+            naive-widening, from-scratch-all-steps
         measure: the loss that counts: held-out (the mean over the whole held-out set), or train
         base_steps: with --from, how many steps the checkpoint has trained, where it does not tell itself
         engine: auto trains many models as one where that works, vectorised nowhere else, serial one at a time
@@ -67,6 +68,11 @@ class ComparisonSettings:
                 f"[0.25, 0.5, 1]"
             )
         names = set(self.contenders)
+        for one in (contender_named(name) for name in self.contenders):
+            if one.tuned_as is not None and one.tuned_as not in names:
+                raise MupscaleError(
+                    f"comparison.contenders has {one.name}, which takes the learning rate of {one.tuned_as}: add that"
+                )
         if "continued" not in names or not any(contender_named(name).is_grown for name in names):
             raise MupscaleError(
                 "comparison.contenders needs the base model continued, and a grown model to compare with it: "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from mupscale.comparison.results import StageSpent
 from mupscale.comparison.system import Costs
 from mupscale.core import Width
 from mupscale.engine import Outcome, lowest_loss_bar, read_outcome, train_many
-from mupscale.system import write_json
+from mupscale.system import MupscaleError, read_json, write_json
 from mupscale.train import Recipe
 
 Note = Callable[[str], None]
@@ -48,13 +47,16 @@ class StageTrainer:
         yield
 
     def train(self, recipes: Sequence[Recipe]) -> list[float | None]:
-        """Train all of these, those of one width and length as one program; the final loss of each, None if diverged.
+        """Train all of these, those of one width, length and rules as one program; their final losses, None: diverged.
 
         What is finished already is read.
         """
         groups: dict[tuple[str, int], list[int]] = {}
         for number, recipe in enumerate(recipes):
-            groups.setdefault((Width.of(recipe.width).label, recipe.steps), []).append(number)
+            label = Width.of(recipe.width).label
+            if recipe.base != self.costs.recipe.base:
+                label += f"-base-{Width.of(recipe.base).label}"
+            groups.setdefault((label, recipe.steps), []).append(number)
         losses: list[float | None] = [None] * len(recipes)
         for (label, steps), members in groups.items():
             outcomes = self._train_group(f"{label}-{steps}", [recipes[number] for number in members])
@@ -98,7 +100,7 @@ class StageTrainer:
 
     def _stored(self) -> dict[str, tuple[float, float]]:
         try:
-            values = json.loads((self.folder / "stages.json").read_text(encoding="utf-8"))
+            values = read_json(self.folder / "stages.json")
             return {str(name): (float(cost), float(seconds)) for name, (cost, seconds) in values.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, MupscaleError):
             return {}

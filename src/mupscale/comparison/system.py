@@ -20,7 +20,7 @@ from mupscale.comparison.settings import ComparisonSettings
 from mupscale.core import WholeWidth, Width
 from mupscale.data import Data
 from mupscale.system import MupscaleError
-from mupscale.train import Evaluation, Recipe, Schedule, Seeds, cost_per_example
+from mupscale.train import Evaluation, Recipe, Schedule, Seeds, build_operator, cost_per_example
 
 _POINTS = 40  # of a run's curve at least, where it has so many steps
 _OTHER_DATA = 10_000  # between the data seeds of two legs, so that each goes on with batches of its own
@@ -155,6 +155,16 @@ class System:
         """Its full budget alone, in one go."""
         return whole_leg(self.steps(contender), self.settings.schedule, self.recipe.schedule)
 
+    def check_growth(self, contender: Contender) -> None:
+        """Refuse a contender that cannot grow this model."""
+        if not contender.is_grown:
+            return
+        operator = build_operator(contender.how, 0.0, "init")
+        try:
+            operator.check(self.recipe.family().widening(self.narrow, self.wide, grow=operator))
+        except MupscaleError as error:
+            raise MupscaleError(f"{error}: leave {contender.name} out of comparison.contenders") from None
+
     # ------------------------------------------------------------------------------------------- recipes
 
     def base_recipe(self, lr: float, seed: int) -> Recipe:
@@ -180,6 +190,9 @@ class System:
         runs = self.folder / one.name / f"lr-{lr:g}-noise-{noise:g}" / f"seed-{seed}"
         width = self.wide if one.is_wide else self.narrow
         recipe = self._make(width, lr, leg.steps, seed, leg.order, leg.schedule, runs / leg.name)
+        if one.keeps_rates:  # those of the narrow width then belong to the wide one
+            base = Width.of(recipe.base).scaled_as(Width.of(self.narrow), Width.of(self.wide)).whole
+            recipe = replace(recipe, base=base, init_at=Width.of(self.recipe.family().init_at).whole)
         if leg.after is not None:
             return replace(recipe, start=str(runs / leg.after))
         if not one.from_base:

@@ -8,6 +8,7 @@ roles    what the dimensions of a parameter are to it
 plan_tables  a plan as rows of a table
 plans    an entry for every parameter, and the formula of widening
 naming   one name per parameter, whatever the model is wrapped in
+packed_values  nested values with tensors in them, as JSON and a table of tensors
 dtensor  tensors that are sharded over processes
 """
 
@@ -16,6 +17,7 @@ from mupscale.core.axes import Axis, expand, multiplier, widened_shape
 from mupscale.core.dtensor import copy_into, gather_whole, is_sharded, laid_out_like, local_part, plain_type
 from mupscale.core.naming import without_ddp
 from mupscale.core.old_units import index_of_old, index_of_units, is_new, places, whole_blocks
+from mupscale.core.packed_values import PackedTensors, pack_values, unpack_values
 from mupscale.core.plan_tables import shapes_in_words
 from mupscale.core.plans import Entry, Plan, Shape, check_dtype, check_same_names
 from mupscale.core.roles import Role
@@ -26,6 +28,7 @@ __all__ = [
     "Axis",
     "Entry",
     "Number",
+    "PackedTensors",
     "PlainWidth",
     "Plan",
     "Role",
@@ -48,10 +51,12 @@ __all__ = [
     "local_part",
     "multiplier",
     "naming",
+    "pack_values",
     "places",
     "plain_type",
     "shapes_in_words",
     "tidy",
+    "unpack_values",
     "whole_blocks",
     "widened_shape",
     "without_ddp",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mupscale.core import naming
 from mupscale.core.axes import Axis, expand
-from mupscale.core.plan_tables import HEADER, PlannedShape, plan_rows
+from mupscale.core.plan_tables import HEADER, PlannedShape, plan_rows, tried_in_words
 from mupscale.core.rules import Number, Rule, tidy
 from mupscale.system import MupscaleError, html_table, replace_text, text_table
 
@@ -35,6 +35,7 @@ class Entry:
     offset: what the model adds to the stored value before it uses it, as a norm with gain 1 + w does.
     keep: by what the weights of old units are multiplied where the other units are new ones and no copies, so that what
     they compute stays: a model that divides a readout by its width needs it.
+    depth: by how much there are more residual blocks, in an entry of a block's parameter, where rates follow that.
 
     >>> entry = Entry(narrow=(8, 4), wide=(16, 4), axes={0: Axis(2)}, out=(0,))
     >>> entry.rule, entry.out_is_width, entry.in_is_width
@@ -50,11 +51,12 @@ class Entry:
     names: tuple[str, ...] = ()
     offset: Number = 0
     keep: Number = 1
+    depth: Number = 1
 
     @cached_property
     def rule(self) -> Rule:
         """The three numbers of this parameter."""
-        return Rule(self._times(self.out), self._times(self.in_), self.fold)
+        return Rule(self._times(self.out), self._times(self.in_), self.fold, self.depth)
 
     def _times(self, dims: tuple[int, ...]) -> Number:
         return math.prod((self.axes[d].times for d in dims if d in self.axes), start=1)
@@ -119,8 +121,9 @@ class Entry:
         axes = {d: self.axes.get(d, Axis()) * later.axes.get(d, Axis()) for d in sorted({*self.axes, *later.axes})}
         fold = tidy(Fraction(1) * self.fold * later.fold)
         keep = tidy(Fraction(1) * self.keep * later.keep)
+        depth = tidy(Fraction(1) * self.depth * later.depth)
         outputs, inputs = tuple(sorted(out)), tuple(sorted(in_))
-        return replace(self, wide=later.wide, axes=axes, out=outputs, in_=inputs, fold=fold, keep=keep)
+        return replace(self, wide=later.wide, axes=axes, out=outputs, in_=inputs, fold=fold, keep=keep, depth=depth)
 
 
 @dataclass(frozen=True)
@@ -159,18 +162,14 @@ class Plan:
 
     def __str__(self) -> str:
         """A table that fits the terminal; alike layers in one row."""
-        return f"{text_table(HEADER, self._table_rows(), left=2)}\n{self._tried}"
+        return f"{text_table(HEADER, self._table_rows(), left=2)}\n{tried_in_words(self.checked)}"
 
     def _repr_html_(self) -> str:
         """The same table in a notebook."""
-        return html_table(HEADER, self._table_rows(), self._tried)
+        return html_table(HEADER, self._table_rows(), tried_in_words(self.checked))
 
     def _table_rows(self) -> list[tuple[str, ...]]:
         return plan_rows({name: PlannedShape(e.narrow, e.wide, e.rule) for name, e in self.parameters.items()})
-
-    @property
-    def _tried(self) -> str:
-        return "copies tried: exact" if self.checked else "not tried yet: mu.verify, or a batch (inputs=), would"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.parameters)
@@ -248,7 +247,7 @@ class Plan:
             parts = None if means is None else {n: tuple(m) for n, m in means.items()}
             norms, checked = content.get("norms", {}), content.get("checked", False)
             return cls(sides[0], sides[1], content["fresh"], content["mup"], parts, norms, checked)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as error:
             raise MupscaleError(f"this is not a plan written by mupscale ({type(error).__name__}: {error})") from None
 
     def save(self, path: str | Path) -> None:
@@ -328,6 +327,7 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
         "names": list(entry.names),
         "offset": _number_to_json(entry.offset),
         "keep": _number_to_json(entry.keep),
+        **({} if entry.depth == 1 else {"depth": _number_to_json(entry.depth)}),
     }
 
 
@@ -346,4 +346,5 @@ def _entry_from_json(content: dict[str, Any]) -> Entry:
         tuple(content["names"]),
         _number_from_json(content.get("offset", 0)),
         _number_from_json(content.get("keep", 1)),
+        _number_from_json(content.get("depth", 1)),
     )

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mupscale.system import MupscaleError, require
+from mupscale.system import MupscaleError, open_gzip, require
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 Errors = Literal["strict", "replace"]
@@ -167,7 +167,7 @@ def _lines(file: Path, field: str, errors: Errors, skip: int) -> Iterator[_Raw]:
     number = offset = 0
     with file.open("rb") as raw:
         try:
-            for number, line in enumerate(gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw, 1):
+            for number, line in enumerate(open_gzip(file, raw) if file.suffix == ".gz" else raw, 1):
                 if number > skip and not line.isspace():
                     yield _Raw(
                         number, _value(_decode(line, errors, str(file), offset), field, file, number), raw.tell()

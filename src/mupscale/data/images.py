@@ -18,12 +18,13 @@ from torch import Tensor
 from mupscale.data.embedded import Split
 from mupscale.data.stream import Batch
 from mupscale.data.tabular import Table
-from mupscale.system import MupscaleError, generator
+from mupscale.system import MupscaleError, generator, open_gzip
 
 SIDE, CHANNELS = 32, 3
 RECORD = 2 + CHANNELS * SIDE * SIDE
 FINE_CLASSES = 100
 FOLDER, PARTS = "cifar-100-binary", ("train.bin", "test.bin")
+LARGEST_PART = 1 << 30
 
 
 class Images(Table):
@@ -153,11 +154,15 @@ def _from_archive(path: Path) -> dict[str, bytes]:
     parts: dict[str, bytes] = {}
     with path.open("rb") as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
-    with gzip.open(path) if zipped else path.open("rb") as file:
+    with open_gzip(path) if zipped else path.open("rb") as file:
         with tarfile.open(fileobj=file, mode="r|" if zipped else "r|*") as archive:
             for member in archive:
                 name = member.name.rpartition("/")[2]
                 content = archive.extractfile(member) if name in PARTS and member.isfile() else None
+                if content is not None and member.size > LARGEST_PART:
+                    raise MupscaleError(
+                        f"{name} in {path} has {member.size:,} bytes, of which {LARGEST_PART:,} are read at most"
+                    )
                 if content is not None:
                     parts[name] = content.read()
         while file.read(1 << 20):  # to the end, where gzip has the checksum, which tarfile does not look at

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from mupscale.system import MupscaleError, replace_text
+from mupscale.system import MupscaleError, read_json, replace_text
 
 Part = Literal["train", "validation"]
 PARTS: tuple[Part, ...] = ("train", "validation")
@@ -83,7 +83,7 @@ class Index:
         """From its file."""
         path = folder / INDEX
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
             if content["version"] != _VERSION:
                 raise MupscaleError(
                     f"{path} is of version {content['version']}, and this mupscale reads version {_VERSION}: pack the "
@@ -95,6 +95,10 @@ class Index:
                 raise ValueError("a part has no shard")
             if 1 << 8 * DTYPES[content["dtype"]].itemsize < content["vocab_size"]:
                 raise ValueError(f"{content['dtype']} holds no vocabulary of {content['vocab_size']}")
+            shards = {part: [TokenShard(**shard) for shard in content[part]] for part in PARTS}
+            numbers = (content["vocab_size"], content["end_of_text"], content["empty_documents_skipped"])
+            if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
+                raise ValueError("its counts are no whole numbers")
             return cls(
                 content["dtype"],
                 content["vocab_size"],
@@ -102,7 +106,7 @@ class Index:
                 content["tokenizer"]["fingerprint"],
                 content["made_from"],
                 content["empty_documents_skipped"],
-                {part: [TokenShard(**shard) for shard in content[part]] for part in PARTS},
+                shards,
             )
         except FileNotFoundError:
             if (folder / PROGRESS).exists():
@@ -112,7 +116,7 @@ class Index:
             raise MupscaleError(
                 f"there are no packed tokens in {folder}: make them with `mupscale data tokenize SOURCE {folder}`"
             ) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else error
             raise MupscaleError(f"{path} is no index of packed tokens: {what}; pack the text again") from None
 

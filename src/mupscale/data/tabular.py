@@ -7,9 +7,8 @@ import warnings
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from io import BufferedReader
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from mupscale.data.embedded import Split, covtype_sample, standardise
 from mupscale.data.stream import Batch, Data
-from mupscale.system import MupscaleError, generator, require
+from mupscale.system import MupscaleError, generator, open_gzip, require
 
 CONTINUOUS, FEATURES, CLASSES = 10, 54, 7
 CLASS_NUMBERS = range(1, CLASSES + 1)
@@ -134,11 +133,11 @@ def _read(path: Path) -> NDArray[np.float32]:
         raise MupscaleError(f"{path}, {_first_problem(file) or problem}; {LAYOUT}")
 
 
-def _open(path: Path) -> gzip.GzipFile | BufferedReader:
+def _open(path: Path) -> IO[bytes]:
     """The file, through gzip where its first bytes say so, whatever its name."""
     with path.open("rb") as file:
         zipped = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path) if zipped else path.open("rb")
+    return open_gzip(path) if zipped else path.open("rb")
 
 
 def _first_problem(lines: Iterable[bytes]) -> str | None:

@@ -16,7 +16,7 @@ vmapped, replicas, batch_streams, updates, cuda_graph
 
 from mupscale.engine.dispatch import Engine, train_many
 from mupscale.engine.outcomes import Outcome, Status, read_outcome
-from mupscale.engine.stack import Stack
+from mupscale.engine.stack import RunStack
 from mupscale.engine.stackable import NotStackable
 from mupscale.engine.training_job import PointCallback
 from mupscale.engine.watching import lowest_loss_bar
@@ -26,7 +26,7 @@ __all__ = [
     "NotStackable",
     "Outcome",
     "PointCallback",
-    "Stack",
+    "RunStack",
     "Status",
     "lowest_loss_bar",
     "read_outcome",

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from mupscale.data import Data
-from mupscale.engine.stack import Stack
+from mupscale.engine.stack import RunStack
 from mupscale.system import available_memory
 from mupscale.train import Recipe
 
@@ -22,7 +22,7 @@ def runs_at_once(recipe: Recipe, device: torch.device, data: Data, memory: int |
     A run takes what a step keeps for its backward pass, its parameters and optimizer state with room to work on them,
     and its batch.
     """
-    stack = Stack([replace(recipe, out=None)], device, data)
+    stack = RunStack([replace(recipe, out=None)], device, data)
     x, y = data.batch(recipe.seeds.data, 0, recipe.batch)
     replicas = stack.replicas
     activations = stack.vmapped.bytes_for_backward(*replicas.row(0), x, y)

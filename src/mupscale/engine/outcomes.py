@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from mupscale.system import MupscaleError
-from mupscale.train import Recipe, RunFolder, TensorBoardWriter, step_of
+from mupscale.train import Recipe, RunFolder, StoredRecipe, TensorBoardWriter, step_of
 
 Status = Literal["finished", "diverged", "pruned"]
 _LAST = 0.1  # the part of a run at its end over which its training loss is measured
@@ -89,7 +88,7 @@ def read_outcome(recipe: Recipe) -> Outcome | None:
     end, last = records[-1], folder.last()
     if end["status"] == "finished" and (last is None or step_of(last) != recipe.steps):
         return None
-    return Outcome(recipe, end["status"], int(end.get("at", end["step"])), *curve_and_scores(records), end["flops"])
+    return Outcome(recipe, end["status"], int(end.get("at", end["step"])), *curve_and_scores(records), end.get("flops"))
 
 
 def curve_and_scores(records: Records) -> tuple[list[tuple[int, float]], dict[str, float]]:
@@ -122,13 +121,13 @@ def check_folders(recipes: Sequence[Recipe], resume: bool) -> None:
             )
 
 
-def _recipe_in(folder: RunFolder) -> Recipe | None:
+def _recipe_in(folder: RunFolder) -> StoredRecipe | None:
     path = folder.path / "recipe.json"
     try:
-        return Recipe.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return StoredRecipe.read(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, AttributeError, MupscaleError) as error:
+    except (OSError, MupscaleError) as error:
         raise MupscaleError(f"{path} cannot be read as a recipe ({error}): choose another folder (out)") from None
 
 
@@ -157,9 +156,11 @@ class RunWriter:
             self.board.write(record)
 
     def close(self) -> None:
-        """Flush."""
+        """Flush, and let others train in the folder."""
         if self.board is not None:
             self.board.close()
+        if self.folder is not None:
+            self.folder.release()
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from mupscale.engine.vmapped import VmappedModel
 from mupscale.system import MupscaleError
 from mupscale.train import Processes, Recipe, check_data, cost_per_example, starting_point
 
-__all__ = ["NotStackable", "Stack"]
+__all__ = ["NotStackable", "RunStack"]
 
 _CACHED = 10 << 20  # bytes that fit into a core's caches, from measurements at widths 32 to 256
 _SMALLEST_BLOCK = 8  # runs: with fewer in a block, calls cost more than caches save
@@ -40,8 +40,8 @@ _ONE_THREAD = 4 << 20  # bytes that a block keeps, below which threads wait for 
 _PREFETCHED = 64 << 20  # bytes of batches that are made at once on a GPU: one launch for each takes longer than a step
 
 
-class Stack:
-    """Runs trained as one program: `Stack(recipes, device).advance(100)` takes a hundred steps with each of them.
+class RunStack:
+    """Runs trained as one program: `RunStack(recipes, device).advance(100)` takes a hundred steps with each of them.
 
     Recipes must have the same model, width, data, batch, steps and schedule; `NotStackable` says what differs.
     flops_per_step: training FLOPs of one step of one run, None where the model's cost cannot be counted.
@@ -49,12 +49,12 @@ class Stack:
     recipes: of the runs, in the order of all results; `replicas` may also have rows of dropped runs (`keep_runs`).
 
     >>> import torch
-    >>> from mupscale.engine import Stack
+    >>> from mupscale.engine import RunStack
     >>> from mupscale.train import Recipe, Spec
     >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
     >>> sgd = [Spec("torch.optim.SGD", {"lr": lr}) for lr in (0.1, 0.01)]
     >>> recipes = [Recipe(model, data, optimizer, width=8, base=8, batch=20, steps=5) for optimizer in sgd]
-    >>> stack = Stack(recipes, torch.device("cpu"))
+    >>> stack = RunStack(recipes, torch.device("cpu"))
     >>> losses = stack.advance(5)
     >>> losses.shape  # steps × runs
     torch.Size([5, 2])
@@ -206,12 +206,18 @@ class Stack:
         return [(block, self.replicas.view(block), self.hyper.rows(block)) for block in blocks]
 
     def _step_block(self, replicas: Replicas, hyper: Hyperparameters, x: Tensor, y: Tensor) -> StepResult:
+        skipping = self.shared.on_nonfinite == "skip"
+        before = {name: tensor.clone() for name, tensor in replicas.tensors().items()} if skipping else {}
         losses = self._compiled("losses", self.vmapped.losses)(
             replicas.flat, replicas.buffers, x, y, self.streams.shared
         )
         (gradient,) = torch.autograd.grad(losses.sum(), replicas.flat)
         with torch.no_grad():
+            sound = losses.isfinite() & gradient.abs().amax(1).square().isfinite() if skipping else None
             norms = self._compiled("update", self._update)(gradient, replicas, hyper)
+            if sound is not None:
+                replicas.put_back(before, sound)
+                losses = torch.where(sound, losses, math.nan)
         return losses.detach(), norms
 
     def _update(self, gradient: Tensor, replicas: Replicas, hyper: Hyperparameters) -> Tensor | None:
@@ -264,7 +270,7 @@ class Stack:
         return [_scores(*column) for column in totals.T.tolist()]
 
     def finite_runs(self) -> list[bool]:
-        """Whether each run's parameters are finite."""
+        """Whether each run's parameters and optimizer state are finite."""
         finite = self.replicas.finite_rows()
         return [finite[row] for row in self._rows]
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Sequence
 
 import torch
 
 from mupscale.data import Data
 from mupscale.engine.memory import even_share, runs_at_once
-from mupscale.engine.stack import Stack
+from mupscale.engine.stack import RunStack
 from mupscale.engine.stack_run import StackRun
 from mupscale.engine.stackable import NotStackable, check_stackable
 from mupscale.engine.training_job import TrainingJob
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, number_in_environment
 from mupscale.train import StopRequest, join_processes, matmul_precision
 
 
 def train_in_stacks(job: TrainingJob, stop: StopRequest) -> None:
     """Train all remaining runs in stacks; raises NotStackable before the first step if they cannot be stacked."""
     first = job.recipes[job.remaining[0]]
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if number_in_environment("WORLD_SIZE", 1) > 1:
         raise NotStackable("several processes (torchrun) train one run at a time")
     check_stackable([job.recipes[number] for number in job.remaining])
     with matmul_precision(first.precision), join_processes(first.device, first.parallel) as processes:
@@ -45,7 +44,7 @@ def train_in_stacks(job: TrainingJob, stop: StopRequest) -> None:
 def _start_stack(job: TrainingJob, chunk: Sequence[int], device: torch.device, data: Data) -> StackRun:
     """A stack of these runs, at their first step or where they were saved."""
     saved, job.saved = job.saved, None
-    run = StackRun(job, Stack([job.recipes[number] for number in chunk], device, data), list(chunk))
+    run = StackRun(job, RunStack([job.recipes[number] for number in chunk], device, data), list(chunk))
     if saved is not None:
         try:
             run.restore(saved)

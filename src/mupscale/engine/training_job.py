@@ -91,14 +91,15 @@ class TrainingJob:
             return False
         try:
             saved = checkpoint.load(self.save_path)
-        except (MupscaleError, ValueError, KeyError):
+            header = saved.extra.get("stack", {})
+            if header.get("fingerprint") != self._fingerprint():
+                return False
+            done = {int(n): Outcome.from_json(self.recipes[int(n)], v) for n, v in header["outcomes"].items()}
+            numbers = list(header["numbers"])
+        except (MupscaleError, ValueError, KeyError, TypeError, AttributeError, IndexError):
             return False
-        header = saved.extra.get("stack", {})
-        if header.get("fingerprint") != self._fingerprint():
-            return False
-        for number, values in header["outcomes"].items():
-            self.outcomes[int(number)] = Outcome.from_json(self.recipes[int(number)], values)
-        self.saved = saved if header["numbers"] else None
+        self.outcomes |= done
+        self.saved = saved if numbers else None
         return True
 
     def _fingerprint(self) -> str:

@@ -14,13 +14,19 @@ net2net          random copies, for comparison
 noise            what makes copies differ from each other
 spectral         the size of a weight that noise may be relative to
 upscaling        all of it in one call
+depth_operators  what new blocks of a deeper model are: silent ones, or copies
+depth_plans      which tensor of the shallow model each of the deep one's is
+deepening        weights, buffers and optimizer state of a deeper model
 """
 
-from mupscale.growth.copies import Copies
+from mupscale.growth.copies import Copies, NaiveCopies
+from mupscale.growth.deepening import deepen, deepen_optimizer, dress_deep
+from mupscale.growth.depth_operators import DepthOperator, Identity, Place, Stack
+from mupscale.growth.depth_plans import DepthPlan, DepthRule, Origin, plan_depth, with_depth
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.fresh_tensor import FreshTensor, FreshValues, Region
 from mupscale.growth.lossless import difference_of_outputs, obstacles
-from mupscale.growth.net2net import check_net2net, widen_net2net
+from mupscale.growth.net2net import Net2Net
 from mupscale.growth.noise import (
     GaussianNoise,
     Noise,
@@ -42,23 +48,34 @@ from mupscale.growth.writing import widen
 
 __all__ = [
     "Copies",
+    "DepthOperator",
+    "DepthPlan",
+    "DepthRule",
     "Fresh",
     "FreshTensor",
     "FreshValues",
     "GaussianNoise",
+    "Identity",
+    "NaiveCopies",
+    "Net2Net",
     "Noise",
     "Operator",
+    "Origin",
     "Part",
+    "Place",
     "Region",
     "SignalNoise",
+    "Stack",
     "StatePart",
     "Unit",
     "axes_of_state",
-    "check_net2net",
     "check_noise",
     "choose_operator",
+    "deepen",
+    "deepen_optimizer",
     "difference_of_outputs",
     "draw_normal",
+    "dress_deep",
     "dress_like",
     "grow_optimizer",
     "has_unsaved_widths",
@@ -68,12 +85,13 @@ __all__ = [
     "measure_statistics",
     "obstacles",
     "perturb",
+    "plan_depth",
     "refuse_nonfinite",
     "standard_normal",
     "state_factor",
     "unit_std",
     "upscale",
     "widen",
-    "widen_net2net",
     "widen_optimizer",
+    "with_depth",
 ]

@@ -41,6 +41,10 @@ class Copies(Operator):
     def parameter(self, out: Tensor, narrow: Tensor, part: Part) -> None:
         """The copies, each 1/in_ of the weight, and their noise."""
         part.entry.widened(narrow, out)
+        self.make_differ(out, part)
+
+    def make_differ(self, out: Tensor, part: Part) -> None:
+        """Make the copies in `out` differ."""
         noise = as_noise(self.noise)
         level = add_noise(out, part.name, part.plan, noise, part.seed, paired=self.paired)
         if isinstance(noise, SignalNoise) and level is not None:
@@ -55,3 +59,21 @@ class Copies(Operator):
     def state(self, out: Tensor, narrow: Tensor, part: StatePart) -> None:
         """The copies, rescaled as the gradient is."""
         part.entry.widened(narrow, out, factor=part.factor(part.entry), axes=part.axes)
+
+
+class NaiveCopies(Copies):
+    """Copies whose optimizer starts afresh, for comparison: what people do who copy the weights alone.
+
+    >>> import torch, mupscale as mu
+    >>> narrow, wide = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(4, 4, bias=False)
+    >>> optimizer = torch.optim.SGD(narrow.parameters(), lr=0.1, momentum=0.9)
+    >>> narrow.weight.grad = torch.ones(2, 2)
+    >>> optimizer.step()
+    >>> _, grown = mu.upscale(narrow, wide, mu.plan(narrow, wide), optimizer, grow=NaiveCopies())
+    >>> grown.state[wide.weight]["momentum_buffer"].abs().sum().item()
+    0.0
+    """
+
+    def state(self, out: Tensor, narrow: Tensor, part: StatePart) -> None:
+        """What a fresh optimizer starts with."""
+        out.fill_(part.initial)

@@ -7,53 +7,50 @@ comparison only.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mupscale.core import Axis, Entry, Plan, naming
+from mupscale.core import Axis, Entry, Plan
+from mupscale.growth.copies import NaiveCopies
+from mupscale.growth.operators import Part
 from mupscale.system import MupscaleError, generator
 
 
-@torch.no_grad()
-def widen_net2net(narrow: nn.Module, wide: nn.Module, plan: Plan, seed: int) -> nn.Module:
-    """Fill the wide model with random copies of the narrow one's units, in place, and return it.
+class Net2Net(NaiveCopies):
+    """Copies of units chosen at random, with noise, and an optimizer that starts afresh.
+
+    Refused where random copies do not keep the function: with norms over the width, or packed projections.
 
     >>> import torch, mupscale as mu
     >>> narrow = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
     >>> wide = torch.nn.Sequential(torch.nn.Linear(3, 12), torch.nn.Tanh(), torch.nn.Linear(12, 2)).double()
-    >>> wide = widen_net2net(narrow, wide, mu.plan(narrow, wide), seed=0)
     >>> x = torch.randn(5, 3, dtype=torch.float64)
+    >>> wide, _ = mu.upscale(narrow, wide, mu.plan(narrow, wide, inputs=x), grow=Net2Net())
     >>> torch.allclose(wide(x), narrow(x))
     True
     """
-    check_net2net(narrow, plan)
-    sources, targets = naming.parameters(narrow), naming.parameters(wide)
-    for name, entry in plan.parameters.items():
-        targets[name].copy_(_copy_randomly(sources[name].detach(), entry, seed))
-    return wide
 
+    def check(self, plan: Plan) -> None:
+        """Refuse a model whose function random copies do not keep, and noise that cannot be given."""
+        super().check(plan)
+        if self.paired:
+            raise MupscaleError("Net2Net has copies in different numbers, so their noise cannot be paired")
+        normed = [name for name, entry in plan.parameters.items() if entry.fold != 1 or name in plan.norms]
+        if normed:
+            raise MupscaleError(
+                f"Net2Net's random copies change what a norm over the width computes ('{normed[0]}'), so it cannot "
+                f"widen this model without changing its function"
+            )
+        if any(axis.sections for entry in plan.parameters.values() for axis in entry.axes.values()):
+            raise MupscaleError("Net2Net is not written for packed projections")
 
-def check_net2net(narrow: nn.Module, plan: Plan) -> None:
-    """Refuse a model whose function random copies do not keep: one with norms over the width, or packed projections.
+    def parameter(self, out: Tensor, narrow: Tensor, part: Part) -> None:
+        """Random copies, what reads them divided by how many there are of each, and their noise."""
+        out.copy_(_copy_randomly(narrow, part.entry, part.seed))
+        self.make_differ(out, part)
 
-    The model may be on the meta device.
-
-    >>> import torch, mupscale as mu
-    >>> narrow, wide = (torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.LayerNorm(n), torch.nn.Linear(n, 2))
-    ...                 for n in (4, 8))
-    >>> check_net2net(narrow, mu.plan(narrow, wide))  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: Net2Net's random copies change what a norm over the width computes ('1...
-    """
-    normed = [
-        name for name, e in plan.parameters.items() if e.fold != 1 or (len(e.wide) == 1 and _is_gain(narrow, name))
-    ]
-    if normed:
-        raise MupscaleError(
-            f"Net2Net's random copies change what a norm over the width computes ('{normed[0]}'), so it cannot widen "
-            f"this model without changing its function"
-        )
-    if any(axis.sections for entry in plan.parameters.values() for axis in entry.axes.values()):
-        raise MupscaleError("Net2Net is not written for packed projections")
+    def buffer(self, out: Tensor, narrow: Tensor, part: Part) -> None:
+        """The same random copies."""
+        out.copy_(_copy_randomly(narrow, part.entry, part.seed))
 
 
 def random_copies(n: int, axis: Axis, seed: int) -> Tensor:
@@ -75,8 +72,3 @@ def _copy_randomly(weight: Tensor, entry: Entry, seed: int) -> Tensor:
             weight = weight / counts.view(shape)
         weight = weight.index_select(dim, chosen)
     return weight
-
-
-def _is_gain(model: nn.Module, name: str) -> bool:
-    owner = model.get_submodule(name.rpartition(".")[0])
-    return "norm" in type(owner).__name__.lower()

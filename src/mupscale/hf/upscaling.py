@@ -24,6 +24,8 @@ from mupscale.hf.describe import (
     Times,
     architecture_of,
     check_fresh_plan,
+    check_layers,
+    check_nothing_missing,
     memory,
     require_transformers,
     settle_growth,
@@ -40,6 +42,7 @@ from mupscale.hf.files import (
     shorten_number,
     size_in_words,
     write_companions,
+    write_model_card,
     write_shards,
 )
 from mupscale.hf.training import check_optimizer_file, widen_optimizer_file
@@ -184,6 +187,9 @@ def _prepare(
     optimizer: str | Path | None,
 ) -> _Prepared:
     architecture, times, fresh = architecture_of(source.config), asked.times, asked.fresh
+    if architecture.described:
+        check_layers(source.config, source.shapes, source.folder)
+    check_nothing_missing(source.config, source.shapes, source.folder)
     measured = fresh is not None or asked.noise != 0
     recorded_plan = architecture.plan_to_record(source.config, times, fresh=measured)
     config = architecture.wide_config(source.config, times)
@@ -225,7 +231,10 @@ def _carry_out(
 ) -> tuple[Comparison | None, str]:
     try:
         with appearing(out) as folder:
-            return _write(prepared, folder, verify, threads, progress, note)
+            comparison, why = _write(prepared, folder, verify, threads, progress, note)
+            checked = f"not made, since {why}." if comparison is None else comparison.verdict
+            write_model_card(folder, out.name, prepared.source, prepared.growth, prepared.sizes, checked)
+            return comparison, why
     except OSError as error:
         raise MupscaleError(_failure_message(out, error)) from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from mupscale.checks import coord_check
 from mupscale.core import WholeWidth, Width
 from mupscale.method.method_run import MethodRun
+from mupscale.system import MupscaleError, read_json
 from mupscale.train import cast_input
 
 _EXAMPLES = 256  # in a batch of the coordinate check, at most; of text so many tokens
@@ -52,9 +52,9 @@ def _widths(run: MethodRun) -> list[WholeWidth]:
 def _read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     """A check that is there already, made with the same learning rate and widths."""
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = read_json(path)
         return dict(stored["check"]) if stored["asked"] == settings else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, MupscaleError):
         return None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from mupscale.core import WholeWidth, Width
-from mupscale.engine import NotStackable, Stack
+from mupscale.engine import NotStackable, RunStack
 from mupscale.method.comparison import ComparisonSetup
 from mupscale.method.contenders import CONTENDERS, STAGES
 from mupscale.method.method_run import MethodRun
@@ -156,7 +156,7 @@ def _probe(protocol: Protocol, stage: PlannedStage, method: Method, count: int) 
         if method.engine != "serial":
             try:
                 recipes = [replace(recipe, seeds=Seeds(init=number)) for number in range(count)]
-                stack = Stack(recipes, processes.device, protocol.data.to(processes.device, recipe.dtype()))
+                stack = RunStack(recipes, processes.device, protocol.data.to(processes.device, recipe.dtype()))
                 stack.advance(_STEPS)
                 return _timed(lambda: stack.advance(_STEPS), processes.device) * stage.runs / count
             except NotStackable:

@@ -18,11 +18,12 @@ from mupscale.method.protocol import Protocol
 from mupscale.method.settings import Method
 from mupscale.method.summary import StageCost
 from mupscale.sweep import Cell, Space, Sweep
-from mupscale.system import MupscaleError, exclusive_lock, write_json
-from mupscale.train import Recipe
+from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, read_json, write_json
+from mupscale.train import Recipe, StoredRecipe
 
 Note = Callable[[str], None]
-_FREE = {"seeds", "baselines", "engine", "storage"}  # settings of the method that may change when a run goes on
+# settings of the method that may change when a run goes on
+_FREE = {"seeds", "baselines", "engine", "storage", "retries"}
 _ORDER = ("sweep-1", "small", "sweep-2", *STAGES)  # what names of stages begin with
 
 
@@ -40,6 +41,8 @@ class MethodRun:
 
     def open(self) -> None:
         """Make the folder, unless it is that of another run."""
+        for folder in (self.folder, self.folder / "stacks", self.folder / "sweeps"):
+            clear_leftovers(folder)
         path = self.folder / "method.json"
         values = json.loads(json.dumps({"recipe": self.recipe.to_json(), "method": self.method.to_json()}))
         if path.exists():
@@ -49,8 +52,8 @@ class MethodRun:
     def _check_same_run(self, path: Path, method: Mapping[str, Any]) -> None:
         """Refuse a folder whose run has another recipe or other settings that matter."""
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            recipe, settings = Recipe.from_json(stored["recipe"]), dict(stored["method"])
+            stored = read_json(path)
+            recipe, settings = StoredRecipe.of(stored["recipe"], path), dict(stored["method"])
         except (OSError, ValueError, KeyError, TypeError, MupscaleError) as error:
             raise MupscaleError(f"{path} is damaged ({error}): choose another folder (--out)") from None
         if recipe.steps != self.recipe.steps:
@@ -144,13 +147,13 @@ class MethodRun:
             engine=method.engine,
             data=self.protocol.data,
         )
-        storage = method.storage or str(self.folder / "study.db")
         with lowest_loss_bar(steps) as tell:
             sweep = run_sweep(
                 job,
-                storage,
+                method.storage or str(self.folder / "study.db"),
                 worker=worker,
                 folder=self.folder / "sweeps",
+                retries=method.retries,
                 note=self.note,
                 on_point=tell,
                 on_start=begin,
@@ -203,9 +206,11 @@ class MethodRun:
 
     def _records(self) -> dict[str, dict[str, Any]]:
         try:
-            return dict(json.loads((self.folder / "stages.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError):
+            records = read_json(self.folder / "stages.json")
+        except (OSError, MupscaleError):
             return {}
+        named = records.items() if isinstance(records, dict) else ()
+        return {str(stage): dict(values) for stage, values in named if isinstance(values, dict)}
 
     def write(self, name: str, values: Mapping[str, Any]) -> None:
         """A file of values in the folder, whole or not at all."""

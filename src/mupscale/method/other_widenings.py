@@ -12,7 +12,7 @@ from torch import nn
 from mupscale import checkpoint
 from mupscale.core import WholeWidth
 from mupscale.data import Data
-from mupscale.growth import check_net2net, widen_net2net
+from mupscale.growth import Net2Net
 from mupscale.system import MupscaleError, derive
 from mupscale.train import (
     Growth,
@@ -45,17 +45,14 @@ def write_naive_start(base: Recipe, growth: Growth, noise: NoiseLevel, path: Pat
 
 def write_net2net_start(base: Recipe, width: WholeWidth, path: Path) -> None:
     """A base model widened by Net2WiderNet, with its random copies."""
-    narrow, family = load_trained(base), base.family()
-    wide = family.build(width).to(next(narrow.parameters()).dtype)
-    widen_net2net(narrow, wide, family.widening(narrow, wide), seed=base.seeds.noise)
+    wide, _ = base.family().upscale(load_trained(base), width=width, grow=Net2Net(), seed=base.seeds.noise)
     _write_model(wide, width, path)
 
 
 def check_random_copies(recipe: Recipe, width: WholeWidth) -> None:
     """That Net2Net keeps the function of the recipe's model, before anything is trained; needs no memory."""
-    family = recipe.family()
     try:
-        check_net2net(family.sketch(recipe.width), family.widening(recipe.width, width))
+        Net2Net().check(recipe.family().widening(recipe.width, width))
     except MupscaleError as error:
         raise MupscaleError(f"{error}: leave net2net out of method.baselines") from None
 

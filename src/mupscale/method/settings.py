@@ -33,6 +33,7 @@ class Method:
             and each of them (e′)); net2net and naive only on request
         engine: auto trains many models as one where that works, vectorised nowhere else, serial one at a time
         storage: where studies are kept: none for a SQLite file in the run's folder, journal:PATH, or a database URL
+        retries: how often a trial whose worker died is trained again: none for without limit
     """
 
     widths: list[WholeWidth]
@@ -48,6 +49,7 @@ class Method:
     baselines: list[Baseline] = field(default_factory=lambda: list(DEFAULT_BASELINES))
     engine: Literal["auto", "vectorised", "serial"] = "auto"
     storage: str | None = None
+    retries: int | None = None
 
     def __post_init__(self) -> None:
         if not self.widths:
@@ -56,6 +58,8 @@ class Method:
         for name in ("seeds", "sweep_seeds"):
             if getattr(self, name) < 1:
                 raise MupscaleError(f"method.{name} is {getattr(self, name)}, but must be at least 1")
+        if self.retries is not None and self.retries < 0:
+            raise MupscaleError(f"method.retries is {self.retries}, but must be 0 or more, or none for without limit")
         if self.sampler != "grid" and (self.trials is None or self.trials < 1):
             raise MupscaleError(f"method.sampler {self.sampler} needs method.trials, how many to take")
         self._check_spaces()
@@ -89,5 +93,5 @@ class Method:
         return has_own_rates(self.baselines)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+        """Plain values; without `retries` where there is no limit, as before there was one."""
+        return {name: value for name, value in asdict(self).items() if name != "retries" or value is not None}

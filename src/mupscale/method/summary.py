@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from mupscale.sweep import Sweep
-from mupscale.system import MupscaleError, write_json
+from mupscale.system import MupscaleError, parse_record, read_json, write_json
 
 FORMAT = 1
 
@@ -130,19 +128,14 @@ class Summary:
         return {"format": FORMAT, **asdict(self)}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Summary:
+    def from_json(cls, values: Any) -> Summary:
         """What to_json gave."""
+        parts = (
+            {name: value for name, value in values.items() if name != "format"} if isinstance(values, dict) else values
+        )
         try:
-            parts = {name: value for name, value in values.items() if name != "format"}
-            choice = dict(parts["choice"])
-            if choice.get("plain") is not None:
-                choice["plain"] = tuple(choice["plain"])
-            parts["choice"] = Choice(**choice)
-            parts["sweeps"] = [Sweep.from_json(sweep) for sweep in parts["sweeps"]]
-            parts["stages"] = [StageCost(**stage) for stage in parts["stages"]]
-            parts["runs"] = [Runs(**{**r, "curves": [Curve(**curve) for curve in r["curves"]]}) for r in parts["runs"]]
-            return cls(**parts)
-        except (KeyError, TypeError, AttributeError) as error:
+            return parse_record(cls, parts)
+        except MupscaleError as error:
             raise MupscaleError(f"this is no summary written by mupscale run ({error})") from None
 
     def save(self, folder: Path) -> Path:
@@ -154,10 +147,8 @@ class Summary:
         """The summary in a run's folder."""
         path = Path(folder) / "summary.json"
         try:
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+            return cls.from_json(read_json(path))
         except OSError as error:
             raise MupscaleError(
                 f"{folder} holds no finished run of the method: cannot read its summary.json ({error.strerror})"
             ) from None
-        except ValueError as error:
-            raise MupscaleError(f"{path} is damaged: {error}") from None

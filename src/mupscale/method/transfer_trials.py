@@ -17,7 +17,7 @@ from mupscale.engine import Engine, Outcome, train_many
 from mupscale.method.protocol import Protocol
 from mupscale.method.transfer_verdict import judge_transfer
 from mupscale.sweep import Cell, Space, check_learning_rates
-from mupscale.system import MupscaleError, write_json
+from mupscale.system import MupscaleError, read_json, write_json
 from mupscale.train import MAY_CHANGE, Recipe
 
 FILE = "transfer-check.json"
@@ -168,10 +168,10 @@ class _Check:
         if not path.exists():
             return {}
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            theirs = values["asked"]
+            values = read_json(path)
+            theirs = dict(values["asked"])
             trials = {Cell(float(t["lr"]), float(t["noise"])): list(t["losses"]) for t in values["trials"]}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, MupscaleError) as error:
             raise MupscaleError(f"{path} is damaged ({error}): remove it, and its trials are made again") from None
         ours = self._settings(width)
         if differing := sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)):

@@ -10,7 +10,14 @@ schedulers     a schedule carried over to a wide optimizer
 
 from mupscale.optim.clipping import clip_grad_norm_
 from mupscale.optim.group_builder import FROM_GROUP, GroupBuilder, scale
-from mupscale.optim.groups import default_hyper, make_optimizer, param_groups, per_group, widened_groups
+from mupscale.optim.groups import (
+    deepened_groups,
+    default_hyper,
+    make_optimizer,
+    param_groups,
+    per_group,
+    widened_groups,
+)
 from mupscale.optim.muon_with_adamw import MuonAdamW, muon_groups
 from mupscale.optim.optimizer_traits import Traits, register_optimizer, traits_of
 from mupscale.optim.schedulers import widen_scheduler
@@ -21,6 +28,7 @@ __all__ = [
     "MuonAdamW",
     "Traits",
     "clip_grad_norm_",
+    "deepened_groups",
     "default_hyper",
     "make_optimizer",
     "muon_groups",

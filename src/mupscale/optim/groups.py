@@ -89,8 +89,47 @@ def widened_groups(
     >>> [group["lr"] for group in widened_groups(optimizer, narrow, wide, plan)]
     [0.025]
     """
-    names = {id(p): name for name, p in plan.check(narrow, "narrow").items()}
-    parameters = plan.check(wide)
+    names = {id(p): [name] for name, p in plan.check(narrow, "narrow").items()}
+    return _grown_groups(optimizer, names, plan.check(wide), plan, lr)
+
+
+def deepened_groups(
+    optimizer: Optimizer,
+    shallow: nn.Module,
+    deep: nn.Module,
+    plan: Plan,
+    origins: Mapping[str, str],
+    lr: float | None = None,
+) -> list[dict[str, Any]]:
+    """The shallow optimizer's groups as they are now, for a model with more blocks.
+
+    plan: of the deep model's parameters. origins: from each of them to the shallow model's parameter whose group it is
+    in. lr: as in `widened_groups`.
+
+    >>> from mupscale.core import Entry
+    >>> shallow, deep = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> origins = {"0.weight": "0.weight", "0.bias": "0.bias", "1.weight": "0.weight", "1.bias": "0.bias"}
+    >>> optimizer = torch.optim.Adam(shallow.parameters(), lr=0.1)
+    >>> plan = Plan({name: Entry(tuple(p.shape), tuple(p.shape)) for name, p in deep.named_parameters()})
+    >>> (group,) = deepened_groups(optimizer, shallow, deep, plan, origins)
+    >>> [name for name, _ in group["params"]]
+    ['0.weight', '1.weight', '0.bias', '1.bias']
+    """
+    names: dict[int, list[str]] = {}
+    parameters = naming.parameters(shallow)
+    for name, origin in origins.items():
+        names.setdefault(id(parameters[origin]), []).append(name)
+    return _grown_groups(optimizer, names, plan.check(deep), plan, lr)
+
+
+def _grown_groups(
+    optimizer: Optimizer,
+    names: Mapping[int, Sequence[str]],
+    parameters: Mapping[str, nn.Parameter],
+    plan: Plan,
+    lr: float | None,
+) -> list[dict[str, Any]]:
+    """names: by the identity of an old parameter, what the new ones are called that take its hyperparameters."""
     builder = GroupBuilder(traits_of(type(optimizer)).at(plan))
     for number, group in enumerate(optimizer.param_groups):
         hyper = {k: v for k, v in group.items() if k not in ("params", "param_names", RATE_CHANGE)}
@@ -98,8 +137,8 @@ def widened_groups(
         for p in group["params"]:
             if id(p) not in names:
                 raise MupscaleError("the optimizer holds a parameter that is not the narrow model's")
-            name = names[id(p)]
-            builder.add(name, parameters[name], plan.parameters[name], hyper, hyper)
+            for name in names[id(p)]:
+                builder.add(name, parameters[name], plan.parameters[name], hyper, hyper)
     grown = builder.groups()
     if lr is not None:
         for group in grown:

@@ -24,8 +24,14 @@ tied_readouts  the norm that takes the 1/k of a readout tied to the embedding
 growth_checks  what copies and fresh units ask of an axis
 norms          norms over a growing axis
 initial        standard deviations and means of a fresh initialisation
+block_lists    the blocks that a deep model has more of
+block_runs     a run with the blocks marked
+residual_branches
+               which parameters of a block write into the residual stream
+width_dims     which dimensions are widths, and which size is a number of blocks
 """
 
+from mupscale.planning.block_lists import BlockList, find_block_lists
 from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import check_plan_by_running, role_for_any_width, roles_by_running
 from mupscale.planning.growth_checks import How
@@ -36,20 +42,30 @@ from mupscale.planning.module_differences import ROUNDING, Difference, first_dif
 from mupscale.planning.norms import kind_of_norm
 from mupscale.planning.precision import KeepDouble, in_double
 from mupscale.planning.recorder import Recorder
+from mupscale.planning.residual_branches import Writers, find_writers, silence
 from mupscale.planning.role_registry import register_roles
 from mupscale.planning.tracing import call_arguments, computed_tensors, silence_dropout, tensors_in
+from mupscale.planning.width_dims import all_tensors, default_init_at, find_depth_size, find_width_dims
 
 __all__ = [
     "ROUNDING",
+    "BlockList",
     "Difference",
     "GrowsBy",
     "How",
     "KeepDouble",
     "Recorder",
+    "Writers",
+    "all_tensors",
     "build_plan",
     "call_arguments",
     "check_plan_by_running",
     "computed_tensors",
+    "default_init_at",
+    "find_block_lists",
+    "find_depth_size",
+    "find_width_dims",
+    "find_writers",
     "first_differing_module",
     "in_double",
     "initial_means",
@@ -63,6 +79,7 @@ __all__ = [
     "rescale_spread",
     "role_for_any_width",
     "roles_by_running",
+    "silence",
     "silence_dropout",
     "tensors_in",
     "with_initial",

@@ -92,8 +92,8 @@ def record_run(model: nn.Module, inputs: Any) -> RecordedRun:
     >>> [operation.name for operation in run.operations], run.names
     (['t', 'addmm'], {0: 'weight', 2: 'bias'})
     """
-    recorder = _Recorder(model, call_arguments(inputs))
-    with _module_paths(model, recorder.path), recorder:
+    recorder = OperationRecorder(model, call_arguments(inputs))
+    with module_paths(model, recorder.path), recorder:
         output = run_in_float64(model, inputs)
     recorder.run.outputs = [recorder.number(t) for t in tensors_in(output)]
     return recorder.run
@@ -224,7 +224,7 @@ def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-class _Recorder(TorchDispatchMode):
+class OperationRecorder(TorchDispatchMode):
     """Notes operations; keeps every tensor alive, so that an id stands for one tensor."""
 
     @classmethod
@@ -278,7 +278,7 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _module_paths(model: nn.Module, path: list[str]) -> Iterator[None]:
+def module_paths(model: nn.Module, path: list[str]) -> Iterator[None]:
     """Keep the path of the module that runs at the end of the list."""
     handles: list[Any] = []
     for name, module in naming.modules(model).items():

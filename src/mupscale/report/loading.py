@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,7 @@ from mupscale.comparison import CONTENDERS, ComparisonSummary, SystemRuns
 from mupscale.method import Summary
 from mupscale.report import shapes
 from mupscale.report.shapes import any_text, by_name, either, fields, list_of, mapping, nothing, number, positive
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, read_json
 
 _FORMAT = 2
 _NAMES = frozenset(one.name for one in CONTENDERS)
@@ -105,14 +104,12 @@ def load_summary(folder: str | Path) -> Summary | ComparisonSummary:
     """
     path = Path(folder) / "summary.json"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
     except OSError as error:
         raise MupscaleError(
             f"{folder} holds no finished run of the method and no comparison: cannot read its summary.json "
             f"({error.strerror})"
         ) from None
-    except (ValueError, RecursionError) as error:
-        raise MupscaleError(f"{path} is damaged: {error}") from None
     kind = values.get("kind") if isinstance(values, Mapping) else None
     if kind is None:
         return _load_method(values, path)

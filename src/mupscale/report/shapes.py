@@ -45,6 +45,15 @@ def mapping(value: Any, at: str) -> None:
     _require(isinstance(value, Mapping), value, at, "values by name")
 
 
+def anything(value: Any, at: str) -> None:
+    """Whatever there is."""
+
+
+def width(value: Any, at: str) -> None:
+    """A width: a number above 0, or several by name."""
+    either(by_name(positive), positive)(value, at)
+
+
 def one_of(names: Mapping[str, Any] | tuple[str, ...] | frozenset[str]) -> Check:
     """One of these texts."""
 

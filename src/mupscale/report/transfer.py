@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -10,12 +9,25 @@ from typing import Any, Literal
 
 from mupscale.method import read_width_line
 from mupscale.plots import MUTED, Gallery, Picture, escape_text, figure, level_colors, styled, words
+from mupscale.report import shapes
 from mupscale.report.facts import format_width
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, read_json
 
 Varied = Literal["lr", "noise"]
 FILE = "transfer-check.json"
 _NAMES = {"lr": "learning rate", "noise": "noise"}
+_LOSSES = shapes.list_of(shapes.anything)
+_POINT = shapes.fields({"x": shapes.number, "losses": _LOSSES})
+_LINE = shapes.fields({"width": shapes.width, "points": shapes.list_of(_POINT)})
+_CHECK = shapes.fields(
+    {
+        "lr": shapes.list_of(_LINE),
+        "noise": shapes.list_of(_LINE),
+        "fixed": shapes.fields({"lr": shapes.anything, "noise": shapes.anything}, optional=frozenset({"lr", "noise"})),
+        "verdict": shapes.list_of(shapes.any_text),
+    },
+    optional=frozenset({"verdict"}),
+)
 
 
 def save_transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
@@ -64,25 +76,16 @@ def load_transfer_check(folder: Path) -> dict[str, Any] | None:
     """What the transfer check wrote into a run's folder, if it did."""
     path = folder / FILE
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        _check_values(values)
+        values = read_json(path)
+        _CHECK(values, "")
     except FileNotFoundError:
         return None
     except OSError as error:
         raise MupscaleError(f"{path} cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MupscaleError(f"{path} is damaged ({error}): run mupscale transfer-check again, or remove it") from None
+    except (shapes.WrongShapeError, MupscaleError) as error:
+        why = str(error).removeprefix(f"{path} is damaged: ")
+        raise MupscaleError(f"{path} is damaged ({why}): run mupscale transfer-check again, or remove it") from None
     return dict(values)
-
-
-def _check_values(values: Any) -> None:
-    """Raise what Python does where a part is missing or of another kind."""
-    for varied in ("lr", "noise"):
-        for line in values[varied]:
-            format_width(line["width"])
-            _points(line)
-    values["fixed"].get("lr")
-    iter(values.get("verdict", []))
 
 
 def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:

@@ -6,6 +6,7 @@ search         run_sweep
 trial_batches  trials that a worker trains at once, on disk
 callbacks      between the engine and the study while they train
 study          all trials of a sweep, in the storage
+attempts       what became of every attempt at a cell
 storage        SQLite, journal files, databases
 workers        who is at work on a study, and who died
 pruning        when to stop a trial that falls behind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,14 +16,16 @@ from mupscale.engine import NotStackable, Outcome, PointCallback, train_many
 from mupscale.sweep.callbacks import BatchCallbacks, Note
 from mupscale.sweep.space import Cell, Sweep, Trial
 from mupscale.sweep.storage import PATIENCE
-from mupscale.sweep.study import Study, trial_state
+from mupscale.sweep.study import Study
 from mupscale.sweep.sweep_job import SweepJob
 from mupscale.sweep.trial_batches import TrialBatch, adopt_batches
 from mupscale.sweep.workers import GRACE, Worker
 from mupscale.system import Interrupted, MupscaleError
 
 _POINTS = 40  # of a trial's curve
+_LOOK_EVERY = 1.0  # seconds
 _TPE_BATCHES = 5  # TPE learns between batches, so it takes its trials in so many
+_FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)  # not the user's mistakes
 
 
 def run_sweep(
@@ -34,6 +37,7 @@ def run_sweep(
     at_once: int | None = None,
     grace: float = GRACE,
     patience: float = PATIENCE,
+    retries: int | None = None,
     note: Note | None = None,
     on_point: PointCallback | None = None,
     on_start: Callable[[int, int], None] | None = None,
@@ -41,11 +45,13 @@ def run_sweep(
     """Create or join the job's study in this storage, train until no trial is left, and return all results.
 
     Any number of these may run at once, on any machines that reach the storage. Trials that others have are waited
-    for; those of workers that died (no sign of life for `grace` seconds) are trained once more. folder: where an
-    interrupted stack of trials is kept, to go on from. at_once: how many trials to train at once (default: all
-    that are left, shared among the workers). patience: seconds for which the storage may be locked or gone.
-    on_point: called at every point of the trials' curves. on_start: called with how many trials are left, and of how
-    many.
+    for; those of workers that died (no sign of life for `grace` seconds) are trained again, `retries` times at most
+    (default: without limit), from the second death on in ever smaller company, since that may be what they died of.
+    A trial whose training fails is tried alone, and given up only if it fails there, too; a sweep that lacks a trial
+    in the end is an error. folder: where an interrupted stack of trials is kept, to go on from. at_once: how many
+    trials to train at once (default: all that are left, shared among the workers). patience: seconds for which the
+    storage may be locked or gone. on_point: called at every point of the trials' curves. on_start: called with how
+    many trials are left, and of how many.
 
     >>> import tempfile
     >>> from mupscale.sweep import Space, SweepJob, run_sweep
@@ -62,18 +68,20 @@ def run_sweep(
     """
     if at_once is not None and at_once < 1:
         raise MupscaleError(f"at_once is {at_once}, but at least 1 trial must be taken at a time")
-    study = _open_study(job, storage, patience)
+    study = open_study(job, storage, patience, retries)
     if on_start is not None:
         on_start(max(0, study.wanted - len(study.results())), study.wanted)
     with Worker(study, grace) as me:
-        search = _Search(job, study, me, folder, at_once, note or _print_to_stderr, on_point, worker)
+        search = SweepSearch(job, study, me, folder, at_once, note or _print_to_stderr, on_point, worker)
         if worker:
             search.note(f"{job.name}: worker {me.id} joins; {study.count_open()} trials are open")
         search.run()
+    _check_complete(study)
     return _finished_sweep(job, study)
 
 
-def _open_study(job: SweepJob, storage: str, patience: float) -> Study:
+def open_study(job: SweepJob, storage: str, patience: float, retries: int | None) -> Study:
+    """The job's study, created or joined."""
     return Study(
         storage,
         job.name,
@@ -85,6 +93,21 @@ def _open_study(job: SweepJob, storage: str, patience: float) -> Study:
         pruner=job.pruner,
         seed=job.seed,
         patience=patience,
+        retries=retries,
+    )
+
+
+def _check_complete(study: Study) -> None:
+    """Refuse a sweep of which trials are missing: its best trial may be one of them."""
+    given_up = study.attempts.given_up
+    if not given_up:
+        return
+    shown = [f"lr {cell.lr:g} and noise {cell.noise:g} ({why})" for cell, why in list(given_up.items())[:3]]
+    more = f", and {len(given_up) - len(shown)} more" if len(given_up) > len(shown) else ""
+    raise MupscaleError(
+        f"{study.name} is not complete, and nothing is chosen from it: {len(given_up)} of {study.wanted} trials are "
+        f"missing: {', '.join(shown)}{more}; the same command tries what failed again; more attempts where workers "
+        f"die: --method.retries; less memory: --method.engine serial; or leave these values out under another name"
     )
 
 
@@ -104,7 +127,7 @@ def _finished_sweep(job: SweepJob, study: Study) -> Sweep:
 
 
 @dataclass
-class _Search:
+class SweepSearch:
     """One worker's part of a sweep."""
 
     job: SweepJob
@@ -117,6 +140,9 @@ class _Search:
     worker: bool = False
     noted: set[str] = field(default_factory=set)
     engine: str = ""
+    looked: float = -math.inf  # when it last looked around
+    trained: int = 0  # batches that came to an end
+    failed: int = 0  # trials that failed by themselves
 
     def run(self) -> None:
         """Train until every trial is done, by this worker or by others."""
@@ -124,22 +150,33 @@ class _Search:
         for batch in adopt_batches(self.folder, self.study, self.me, self.worker):
             self._complete(batch)
         while True:
-            self.study.check_description()
-            if self.me.end_abandoned_trials():
-                self._note_once(f"{self.job.name}: a worker died or left; its trials are trained again")
-            self.study.enqueue(self._note_given_up)
-            count = self.study.count_open()
+            self._look_around()
+            count = self.study.count_untaken() or self.study.count_open()
             if count:
-                trials = self.study.take(self._share(count), self.me.id)
+                trials = self.study.take(self._share(count), self.me.id, self._offset(count))
                 if trials:
                     self._complete(TrialBatch(self.job.name, self.me, trials, self.folder))
                 continue
-            running = sum(trial_state(trial) == "running" for trial in self.study.optuna_trials())
+            running = self.study.count_running()
             if not running:
                 return
             plural = "" if running == 1 else "s"
             self._note_once(f"{self.job.name}: waiting for {running} trial{plural} that other workers have")
             time.sleep(min(1.0, self.me.grace / 10))
+            self.looked = -math.inf
+
+    def _look_around(self) -> None:
+        """Now and then, see whether the study is still the same, and whether workers died."""
+        if time.monotonic() - self.looked < min(_LOOK_EVERY, self.me.grace / 10):
+            return
+        self.study.check_description()
+        if self.me.end_abandoned_trials():
+            self._note_once(f"{self.job.name}: a worker died or left; its trials are trained again")
+        self.looked = time.monotonic()
+
+    def _offset(self, count: int) -> int:
+        """Where among the open cells to begin, so that workers seldom begin the same."""
+        return secrets.randbelow(count) if self.me.count_others() else 0
 
     def _share(self, count: int) -> int:
         """How many of the open trials to take at once."""
@@ -150,12 +187,6 @@ class _Search:
         if self.job.sampler == "tpe":
             count = min(count, max(1, math.ceil(self.study.wanted / _TPE_BATCHES)))
         return math.ceil(count / (1 + self.me.count_others()))
-
-    def _note_given_up(self, cell: Cell) -> None:
-        self._note_once(
-            f"{self.job.name}: the trial with lr {cell.lr:g} and noise {cell.noise:g} is given up, since two workers "
-            f"died at it: try less memory (a smaller at_once), or leave it out"
-        )
 
     def _note_once(self, text: str) -> None:
         if text not in self.noted:
@@ -179,6 +210,11 @@ class _Search:
                         self._give_back(batch)
                         batch.remove_files()
                         return
+                    except _FAILURES as error:
+                        self._note_failure(batch, error)
+                        batch.remove_files()
+                        return
+            self.trained += 1
             self._store(batch)
         finally:
             if batch.stored:
@@ -199,9 +235,27 @@ class _Search:
             batch.remove_files()
             raise
 
-    def _give_back(self, batch: TrialBatch) -> None:
+    def _give_back(self, batch: TrialBatch, why: str = "given back") -> None:
         for number in sorted(batch.own):
-            self.study.make_void(number, "given back")
+            self.study.make_void(number, why)
+
+    def _note_failure(self, batch: TrialBatch, error: Exception) -> None:
+        """Training failed: in company, each is tried in smaller company; alone, it is given up with its error.
+
+        Where two fail by themselves and none was ever trained, the cause is hardly the trial: that ends the sweep.
+        """
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        if len(batch.trials) > 1:
+            self._note_once(f"{self.job.name}: {len(batch.trials)} trials at once failed, so fewer: {what}")
+            self._give_back(batch, "in company")
+            return
+        self.failed += 1
+        if self.failed > 1 and not self.trained:
+            raise error
+        cell = batch.trials[0].cell
+        self.note(f"{self.job.name}: the trial with lr {cell.lr:g} and noise {cell.noise:g} failed: {what}")
+        for number in batch.own:
+            self.study.mark_failed(number, what)
 
     def _train(self, batch: TrialBatch) -> list[Trial]:
         """The batch as one call of the engine: every cell with all its seeds."""

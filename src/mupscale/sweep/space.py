@@ -125,6 +125,8 @@ class Sweep:
         """Refuse a sweep without a finished trial: there is no best one."""
         if self.finished:
             return
+        if not self.trials:
+            raise MupscaleError(f"{self.name}: no trial was trained, so there is nothing to choose: run it again")
         counts = Counter(trial.status for trial in self.trials)
         if counts["pruned"]:
             raise MupscaleError(

@@ -1,20 +1,23 @@
 """A sweep's study: which cells are to be trained, which worker has them, and their results; all in the storage.
 
-A cell may have several trials of optuna's: one that was given back, one whose worker died, one that two workers asked
-for at the same moment. Exactly one of them counts, the first that is neither void nor failed, and nothing but the
-storage's own atomic change of a trial's state decides about it: so that any number of workers agree without a master.
+A worker takes a cell by beginning a trial of it. Of two that begin one at the same moment the one whose trial has the
+lower number keeps it; nothing but the storage decides about that, so any number of workers agree without a master.
+Trials are not queued in the storage: what is open follows from what was begun (see `attempts`), so that what a trial
+costs does not grow with their number.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from mupscale.sweep.pruning import RULES, PruningRule, is_behind, make_pruner
+from mupscale.sweep.attempts import Attempts, cell_of, stored_result, trial_result, trial_state
+from mupscale.sweep.pruning import RULES, PruningRule, make_pruner, trials_behind
 from mupscale.sweep.space import Cell, Space, Trial
 from mupscale.sweep.storage import PATIENCE, Storage, load_optuna
 from mupscale.system import MupscaleError
@@ -23,10 +26,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 T = TypeVar("T")
-TrialState = Literal["waiting", "running", "finished", "diverged", "pruned", "void", "died"]
-COUNTING = ("waiting", "running", "finished", "diverged", "pruned")
-"""States of trials that count: a cell with one of them needs no other."""
-_REPORTED_POINTS = 8  # points of a finished trial's curve that optuna's own tools see
+_REPORTED_POINTS = 2  # points of a finished trial's curve that optuna's own tools see
 _DESCRIPTION = "sweep"  # the study's attribute with what it searches
 
 
@@ -54,6 +54,7 @@ class Study:
         pruner: str = "none",
         seed: int = 0,
         patience: float = PATIENCE,
+        retries: int | None = None,
     ) -> None:
         optuna = load_optuna()
         self.name, self.space, self.steps, self.sampler = name, space, steps, sampler
@@ -61,9 +62,10 @@ class Study:
         self.description = json.loads(
             json.dumps({"lrs": space.lrs, "noises": space.noises, "steps": steps, **description})
         )
-        self.fixed_cells = _fixed_cells(space, sampler, trials)
-        self.sampled = sampler != "grid" and len(space.cells) > 1
-        self.wanted = max(trials or 0, len(self.fixed_cells)) if self.sampled else len(self.fixed_cells)
+        planned = _planned_cells(space, sampler, trials, seed)
+        self.drawn = sampler == "tpe" and len(space.cells) > 1
+        self.wanted = max(trials or 0, len(planned)) if self.drawn else len(planned)
+        self.attempts = Attempts(planned, retries)
         self.storage = Storage(place, patience)
         self.study = self.storage.use(
             lambda: optuna.create_study(
@@ -82,6 +84,7 @@ class Study:
             "noise": optuna.distributions.FloatDistribution(0.0, most),
         }
         self.check_description()
+        self.refresh()
 
     # ------------------------------------------------------------------------------------------- what it searches
 
@@ -111,69 +114,91 @@ class Study:
 
     # ------------------------------------------------------------------------------------------- taking trials
 
-    def enqueue(self, workers_died: Callable[[Cell], None]) -> None:
-        """Queue every cell that is wanted and that nobody has: new ones, those given back, and the dead once more.
-
-        It may be cut anywhere and be done by two workers at once: what is missing is queued by the next, and of
-        two trials of a cell the later one is void when it is taken (see `take`).
-        """
-        by_cell: dict[Cell, list[FrozenTrial]] = {cell: [] for cell in self.fixed_cells}
-        trials = self.optuna_trials()
-        live = {cell_of(trial) for trial in trials if trial_state(trial) in COUNTING}
-        for trial in trials:
-            cell = cell_of(trial)
-            if cell is not None and (cell in by_cell or trial_state(trial) == "died" or _is_given_back(trial)):
-                by_cell.setdefault(cell, []).append(trial)
-        for cell, attempts in by_cell.items():
-            if cell in live:
-                continue
-            died = [trial.number for trial in attempts if trial_state(trial) == "died"]
-            if len(died) > 1:
-                workers_died(cell)
-                continue
-            more = {"retry_of": died[0]} if died else {}
-            attrs = {"cell": [cell.lr, cell.noise], **more}
-            self.storage.use(partial(self.study.enqueue_trial, cell._asdict(), user_attrs=attrs))
+    def refresh(self) -> None:
+        """Take notice of what other workers have begun and ended."""
+        self.attempts.update(self.optuna_trials())
 
     def count_open(self) -> int:
         """How many trials are still to be taken."""
-        states = [trial_state(trial) for trial in self.optuna_trials()]
-        to_draw = self.wanted - sum(one in COUNTING for one in states) if self.sampled else 0
-        return states.count("waiting") + max(0, to_draw)
+        self.refresh()
+        return self.count_untaken()
 
-    def take(self, count: int, worker: str) -> list[TakenTrial]:
-        """Take so many trials at most; what another worker has already, or is too much, is made void."""
-        numbers = []
-        for _ in range(count):
-            trial = self.storage.use(lambda: self.study.ask(self.ranges))
-            self._set(trial.number, "worker", worker)
-            numbers.append(trial.number)
-        taken = []
-        trials = self.optuna_trials()
-        for number in numbers:
-            mine = next(trial for trial in trials if trial.number == number)
-            cell = cell_of(mine)
-            before = [trial for trial in trials if trial.number < number and trial_state(trial) in COUNTING]
-            if cell is None or any(cell_of(trial) == cell for trial in before):
-                self.make_void(number, "duplicate")
-            elif "cell" not in mine.user_attrs and (not self.sampled or len(before) >= self.wanted):
+    def count_untaken(self) -> int:
+        """The same, as of the last look."""
+        known = self.attempts
+        room = max(0, self.wanted - len(known.live) - len(known.given_up))
+        untaken = len(known.to_do) if self.sampler == "grid" else room if self.drawn else min(room, len(known.to_do))
+        return len(known.numbers("waiting")) + untaken
+
+    def count_running(self) -> int:
+        """How many trials workers had at the last look."""
+        return len(self.attempts.numbers("running"))
+
+    def take(self, count: int, worker: str, offset: int = 0) -> list[TakenTrial]:
+        """Take so many trials at most; what another worker has already, or is too much, is made void.
+
+        offset: which of the open cells to begin with; workers that differ in it seldom begin the same.
+        """
+        queued = min(count, len(self.attempts.numbers("waiting")))  # by earlier versions, or somebody's own program
+        numbers = [self._ask(worker) for _ in range(queued)]
+        cells = self.attempts.choose(count - queued, offset)
+        numbers += [self._begin(cell, worker, queued + len(cells)) for cell in cells]
+        if self.drawn and not cells:
+            numbers += [self._ask(worker) for _ in range(count - queued)]
+        self.refresh()
+        return [TakenTrial(number, cell) for number in numbers if (cell := self._own_cell(number)) is not None]
+
+    def _ask(self, worker: str) -> int:
+        number: int = self.storage.use(lambda: self.study.ask(self.ranges)).number
+        self._set(number, "worker", worker)
+        return number
+
+    def _begin(self, cell: Cell, worker: str, company: int) -> int:
+        """Begin a trial of a cell; company: how many are trained at once."""
+        from optuna.trial import TrialState, create_trial
+
+        died = self.attempts.deaths.get(cell, [])
+        more = {"retry_of": died[0]} if died else {}
+        trial = create_trial(
+            state=TrialState.RUNNING,
+            params=cell._asdict(),
+            distributions=self.ranges,
+            user_attrs={"cell": list(cell), "worker": worker, "company": company, **more},
+        )
+        new = self.storage.use(lambda: self.storage.optuna.create_new_trial(self.id, trial))
+        return int(self.storage.use(lambda: self.storage.optuna.get_trial_number_from_id(new)))
+
+    def _own_cell(self, number: int) -> Cell | None:
+        """The cell of a trial that was just begun; None where it is another's already, or too much: it is void then."""
+        trial, known = self.attempts.trials[number], self.attempts
+        cell = cell_of(trial)
+        if cell is None or known.has_earlier(cell, number):
+            self.make_void(number, "duplicate")
+            return None
+        if len(known.live) > self.wanted and "cell" not in trial.user_attrs:
+            before = sum(min(numbers) < number for numbers in known.live.values())
+            if before >= self.wanted:
                 self.make_void(number, "surplus")
-            else:
-                taken.append(TakenTrial(number, cell))
-        return taken
+                return None
+        return cell
 
     def take_over(self, trials: Sequence[TakenTrial], worker: str) -> set[int]:
         """The numbers of those of an earlier worker's trials that are still open; they are this worker's now."""
-        running = {trial.number for trial in self.optuna_trials() if trial_state(trial) == "running"}
+        self.refresh()
+        running = set(self.attempts.numbers("running"))
         return {one.number for one in trials if one.number in running and self._set(one.number, "worker", worker)}
 
     def make_void(self, number: int, why: str) -> bool:
-        """End a trial that does not count: a duplicate, a surplus, or one that was given back."""
+        """End a trial that does not count: a duplicate, a surplus, one given back or that failed in company."""
         return self._set(number, "void", why) and self._end(number, "FAIL")
 
     def mark_dead(self, number: int) -> bool:
         """End a trial whose worker died; False if somebody else has ended it already."""
         return self._end(number, "FAIL")
+
+    def mark_failed(self, number: int, error: str) -> bool:
+        """End a trial that failed by itself, with its error."""
+        return self._set(number, "error", error) and self._end(number, "FAIL")
 
     # ------------------------------------------------------------------------------------------- their results
 
@@ -187,22 +212,18 @@ class Study:
         """Which of these trials the pruner stops at this step."""
         if self.rule is None:
             return set()
-        all_trials, numbers, levels = self.optuna_trials(), set(numbers), self.space.noises
-        trials = [t for t in all_trials if step in t.intermediate_values and trial_state(t) not in ("void", "died")]
-        return {
-            trial.number
-            for trial in trials
-            if trial.number in numbers and is_behind(self.rule, trial, trials, step, self.steps, levels)
-        }
+        lost = ("void", "died", "failed")
+        trials = [t for t in self.optuna_trials() if step in t.intermediate_values and trial_state(t) not in lost]
+        return set(numbers) & trials_behind(self.rule, trials, step, self.steps, self.space.noises)
 
     def finish(self, number: int, result: Trial, seconds: float) -> bool:
         """Store the result of a trial; False if somebody else has ended it in the meantime."""
-        last = {"status": result.status, "by_seed": [x for x in result.by_seed if math.isfinite(x)]}
         curve = [(step, loss) for step, loss in result.curve if math.isfinite(loss)]
-        attrs = {**last, "curve": curve, "steps": result.steps, "flops": result.flops, "seconds": seconds}
-        if not all(self._set(number, name, value) for name, value in attrs.items()):
+        by_seed = [x for x in result.by_seed if math.isfinite(x)]
+        cost = {"steps": result.steps, "flops": result.flops, "seconds": seconds}
+        if not self._set(number, "result", {"status": result.status, "by_seed": by_seed, "curve": curve, **cost}):
             return False
-        for step, loss in curve[:: max(1, len(curve) // _REPORTED_POINTS)]:  # all of it is in `curve`: writes are slow
+        for step, loss in _spread(curve, _REPORTED_POINTS):  # all of it is in `curve`: writes are slow
             self.report({number: loss}, step)
         if result.status == "finished":
             return self._end(number, "COMPLETE", result.loss)
@@ -213,11 +234,11 @@ class Study:
     def results(self) -> list[Trial]:
         """Every trial that came to an end, by noise and learning rate, from the storage alone."""
         ended = [t for t in self.optuna_trials() if trial_state(t) in ("finished", "diverged", "pruned")]
-        return sorted(map(_result, ended), key=lambda trial: (trial.noise, trial.lr))
+        return sorted(map(trial_result, ended), key=lambda trial: (trial.noise, trial.lr))
 
     def seconds(self) -> float:
         """Of training, over all workers."""
-        return math.fsum(trial.user_attrs.get("seconds", 0.0) for trial in self.optuna_trials())
+        return math.fsum(stored_result(trial).get("seconds", 0.0) for trial in self.optuna_trials())
 
     # ------------------------------------------------------------------------------------------- in the storage
 
@@ -247,56 +268,31 @@ class Study:
         return self.storage.use(attempt)
 
 
-# ------------------------------------------------------------------------------------------------ a trial of optuna's
-
-
-def trial_state(trial: FrozenTrial) -> TrialState:
-    """Its state as a sweep sees it; 'died' where its worker did, 'void' where it does not count."""
-    state = trial.state.name
-    if state == "FAIL":
-        return "void" if "void" in trial.user_attrs else "died"
-    if state == "PRUNED":
-        return "diverged" if trial.user_attrs.get("status") == "diverged" else "pruned"
-    return {"WAITING": "waiting", "RUNNING": "running", "COMPLETE": "finished"}[state]  # type: ignore[return-value]
-
-
-def cell_of(trial: FrozenTrial) -> Cell | None:
-    """Its hyperparameters, as far as they are known yet."""
-    if "cell" in trial.user_attrs:
-        return Cell(*trial.user_attrs["cell"])
-    return Cell(trial.params["lr"], trial.params["noise"]) if {"lr", "noise"} <= trial.params.keys() else None
-
-
-def _is_given_back(trial: FrozenTrial) -> bool:
-    return trial_state(trial) == "void" and trial.user_attrs["void"] == "given back"
-
-
-def _result(trial: FrozenTrial) -> Trial:
-    cell, attributes = cell_of(trial), trial.user_attrs
-    assert cell is not None
-    status: Any = trial_state(trial)
-    return Trial(
-        cell.lr,
-        cell.noise,
-        status,
-        trial.value if status == "finished" else None,
-        list(attributes.get("by_seed", [])),
-        [(int(step), float(loss)) for step, loss in attributes.get("curve", [])],
-        int(attributes.get("steps", 0)),
-        float(attributes.get("flops", 0.0)),
-    )
-
-
 # ------------------------------------------------------------------------------------------------ what is searched
 
 
-def _fixed_cells(space: Space, sampler: str, trials: int | None) -> list[Cell]:
-    """Cells that are always trained: the whole grid; or, where cells are drawn, some of the zero-noise row."""
-    if sampler == "grid":
+def _planned_cells(space: Space, sampler: str, trials: int | None, seed: int) -> list[Cell]:
+    """Cells that are known beforehand: the whole grid; or some of the zero-noise row, and for random the draws, too."""
+    if sampler == "grid" or len(space.cells) == 1:
         return space.cells
     count = min(len(space.lrs), max(1, (trials or 1) // 3))
     spread = [round((i + 0.5) * len(space.lrs) / count - 0.5) for i in range(count)]
-    return [Cell(space.lrs[i], 0.0) for i in spread]
+    fixed = [Cell(space.lrs[i], 0.0) for i in spread]
+    if sampler == "tpe":
+        return fixed
+    draw, rates = random.Random(seed), (math.log(space.lrs[0]), math.log(space.lrs[-1]))
+    drawn = dict.fromkeys(fixed)
+    while len(drawn) < (trials or 0):
+        lr = min(max(math.exp(draw.uniform(*rates)), space.lrs[0]), space.lrs[-1])
+        drawn[Cell(lr, draw.uniform(0.0, space.noises[-1]))] = None
+    return list(drawn)
+
+
+def _spread(values: Sequence[T], count: int) -> list[T]:
+    """So many of the values at most, evenly, the first and the last among them."""
+    if len(values) <= count:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (count - 1))] for i in range(count)]
 
 
 def _sampler(optuna: Any, name: str, seed: int, trials: int | None) -> Any:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from mupscale.sweep.space import Cell, Trial
 from mupscale.sweep.study import Study, TakenTrial
-from mupscale.sweep.workers import Worker, is_process_alive, machine_name
-from mupscale.system import MupscaleError, replace_text
+from mupscale.sweep.workers import Worker
+from mupscale.system import MupscaleError, clear_leftovers, is_process_alive, machine_name, replace_text
 
 
 class TrialBatch:
@@ -90,6 +90,8 @@ def adopt_batches(folder: Path | None, study: Study, me: Worker, worker: bool) -
     Trials without either are begun anew. For one worker among many that is once, as for any whose worker died; but a
     sweep that somebody runs alone, and starts again, was as likely stopped by hand: it may be so any number of times.
     """
+    if folder is not None:
+        clear_leftovers(folder)
     for path in sorted(folder.glob(f"{study.name}.*.batch.json")) if folder is not None else []:
         batch = TrialBatch.read(path, me)
         if batch is None or batch.study != study.name or batch.path is None or batch.stack is None:

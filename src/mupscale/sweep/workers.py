@@ -9,11 +9,11 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from mupscale.sweep.study import Study, trial_state
+from mupscale.sweep.study import Study
+from mupscale.system import is_process_alive, machine_name
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -95,9 +95,11 @@ class Worker:
     def end_abandoned_trials(self) -> int:
         """End the trials of workers that died, and of those that were interrupted and did not come back."""
         self.study.storage.use(self.read_heartbeats)
-        count = 0
-        for trial in self.study.optuna_trials():
-            if trial_state(trial) != "running" or trial.user_attrs.get("worker") == self.id:
+        self.study.refresh()
+        known, count = self.study.attempts, 0
+        for number in known.numbers("running"):
+            trial = known.trials[number]
+            if trial.user_attrs.get("worker") == self.id:
                 continue
             last = self._last_seen(trial)
             if not self._is_dead(last):
@@ -123,25 +125,3 @@ class Worker:
 def _has_vanished(sign: dict[str, Any]) -> bool:
     """Whether a worker of this machine says that it works, and its process is gone."""
     return sign["state"] == "works" and sign["place"] == machine_name() and not is_process_alive(sign["pid"])
-
-
-def is_process_alive(pid: int) -> bool:
-    """Whether a process of this machine still runs; yes where one cannot ask without ending it (Windows)."""
-    if os.name == "nt":
-        return True
-    try:
-        os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:1]
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return state != ["Z"]  # dead, but its parent has not looked yet
-
-
-def machine_name() -> str:
-    """This machine, and the process namespace in it: where process numbers mean the same."""
-    space = ""
-    with suppress(OSError):
-        space = os.readlink("/proc/self/ns/pid")
-    return f"{platform.node()} {space}".strip()

@@ -2,22 +2,33 @@
 
 errors    the one error of the library
 files     files and folders that are whole or absent
+json_files  values of a bounded size from files that somebody else may have written
+typed_records  such values into dataclasses, field by field
+environment  numbers that a launcher sets
 locks     one process at a time
+run_locks one training in a folder, and which
+machines  which machine this is, and which processes run
 seeds     random streams by name
 memory    how much memory is free
 cores     how many cores there are
 terminal  progress, as a bar, lines or nothing
+unpacking  gzip files, up to a size
+tensor_files  tensors as safetensors, with checksums
 tables    tables and sentences that fit the terminal, and tables for notebooks
 torch_files  tensors that torch.save wrote, never code
 extras    optional packages, and how to install them
 """
 
 from mupscale.system.cores import usable_cores
+from mupscale.system.environment import number_in_environment
 from mupscale.system.errors import Interrupted, MupscaleError, PlanError, UncheckedPlan
 from mupscale.system.extras import require
-from mupscale.system.files import appearing, replace_text, replacing, write_json
+from mupscale.system.files import appearing, clear_leftovers, replace_text, replacing, sync_folder, write_json
+from mupscale.system.json_files import parse_json, read_json, read_regular
 from mupscale.system.locks import exclusive_lock
+from mupscale.system.machines import is_process_alive, machine_name
 from mupscale.system.memory import available_memory
+from mupscale.system.run_locks import RunLock
 from mupscale.system.seeds import derive, generator, seeded
 from mupscale.system.tables import (
     html_table,
@@ -28,8 +39,11 @@ from mupscale.system.tables import (
     text_table,
     wrap_text,
 )
-from mupscale.system.terminal import Display, open_display, print_at_once, set_loudness
+from mupscale.system.tensor_files import check_tensors, checksum, write_tensors
+from mupscale.system.terminal import Display, open_display, print_at_once, printable, set_loudness
 from mupscale.system.torch_files import load_torch
+from mupscale.system.typed_records import parse_record, show_short
+from mupscale.system.unpacking import open_gzip
 from mupscale.system.version import VERSION
 
 __all__ = [
@@ -38,27 +52,43 @@ __all__ = [
     "Interrupted",
     "MupscaleError",
     "PlanError",
+    "RunLock",
     "UncheckedPlan",
     "appearing",
     "available_memory",
+    "check_tensors",
+    "checksum",
+    "clear_leftovers",
     "derive",
     "exclusive_lock",
     "generator",
     "html_table",
+    "is_process_alive",
     "load_torch",
+    "machine_name",
     "name_of_group",
+    "number_in_environment",
     "open_display",
+    "open_gzip",
+    "parse_json",
+    "parse_record",
     "pattern_of_name",
     "print_at_once",
+    "printable",
+    "read_json",
+    "read_regular",
     "replace_text",
     "replacing",
     "require",
     "seeded",
     "set_loudness",
     "shorten_middle",
+    "show_short",
+    "sync_folder",
     "terminal_width",
     "text_table",
     "usable_cores",
     "wrap_text",
     "write_json",
+    "write_tensors",
 ]

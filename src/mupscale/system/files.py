@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,8 +15,15 @@ from typing import Any
 
 from mupscale.system.errors import MupscaleError
 from mupscale.system.locks import exclusive_lock
+from mupscale.system.machines import is_process_alive, machine_name
 
 _LOCK = ".lock"
+_MARK = ".mupscale-"  # torch.save writes the name before the last dot into its file: that must always be the same
+_LONG = 86_400.0  # seconds after which what is half-written is nobody's any more
+_TEMPORARY = re.compile(
+    r"\..+\.mupscale-(?P<place>[0-9a-f]{6})-(?P<pid>\d+)"
+    r"|\..+\.(?P<old_pid>\d+)\.tmp|\..+\.tmp|\.tmp[A-Za-z0-9]{6}"  # of earlier versions, and of safetensors
+)
 
 
 @contextmanager
@@ -33,12 +43,13 @@ def replacing(path: Path) -> Iterator[Path]:
     b'12345'
     >>> folder.cleanup()
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}{_MARK}{_here()}-{os.getpid()}")
     try:
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -106,10 +117,66 @@ def appearing(path: Path) -> Iterator[Path]:
             with suppress(FileNotFoundError):  # an empty folder may stand there
                 path.rmdir()
             os.rename(hidden, path)
+            sync_folder(path.parent)
             (path / _LOCK).unlink(missing_ok=True)  # not before, or another run could take the folder and clear it
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
+
+
+def sync_folder(folder: Path) -> None:
+    """See to it that what was renamed in a folder is on the disk; nothing where folders cannot be synced.
+
+    >>> import tempfile
+    >>> from mupscale.system import sync_folder
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sync_folder(Path(folder))
+    """
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def clear_leftovers(folder: Path, alone: bool = False) -> None:
+    """Remove what killed processes have left in a folder half-written, of this version and of earlier ones.
+
+    alone: whether nobody else writes there at this moment; else only what a process of this machine left that is dead,
+    or what is older than a day.
+
+    >>> import tempfile
+    >>> from mupscale.system import clear_leftovers
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     (Path(folder) / ".weights.12345.tmp").touch()
+    ...     clear_leftovers(Path(folder), alone=True)
+    ...     list(Path(folder).iterdir())
+    []
+    """
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        match = _TEMPORARY.fullmatch(path.name)
+        if match is not None and (alone or _is_abandoned(path, match)):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _is_abandoned(path: Path, match: re.Match[str]) -> bool:
+    place, pid = match["place"], match["pid"] or match["old_pid"]
+    if pid is not None and (place is None or place == _here()) and not is_process_alive(int(pid)):
+        return True
+    try:
+        return time.time() - path.stat().st_mtime > _LONG
+    except OSError:
+        return False
+
+
+def _here() -> str:
+    return hashlib.sha256(machine_name().encode()).hexdigest()[:6]
 
 
 def _clear(folder: Path) -> None:
@@ -125,3 +192,6 @@ def _sync(folder: Path) -> None:
         if path.is_file():
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
+        elif path.is_dir():
+            sync_folder(path)
+    sync_folder(folder)

@@ -48,14 +48,14 @@ def exclusive_lock(
                     before_waiting()
                 waited = True
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(file, path):
+            if is_at(file, path):
                 yield
                 return
             if refusal is not None:
                 raise MupscaleError(refusal)
 
 
-def _is_at(file: IO[str], path: Path) -> bool:
+def is_at(file: IO[str], path: Path) -> bool:
     """Whether an open file is still there under its name: who held the lock before may have removed or moved it."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))

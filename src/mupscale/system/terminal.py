@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +25,22 @@ def set_loudness(loudness: Loudness) -> None:
     """
     global _loudness
     _loudness = loudness
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """Text for a terminal, in which characters that would move its cursor or change its colours are written out.
+
+    lines: line ends and tabulators stay as they are; else they are written out, too.
+
+    >>> from mupscale.system import printable
+    >>> printable("weight\\x1b[2J\\n")
+    'weight\\\\x1b[2J\\\\n'
+    """
+    pattern = _CONTROL if lines else re.compile(_CONTROL.pattern[:-1] + "\n\t]")
+    return pattern.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 class Display(Protocol):

@@ -23,6 +23,8 @@ def load_torch(path: str | Path) -> Any:
     """
     import torch  # here, for `mupscale --help` has no use for it
 
+    if Path(path).exists() and not Path(path).is_file():
+        raise MupscaleError(f"{path} is no ordinary file, so no weights are read from it")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:

@@ -1,8 +1,9 @@
 """Training: a recipe, the run with growth in the middle of it, exact resume, one process or many.
 
 recipe (with class_paths, recipe_families, growth_events, schedule, run_settings): what a run is, as plain values.
-recipe_runner: runs a recipe. training_run: its steps. start, resuming: where they begin. model_checks: what they need.
-run_folder, run_state, snapshot: what a run leaves on disk. processes: DDP and FSDP.
+recipe_runner: runs a recipe. training_run: its steps. run_position, start, resuming: where they begin.
+nonfinite: where they go wrong. model_checks: what they need. run_result: how a run ended. processes: DDP and FSDP.
+run_folder, run_state, snapshot: what a run leaves on disk. stored_recipes: whose code is loaded from there.
 loss_functions, numeric_precision, metric_series, evaluation, stop_requests, progress, tensorboard: parts of a step.
 run_curves: pictures of runs. callbacks: who else is told of a run. dcp_folders: checkpoints of
 torch.distributed. lightning_callback: growth in Lightning's Trainer. optimizer_groups: parameter groups.
@@ -12,10 +13,11 @@ from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, WeightsAn
 from mupscale.train.class_paths import Spec, import_path
 from mupscale.train.dcp_folders import load_dcp, load_dcp_model, save_dcp
 from mupscale.train.growing import check_copies
-from mupscale.train.growth_events import Growth, NoiseLevel, build_noise
+from mupscale.train.growth_events import Growth, How, NoiseLevel, build_noise, build_operator
 from mupscale.train.lightning_callback import lightning_growth
 from mupscale.train.loss_functions import count_correct, cross_entropy
-from mupscale.train.model_checks import check_data, cost_per_example
+from mupscale.train.model_checks import check_data, cost_per_example, data_fingerprint
+from mupscale.train.nonfinite import MOST_IN_A_ROW
 from mupscale.train.numeric_precision import cast_input, matmul_precision
 from mupscale.train.processes import Processes, join_processes
 from mupscale.train.progress import Silence, make_progress
@@ -23,21 +25,25 @@ from mupscale.train.recipe import MAY_CHANGE, Recipe
 from mupscale.train.recipe_runner import run_recipe
 from mupscale.train.run_curves import draw_curves
 from mupscale.train.run_folder import RunFolder, find_checkpoint, step_of
+from mupscale.train.run_result import Result
 from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
 from mupscale.train.run_state import RunState
 from mupscale.train.schedule import Schedule
 from mupscale.train.snapshot import read_snapshot
 from mupscale.train.start import StartingModel, describe_start, starting_point
 from mupscale.train.stop_requests import StopRequest, catch_stop_signals
+from mupscale.train.stored_recipes import StoredRecipe, packages_to_trust
 from mupscale.train.tensorboard import TensorBoardWriter
-from mupscale.train.training_run import Result, TrainingRun
+from mupscale.train.training_run import TrainingRun
 
 __all__ = [
     "MAY_CHANGE",
+    "MOST_IN_A_ROW",
     "Callback",
     "Checkpoints",
     "Evaluation",
     "Growth",
+    "How",
     "JsonLines",
     "NoiseLevel",
     "Processes",
@@ -51,11 +57,13 @@ __all__ = [
     "Spec",
     "StartingModel",
     "StopRequest",
+    "StoredRecipe",
     "TensorBoard",
     "TensorBoardWriter",
     "TrainingRun",
     "WeightsAndBiases",
     "build_noise",
+    "build_operator",
     "cast_input",
     "catch_stop_signals",
     "check_copies",
@@ -63,6 +71,7 @@ __all__ = [
     "cost_per_example",
     "count_correct",
     "cross_entropy",
+    "data_fingerprint",
     "describe_start",
     "draw_curves",
     "find_checkpoint",
@@ -73,6 +82,7 @@ __all__ = [
     "load_dcp_model",
     "make_progress",
     "matmul_precision",
+    "packages_to_trust",
     "read_snapshot",
     "run_recipe",
     "save_dcp",

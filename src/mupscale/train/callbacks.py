@@ -172,16 +172,18 @@ def make_callbacks(specs: Sequence[str | Mapping[str, Any]]) -> list[Callback]:
     >>> [type(callback).__name__ for callback in make_callbacks(["mupscale.train.JsonLines"])]
     ['JsonLines']
     """
-    made = []
-    for spec in specs:
-        values = {"class_path": spec} if isinstance(spec, str) else dict(spec)
-        if "class_path" not in values or set(values) - {"class_path", "init_args"}:
-            raise MupscaleError(f"callbacks: {spec} is neither a class path nor class_path with init_args")
-        callback = Spec(**values).make()
-        if not isinstance(callback, Callback):
-            raise MupscaleError(f"callbacks: {values['class_path']} is no subclass of mupscale.train.Callback")
-        made.append(callback)
-    return made
+    return [spec.make(Callback) for spec in callback_specs(specs)]
+
+
+def callback_specs(callbacks: Sequence[str | Mapping[str, Any]]) -> list[Spec]:
+    """Class path and arguments of each, as a recipe has them."""
+    specs = []
+    for one in callbacks:
+        values = {"class_path": one} if isinstance(one, str) else dict(one)
+        if not isinstance(values.get("class_path"), str) or set(values) - {"class_path", "init_args"}:
+            raise MupscaleError(f"callbacks: {one} is neither a class path nor class_path with init_args")
+        specs.append(Spec(**values))
+    return specs
 
 
 def _folder(run: RunInProgress, name: str, argument: str) -> Path:

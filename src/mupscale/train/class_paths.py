@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 from mupscale.system import MupscaleError
+
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,8 @@ class Spec:
         init_args: arguments by name
 
     Example:
-        >>> Spec("torch.nn.Linear", {"in_features": 3}).make(out_features=2)
+        >>> import torch
+        >>> Spec("torch.nn.Linear", {"in_features": 3}).make(torch.nn.Module, out_features=2)
         Linear(in_features=3, out_features=2, bias=True)
     """
 
@@ -35,14 +40,17 @@ class Spec:
         """The class (or function) itself."""
         return import_path(self.class_path)
 
-    def make(self, **more: Any) -> Any:
-        """An instance; `more` goes before init_args of the same name."""
-        target, arguments = self.load(), {**self.init_args, **more}
+    def make(self, kind: type[_Kind], /, **more: Any) -> _Kind:
+        """An instance of this kind; `more` goes before init_args of the same name. What is of another is not called."""
+        target, arguments = load_of_kind(self.class_path, kind), {**self.init_args, **more}
         try:
             inspect.signature(target).bind(**arguments)
         except TypeError as error:
             raise MupscaleError(f"{self.class_path} cannot be made: {error}") from None
-        return target(**arguments)
+        made = target(**arguments)
+        if not isinstance(made, kind):
+            raise MupscaleError(f"{self.class_path} gave a {type(made).__name__}, which is no {kind_name(kind)}")
+        return made
 
     def check_plain(self) -> None:
         """Arguments that a file can hold, or a sentence that names the one it cannot."""
@@ -69,6 +77,47 @@ def import_path(path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise MupscaleError(f"{path!r} cannot be imported: {error}") from None
+
+
+def load_of_kind(path: str, kind: type[_Kind]) -> Callable[..., _Kind]:
+    """A class of this kind by its import path, or a function that may give one; nothing is called.
+
+    >>> from torch import nn
+    >>> load_of_kind("torch.nn.Linear", nn.Module).__name__
+    'Linear'
+    >>> load_of_kind("os.system", nn.Module)
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: os.system is no torch.nn.Module, nor a function that gives one
+    """
+    target = import_path(path)
+    if isinstance(target, type):
+        if issubclass(target, kind):
+            return target
+        raise MupscaleError(f"{path} is no {kind_name(kind)}")
+    function = target.func if isinstance(target, functools.partial) else target
+    if not inspect.isfunction(function) or not _may_give(function, kind):
+        raise MupscaleError(f"{path} is no {kind_name(kind)}, nor a function that gives one")
+    return target  # type: ignore[no-any-return]
+
+
+def kind_name(kind: type) -> str:
+    """How a kind is called in messages.
+
+    >>> from torch.optim import Optimizer
+    >>> kind_name(Optimizer)
+    'torch.optim.Optimizer'
+    """
+    parts = kind.__module__.split(".")
+    return ".".join([*parts[: 1 if parts[0] == "builtins" else 2], kind.__name__])
+
+
+def _may_give(function: Callable[..., Any], kind: type) -> bool:
+    """Whether what a function says of its result allows this kind; one that says nothing may give anything."""
+    try:
+        result = get_type_hints(function).get("return", kind)
+    except Exception:  # an annotation may be any expression
+        return True
+    return not isinstance(result, type) or issubclass(result, kind)
 
 
 def _plain(value: Any) -> Any:

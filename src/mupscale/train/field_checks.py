@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from mupscale.system import MupscaleError
+from torch import Tensor
+
+from mupscale.system import MupscaleError, show_short
 
 
 def check_choices(part: Any, where: str = "") -> None:
@@ -23,6 +26,18 @@ def check_not_negative(what: str, value: float | dict[str, float] | None) -> Non
     for number in value.values() if isinstance(value, dict) else [value]:
         if number is not None and not 0 <= number < math.inf:
             raise MupscaleError(f"{what} is {number}, but must be 0 or more and finite")
+
+
+def check_rate(arguments: Mapping[str, Any]) -> None:
+    """An optimizer's learning rate: there, and a number that can be one."""
+    if "lr" not in arguments:
+        raise MupscaleError("the optimizer's init_args need lr, the learning rate at the base width")
+    lr = arguments["lr"]
+    if isinstance(lr, Tensor):
+        return
+    if isinstance(lr, bool) or not isinstance(lr, int | float):
+        raise MupscaleError(f"the optimizer's lr is {show_short(lr)}, but must be a number")
+    check_not_negative("the optimizer's lr", lr)
 
 
 @cache

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from mupscale.system import MupscaleError
+from mupscale.train.class_paths import import_path
 
 
 def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
@@ -24,6 +27,31 @@ def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
             f"{type(outputs).__name__}: give a loss of your own (loss: your.module.function)"
         )
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def load_loss(path: str) -> Callable[[Any, Tensor], Tensor]:
+    """The loss that an import path names, a function of outputs and targets; it is not called.
+
+    >>> load_loss("mupscale.train.cross_entropy").__name__
+    'cross_entropy'
+    >>> load_loss("torch.nn.MSELoss")
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: the loss torch.nn.MSELoss is no function of outputs and targets
+    """
+    loss: Callable[[Any, Tensor], Tensor] = import_path(path)
+    if not callable(loss) or isinstance(loss, type) or not _takes_two(loss):
+        raise MupscaleError(f"the loss {path} is no function of outputs and targets")
+    return loss
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # written in C: it does not tell
+        return True
+    return True
 
 
 def find_logits(outputs: Any) -> Tensor | None:

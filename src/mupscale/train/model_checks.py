@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import zlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import WholeWidth, local_part
+from mupscale.core import WholeWidth
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.models import count_flops
@@ -18,6 +18,8 @@ from mupscale.train.loss_functions import find_logits
 from mupscale.train.numeric_precision import cast_input
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
+
+_FINGERPRINTED = 256  # examples that the fingerprint of the data looks at
 
 
 def check_data(data: Data) -> None:
@@ -30,6 +32,23 @@ def check_data(data: Data) -> None:
         raise MupscaleError("there is nothing to train on: the data's training part is empty")
     if next(iter(data.evaluation(1)), None) is None:
         raise MupscaleError("there is nothing to evaluate on: the data's held-out part is empty")
+
+
+def data_fingerprint(data: Data) -> str:
+    """Eight digits that change with the number of examples and with what some of them hold, spread over all.
+
+    >>> from mupscale.data import CoverTypeSample
+    >>> data_fingerprint(CoverTypeSample()) == data_fingerprint(CoverTypeSample())
+    True
+    """
+    count = min(data.size, _FINGERPRINTED)
+    rows = torch.arange(count, device=data.rows_on or data.device) * data.size // count
+    total = zlib.crc32(f"{data.size} {data.per_example}".encode())
+    for part in data.examples(rows):
+        values = part.detach().cpu().contiguous()
+        total = zlib.crc32(str(tuple(values.shape)).encode(), total)
+        total = zlib.crc32(values.reshape(-1).view(torch.uint8).numpy().data, total)
+    return f"{total:08x}"
 
 
 def cost_per_example(family: Family, width: WholeWidth, data: Data, recipe: Recipe) -> float | None:
@@ -74,19 +93,10 @@ def check_growth(recipe: Recipe, family: Family, data: Data) -> None:
     """
     width = recipe.width
     for growth in recipe.grow:
-        operator = growth.build_operator()
-        operator.check(family.widening(width, growth.width, grow=operator))
-        if operator.needs_multiples:
+        family.check_growth(width, growth.width, growth.build_operators())
+        if growth.build_operator().needs_multiples:
             check_copies(family, data, width, growth.width)
         width = growth.width
-
-
-def has_finite_weights(model: nn.Module, processes: Processes) -> bool:
-    """Whether all weights are finite, in every process."""
-    parts = [local_part(p.detach()) for p in model.parameters()]  # some processes may hold nothing of a small one
-    largest = nn.utils.get_total_norm([part for part in parts if part.numel()], math.inf)
-    (broken,) = processes.any(not largest.isfinite())
-    return not broken
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mupscale.system import MupscaleError, derive
+from mupscale.system import MupscaleError, derive, number_in_environment
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -140,7 +139,7 @@ def join_processes(device: str, mode: Literal["ddp", "fsdp"]) -> Iterator[Proces
     (1, True)
     """
     chosen = _device(device)
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = number_in_environment("WORLD_SIZE", 1)
     if world == 1 and not (dist.is_available() and dist.is_initialized()):
         yield Processes(chosen)
         return
@@ -191,5 +190,5 @@ def _device(name: str) -> torch.device:
         if not torch.cuda.is_available():
             raise MupscaleError("device cuda was asked for, but torch finds none here: take device auto or cpu")
         if device.index is None:
-            return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            return torch.device("cuda", number_in_environment("LOCAL_RANK", 0))
     return device

@@ -14,10 +14,12 @@ from torch.optim import Optimizer
 from mupscale.core import WholeWidth, Width
 from mupscale.data import Data
 from mupscale.family import Family
-from mupscale.system import MupscaleError
-from mupscale.train.class_paths import Spec, import_path
-from mupscale.train.field_checks import check_choices, check_not_negative
-from mupscale.train.growth_events import Growth, How, NoiseLevel, build_operator, without_defaults
+from mupscale.growth import DepthRule
+from mupscale.system import MupscaleError, parse_record, show_short
+from mupscale.train.class_paths import Spec, load_of_kind
+from mupscale.train.field_checks import check_choices, check_not_negative, check_rate
+from mupscale.train.growth_events import DEPTH_SIZES, Deepen, Growth, How, NoiseLevel, build_operator, without_defaults
+from mupscale.train.loss_functions import load_loss
 from mupscale.train.recipe_families import family_of, make_data
 from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
 from mupscale.train.schedule import Schedule
@@ -48,6 +50,8 @@ class Recipe:
         seeds: seeds of initial weights, data order, noise and dropout
         evaluation: when to evaluate on held-out data
         checkpoints: when to write checkpoints
+        on_nonfinite: what to do where a loss, a gradient or what follows from it is not finite: stop; skip the step; or
+            rewind to the last good checkpoint and leave out the data since
         log_every: steps between two lines of metrics
         tensorboard: whether to write metrics for TensorBoard, too
         callbacks: class paths of callbacks (mupscale.train.Callback), such as mupscale.train.WeightsAndBiases, or
@@ -62,6 +66,8 @@ class Recipe:
         noise_unit: what noise is measured in: init, theory or signal
         how: how the new units are filled when upscaling from a checkpoint, as in a growth event
         outgoing: for fresh units, from 0 to 1, how much of their fresh weight they have towards old ones
+        deepen: what new blocks are when upscaling from a checkpoint with fewer, as in a growth event
+        depth_rule: complete if initial values and learning rates are to follow the depth, where the width says it
 
     Example:
         >>> recipe = Recipe(
@@ -98,6 +104,7 @@ class Recipe:
     seeds: Seeds = field(default_factory=Seeds)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    on_nonfinite: Literal["stop", "skip", "rewind"] = "stop"
     log_every: int = 10
     tensorboard: bool = False
     device: str = "auto"
@@ -109,15 +116,27 @@ class Recipe:
     noise_unit: Literal["init", "theory", "signal"] = "init"
     how: How = "copies"
     outgoing: float = 1.0
+    deepen: Deepen = "identity"
+    depth_rule: DepthRule = "none"
     no_decay: list[str] = field(default_factory=list)
     callbacks: list[str | dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._resolve_growth()
         check_choices(self)
         check_choices(self.schedule, "schedule.")
         self._check_widths()
         self._check_numbers()
         self._check_growth()
+
+    def _resolve_growth(self) -> None:
+        """Give every growth event its whole width."""
+        width, events = self.width, []
+        for growth in self.grow:
+            events.append(growth.resolved(width))
+            width = events[-1].width
+        if events != self.grow:
+            object.__setattr__(self, "grow", events)
 
     def _check_widths(self) -> None:
         widths = {"width": self.width, "base": self.base, "init_at": self.init_at}
@@ -134,6 +153,10 @@ class Recipe:
             value = attrgetter(name)(self)
             if value is not None and value < least:
                 raise MupscaleError(f"{name} is {value}, but must be at least {least}")
+        for name, most in _MOST.items():
+            value = attrgetter(name)(self)
+            if value is not None and value > most:
+                raise MupscaleError(f"{name} is {show_short(value)}, but {most:,} are the most")
         if self.clip is not None and not self.clip > 0:
             raise MupscaleError(f"clip is {self.clip}, but must be positive")
         check_not_negative("noise", self.noise)
@@ -148,8 +171,7 @@ class Recipe:
             raise MupscaleError(
                 f"a batch of {self.batch} cannot be cut into {self.accumulate} equal parts (accumulate)"
             )
-        if "lr" not in self.optimizer.init_args:
-            raise MupscaleError("the optimizer's init_args need lr, the learning rate at the base width")
+        check_rate(self.optimizer.init_args)
         if self.schedule.warmup + self.schedule.decay > self.steps:
             raise MupscaleError(
                 f"the schedule's warm-up ({self.schedule.warmup}) and decay ({self.schedule.decay}) are longer than "
@@ -180,8 +202,7 @@ class Recipe:
                 operator = growth.build_operator()
             except MupscaleError as error:
                 raise MupscaleError(f"growth at step {growth.at}: {error}") from None
-            check_width = Width.check_multiple_of if operator.needs_multiples else Width.check_wider_than
-            check_width(Width.of(growth.width), Width.of(width), f"growth at step {growth.at}")
+            check_growing_sizes(growth.width, width, operator.needs_multiples, f"growth at step {growth.at}")
             step, width = growth.at, growth.width
 
     def width_after(self, step: int) -> WholeWidth:
@@ -194,7 +215,7 @@ class Recipe:
 
     def family(self) -> Family:
         """The family of the model: one architecture at every width; the same one for all runs in a process."""
-        return family_of(self.model, self.data, self.base, self.init_at)
+        return family_of(self.model, self.data, self.base, self.init_at, self.depth_rule)
 
     def make_data(self) -> Data:
         """Load the data."""
@@ -202,17 +223,14 @@ class Recipe:
 
     def optimizer_class(self) -> type[Optimizer]:
         """The optimizer's class."""
-        optimizer = self.optimizer.load()
-        if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
-            raise MupscaleError(f"{self.optimizer.class_path} is no torch optimizer")
+        optimizer = load_of_kind(self.optimizer.class_path, Optimizer)
+        if not isinstance(optimizer, type):
+            raise MupscaleError(f"{self.optimizer.class_path} is a function, but must be a torch.optim.Optimizer")
         return optimizer
 
     def loss_function(self) -> Callable[[Any, Tensor], Tensor]:
         """The loss, a function of outputs and targets."""
-        loss: Callable[[Any, Tensor], Tensor] = import_path(self.loss)
-        if not callable(loss):
-            raise MupscaleError(f"the loss {self.loss} is no function of outputs and targets")
-        return loss
+        return load_loss(self.loss)
 
     def dtype(self) -> torch.dtype:
         """The dtype of weights and continuous inputs; autocast computes in another."""
@@ -233,24 +251,15 @@ class Recipe:
         return {_IN_FILES.get(name, name): value for name, value in values.items()}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Recipe:
-        """A recipe from nested plain values, as `to_json` gives them."""
-        parts: dict[str, Any] = {
-            "model": Spec,
-            "data": Spec,
-            "optimizer": Spec,
-            "schedule": Schedule,
-            "seeds": Seeds,
-            "evaluation": Evaluation,
-            "checkpoints": Checkpoints,
-        }
+    def from_json(cls, values: Any, where: object = "") -> Recipe:
+        """A recipe from nested plain values, as `to_json` gives them; where: the file that an error names."""
+        if not isinstance(values, Mapping):
+            raise MupscaleError(f"{f'{where}: ' if str(where) else ''}{show_short(values)} is no recipe")
         names = {shown: name for name, shown in _IN_FILES.items()}
-        try:
-            arguments = {names.get(n, n): parts[n](**value) if n in parts else value for n, value in values.items()}
-            arguments["grow"] = [Growth(**growth) for growth in values.get("grow") or []]
-            return cls(**arguments)
-        except TypeError as error:
-            raise MupscaleError(f"these values are no recipe: {error}") from None
+        known = {names.get(name, name): value for name, value in values.items()}
+        if known.get("grow", ()) is None:
+            del known["grow"]
+        return parse_record(cls, known, where)
 
     def describe_difference(self, other: Recipe, step: int) -> str | None:
         """What in the other recipe would have led to another model after `step` steps, as a sentence; None if nothing.
@@ -266,6 +275,20 @@ class Recipe:
         return None
 
 
+def check_growing_sizes(wide: WholeWidth, narrow: WholeWidth, multiples: bool, what: str) -> None:
+    """An error that begins with `what` unless the sizes grow: by whole multiples for copies, but for a depth.
+
+    >>> check_growing_sizes({"width": 128, "layers": 6}, {"width": 64, "layers": 4}, multiples=True, what="growth")
+    """
+    Width.of(wide).check_wider_than(Width.of(narrow), what)
+    if not multiples:
+        return
+    if isinstance(wide, dict) and isinstance(narrow, dict):
+        wide, narrow = ({n: s for n, s in sizes.items() if n not in DEPTH_SIZES} for sizes in (wide, narrow))
+    if wide:
+        Width.of(wide).check_multiple_of(Width.of(narrow), what)
+
+
 _LEAST = {
     "steps": 1,
     "batch": 1,
@@ -278,6 +301,7 @@ _LEAST = {
     "evaluation.every": 0,
     "evaluation.batch": 1,
 }
+_MOST = {"batch": 1 << 24, "evaluation.batch": 1 << 24, "checkpoints.keep": 1 << 31}
 _LEFT_OUT_WHEN_EMPTY = ("no_decay", "callbacks")
 _IN_FILES = {"start": "from", "start_width": "from_width"}  # `from` is no name in Python
 MAY_CHANGE = frozenset(
@@ -287,6 +311,7 @@ MAY_CHANGE = frozenset(
         "compile",
         "evaluation",
         "checkpoints",
+        "on_nonfinite",
         "log_every",
         "tensorboard",
         "callbacks",

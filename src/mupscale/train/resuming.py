@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from mupscale.checkpoint import DamagedCheckpoint
 from mupscale.core import WholeWidth
 from mupscale.family import Family
 from mupscale.system import MupscaleError
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
+from mupscale.train.run_folder import RunFolder
 from mupscale.train.run_state import RunState
 from mupscale.train.snapshot import Snapshot, read_snapshot
 from mupscale.train.start import hyperparameters
+from mupscale.train.stored_recipes import StoredRecipe
 
 _Value = TypeVar("_Value")
 
@@ -34,28 +40,78 @@ class ResumePoint:
     seconds: float
     losses: list[float]
     norms: list[float]
+    left_out: int
+    notes: list[str]
 
 
-def resume_point(path: Path, recipe: Recipe, family: Family, processes: Processes) -> ResumePoint:
-    """Read the checkpoint at `path`, if it is one of this recipe's run."""
+def resume_newest(
+    folder: RunFolder,
+    recipe: Recipe,
+    family: Family,
+    processes: Processes,
+    fingerprint: str | None,
+    note: Callable[[str], None],
+) -> tuple[Path, ResumePoint]:
+    """The newest checkpoint that is as it was written; damaged ones are set aside, and said."""
+    *before, newest = folder.all()
+    while True:
+        try:
+            return newest, resume_point(newest, recipe, family, processes, fingerprint)
+        except DamagedCheckpoint as error:
+            if not before:
+                raise MupscaleError(f"{error}; there is none before it, so remove it to begin anew") from None
+            damaged, newest = newest, before.pop()
+            processes.by_main(partial(folder.set_aside, damaged), f"{damaged} cannot be renamed")
+            note(f"{error}; it is kept as damaged-{damaged.name}, and {newest.name} is taken instead")
+
+
+def resume_point(
+    path: Path, recipe: Recipe, family: Family, processes: Processes, fingerprint: str | None = None
+) -> ResumePoint:
+    """Read the checkpoint at `path`, if it is one of this recipe's run; fingerprint: of the data as it is now."""
     saved = _read(path)
     state = saved.run
     if state is None:
         raise MupscaleError(f"{path} is a checkpoint, but not of a run, so it cannot be resumed")
     step = _required(state.step, "step", path)
     _check_recipe(state, step, recipe, path)
+    _check_fingerprint(state, fingerprint, path)
     numbers = {name: _required(getattr(state, name), name, path) for name in ("lr", "flops", "seconds")}
     losses, norms = _required(state.losses, "losses", path), _required(state.norms, "norms", path)
     width = recipe.width_after(step)
     model = processes.place(family.build(width).to(recipe.dtype()))
     saved.restore_model(model)
     optimizer = saved.restore_optimizer(recipe.optimizer_class(), hyperparameters(recipe, processes.device), model)
-    return ResumePoint(model, optimizer, width, step, **numbers, losses=losses, norms=norms)
+    numbers |= {"left_out": state.left_out or 0}
+    notes = _notes(state, processes)
+    return ResumePoint(model, optimizer, width, step, **numbers, losses=losses, norms=norms, notes=notes)
+
+
+def _check_fingerprint(state: RunState, fingerprint: str | None, path: Path) -> None:
+    """The data must be what the steps so far were taken on; checkpoints of earlier versions do not say."""
+    if None not in (state.data, fingerprint) and state.data != fingerprint:
+        raise MupscaleError(
+            f"the data is not what the run in {path.parents[1]} was trained on (its fingerprint is {fingerprint}, and "
+            f"{state.data} there): put the data back, or begin another run from the checkpoint (--from {path})"
+        )
+
+
+def _notes(state: RunState, processes: Processes) -> list[str]:
+    """What makes the run go on otherwise than it would have, and is no mistake."""
+    threads = torch.get_num_threads()
+    if processes.device.type != "cpu" or state.threads in (None, threads):
+        return []
+    return [
+        f"it ran with {state.threads} threads and goes on with {threads}: sums are taken in another order, so it "
+        f"agrees to rounding with a run that was never stopped, and not bit for bit"
+    ]
 
 
 def _read(path: Path) -> Snapshot:
     try:
         return read_snapshot(path)
+    except DamagedCheckpoint:
+        raise
     except MupscaleError as error:
         raise MupscaleError(f"{error}; remove it to go on from the one before") from None
 
@@ -67,7 +123,7 @@ def _check_recipe(state: RunState, step: int, recipe: Recipe, path: Path) -> Non
             f"the run in {path.parents[1]} stands at step {step}, beyond the {recipe.steps} steps asked for: give more "
             f"steps"
         )
-    if why := Recipe.from_json(_required(state.recipe, "recipe", path)).describe_difference(recipe, step):
+    if why := StoredRecipe.of(_required(state.recipe, "recipe", path), path).describe_difference(recipe, step):
         raise MupscaleError(
             f"{path} is a checkpoint of another recipe: {why}; choose another folder (--out), or put it back"
         )

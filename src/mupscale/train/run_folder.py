@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mupscale.system import MupscaleError, replace_text
+from mupscale.system import MupscaleError, RunLock, clear_leftovers, replace_text, sync_folder
+from mupscale.train.metric_records import check_metrics
 from mupscale.train.recipe import Recipe
 
 _CHECKPOINT = re.compile(r"step-(\d{9})(\.safetensors)?")
@@ -31,9 +33,10 @@ class RunFolder:
         self.path = Path(path)
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
+        self.lock: RunLock | None = None
 
     def begin(self, resume: bool) -> None:
-        """Make the folder, unless it holds a run that is not to be resumed."""
+        """Make the folder and lock it, unless it holds a run that is not to be resumed, or that somebody trains."""
         last = self.last()
         if last is None and not resume and self.records():
             raise MupscaleError(
@@ -46,12 +49,19 @@ class RunFolder:
                 f"(--overwrite), or choose another folder (--out)"
             )
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        for unfinished in self.checkpoints.glob(".*.tmp"):
-            _remove(unfinished)
+        self.lock = self.lock or RunLock(self.path)
+        for folder in (self.path, self.checkpoints):
+            clear_leftovers(folder, alone=True)
+
+    def release(self) -> None:
+        """Let others train in the folder."""
+        if self.lock is not None:
+            self.lock.release()
+            self.lock = None
 
     def clear(self) -> None:
         """Remove the run that is there, and nothing that is no part of one."""
-        files = [self.path / "recipe.json", self.metrics, *self.path.glob("events.out.tfevents.*"), *self._all()]
+        files = [self.path / "recipe.json", self.metrics, *self.path.glob("events.out.tfevents.*"), *self.all()]
         for path in files:
             if path.exists():
                 _remove(path)
@@ -66,17 +76,29 @@ class RunFolder:
         """Where the checkpoint after so many steps belongs."""
         return self.checkpoints / f"step-{step:09d}{'' if sharded else '.safetensors'}"
 
+    def set_aside(self, checkpoint: Path) -> None:
+        """Keep a damaged checkpoint under another name, so that it is taken for none."""
+        os.replace(checkpoint, checkpoint.with_name(f"damaged-{checkpoint.name}"))
+        sync_folder(self.checkpoints)
+
+    def sync(self) -> None:
+        """See to it that the metrics so far are on the disk, before the checkpoint that covers them."""
+        if self.metrics.exists():
+            with open(self.metrics, "rb") as file:
+                os.fsync(file.fileno())
+
     def last(self) -> Path | None:
         """The newest checkpoint."""
-        checkpoints = self._all()
+        checkpoints = self.all()
         return checkpoints[-1] if checkpoints else None
 
     def forget(self, keep: int) -> None:
         """Remove all checkpoints but the newest."""
-        for path in self._all()[:-keep]:
+        for path in self.all()[:-keep]:
             _remove(path)
 
-    def _all(self) -> list[Path]:
+    def all(self) -> list[Path]:
+        """Every checkpoint, the newest last."""
         if not self.checkpoints.is_dir():
             return []
         paths = [path for path in self.checkpoints.iterdir() if _CHECKPOINT.fullmatch(path.name)]
@@ -96,13 +118,19 @@ class RunFolder:
         if not self.metrics.exists():
             return
         with open(self.metrics, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    record = json.loads(line)
-                except json.JSONDecodeError:
-                    continue
+            for number, line in enumerate(file, 1):
+                record = _parse_line(line)
                 if line.endswith("\n") and isinstance(record, dict) and {"kind", "step"} <= record.keys():
+                    check_metrics(record, f"{self.metrics}, line {number}")
                     yield line, record  # and not the line that a kill cut short
+
+
+def _parse_line(line: str) -> Any:
+    """The values of a line; None where it is no JSON, as one that a kill cut short."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _is_not_finite(value: Any) -> bool:
@@ -112,7 +140,7 @@ def _is_not_finite(value: Any) -> bool:
 def _is_written_again(record: dict[str, Any], step: int) -> bool:
     """Whether the line came after the checkpoint of this step was written."""
     kind, at = record["kind"], int(record["step"])
-    return at > step or kind == "end" or (kind == "grow" and at == step)
+    return at > step or kind == "end" or (kind in ("grow", "rewind") and at == step)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -134,6 +162,7 @@ def find_checkpoint(path: str | Path) -> Path:
     ...     run.begin(resume=False)
     ...     for step in (100, 200):
     ...         run.checkpoint(step, sharded=False).touch()
+    ...     run.release()
     ...     find_checkpoint(folder).name
     'step-000000200.safetensors'
     """

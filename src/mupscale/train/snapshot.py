@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale import checkpoint
-from mupscale.checkpoint import Checkpoint
+from mupscale.checkpoint import Checkpoint, DamagedCheckpoint
 from mupscale.core import Plan, naming
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, sync_folder
 from mupscale.train.processes import Processes
 from mupscale.train.run_state import RunState
 
@@ -45,7 +45,7 @@ def save_snapshot(
         processes.by_main(lambda: _make_empty(temporary), what)
         _write_shards(temporary, model, optimizer)
         checkpoint.save_states(temporary / _HEADER, {}, _without_tensors(model, optimizer), plan, extra)
-        processes.by_main(lambda: os.replace(temporary, path), what)
+        processes.by_main(lambda: _rename(temporary, path), what)
     except (MupscaleError, CheckpointException) as error:  # all processes fail here, or none
         if processes.main:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -131,6 +131,11 @@ def _write_shards(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     save_shards(state, storage_writer=HuggingFaceStorageWriter(str(folder / _SHARDS), save_distributed=True))
 
 
+def _rename(temporary: Path, path: Path) -> None:
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
 def _make_empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -166,10 +171,10 @@ def _stored_tensors(folder: Path) -> dict[str, Any]:
     try:
         tensors: dict[str, Any] = _reader(folder).read_metadata().state_dict_metadata
     except (SafetensorError, OSError) as error:
-        raise MupscaleError(f"{folder} is not a whole checkpoint ({error}); it may be truncated") from None
+        raise DamagedCheckpoint(f"{folder} is not a whole checkpoint ({error}); it may be truncated") from None
     for key, tensor in tensors.items():
         if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():
-            raise MupscaleError(f"{folder} is not a whole checkpoint: the shard with a part of '{key}' is missing")
+            raise DamagedCheckpoint(f"{folder} is not a whole checkpoint: the shard with a part of '{key}' is missing")
     return tensors
 
 

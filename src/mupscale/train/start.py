@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale import checkpoint
-from mupscale.core import Plan, WholeWidth, Width, without_ddp
+from mupscale.core import Plan, WholeWidth, without_ddp
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.optim import make_optimizer
 from mupscale.system import MupscaleError, derive, load_torch
 from mupscale.train.dcp_folders import is_dcp_folder, load_dcp_model
 from mupscale.train.growing import coming_batches, grow_model
-from mupscale.train.growth_events import build_operator
+from mupscale.train.growth_events import build_depth_operator, build_operator
 from mupscale.train.optimizer_groups import recipe_groups
 from mupscale.train.processes import Processes
-from mupscale.train.recipe import Recipe
+from mupscale.train.recipe import Recipe, check_growing_sizes
 from mupscale.train.run_folder import find_checkpoint
 from mupscale.train.snapshot import Snapshot, read_snapshot
 
@@ -67,8 +67,7 @@ def _upscale_checkpoint(
     saved = _open(path)
     width = _width_of(saved, recipe, path)
     operator = build_operator(recipe.how, recipe.noise, recipe.noise_unit, recipe.outgoing)
-    check_width = Width.check_multiple_of if operator.needs_multiples else Width.check_wider_than
-    check_width(Width.of(recipe.width), Width.of(width), f"starting from {path}")
+    check_growing_sizes(recipe.width, width, operator.needs_multiples, f"starting from {path}")
     model = processes.place(family.build(width).to(recipe.dtype()))
     if isinstance(saved, Snapshot):
         saved.restore_model(model)
@@ -83,7 +82,7 @@ def _upscale_checkpoint(
         optimizer,
         before=width,
         width=recipe.width,
-        grow=operator,
+        grow=(operator, build_depth_operator(recipe.how, recipe.deepen)),
         seed=derive(recipe.seeds.noise, "start"),
         family=family,
         processes=processes,
@@ -134,6 +133,8 @@ def _open(path: Path) -> Snapshot | Mapping[str, Tensor]:
         return load_dcp_model(path)
     if path.is_dir() or checkpoint.is_checkpoint(path):
         return read_snapshot(path)
+    if not path.is_file():
+        raise MupscaleError(f"{path} is no ordinary file, so no weights are read from it")
     if path.suffix != ".safetensors":
         return _state_dict(load_torch(path), path)
     try:

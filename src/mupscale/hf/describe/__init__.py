@@ -3,15 +3,16 @@
 multipliers: by how much each part grows. sizes: what the parts become. asked_growth: what is meant by these. initial:
 what fresh units start with. wires: the axes that tensors share. architecture: a description made of these.
 architectures/: one file for each architecture that is described. building: the model that a config.json names, built
-by transformers. memory: whether there is enough. planned: what others ask of an architecture, answered by described
-where it has a description and by from_modules where it has none. registry: the descriptions, and which of the two
-answers.
+by transformers. completeness: whether config.json and the tensors belong together. memory: whether there is enough.
+planned: what others ask of an architecture, answered by described where it has a description and by from_modules where
+it has none. registry: the descriptions, and which of the two answers.
 """
 
 from mupscale.hf.describe import architectures, memory
 from mupscale.hf.describe.architecture import CAUSAL, Architecture, Config, Tied
 from mupscale.hf.describe.asked_growth import AskedGrowth, check_fresh_plan, settle_growth
 from mupscale.hf.describe.building import (
+    build_model,
     in_one_line,
     model_class,
     quiet_transformers,
@@ -19,14 +20,17 @@ from mupscale.hf.describe.building import (
     sketch_model,
     transformers_config,
 )
+from mupscale.hf.describe.completeness import check_layers, check_nothing_missing, check_sizes
 from mupscale.hf.describe.multipliers import Ratios, Times, grown
 from mupscale.hf.describe.planned import PlannedArchitecture
 from mupscale.hf.describe.registry import DESCRIPTIONS, architecture_of, extend, register
+from mupscale.hf.describe.sizes import PARTS
 from mupscale.hf.describe.wires import Layout, Wire, column, conv1d, linear, patches, readout, same, table, vector
 
 __all__ = [
     "CAUSAL",
     "DESCRIPTIONS",
+    "PARTS",
     "Architecture",
     "AskedGrowth",
     "Config",
@@ -38,7 +42,11 @@ __all__ = [
     "Wire",
     "architecture_of",
     "architectures",
+    "build_model",
     "check_fresh_plan",
+    "check_layers",
+    "check_nothing_missing",
+    "check_sizes",
     "column",
     "conv1d",
     "extend",

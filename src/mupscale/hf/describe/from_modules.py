@@ -213,7 +213,8 @@ def plan_for_files(config: Config, plan: Plan, shapes: Mapping[str, Shape]) -> P
     shapes: of the narrow checkpoint's tensors.
     """
     model = sketch_model(config)
-    names, ignored = _names_in_model(model, shapes), getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    names = names_in_model(model, shapes) or {name: name for name in shapes}
+    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     entries: dict[str, Entry] = {}
     fresh: dict[str, float] = {}
     whole: dict[str, str] = {}
@@ -240,8 +241,12 @@ def plan_for_files(config: Config, plan: Plan, shapes: Mapping[str, Shape]) -> P
     return Plan(entries, {}, None if plan.fresh is None else fresh, plan.mup, means, norms)
 
 
-def _names_in_model(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """By transformers' own table of what is called otherwise in files; as they are where it has none."""
+def names_in_model(model: nn.Module, names: Iterable[str]) -> dict[str, str] | None:
+    """By transformers' own table of what is called otherwise in files; None where it has none.
+
+    >>> names_in_model(sketch_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}), ["wte.weight"])
+    {'wte.weight': 'transformer.wte.weight'}
+    """
     try:
         from transformers import conversion_mapping
         from transformers import core_model_loading as loading
@@ -252,7 +257,7 @@ def _names_in_model(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
         prefix, own = getattr(model, "base_model_prefix", None), model.state_dict()
         return {n: loading.rename_source_key(n, renamed, converted, prefix, own)[0] for n in names}
     except (ImportError, AttributeError, TypeError):  # another version of transformers
-        return {name: name for name in names}
+        return None
 
 
 def _entry_of_part(entry: Entry, shape: Shape) -> Entry | None:

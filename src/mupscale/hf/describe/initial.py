@@ -32,10 +32,10 @@ def plan_fresh(entries: Mapping[str, Entry], layouts: Mapping[str, Layout], stds
                 f"'{name}' seems to be of a norm, and its description does not say what its new units start with: "
                 f"describe it with vector('hidden').in_norm('rms'), 'layer' or 'bias'"
             )
-    norms = {name: layouts[name].norm for name in growing if layouts[name].norm}
+    norms = {name: layouts[name].norm for name in growing if layouts[name].norm not in ("", "head")}
     plan = Plan(entries, mup=True, norms=norms)
     if stds is None:
         return plan
-    gains = {name for name in entries if layouts[name].norm in ("rms", "layer")}
+    gains = {name for name in entries if layouts[name].norm in ("rms", "layer", "head")}
     means = {name: (1.0 - float(entry.offset) if name in gains else 0.0,) for name, entry in entries.items()}
     return replace(with_initial(plan, entries, stds, means), norms=norms)

@@ -21,7 +21,7 @@ def architecture_of(config: Config) -> PlannedArchitecture:
 
     >>> architecture_of({"model_type": "llama"}).origin
     'as described'
-    >>> architecture_of({"model_type": "stablelm"}).origin
+    >>> architecture_of({"model_type": "arcee"}).origin
     'not described: read off its modules, to be verified'
     """
     description = DESCRIPTIONS.get(str(config.get("model_type")))

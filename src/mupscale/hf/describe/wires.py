@@ -44,6 +44,11 @@ class Wire:
         sections = tuple((length * number, block * number) for length, block in self.sections)
         return replace(self, size=self.size * number, block=self.block * number, sections=sections)
 
+    def __floordiv__(self, number: int) -> Wire:
+        """One unit for each `number` of these: a gain or a bias for each head."""
+        sections = tuple((length // number, block // number) for length, block in self.sections)
+        return replace(self, size=self.size // number, block=max(1, self.block // number), sections=sections)
+
     def __or__(self, other: Wire) -> Wire:
         """One wire after the other in one packed axis: q|k|v."""
         if self.times != other.times:
@@ -63,7 +68,8 @@ class Layout:
     """The wires of a tensor by dimension, counted from the last (-1), as output or input.
 
     offset: as in Entry, what the model adds to the stored value (1 for Gemma's norms). norm: of a norm's parameters, as
-    in Plan.norms: "rms" or "layer" for its gain, "bias" for the other.
+    in Plan.norms: "rms" or "layer" for its gain, "bias" for the other; "head" for the gain of a norm over the units of
+    one head, which stay.
 
     >>> wires = {"hidden": Wire(4, times=2), "ffn": Wire(6, times=3)}
     >>> entry = linear("ffn", "hidden").entry("up.weight", (6, 4), wires)
@@ -130,10 +136,12 @@ class Layout:
     def in_norm(self, kind: str) -> Layout:
         """The same, of a norm: of its gain where it divides ("rms") or centres, too ("layer"), or of its "bias".
 
-        Growth by fresh units has to know it.
+        Growth by fresh units has to know it. "head" is a gain, too, of a norm over units that do not grow.
         """
-        if kind not in ("rms", "layer", "bias"):
-            raise MupscaleError(f"a norm's gain is of kind 'rms' or 'layer', and its bias of kind 'bias', not {kind!r}")
+        if kind not in ("rms", "layer", "bias", "head"):
+            raise MupscaleError(
+                f"a norm's gain is of kind 'rms', 'layer' or 'head', and its bias of kind 'bias', not {kind!r}"
+            )
         return replace(self, norm=kind)
 
 

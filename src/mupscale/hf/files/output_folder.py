@@ -73,4 +73,18 @@ def _companion_files(source: Source) -> list[Path]:
     files = [f for f in folder.iterdir() if f.suffix in kinds and f.is_file()]
     own = [f for f in files if f.name not in _OF_THE_SMALL_ONE and not f.name.endswith(".index.json")]
     templates = (folder / "additional_chat_templates").glob("*.jinja")
-    return sorted(f for f in (*own, *templates) if not f.stem.lower().startswith("readme"))
+    found = sorted(f for f in (*own, *templates) if not f.stem.lower().startswith("readme"))
+    for file in found:
+        _check_stays_inside(file, folder)
+    return found
+
+
+def _check_stays_inside(file: Path, folder: Path) -> None:
+    """A link may lead to another file of the checkpoint, or into the hub's own store: nothing else is copied."""
+    there, home = file.resolve(), folder.resolve()
+    homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
+    if not any(there.is_relative_to(place) for place in homes):
+        raise MupscaleError(
+            f"{file} is a link to {there}, outside the checkpoint, and is not copied: put the file itself there if it "
+            f"belongs to the checkpoint, or remove the link"
+        )

@@ -12,7 +12,7 @@ from typing import Any
 from mupscale.core import Plan, Shape
 from mupscale.growth import Fresh, Unit
 from mupscale.hf.describe import Ratios, Times, architecture_of
-from mupscale.system import MupscaleError, replace_text
+from mupscale.system import MupscaleError, read_json, replace_text
 
 RECORD_FILE = "mupscale.json"
 _FORMAT = "mupscale.hf/1"
@@ -108,7 +108,7 @@ class Record:
         path = Path(path)
         file = path / RECORD_FILE if path.is_dir() else path
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = read_json(file)
             if content["format"] != _FORMAT:
                 raise KeyError("format")
             growths = tuple(GrowthStep.from_json(growth) for growth in content["growths"])
@@ -121,7 +121,7 @@ class Record:
                 f"there is no {RECORD_FILE} at {path}: give the folder that mupscale upscale wrote (a model saved "
                 f"elsewhere needs a copy of that file beside it)"
             ) from None
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, MupscaleError) as error:
             raise MupscaleError(
                 f"{file} is no {RECORD_FILE} of this version ({type(error).__name__}: {error}); copy the one that "
                 f"mupscale upscale wrote"

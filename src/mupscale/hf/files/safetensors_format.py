@@ -57,6 +57,8 @@ class StoredTensor:
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file in the order in which they lie there, when all of it is in order."""
     try:
+        if not path.is_file() and path.exists():
+            raise MupscaleError(f"{path} is no ordinary file, so no weights are read from it")
         with open(path, "rb") as file:
             size = file.seek(0, 2)
             file.seek(0)

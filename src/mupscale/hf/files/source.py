@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tempfile
@@ -15,14 +14,15 @@ from typing import Any
 from torch import Tensor
 
 from mupscale.core import Shape
+from mupscale.hf.describe import check_sizes
 from mupscale.hf.files.safetensors_format import DTYPES, StoredTensor, make_header, raw_bytes, read_header
-from mupscale.system import MupscaleError, load_torch, require
+from mupscale.system import MupscaleError, load_torch, read_json, require, show_short
 
 _SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _SAFETENSORS = ("model.safetensors", "model-*-of-*.safetensors")
 _PICKLED = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
-_BESIDE = ("*.json", "*.txt", "*.model", "*.jinja")
+_BESIDE = ("*.json", "*.txt", "*.model", "*.jinja", "README.md")
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,25 @@ def open_source(path: str | Path | Source) -> Source:
             f"{folder} holds a LoRA or another PEFT adapter, which cannot be widened by itself: merge it into its "
             f"model with merge_and_unload() and save that"
         )
-    config = _read_config(folder)
+    config = read_config(folder)
     resources: list[object] = []
     tensors = _find_tensors(folder, resources)
     if not tensors:
         raise MupscaleError(f"the weights in {folder} hold no tensors; download or copy them again")
-    return Source(folder, config, tensors, tuple(resources))
+    source = Source(folder, config, tensors, tuple(resources))
+    check_sizes(config, source.shapes, folder)
+    return source
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """A folder's config.json, where it is one of transformers and not quantised.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "config.json").write_text('{"model_type": "gpt2"}')
+    ...     read_config(Path(folder))
+    {'model_type': 'gpt2'}
+    """
     config = _read_json(folder / "config.json", "give the folder that save_pretrained wrote, or one of the hub")
     if (quantised := config.get("quantization_config")) is not None:
         method = quantised.get("quant_method", "some method") if isinstance(quantised, dict) else quantised
@@ -103,13 +113,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _read_json(path: Path, advice: str) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except FileNotFoundError:
         raise MupscaleError(f"there is no {path.name} in {path.parent}: {advice}") from None
     except OSError as error:
         raise MupscaleError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise MupscaleError(f"{path} is no JSON ({error}); download or copy it again") from None
+    except MupscaleError as error:
+        raise MupscaleError(f"{error}; download or copy it again") from None
     if not isinstance(content, dict):
         raise MupscaleError(f"{path} is no JSON object; download or copy it again")
     return content
@@ -136,8 +146,10 @@ def _read_index(folder: Path, index: Path, resources: list[object]) -> dict[str,
         raise MupscaleError(f"{index} has no usable weight_map; download or copy it again")
     files = list(dict.fromkeys(weight_map.values()))
     for file in files:
-        if file in ("", ".", "..") or re.search(r"[/\\:\0]", file):
-            raise MupscaleError(f"{index} names the file '{file}', which is not a plain name of a file beside it")
+        if file in ("", ".", "..") or len(file) > 200 or re.search(r"[/\\:\0]", file):
+            raise MupscaleError(
+                f"{index} names the file {show_short(file)}, which is not a plain name of a file beside it"
+            )
     if missing := [file for file in files if not (folder / file).exists()]:
         raise MupscaleError(
             f"{len(missing)} of {len(files)} shards are missing in {folder}, the first of them {missing[0]}: download "

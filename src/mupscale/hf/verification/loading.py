@@ -29,6 +29,14 @@ def load_pretrained(source: Source, dtype: torch.dtype, *, device: str | torch.d
     """The model of a checkpoint, in evaluation mode, with eager attention.
 
     Every parameter comes from the files, never from a random initial value; they may hold more than the model uses.
+
+    >>> import tempfile
+    >>> from mupscale.hf.files import open_source
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=11)).save_pretrained(folder)
+    ...     load_pretrained(open_source(folder), torch.float32).unused
+    ()
     """
     folder, cls, config = source.folder, model_class(source.config), transformers_config(source.config)
     try:
@@ -63,10 +71,12 @@ def make_batches(
     seed: int = 0,
     text: str | None = None,
     folder: str | Path | None = None,
+    trust_remote_code: bool = False,
 ) -> list[Batch]:
     """`count` batches for the model as keyword arguments: random tokens or pixels, or a text in windows of `size`.
 
-    text: needs the folder, whose tokenizer reads it; it starts again where it ends too soon.
+    text: needs the folder, whose tokenizer reads it; it starts again where it ends too soon. trust_remote_code: run
+    the tokenizer's own code, if it is code of the checkpoint's.
     """
     config: Any = model.config
     if text is not None and folder is None:
@@ -87,7 +97,8 @@ def make_batches(
         rows = 1  # the last token of a row is found by its padding
     if text is not None:
         assert folder is not None
-        tokens = _tokens_of(text, Path(folder), vocabulary, count * rows * size).view(count, rows, size)
+        needed = count * rows * size
+        tokens = _tokens_of(text, Path(folder), vocabulary, needed, trust_remote_code).view(count, rows, size)
     else:
         tokens = torch.randint(0, vocabulary, (count, rows, size), generator=generator(seed, "tokens"))
         if pad is not None and vocabulary > 1:
@@ -115,13 +126,20 @@ def _pixels(config: Any, rows: int, seed: int, number: int) -> Tensor:
     return torch.randn(rows, channels, height, width, generator=generator(seed, f"pixels {number}"))
 
 
-def _tokens_of(text: str, folder: Path, vocabulary: int, needed: int) -> Tensor:
+def _tokens_of(text: str, folder: Path, vocabulary: int, needed: int, trust_remote_code: bool) -> Tensor:
     transformers = require_transformers()
     try:
         with quiet_transformers():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=trust_remote_code
+            )
             ids = tokenizer(text, return_tensors=None)["input_ids"]
     except Exception as error:  # whatever is wrong with its files
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            raise MupscaleError(
+                f"the tokenizer in {folder} is code of its own, which is not run unless you trust it "
+                f"(--trust-remote-code); leave the text out, and random tokens are taken"
+            ) from None
         raise MupscaleError(
             f"{folder} has no tokenizer that transformers can load ({in_one_line(error)}); leave the text out, and "
             f"random tokens are taken"

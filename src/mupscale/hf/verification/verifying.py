@@ -50,6 +50,7 @@ def verify(
     seed: int = 0,
     plan: Plan | None = None,
     device: str | None = None,
+    trust_remote_code: bool = False,
 ) -> Comparison:
     """Compare two checkpoints (folders, or models already built): their files, their outputs, their training.
 
@@ -62,15 +63,14 @@ def verify(
     which is fine as long as they are finite and the files are what the record says, or within the tolerance if one is
     given. Without the noise, which is taken out of the wide model in memory, outputs and training must be the same;
     so must outputs with the new units silenced, or, of a lossless growth, with each norm's eps scaled by its width.
-    plan: from SMALL to WIDE by the model's own names, where there is no record of it.
+    plan: from SMALL to WIDE by the model's own names, without a record. trust_remote_code: run a tokenizer's own code.
 
     >>> import tempfile, transformers, mupscale.hf
     >>> folder = tempfile.TemporaryDirectory()
     >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
     >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
-    >>> small, wide = f"{folder.name}/small", f"{folder.name}/wide"
-    >>> _ = mupscale.hf.upscale(small, wide, times=2, verify=False, progress=False)
-    >>> [(row.what, row.ok) for row in verify(small, wide).rows]
+    >>> _ = mupscale.hf.upscale(f"{folder.name}/small", f"{folder.name}/wide", times=2, verify=False, progress=False)
+    >>> [(row.what, row.ok) for row in verify(f"{folder.name}/small", f"{folder.name}/wide").rows]
     [('tensors in the files', True), ('logits', True)]
     >>> folder.cleanup()
     """
@@ -81,7 +81,7 @@ def verify(
     rows, first = ([], None) if relation is None else _compare_files(relation)
     ours, theirs, notes = _both_models(small, wide, relation, precision, train, device)
     plan = _plan_between(ours, theirs, relation, plan)
-    batches = _batches(ours, relation, max(2, min(train + 1, _BATCHES)), tokens, seed, text, device)
+    batches = _batches(ours, relation, max(2, min(train + 1, _BATCHES)), tokens, seed, text, device, trust_remote_code)
     limits, pair = _limits(relation, plan, precision, tolerance), _Pair(ours, theirs, plan, relation, batches)
     with KeepDouble() if precision == torch.float64 else nullcontext():
         if pair.fresh is not None:
@@ -303,10 +303,12 @@ def _batches(
     seed: int,
     text: str | Path | None,
     device: str | None,
+    trust_remote_code: bool,
 ) -> list[Batch]:
     words = None if text is None else _read_text(Path(text))
     folder = None if relation is None else relation.small.folder
-    batches = make_batches(model, count, tokens, seed=seed, text=words, folder=folder)
+    trusted = {"trust_remote_code": trust_remote_code}
+    batches = make_batches(model, count, tokens, seed=seed, text=words, folder=folder, **trusted)
     dtype = next(model.parameters()).dtype
     return [
         {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in batch.items()}

@@ -1,0 +1,99 @@
+"""What the bookkeeping of a sweep costs a trial: studies of 100, 1,000 and 10,000 trials whose training takes no time.
+
+Eight workers share each study, one trial at a time, on SQLite and on a journal; `--storage URL` for a database, such as
+postgresql+psycopg://user@host/studies. Nothing is trained, so all of it is asking, noting and storing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from mupscale.sweep import Cell, Space, SweepJob, Trial
+from mupscale.sweep.search import SweepSearch, open_study
+from mupscale.sweep.trial_batches import TrialBatch
+from mupscale.sweep.workers import Worker
+from mupscale.train import Recipe, Spec
+
+CURVE = [(step, 1.0 / step) for step in range(1, 41)]
+FORK = multiprocessing.get_context("fork")  # so that torch is loaded once
+
+
+class Untrained(SweepSearch):
+    """A worker whose training takes no time."""
+
+    def _train(self, batch: TrialBatch) -> list[Trial]:
+        return [Trial(*trial.cell, "finished", trial.cell.lr, [1.0], CURVE, 40, 1.0) for trial in batch.trials]
+
+
+def job(trials: int) -> SweepJob:
+    """A grid of so many learning rates."""
+
+    def recipes(cell: Cell) -> list[Recipe]:
+        sgd = Spec("torch.optim.SGD", {"lr": cell.lr})
+        model = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7})
+        return [Recipe(model, Spec("mupscale.data.CoverTypeSample"), sgd, width=8, base=8, batch=20, steps=40)]
+
+    rates = tuple(0.001 * (1 + number) for number in range(trials))
+    return SweepJob(f"{trials}-trials-{time.time_ns()}", 8, None, Space(rates), recipes, steps=40)
+
+
+def work(task: SweepJob, place: str, start: Any) -> None:
+    """One worker, from its first trial to the last of the study."""
+    study = open_study(task, place, patience=600.0, retries=None)
+    start.wait()
+    with Worker(study) as me:
+        Untrained(task, study, me, None, at_once=1, note=lambda text: None).run()
+
+
+def measure(trials: int, place: str, workers: int) -> None:
+    """Print what a study of so many trials takes."""
+    task, start = job(trials), FORK.Barrier(workers + 1)
+    open_study(task, place, patience=600.0, retries=None)
+    processes = [FORK.Process(target=work, args=(task, place, start)) for _ in range(workers)]
+    for process in processes:
+        process.start()
+    start.wait()
+    began, before = time.monotonic(), cpu_seconds()
+    for process in processes:
+        process.join()
+    seconds, cpu = time.monotonic() - began, cpu_seconds() - before
+    study = open_study(task, place, patience=600.0, retries=None)
+    done, begun = len(study.results()), len(study.optuna_trials())
+    assert done == trials
+    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+    print(
+        f"  {trials:6,} trials: {seconds:7.1f} s, {1000 * seconds / trials:5.1f} ms a trial "
+        f"({1000 * cpu / trials:.1f} of CPU), {begun - done} begun twice, {memory} MB in the largest worker so far",
+        flush=True,
+    )
+
+
+def cpu_seconds() -> float:
+    """Of all workers that have ended."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, nargs="+", default=[100, 1000, 10_000])
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--storage", help="a storage to measure in place of SQLite and a journal")
+    options = parser.parse_args(words)
+    with tempfile.TemporaryDirectory() as folder:
+        places = [options.storage] if options.storage else [f"{folder}/study.db", f"journal:{folder}/study.log"]
+        for place in places:
+            print(f"{options.workers} workers on {place.split(':')[0] if ':' in place else 'sqlite'}")
+            for trials in options.trials:
+                measure(trials, place, options.workers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What ends a command, as one line: errors that a person can mend, a machine that gives no more, and mistakes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+
+from mupscale.cli.arguments import UsageError
+from mupscale.system import Interrupted, MupscaleError, printable
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_MEMORY = re.compile(r"can't allocate memory|out of memory|not enough memory|Cannot allocate memory", re.I)
+_LONGEST = 600
+
+
+def failure_sentence(error: BaseException, command: str, again: str) -> tuple[str, int]:
+    """The line that tells what went wrong, and the exit status. again: what to add where a command can go on."""
+    of_command = f"mupscale {command}"
+    if isinstance(error, KeyboardInterrupt):
+        return f"{of_command}: interrupted{again}", 130
+    if isinstance(error, Interrupted):
+        return f"{of_command}: {error}{again}", 130
+    if isinstance(error, UsageError):
+        return f"{of_command}: {error}", 2
+    if isinstance(error, MupscaleError):
+        return f"mupscale: {error}", 1
+    if isinstance(error, OSError):
+        return f"{of_command}: {_of_the_system(error)}{again}", 1
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+        return f"{of_command}: there is not enough memory ({_first_words(error)}); ask for less at a time{again}", 1
+    if isinstance(error, RecursionError):
+        return f"{of_command}: what it was given is nested too deeply", 1
+    return f"{of_command}: {_first_words(error)}; -v shows where that comes from", 1
+
+
+def _of_the_system(error: OSError) -> str:
+    """A file, a disk or a network that refuses."""
+    reason = error.strerror or _first_words(error)
+    if error.errno in _DISK_FULL:
+        return f"{f'{error.filename} cannot be written: ' if error.filename else ''}{reason}; free some space"
+    return f"{error.filename}: {reason}" if error.filename else str(reason)
+
+
+def has_current_folder() -> bool:
+    """Whether the folder that the command was started in is still there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _first_words(error: BaseException) -> str:
+    """The kind of an error and what it says, on one line."""
+    try:
+        said = " ".join(str(error).split())
+    except Exception:  # of a class of the user's, perhaps
+        said = ""
+    said = said if len(said) <= _LONGEST else f"{said[:_LONGEST]}…"
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def print_failure(line: str, status: int) -> int:
+    """Print an error on one line, from one process of many; return the exit status."""
+    if os.environ.get("RANK", "0") == "0":
+        print(printable(line), file=sys.stderr)
+    return status
+
+
+def prepare_streams() -> None:
+    """Let every text be printed: into nothing where a stream is closed, written out where it is ASCII alone."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif getattr(stream, "errors", "") == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def give_up_stdout() -> None:
+    """Whoever read the output is gone, or its disk is full: what is left of it goes nowhere."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # it has no descriptor of its own
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

@@ -1,0 +1,346 @@
+"""A family with a depth: at each number of blocks a family of widths, and what carries over from one to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+
+from mupscale.core import Plan, Role, Width, WidthLike, naming
+from mupscale.growth import (
+    Copies,
+    DepthOperator,
+    DepthRule,
+    Identity,
+    Operator,
+    deepen,
+    deepen_optimizer,
+    dress_deep,
+    plan_depth,
+    with_depth,
+)
+from mupscale.optim import FROM_GROUP
+from mupscale.planning import BlockList, Writers, find_block_lists, find_writers
+from mupscale.system import MupscaleError
+
+Grow = Operator | DepthOperator | tuple[Operator, DepthOperator]
+"""How a model grows: in width, in depth, or in both."""
+
+
+class _Family(Protocol):
+    """What is asked here of the family of all depths."""
+
+    roles: Mapping[str, Role] | None
+    inputs: Any
+
+    def build(self, width: WidthLike) -> nn.Module: ...
+    def sketch(self, width: WidthLike) -> nn.Module: ...
+    def init(self, width: WidthLike, seed: int = 0) -> nn.Module: ...
+    def width_of(self, member: WidthLike | nn.Module) -> Width | None: ...
+
+
+class Depths:
+    """The members of a family by their number of blocks.
+
+    family: the family of all of them. name: the size that is the number of blocks. make: from a function that builds
+    models of one depth, and a width, to the family of these models.
+    """
+
+    def __init__(
+        self,
+        family: _Family,
+        name: str,
+        base: Width,
+        init_at: Width | None,
+        rule: DepthRule,
+        make: Callable[..., Any],
+    ) -> None:
+        self.family, self.name, self.rule, self._make = family, name, rule, make
+        self.base, self._widths = int(base.sizes[name]), self._without(base)
+        self._init_at = None if init_at is None else self._without(init_at)
+        self.init_at = self.base if init_at is None else int(init_at.sizes[name])
+        self._members: dict[int, Any] = {}
+        self._as_built: dict[int, Any] = {}
+        self._factors: dict[int, dict[str, tuple[float, float]]] = {}
+        self._found: tuple[dict[str, Writers], dict[str, str]] | None = None
+
+    # ------------------------------------------------------------------------------------------- members
+
+    def _without(self, width: Width) -> Width:
+        return Width.of({name: size for name, size in width.sizes.items() if name != self.name})
+
+    def split(self, width: WidthLike) -> tuple[int, Width]:
+        """The number of blocks, and the other sizes."""
+        width = Width.of(width)
+        if self.name not in width.sizes:
+            raise MupscaleError(f"a width of this family says its depth, {self.name}, too; {width.plain} does not")
+        return int(width.sizes[self.name]), self._without(width)
+
+    def join(self, depth: int, widths: Width) -> Width:
+        """The width that has so many blocks and these other sizes."""
+        return Width.of({**widths.sizes, self.name: depth})
+
+    def at(self, depth: int) -> Any:
+        """The family of all widths at this depth."""
+        if depth not in self._members:
+            known = self._members.get(self.base)
+            learnt = known is None or known.roles != self.family.roles
+            member = self._make(
+                lambda **sizes: self._build(depth, sizes),
+                self._widths.plain,
+                init_at=None if self._init_at is None else self._init_at.plain,
+                roles=self.family.roles,
+                inputs=self.family.inputs if learnt else None,
+            )
+            if known is not None and not learnt:
+                member.tried = known.tried
+            self._members[depth] = member
+        return self._members[depth]
+
+    def _build(self, depth: int, sizes: dict[str, Any]) -> nn.Module:
+        """The author's model, initialised as the depth rule says."""
+        model = self.family.build({**sizes, self.name: depth})
+        if self.rule == "none" or depth == self.init_at or any(p.is_meta for p in model.parameters()):
+            return model
+        with torch.no_grad():
+            for name, p in naming.parameters(model).items():
+                factor, offset = self._initial_factors(depth).get(name, (1.0, 0.0))
+                if factor != 1:
+                    p.add_(offset).mul_(factor).sub_(offset)
+        return model
+
+    def _initial_factors(self, depth: int) -> dict[str, tuple[float, float]]:
+        """What the author's initial values of blocks are multiplied by, to be those at `init_at` times fold.
+
+        An author's own dependence on the depth is taken back; what writes into the stream gets 1/L instead.
+        """
+        if depth not in self._factors:
+            ours, theirs = (self._built_as_is(d).initial_std() for d in (self.init_at, depth))
+            one_lists = self._lists(self.init_at, depth)
+            plan = with_depth(self._built_as_is(depth).plan(self._widths), one_lists, self._writers(one_lists))
+            factors = {}
+            for one in one_lists:
+                for number, path in enumerate(one.deep):
+                    source = one.shallow[number * len(one.shallow) // len(one.deep)]
+                    for name in (name for name in theirs if name.startswith(f"{path}.")):
+                        before = ours[source + name.removeprefix(path)]
+                        factor = before / theirs[name] if before and theirs[name] else 1.0
+                        entry = plan[name]
+                        factors[name] = factor * float(entry.fold), float(entry.offset)
+            self._factors[depth] = factors
+        return self._factors[depth]
+
+    def _built_as_is(self, depth: int) -> Any:
+        """The family at this depth with its author's own initial values."""
+        if depth not in self._as_built:
+            at = None if self._init_at is None else self._init_at.plain
+            self._as_built[depth] = self._make(
+                lambda **sizes: self.family.build({**sizes, self.name: depth}),
+                self._widths.plain,
+                init_at=at,
+                roles=self.family.roles,
+            )
+        return self._as_built[depth]
+
+    def depth_of(self, model: nn.Module) -> int:
+        """How many blocks a model has, in the units of the family's size."""
+        width = self.family.width_of(model)
+        if width is not None:
+            return int(width.sizes[self.name])
+        (first, *_) = self._lists(self.base, 2 * self.base)
+        expression = first.path.replace("*", "")
+        paths = [p for p in naming.modules(model) if p.startswith(expression) and p.removeprefix(expression).isdigit()]
+        return len(paths) * self.base // len(first.shallow)
+
+    def _lists(self, shallow: int, deep: int) -> list[BlockList]:
+        """The blocks at one depth beside those at another, which may be smaller or the same."""
+        few, many = (self.family.sketch(self.join(depth, self._widths)) for depth in (shallow, deep))
+        if shallow == deep:
+            more = self.family.sketch(self.join(2 * deep, self._widths))
+            return [replace(one, deep=one.shallow, moved={}) for one in find_block_lists(few, more)]
+        if shallow < deep:
+            return find_block_lists(few, many)
+        return [replace(one, shallow=one.deep, deep=one.shallow, moved={}) for one in find_block_lists(many, few)]
+
+    def _writers(self, lists: list[BlockList], side: str = "deep", inputs: Any = None) -> dict[str, Writers]:
+        """What writes into the stream, in each block of one side, as a run of the base model shows."""
+        found, reasons = self._found_writers(inputs)
+        base = {one.path: one.shallow for one in self._lists(self.base, self.base)}
+        written = {}
+        for one in lists:
+            paths = getattr(one, side)
+            for number, path in enumerate(paths):
+                source = base[one.path][number * len(base[one.path]) // len(paths)]
+                if source in found:
+                    written[path] = found[source]
+                elif self.rule == "complete":
+                    raise MupscaleError(
+                        f"rates cannot follow the depth: of '{source}', {reasons[source]}; take depth_rule='none'"
+                    )
+            if not any(path in written for path in paths):
+                source, reason = next((path, reasons[path]) for path in base[one.path])
+                raise MupscaleError(
+                    f"'{source}' cannot start as identity: {reason}; grow by Stack(), which copies blocks and changes "
+                    f"the function, or widen the model instead"
+                )
+        return written
+
+    def _found_writers(self, inputs: Any) -> tuple[dict[str, Writers], dict[str, str]]:
+        """Run the base model once, on the CPU."""
+        if self._found is None:
+            sample = self.family.inputs if inputs is None else inputs
+            if sample is None:
+                raise MupscaleError(
+                    "what writes into the residual stream is found by running a small model: pass inputs= to the "
+                    "Family, a small batch as its models are called with it"
+                )
+            with torch.random.fork_rng(devices=[]):
+                model = self.family.build(self.join(self.base, self._widths))
+            paths = [path for one in self._lists(self.base, self.base) for path in one.deep]
+            batch = tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, sample)
+            self._found = find_writers(model, paths, batch)
+        return self._found
+
+    # ------------------------------------------------------------------------------------------- plans and growth
+
+    def plan(self, width: WidthLike | nn.Module) -> Plan:
+        """μP at this width and depth, relative to the base."""
+        if isinstance(width, nn.Module):
+            depth = self.depth_of(width)
+            plan: Plan = self.at(depth).plan(width)
+        else:
+            depth, widths = self.split(width)
+            plan = self.at(depth).plan(widths)
+        if self.rule == "none":
+            return plan
+        lists = self._lists(self.base, depth)
+        return with_depth(plan, lists, self._writers(lists))
+
+    def widening(self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module, grow: Operator | None) -> Plan:
+        """The plan for growing in width; both members have one depth."""
+        members, depths = list[Any](), list[int]()
+        for member in (narrow, wide):
+            is_model = isinstance(member, nn.Module)
+            depth, rest = (self.depth_of(member), member) if is_model else self.split(member)  # type: ignore[arg-type]
+            depths.append(depth)
+            members.append(rest)
+        if depths[0] != depths[1]:
+            raise MupscaleError(
+                f"a plan for widening is between models of one depth, not of {depths[0]} and {depths[1]}: plan_depth "
+                f"is for the other, and upscale(…, depth=…) does both"
+            )
+        plan: Plan = self.at(depths[0]).widening(members[0], members[1], grow=grow)
+        return plan
+
+    def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None) -> None:
+        """An error where one member cannot grow into the other in this way; no model is built with memory."""
+        (few, narrow_widths), (many, wide_widths) = self.split(narrow), self.split(wide)
+        wider, deeper = split_operators(grow)
+        wider.check(self.at(few).widening(narrow_widths, wide_widths, grow=wider))
+        if many < few:
+            raise MupscaleError(f"the model has a depth of {few}, so it cannot be made {many} deep; take more")
+        if many > few and not deeper.copies:
+            self._writers(self._lists(few, many), "shallow")
+        if many > few:
+            deeper.places(few, many)
+
+    def init(self, width: WidthLike, seed: int) -> nn.Module:
+        """A model under μP at this width and depth."""
+        depth, widths = self.split(width)
+        model: nn.Module = self.at(depth).init(widths, seed)
+        return model
+
+    def check(self, inputs: Any, sizes: Iterable[str] | None) -> None:
+        """An error unless small members widen exactly, as `Family.check` says."""
+        self.at(self.base).check(inputs, None if sizes is None else [size for size in sizes if size != self.name])
+
+    def upscale(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        *,
+        width: WidthLike | None,
+        depth: int | None,
+        grow: Grow | None,
+        lr: float | None,
+        seed: int,
+        place: Callable[[nn.Module], nn.Module] | None,
+        inputs: Any,
+    ) -> tuple[nn.Module, Optimizer | None]:
+        """The model wider first, and then deeper, so that its new blocks are drawn at the new width."""
+        before = self.depth_of(model)
+        wider, deeper = split_operators(grow)
+        widths = None
+        if width is not None:
+            given = Width.of(width)
+            if self.name in given.sizes:
+                depth, widths = self.split(given)
+            else:
+                widths = given
+        after = before if depth is None else depth
+        if after < before:
+            raise MupscaleError(f"the model has a depth of {before}, so it cannot be made {after} deep; take more")
+        has_width = self.family.width_of(model)
+        known = None if has_width is None else self._without(has_width)
+        grown, optimizer_now = model, optimizer
+        if widths is not None and (widths != known or after == before):
+            rate = lr if after == before else None
+            grown, optimizer_now = self.at(before).upscale(
+                model, optimizer, width=widths, grow=wider, lr=rate, seed=seed, place=place, inputs=inputs
+            )
+        if after == before:
+            return grown, optimizer_now
+        at = widths if widths is not None else known
+        if at is None:
+            raise MupscaleError("this model was not built by the family: say its width= beside depth=")
+        target = self.join(after, at)
+        deep, deep_optimizer = self._deepen(grown, optimizer_now, target, deeper, lr, seed, place, inputs)
+        if deep_optimizer is not None and optimizer_now is not None and optimizer_now is not optimizer:
+            for group in deep_optimizer.param_groups:  # schedulers go by the groups of the first optimizer
+                group[FROM_GROUP] = optimizer_now.param_groups[group[FROM_GROUP]][FROM_GROUP]
+        return deep, deep_optimizer
+
+    def _deepen(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        target: Width,
+        grow: DepthOperator,
+        lr: float | None,
+        seed: int,
+        place: Callable[[nn.Module], nn.Module] | None,
+        inputs: Any,
+    ) -> tuple[nn.Module, Optimizer | None]:
+        deep = self.family.init(target, seed)
+        shallow, writers = naming.unwrap(model), None
+        if not grow.copies or self.rule == "complete":
+            writers = self._writers(find_block_lists(shallow, deep), "shallow", inputs)
+        plan = plan_depth(shallow, deep, grow=grow, depth_rule=self.rule, writers=writers)
+        dress_deep(deep, model, plan)
+        deep = deep if place is None else place(deep)
+        deepen(shallow, deep, plan, grow=grow, inputs=inputs if grow.copies else None)
+        if optimizer is None:
+            return deep, None
+        return deep, deepen_optimizer(optimizer, shallow, deep, plan, grow=grow, lr=lr)
+
+
+def split_operators(grow: Grow | None) -> tuple[Operator, DepthOperator]:
+    """What is meant for width, and what for depth: what is not said is copies, and blocks that start as identity.
+
+    >>> split_operators(Identity())
+    (Copies(noise=0.0, paired=False), Identity(at=None))
+    """
+    parts = grow if isinstance(grow, tuple) else () if grow is None else (grow,)
+    wider = [part for part in parts if isinstance(part, Operator)]
+    deeper = [part for part in parts if isinstance(part, DepthOperator)]
+    if len(wider) > 1 or len(deeper) > 1 or len(wider) + len(deeper) != len(parts):
+        raise MupscaleError(
+            f"grow= takes an operator for width, such as mupscale.Fresh(), one for depth, such as mupscale.Identity(), "
+            f"or a pair of the two, not {grow!r}"
+        )
+    return (wider or [Copies()])[0], (deeper or [Identity()])[0]

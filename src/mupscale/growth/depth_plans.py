@@ -1,0 +1,235 @@
+"""A plan for more depth: of every tensor of the deep model, which one of the shallow model it is or is made after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+
+from mupscale.core import Entry, Plan, naming, tidy
+from mupscale.growth.depth_operators import DepthOperator, Identity, Place
+from mupscale.planning import BlockList, Writers, find_block_lists, find_writers
+from mupscale.system import MupscaleError
+
+DepthRule = Literal["none", "complete"]
+"""How rates follow the depth: not at all, or as under a residual multiplier of 1/L (CompleteP)."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The shallow model's tensor that one of the deep model is, or, where it is new, is a copy of or like."""
+
+    name: str
+    is_new: bool = False
+
+
+@dataclass(frozen=True)
+class DepthPlan:
+    """How a shallow model becomes a deep one.
+
+    origins: of every parameter and buffer of the deep model, by name. silent: the parameters of new blocks that write
+    into the residual stream, and the value at which they write nothing. rules: what the deep model's parameter groups
+    go by; every factor is 1 unless rates follow the depth. lists: the lists of blocks that are longer.
+
+    >>> import torch
+    >>> from mupscale.models import GPT2
+    >>> shallow, deep = (GPT2(11, 8, width=8, head_dim=4, layers=n) for n in (1, 2))
+    >>> plan = plan_depth(shallow, deep, inputs=torch.zeros(1, 8, dtype=torch.int64))
+    >>> plan.origins["h.1.ln_1.weight"], sorted(plan.silent)[:2]
+    (Origin(name='h.0.ln_1.weight', is_new=True), ['h.1.attn.c_proj.bias', 'h.1.attn.c_proj.weight'])
+    """
+
+    origins: Mapping[str, Origin]
+    silent: Mapping[str, float]
+    rules: Plan
+    lists: Sequence[BlockList] = field(default_factory=tuple)
+
+
+def plan_depth(
+    shallow: nn.Module,
+    deep: nn.Module,
+    *,
+    inputs: Any = None,
+    grow: DepthOperator | None = None,
+    blocks: str | None = None,
+    depth_rule: DepthRule = "none",
+    writers: Mapping[str, Writers] | None = None,
+) -> DepthPlan:
+    """How `shallow` grows into `deep`, two models of one class with more blocks in the second.
+
+    inputs: a small batch, as the models are called with it. The shallow model is run on it to see which parameters of a
+    block write into the residual stream, and whether a block without them leaves the stream as it is.
+    grow: what the new blocks are, `Identity()` if nothing is said. blocks: where the blocks are, if that is not found.
+    depth_rule: 'complete' if learning rates are to follow the depth. writers: what a run would show, where it is known:
+    by the path of a block of the shallow model, names relative to it, and the values at which they write nothing.
+
+    >>> import torch
+    >>> from mupscale.models import MLP
+    >>> plan_depth(MLP(3, [8, 8], 2), MLP(3, [8, 8, 8], 2), inputs=torch.ones(1, 3))
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: 'layers.0' cannot start as identity: it has no residual connection: ...
+    """
+    operator = Identity() if grow is None else grow
+    if depth_rule not in get_args(DepthRule):
+        raise MupscaleError(f"depth_rule is none or complete, not {depth_rule!r}")
+    lists = find_block_lists(shallow, deep, blocks)
+    tensors, deeper = _tensors(shallow), _tensors(deep)
+    written = _Writers(shallow, lists, inputs, writers)
+    if not operator.copies or depth_rule == "complete":
+        written.check(lists)
+    places = {one.path: _fitting(one, operator, tensors, deeper) for one in lists}
+    origins = _origins(lists, places, tensors, deeper)
+    silent: dict[str, float] = {}
+    if not operator.copies:
+        for one in lists:
+            for path, place in zip(one.deep, places[one.path], strict=True):
+                if place.is_new:
+                    silent |= {f"{path}.{n}": v for n, v in written.of(one.shallow[place.block]).items()}
+    rules = _rules(deep)
+    if depth_rule == "complete":
+        rules = with_depth(
+            rules, lists, {p: w for one in lists for p, w in written.deep(one, places[one.path]).items()}
+        )
+    return DepthPlan(origins, silent, rules, tuple(lists))
+
+
+def with_depth(plan: Plan, lists: Sequence[BlockList], writers: Mapping[str, Writers]) -> Plan:
+    """The plan with what follows from more blocks under a residual multiplier of 1/L (rule 'complete').
+
+    lists: of blocks, with as many as the plan's rates are for (shallow) and as the model has (deep). writers: of each
+    block of the model, by its path.
+
+    >>> plan = Plan({name: Entry((2, 2), (2, 2)) for name in ("0.weight", "1.weight")})
+    >>> two = BlockList("*", ("0",), ("0", "1"))
+    >>> with_depth(plan, [two], {"0": {"weight": 0.0}, "1": {"weight": 0.0}})["0.weight"].rule
+    Rule(out=1, in_=1, fold=Fraction(1, 2), depth=2)
+    """
+    entries = dict(plan.parameters)
+    for one in lists:
+        times = Fraction(len(one.deep), len(one.shallow))
+        for path in one.deep:
+            for name in [name for name in entries if name.startswith(f"{path}.")]:
+                local, entry = name.removeprefix(f"{path}."), entries[name]
+                fold, offset = entry.fold, entry.offset
+                if local in writers[path]:
+                    fold, offset = tidy(Fraction(fold) / times), -writers[path][local] or 0
+                depth = tidy(entry.depth * times)
+                entries[name] = replace(entry, fold=fold, offset=offset, depth=depth)
+    return replace(plan, parameters=entries)
+
+
+class _Writers:
+    """What writes into the residual stream: known, or found by running the shallow model when it is asked for."""
+
+    def __init__(
+        self,
+        shallow: nn.Module,
+        lists: Sequence[BlockList],
+        inputs: Any,
+        known: Mapping[str, Writers] | None,
+    ) -> None:
+        self._model, self._paths = shallow, [path for one in lists for path in one.shallow]
+        self._inputs, self._known = inputs, known
+        self._found: tuple[dict[str, Writers], dict[str, str]] | None = None
+
+    def check(self, lists: Sequence[BlockList]) -> None:
+        """An error where no block of a list can be without effect."""
+        for one in lists:
+            paths = [path for path in one.shallow if path in self._known_or_found()]
+            if not paths:
+                self.of(one.shallow[0])
+
+    def of(self, path: str) -> Writers:
+        """The names relative to a block of the shallow model, and the values at which they write nothing."""
+        found = self._known_or_found()
+        if path not in found:
+            reason = "nothing is known to write into the stream" if self._found is None else self._found[1][path]
+            raise MupscaleError(
+                f"'{path}' cannot start as identity: {reason}; grow by Stack(), which copies blocks and "
+                f"changes the function, or widen the model instead"
+            )
+        return found[path]
+
+    def _known_or_found(self) -> Mapping[str, Writers]:
+        if self._known is not None:
+            return self._known
+        if self._inputs is None:
+            raise MupscaleError(
+                "what a block writes into the residual stream is found by running the model: pass inputs=, a small "
+                "batch as the model is called with it"
+            )
+        if self._found is None:
+            self._found = find_writers(self._model, self._paths, self._inputs)
+        return self._found[0]
+
+    def deep(self, one: BlockList, places: Sequence[Place]) -> dict[str, Writers]:
+        """The same for every block of the deep model."""
+        return {path: self.of(one.shallow[place.block]) for path, place in zip(one.deep, places, strict=True)}
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**naming.parameters(model), **naming.buffers(model)}
+
+
+def _below(path: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The tensors of a block, by the names that they have in it."""
+    return {n.removeprefix(f"{path}."): tuple(t.shape) for n, t in tensors.items() if n.startswith(f"{path}.")}
+
+
+def _fitting(
+    one: BlockList, operator: DepthOperator, tensors: Mapping[str, Tensor], deeper: Mapping[str, Tensor]
+) -> list[Place]:
+    """The operator's places; a new block that is not shaped as its old one goes with the nearest that is."""
+    ours = [_below(path, tensors) for path in one.shallow]
+    places = []
+    for number, place in enumerate(operator.places(len(one.shallow), len(one.deep))):
+        theirs = _below(one.deep[number], deeper)
+        alike = [i for i, block in enumerate(ours) if block == theirs]
+        fits = place.block in alike
+        if not fits and place.is_new and not operator.copies and alike:
+            place = Place(min(alike, key=lambda i: abs(i - place.block)), is_new=True)
+        elif not fits:
+            odd = next((n for n in (*theirs, *ours[place.block]) if theirs.get(n) != ours[place.block].get(n)), "")
+            raise MupscaleError(
+                f"'{one.deep[number]}' cannot come from '{one.shallow[place.block]}': '{odd}' has shape "
+                f"{theirs.get(odd)} in the deep model and {ours[place.block].get(odd)} in the shallow one; depth grows "
+                f"by blocks of one shape (say where new ones are with Identity(at=…))"
+            )
+        places.append(place)
+    return places
+
+
+def _origins(
+    lists: Sequence[BlockList],
+    places: Mapping[str, Sequence[Place]],
+    tensors: Mapping[str, Tensor],
+    deeper: Mapping[str, Tensor],
+) -> dict[str, Origin]:
+    moves: dict[str, tuple[str, bool]] = {}
+    for one in lists:
+        for path, place in zip(one.deep, places[one.path], strict=True):
+            moves[path] = one.shallow[place.block], place.is_new
+        moves |= {path: (source, False) for path, source in one.moved.items()}
+    origins = {}
+    for name, tensor in deeper.items():
+        path = next((p for p in moves if name.startswith(f"{p}.")), "")
+        source, is_new = (moves[path][0] + name.removeprefix(path), moves[path][1]) if path else (name, False)
+        if source not in tensors or (not is_new and tensors[source].shape != tensor.shape):
+            ours = tuple(tensors[source].shape) if source in tensors else "nothing"
+            raise MupscaleError(
+                f"'{name}' has shape {tuple(tensor.shape)} in the deep model and '{source}' is {ours} in the shallow "
+                f"one: the two differ in more than the number of blocks of {', '.join(one.path for one in lists)}; "
+                f"build both at one width, or name the blocks (blocks=)"
+            )
+        origins[name] = Origin(source, is_new)
+    return origins
+
+
+def _rules(deep: nn.Module) -> Plan:
+    """Entries with every factor 1, for parameters that only change their names."""
+    names = {group[0]: group for group in naming.aliases(naming.unwrap(deep).named_parameters(remove_duplicate=False))}
+    shapes = {name: tuple(p.shape) for name, p in naming.parameters(deep).items()}
+    return Plan({name: Entry(shape, shape, names=names.get(name, (name,))) for name, shape in shapes.items()})

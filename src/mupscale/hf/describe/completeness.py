@@ -1,0 +1,106 @@
+"""Whether a config.json and the tensors beside it belong together, as far as that shows before anything is built."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from mupscale.core import Shape
+from mupscale.hf.describe.building import sketch_model
+from mupscale.hf.describe.from_modules import FIELDS, HEAD_DIM, names_in_model
+from mupscale.system import MupscaleError, show_short
+
+LAYERS = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    *("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"),
+)
+"""Names that transformers' configs have for a number of layers."""
+_COUNTED = (
+    *(name for names in FIELDS.values() for name in names),
+    *HEAD_DIM,
+    *("vocab_size", "type_vocab_size", "num_experts", "num_local_experts", "n_routed_experts"),
+    *("num_labels", "num_channels"),
+)
+_LONG = ("max_position_embeddings", "n_positions", "n_ctx", "image_size", "patch_size")
+_LONGEST = 1 << 24
+_DEEPEST = 4
+_NUMBERED = re.compile(r"^(.*?)\.(\d+)\.(.*)$")
+
+
+def check_sizes(config: Mapping[str, Any], shapes: Mapping[str, Shape], folder: object, depth: int = 0) -> None:
+    """Refuse sizes that the tensors of the files cannot have; those of a part (text_config) are looked at, too.
+
+    >>> check_sizes({"num_hidden_layers": 10**9}, {"layers.0.weight": (4, 4)}, "small")
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: config.json in small says num_hidden_layers is 1000000000, and the files ...
+    """
+    tensors, numbers = len(shapes), sum(map(math.prod, shapes.values()))
+    limits = {
+        **dict.fromkeys(_COUNTED, (numbers, f"{numbers:,} numbers in all")),
+        **dict.fromkeys(LAYERS, (tensors, f"{tensors:,} tensors in all")),
+        **dict.fromkeys(_LONG, (max(_LONGEST, numbers), f"at most {max(_LONGEST, numbers):,} would be taken")),
+    }
+    for name, value in config.items():
+        if isinstance(value, dict) and depth < _DEEPEST:
+            check_sizes(value, shapes, folder, depth + 1)
+        elif name in limits and isinstance(value, int) and value > limits[name][0]:
+            raise MupscaleError(
+                f"config.json in {folder} says {name} is {show_short(value)}, and the files hold {limits[name][1]}: "
+                f"they do not belong together"
+            )
+
+
+def check_layers(config: Mapping[str, Any], names: Collection[str], folder: object) -> None:
+    """Refuse files of a described architecture, whose layers are alike, that lack a layer or a tensor in one.
+
+    >>> check_layers({}, ["layers.0.up.weight", "layers.0.up.bias", "layers.1.up.weight"], "small")
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: small lacks 'layers.1.up.bias': the files and config.json do not belong ...
+    """
+    stacks: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for name in names:
+        if match := _NUMBERED.match(name):
+            stacks[match[1]][int(match[2])].add(match[3])
+    for stack, layers in stacks.items():
+        every, count = set.union(*layers.values()), max(layers) + 1
+        told = [config[field] for field in LAYERS if isinstance(config.get(field), int)]
+        count = max([count, *told]) if len(stacks) == 1 and len(told) == 1 else count
+        for number in range(min(count, len(names) + 1)):
+            if absent := every - layers.get(number, set()):
+                raise _lacking(folder, [f"{stack}.{number}.{name}" for name in sorted(absent)])
+
+
+def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], folder: object) -> None:
+    """Refuse files that lack a parameter of the model that transformers builds from the config, where it can tell.
+
+    >>> config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}
+    >>> check_nothing_missing(config, ["transformer.wte.weight"], "small")
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: small lacks 'transformer.h.0.attn.c_attn.bias' and 12 more: the files and ...
+    """
+    try:
+        model = sketch_model(config)
+    except MupscaleError:  # transformers is absent, or does not know the architecture: its description does
+        return
+    held = names_in_model(model, names)
+    if held is None:
+        return
+    ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
+    groups: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups[id(parameter)].append(name)  # tied ones are in the files once
+    missing = [
+        group[0]
+        for group in groups.values()
+        if not {*group} & {*held.values()} and not any(pattern.search(group[0]) for pattern in ignored)
+    ]
+    if missing:
+        raise _lacking(folder, sorted(missing))
+
+
+def _lacking(folder: object, names: list[str]) -> MupscaleError:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return MupscaleError(f"{folder} lacks '{names[0]}'{more}: the files and config.json do not belong together")

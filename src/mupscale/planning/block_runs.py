@@ -1,0 +1,123 @@
+"""A run of a model with its blocks marked: which tensors each block is given, and which it gives."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from mupscale.core import naming
+from mupscale.planning.tracing import (
+    Operation,
+    OperationRecorder,
+    RecordedRun,
+    call_arguments,
+    module_paths,
+    run_in_float64,
+    tensors_in,
+)
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # which have no forward pass of their own
+
+
+@dataclass
+class BlockRun:
+    """One block's part of a run: tensors by number, and the stretch of operations in between.
+
+    given: the floating-point tensors that it is called with. made: the tensors that it returns, of which the first is
+    the stream. first, last: where its operations begin and end in the run.
+    """
+
+    path: str
+    given: list[int] = field(default_factory=list)
+    made: list[int] = field(default_factory=list)
+    first: int = 0
+    last: int = 0
+
+
+@dataclass
+class MarkedRun:
+    """A recorded run, its blocks in the order in which they ran, and where each tensor is made or written into."""
+
+    run: RecordedRun
+    blocks: list[BlockRun]
+    values: dict[int, Tensor]
+    makers: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for position, operation in enumerate(self.run.operations):
+            for number in operation.results:
+                if number is not None:
+                    self.makers.setdefault(number, []).append(position)
+
+    def maker(self, number: int, before: int) -> int | None:
+        """The operation that last made a tensor, or wrote into it, ahead of another operation."""
+        earlier = [position for position in self.makers.get(number, ()) if position < before]
+        return earlier[-1] if earlier else None
+
+    def operation(self, position: int) -> Operation:
+        """The operation at a place in the run."""
+        return self.run.operations[position]
+
+
+def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, until_next: bool = False) -> MarkedRun:
+    """Run a model that `in_float64` made, and mark its blocks.
+
+    A block without a forward pass of its own, a ModuleList of parts that the model calls itself, begins where the first
+    of its parts is called, and ends where the next block begins; of the last one the end is not known. until_next: all
+    blocks end there, since the model itself adds what they give to the stream.
+    """
+    recorder = OperationRecorder(model, call_arguments(inputs))
+    blocks = {path: BlockRun(path) for path in paths}
+    with module_paths(model, recorder.path), _marks(model, blocks, recorder), recorder:
+        output = run_in_float64(model, inputs)
+    recorder.run.outputs = [recorder.number(t) for t in tensors_in(output)]
+    modules = naming.modules(model)
+    called = sorted((block for block in blocks.values() if block.given), key=lambda block: block.first)
+    for block, following in itertools.pairwise(called):
+        if until_next or isinstance(modules[block.path], _CONTAINERS):
+            block.made, block.last = following.given[:1], following.first
+    if until_next and called:
+        called[-1].made = []
+    return MarkedRun(recorder.run, called, dict(enumerate(recorder.alive)))
+
+
+@contextmanager
+def _marks(model: nn.Module, blocks: dict[str, BlockRun], recorder: OperationRecorder) -> Iterator[None]:
+    """Note what blocks are given and give, while the model runs."""
+    handles: list[Any] = []
+    modules = naming.modules(model)
+
+    def begin(block: BlockRun) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if not block.given:
+                tensors = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
+                block.given = [recorder.number(t) for t in tensors]
+                block.first = len(recorder.run.operations)
+
+        return hook
+
+    def finish(block: BlockRun) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if not block.made:
+                block.made = [recorder.number(t) for t in tensors_in(output) if t.is_floating_point()]
+                block.last = len(recorder.run.operations)
+
+        return hook
+
+    for path, block in blocks.items():
+        parts = [path]
+        if isinstance(modules[path], _CONTAINERS):
+            parts = [p for p, m in modules.items() if p.startswith(f"{path}.") and not isinstance(m, _CONTAINERS)]
+        else:
+            handles.append(modules[path].register_forward_hook(finish(block)))
+        handles += [modules[p].register_forward_pre_hook(begin(block), with_kwargs=True) for p in parts]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

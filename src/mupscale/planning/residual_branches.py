@@ -1,0 +1,233 @@
+"""Which parameters of a block write into the residual stream, read off a run of the model.
+
+The output of a block is walked back to its input. Where the stream is added to something, that something is a branch;
+a branch is walked back to the parameters that its last operation is linear in: a projection's weight and bias, the gain
+of a norm or of a scale per channel. With these at zero the block leaves the stream as it is, which is then tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mupscale.core import naming
+from mupscale.planning.block_runs import BlockRun, MarkedRun, run_with_blocks
+from mupscale.planning.tracing import Operation, Ref, in_float64
+
+Writers = dict[str, float]
+"""From a parameter's name to the value at which it writes nothing: 0, or −1 for a gain that is stored without its 1."""
+
+_SUMS = {"add", "add_", "sub", "sub_"}
+_ALL_OPERANDS = {"cat", "stack", "index_add", "index_add_", "index_put", "index_put_"}
+_KEEP_ZERO = {
+    *("clone", "_to_copy", "_unsafe_view", "contiguous", "native_dropout", "dropout", "copy_", "constant_pad_nd"),
+    *("mul", "mul_", "div", "div_", "neg", "gelu", "silu", "tanh", "index", "index_select", "gather", "sum", "mean"),
+    *(
+        "masked_fill",
+        "lift_fresh",
+        "alias",
+        "roll",
+        "flip",
+        "repeat",
+        "_reshape_alias",
+        "avg_pool2d",
+        "split_with_sizes",
+    ),
+}
+_ZEROS = {"zeros", "zeros_like", "new_zeros"}
+_EXACT = 1e-12  # of the stream's size, in float64
+
+
+class _Unlike(Exception):
+    """The block, or a branch of it, is not of the form that can be silenced; the message says why."""
+
+
+def find_writers(model: nn.Module, paths: Sequence[str], inputs: Any) -> tuple[dict[str, Writers], dict[str, str]]:
+    """Of each block, the parameters that write into the stream; and why there are none, for the others.
+
+    paths: of the blocks. Names are relative to the block. What is found has been tried: a block whose writers have
+    these values gives back what it is given, in float64, whatever its other weights are.
+
+    >>> class Block(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+    ...     def forward(self, x):
+    ...         return x + self.down(torch.tanh(self.up(x)))
+    >>> find_writers(nn.Sequential(Block()), ["0"], torch.randn(2, 4))
+    ({'0': {'down.bias': 0.0, 'down.weight': 0.0}}, {})
+    """
+    copied, batch = in_float64(model, inputs, generic=0)
+    found, reasons = _find(copied, paths, batch, until_next=False)
+    if not found:  # the model may add what its blocks give to the stream itself
+        copied, batch = in_float64(model, inputs, generic=0)
+        found = _find(copied, paths, batch, until_next=True)[0]
+    return found, {path: reason for path, reason in reasons.items() if path not in found}
+
+
+def _find(
+    model: nn.Module, paths: Sequence[str], batch: Any, *, until_next: bool
+) -> tuple[dict[str, Writers], dict[str, str]]:
+    marked = run_with_blocks(model, paths, batch, until_next=until_next)
+    found, reasons = dict[str, Writers](), dict[str, str]()
+    for block in marked.blocks:
+        try:
+            found[block.path] = _Walk(marked, block).writers()
+        except _Unlike as reason:
+            reasons[block.path] = str(reason)
+    called = {block.path for block in marked.blocks}
+    reasons |= {path: "the model did not call it on the batch" for path in paths if path not in called}
+    _try_silence(model, batch, found, reasons, until_next)
+    for block in marked.blocks:
+        if not block.made and found:  # the last of blocks that end where the next begins is like the others
+            found[block.path] = dict(next(iter(found.values())))
+    return found, reasons
+
+
+@torch.no_grad()
+def silence(parameters: Mapping[str, Tensor], path: str, writers: Writers) -> None:
+    """Let a block write nothing into the stream, in place.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2))
+    >>> silence(naming.parameters(model), "0", {"weight": 0.0})
+    >>> model[0].weight.data
+    tensor([[0., 0.],
+            [0., 0.]])
+    """
+    for local, value in writers.items():
+        parameters[f"{path}.{local}"].fill_(value)
+
+
+def _try_silence(
+    model: nn.Module, batch: Any, found: dict[str, Writers], reasons: dict[str, str], until_next: bool
+) -> None:
+    """Keep of what was found the blocks that do give back what they are given."""
+    parameters = naming.parameters(model)
+    for path, writers in found.items():
+        silence(parameters, path, writers)
+    if not found:
+        return
+    marked = run_with_blocks(model, [*found, *reasons], batch, until_next=until_next)
+    for block in marked.blocks:
+        if not block.made or block.path not in found:
+            continue
+        after = marked.values[block.made[0]].detach()
+        given = [marked.values[n].detach() for n in block.given if marked.values[n].shape == after.shape]
+        close = any(float((after - x).abs().max()) <= _EXACT * (1 + float(x.abs().max())) for x in given)
+        if not close and not _writes_into_input(marked, block):
+            del found[block.path]
+            reasons[block.path] = "its output is not its input plus branches alone"
+
+
+def _writes_into_input(marked: MarkedRun, block: BlockRun) -> bool:
+    """Whether a block adds to its input in place, so that what it was given is no longer there to compare."""
+    return block.made[0] in block.given
+
+
+class _Walk:
+    """One block, walked from its output back to its input."""
+
+    def __init__(self, marked: MarkedRun, block: BlockRun) -> None:
+        self.marked, self.block = marked, block
+        self.data = set(block.given)
+        for operation in marked.run.operations[block.first : block.last]:
+            if self.data & set(operation.refs):
+                self.data |= {number for number in operation.results if number is not None}
+
+    def writers(self) -> Writers:
+        """What its branches are written by; an exception that says why, where they are no branches."""
+        if not self.block.made:
+            raise _Unlike("where it ends cannot be told")
+        branches = self._branches(self.block.made[0], self.block.last)
+        if not branches:
+            raise _Unlike("it has no residual connection: what it is given is not added to what it computes")
+        found: Writers = {}
+        for number, before in branches:
+            found |= self._written_by(number, before)
+        prefix = f"{self.block.path}."
+        if strangers := [name for name in found if not name.startswith(prefix)]:
+            raise _Unlike(f"'{strangers[0]}', which writes into the stream, is shared with other parts of the model")
+        return {name.removeprefix(prefix): value for name, value in found.items()}
+
+    def _branches(self, number: int, before: int) -> list[tuple[int, int]]:
+        """What is added to the stream on its way from the input to this tensor."""
+        position = self.marked.maker(number, before)
+        if position is None or position < self.block.first:
+            if number in self.block.given:
+                return []
+            raise _Unlike("it has no residual connection: what it is given is not added to what it computes")
+        operation = self.marked.operation(position)
+        operands = [n for n in dict.fromkeys(operation.refs) if n in self.data]
+        if operation.name in _SUMS and len(operands) == 2:
+            for stream, branch in (operands, operands[::-1]):
+                with suppress(_Unlike):
+                    return [*self._branches(stream, position), (branch, position)]
+            raise _Unlike(f"what it is given is transformed before '{operation.module}' adds to it")
+        used = [name for n in operation.refs if n not in self.data for name in self._roots(n, position)]
+        if "norm" in operation.name and len(operands) == 1:
+            raise _Unlike(
+                f"'{operation.module}' normalises the stream after a branch was added to it (post-norm), so that no "
+                f"block can leave the stream as it is"
+            )
+        if len(operands) != 1 or used:
+            raise _Unlike(
+                f"it has no residual connection: '{operation.module}' transforms all of what it is given "
+                f"({operation.name}), and nothing is added to that"
+            )
+        return self._branches(operands[0], position)
+
+    def _written_by(self, number: int, before: int) -> Writers:
+        """The parameters that this tensor is zero without."""
+        position = self.marked.maker(number, before)
+        if position is None or position < self.block.first:
+            roots = self._roots(number, before)
+            if roots or not bool(self.marked.values[number].any()):
+                return roots
+            raise _Unlike("a branch ends in what the block is given, with no parameter behind it")
+        operation = self.marked.operation(position)
+        operands = [n for n in dict.fromkeys(operation.refs) if n in self.data]
+        others = [n for n in dict.fromkeys(operation.refs) if n not in self.data]
+        roots = {name: value for n in others for name, value in self._roots(n, position).items()}
+        if operation.name in _ZEROS or (not operands and not roots):  # zeros that experts add their outputs to
+            return {}
+        if operation.name in _SUMS or operation.name in _ALL_OPERANDS:
+            found = dict(roots)
+            for operand in operands:
+                if self.marked.values[operand].is_floating_point():  # no index of where something is added
+                    found |= self._written_by(operand, position)
+            return found
+        if roots:
+            return roots
+        return self._through(operation, operands, position)
+
+    def _through(self, operation: Operation, operands: list[int], position: int) -> Writers:
+        """Go on behind an operation without parameters: of a product, one factor that is zero is enough."""
+        keeps_zero = operation.is_view or operation.name in _KEEP_ZERO or operation.name in ("bmm", "matmul", "mm")
+        reason = _Unlike(f"a branch ends in {operation.name} ('{operation.module}'), which is not silent at zero")
+        if not keeps_zero:
+            raise reason
+        for operand in operands:
+            try:
+                return self._written_by(operand, position)
+            except _Unlike as error:
+                reason = error
+        raise reason
+
+    def _roots(self, number: int, before: int) -> Writers:
+        """The parameters that a tensor follows from without the batch, and at which value of theirs it is zero."""
+        name = self.marked.run.names.get(number)
+        position = self.marked.maker(number, before)
+        if position is None:
+            is_parameter = name is not None and isinstance(self.marked.values[number], nn.Parameter)
+            return {name: 0.0} if name is not None and is_parameter else {}
+        operation = self.marked.operation(position)
+        found = {root: value for n in operation.refs for root, value in self._roots(n, position).items()}
+        if operation.name in _SUMS and len(operation.refs) == 1:
+            sign = 1 if operation.name.startswith("sub") else -1
+            added = next((x for x in operation.args if isinstance(x, int | float) and not isinstance(x, Ref)), 0.0)
+            return {root: value + sign * float(added) for root, value in found.items()}
+        return found

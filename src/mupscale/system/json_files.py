@@ -1,0 +1,90 @@
+"""JSON from files that somebody else may have written: of a bounded size and depth, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from mupscale.system.errors import MupscaleError
+
+MOST_BYTES, MOST_DEPTH = 256 << 20, 100
+_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+def read_json(path: str | Path, *, most: int = MOST_BYTES) -> Any:
+    """The values in a JSON file; an OSError where it cannot be opened, and a sentence for whatever else is wrong.
+
+    most: bytes that such a file may have.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from mupscale.system import read_json
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "values.json"
+    ...     size = path.write_text('{"steps": [1, 2]}')
+    ...     read_json(path)
+    {'steps': [1, 2]}
+    """
+    return parse_json(read_regular(path, most), path)
+
+
+def read_regular(path: str | Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of an ordinary file of a bounded size: a pipe would be waited for, and a device never ends.
+
+    >>> from mupscale.system import read_regular
+    >>> read_regular("/dev/zero")
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: /dev/zero is a device, not a file
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(handle, "rb") as file:
+        status = os.fstat(handle)
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode))
+        if kind is not None:
+            raise MupscaleError(f"{path} is {kind}, not a file")
+        if status.st_size > most:
+            raise MupscaleError(
+                f"{path} has {status.st_size:,} bytes, more than the {most:,} that are read of such a file"
+            )
+        return file.read(most + 1)[:most]
+
+
+def parse_json(text: str | bytes, where: object) -> Any:
+    """The values of a JSON text that is not nested too deeply; `where` is named in the error.
+
+    >>> from mupscale.system import parse_json
+    >>> parse_json("[" * 1000 + "]" * 1000, "deep.json")
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: deep.json is damaged: its values are nested more than 100 deep
+    """
+    deep = f"its values are nested more than {MOST_DEPTH} deep"
+    try:
+        values = json.loads(text if isinstance(text, str) else text.decode("utf-8"))
+    except RecursionError:
+        raise MupscaleError(f"{where} is damaged: {deep}") from None
+    except UnicodeDecodeError as error:
+        raise MupscaleError(f"{where} is damaged: it is no text in UTF-8 ({error.reason})") from None
+    except ValueError as error:
+        raise MupscaleError(f"{where} is damaged: {error}") from None
+    if _is_deeper(values, MOST_DEPTH):
+        raise MupscaleError(f"{where} is damaged: {deep}")
+    return values
+
+
+def _is_deeper(values: Any, most: int) -> bool:
+    """Whether lists and mappings are nested deeper than this."""
+    level = [values]
+    for _ in range(most + 1):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True

@@ -1,0 +1,129 @@
+"""Tensors as safetensors, written under the name that is given, with a checksum of each in the header.
+
+The safetensors library writes under a name of its own choice first, which a killed process leaves behind, in a mode
+that others cannot read; and it has no checksums, so that flipped bits pass.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mupscale.system.errors import MupscaleError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHECKSUMS = "checksums"
+"""The entry of a file's metadata with the checksums, as JSON."""
+_UNKNOWN = "0" * 8
+_NAMES = {
+    "F64": "float64",
+    "C64": "complex64",
+    "I64": "int64",
+    "U64": "uint64",
+    "F32": "float32",
+    "I32": "int32",
+    "U32": "uint32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "I16": "int16",
+    "U16": "uint16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
+_CODES = {f"torch.{name}": code for code, name in _NAMES.items()}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file; checksums of every tensor, and of the metadata's own entries, go into its header.
+
+    >>> import tempfile
+    >>> import torch
+    >>> from safetensors.torch import load_file
+    >>> from mupscale.system import write_tensors
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_tensors(Path(folder, "x.safetensors"), {"weight": torch.ones(2)}, {"made by": "hand"})
+    ...     load_file(Path(folder, "x.safetensors"))
+    {'weight': tensor([1., 1.])}
+    """
+    largest_first = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))  # so that all are aligned
+    sums = {f"metadata/{name}": checksum(text.encode()) for name, text in metadata.items()}
+    sums |= {f"tensor/{name}": _UNKNOWN for name in largest_first}
+    with open(path, "wb") as file:
+        file.write(_header(largest_first, metadata, sums))
+        for name, tensor in largest_first.items():
+            raw = _raw(tensor)
+            sums[f"tensor/{name}"] = _checksum_of(tensor, raw)
+            file.write(raw)
+        file.seek(0)
+        file.write(_header(largest_first, metadata, sums))  # as long as before: checksums have eight digits
+
+
+def check_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Refuse what was read from a file if it is not what was written; a file without checksums is taken as it is.
+
+    >>> from mupscale.system import check_tensors
+    >>> sums = {"checksums": '{"tensor/weight": "00000001"}'}
+    >>> import torch
+    >>> check_tensors(Path("x.safetensors"), {"weight": torch.ones(2)}, sums)
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: the checksum of 'weight' is not that of its values
+    """
+    if CHECKSUMS not in metadata:
+        return
+    try:
+        sums = dict(json.loads(metadata[CHECKSUMS]))
+    except (ValueError, TypeError):
+        raise MupscaleError("its list of checksums is damaged") from None
+    found = {f"metadata/{name}": checksum(text.encode()) for name, text in metadata.items() if name != CHECKSUMS}
+    for name, tensor in tensors.items():
+        found[f"tensor/{name}"] = _checksum_of(tensor, _raw(tensor))
+    for key in sorted({*sums, *found}):
+        if sums.get(key) != found.get(key):
+            kind, _, name = key.partition("/")
+            what = "header" if kind == "metadata" else f"'{name}'"
+            raise MupscaleError(f"the checksum of {what} is not that of its values")
+
+
+def checksum(data: Any, start: int = 0) -> str:
+    """Eight digits that change with any bit of the data.
+
+    >>> from mupscale.system import checksum
+    >>> checksum(b"weights"), checksum(b"weighte")
+    ('1ad27358', 'ee06c609')
+    """
+    return f"{zlib.crc32(data, start):08x}"
+
+
+def _checksum_of(tensor: Tensor, raw: memoryview) -> str:
+    """Of values, dtype and shape."""
+    form = f"{tensor.dtype} {tuple(tensor.shape)}"
+    return checksum(raw, zlib.crc32(form.encode()))
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, in its own memory where it lies on the CPU."""
+    import torch  # here, for `mupscale --help` has no use for it
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], sums: Mapping[str, str]) -> bytes:
+    content: dict[str, Any] = {"__metadata__": {**metadata, CHECKSUMS: json.dumps(sums)}}
+    end = 0
+    for name, tensor in tensors.items():
+        if str(tensor.dtype) not in _CODES:
+            raise MupscaleError(f"'{name}' is a tensor of {tensor.dtype}, which a safetensors file cannot hold")
+        start, end = end, end + tensor.numel() * tensor.dtype.itemsize
+        content[name] = {"dtype": _CODES[str(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(content).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

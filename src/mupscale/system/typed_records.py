@@ -1,0 +1,167 @@
+"""Plain values into dataclasses, field by field: what does not fit is named, and what belongs there."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from mupscale.system.errors import MupscaleError
+
+_Record = TypeVar("_Record")
+_LARGEST = 1 << 63
+
+
+class _Mismatch(Exception):
+    """A value that is not what its field holds."""
+
+    def __init__(self, field: str, value: Any, expected: str) -> None:
+        super().__init__(f"'{field}' is {show_short(value)}, but must be {expected}" if field else expected)
+        self.expected = expected
+
+
+def parse_record(kind: type[_Record], values: Any, where: object = "") -> _Record:
+    """A dataclass from the mapping that its `asdict` gave, all of whose fields are checked by their types.
+
+    where: the file that an error names.
+
+    >>> from dataclasses import dataclass
+    >>> from mupscale.system import parse_record
+    >>> @dataclass
+    ... class Point:
+    ...     step: int
+    ...     loss: float | None = None
+    >>> parse_record(Point, {"step": 3})
+    Point(step=3, loss=None)
+    >>> parse_record(Point, {"step": "x"}, "curve.json")
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: curve.json: 'step' is 'x', but must be a whole number
+    """
+    try:
+        record: _Record = _dataclass(kind, values, "")
+        return record
+    except (_Mismatch, MupscaleError) as error:
+        raise MupscaleError(f"{where}: {error}" if str(where) else str(error)) from None
+
+
+def show_short(value: Any, most: int = 60) -> str:
+    """A value for an error message, on one line and not longer than fits there.
+
+    >>> from mupscale.system import show_short
+    >>> show_short("a" * 1000, most=8)
+    "'aaaaaaa…"
+    """
+    if isinstance(value, int) and abs(value) >= 10**most:
+        return f"a whole number of more than {most} digits"
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):
+        return f"a {type(value).__name__}"
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _dataclass(kind: type, values: Any, field: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise _Mismatch(field, values, "a mapping" if field else f"{show_short(values)} is no mapping of fields")
+    known = {each.name: each for each in fields(kind) if each.init}
+    start = f"{field}." if field else ""
+    for name in values:
+        if name not in known:
+            raise _Mismatch("", values, f"there is no field '{start}{show_short(name, 40).strip(chr(39))}'")
+    hints, arguments = _hints(kind), {}
+    for name, each in known.items():
+        if name in values:
+            arguments[name] = _parse(hints[name], values[name], start + name)
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise _Mismatch("", values, f"'{start}{name}' is missing")
+    return kind(**arguments)
+
+
+def _parse(hint: Any, value: Any, field: str) -> Any:
+    """The value as its type has it."""
+    origin = get_origin(hint)
+    if hint is Any or hint is object:
+        return value
+    if origin in (Union, types.UnionType):
+        return _one_of(get_args(hint), value, field)
+    if origin is Literal:
+        return _checked(value in get_args(hint) and not isinstance(value, float), value, field, _words(hint))
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _dataclass(hint, value, field)
+    if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
+        return hint(*_items(tuple(_hints(hint).values()), value, field))
+    if origin is not None or hint in (dict, list, tuple):
+        return _container(origin or hint, get_args(hint), value, field)
+    expected, fits = _PLAIN[hint]
+    return _checked(fits(value), value, field, expected)
+
+
+def _one_of(hints: tuple[Any, ...], value: Any, field: str) -> Any:
+    expected: list[str] = []
+    for hint in hints:
+        try:
+            return _parse(hint, value, field)
+        except _Mismatch as error:
+            nested = isinstance(value, dict | list) and error.expected not in ("a mapping", "a list")
+            if nested and not isinstance(hint, type):
+                raise
+            expected.append(error.expected)
+    raise _Mismatch(field, value, " or ".join(dict.fromkeys(expected)))
+
+
+def _container(kind: Any, inner: tuple[Any, ...], value: Any, field: str) -> Any:
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        key, item = inner or (Any, Any)
+        _checked(isinstance(value, Mapping), value, field, "a mapping")
+        return {
+            _parse(key, name, f"{field}'s key"): _parse(item, each, f"{field}.{show_short(name, 40).strip(chr(39))}")
+            for name, each in value.items()
+        }
+    _checked(isinstance(value, list | tuple), value, field, "a list")
+    if issubclass(kind, tuple) and inner and inner[-1] is not Ellipsis:
+        return tuple(_items(inner, value, field))
+    items = [_parse(inner[0] if inner else Any, each, f"{field}[{number}]") for number, each in enumerate(value)]
+    return tuple(items) if issubclass(kind, tuple) else items
+
+
+def _items(hints: tuple[Any, ...], value: Any, field: str) -> list[Any]:
+    fits = isinstance(value, list | tuple) and len(value) == len(hints)
+    _checked(fits, value, field, f"a list of {len(hints)}")
+    return [
+        _parse(hint, each, f"{field}[{number}]") for number, (hint, each) in enumerate(zip(hints, value, strict=True))
+    ]
+
+
+def _checked(fits: bool, value: Any, field: str, expected: str) -> Any:
+    if not fits:
+        raise _Mismatch(field, value, expected)
+    return value
+
+
+def _words(hint: Any) -> str:
+    *words, last = map(str, get_args(hint))
+    return f"{', '.join(words)} or {last}" if words else last
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value < _LARGEST
+
+
+def _is_number(value: Any) -> bool:
+    return _is_whole(value) or isinstance(value, float) or (type(value) is int and abs(value) < 1 << 1000)
+
+
+_PLAIN: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    int: ("a whole number", _is_whole),
+    float: ("a number", _is_number),
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    str: ("text", lambda value: isinstance(value, str)),
+    type(None): ("null", lambda value: value is None),
+}

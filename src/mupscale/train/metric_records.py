@@ -1,0 +1,57 @@
+"""A line of a run's metrics: what each kind of line has to say, and of which type it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mupscale.system import MupscaleError, show_short
+
+_NUMBERS = ("loss", "lr", "flops", "seconds", "accuracy", "grad_norm")
+_NEEDED = {"train": ("loss",), "eval": ("loss",), "grow": ("width",), "end": ("status",)}
+
+
+def check_metrics(record: Mapping[str, Any], where: str) -> None:
+    """Refuse a line whose fields are missing or of another type; where: the file and the line.
+
+    >>> check_metrics({"kind": "train", "step": None, "loss": 0.5}, "metrics.jsonl, line 3")
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: metrics.jsonl, line 3: 'step' is None, but must be a whole number: remove ...
+    """
+    _check(isinstance(record["kind"], str), record, "kind", "text", where)
+    for name in ("step", "at"):
+        _check(name not in record or _is_step(record[name]), record, name, "a whole number", where)
+    for name in _NUMBERS:
+        value = record.get(name)
+        fits = value is None or (isinstance(value, int | float) and not isinstance(value, bool) and _is_small(value))
+        _check(fits, record, name, "a number", where)
+    for name in _NEEDED.get(record["kind"], ()):
+        if name not in record:
+            raise MupscaleError(f"{where}: '{name}' is missing: remove the line")
+    _check(isinstance(record.get("status", ""), str), record, "status", "text", where)
+    _check("width" not in record or _is_width(record["width"]), record, "width", "a width", where)
+
+
+def _check(fits: bool, record: Mapping[str, Any], name: str, expected: str, where: str) -> None:
+    if not fits:
+        raise MupscaleError(
+            f"{where}: '{name}' is {show_short(record.get(name))}, but must be {expected}: remove the line"
+        )
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _is_small(value: float) -> bool:
+    return not isinstance(value, int) or abs(value) < 1 << 1000
+
+
+def _is_width(value: Any) -> bool:
+    if isinstance(value, dict):
+        return bool(value) and all(map(_is_width_number, value.values()))
+    return _is_width_number(value)
+
+
+def _is_width_number(value: Any) -> bool:
+    return _is_step(value) and value > 0

@@ -1,0 +1,158 @@
+"""Recipes that lie in a folder or a checkpoint: data, until the user says whose code they may load.
+
+This is the one door from a stored recipe to one that runs. Anybody may have written the file, and a class path in it
+would be imported and called; so nothing is loaded but what is mupscale's or torch's own, and packages that are trusted.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from mupscale.data import Data
+from mupscale.system import MupscaleError, read_json, show_short
+from mupscale.train.callbacks import Callback, callback_specs
+from mupscale.train.class_paths import import_path, kind_name, load_of_kind
+from mupscale.train.loss_functions import load_loss
+from mupscale.train.recipe import Recipe
+
+_HARMLESS = ("mupscale.", "torch.nn.", "torch.optim.")
+_KINDS: dict[str, type] = {"model": nn.Module, "data": Data, "optimizer": Optimizer}
+
+
+@dataclass(frozen=True)
+class StoredRecipe:
+    """A recipe as somebody's file has it: it can be compared with one's own, and run through `load` alone.
+
+    Args:
+        path: the file, which errors name
+
+    Example:
+        >>> import json, tempfile
+        >>> values = {
+        ...     "model": {"class_path": "mupscale.models.MLP", "init_args": {"d_in": 54, "d_out": 7}},
+        ...     "data": {"class_path": "os.system", "init_args": {"command": "echo gotcha"}},
+        ...     "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}},
+        ...     **{"width": 16, "base": 16, "steps": 10, "batch": 20},
+        ... }
+        >>> stored = StoredRecipe.of(values, "recipe.json")
+        >>> stored.steps
+        10
+        >>> stored.load()
+        Traceback (most recent call last):
+        mupscale.system.errors.MupscaleError: recipe.json names os.system as its data: nothing of os is imported ...
+    """
+
+    path: Path
+    _recipe: Recipe = field(repr=False)
+
+    @classmethod
+    def of(cls, values: Any, path: str | Path) -> StoredRecipe:
+        """The recipe whose plain values were found in the file at `path`."""
+        return cls(Path(path), Recipe.from_json(values, path))
+
+    @classmethod
+    def read(cls, path: str | Path) -> StoredRecipe:
+        """The recipe in a file of its own; an OSError if it cannot be opened."""
+        return cls.of(read_json(path), path)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps in all."""
+        return self._recipe.steps
+
+    def to_json(self) -> dict[str, Any]:
+        """Its plain values."""
+        return self._recipe.to_json()
+
+    def describe_difference(self, recipe: Recipe, step: int) -> str | None:
+        """What in one's own recipe would have led to another model after `step` steps; None if nothing."""
+        return self._recipe.describe_difference(recipe, step)
+
+    def load(self, trust: Collection[str] = ()) -> Recipe:
+        """The recipe, to be run: all that it names is mupscale's, torch's or of a trusted package, and of its kind.
+
+        trust: names of packages or modules. Nothing is imported before all names are looked at.
+        """
+        names = dict(self._class_paths())
+        for what, path in names.items():
+            _check_name(path, what, trust, self.path)
+        for spec in callback_specs(self._recipe.callbacks):
+            if spec.init_args and not _is_trusted(spec.class_path, trust):  # it may tell them where to write
+                package = spec.class_path.split(".")[0]
+                raise MupscaleError(
+                    f"{self.path} gives its callback {spec.class_path} arguments, which may tell it where to write: if "
+                    f"you trust that file, say so: --trust {package}"
+                )
+        for what, path in names.items():
+            _check_kind(path, what, trust, self.path)
+        return self._recipe
+
+    def _class_paths(self) -> Iterator[tuple[str, str]]:
+        for what in _KINDS:
+            yield what, getattr(self._recipe, what).class_path
+        yield "loss", self._recipe.loss
+        for number, spec in enumerate(callback_specs(self._recipe.callbacks)):
+            yield f"callbacks[{number}]", spec.class_path
+
+
+def packages_to_trust(recipe: Recipe) -> list[str]:
+    """The packages of one's own that a run names, which `mupscale resume` has to be told to trust.
+
+    >>> from mupscale.train import Spec
+    >>> model, data = Spec("mine.Net", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
+    >>> sgd = Spec("torch.optim.SGD", {"lr": 0.1})
+    >>> packages_to_trust(Recipe(model, data, sgd, width=16, base=16, steps=4, batch=32))
+    ['mine']
+    """
+    paths = [recipe.model.class_path, recipe.data.class_path, recipe.optimizer.class_path, recipe.loss]
+    callbacks = callback_specs(recipe.callbacks)
+    paths += [spec.class_path for spec in callbacks]
+    told = {spec.class_path.split(".")[0] for spec in callbacks if spec.init_args}
+    return sorted({path.split(".")[0] for path in paths if not path.startswith(_HARMLESS)} | told)
+
+
+def _kind_of(what: str) -> type:
+    return Callback if what.startswith("callbacks") else _KINDS[what]
+
+
+def _check_name(path: str, what: str, trust: Collection[str], file: Path) -> None:
+    if not all(part.isidentifier() for part in path.split(".")) or "." not in path:
+        raise MupscaleError(f"{file} names {show_short(path)} as its {what}, which is no import path")
+    package = path.split(".")[0]
+    if not path.startswith(_HARMLESS) and not _is_trusted(path, trust):
+        raise MupscaleError(
+            f"{file} names {path} as its {what}: nothing of {package} is imported for a file that may be somebody "
+            f"else's; if you trust that code, say so: --trust {package}"
+        )
+
+
+def _is_trusted(path: str, trust: Collection[str]) -> bool:
+    return any(path == name or path.startswith(f"{name}.") for name in trust)
+
+
+def _check_kind(path: str, what: str, trust: Collection[str], file: Path) -> None:
+    """Of mupscale and torch only classes are called, and no function may come from elsewhere than its name says."""
+    try:
+        if what == "loss":
+            load_loss(path)
+        else:
+            load_of_kind(path, _kind_of(what))
+    except MupscaleError as error:
+        raise MupscaleError(f"{file}: {what}: {error}") from None
+    target = import_path(path)
+    is_class = inspect.isclass(target)
+    if path.startswith(_HARMLESS) and what != "loss" and not is_class:
+        raise MupscaleError(f"{file}: {what}: {path} is a function, but must be a {kind_name(_kind_of(what))}")
+    home = getattr(target, "__module__", None) or ""
+    if not is_class and not f"{home}.".startswith(("mupscale.", "torch.")) and not _is_trusted(f"{home}.", trust):
+        raise MupscaleError(
+            f"{file} names {path} as its {what}, which is {home}.{getattr(target, '__name__', '?')}: if you trust "
+            f"that code, say so: --trust {home.split('.')[0]}"
+        )

@@ -1,0 +1,110 @@
+"""Somebody else's files are data: every command that reads such a file, on a folder made to do harm."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jsonargparse")
+pytest.importorskip("transformers")
+pytest.importorskip("tokenizers")
+
+import hostile_folders
+from mupscale.cli import main
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+RECIPE = "mlp-covtype-tiny"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the files are, and the current folder; nothing of it is ever run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "payload.py").write_text("open('ran', 'w')\n")
+    yield tmp_path
+    assert not list(tmp_path.rglob("ran"))
+    assert "payload" not in sys.modules
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str, lines: int = 1) -> str:
+    """The sentence in which a command refuses: no traceback, no control characters, not the last resort."""
+    capsys.readouterr()
+    status = main(list(words))
+    shown = capsys.readouterr()
+    assert status in (1, 2), (words, shown)
+    assert shown.err.count("\n") == lines, (words, shown.err)
+    assert "Traceback" not in shown.err
+    assert "-v shows where" not in shown.err, (words, shown.err)
+    assert not CONTROL.search(shown.err + shown.out)
+    return shown.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["resume"],
+        ["report"],
+        ["curves"],
+        ["train", RECIPE, "--out", "new", "--width", "64", "--from"],
+        ["run", RECIPE, "--out", "new", "--width", "64", "--dry-run", "--from"],
+    ],
+    ids=lambda words: " ".join(words[:1]),
+)
+def test_folders_of_runs(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    for run in hostile_folders.hostile_runs(folder / "runs"):
+        refused(capsys, *words, str(run))
+
+
+def test_trust_is_asked_for_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = {run.name: str(run) for run in hostile_folders.hostile_runs(folder / "runs")}
+    assert "os.system" in (said := refused(capsys, "resume", runs["system"]))
+    assert "--trust os" in said
+    assert "os.system is no mupscale.data.Data" in refused(capsys, "resume", runs["system"], "--trust", "os")
+    assert "--trust payload" in refused(capsys, "resume", runs["imports"])
+    assert "16,777,216 are the most" in refused(capsys, "resume", runs["endless"])
+
+
+@pytest.mark.parametrize("words", [["inspect"], ["upscale"], ["verify"]], ids=lambda words: words[0])
+def test_checkpoints(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    for checkpoint in hostile_folders.hostile_checkpoints(folder / "checkpoints"):
+        more = {"inspect": [], "upscale": ["wide", "--no-verify"], "verify": [str(checkpoint)]}[words[0]]
+        refused(capsys, *words, str(checkpoint), *more)
+        assert not Path("wide").exists()
+
+
+@pytest.mark.parametrize("words", [["train"], ["run"], ["run", "--paper"], ["sweep"], ["transfer-check"]])
+def test_recipes(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    for recipe in hostile_folders.hostile_recipes(folder / "recipes"):
+        refused(capsys, *words, str(recipe))
+
+
+def test_aliases_in_an_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "train", RECIPE, "--model", hostile_folders.BOMB)
+    assert "100,000 values, which is the most" in said
+
+
+def test_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = [refused(capsys, "data", "tokenize", str(path), "out") for path in hostile_folders.hostile_texts(folder)]
+    assert "more than 200 times as many" in said[0]
+
+
+def test_pickled_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = hostile_folders.pickled_code(folder)
+    said = refused(capsys, "train", RECIPE, "--from", str(weights), "--from_width", "32", "--width", "64")
+    assert "which is code" in said
+
+
+def test_a_name_that_looks_like_markup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a table it is shown as it is written, control characters written out."""
+    from rich.console import Console
+
+    from mupscale.hf.verification.comparison import Comparison, ComparisonRow
+
+    table = Comparison((ComparisonRow("[/]weight\x1b[2J", 0.0, 1.0),), (1.0, 1.0)).table()
+    Console(width=100).print(table)
+    assert r"[/]weight\x1b[2J" in capsys.readouterr().out

@@ -1,0 +1,127 @@
+"""The rows of the last table in docs/foreign-files.md: disks, folders, streams and names as machines have them."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jsonargparse")
+
+from mupscale.cli import command_table, main
+from mupscale.cli.training import read_recipe
+
+SHORT = ["train", "mlp-covtype-tiny", "--steps", "2", "--grow", "[]", "--width", "8", "--base", "8", "--batch", "20"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], words: list[str], status: int = 1) -> str:
+    """The one line on stderr."""
+    assert main(words) == status
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1, shown
+    assert "Traceback" not in shown
+    return shown
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """A command that ends so."""
+
+    def run(words: list[str]) -> int:
+        raise error
+
+    monkeypatch.setitem(command_table.COMMANDS, "recipes", command_table.COMMANDS["recipes"]._replace(run=run))
+
+
+def test_a_full_disk(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    fails(monkeypatch, OSError(errno.ENOSPC, "No space left on device", "weights"))
+    assert "weights cannot be written: No space left on device; free some space" in said(capsys, ["recipes"])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "closed").mkdir(mode=0o500)
+    assert "closed" in said(capsys, [*SHORT, "--out", "closed/run"])
+
+
+def test_a_file_where_a_folder_belongs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "file").write_text("")
+    assert "file" in said(capsys, [*SHORT, "--out", "file/run"])
+
+
+def test_a_deleted_current_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "gone").mkdir()
+    os.chdir(here / "gone")
+    (here / "gone").rmdir()
+    assert "the current folder does not exist any more" in said(capsys, SHORT)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["recipes"], ["train", "--help"]])
+def test_streams_that_are_closed_or_ascii(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for stdout in (None, io.TextIOWrapper(io.BytesIO(), encoding="ascii")):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        try:
+            assert main(words) == 0
+        except SystemExit as stopped:
+            assert not stopped.code
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_stdout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["recipes"]) == 1
+    assert "the output cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a b", "100%", "#1", "what?", 'it\'s "so"', "μ→∞", "-x", "{run}"])
+def test_odd_path_names(here: Path, name: str) -> None:
+    recipe = here / f"{name}.yaml"
+    recipe.write_text("steps: 3\n")
+    assert read_recipe(["mlp-covtype-tiny", str(recipe), "--grow", "[]", f"--out={here / name}"])[0].steps == 3
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\x00b"])
+def test_names_that_no_system_takes(here: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    for words in (["resume", name], ["inspect", name], ["curves", name], ["report", name], ["train", name]):
+        assert main(words) in (1, 2)
+        shown = capsys.readouterr().err
+        assert shown.count("\n") == 1, shown
+
+
+def test_a_world_size_that_is_no_number(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "many")
+    for words in (SHORT, ["run", "mlp-covtype-tiny", "--dry-run"], ["sweep", "mlp-covtype-tiny"]):
+        assert "WORLD_SIZE is 'many'" in said(capsys, words)
+
+
+ERRORS = {
+    "no memory": (MemoryError(), "there is not enough memory"),
+    "no memory of torch's": (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "not enough memory"),
+    "brackets": (RecursionError("maximum recursion depth exceeded"), "nested too deeply"),
+    "a mistake": (KeyError("x"), "KeyError: 'x'; -v shows where that comes from"),
+    "many lines": (RuntimeError("one\ntwo\x1b[2J"), "RuntimeError: one two\\x1b[2J"),
+}
+
+
+@pytest.mark.parametrize(("error", "words"), ERRORS.values(), ids=ERRORS)
+def test_whatever_is_left_is_a_sentence(
+    error: Exception, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails(monkeypatch, error)
+    assert words in said(capsys, ["recipes"])
+    with pytest.raises(type(error)):
+        main(["recipes", "-v"])

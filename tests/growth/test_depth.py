@@ -1,0 +1,204 @@
+"""Deeper models: what stays, what learns, what is carried over, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mupscale as mu
+from deep_models import REFUSED, RESIDUAL, Deepening, PlainBlock, Residual, Stages, Stream, images, tokens
+from mupscale.models import GPT2
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def pair(model: Deepening, shallow: int = 2, deep: int = 5) -> tuple[nn.Module, nn.Module, Tensor]:
+    torch.manual_seed(0)
+    small, large = model.build(shallow), model.build(deep)
+    inputs = model.inputs()
+    if inputs.is_floating_point():
+        inputs = inputs.to(next(small.parameters()).dtype)
+    return small, large, inputs
+
+
+def loss_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    output = model(inputs).flatten(0, -2)
+    return F.cross_entropy(output, torch.arange(len(output)) % output.shape[-1])
+
+
+def step(model: nn.Module, optimizer: Any, inputs: Tensor) -> None:
+    optimizer.zero_grad()
+    torch.manual_seed(1)
+    loss_of(model, inputs).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name", RESIDUAL)
+def test_identity_keeps_outputs_and_gradients_and_new_blocks_learn(name: str) -> None:
+    """Output projections move at the first step, everything else in a new block at the second."""
+    model = RESIDUAL[name]
+    shallow, deep, inputs = pair(model)
+    plan = mu.plan_depth(shallow, deep, inputs=inputs, blocks=model.blocks)
+    mu.deepen(shallow, deep, plan)
+    for mode in (False, True):
+        shallow.train(mode), deep.train(mode)
+        outputs = []
+        for each in (shallow, deep):
+            torch.manual_seed(1)
+            outputs.append(each(inputs).detach())
+        if name != "dropout" or not mode:
+            assert float((outputs[0] - outputs[1]).abs().max()) < 1e-12 * float(outputs[0].abs().max() + 1)
+    shallow.eval(), deep.eval()
+    for each in (shallow, deep):
+        loss_of(each, inputs).backward()
+    ours = dict(shallow.named_parameters())
+    for deep_name, p in deep.named_parameters():
+        origin = plan.origins[deep_name]
+        if not origin.is_new and ours[origin.name].grad is not None:
+            torch.testing.assert_close(p.grad, ours[origin.name].grad, rtol=1e-10, atol=1e-12)
+    before = {n: p.detach().clone() for n, p in deep.named_parameters()}
+    optimizer = torch.optim.SGD(deep.parameters(), lr=0.5)
+    optimizer.step()
+    new = [n for n in before if plan.origins[n].is_new]
+    assert {n for n in new if not torch.equal(dict(deep.named_parameters())[n], before[n])} == set(plan.silent)
+    step(deep, optimizer, inputs)
+    stuck = {n for n in new if torch.equal(dict(deep.named_parameters())[n], before[n])}
+    assert not stuck - {n for n in new if not n.endswith("weight")}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    model, reason = REFUSED[name]
+    shallow, deep, inputs = pair(model)
+    before = {n: p.detach().clone() for n, p in deep.named_parameters()}
+    with pytest.raises(mu.MupscaleError, match=reason):
+        mu.deepen(shallow, deep, inputs=inputs)
+    assert all(torch.equal(p, before[n]) for n, p in deep.named_parameters())
+
+
+def test_bad_input() -> None:
+    shallow, deep, inputs = pair(RESIDUAL["gpt2"])
+    with pytest.raises(mu.MupscaleError, match="needs more of them"):
+        mu.deepen(deep, shallow, inputs=inputs)
+    with pytest.raises(mu.MupscaleError, match="as many blocks"):
+        mu.deepen(shallow, pair(RESIDUAL["gpt2"])[0], inputs=inputs)
+    with pytest.raises(mu.MupscaleError, match="pass inputs="):
+        mu.deepen(shallow, deep)
+    with pytest.raises(mu.MupscaleError, match="3 new blocks"):
+        mu.deepen(shallow, deep, grow=mu.Identity(at=(1,)), inputs=inputs)
+    with pytest.raises(mu.MupscaleError, match="more than the number of blocks"):
+        mu.deepen(shallow, GPT2(12, 8, width=8, head_dim=4, layers=4), inputs=inputs)
+    with pytest.raises(mu.MupscaleError, match=r"'ln_1\.weight' has shape"):
+        mu.deepen(shallow, GPT2(11, 8, width=16, head_dim=4, layers=4), inputs=inputs)
+    mixed = Stream(2, Residual)
+    mixed.blocks.append(PlainBlock())
+    longer = Stream(4, Residual)
+    longer.blocks[3] = PlainBlock()
+    longer.blocks.append(PlainBlock())
+    with pytest.raises(mu.MupscaleError, match="different classes"):
+        mu.deepen(mixed, longer, inputs=tokens())
+    with pytest.raises(mu.MupscaleError, match="order= is"):
+        mu.Stack("sideways")  # type: ignore[arg-type]
+    with torch.device("meta"):
+        meta = GPT2(11, 8, width=8, head_dim=4, layers=3)
+    with pytest.raises(mu.MupscaleError, match="meta device"):
+        mu.deepen(shallow, meta, inputs=inputs)
+
+
+def test_positions() -> None:
+    shallow, deep, inputs = pair(RESIDUAL["gpt2"])
+    mu.deepen(shallow, deep, grow=mu.Identity(at=(0, 2, 4)), inputs=inputs)
+    weights = [block.attn.c_attn.weight for block in deep.h]  # type: ignore[union-attr]
+    ours = [block.attn.c_attn.weight for block in shallow.h]  # type: ignore[union-attr]
+    assert torch.equal(weights[1], ours[0])
+    assert torch.equal(weights[3], ours[1])
+    assert torch.equal(shallow(inputs), deep(inputs))
+
+
+def test_a_stage_whose_first_block_has_another_shape() -> None:
+    """Stacking by turns would put the block that changes the shape in the middle; each behind its own works."""
+    torch.manual_seed(0)
+    shallow, deep = Stages(2), Stages(4)
+    with pytest.raises(mu.MupscaleError, match="of one shape"):
+        mu.deepen(shallow, deep, grow=mu.Stack())
+    plan = mu.plan_depth(shallow, deep, inputs=images().double())
+    assert plan.origins["two.1.conv1.weight"].name == "two.1.conv1.weight"
+    assert not plan.origins["two.2.conv1.weight"].is_new
+
+
+@pytest.mark.parametrize("order", ["appended", "interleaved"])
+def test_stack_copies_blocks_and_says_how_much_changes(order: Any) -> None:
+    shallow, deep, inputs = pair(RESIDUAL["gpt2"], 2, 4)
+    with pytest.warns(UserWarning, match="outputs differ by"):
+        mu.deepen(shallow, deep, grow=mu.Stack(order), inputs=inputs)
+    sources = [0, 1, 0, 1] if order == "appended" else [0, 0, 1, 1]
+    for block, number in zip(deep.h, sources, strict=True):  # type: ignore[arg-type]
+        assert torch.equal(block.mlp.c_proj.weight, shallow.h[number].mlp.c_proj.weight)  # type: ignore
+
+
+OPTIMIZERS = {
+    "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "AdamW": (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1}),
+    "NAdam": (torch.optim.NAdam, {"lr": 1e-2}),
+    "Rprop": (torch.optim.Rprop, {"lr": 1e-3}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("grow", [mu.Identity(), mu.Stack()], ids=["identity", "stack"])
+def test_optimizer_state(name: str, grow: Any) -> None:
+    shallow, deep, inputs = pair(RESIDUAL["gpt2"])
+    cls, hyper = OPTIMIZERS[name]
+    optimizer: Any = cls(shallow.parameters(), **hyper)
+    for _ in range(3):
+        step(shallow, optimizer, inputs)
+    plan = mu.plan_depth(shallow, deep, inputs=inputs, grow=grow)
+    mu.deepen(shallow, deep, plan, grow=grow)
+    deeper = mu.deepen_optimizer(optimizer, shallow, deep, plan, grow=grow)
+    ours = dict(shallow.named_parameters())
+    held = {id(p) for group in deeper.param_groups for p in group["params"]}
+    for deep_name, p in deep.named_parameters():
+        origin = plan.origins[deep_name]
+        assert id(p) in held
+        if origin.is_new and isinstance(grow, mu.Identity):
+            assert p not in deeper.state
+        else:
+            for key, value in optimizer.state[ours[origin.name]].items():
+                torch.testing.assert_close(deeper.state[p][key], value, rtol=0, atol=0)
+                if isinstance(value, Tensor):
+                    assert deeper.state[p][key] is not value
+    step(deep, deeper, inputs)
+
+
+def test_the_users_groups_and_frozen_parameters() -> None:
+    """A new block is in the groups of the block that it comes from; what was not trained is not."""
+    shallow, deep, inputs = pair(RESIDUAL["gpt2"])
+    rest = [p for n, p in shallow.named_parameters() if "wte" not in n and p.dim() == 2]
+    gains = [p for p in shallow.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW([{"params": rest, "weight_decay": 0.3}, {"params": gains}], lr=0.1, weight_decay=0)
+    plan = mu.plan_depth(shallow, deep, inputs=inputs)
+    deeper = mu.deepen_optimizer(optimizer, shallow, mu.deepen(shallow, deep, plan), plan)
+    counts = {group["weight_decay"]: len(group["params"]) for group in deeper.param_groups}
+    assert counts == {0.3: 4 * 5 + 1, 0: 8 * 5 + 2}
+
+
+def test_saved_and_resumed(tmp_path: Path) -> None:
+    """A deep model and its optimizer go through a file, and train on to the bit."""
+    shallow, deep, inputs = pair(RESIDUAL["gpt2"])
+    optimizer = torch.optim.AdamW(shallow.parameters(), lr=1e-2)
+    step(shallow, optimizer, inputs)
+    plan = mu.plan_depth(shallow, deep, inputs=inputs)
+    deeper = mu.deepen_optimizer(optimizer, shallow, mu.deepen(shallow, deep, plan), plan)
+    path = mu.save(tmp_path / "deep.safetensors", deep, deeper)
+    other = RESIDUAL["gpt2"].build(5)
+    again = mu.deepen_optimizer(optimizer, shallow, other, plan)
+    mu.load(path, other, again)
+    for _ in range(3):
+        step(deep, deeper, inputs)
+        step(other, again, inputs)
+    assert all(torch.equal(p, q) for p, q in zip(deep.parameters(), other.parameters(), strict=True))

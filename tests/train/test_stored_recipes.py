@@ -1,0 +1,136 @@
+"""The one door from a recipe in somebody's folder to code: what it names is looked at before anything is imported."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mupscale.system import MupscaleError
+from mupscale.train import Recipe, Spec, StoredRecipe, packages_to_trust, run_recipe
+
+MLP = {"class_path": "mupscale.models.MLP", "init_args": {"d_in": 54, "d_out": 7}}
+DATA = {"class_path": "mupscale.data.CoverTypeSample", "init_args": {}}
+SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
+VALUES = {"model": MLP, "data": DATA, "optimizer": SGD, "width": 8, "base": 8, "steps": 2, "batch": 20}
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "os.system": {"data": {"class_path": "os.system", "init_args": {"command": "touch ran"}}},
+    "a model": {"model": {"class_path": "os.mkdir", "init_args": {"path": "ran"}}},
+    "an optimizer": {"optimizer": {"class_path": "subprocess.Popen", "init_args": {"lr": 0.1}}},
+    "a loss": {"loss": "antigravity.geohash"},
+    "a module of its own": {"model": {"class_path": "payload.Net", "init_args": {}}},
+    "near torch": {"model": {"class_path": "torch.utils.cpp_extension.load", "init_args": {}}},
+    "torch itself": {"data": {"class_path": "torch.load", "init_args": {"f": "x"}}},
+    "a name that begins so": {"model": {"class_path": "mupscale_evil.Net", "init_args": {}}},
+    "no path at all": {"model": {"class_path": "system", "init_args": {}}},
+    "a path with spaces": {"loss": "mupscale.train.cross_entropy import os"},
+}
+OF_NO_KIND: dict[str, dict[str, Any]] = {
+    "an import behind mupscale's name": {
+        "data": {"class_path": "mupscale.system.extras.import_module", "init_args": {"name": "payload"}}
+    },
+    "a writer of files": {
+        "data": {"class_path": "mupscale.system.replace_text", "init_args": {"path": "ran", "text": "x"}}
+    },
+    "data as a model": {"model": DATA},
+    "a model as data": {"data": MLP},
+    "a class that is no loss": {"loss": "torch.nn.CrossEntropyLoss"},
+    "a module behind mupscale's name": {"loss": "mupscale.system.files.os"},
+    "a function of one thing": {"loss": "mupscale.system.usable_cores"},
+    "a scheduler": {"optimizer": {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"lr": 1}}},
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "payload.py").write_text("open('ran', 'w')\n")
+    (tmp_path / "mine.py").write_text(
+        "from subprocess import run\nfrom mupscale.models import MLP\n"
+        "class Net(MLP): pass\ndef build(width): return MLP(54, width, 7)\n"
+    )
+    yield tmp_path
+    assert not (tmp_path / "ran").exists()
+    for name in ("payload", "mine"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_foreign_names_are_refused_before_anything_is_imported(here: Path, change: dict[str, Any]) -> None:
+    before = set(sys.modules)
+    stored = StoredRecipe.of({**VALUES, **change}, here / "recipe.json")
+    with pytest.raises(MupscaleError, match=r"recipe\.json names .*(--trust \w+$|is no import path$)"):
+        stored.load()
+    assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize("change", OF_NO_KIND.values(), ids=OF_NO_KIND)
+def test_what_is_of_another_kind_is_refused_before_it_is_called(here: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(MupscaleError, match=r"recipe\.json: (model|data|optimizer|loss): "):
+        StoredRecipe.of({**VALUES, **change}, here / "recipe.json").load()
+
+
+def test_trust_opens_the_door_for_the_named_package_alone(here: Path) -> None:
+    own = StoredRecipe.of({**VALUES, "model": {**MLP, "class_path": "mine.Net"}}, "recipe.json")
+    for trust in ((), ("min",), ("mine2",), ("payload",)):
+        with pytest.raises(MupscaleError, match="--trust mine"):
+            own.load(trust)
+    assert own.load(["mine"]).model.class_path == "mine.Net"
+    assert packages_to_trust(own.load(["mine.Net"])) == ["mine"]
+    StoredRecipe.of({**VALUES, "model": {"class_path": "mine.build"}}, "recipe.json").load(["mine"])
+    borrowed = StoredRecipe.of({**VALUES, "model": {"class_path": "mine.run"}}, "recipe.json")
+    with pytest.raises(MupscaleError, match=r"mine\.run as its model, which is subprocess\.run: .*--trust subprocess"):
+        borrowed.load(["mine"])
+
+
+def test_ones_own_recipe_is_not_restricted(here: Path) -> None:
+    """With classes of one's own, before and after its folder exists."""
+    recipe = Recipe.from_json({**VALUES, "model": {**MLP, "class_path": "mine.Net"}, "out": str(here / "run")})
+    assert run_recipe(recipe).status == "finished"
+    assert run_recipe(recipe, resume=True).status == "finished"
+
+
+FIELDS: dict[str, tuple[Any, str]] = {
+    "a number": (5, "5 is no recipe"),
+    "null": (None, "None is no recipe"),
+    "a list": ([1], r"\[1\] is no recipe"),
+    "a field that is missing": ({name: VALUES[name] for name in VALUES if name != "steps"}, "'steps' is missing"),
+    "a field that is not one": ({**VALUES, "stesp": 3}, "there is no field 'stesp'"),
+    "text for a number": ({**VALUES, "steps": "many"}, "'steps' is 'many', but must be a whole number"),
+    "true for a number": ({**VALUES, "batch": True}, "'batch' is True, but must be a whole number"),
+    "a fraction": ({**VALUES, "batch": 1.5}, "'batch' is 1.5, but must be a whole number"),
+    "too large": ({**VALUES, "steps": 10**30}, "'steps' is 1000.*, but must be a whole number"),
+    "a class as a list": ({**VALUES, "model": []}, r"'model' is \[\], but must be a mapping"),
+    "a class path as a number": ({**VALUES, "model": {"class_path": 3}}, "'model.class_path' is 3, but must be text"),
+    "arguments as a list": ({**VALUES, "data": {**DATA, "init_args": [1]}}, "'data.init_args' is .* must be a mapping"),
+    "a part of a part": ({**VALUES, "schedule": {"warmup": None}}, "'schedule.warmup' is None"),
+    "growth by a class": (
+        {**VALUES, "grow": [{"class_path": "os.system"}]},
+        r"there is no field 'grow\[0\]\.class_path'",
+    ),
+    "a width of text": ({**VALUES, "width": {"heads": "x"}}, r"'width.heads' is 'x', but must be a whole number"),
+    "no learning rate": ({**VALUES, "optimizer": {**SGD, "init_args": {"lr": None}}}, "lr is None"),
+    "an endless learning rate": ({**VALUES, "optimizer": {**SGD, "init_args": {"lr": float("inf")}}}, "lr is inf"),
+}
+
+
+@pytest.mark.parametrize(("values", "said"), FIELDS.values(), ids=FIELDS)
+def test_values_that_are_no_recipe_name_file_and_field(tmp_path: Path, values: Any, said: str) -> None:
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(MupscaleError, match=said) as refused:
+        StoredRecipe.read(path)
+    assert "recipe.json: " in str(refused.value)
+
+
+def test_a_recipe_of_ones_own_says_its_kind_of_mistake_too() -> None:
+    with pytest.raises(MupscaleError, match="lr is 'x', but must be a number"):
+        Recipe.from_json({**VALUES, "optimizer": {**SGD, "init_args": {"lr": "x"}}})
+    with pytest.raises(MupscaleError, match="lr is -1"):
+        Recipe(Spec(**MLP), Spec(**DATA), Spec("torch.optim.SGD", {"lr": -1}), width=8, base=8, steps=2, batch=2)  # type: ignore[arg-type]
