@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mupscale.core import naming
 from mupscale.core.entries import Entry, Shape, entry_from_json, entry_to_json
-from mupscale.core.plan_tables import HEADER, PlannedShape, plan_rows
+from mupscale.core.plan_tables import HEADER, PlannedShape, plan_rows, tried_in_words
 from mupscale.core.rules import Rule
 from mupscale.system import MupscaleError, html_table, replace_text, text_table
 
@@ -61,18 +61,14 @@ class Plan:
 
     def __str__(self) -> str:
         """A table that fits the terminal; alike layers in one row."""
-        return f"{text_table(HEADER, self._table_rows(), left=2)}\n{self._tried}"
+        return f"{text_table(HEADER, self._table_rows(), left=2)}\n{tried_in_words(self.checked)}"
 
     def _repr_html_(self) -> str:
         """The same table in a notebook."""
-        return html_table(HEADER, self._table_rows(), self._tried)
+        return html_table(HEADER, self._table_rows(), tried_in_words(self.checked))
 
     def _table_rows(self) -> list[tuple[str, ...]]:
         return plan_rows({name: PlannedShape(e.narrow, e.wide, e.rule) for name, e in self.parameters.items()})
-
-    @property
-    def _tried(self) -> str:
-        return "copies tried: exact" if self.checked else "not tried yet: mu.verify, or a batch (inputs=), would"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.parameters)
