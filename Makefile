@@ -4,6 +4,8 @@ EXTRAS ?= hf,sweep,plots,text,dev
 
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+DOCS_VENV ?= .venv-docs
+DOCS_READY := $(DOCS_VENV)/.ready
 SOURCES := $(wildcard src tests bench examples results conftest.py)
 BENCHES := $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 
@@ -12,7 +14,7 @@ BENCHES := $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 PIP_ENV := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-slow test-faults test-gpu test-zoo test-matrix build bench reproduce clean FORCE
+.PHONY: help setup demo check format test test-slow test-faults test-gpu test-zoo test-matrix docs build bench reproduce clean FORCE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
@@ -65,6 +67,18 @@ test-zoo: $(READY) ## models of timm, diffusers, torch_geometric, x-transformers
 	@$(PIP_ENV) $(PY) -m pip install -qq --no-deps -r tests/zoo/requirements.txt
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m zoo tests/zoo
 
+# The reference is read off the sources, so this environment is without torch: the extra's packages alone.
+$(DOCS_READY): pyproject.toml constraints.txt
+	@echo "Installing what builds the site into $(DOCS_VENV) (once)"
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(PYTHON) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" > $(DOCS_VENV)/wanted.txt
+	@$(PIP_ENV) $(DOCS_VENV)/bin/python -m pip install -qq -c constraints.txt -r $(DOCS_VENV)/wanted.txt
+	@touch $@
+
+docs: $(DOCS_READY) ## the documentation as a site, in site/; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --quiet --strict
+	@echo "The site is in site/: open site/index.html"
+
 test-matrix: ## the core's tests under every Python and torch that can be had here, in environments of their own
 	$(PYTHON) tools/test_matrix.py $(ARGS)
 
@@ -78,9 +92,9 @@ build: $(READY) ## the wheel and the source archive, in dist, checked as PyPI wo
 bench: $(READY) ## the benchmarks in bench/, one after the other
 	@set -e; for script in $(BENCHES); do echo "== $$script"; $(PY) "$$script"; done
 
-reproduce: $(READY) ## the experiments of docs/results.md, which says how, on a machine with a GPU
+reproduce: $(READY) ## the experiments of docs/results/, whose time.md says how, on a machine with a GPU
 	$(PY) results/reproduce.py $(if $(COVTYPE),--covtype '$(COVTYPE)') $(if $(TEXT),--text '$(TEXT)') $(ARGS)
 
 clean: ## remove caches, build products and demo output (the virtual environment stays)
-	rm -rf build dist demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist demo site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -59,19 +59,25 @@ def measure(trials: int, place: str, workers: int) -> None:
     for process in processes:
         process.start()
     start.wait()
-    began = time.monotonic()
+    began, before = time.monotonic(), cpu_seconds()
     for process in processes:
         process.join()
-    seconds = time.monotonic() - began
+    seconds, cpu = time.monotonic() - began, cpu_seconds() - before
     study = open_study(task, place, patience=600.0, retries=None)
     done, begun = len(study.results()), len(study.optuna_trials())
     assert done == trials
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
     print(
-        f"  {trials:6,} trials: {seconds:7.1f} s, {1000 * seconds / trials:5.1f} ms a trial, "
-        f"{begun - done} begun twice, {memory} MB in the largest worker so far",
+        f"  {trials:6,} trials: {seconds:7.1f} s, {1000 * seconds / trials:5.1f} ms a trial "
+        f"({1000 * cpu / trials:.1f} of CPU), {begun - done} begun twice, {memory} MB in the largest worker so far",
         flush=True,
     )
+
+
+def cpu_seconds() -> float:
+    """Of all workers that have ended."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -1,9 +1,9 @@
-"""Does growing pay, and was it foretold: the comparisons of docs/results.md, one folder comparison-NAME for each.
+"""Does growing pay, and was it foretold: the comparisons of docs/results/forecast.md.
 
     python results/comparisons.py NAME ... --data path=covtype.data.gz [--work work]
 
-Each folder beside this file holds a recipe with a section `comparison`, which `mupscale run` takes as well. Its
-comparison.json is written at the end; a run that was stopped goes on in the work folder.
+Each folder comparison-NAME beside this file holds a recipe with a section `comparison`, which `mupscale run` takes as
+well. Its comparison.json is written at the end; a run that was stopped goes on in the work folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which operator pays: every arm of docs/growth.md, trained by the library's own engine.
+"""Which operator pays: every arm of docs/results/operators.md, trained by the library's own engine.
 
     python results/growth.py NAME ... --data gutenberg-bytes=data/bytes --work work [--seconds 540]
 
@@ -285,7 +285,7 @@ def table(summary: Mapping[str, Any]) -> str:
 
 
 def rows(summary: Mapping[str, Any]) -> list[tuple[str, str, list[float], float]]:
-    """What docs/growth.md shows: of copies and of paired noise the best level, by mean held-out loss.
+    """What docs/results/operators-*.md show: of copies and of paired noise the best level, by mean held-out loss.
 
     Each row: the arm, its setting, the held-out losses of its seeds, and its learning rate over the base model's.
     """

@@ -1,15 +1,19 @@
-"""Every Python block of the README and the docs runs as written, in the order of its page."""
+"""Every Python block of the README and the docs runs as written, in the order of its page, and so do the notebooks."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs").glob("**/*.ipynb"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -20,13 +24,61 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
         exec(compile(block, page.name, "exec"), scope)
 
 
-def test_links_lead_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), notebook.name, "exec"), scope)
+    assert scope["plt"].get_fignums()
+    scope["plt"].close("all")
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_small_and_were_run_in_order(notebook: Path) -> None:
+    text = notebook.read_text(encoding="utf-8")
+    assert len(text) < 150_000
+    code = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), "python tools/run_notebooks.py"
+
+
+README_COMMANDS = re.findall(r"^    (mupscale [^#\n]+?) *(?:#.*)?$", (ROOT / "README.md").read_text(), re.M)
+
+
+def test_readme_commands_and_extras_exist() -> None:
+    from mupscale.cli.command_table import COMMANDS
+
+    assert len(README_COMMANDS) >= 5
+    assert {command.split()[1] for command in README_COMMANDS} <= {name.split()[0] for name in COMMANDS}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for named in re.findall(r"'\.\[([a-z,]+)\]'", "".join(page.read_text() for page in PAGES)):
+        assert set(named.split(",")) <= set(extras), named
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", README_COMMANDS)
+def test_readme_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by itself, in an empty folder with the recipes and, where it is asked for, a checkpoint."""
+    from mupscale.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    words = shlex.split(command)[1:]
+    if "path/to/checkpoint" in words:
+        transformers = pytest.importorskip("transformers")
+        config = transformers.GPT2Config(n_embd=32, n_head=4, n_layer=2, vocab_size=97, n_positions=64)
+        transformers.GPT2LMHeadModel(config).save_pretrained("path/to/checkpoint")
+        if words[0] == "verify":
+            assert main(shlex.split("upscale path/to/checkpoint path/to/wide --times 2 --noise 0.3 --seed 0")) == 0
+    assert main(words) == 0
 
 
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in set(re.findall(r"make ([a-z-]+)", "".join(p.read_text() for p in PAGES))):
-        assert re.search(rf"^{target}:", makefile, re.M) or target == "it", target
+    named = re.findall(r"(?:`|^    )make ([a-z-]+)", "\n".join(page.read_text() for page in PAGES), re.M)
+    assert len(set(named)) >= 5
+    for target in set(named):
+        assert re.search(rf"^{target}:", makefile, re.M), target

@@ -22,6 +22,7 @@ from mupscale.planning import (
     all_tensors,
     build_plan,
     check_plan_by_running,
+    default_init_at,
     find_depth_size,
     find_width_dims,
     initial_means,
@@ -36,7 +37,6 @@ from mupscale.system import MupscaleError, seeded
 
 _DRAWS = 4  # freshly built models that the initialisation is measured on
 _PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
-_WIDE_ENOUGH = 64  # below this width an initialisation says little about wide ones
 
 
 class Family:
@@ -87,7 +87,7 @@ class Family:
         self._base_model = self.sketch(base)
         self._width_dims = find_width_dims(self.sketch, self._base)
         if init_at is None:
-            self._init_at = self._default_init_at()
+            self._init_at = default_init_at(self._base, self._base_model, self._width_dims)
         self._plans: dict[Width, Plan] = {}
         self._measured: dict[str, float] | None = None
         self._means: dict[str, tuple[float, ...]] = {}
@@ -99,6 +99,11 @@ class Family:
     def base(self) -> PlainWidth:
         """The width at which every factor is 1."""
         return self._base.plain
+
+    @property
+    def has_depth(self) -> bool:
+        """Whether one of the sizes is a number of residual blocks."""
+        return self._depths is not None
 
     @property
     def init_at(self) -> PlainWidth:
@@ -328,13 +333,6 @@ class Family:
 
     def _is_width(self, name: str, dim: int) -> bool:
         return dim in self._width_dims.get(name, ())
-
-    def _default_init_at(self) -> Width:
-        """The base, or its smallest multiple at which every matrix is 64 wide: a base of 2 may be 2 heads of 32."""
-        tensors = all_tensors(self._base_model)
-        widths = [tensors[n].shape[d] for n, dims in self._width_dims.items() if tensors[n].dim() > 1 for d in dims]
-        size = max(self._base.size, min(widths, default=0))
-        return self._base.times(max(1, math.ceil(_WIDE_ENOUGH / size))) if self._base.is_whole else self._base
 
     def initial_std(self) -> dict[str, float]:
         """Std of the author's initialisation at `init_at`, over a few draws; 0 for what is not random."""

@@ -163,7 +163,7 @@ def test_the_factors_of_inspect_are_those_of_the_groups(small: Path, tmp_path: P
 
 
 def test_inspect_an_undescribed_architecture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = transformers.Starcoder2Config(
+    config = transformers.ArceeConfig(
         hidden_size=16,
         intermediate_size=20,
         num_attention_heads=4,
@@ -171,7 +171,7 @@ def test_inspect_an_undescribed_architecture(tmp_path: Path, capsys: pytest.Capt
         num_hidden_layers=1,
         vocab_size=11,
     )
-    transformers.Starcoder2ForCausalLM(config).save_pretrained(tmp_path / "small")
+    transformers.ArceeForCausalLM(config).save_pretrained(tmp_path / "small")
     assert main(["inspect", str(tmp_path / "small")]) == 0
     shown = capsys.readouterr().out
     assert "not described" in shown
@@ -282,3 +282,34 @@ def test_public_names_have_docstrings() -> None:
     assert sorted(hf.__all__) == hf.__all__
     for name in hf.__all__:
         assert (getattr(hf, name).__doc__ or "").strip(), name
+
+
+def test_overwrite_replaces_what_mupscale_wrote_alone(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide, words = tmp_path / "wide", ["upscale", str(small), str(tmp_path / "wide"), "--no-verify"]
+    assert main([*words, "--overwrite"]) == 0
+    assert main(words) == 1
+    assert main([*words, "--overwrite", "--times", "3"]) == 0
+    assert json.loads((wide / "config.json").read_text())["hidden_size"] == 48
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small", "wide"]
+    capsys.readouterr()
+    assert main(["upscale", str(wide), str(small), "--overwrite", "--no-verify"]) == 2
+    assert "holds no checkpoint that mupscale wrote" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--how", "fresh", "--hidden", "24", "--heads", "6"]])
+def test_tables_fit_80_columns(
+    small: Path, options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["inspect", str(small), *options]) == 0
+    whole = capsys.readouterr().out
+    assert "model.layers.0–1.self_attn.q_proj.weight" in whole
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["inspect", str(small), *options]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    words = set(whole.split())
+    assert not [word for word in shown.split() if word not in words and "…" not in word]
+    assert main(["verify", str(small), str(small)]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

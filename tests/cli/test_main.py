@@ -131,7 +131,7 @@ def test_help_teaches_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mupscale train recipes/" in shown
     assert len(shown.splitlines()) < 140
     assert "torch.nn" not in shown  # no list of all modules there are
-    for text in ("--optimizer", "--seeds.data", "--from", "--resume", "--print_config", "growth events", "torchrun"):
+    for text in ("--optimizer", "--seeds.data", "--from", "--resume", "--print-config", "growth events", "torchrun"):
         assert text in shown
     assert "steps of linear warm-up (default: 0)" in shown
     assert "default: null" not in shown
@@ -165,8 +165,9 @@ def test_every_field_can_be_overridden(here: Path) -> None:
     assert (recipe.seeds.data, recipe.seeds.init) == (3, 0)
     assert (recipe.schedule.kind, recipe.checkpoints.minutes, recipe.clip) == ("wsd", 2.5, 1.0)
     assert (recipe.compile, recipe.start, recipe.noise) == (True, "other", 0.1)
-    assert not resume
-    assert read_recipe(["mine.yaml", "--resume"])[1]
+    assert resume == "new"
+    assert read_recipe(["mine.yaml", "--resume"])[1] == "resume"
+    assert read_recipe(["mine.yaml", "--overwrite"])[1] == "overwrite"
 
 
 def test_options_may_stand_anywhere(here: Path) -> None:

@@ -135,7 +135,7 @@ def test_help_names_the_settings_of_the_method(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         main(["run", "--paper", "--help"])
     shown = capsys.readouterr().out
-    assert "--method.upscaled_lrs" in shown
+    assert "--method.upscaled-lrs" in shown
     assert "--dry-run" in shown
     with pytest.raises(SystemExit):
         main(["train", "--help"])
@@ -190,7 +190,7 @@ def test_a_run_takes_what_a_sweep_has_found(file: str, capsys: pytest.CaptureFix
 
 def test_a_report_of_nothing_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report"]) == 2
-    assert said(capsys) == ["mupscale report: give the folder of at least one run of the method"]
+    assert said(capsys) == ["mupscale report: give the folder of at least one run, such as runs/mlp-covtype-demo"]
     assert main(["report", "nowhere"]) == 1
     (line,) = said(capsys)
     assert line.startswith("mupscale: nowhere holds no finished run of the method")

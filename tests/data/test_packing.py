@@ -21,7 +21,7 @@ from mupscale.data import info, packing, tokenize
 from mupscale.data.document_split import find_split
 from mupscale.data.packing import pack, shown_progress
 from mupscale.data.shards import Index
-from mupscale.data.tokenizer import load_tokenizer
+from mupscale.data.tokenizer_choice import load_tokenizer
 from mupscale.system.errors import MupscaleError
 from processes import Script
 

@@ -206,3 +206,22 @@ REFUSED: dict[str, tuple[Deepening, str]] = {
     "relu-at-the-end": (Deepening(lambda n: Stream(n, lambda: Residual("relu"))), "relu"),
     "not-found": (Deepening(Numbered), "blocks='path"),
 }
+
+
+class ResidualTable(nn.Module):
+    """A residual MLP for rows of a table, with a width and a number of blocks to vary: what small runs train."""
+
+    def __init__(self, d_in: int, d_out: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.stem = nn.Linear(d_in, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(width, d_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)

@@ -64,10 +64,15 @@ FIRST: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 CONFIGS = {**FIRST, **MORE}
 
-OTHER_NAMES = {"gemma3_text": "Gemma3Text"}
+OTHER_NAMES = {"gemma3_text": "Gemma3Text", "llama4_text": "Llama4Text"}
 """Prefixes of config classes that are not those of the models."""
 
-HEADS = {"gemma3_text": ["TextForSequenceClassification", "TextModel"]}
+HEADS = {
+    "gemma3_text": ["TextForSequenceClassification", "TextModel"],
+    "llama4_text": ["TextModel"],
+    "t5": ["ForQuestionAnswering", "Model"],
+    "bart": ["ForQuestionAnswering", "Model"],
+}
 """Heads of architectures whose module has models of another config, too."""
 
 
@@ -150,6 +155,8 @@ def inputs(config: Any, count: int = 2, batch: int = 2, length: int = 7, seed: i
                 tokens = tokens.unsqueeze(1).expand(-1, 2, -1).clone()
                 tokens[:, 1] = tokens[:, 1].flip(-1)
             given = {"input_ids": tokens}
+            if config.is_encoder_decoder:
+                given["decoder_input_ids"] = tokens.flip(-1)
         made.append(given)
     return made
 
@@ -191,6 +198,15 @@ class Averaged(nn.Module):
         return {str(i): out.mean(-1) for i, out in enumerate(outputs(self.model, batch))}
 
 
+def averaged(model: nn.Module, batch: Any, outputs: Any) -> dict[str, Tensor]:
+    """A hook: hidden states among the outputs are averaged over their units, so that they do not grow."""
+    return {
+        name: t if name.endswith("logits") else t.mean(-1)
+        for name, t in outputs.items()
+        if isinstance(t, Tensor) and t.is_floating_point()
+    }
+
+
 class Pair:
     """A small model, its config as config.json has it, and the wide model made of it in memory, in float64."""
 
@@ -200,7 +216,12 @@ class Pair:
         self.json, self.times = self.config.to_dict(), Times.of(times)
         self.small = randomised(build(self.config))
         self.wide = build(self.architecture.wide_config(self.json, self.times))
-        if self.cls.__name__.endswith("Model") and not self.cls.__name__.endswith(("LMHeadModel", "DoubleHeadsModel")):
+        if self.config.is_encoder_decoder:
+            for model in (self.small, self.wide):
+                model.register_forward_hook(averaged)
+        elif self.cls.__name__.endswith("Model") and not self.cls.__name__.endswith(
+            ("LMHeadModel", "DoubleHeadsModel")
+        ):
             self.small, self.wide = Averaged(self.small), Averaged(self.wide)
         self.plan = self.architecture.plan(self.json, self.times, shapes(self.small))
         if change is not None:

@@ -88,6 +88,26 @@ MORE: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "electra-untied": ("electra", "hidden=3,ffn=2,heads=3", {"tie_word_embeddings": False}),
     "electra-large": ("electra", 2, {"embedding_size": 16}),
     "electra-discriminator": ("electra", 2, {"head": "ForPreTraining"}),
+    "gpt_oss-tied": ("gpt_oss", "hidden=3,ffn=2,heads=2,kv=1", {"tie_word_embeddings": True}),
+    "llama4-plain": ("llama4_text", "hidden=2,ffn=3,heads=2,kv=1", {"moe_layers": [], "tie_word_embeddings": True}),
+    "deepseek_v2-no-rank": ("deepseek_v2", "hidden=3,ffn=2,heads=2", {"q_lora_rank": None, "attention_bias": True}),
+    "deepseek_v2-experts": ("deepseek_v2", 2, {"first_k_dense_replace": 0, "tie_word_embeddings": True}),
+    "deepseek_v3-experts": ("deepseek_v3", 2, {"first_k_dense_replace": 0, "attention_bias": True}),
+    "falcon-untied": ("falcon", "hidden=3,ffn=2,heads=3", {"tie_word_embeddings": False, "bias": True}),
+    "falcon-one-kv-head": ("falcon", 2, {"new_decoder_architecture": False, "multi_query": True}),
+    "falcon-all-heads": ("falcon", 2, {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": None}),
+    "falcon-serial": (
+        "falcon",
+        2,
+        {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": None, "parallel_attn": False},
+    ),
+    "falcon-alibi": (
+        "falcon",
+        "ffn=3",
+        {"new_decoder_architecture": False, "alibi": True, "multi_query": False, "num_kv_heads": None},
+    ),
+    "t5-gated": ("t5", "hidden=3,ffn=2,heads=2", {"feed_forward_proj": "gated-gelu"}),
+    "bart-untied": ("bart", "hidden=2,ffn=3,heads=2", {"tie_word_embeddings": False}),
 }
 
 

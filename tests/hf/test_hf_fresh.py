@@ -359,10 +359,8 @@ def test_grown_twice(tmp_path: Path) -> None:
 
 
 def test_what_is_read_off_modules_is_shown_first(tmp_path: Path) -> None:
-    fields = {k: v for k, v in models.tiny("llama")[0].to_dict().items() if k in models._GROUPED}
-    more = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0, "num_hidden_layers": 1}
-    config = transformers.GraniteConfig(**{**fields, **more})
-    models.randomised(transformers.GraniteForCausalLM(config)).save_pretrained(tmp_path / "small")  # type: ignore[operator]
+    config = transformers.ArceeConfig(**{**models.GROUPED, "num_hidden_layers": 1})
+    models.randomised(transformers.ArceeForCausalLM(config)).save_pretrained(tmp_path / "small")  # type: ignore[operator]
     said: list[str] = []
     made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(lossless=True), verify=True, note=said.append)
     assert made.comparison is not None

@@ -27,12 +27,10 @@ SIZES = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "nu
 TEXT = {**SIZES, "max_position_embeddings": 24}
 GROUPED = {**TEXT, "num_key_value_heads": 2}
 GPT = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 29, "n_positions": 24}
-FALCON = {k: v for k, v in SIZES.items() if k != "intermediate_size"}
 
 EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gptj": ("GPTJ", "ForCausalLM", {**GPT, "rotary_dim": 2, "n_inner": 20}),
     "codegen": ("CodeGen", "ForCausalLM", {**GPT, "rotary_dim": 2}),
-    "falcon": ("Falcon", "ForCausalLM", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "arcee": ("Arcee", "ForCausalLM", GROUPED),
     "apertus": ("Apertus", "ForCausalLM", {**GROUPED, "pad_token_id": 0}),
     "exaone4": ("Exaone4", "ForCausalLM", GROUPED),
@@ -43,7 +41,7 @@ EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mamba": ("Mamba", "ForCausalLM", {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 29, "state_size": 3}),
 }
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
-    "multi-query": ("Falcon", "ForCausalLM", {**FALCON, "multi_query": True}, "would need two learning rates"),
+    "multi-query": ("GPTBigCode", "ForCausalLM", {**GPT, "multi_query": True}, "would need two learning rates"),
     "alibi": ("Bloom", "ForCausalLM", {"hidden_size": 16, "n_layer": 1, "n_head": 4, "vocab_size": 29}, "ALiBi"),
     "scaled embeddings": (
         "VaultGemma",
@@ -52,7 +50,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "'model.embed_tokens' differs",
     ),
     "scaled readout": (
-        "T5",
+        "LongT5",
         "ForConditionalGeneration",
         {"d_model": 16, "d_kv": 4, "d_ff": 20, "num_layers": 1, "num_heads": 4, "vocab_size": 29},
         "module 'lm_head' differs first .* 0.7071 times what it should be",

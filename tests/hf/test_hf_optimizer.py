@@ -122,6 +122,17 @@ def same(small: list[float], wide: list[float]) -> bool:
     return torch.allclose(torch.tensor(small), torch.tensor(wide), rtol=1e-10, atol=0)
 
 
+def test_the_file_is_the_same_whatever_process_writes_it(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = torch.optim.AdamW(case.small.parameters(), lr=0.01)
+    train(case.small, optimizer, batches(1))
+    case.save(optimizer)
+    case.widened()
+    first = case.out.read_bytes()
+    monkeypatch.setattr(os, "getpid", lambda: 4_194_000)
+    case.widened()
+    assert case.out.read_bytes() == first
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_file_holds_what_the_core_makes_in_memory(name: str, case: Case) -> None:
     cls, hyper = OPTIMIZERS[name]

@@ -1,4 +1,4 @@
-"""docs/method.md says what results/comparison-* hold."""
+"""docs/results/forecast.md says what results/comparison-* hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mupscale.comparison import ComparisonSettings
 from mupscale.train import Recipe
 from result_scripts import ROOT, load_script
 
-PAGE = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "results" / "forecast.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

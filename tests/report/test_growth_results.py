@@ -1,4 +1,4 @@
-"""docs/growth.md says what results/growth-* hold, and results/growth.py trains them."""
+"""docs/results/operators*.md say what results/growth-* hold, and results/growth.py trains them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from mupscale.data import covtype_sample
 from mupscale.train import Recipe
 from result_scripts import ROOT, load_script
 
-PAGE = (ROOT / "docs" / "growth.md").read_text(encoding="utf-8")
+PAGES = sorted((ROOT / "docs" / "results").glob("operators*.md"))
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +26,11 @@ def test_the_tables_are_those_of_the_stored_runs(growth: ModuleType) -> None:
     summaries = growth.stored()
     assert len(summaries) >= 16
     for summary in summaries:
-        assert f"### {summary['name']}\n\n{growth.markdown(summary)}" in PAGE, summary["name"]
+        assert f"## {summary['name']}\n\n{growth.markdown(summary)}" in TEXT, summary["name"]
 
 
 def test_what_is_said_of_them(growth: ModuleType) -> None:
-    """The sentences of the page, counted."""
+    """The sentences of the pages, counted."""
     summaries = [summary for summary in growth.stored() if not growth.has_points(summary)]
     first = [growth.rows(summary)[0][0] for summary in summaries]
     assert first.count("base model continued") == len(first) - 1 == 13
@@ -44,6 +45,29 @@ def test_what_is_said_of_them(growth: ModuleType) -> None:
         assert max(kinds) / min(kinds) < 1.04
     assert halved == 11
     assert {summary["name"] for summary in summaries} - outgoing_one == {"bpe-256-512", "resnet-32-64"}
+
+
+def test_the_rule_of_thumb(growth: ModuleType) -> None:
+    """docs/choosing.md, counted: of copies the best noise and learning rate, and how fresh units compare with them."""
+    noises, with_adam, with_sgd, quadrupled = [], [], [], []
+    for summary in growth.stored():
+        arms = {} if growth.has_points(summary) else {row[0]: row[1:] for row in growth.rows(summary)}
+        if "copies with noise" not in arms:
+            continue
+        noise, losses, factor = arms["copies with noise"]
+        noises.append(float(noise.removeprefix("noise ")))
+        optimizer = summary["recipe"]["optimizer"]["class_path"]
+        (with_sgd if optimizer == "torch.optim.SGD" else with_adam).append(factor)
+        copies_over_fresh = sum(losses) / sum(arms["fresh"][1])
+        width = summary["recipe"]["width"]
+        if summary["recipe"]["grow"][0]["width"] == 4 * width:
+            quadrupled.append(copies_over_fresh < 1)
+        elif "resnet" not in summary["name"]:
+            assert abs(1 - copies_over_fresh) < 0.006, summary["name"]
+    assert (len(noises), sum(0.5 <= noise <= 2 for noise in noises), max(noises)) == (13, 12, 4)
+    assert sorted(with_adam) == [1] * 6 + [2] * 3
+    assert sorted(with_sgd) == [0.5] * 3 + [2]
+    assert quadrupled == [True] * 7
 
 
 def test_what_is_said_of_when_to_grow(growth: ModuleType) -> None:

@@ -394,8 +394,9 @@ def test_both_of_two_lines_that_coincide_are_seen() -> None:
 
 
 def test_long_curves_are_thinned_to_their_ends() -> None:
-    points = loss_curves._thinned(list(range(10_000)))
-    assert (len(points), points[0], points[-1]) == (300, 0, 9999)
+    points = loss_curves._thinned([(step, float(step)) for step in range(10_000)])
+    assert len(points) <= 300
+    assert (points[0][0], points[-1][0]) == (0, 9999)
 
 
 def axes(draw: Callable[[Any], None]) -> Any:
@@ -721,3 +722,20 @@ def test_plain_transfer_stands_under_what_it_is(tmp_path: Path) -> None:
     text = Seen(write_report([tmp_path])).text
     noise, rate = text.index("Chosen noise"), text.index("Chosen learning rate")
     assert noise < text.index("7.77") < rate < text.index("0.00123")
+
+
+# ------------------------------------------------------------------------------------------------ very long runs
+
+
+def test_a_curve_of_a_million_steps_is_drawn_with_few_points_and_its_extremes() -> None:
+    steps = list(range(1, 1_000_001))
+    losses = [2.0] * len(steps)
+    losses[333_333], losses[777_777] = 77.0, 0.25
+    summary = example()
+    long = [replace(summary.runs[0].curves[0], steps=steps, losses=losses)]
+    summary = replace(summary, runs=[replace(summary.runs[0], steps=len(steps), curves=long)])
+    (line,) = loss_curves.collect_lines(summary, "training", "step")
+    assert len(line.xs) <= 300
+    assert (max(line.high), min(line.low)) == (77.0, 0.25)
+    assert (line.xs[0], line.xs[-1]) == (1, 1_000_000)
+    assert line.xs == sorted(line.xs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from mupscale.engine import Outcome, train_many
 from mupscale.sweep import SweepJob, run_sweep
 from mupscale.sweep.attempts import trial_state
-from mupscale.sweep.pruning import HALVING, MEDIAN, PruningRule, is_behind, make_pruner
+from mupscale.sweep.pruning import HALVING, MEDIAN, PruningRule, is_behind, make_pruner, trials_behind
 from mupscale.sweep.space import Cell, Space, Sweep, Trial
 from mupscale.sweep.storage import Storage
 from mupscale.sweep.study import Study, TakenTrial
@@ -210,8 +211,11 @@ def judge(
     for number, trial in enumerate(trials):
         trial.number = number
     levels = sorted({noise for _, noise in values})
-    kept = zip(values, trials, strict=True)
-    return {cell for cell, trial in kept if not is_behind(rule, trial, trials, step, 100, levels)}
+    kept = list(zip(values, trials, strict=True))
+    one_by_one = {cell for cell, trial in kept if not is_behind(rule, trial, trials, step, 100, levels)}
+    behind = trials_behind(rule, trials, step, 100, levels)
+    assert {cell for cell, trial in kept if trial.number not in behind} == one_by_one
+    return one_by_one
 
 
 @pytest.mark.parametrize(("rule", "step"), [(HALVING, 10), (HALVING, 12), (MEDIAN, 15)])
@@ -227,6 +231,18 @@ def test_late_everything_is_compared_by_where_it_leads(rule: PruningRule, first:
     values = {(lr, 0): {first: 5.0 + lr, step: 5.0 + lr} for lr in (1, 2, 3)}
     values |= {(lr, 2): {first: 19.0 + lr, step: 9.0 + lr} for lr in (1, 2, 3)}
     assert judge(rule, values, step) == {(1, 2), (2, 2), (3, 2), (1, 0)}
+
+
+@pytest.mark.parametrize(("rule", "first", "step"), [(HALVING, 10, 10), (HALVING, 10, 30), (MEDIAN, 15, 35)])
+def test_all_at_once_are_judged_as_one_by_one(rule: PruningRule, first: int, step: int) -> None:
+    draw = random.Random(0)
+    for _ in range(20):
+        values = {
+            (lr, noise): {first: draw.choice([1.0, draw.random(), math.nan]), step: draw.random()}
+            for lr in range(1, 6)
+            for noise in (0, 1, 2)
+        }
+        judge(rule, values, step)  # compares the two
 
 
 def test_a_loss_that_is_no_number_is_behind() -> None:
@@ -387,6 +403,17 @@ def test_another_study_of_the_same_name(change: dict[str, Any], why: str, tmp_pa
 
 def test_the_learning_rate_and_the_noise_are_what_a_study_is_about(tmp_path: Path) -> None:
     assert task().description() == task(space=Space((0.5,))).description()
+
+
+@pytest.mark.parametrize("name", ["a?b", "50%", "a#b", "a b", "ä", "{x}", "%3Fmode=memory"])
+def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    one = Space((0.1,))
+    (held,) = study(folder / "study.db", one).take(1, "me")
+    assert (folder / "study.db").stat().st_size > 0
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert study(folder / "study.db", one).finish(held.number, finished(held.cell), 0.0)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_the_recipes_are_there() -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_can_be_read(path: Path) -> None:
     recipe, resume = read_recipe([str(path)])
-    assert not resume
+    assert resume == "new"
     assert recipe.out == str(Path("runs", path.stem))
     assert isinstance(recipe.optimizer_class(), type)
     assert callable(recipe.loss_function())

@@ -167,6 +167,7 @@ FULL = recipe(
     seeds=Seeds(1, 2, 3, 4),
     evaluation=Evaluation(5, 6),
     checkpoints=Checkpoints(7, 0.5, 8),
+    on_nonfinite="skip",
     log_every=9,
     tensorboard=True,
     parallel="fsdp",
@@ -174,6 +175,8 @@ FULL = recipe(
     start_width={"head_dim": 2},
     noise=0.25,
     noise_unit="signal",
+    no_decay=["bias", "norm"],
+    callbacks=["mupscale.train.JsonLines"],
 )
 
 
@@ -244,6 +247,7 @@ OTHER: dict[str, Any] = {
     "seeds": Seeds(init=1),
     "evaluation": Evaluation(3),
     "checkpoints": Checkpoints(3),
+    "on_nonfinite": "rewind",
     "log_every": 3,
     "tensorboard": True,
     "device": "auto",
@@ -253,6 +257,8 @@ OTHER: dict[str, Any] = {
     "start_width": 4,
     "noise": 1.0,
     "noise_unit": "signal",
+    "no_decay": ["bias"],
+    "callbacks": ["mupscale.train.JsonLines"],
 }
 
 
@@ -265,7 +271,7 @@ def test_what_may_change_in_the_middle_of_a_run(name: str) -> None:
     why = one.describe_difference(replace(one, **{name: OTHER[name]}), 10)
     name = {"start": "from", "start_width": "from_width"}.get(name, name)
     may_change = {"steps", "accumulate", "compile", "evaluation", "checkpoints", "log_every", "tensorboard", "device"}
-    may_change |= {"parallel", "out"}
+    may_change |= {"parallel", "out", "on_nonfinite", "callbacks"}
     assert may_change == MAY_CHANGE
     assert why is None if name in may_change else why is not None and why.startswith(f"{name} is ")
 

@@ -1,6 +1,6 @@
-"""All third-party models of the zoo, and the table in docs/third-party-models.md.
+"""All third-party models of the zoo, and the tables in docs/third-party-models.md and docs/third-party-table.md.
 
-python tests/zoo/table.py      # prints the table as the docs have it; tests compare the two
+python tests/zoo/table.py      # prints the tables as the docs have them; a test compares the two
 """
 
 from __future__ import annotations

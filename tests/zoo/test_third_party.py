@@ -17,7 +17,8 @@ from mupscale.planning import in_double
 from table import LIBRARIES, MODELS, counts, rows
 from third_party import Model
 
-PAGE = Path(__file__).parents[2] / "docs" / "third-party-models.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [DOCS / "third-party-models.md", DOCS / "third-party-table.md"]
 
 
 @pytest.mark.zoo
@@ -36,13 +37,13 @@ def test_exact_over_training_steps_or_refused(model: Model) -> None:
     assert_exact(narrow, wide, mu.plan(narrow, wide, inputs=inputs), inputs)
 
 
-def test_the_page_has_the_table() -> None:
+def test_the_pages_have_the_tables() -> None:
     """`python tests/zoo/table.py` prints what has to be there."""
-    text = PAGE.read_text(encoding="utf-8")
-    missing = [row for row in (*counts(), *rows()) if row not in text.splitlines()]
-    assert not missing, "docs/third-party-models.md lacks\n" + "\n".join(missing)
-    of_the_table = [line for line in text.splitlines() if line.startswith("| ") and line.endswith(" |")]
-    assert len(of_the_table) == len(rows()) + len(counts()) + 4, "docs/third-party-models.md has rows of its own"
+    lines = [line for page in PAGES for line in page.read_text(encoding="utf-8").splitlines()]
+    missing = [row for row in (*counts(), *rows()) if row not in lines]
+    assert not missing, "docs/third-party-*.md lack\n" + "\n".join(missing)
+    of_the_tables = [line for line in lines if line.startswith("| ") and line.endswith(" |")]
+    assert len(of_the_tables) == len(rows()) + len(counts()) + 4, "docs/third-party-*.md have rows of their own"
 
 
 def test_the_table_is_large_and_mostly_exact() -> None:

@@ -20,8 +20,9 @@ from mupscale.checks.equivalence import Loss
 from mupscale.core import Plan, Width, WidthLike, naming
 from mupscale.planning import Recorder, silence_dropout
 from mupscale.plots import COLORS, GREY, figure, save_figure
-from mupscale.system import MupscaleError, seeded
+from mupscale.system import MupscaleError, html_table, seeded, text_table
 
+_HEADER = ("module", "size ∝ width^", "change ∝ width^", "verdict")
 FLAT = 0.2
 """A power of the width within ±this counts as none."""
 
@@ -68,7 +69,7 @@ class CoordCheck:
     >>> print(CoordCheck(rows, "standard parametrisation"))
     standard parametrisation: NOT flat over widths 64, 128, 256
     module  size ∝ width^  change ∝ width^  verdict
-    hidden          +0.00            +1.00  grows
+    hidden          +0.00            +1.00    grows
     """
 
     rows: list[Measurement]
@@ -107,14 +108,20 @@ class CoordCheck:
         mx, my = sum(xs) / len(xs), sum(ys) / len(ys)
         return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum((x - mx) ** 2 for x in xs)
 
+    @property
+    def verdict(self) -> str:
+        """Whether all layers are flat, in a line."""
+        return f"{self.title}: {'flat' if self.ok else 'NOT flat'} over widths {', '.join(map(str, self.widths))}"
+
     def __str__(self) -> str:
-        width = max(len(layer.module) for layer in self.layers)
-        lines = [f"{self.title}: {'flat' if self.ok else 'NOT flat'} over widths {', '.join(map(str, self.widths))}"]
-        lines += [f"{'module':<{width}}  size ∝ width^  change ∝ width^  verdict"]
-        for layer in self.layers:
-            numbers = f"{layer.size_power:+13.2f}  {layer.change_power:+15.2f}"
-            lines.append(f"{layer.module:<{width}}  {numbers}  {layer.verdict}")
-        return "\n".join(lines)
+        return f"{self.verdict}\n{text_table(_HEADER, self._table_rows())}"
+
+    def _repr_html_(self) -> str:
+        """For a notebook."""
+        return html_table(_HEADER, self._table_rows(), self.verdict)
+
+    def _table_rows(self) -> list[tuple[str, ...]]:
+        return [(x.module, f"{x.size_power:+.2f}", f"{x.change_power:+.2f}", x.verdict) for x in self.layers]
 
     def plot(self, path: str | Path, *, narrow: bool = False) -> Path:
         """Change of each layer's activations against width at the last step; layers that are not flat in colour.

@@ -36,9 +36,11 @@ from mupscale.planning import (
     relative_difference,
     silence_dropout,
 )
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, html_table, text_table, wrap_text
 
 Loss = Callable[[nn.Module, Any], Tensor]
+_REPORT_HEADER = ("step", "difference", "allowed", "loss (narrow)", "loss (wide)")
+_ROWS_SHOWN = 7
 _DOUBLE = torch.finfo(torch.float64).eps
 _MANY_ROUNDINGS = 100  # a widened sum has more terms than the narrow one's
 _SAME = 1e-12  # of weights that the same arithmetic made
@@ -75,7 +77,9 @@ class Report:
     def _more_allowed(self) -> str:
         return f", {max(self.rounding):.0e} where rounding alone goes so far" if self.rounding and self.ok else ""
 
-    def __str__(self) -> str:
+    @property
+    def verdict(self) -> str:
+        """In a sentence, and the first difference in another."""
         steps = len(self.differences) - 1
         verdict = "equivalent" if self.ok else "NOT equivalent"
         head = (
@@ -84,6 +88,25 @@ class Report:
             f"loss {self.losses[0][0]:.4g} → {self.losses[-1][0]:.4g}{', without dropout' * self.dropout}"
         )
         return head if self.first is None else f"{head}\n{self.first}"
+
+    def __str__(self) -> str:
+        table = text_table(_REPORT_HEADER, self._table_rows(), left=0)
+        return f"{table}\n{wrap_text(self.verdict)}"
+
+    def _repr_html_(self) -> str:
+        """For a notebook."""
+        return html_table(_REPORT_HEADER, self._table_rows(), self.verdict)
+
+    def _table_rows(self) -> list[tuple[str, ...]]:
+        """Some of the steps, the first and the last among them."""
+        last = len(self.differences) - 1
+        shown = sorted({round(i * last / _ROWS_SHOWN) for i in range(_ROWS_SHOWN + 1)})
+        limits = self.rounding or [self.tolerance] * (last + 1)
+        numbers = ((self.differences[i], limits[i], *self.losses[min(i, len(self.losses) - 1)]) for i in shown)
+        return [
+            (str(i), f"{off:.1e}", f"{limit:.0e}", f"{a:.6g}", f"{b:.6g}")
+            for i, (off, limit, a, b) in zip(shown, numbers, strict=True)
+        ]
 
 
 def verify(

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
-from mupscale.system import MupscaleError, read_regular
+from mupscale.cli.spelling import as_the_parser_has_them, fill_help, with_hyphens, with_underscores
+from mupscale.system import MupscaleError, read_regular, terminal_width, wrap_text
 
 MOST_BYTES, MOST_VALUES, MOST_DEPTH = 1 << 20, 100_000, 100
 Option = tuple[str, str | None]  # --name, and its value if it has one
@@ -60,15 +61,16 @@ def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:
     for action in parser._actions:
         if type(action).__name__ == "_ActionConfigLoad":  # --schedule FILE and the like: not worth a line of help
             action.help = SUPPRESS
-        elif action.option_strings == ["--print_config"]:
+        elif "--print_config" in action.option_strings:
             action.help, action.metavar = "print the whole recipe and exit", "\b"
     for word in arguments:
         if ("&" in word and "*" in word) or word.count("[") + word.count("{") > MOST_DEPTH:
             check_expansion(word, "an option")
+    words = as_the_parser_has_them(arguments, parser._option_string_actions)
     try:
-        return parser.parse_args(list(arguments))
+        return parser.parse_args(words)
     except ArgumentError as error:
-        raise UsageError(condense_error(str(error), parser)) from error
+        raise UsageError(with_hyphens(condense_error(str(error), parser))) from error
 
 
 def read_yaml(path: str) -> dict[str, Any]:
@@ -137,7 +139,7 @@ def read_value(text: str | None) -> Any:
 
 def separate_options(arguments: Sequence[str], flags: Iterable[str]) -> tuple[list[str], list[Option]]:
     """Words that stand alone, and the options with their values; only `flags` have none."""
-    flags = {"-h", "--help", *flags}
+    flags = {"-h", "--help", *map(with_underscores, flags)}
     alone: list[str] = []
     options: list[Option] = []
     rest = list(arguments)
@@ -146,10 +148,10 @@ def separate_options(arguments: Sequence[str], flags: Iterable[str]) -> tuple[li
         name, equals, value = word.partition("=")
         if not word.startswith("-") or word == "-":
             alone.append(word)
-        elif equals or name in flags or not rest:
-            options.append((name, value if equals else None))
+        elif equals or with_underscores(name) in flags or not rest:
+            options.append((with_underscores(name), value if equals else None))
         else:
-            options.append((name, rest.pop(0)))
+            options.append((with_underscores(name), rest.pop(0)))
     return alone, options
 
 
@@ -276,7 +278,7 @@ def _formatter() -> Callable[..., Any]:
 
     class Formatter(DefaultHelpFormatter):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{"max_help_position": 30, **kwargs})
+            super().__init__(*args, **{"max_help_position": 30, "width": terminal_width() or 120, **kwargs})
 
         def _get_help_string(self, action: Any) -> str:
             text = action.help or ""
@@ -291,7 +293,14 @@ def _formatter() -> Callable[..., Any]:
             kind = str(getattr(action, "_typehint", None) or action.type)
             return "X" if "float" in kind else "N" if "int" in kind else "VALUE"
 
+        def _format_action_invocation(self, action: Any) -> str:
+            return with_hyphens(super()._format_action_invocation(action))
+
+        def _format_usage(self, *args: Any, **kwargs: Any) -> str:
+            usage = " ".join(super()._format_usage(*args, **kwargs).split())
+            return wrap_text(usage, self._width, hanging=" " * 7) + "\n\n"
+
         def _fill_text(self, text: str, width: int, indent: str) -> str:
-            return "\n".join(indent + line for line in text.strip().splitlines())
+            return fill_help(text, self._width)
 
     return Formatter

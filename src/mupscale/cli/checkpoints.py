@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import sys
+import shutil
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from mupscale.cli.arguments import (
     UsageError,
-    installed,
     join_options,
     look_in_current_folder,
     make_parser,
     parse_arguments,
     separate_options,
 )
-from mupscale.system import printable
+from mupscale.system import print_at_once, printable, wrap_text
 
 UPSCALE = """\
 Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the same function, or nearly.
@@ -25,11 +26,14 @@ Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the
   mupscale upscale path/to/checkpoint path/to/wide --how fresh --hidden 1536 --ffn 4096 --heads 24 --kv 8
   mupscale upscale path/to/checkpoint path/to/wide --how fresh --hidden 1536 --heads 24 --lossless
   mupscale upscale path/to/checkpoint-500 path/to/wide --optimizer path/to/checkpoint-500/optimizer.pt
+  mupscale upscale path/to/checkpoint path/to/deep --layers 24 --how identity
 
 --how copies (the default) copies every unit a whole number of times: the function stays, and so does all training;
 noise makes the copies differ. --how fresh keeps the trained units as they are and draws new ones beside them, as the
 model's own initialisation would at the wide width: it takes any wider size, and there is nothing to tune. New units
 change the function at first; with --lossless they start silent, and it stays, up to the eps of the norms.
+With --layers the model becomes deeper instead: --how identity (the default then) inserts layers that write nothing into
+the residual stream yet, so that the function stays; stack and interleaved copy layers, which changes it.
 
 Tensors are read, grown and written in pieces, so a model of any size needs little memory. Beside the weights lies
 mupscale.json, from which mupscale.hf.param_groups makes parameter groups out of the small model's learning rate.
@@ -60,6 +64,7 @@ def upscale_command(words: list[str]) -> int:
     parser = make_parser("upscale", "CHECKPOINT OUT [--option VALUE …]", UPSCALE)
     _add_times(parser)
     _add_growth(parser)
+    parser.add_argument("--layers", type=int | None, help="number of layers of a deeper model, instead of a wider one")
     parser.add_argument("--noise", type=float, default=0.0, help="of copies, in multiples of a fresh initialisation's")
     parser.add_argument("--seed", type=int, default=0, help="of the noise or the fresh units")
     parser.add_argument(
@@ -68,14 +73,20 @@ def upscale_command(words: list[str]) -> int:
     parser.add_argument("--shard-size", type=str, default="5GB", help="largest file of weights")
     parser.add_argument("--optimizer", type=str | None, help="a saved torch optimizer (optimizer.pt) to widen as well")
     parser.add_argument("--no-verify", action="store_true", help="do not compare the two models afterwards")
+    parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint of mupscale's at OUT")
     parser.add_argument("--threads", type=int | None, help="how many (default: one for each core)")
-    (source, out), options = _paths(parser, words, ("CHECKPOINT", "OUT"), flags=("--no-verify", "--lossless"))
+    (source, out), options = _paths(
+        parser, words, ("CHECKPOINT", "OUT"), flags=("--no-verify", "--lossless", "--overwrite")
+    )
     from mupscale.hf import upscale
 
     _describe(options.describe)
-    path = upscale(
+    if options.layers is not None:
+        return _deepen_command(source, out, options)
+    place = _beside(Path(out)) if options.overwrite else Path(out)
+    made = upscale(
         source,
-        out,
+        place,
         times=options.times,
         hidden=options.hidden,
         ffn=options.ffn,
@@ -89,10 +100,54 @@ def upscale_command(words: list[str]) -> int:
         optimizer=options.optimizer,
         verify=not options.no_verify,
         threads=options.threads,
-        note=lambda line: print(printable(line), file=sys.stderr),
+        note=lambda line: print_at_once(wrap_text(printable(line)), "stderr"),
     )
-    _print_lines(str(path))
+    if place != Path(out):
+        _replace_folder(place, Path(out))
+        made = replace(made, path=Path(out))
+    print(printable(wrap_text(str(made)), lines=True))
     return 0
+
+
+def _deepen_command(source: str, out: str, options: Any) -> int:
+    """mupscale upscale SOURCE OUT --layers N."""
+    from mupscale.hf import deepen_checkpoint
+
+    for name in ("times", "hidden", "ffn", "heads", "kv", "outgoing", "dtype", "optimizer"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--layers makes a model deeper, and --{name} is for a wider one: do one after the other")
+    if options.noise or options.lossless:
+        raise UsageError("--layers takes neither --noise nor --lossless: new layers that are identity change nothing")
+    if options.overwrite:
+        raise UsageError("--overwrite is for a wider model: give a folder that is not there yet")
+    deepened = deepen_checkpoint(
+        source,
+        out,
+        layers=options.layers,
+        how="identity" if options.how == "copies" else options.how,
+        seed=options.seed,
+        shard_size=options.shard_size,
+        verify=not options.no_verify,
+    )
+    print(printable(wrap_text(str(deepened)), lines=True))
+    return 0
+
+
+def _beside(out: Path) -> Path:
+    """Where a checkpoint is written that is to replace the one at `out`."""
+    if out.is_symlink() or (out.exists() and not (out / "mupscale.json").is_file()):
+        raise UsageError(
+            f"--overwrite: {out} holds no checkpoint that mupscale wrote: remove it, or choose another OUT"
+        )
+    return out.with_name(f".{out.name}.new") if out.exists() else out
+
+
+def _replace_folder(new: Path, old: Path) -> None:
+    """Put a finished folder into the place of another, which is gone only then."""
+    aside = old.with_name(f".{old.name}.old")
+    old.rename(aside)
+    new.rename(old)
+    shutil.rmtree(aside)
 
 
 def verify_command(words: list[str]) -> int:
@@ -122,8 +177,7 @@ def verify_command(words: list[str]) -> int:
         seed=options.seed,
         trust_remote_code=options.trust_remote_code,
     )
-    _print_table(report.table())
-    _print_lines(report.verdict)
+    print(printable(str(report), lines=True))
     return 0 if report.ok else 1
 
 
@@ -147,8 +201,7 @@ def inspect_command(words: list[str]) -> int:
         grow=_operator(options),
         optimizer=options.optimizer,
     )
-    _print_table(overview.table())
-    _print_lines(*overview.summary())
+    print(printable(str(overview), lines=True))
     return 0
 
 
@@ -216,14 +269,3 @@ def _paths(parser: Any, words: list[str], names: tuple[str, ...], flags: tuple[s
     if len(paths) != len(names):
         raise UsageError(f"give {' and '.join(names)}" + (f", not {' '.join(paths)}" if paths else ""))
     return paths, parsed
-
-
-def _print_table(table: Any) -> None:
-    """A rich table; as wide as it needs where the output is no terminal."""
-    console = installed("rich.console").Console(soft_wrap=False, width=None if sys.stdout.isatty() else 200)
-    console.print(table)
-
-
-def _print_lines(*lines: str) -> None:
-    """Sentences that may name what is in the files."""
-    print(*(printable(line, lines=True) for line in lines), sep="\n")

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from mupscale.cli.arguments import look_in_current_folder
+from mupscale.cli.arguments import UsageError, look_in_current_folder
 from mupscale.cli.failures import failure_sentence, give_up_stdout, has_current_folder, prepare_streams, print_failure
-from mupscale.system import VERSION, Interrupted
+from mupscale.system import VERSION, Interrupted, set_loudness, wrap_text
 
 
 class Command(NamedTuple):
@@ -46,7 +46,7 @@ COMMANDS = {
     "transfer-check": Command(
         "does the optimum stay where it is as widths grow?", "method.transfer_check_command", True, True
     ),
-    "report": Command("a page of pictures from runs of the method", "method.report_command"),
+    "report": Command("a page of pictures from runs: comparisons, and the paper's method", "method.report_command"),
     "curves": Command("draw the losses of runs into one picture", "training.curves_command"),
     "recipes": Command("list the recipes that ship", "shipped_list.recipes_command"),
     "upscale": Command("make a Hugging Face checkpoint wider, exactly", "checkpoints.upscale_command"),
@@ -64,7 +64,12 @@ COMMANDS = {
 }
 """In the order in which `mupscale --help` lists them. A name of two words, such as `data info`, is one of a group."""
 
-_SHOW_ORIGIN = ("-v", "--verbose", "--debug")
+_ENDING = (
+    "mupscale COMMAND --help tells more; mupscale --version; mupscale --completion bash, zsh or fish.",
+    "-q shows results alone; -v every line of progress, and where an error comes from (--debug: that alone).",
+    "Exit status: 0 done; 1 refused, or models differ; 2 a wrong command line; 3 training diverged; 130 interrupted.",
+)
+_QUIET, _VERBOSE = {"-q", "--quiet"}, {"-v", "--verbose"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,8 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     prepare_streams()
-    shows_origin = any(word in _SHOW_ORIGIN for word in words) or bool(os.environ.get("MUPSCALE_DEBUG"))
-    words = [word for word in words if word not in _SHOW_ORIGIN]
+    given = set(words)
+    shows_origin = bool(given & {"--debug", *_VERBOSE} or os.environ.get("MUPSCALE_DEBUG"))
+    set_loudness("quiet" if _QUIET & given else "verbose" if _VERBOSE & given else "normal")
+    words = [word for word in words if word not in {"--debug", *_QUIET, *_VERBOSE}]
     try:
         status = _dispatch(words, shows_origin)
         sys.stdout.flush()
@@ -102,6 +109,8 @@ def _dispatch(words: list[str], shows_origin: bool) -> int:
     if words[0] == "--version":
         print(f"mupscale {VERSION}")
         return 0
+    if words[0] == "--completion":
+        return _complete(" ".join(words[1:]))
     name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
     if name is None:
         return _show_group_or_refuse(words)
@@ -126,20 +135,24 @@ def _run(name: str, words: list[str], shows_origin: bool) -> int:
         return print_failure(*failure_sentence(error, name, again))
 
 
+def _complete(shell: str) -> int:
+    """Print the script that completes command lines in a shell."""
+    from mupscale.cli.completion import completion_script
+
+    try:
+        print(completion_script(shell, {name: command.run for name, command in COMMANDS.items()}), end="")
+    except UsageError as error:
+        return print_failure(f"mupscale: {error}", 2)
+    return 0
+
+
 def _overview(commands: dict[str, Command]) -> str:
-    width = max(map(len, commands)) + 3
-    lines = [f"  {name:<{width}}{command.about}" for name, command in commands.items()]
-    return "\n".join(
-        [
-            "usage: mupscale COMMAND …",
-            "",
-            "Train networks, and make them wider in the middle of training.",
-            "",
-            *lines,
-            "",
-            "mupscale COMMAND --help tells more; mupscale --version; -v shows where an error comes from.",
-        ]
-    )
+    width = max(map(len, commands)) + 5
+    lines = [
+        wrap_text(f"  {name:<{width - 2}}{command.about}", hanging=" " * width) for name, command in commands.items()
+    ]
+    head = ["usage: mupscale COMMAND …", "", "Train networks, and make them wider in the middle of training.", ""]
+    return "\n".join([*head, *lines, "", *map(wrap_text, _ENDING)])
 
 
 def _show_group_or_refuse(words: list[str]) -> int:

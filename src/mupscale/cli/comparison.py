@@ -5,13 +5,17 @@ from __future__ import annotations
 import shlex
 from argparse import SUPPRESS
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mupscale.cli.arguments import UsageError
+from mupscale.cli.hugging_face_base import base_checkpoint, is_hugging_face, with_hugging_face_base
 from mupscale.cli.method import run_paper
+from mupscale.cli.output_places import may_write_nothing, print_place
 from mupscale.cli.recipe_options import read_recipe_values
-from mupscale.system import number_in_environment
+from mupscale.system import number_in_environment, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.comparison import ComparisonSettings
@@ -25,6 +29,7 @@ from scratch, the base model continued, grown from copies, grown with fresh unit
   mupscale run mlp-covtype-demo --dry-run                   what it would train, and its FLOPs
   mupscale run mlp-covtype-demo --forecast                  the small models alone, and what they foretell
   mupscale run RECIPE --from my-model.safetensors --width 512    from a checkpoint of your own
+  mupscale run RECIPE --from FOLDER --width 1536            from a Hugging Face folder; the recipe names a text
   mupscale run RECIPE --paper                               the paper's own comparison, in its letters
 
 The recipe's growth event tells the two widths and how long each model trains. Learning rates and noise are tuned at
@@ -32,6 +37,7 @@ small widths; a section `comparison` may say where and over what. A run that was
 command: what is done is not done again."""
 
 
+@may_write_nothing("--dry-run", "--forecast", "--paper")
 def run_command(words: list[str]) -> int:
     """mupscale run RECIPE."""
     if "--paper" in words:
@@ -42,14 +48,22 @@ def run_command(words: list[str]) -> int:
     recipe, settings, options = read_comparison(words)
     folder = Path(recipe.out or "runs/comparison")
     if options["dry_run"]:
-        print(describe_plan(recipe, settings, folder))
+        with TemporaryDirectory() as kept:
+            print(describe_plan(_own_checkpoint(recipe, Path(kept)), settings, folder))
         return 0
+    recipe = _own_checkpoint(recipe, folder)
     command = shlex.join(["mupscale", "run", *words])
     summary = run_comparison(recipe, settings, folder, command=command, forecast_only=options["forecast"])
     said = [summary.answer["sentence"]] if summary.answer else [summary.forecast["sentence"]]
-    print("", *said, *(f"Note: {note}" for note in summary.notes), "", sep="\n", flush=True)
-    print(f"Report: {write_report([folder])}")
+    said += [f"Note: {note}" for note in summary.notes]
+    print("", *map(wrap_text, said), "", sep="\n", flush=True)
+    print_place("Report", write_report([folder]))
     return 0
+
+
+def _own_checkpoint(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe; with a Hugging Face folder's weights in a checkpoint of ours, where it starts from one."""
+    return base_checkpoint(recipe, folder) if is_hugging_face(recipe.start) else recipe
 
 
 def read_comparison(words: Sequence[str]) -> tuple[Recipe, ComparisonSettings, dict[str, Any]]:
@@ -66,8 +80,9 @@ def read_comparison(words: Sequence[str]) -> tuple[Recipe, ComparisonSettings, d
         parser.add_argument("--dry-run", action="store_true", help="print what would be trained, and train nothing")
         parser.add_argument("--forecast", action="store_true", help="stop after the small models, with their forecast")
 
-    values = read_recipe_values("run", "", RUN, words, extend, flags=("--dry-run", "--forecast"))
+    flags = ("--dry-run", "--forecast")
+    values = read_recipe_values("run", "", RUN, with_hugging_face_base(words, flags), extend, flags=flags)
     values.pop("method", None)
     settings = ComparisonSettings(**values.pop("comparison"))
     options = {name: values.pop(name) for name in ("dry_run", "forecast")}
-    return Recipe.from_json(values), settings, options
+    return replace(Recipe.from_json(values), callbacks=[]), settings, options

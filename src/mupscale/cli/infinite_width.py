@@ -19,6 +19,7 @@ from mupscale.cli.infinite_width_options import (
     settings_of,
 )
 from mupscale.cli.infinite_width_tables import print_best, print_comparison, print_conditions, print_example
+from mupscale.cli.output_places import may_write_nothing, print_place
 from mupscale.system import MupscaleError, open_display
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from mupscale.theory import Settings
 
 
+@may_write_nothing("--revealed")
 def limit_examples_command(words: list[str]) -> int:
     """mupscale limit examples."""
     options = read_examples_options(words)
@@ -78,6 +80,7 @@ def _example_settings(options: Any) -> Settings:
     )
 
 
+@may_write_nothing("--revealed")
 def limit_mlp_command(words: list[str]) -> int:
     """mupscale limit mlp."""
     options = read_mlp_options(words)
@@ -108,6 +111,7 @@ def limit_mlp_command(words: list[str]) -> int:
     return _write_results(gallery.folder, {"settings": settings_of(options), "meeting": comparison.to_json()})
 
 
+@may_write_nothing("--revealed")
 def limit_sweep_command(words: list[str]) -> int:
     """mupscale limit sweep."""
     options = read_sweep_options(words)
@@ -157,7 +161,7 @@ def _run_sweeps(options: Any, note: Callable[[str], None]) -> tuple[Gallery, lis
 def _write_results(folder: Path, results: dict[str, Any]) -> int:
     from mupscale.theory import limit_study
 
-    print(f"Results and pictures: {limit_study.save_results(folder / 'results.json', results).parent}")
+    print_place("Results and pictures", limit_study.save_results(folder / "results.json", results).parent)
     return 0
 
 

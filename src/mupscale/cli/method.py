@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
+from mupscale.cli.output_places import may_write_nothing, print_place
 from mupscale.cli.recipe_options import read_recipe_values
-from mupscale.system import number_in_environment
+from mupscale.system import number_in_environment, print_at_once, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.method import Method
@@ -33,7 +34,7 @@ Step 0 alone: Sweep 1 and Sweep 2 at the small widths. Many machines can work on
 
   mupscale sweep mlp-covtype-tiny                                          here, on a SQLite file in the run's folder
   mupscale sweep recipes/mlp-covtype.yaml --storage postgresql+psycopg://user@host/studies --worker
-  mupscale run   recipes/mlp-covtype.yaml --method.storage postgresql+psycopg://user@host/studies
+  mupscale run recipes/mlp-covtype.yaml --method.storage postgresql+psycopg://user@host/studies
 
 Each worker takes trials that are free until none is left; one that is killed loses nothing but its own trials, which
 another takes over."""
@@ -42,17 +43,21 @@ TRANSFER_CHECK = """\
 Does the optimum stay where it is as the width grows? Loss against learning rate at a fixed noise, and against noise
 at a fixed learning rate, for base models of several widths, upscaled; with a verdict in grid steps.
 
-  mupscale transfer-check mlp-covtype-tiny --widths '[32, 64, 128]' --at_lr 0.004 --at_noise 2
+  mupscale transfer-check mlp-covtype-tiny --widths '[32, 64, 128]' --at-lr 0.004 --at-noise 2
 
 Grids, steps and how many times wider are the recipe's (method.upscaled_lrs, method.noises, grow)."""
 
 REPORT = """\
-One page with the answer: curves, heatmaps, costs. Opens from disk, without a network.
+One page with the answer to what mupscale run asked: the contenders of a comparison at each budget, their curves,
+learning rates and costs, and the forecast held against the outcome; or, of a run of the paper's method (--paper), its
+sweeps as heatmaps, the upscaled model against the baselines, and what each cost. Opens from disk, without a network.
 
-  mupscale report runs/mlp-covtype-tiny
+  mupscale report runs/mlp-covtype-demo                       a comparison
+  mupscale report runs/mlp-covtype-tiny                       a run of the paper's method
   mupscale report runs/adamw runs/sgd --out both              two runs side by side"""
 
 
+@may_write_nothing("--dry-run")
 def run_paper(words: list[str]) -> int:
     """mupscale run RECIPE --paper."""
     from mupscale.method import estimate_run, run_method
@@ -67,11 +72,13 @@ def run_paper(words: list[str]) -> int:
         print(estimate_run(recipe, method, folder))
         return 0
     summary = run_method(recipe, method, folder, command=shlex.join(["mupscale", "run", *words, "--paper"]))
-    print("", *summary.verdict, *(f"Note: {warning}" for warning in summary.warnings), "", sep="\n", flush=True)
-    print(f"Report: {write_report([folder])}")
+    said = [*summary.verdict, *(f"Note: {warning}" for warning in summary.warnings)]
+    print("", *map(wrap_text, said), "", sep="\n", flush=True)
+    print_place("Report", write_report([folder]))
     return 0
 
 
+@may_write_nothing("--worker")
 def sweep_command(words: list[str]) -> int:
     """mupscale sweep RECIPE."""
     from mupscale.method import run_sweeps
@@ -100,6 +107,7 @@ def sweep_command(words: list[str]) -> int:
     return 0
 
 
+@may_write_nothing()
 def transfer_check_command(words: list[str]) -> int:
     """mupscale transfer-check RECIPE."""
     from mupscale.core import WholeWidth
@@ -111,10 +119,10 @@ def transfer_check_command(words: list[str]) -> int:
             "--widths", type=list[WholeWidth] | None, help="base widths (default: the recipe's, small and large)"
         )
         parser.add_argument(
-            "--at_lr", type=float | None, help="learning rate at which noise varies (default: the growth's)"
+            "--at-lr", type=float | None, help="learning rate at which noise varies (default: the growth's)"
         )
         parser.add_argument(
-            "--at_noise", type=float | None, help="noise at which the learning rate varies (the growth's)"
+            "--at-noise", type=float | None, help="noise at which the learning rate varies (the growth's)"
         )
 
     recipe, method, options = read_method("transfer-check", TRANSFER_CHECK, words, extend)
@@ -122,7 +130,7 @@ def transfer_check_command(words: list[str]) -> int:
     lr = options["at_lr"] if options["at_lr"] is not None else growth.lr if growth else None
     noise = options["at_noise"] if options["at_noise"] is not None else growth.noise if growth else None
     if lr is None or not isinstance(noise, int | float):
-        raise UsageError("say at which learning rate and noise the other varies: --at_lr X --at_noise Y")
+        raise UsageError("say at which learning rate and noise the other varies: --at-lr X --at-noise Y")
     check = transfer_check(
         recipe,
         widths=options["widths"] or [*method.widths, recipe.width],
@@ -133,10 +141,10 @@ def transfer_check_command(words: list[str]) -> int:
         seeds=method.seeds,
         engine=method.engine,
         out=folder,
-        note=print,
+        note=print_at_once,
     )
-    print(*check["verdict"], sep="\n")
-    print(f"Picture: {save_transfer_picture(check, folder)}")
+    print(*map(wrap_text, check["verdict"]), sep="\n")
+    print_place("Picture", save_transfer_picture(check, folder))
     return 0
 
 
@@ -147,7 +155,7 @@ def report_command(words: list[str]) -> int:
     parser.add_argument("--out", type=str | None, help="folder of the page and its pictures (default: RUN/report)")
     out = parse_arguments(parser, join_options(options)).out
     if not runs:
-        raise UsageError("give the folder of at least one run of the method")
+        raise UsageError("give the folder of at least one run, such as runs/mlp-covtype-demo")
     from mupscale.report import write_report
 
     print(f"Report: {write_report(runs, None if out is None else Path(out))}")
@@ -182,7 +190,7 @@ def read_method(command: str, about: str, words: Sequence[str], extend: Callable
     values.pop("comparison", None)
     method = Method(**values.pop("method"))
     options = {name: values.pop(name) for name in list(values) if name not in _recipe_keys()}
-    return MethodArguments(Recipe.from_json(values), method, options)
+    return MethodArguments(replace(Recipe.from_json(values), callbacks=[]), method, options)
 
 
 def _recipe_keys() -> set[str]:

@@ -17,6 +17,7 @@ from mupscale.cli.arguments import (
     read_yaml,
     separate_options,
 )
+from mupscale.cli.output_places import says_nothing_is_written
 from mupscale.cli.shipped_list import find_recipe
 
 NO_GROWTH: Option = ("--grow", "[]")
@@ -51,7 +52,10 @@ def read_recipe_values(
     recipes: list[Option] = []
     for file, values in files.items():
         recipes += [*([NO_GROWTH] if "grow" in values else []), ("--config", file)]
-    return plain_values(parser, parse_arguments(parser, join_options([*recipes, *replace_growth(options)])))
+    read = plain_values(parser, parse_arguments(parser, join_options([*recipes, *replace_growth(options)])))
+    if says_nothing_is_written(read.get("out")):
+        read["out"] = None
+    return read
 
 
 def _check_method_section(file: str, options: Sequence[str]) -> None:

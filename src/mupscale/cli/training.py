@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from mupscale.cli.arguments import Option, UsageError, join_options, make_parser, parse_arguments, separate_options
 from mupscale.cli.recipe_options import plain_values, read_recipe_values, replace_growth
+from mupscale.system import print_at_once
 
 if TYPE_CHECKING:
-    from mupscale.train import Recipe, StoredRecipe
+    from mupscale.train import Recipe, Result, StoredRecipe
 
 TRAIN = """\
 Train a model as a recipe says; the recipe may let it grow in the middle of the run.
 
   mupscale train recipes/mlp-covtype-tiny.yaml                      ten seconds on a laptop
-  mupscale train recipes/gpt2-text.yaml --width.head_dim 64 --optimizer.lr 0.002 --out runs/mine
+  mupscale train recipes/gpt2-text.yaml --width.head-dim 64 --optimizer.lr 0.002 --out runs/mine
   mupscale train recipes/mlp-covtype.yaml --grow '[{at: 2000, width: 1000, noise: 1}]'
   torchrun --nproc_per_node 8 -m mupscale train recipes/gpt2-text.yaml
 
 Every entry of a recipe can be given as an option, which then takes precedence; of several recipes, the later ones do.
 A model, an optimizer or data of your own is named by its import path (class_path), also from the current folder.
---print_config shows the whole recipe with all its defaults."""
+--print-config shows the whole recipe with all its defaults."""
 
 RESUME = """\
 Go on with a run from its last checkpoint, exactly where it stood.
@@ -43,6 +45,7 @@ Draw the losses of runs into one picture, and where they grew.
 OTHER_SECTIONS = ("method", "comparison")
 """Of a recipe's file, for `mupscale run`."""
 TRUST = "a package or module of yours whose classes the run's recipe may load; may be given several times"
+Beginning = Literal["new", "resume", "overwrite"]
 _STATUS = {"finished": 0, "diverged": 3, "interrupted": 130}
 
 
@@ -50,15 +53,26 @@ def train_command(words: list[str]) -> int:
     """mupscale train RECIPE."""
     from mupscale.train import run_recipe
 
-    recipe, resume = read_recipe(words)
-    return _STATUS[run_recipe(recipe, resume=resume).status]
+    recipe, begin = read_recipe(words)
+    return _tell_end(run_recipe(recipe, resume=begin == "resume", overwrite=begin == "overwrite"))
 
 
 def resume_command(words: list[str]) -> int:
     """mupscale resume RUN."""
     from mupscale.train import run_recipe
 
-    return _STATUS[run_recipe(read_run(words), resume=True).status]
+    return _tell_end(run_recipe(read_run(words), resume=True))
+
+
+def _tell_end(result: Result) -> int:
+    """Say where a finished run is saved, from one process of many; the exit status."""
+    from mupscale.train import RunFolder
+
+    if result.status == "finished" and result.out is not None and os.environ.get("RANK", "0") == "0":
+        last = RunFolder(result.out).last()
+        where = "" if last is None else f"{last.relative_to(result.out)}, "
+        print_at_once(f"saved in {result.out}: {where}metrics.jsonl, recipe.json")
+    return _STATUS[result.status]
 
 
 def curves_command(words: list[str]) -> int:
@@ -75,20 +89,27 @@ def curves_command(words: list[str]) -> int:
     return 0
 
 
-def read_recipe(words: Sequence[str]) -> tuple[Recipe, bool]:
-    """The recipe that the words behind `mupscale train` describe, and whether to resume its run."""
+def read_recipe(words: Sequence[str]) -> tuple[Recipe, Beginning]:
+    """The recipe that the words behind `mupscale train` describe, and what to do with a run that is there already."""
     from mupscale.train import Recipe
 
     def extend(parser: Any) -> None:
         parser.add_argument("--resume", action="store_true", default=SUPPRESS, help="go on from the last checkpoint")
+        parser.add_argument(
+            "--overwrite", action="store_true", default=SUPPRESS, help="start over where the folder holds a run"
+        )
         for section in OTHER_SECTIONS:
             parser.add_argument(f"--{section}", type=dict, help=SUPPRESS)
 
-    values = read_recipe_values("train", "[--resume]", TRAIN, words, extend, flags=("--resume",))
+    values = read_recipe_values(
+        "train", "[--resume | --overwrite]", TRAIN, words, extend, flags=("--resume", "--overwrite")
+    )
     for section in OTHER_SECTIONS:
         values.pop(section, None)
-    resume = bool(values.pop("resume", False))
-    return Recipe.from_json(values), resume
+    asked = [name for name in ("resume", "overwrite") if values.pop(name, False)]
+    if len(asked) == 2:
+        raise UsageError("--resume goes on with the run that --overwrite removes: give one of them")
+    return Recipe.from_json(values), cast(Beginning, asked[0] if asked else "new")
 
 
 def read_run(words: Sequence[str]) -> Recipe:

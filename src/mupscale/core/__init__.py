@@ -5,6 +5,7 @@ rules    the three numbers, and the factors they imply
 axes     which narrow unit each wide unit copies
 old_units  where the old units lie where the others are new ones and no copies
 roles    what the dimensions of a parameter are to it
+plan_tables  a plan as rows of a table
 plans    an entry for every parameter, and the formula of widening
 naming   one name per parameter, whatever the model is wrapped in
 packed_values  nested values with tensors in them, as JSON and a table of tensors
@@ -17,6 +18,7 @@ from mupscale.core.dtensor import copy_into, gather_whole, is_sharded, laid_out_
 from mupscale.core.naming import without_ddp
 from mupscale.core.old_units import index_of_old, index_of_units, is_new, places, whole_blocks
 from mupscale.core.packed_values import PackedTensors, pack_values, unpack_values
+from mupscale.core.plan_tables import shapes_in_words
 from mupscale.core.plans import Entry, Plan, Shape, check_dtype, check_same_names
 from mupscale.core.roles import Role
 from mupscale.core.rules import Number, Rule, tidy
@@ -52,6 +54,7 @@ __all__ = [
     "pack_values",
     "places",
     "plain_type",
+    "shapes_in_words",
     "tidy",
     "unpack_values",
     "whole_blocks",

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from mupscale.core import naming
 from mupscale.core.axes import Axis, expand
+from mupscale.core.plan_tables import HEADER, PlannedShape, plan_rows
 from mupscale.core.rules import Number, Rule, tidy
-from mupscale.system import MupscaleError, replace_text
+from mupscale.system import MupscaleError, html_table, replace_text, text_table
 
 Shape = tuple[int, ...]
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -158,6 +159,21 @@ class Plan:
         if entry is None:
             raise MupscaleError(f"the plan has no parameter '{name}': it was made for another model")
         return entry
+
+    def __str__(self) -> str:
+        """A table that fits the terminal; alike layers in one row."""
+        return f"{text_table(HEADER, self._table_rows(), left=2)}\n{self._tried}"
+
+    def _repr_html_(self) -> str:
+        """The same table in a notebook."""
+        return html_table(HEADER, self._table_rows(), self._tried)
+
+    def _table_rows(self) -> list[tuple[str, ...]]:
+        return plan_rows({name: PlannedShape(e.narrow, e.wide, e.rule) for name, e in self.parameters.items()})
+
+    @property
+    def _tried(self) -> str:
+        return "copies tried: exact" if self.checked else "not tried yet: mu.verify, or a batch (inputs=), would"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.parameters)

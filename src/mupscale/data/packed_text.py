@@ -8,7 +8,7 @@ from typing import Any
 from mupscale.data.documents import Errors
 from mupscale.data.packing import pack, shown_progress
 from mupscale.data.shards import PARTS, TOKENIZER, Index
-from mupscale.data.tokenizer import load_tokenizer
+from mupscale.data.tokenizer_choice import load_tokenizer
 from mupscale.system import MupscaleError
 
 

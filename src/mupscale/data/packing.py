@@ -34,7 +34,8 @@ from mupscale.data.shards import (
     TokenShard,
     check_packed_with,
 )
-from mupscale.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, one_thread_each, tokenizer_name
+from mupscale.data.tokenizer import Tokenizer, one_thread_each
+from mupscale.data.tokenizer_choice import load_tokenizer, make_tokenizer, tokenizer_name
 from mupscale.system import MupscaleError, exclusive_lock, open_display, read_json, replace_text, usable_cores
 
 Progress = Callable[[int, int, int], None]
@@ -63,7 +64,7 @@ def pack(
 ) -> Path:
     """Tokenize a source (see Corpus) into the folder `out`, each document followed by the end-of-text token.
 
-    tokenizer: bytes, bpe:SIZE to learn one from the training documents, or gpt2:FOLDER.
+    tokenizer: bytes, bpe:SIZE to learn one from the training documents, gpt2:FOLDER, or hf:FOLDER.
     validation, split_seed: see DocumentSplit; a source of one document keeps its end for validation, a share of `tail`.
     dtype: of the tokens; the smallest that holds the vocabulary, if not given.
     progress: called with bytes read, bytes in all (0 if not known) and tokens written.
@@ -176,7 +177,7 @@ class _Packing:
     def _make_tokenizer(self, spec: str) -> Tokenizer:
         """The tokenizer, which is in the folder if an earlier run came that far."""
         path = self.out / TOKENIZER
-        if not path.exists() or spec.startswith("gpt2:"):
+        if not path.exists() or spec.startswith(("gpt2:", "hf:")):
             tokenizer = make_tokenizer(spec, self._training_texts())
             if path.exists():
                 before = load_tokenizer(path)

@@ -18,7 +18,8 @@ from mupscale.data.embedded import tinyshakespeare
 from mupscale.data.packing import pack, shown_progress
 from mupscale.data.shards import INDEX, TOKENIZER, Index, Windows, check_packed_with
 from mupscale.data.stream import Batch, Data
-from mupscale.data.tokenizer import Bytes, Tokenizer, load_tokenizer, tokenizer_name
+from mupscale.data.tokenizer import Bytes, Tokenizer
+from mupscale.data.tokenizer_choice import load_tokenizer, tokenizer_name
 from mupscale.system import MupscaleError
 
 
@@ -71,7 +72,8 @@ class Text(TokenWindows):
         context: tokens in a window
         source: what to pack if the folder is not there: a .txt, .jsonl, .jsonl.gz or .parquet file, a folder or a glob
             of them, or datasets:NAME:CONFIG
-        tokenizer: bytes, bpe:8192 to learn one of that size, or gpt2:FOLDER; bytes if not given, or what is there
+        tokenizer: bytes, bpe:8192 to learn one of that size, gpt2:FOLDER, or hf:FOLDER (of any Hugging Face model, its
+            tokenizer.json); bytes if not given, or what is there
         field: where JSON lines, Parquet and datasets have the text
         validation: share of the documents kept for validation; a single document keeps its last tenth
         split_seed: which documents are kept for validation

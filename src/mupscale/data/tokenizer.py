@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mupscale.system import MupscaleError, read_regular, require
+from mupscale.system import MupscaleError, require
 
 END_OF_TEXT = "<|endoftext|>"
 _LEARN_FROM = 100_000_000  # characters of the corpus: more changes a vocabulary little, and costs memory and time
@@ -80,7 +80,7 @@ class BPE(Tokenizer):
     @classmethod
     def gpt2(cls, folder: str | Path) -> BPE:
         """GPT-2's, from its two files, under either of the names they are known by."""
-        tokenizers = _tokenizers()
+        tokenizers = tokenizers_package()
         vocab, merges = (_find_file(Path(folder).expanduser(), names) for names in (_VOCAB_FILES, _MERGES_FILES))
         try:
             model = tokenizers.models.BPE.from_file(str(vocab), str(merges))
@@ -96,7 +96,7 @@ class BPE(Tokenizer):
 
         The vocabulary has `vocab` tokens, the 256 bytes and the end of a text included; fewer where no pair repeats.
         """
-        tokenizers = _tokenizers()
+        tokenizers = tokenizers_package()
         tokenizer = _with_gpt2_words(tokenizers.models.BPE())
         trainer = tokenizers.trainers.BpeTrainer(
             vocab_size=vocab - 1,
@@ -130,53 +130,6 @@ _CUT = re.compile(r"(?<=\S)(?=[ \n])")
 _VOCAB_FILES, _MERGES_FILES = ("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")
 
 
-LARGEST_VOCABULARY = 10_000_000
-
-
-def parse_tokenizer(spec: str) -> tuple[str, str]:
-    """The kind of a tokenizer and what goes with it: bytes, bpe:8192 or gpt2:FOLDER."""
-    kind, _, argument = spec.partition(":")
-    if kind == "bpe" and argument.isdecimal() and int(argument) < 257:
-        raise MupscaleError(
-            f"a vocabulary of {argument} is too small: 256 bytes and the end of a text make 257 at least"
-        )
-    if kind == "bpe" and argument.isdecimal() and int(argument) > LARGEST_VOCABULARY:
-        raise MupscaleError(f"a vocabulary of {argument} is too large: {LARGEST_VOCABULARY:,} tokens are the most")
-    if not {"bytes": argument == "", "bpe": argument.isdecimal(), "gpt2": argument != ""}.get(kind, False):
-        raise MupscaleError(f"there is no tokenizer {spec!r}: take bytes, bpe:8192 (any size) or gpt2:FOLDER")
-    return kind, argument
-
-
-def tokenizer_name(spec: str) -> str:
-    """A tokenizer's name wherever its files are."""
-    kind, _ = parse_tokenizer(spec)
-    return kind if kind == "gpt2" else spec
-
-
-def make_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer that `parse_tokenizer` explains; one that is learnt looks at the texts."""
-    kind, argument = parse_tokenizer(spec)
-    if kind == "bytes":
-        return Bytes()
-    return BPE.gpt2(argument) if kind == "gpt2" else BPE.learn(texts, int(argument))
-
-
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """A tokenizer from the file that its `to_json` was written to."""
-    try:
-        text = read_regular(path).decode("utf-8")
-        if json.loads(text) == {"mupscale": "bytes"}:
-            return Bytes()
-    except (OSError, ValueError, RecursionError, MupscaleError) as error:
-        raise MupscaleError(f"the tokenizer {path} cannot be read: {error}") from None
-    try:
-        return BPE(_tokenizers().Tokenizer.from_str(text))
-    except MupscaleError:
-        raise
-    except Exception as error:  # the library raises nothing more precise
-        raise MupscaleError(f"{path} holds no tokenizer: {error}") from None
-
-
 @contextmanager
 def one_thread_each() -> Iterator[None]:
     """Let `encode_batch` use the thread that calls it and no more, for callers that bring their own threads."""
@@ -192,12 +145,13 @@ def one_thread_each() -> Iterator[None]:
             os.environ[variable] = before
 
 
-def _tokenizers() -> Any:
+def tokenizers_package() -> Any:
+    """The library that reads and learns byte-pair encodings."""
     return require("tokenizers", extra="text", reason="byte-pair encoding needs tokenizers")
 
 
 def _with_gpt2_words(model: Any) -> Any:
-    tokenizers = _tokenizers()
+    tokenizers = tokenizers_package()
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.core import Plan, naming
-from mupscale.engine.stackable import PER_RUN, NotStackable
+from mupscale.engine.stackable import PER_RUN
 from mupscale.engine.updates import Rows, Segment
 
 _ALIGNED = 64  # columns at which a parameter may begin: matrix units want addresses that are multiples of 16 bytes
@@ -63,7 +63,10 @@ class ParameterLayout:
 
 
 class Replicas:
-    """The runs' parameters (`flat`), optimizer state, steps it has taken and buffers; dimension 0 is the run."""
+    """The runs' parameters (`flat`), optimizer state, steps it has taken and buffers; dimension 0 is the run.
+
+    Steps taken are one number for a run, or one for each of its columns where some parameters have come in later.
+    """
 
     def __init__(
         self, layout: ParameterLayout, model: nn.Module, state: Sequence[str], rows: int, dtype: torch.dtype
@@ -90,13 +93,22 @@ class Replicas:
         for name, buffer in naming.buffers(model).items():
             self.buffers[name][row].copy_(buffer)
         held = [optimizer.state.get(parameters[name], {}) for name in self.layout.names]
-        steps = {float(state.get("step", 1.0)) if self.state.keys() <= state.keys() else 0.0 for state in held}
-        if len(steps) > 1:
-            raise NotStackable("the optimizer's parameters have taken different numbers of steps")
-        self.steps_taken[row] = steps.pop()
-        for kind, matrix in self.state.items() if self.steps_taken[row] else ():
-            for state, view in zip(held, self.layout.cut(matrix[row]).values(), strict=True):
-                view.copy_(state[kind])
+        steps = [float(state.get("step", 1.0)) if self.state.keys() <= state.keys() else 0.0 for state in held]
+        self._note_steps(row, steps)
+        for kind, matrix in self.state.items():
+            for state, taken, view in zip(held, steps, self.layout.cut(matrix[row]).values(), strict=True):
+                if taken:
+                    view.copy_(state[kind])
+
+    def _note_steps(self, row: int, steps: Sequence[float]) -> None:
+        """How many steps each parameter has taken: those of new blocks fewer than the others."""
+        if len(set(steps)) > 1 and self.steps_taken.shape[1] == 1:
+            self.steps_taken = self.steps_taken.expand(-1, self.layout.total).contiguous()
+        if self.steps_taken.shape[1] == 1:
+            self.steps_taken[row] = steps[0]
+        else:
+            for taken, view in zip(steps, self.layout.cut(self.steps_taken[row]).values(), strict=True):
+                view.fill_(taken)
 
     @torch.no_grad()
     def copy_out(self, row: int, model: nn.Module, optimizer: Optimizer) -> None:
@@ -108,9 +120,12 @@ class Replicas:
             buffer.copy_(self.buffers[name][row])
         names = {id(p): name for name, p in parameters.items()}
         states = {kind: self.layout.cut(matrix[row]) for kind, matrix in self.state.items()}
-        steps = float(self.steps_taken[row])
-        for group in optimizer.param_groups if states and steps else ():
+        taken = self.layout.cut(self.steps_taken[row].expand(self.layout.total))
+        for group in optimizer.param_groups if states else ():
             for p in group["params"]:
+                steps = float(taken[names[id(p)]].flatten()[0])
+                if not steps:
+                    continue
                 held: dict[str, Any] = {kind: views[names[id(p)]].clone() for kind, views in states.items()}
                 if "exp_avg" in held:
                     on = p.device if group.get("fused") or group.get("capturable") else None
@@ -145,8 +160,15 @@ class Replicas:
         tensors |= {f"state/{name}": matrix for name, matrix in self.state.items()}
         return tensors | {f"buffer/{name}": buffer for name, buffer in self.buffers.items()}
 
+    def put_back(self, before: Mapping[str, Tensor], sound: Tensor) -> None:
+        """Give the runs that are not sound all that they had before a step; `before`: copies of `tensors`."""
+        for name, tensor in self.tensors().items():
+            mask = sound.reshape(-1, *(1 for _ in tensor.shape[1:]))
+            tensor.copy_(torch.where(mask, tensor, before[name]))
+
     def finite_rows(self) -> list[bool]:
-        """Whether each run's parameters are finite; what lies between them for alignment does not matter."""
-        parts = self.layout.cut(self.flat.detach()).values()
+        """Whether each run's parameters and state are finite; what lies between them for alignment does not matter."""
+        matrices = [self.flat.detach(), *self.state.values()]
+        parts = [part for matrix in matrices for part in self.layout.cut(matrix).values()]
         finite: list[bool] = torch.stack([p.reshape(len(p), -1).isfinite().all(1) for p in parts]).all(0).tolist()
         return finite

@@ -206,12 +206,18 @@ class RunStack:
         return [(block, self.replicas.view(block), self.hyper.rows(block)) for block in blocks]
 
     def _step_block(self, replicas: Replicas, hyper: Hyperparameters, x: Tensor, y: Tensor) -> StepResult:
+        skipping = self.shared.on_nonfinite == "skip"
+        before = {name: tensor.clone() for name, tensor in replicas.tensors().items()} if skipping else {}
         losses = self._compiled("losses", self.vmapped.losses)(
             replicas.flat, replicas.buffers, x, y, self.streams.shared
         )
         (gradient,) = torch.autograd.grad(losses.sum(), replicas.flat)
         with torch.no_grad():
+            sound = losses.isfinite() & gradient.abs().amax(1).square().isfinite() if skipping else None
             norms = self._compiled("update", self._update)(gradient, replicas, hyper)
+            if sound is not None:
+                replicas.put_back(before, sound)
+                losses = torch.where(sound, losses, math.nan)
         return losses.detach(), norms
 
     def _update(self, gradient: Tensor, replicas: Replicas, hyper: Hyperparameters) -> Tensor | None:
@@ -264,7 +270,7 @@ class RunStack:
         return [_scores(*column) for column in totals.T.tolist()]
 
     def finite_runs(self) -> list[bool]:
-        """Whether each run's parameters are finite."""
+        """Whether each run's parameters and optimizer state are finite."""
         finite = self.replicas.finite_rows()
         return [finite[row] for row in self._rows]
 

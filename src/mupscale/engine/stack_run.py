@@ -17,7 +17,7 @@ from mupscale.engine.stack import RunStack
 from mupscale.engine.stackable import rate_after
 from mupscale.engine.training_job import TrainingJob
 from mupscale.system import Interrupted
-from mupscale.train import RunState, StopRequest, data_fingerprint
+from mupscale.train import MOST_IN_A_ROW, RunState, StopRequest, data_fingerprint
 
 _LOOK_EVERY = 100  # steps after which losses are fetched from the device at the latest
 _MINUTES = 2.0  # between two saves of a stack, if the recipe says nothing
@@ -32,6 +32,7 @@ class StackRun:
         self.losses = self.norms = torch.empty(
             0, len(numbers), dtype=torch.float64
         )  # steps since the last point × runs
+        self.skipped: dict[int, int] = {}  # steps that were left out one after another, by number
         self.writers = [RunWriter(recipe) for recipe in stack.recipes]
         self.seconds, self.started_at = 0.0, time.monotonic()
         self.saved_at = time.monotonic()
@@ -78,14 +79,27 @@ class StackRun:
             self._evaluate()
 
     def _collect(self, losses: Tensor) -> None:
+        if self.recipe.on_nonfinite == "skip":
+            self._note_skipped(losses.double().cpu())
         self.losses = torch.cat([self.losses, losses.double().cpu()])
         if self.stack.norms is not None:
             self.norms = torch.cat([self.norms, self.stack.norms.double().cpu()])
 
+    def _note_skipped(self, losses: Tensor) -> None:
+        """Count the steps that each run has left out one after another, and record them."""
+        first = self.stack.step - len(losses) + 1
+        for row, number in enumerate(self.numbers):
+            for offset, finite in enumerate(losses[:, row].isfinite().tolist()):
+                self.skipped[number] = 0 if finite else self.skipped.get(number, 0) + 1
+                if not finite:
+                    self._record(row, "skip", **self._where(first + offset))
+
     def _drop_diverged(self) -> None:
-        """End the runs whose loss is not finite."""
+        """End the runs whose loss is not finite; where steps may be left out, those that left out too many."""
         finite = self.losses.isfinite()
         ended = (~finite.all(0)).nonzero()[:, 0].tolist()
+        if self.recipe.on_nonfinite == "skip":
+            ended = [row for row in ended if self.skipped.get(self.numbers[row], 0) >= MOST_IN_A_ROW]
         first = self.stack.step - len(self.losses) + 1
         for row in ended:
             self._end_run(row, "diverged", at=first + int(finite[:, row].long().argmin()))
@@ -151,10 +165,13 @@ class StackRun:
 
     def _record(self, row: int, kind: str, **values: Any) -> None:
         """Write a record of metrics, as `train` does."""
-        step, data = self.stack.step, self.stack.data
-        where = {"kind": kind, "step": step, data.unit: step * self.recipe.batch * data.per_example}
+        step = self.stack.step
         spent = {"flops": self._flops(step), "seconds": round(self._elapsed(), 3)}
-        self.writers[row].write({**where, **spent, **values})
+        self.writers[row].write({"kind": kind, **self._where(step), **spent, **values})
+
+    def _where(self, step: int) -> dict[str, int]:
+        data = self.stack.data
+        return {"step": step, data.unit: step * self.recipe.batch * data.per_example}
 
     def _record_rate_changes(self, step: int) -> None:
         """Record where the learning rate changes: for `train` that is a growth to the same width."""
@@ -224,5 +241,6 @@ def _next(step: int, every: int, last: int) -> int:
 
 
 def _means(numbers: Tensor) -> list[float]:
-    """The mean of every run's numbers, as `train` computes it."""
-    return [math.fsum(column) / len(column) for column in numbers.T.tolist()] if len(numbers) else []
+    """The mean of every run's numbers, as `train` computes it: without steps that were left out."""
+    columns = [[x for x in column if math.isfinite(x)] for column in numbers.T.tolist()] if len(numbers) else []
+    return [math.fsum(column) / len(column) if column else math.nan for column in columns]

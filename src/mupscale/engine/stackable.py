@@ -21,6 +21,10 @@ def check_stackable(recipes: Sequence[Recipe]) -> None:
     """Refuse runs that cannot be trained as one program, as far as their recipes tell."""
     if recipes[0].accumulate > 1:
         raise NotStackable("steps that are cut into parts (accumulate) are taken one run at a time")
+    if recipes[0].on_nonfinite == "rewind":
+        raise NotStackable("a run that may go back (on_nonfinite: rewind) cannot do so among others that go on")
+    if any(recipe.no_decay or recipe.callbacks for recipe in recipes):
+        raise NotStackable("parameter groups (no_decay) and callbacks are for runs that are trained one at a time")
     for recipe in recipes:
         for growth in recipe.grow:
             if growth.width != recipe.width or growth.noise:
@@ -48,6 +52,7 @@ def _shared_part(recipe: Recipe) -> Recipe:
         noise_unit="init",
         how="copies",
         outgoing=1.0,
+        deepen="identity",
         grow=[],
     )
 
@@ -56,7 +61,7 @@ def group_by_start(recipes: Sequence[Recipe]) -> list[list[int]]:
     """The numbers of the recipes, in groups whose models are the same before their first step."""
     groups: dict[str, list[int]] = {}
     for number, recipe in enumerate(recipes):
-        operator = [recipe.how, recipe.outgoing, recipe.noise, recipe.noise_unit]
+        operator = [recipe.how, recipe.deepen, recipe.outgoing, recipe.noise, recipe.noise_unit]
         upscaled = [recipe.start, recipe.start_width, *operator, recipe.seeds.noise]
         key = json.dumps([recipe.seeds.init, *upscaled], sort_keys=True)
         groups.setdefault(key, []).append(number)

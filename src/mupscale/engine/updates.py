@@ -62,7 +62,8 @@ class Hyperparameters:
 
 
 Update = Callable[[Tensor, Tensor, Rows, Tensor, Hyperparameters, Sequence[Segment]], None]
-"""From parameters, gradients (which it may overwrite), state, steps taken so far and hyperparameters; in place."""
+"""From parameters, gradients (which it may overwrite), state, steps taken so far (a number for each run, or for each
+of its columns) and hyperparameters; in place."""
 
 
 def adam_update(
@@ -70,10 +71,10 @@ def adam_update(
 ) -> None:
     """Adam, AMSGrad and AdamW."""
     beta1, beta2 = hyper.shared["betas"]
-    correction1 = (1 - beta1**step).to(p.dtype)
-    correction2 = (1 - beta2**step).sqrt().to(p.dtype)
+    corrections = (1 - beta1**step).to(p.dtype), (1 - beta2**step).sqrt().to(p.dtype)
     for segment in segments:
         at = (slice(None), segment.columns)
+        correction1, correction2 = (_columns(each, at) for each in corrections)
         weights, gradient = p[at], g[at]
         lr, decay = hyper.lr * segment.lr, hyper.weight_decay * segment.weight_decay
         if hyper.shared["decoupled"]:
@@ -90,6 +91,11 @@ def adam_update(
         weights.addcmul_(torch.div(mean, size, out=size), -lr * correction2 / correction1)
 
 
+def _columns(numbers: Tensor, at: tuple[slice, slice]) -> Tensor:
+    """Those of a segment, where there is one number for each column; the one number of each run otherwise."""
+    return numbers if numbers.shape[1] == 1 else numbers[at]
+
+
 def sgd_update(
     p: Tensor, g: Tensor, state: Rows, step: Tensor, hyper: Hyperparameters, segments: Sequence[Segment]
 ) -> None:
@@ -102,7 +108,7 @@ def sgd_update(
             gradient.addcmul_(weights, hyper.weight_decay * segment.weight_decay)
         if momentum:
             buffer = state["momentum_buffer"][at]
-            first = (step == 1).to(p.dtype)  # torch takes the first gradient whole
+            first = (_columns(step, at) == 1).to(p.dtype)  # torch takes the first gradient whole
             buffer.mul_(momentum).add_(gradient * (1 - dampening * (1 - first)) if dampening else gradient)
             gradient = gradient.add_(buffer, alpha=momentum) if hyper.shared["nesterov"] else buffer
         weights.addcmul_(gradient, -hyper.lr * segment.lr)

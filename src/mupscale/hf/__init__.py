@@ -1,16 +1,18 @@
 """Hugging Face checkpoints: upscale one on disk, verify it, and train it on with the right parameter groups.
 
 `upscale`, `verify` and `inspect` are the commands of these names; `param_groups`, `plan`, `decay_groups`,
-`resume_optimizer` and `Clip` are for training; `Architecture`, `register`, `extend` and the layouts describe models.
+`resume_optimizer`, `Clip` and `GrowTrainerCallback` are for training; `LanguageModel` is a folder's model at any width,
+for recipes; `Architecture`, `register`, `extend` and the layouts describe models.
 
 Imports go one way: describe (architectures and their plans) → files (checkpoints on disk) → training (groups, clipping,
-optimizers) → verification (is it the same model?) → inspection, upscaling.
+optimizers) → verification (is it the same model?) → inspection, upscaling, deepening, language_model.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mupscale.hf.deepening import Deepened, deepen_checkpoint
 from mupscale.hf.describe import (
     Architecture,
     Layout,
@@ -30,19 +32,20 @@ from mupscale.hf.describe import (
 )
 from mupscale.hf.files import Record
 from mupscale.hf.inspection import Inspection, inspect
+from mupscale.hf.language_model import LanguageModel, hidden_size, load_language_model
 from mupscale.hf.training import decay_groups, param_groups, plan, resume_optimizer
 from mupscale.hf.upscaling import Upscaled, upscale
 from mupscale.hf.verification import Comparison, verify
 
 if TYPE_CHECKING:
-    from mupscale.hf.training import Clip
+    from mupscale.hf.training import Clip, GrowTrainerCallback
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Clip":  # imports transformers
-        from mupscale.hf.training import Clip
+    if name in ("Clip", "GrowTrainerCallback"):  # they import transformers
+        from mupscale.hf import training
 
-        return Clip
+        return getattr(training, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -50,7 +53,10 @@ __all__ = [
     "Architecture",
     "Clip",
     "Comparison",
+    "Deepened",
+    "GrowTrainerCallback",
     "Inspection",
+    "LanguageModel",
     "Layout",
     "Record",
     "Tied",
@@ -60,9 +66,12 @@ __all__ = [
     "column",
     "conv1d",
     "decay_groups",
+    "deepen_checkpoint",
     "extend",
+    "hidden_size",
     "inspect",
     "linear",
+    "load_language_model",
     "param_groups",
     "patches",
     "plan",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, Entry, Plan
+from mupscale.core import Axis, Entry, Plan, shapes_in_words
 from mupscale.growth import Fresh, FreshValues, Operator, Part, obstacles
 from mupscale.hf.describe import (
     AskedGrowth,
@@ -26,16 +25,26 @@ from mupscale.hf.describe import (
 from mupscale.hf.files import Record, Source, open_source, shorten_number
 from mupscale.hf.verification import find_record
 from mupscale.optim import Traits, default_hyper, traits_of
-from mupscale.system import MupscaleError, printable
-
-_DIGITS = re.compile(r"(?<=\.)\d+(?=\.)")
+from mupscale.system import (
+    MupscaleError,
+    html_table,
+    name_of_group,
+    pattern_of_name,
+    terminal_width,
+    text_table,
+    wrap_text,
+)
 
 
 @dataclass(frozen=True)
 class InspectionRow:
-    """Tensors that differ in their layer alone. values: what they are filled with, where they grow by fresh units."""
+    """Tensors that differ in their layer alone.
+
+    label: their name with the layers as a range. values: what they are filled with, where they grow by fresh units.
+    """
 
     name: str
+    label: str
     count: int
     entry: Entry
     output: str
@@ -98,7 +107,7 @@ class Inspection:
         how = f"--times {self.times}" if self.fresh is None else "fresh units"
         lines = [f"{self.model_type} ({self.architecture.origin}), {before} → {after} numbers with {how}"]
         lines += [", ".join(f"{name} {a} → {b}" for name, (a, b) in self.sizes.items())]
-        folds = [row.name for row in self.rows if row.entry.fold != 1]
+        folds = [row.label for row in self.rows if row.entry.fold != 1]
         lines += self._fresh_lines()
         if folds and self.fresh is None:
             lines.append(f"a constant is folded into {', '.join(folds)}")
@@ -120,35 +129,48 @@ class Inspection:
         lines = ["old weights stay as they are, in the places of their units; new ones are drawn from the model's own "]
         lines[0] += "initialisation at μP's spread for the wide size (new units), or start at a constant"
         if kept:
-            lines.append(f"old weights are multiplied in {', '.join(row.name for row in kept)} (column old)")
+            lines.append(f"old weights are multiplied in {', '.join(row.label for row in kept)} (column old)")
         if self.fresh.lossless and not self.losses:
             lines.append("lossless: the function stays, up to the eps of the norms")
         elif self.fresh.lossless:
             lines.append(f"not lossless, since {'; '.join(self.losses)}")
         return lines
 
-    def table(self) -> Any:
-        """For a terminal, through rich."""
-        from rich.table import Table
-        from rich.text import Text
+    def __str__(self) -> str:
+        """The table, in two parts where the terminal is too narrow for one, and the summary."""
+        return "\n".join([self.table(), *map(wrap_text, self.summary())])
 
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        table.add_column("tensors", overflow="fold")
+    def _repr_html_(self) -> str:
+        """For a notebook."""
+        header, rows = self._cells()
+        return html_table(header, rows, "; ".join(self.summary()))
+
+    def table(self, width: int | None = None) -> str:
+        """As text; where it is wider than `width` (by default the terminal's), shapes first, then numbers."""
+        header, rows = self._cells()
+        width = terminal_width() if width is None else width
+        whole = text_table(header, rows, left=4)
+        if width is None or max(map(len, whole.splitlines())) <= width:
+            return whole
+        shapes = text_table(header[:4], [row[:4] for row in rows], left=4, width=width)
+        numbers = [(row[0], *row[4:]) for row in rows]
+        return f"{shapes}\n\n{text_table((header[0], *header[4:]), numbers, width=width)}"
+
+    def _cells(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Titles and rows."""
         names = list(self.rows[0].factors) if self.rows else []
-        for title in ("shape", "output", "input"):
-            table.add_column(title, overflow="fold")
         filled = ("fold", "weight") if self.fresh is None else ("old", "new units", "to old")
-        for title in ("out", "in", *filled, *names):
-            table.add_column(title.replace("weight_decay", "decay"), justify="right", no_wrap=True)
+        header = ("tensors", "shape", "output", "input", "out", "in", *filled)
+        rows = list[tuple[str, ...]]()
         for row in self.rows:
             rule = row.entry.rule
             written = [_short(row.entry.fold), _short(rule.weight)]
             if row.values is not None:
                 written = [f"{_short(row.values.keep)}×", row.new_units, row.outgoing]
-            label = row.name if row.count == 1 else f"{row.name} ({row.count})"
             numbers = [_short(rule.out), _short(rule.in_), *written, *map(_short, row.factors.values())]
-            table.add_row(Text(printable(label)), _shapes(row.entry), row.output, row.input, *numbers)
-        return table
+            shape = shapes_in_words(row.entry.narrow, row.entry.wide)
+            rows.append((row.label, shape, row.output, row.input, *numbers))
+        return (*header, *(name.replace("weight_decay", "decay") for name in names)), rows
 
 
 def inspect(
@@ -231,7 +253,7 @@ def _rows(
     merged: dict[tuple[Any, ...], list[str]] = {}
     filled = {} if fresh is None else {name: fresh.values(Part(name, plan, seed=0)) for name in plan.parameters}
     for name, entry in plan.parameters.items():
-        key: tuple[Any, ...] = (_DIGITS.sub("*", name), entry.narrow, entry.wide, entry.rule, tuple(entry.axes.items()))
+        key: tuple[Any, ...] = (pattern_of_name(name), entry.narrow, entry.wide, entry.rule, tuple(entry.axes.items()))
         if (values := filled.get(name)) is not None:
             key += (values.std, values.means, values.keep, values.outgoing, values.new_outputs)
         merged.setdefault(key, []).append(name)
@@ -244,7 +266,11 @@ def _rows(
         )
         fits, factors = not optimizer_traits.matrices_only or len(entry.narrow) == 2, optimizer_traits.hyper
         factors_of = {n: factor(entry, hyper) if fits else float("nan") for n, factor in factors.items() if n in hyper}
-        rows.append(InspectionRow(label, len(names), entry, output, input_, factors_of, filled.get(names[0])))
+        rows.append(
+            InspectionRow(
+                label, name_of_group(names), len(names), entry, output, input_, factors_of, filled.get(names[0])
+            )
+        )
     return rows
 
 
@@ -252,11 +278,6 @@ def _axis(wire: str, axis: Axis) -> str:
     blocks = [block for _, block in axis.sections] or [axis.block]
     by = "" if blocks == [1] or axis.times == 1 else f" by {'|'.join(map(str, blocks))}"
     return f"{wire} {axis.times}×{by}".strip()
-
-
-def _shapes(entry: Entry) -> str:
-    narrow, wide = ("×".join(map(str, shape)) or "1" for shape in (entry.narrow, entry.wide))
-    return narrow if narrow == wide else f"{narrow} → {wide}"
 
 
 def _short(value: Any) -> str:

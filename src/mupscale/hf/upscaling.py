@@ -42,6 +42,7 @@ from mupscale.hf.files import (
     shorten_number,
     size_in_words,
     write_companions,
+    write_model_card,
     write_shards,
 )
 from mupscale.hf.training import check_optimizer_file, widen_optimizer_file
@@ -230,7 +231,10 @@ def _carry_out(
 ) -> tuple[Comparison | None, str]:
     try:
         with appearing(out) as folder:
-            return _write(prepared, folder, verify, threads, progress, note)
+            comparison, why = _write(prepared, folder, verify, threads, progress, note)
+            checked = f"not made, since {why}." if comparison is None else comparison.verdict
+            write_model_card(folder, out.name, prepared.source, prepared.growth, prepared.sizes, checked)
+            return comparison, why
     except OSError as error:
         raise MupscaleError(_failure_message(out, error)) from None
 

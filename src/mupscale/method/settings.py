@@ -93,5 +93,5 @@ class Method:
         return has_own_rates(self.baselines)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+        """Plain values; without `retries` where there is no limit, as before there was one."""
+        return {name: value for name, value in asdict(self).items() if name != "retries" or value is not None}

@@ -3,6 +3,7 @@
 traits         how an optimizer's hyperparameters and state scale
 group_builder  parameters collected into groups
 groups         groups and optimizers for a model, and for a wide model from a narrow one's optimizer
+muon_with_adamw  Muon for hidden matrices and AdamW for the rest, as one optimizer
 clipping       clipping by a norm that does not depend on the width
 schedulers     a schedule carried over to a wide optimizer
 """
@@ -17,17 +18,20 @@ from mupscale.optim.groups import (
     per_group,
     widened_groups,
 )
+from mupscale.optim.muon_with_adamw import MuonAdamW, muon_groups
 from mupscale.optim.optimizer_traits import Traits, register_optimizer, traits_of
 from mupscale.optim.schedulers import widen_scheduler
 
 __all__ = [
     "FROM_GROUP",
     "GroupBuilder",
+    "MuonAdamW",
     "Traits",
     "clip_grad_norm_",
     "deepened_groups",
     "default_hyper",
     "make_optimizer",
+    "muon_groups",
     "param_groups",
     "per_group",
     "register_optimizer",

@@ -82,7 +82,8 @@ class GroupBuilder:
         """Refuse a parameter that this optimizer cannot train at another width as it does at this one."""
         if self.traits.matrices_only and len(entry.narrow) != 2:
             raise MupscaleError(
-                f"Muon is for matrices, and '{name}' has shape {entry.wide}; give it another optimizer (groups=)"
+                f"Muon is for matrices, and '{name}' has shape {entry.wide}; give it another optimizer (groups=), or "
+                f"use mupscale.optim.MuonAdamW, which has AdamW for the rest"
             )
         if entry.shift and complete.get("weight_decay"):
             raise MupscaleError(

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mupscale.core import Entry, Plan
+from mupscale.optim.muon_with_adamw import MuonAdamW
 from mupscale.system import MupscaleError
 
 Hyper = Mapping[str, Any]
@@ -182,6 +183,18 @@ _TRAITS: dict[type[Optimizer], Traits] = {
     torch.optim.Adafactor: _ADAFACTOR,
     torch.optim.Muon: _MUON,
 }
+
+
+def _of_either(name: str) -> Factor:
+    """MuonAdamW: as Muon in its groups, as AdamW in the others."""
+    adamw = _TRAITS[torch.optim.AdamW]
+    return lambda entry, hyper: (_MUON if hyper.get("muon") else adamw).hyper[name](entry, hyper)
+
+
+_TRAITS[MuonAdamW] = Traits(
+    hyper={name: _of_either(name) for name in ("lr", "weight_decay", "eps")},
+    state={**_MUON.state, **_TRAITS[torch.optim.AdamW].state},
+)
 
 _REFUSED: dict[type[Optimizer], str] = {
     torch.optim.RAdam: "its first steps are linear in the gradient and later ones are not, so no one learning rate "

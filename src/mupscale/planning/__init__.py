@@ -45,7 +45,7 @@ from mupscale.planning.recorder import Recorder
 from mupscale.planning.residual_branches import Writers, find_writers, silence
 from mupscale.planning.role_registry import register_roles
 from mupscale.planning.tracing import call_arguments, computed_tensors, silence_dropout, tensors_in
-from mupscale.planning.width_dims import all_tensors, find_depth_size, find_width_dims
+from mupscale.planning.width_dims import all_tensors, default_init_at, find_depth_size, find_width_dims
 
 __all__ = [
     "ROUNDING",
@@ -61,6 +61,7 @@ __all__ = [
     "call_arguments",
     "check_plan_by_running",
     "computed_tensors",
+    "default_init_at",
     "find_block_lists",
     "find_depth_size",
     "find_width_dims",

@@ -64,11 +64,12 @@ class MarkedRun:
         return self.run.operations[position]
 
 
-def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any) -> MarkedRun:
+def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, until_next: bool = False) -> MarkedRun:
     """Run a model that `in_float64` made, and mark its blocks.
 
     A block without a forward pass of its own, a ModuleList of parts that the model calls itself, begins where the first
-    of its parts is called, and ends where the next block begins; of the last one the end is not known.
+    of its parts is called, and ends where the next block begins; of the last one the end is not known. until_next: all
+    blocks end there, since the model itself adds what they give to the stream.
     """
     recorder = OperationRecorder(model, call_arguments(inputs))
     blocks = {path: BlockRun(path) for path in paths}
@@ -78,8 +79,10 @@ def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any) -> Mark
     modules = naming.modules(model)
     called = sorted((block for block in blocks.values() if block.given), key=lambda block: block.first)
     for block, following in itertools.pairwise(called):
-        if isinstance(modules[block.path], _CONTAINERS):
+        if until_next or isinstance(modules[block.path], _CONTAINERS):
             block.made, block.last = following.given[:1], following.first
+    if until_next and called:
+        called[-1].made = []
     return MarkedRun(recorder.run, called, dict(enumerate(recorder.alive)))
 
 

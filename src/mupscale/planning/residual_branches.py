@@ -38,6 +38,7 @@ _KEEP_ZERO = {
         "split_with_sizes",
     ),
 }
+_ZEROS = {"zeros", "zeros_like", "new_zeros"}
 _EXACT = 1e-12  # of the stream's size, in float64
 
 
@@ -61,7 +62,17 @@ def find_writers(model: nn.Module, paths: Sequence[str], inputs: Any) -> tuple[d
     ({'0': {'down.bias': 0.0, 'down.weight': 0.0}}, {})
     """
     copied, batch = in_float64(model, inputs, generic=0)
-    marked = run_with_blocks(copied, paths, batch)
+    found, reasons = _find(copied, paths, batch, until_next=False)
+    if not found:  # the model may add what its blocks give to the stream itself
+        copied, batch = in_float64(model, inputs, generic=0)
+        found = _find(copied, paths, batch, until_next=True)[0]
+    return found, {path: reason for path, reason in reasons.items() if path not in found}
+
+
+def _find(
+    model: nn.Module, paths: Sequence[str], batch: Any, *, until_next: bool
+) -> tuple[dict[str, Writers], dict[str, str]]:
+    marked = run_with_blocks(model, paths, batch, until_next=until_next)
     found, reasons = dict[str, Writers](), dict[str, str]()
     for block in marked.blocks:
         try:
@@ -70,11 +81,10 @@ def find_writers(model: nn.Module, paths: Sequence[str], inputs: Any) -> tuple[d
             reasons[block.path] = str(reason)
     called = {block.path for block in marked.blocks}
     reasons |= {path: "the model did not call it on the batch" for path in paths if path not in called}
-    _try_silence(copied, batch, found, reasons)
+    _try_silence(model, batch, found, reasons, until_next)
     for block in marked.blocks:
-        if not block.made and found:  # the last of blocks without a forward pass of their own is like the others
+        if not block.made and found:  # the last of blocks that end where the next begins is like the others
             found[block.path] = dict(next(iter(found.values())))
-            reasons.pop(block.path, None)
     return found, reasons
 
 
@@ -92,16 +102,18 @@ def silence(parameters: Mapping[str, Tensor], path: str, writers: Writers) -> No
         parameters[f"{path}.{local}"].fill_(value)
 
 
-def _try_silence(model: nn.Module, batch: Any, found: dict[str, Writers], reasons: dict[str, str]) -> None:
+def _try_silence(
+    model: nn.Module, batch: Any, found: dict[str, Writers], reasons: dict[str, str], until_next: bool
+) -> None:
     """Keep of what was found the blocks that do give back what they are given."""
     parameters = naming.parameters(model)
     for path, writers in found.items():
         silence(parameters, path, writers)
     if not found:
         return
-    marked = run_with_blocks(model, [*found], batch)
+    marked = run_with_blocks(model, [*found, *reasons], batch, until_next=until_next)
     for block in marked.blocks:
-        if not block.made:
+        if not block.made or block.path not in found:
             continue
         after = marked.values[block.made[0]].detach()
         given = [marked.values[n].detach() for n in block.given if marked.values[n].shape == after.shape]
@@ -180,12 +192,13 @@ class _Walk:
         operands = [n for n in dict.fromkeys(operation.refs) if n in self.data]
         others = [n for n in dict.fromkeys(operation.refs) if n not in self.data]
         roots = {name: value for n in others for name, value in self._roots(n, position).items()}
-        if not operands and not roots:  # zeros that experts add their outputs to
+        if operation.name in _ZEROS or (not operands and not roots):  # zeros that experts add their outputs to
             return {}
         if operation.name in _SUMS or operation.name in _ALL_OPERANDS:
             found = dict(roots)
             for operand in operands:
-                found |= self._written_by(operand, position)
+                if self.marked.values[operand].is_floating_point():  # no index of where something is added
+                    found |= self._written_by(operand, position)
             return found
         if roots:
             return roots

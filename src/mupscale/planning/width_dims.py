@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from torch import Tensor, nn
 
 from mupscale.core import Width, naming
 from mupscale.system import MupscaleError
+
+_WIDE_ENOUGH = 64  # below this width an initialisation says little about wide ones
 
 Sketch = Callable[[Width], nn.Module]
 """A family's member at a width, without memory."""
@@ -61,6 +64,20 @@ def find_depth_size(sketch: Sketch, base: Width) -> str | None:
     if len(found) > 1:
         raise MupscaleError(f"both {found[0]} and {found[1]} change the number of parameters, and one of them may")
     return found[0] if found else None
+
+
+def default_init_at(base: Width, model: nn.Module, width_dims: Mapping[str, set[int]]) -> Width:
+    """The base, or its smallest multiple at which every matrix is 64 wide: a base of 2 may be 2 heads of 32.
+
+    model: the member of the family at the base.
+
+    >>> default_init_at(Width.of(8), nn.Linear(8, 8), {"weight": {0, 1}}).plain
+    64
+    """
+    tensors = all_tensors(model)
+    widths = [tensors[n].shape[d] for n, dims in width_dims.items() if tensors[n].dim() > 1 for d in dims]
+    size = max(base.size, min(widths, default=0))
+    return base.times(max(1, math.ceil(_WIDE_ENOUGH / size))) if base.is_whole else base
 
 
 def all_tensors(model: nn.Module) -> dict[str, Tensor]:

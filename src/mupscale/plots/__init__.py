@@ -5,6 +5,7 @@ end_labels  words at the ends of lines
 figures     a figure in the house style, and writing it
 gallery     a folder of pictures as PNG and SVG, for light and dark pages
 heat_map    numbers over two lists of values
+thinning    lines of very many points
 words       numbers as people read them
 """
 
@@ -31,6 +32,7 @@ from mupscale.plots.gallery import (
     styled,
 )
 from mupscale.plots.heat_map import STAR, HeatMap, add_color_bar, draw_heat_map, number_colors
+from mupscale.plots.thinning import keep_extremes
 from mupscale.plots.words import UNKNOWN
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "escape_text",
     "figure",
     "find_contrast",
+    "keep_extremes",
     "level_colors",
     "number_colors",
     "save_figure",

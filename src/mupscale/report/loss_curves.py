@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Literal
 
+import numpy as np
+
 from mupscale.method import UPSCALED, Curve, Runs, Summary, find_contender
 from mupscale.plots import (
     MUTED,
@@ -17,6 +19,7 @@ from mupscale.plots import (
     add_legend_below,
     drop_partial_point,
     escape_text,
+    keep_extremes,
     set_count_axis,
     set_log_axis_if_wide,
     words,
@@ -107,35 +110,48 @@ def collect_lines(summary: Summary, what: What, against: Against) -> list[CurveL
 def _line(runs: Runs, what: What, start: float, scale: float) -> CurveLine:
     done = [points for curve in runs.curves if curve.status != "diverged" and (points := _points(curve, what))]
     lost = [points for curve in runs.curves if curve.status == "diverged" and (points := _points(curve, what))]
-    columns = [dict(points) for points in done]
-    common = [step for step, _ in done[0] if all(step in column for column in columns)] if done else []
-    common = _thinned(common)
-    values = [[column[step] for column in columns] for step in common]
+    common, values = _shared_points(done)
+    low, high = ([], []) if not done else (values.min(0).tolist(), values.max(0).tolist())
+    kept = keep_extremes(low, high, _MOST)
     return CurveLine(
         runs,
-        [start + scale * step for step in common],
-        [fmean(v) for v in values],
-        [min(v) for v in values],
-        [max(v) for v in values],
+        [start + scale * common[i] for i in kept],
+        [fmean(values[:, i].tolist()) for i in kept],
+        [low[i] for i in kept],
+        [high[i] for i in kept],
         [[(start + scale * step, value) for step, value in _thinned(points)] for points in lost],
     )
 
 
+def _shared_points(done: Sequence[Points]) -> tuple[list[float], Any]:
+    """The steps that all seeds have, and a matrix of values: seeds × steps."""
+    if not done:
+        return [], np.empty((0, 0))
+    columns = [dict(points) for points in done]
+    common = list(columns[0])
+    if any(column.keys() != columns[0].keys() for column in columns):
+        common = [step for step in common if all(step in column for column in columns)]
+    return common, np.array([[column[step] for step in common] for column in columns])
+
+
 def _points(curve: Curve, what: What) -> Points:
     if what == "training":
-        pairs = zip(curve.steps, curve.losses, strict=False)
+        steps, values = curve.steps, curve.losses
     else:
-        scores = curve.accuracy if what == "accuracy" else curve.held_out_losses
-        pairs = zip(curve.held_out_steps, scores, strict=False)
-    points: Points = [(step, value) for step, value in pairs if words.is_finite_number(value)]
+        steps, values = curve.held_out_steps, curve.accuracy if what == "accuracy" else curve.held_out_losses
+    points: Points = [(s, v) for s, v in zip(steps, values, strict=False) if _is_finite(v)]
     return drop_partial_point(points, curve.status) if what == "training" else points
 
 
+def _is_finite(value: Any) -> bool:
+    """As `words.is_finite_number`, and at once for what nearly all values are."""
+    return value - value == 0 if type(value) is float else words.is_finite_number(value)
+
+
 def _thinned(points: Sequence[Any]) -> list[Any]:
-    """At most so many, the first and the last among them."""
-    if len(points) <= _MOST:
-        return list(points)
-    return [points[round(i * (len(points) - 1) / (_MOST - 1))] for i in range(_MOST)]
+    """Some of them, the first, the last and the extremes among them."""
+    values = [value for _, value in points]
+    return [points[i] for i in keep_extremes(values, values, _MOST)]
 
 
 def _plot(ax: Any, summary: Summary, drawn: list[CurveLine], what: str, against: str, zoom: bool) -> None:

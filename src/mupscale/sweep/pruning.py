@@ -55,10 +55,13 @@ class PruningRule:
         same_noise = sorted(loss for level, loss in finite if level == noise)
         if noise == 0 and value <= same_noise[0]:
             return False
-        compared = same_noise if at_equal_noise else sorted(loss for _, loss in finite)
+        return value > self.limit(same_noise if at_equal_noise else sorted(loss for _, loss in finite))
+
+    def limit(self, compared: Sequence[float]) -> float:
+        """The largest of these losses, in ascending order, that goes on."""
         if self.reduction is None:
-            return value > median(compared)
-        return value > compared[max(1, round(len(compared) / self.reduction)) - 1]
+            return median(compared)
+        return compared[max(1, round(len(compared) / self.reduction)) - 1]
 
 
 MEDIAN = PruningRule(rungs=(0.15, 0.35, 0.6))
@@ -101,6 +104,32 @@ def is_behind(
     ]
     own = (_level(trial.params["noise"], levels), _expected_final_loss(trial, step, before, steps))
     return rule.is_behind(*own, [own, *others], at_equal_noise=rung == 0)
+
+
+def trials_behind(
+    rule: PruningRule, trials: Iterable[FrozenTrial], step: int, steps: int, levels: Sequence[float]
+) -> set[int]:
+    """The numbers of those of the trials that `is_behind` would stop at this step, all of them judged at once."""
+    rung = rule.rung(step, steps)
+    before = rule.rungs[rung - 1] * steps if rung else None
+    values = {
+        trial.number: (_level(trial.params["noise"], levels), _expected_final_loss(trial, step, before, steps))
+        for trial in trials
+        if step in trial.intermediate_values and "noise" in trial.params
+    }
+    by_level: dict[float, list[float]] = {}
+    for level, loss in values.values():
+        if math.isfinite(loss):
+            by_level.setdefault(level if rung == 0 else 0.0, []).append(loss)
+    limits = {level: rule.limit(sorted(losses)) for level, losses in by_level.items()}
+    zeros = min((loss for level, loss in values.values() if level == 0 and math.isfinite(loss)), default=math.inf)
+
+    def goes_on(level: float, loss: float) -> bool:
+        if not math.isfinite(loss):
+            return False
+        return (level == 0 and loss <= zeros) or loss <= limits[level if rung == 0 else 0.0]
+
+    return {number for number, (level, loss) in values.items() if not goes_on(level, loss)}
 
 
 def _expected_final_loss(trial: FrozenTrial, step: int, before: float | None, steps: int) -> float:

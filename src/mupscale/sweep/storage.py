@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PATIENCE = 30.0  # seconds for which a storage may be locked or gone
+_A_FILE = "sqlite:///study.db"  # so that SQLAlchemy knows the kind; the path is given to SQLite itself
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
@@ -61,10 +62,11 @@ def _open(place: str, patience: float) -> BaseStorage:
     if place.startswith("journal:"):
         path = place.removeprefix("journal:").removeprefix("//")
         return optuna.storages.JournalStorage(_journal(path))
-    url = place if "://" in place else f"sqlite:///{place}"
+    url = place if "://" in place else _A_FILE
+    options = _engine(url, patience) if "://" in place else _file_engine(place, patience)
     for attempt in range(5):  # two workers may create the tables at the same moment: the second then finds them there
         try:
-            database = optuna.storages.RDBStorage(url, engine_kwargs=_engine(url, patience))
+            database = optuna.storages.RDBStorage(url, engine_kwargs=options)
             break
         except Exception as error:
             if attempt == 4 or not _is_already_there(error):
@@ -81,6 +83,13 @@ def load_optuna() -> Any:
     optuna = require("optuna", extra="sweep", reason="sweeps need optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
+
+
+def _file_engine(path: str, patience: float) -> dict[str, Any]:
+    """How to open a SQLite file whatever its path is made of: in a URL, ?, % and # would mean something else."""
+    import sqlite3
+
+    return {"creator": lambda: sqlite3.connect(path, timeout=patience, check_same_thread=False)}
 
 
 def _engine(url: str, patience: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mupscale.sweep.attempts import Attempts, cell_of, stored_result, trial_result, trial_state
-from mupscale.sweep.pruning import RULES, PruningRule, is_behind, make_pruner
+from mupscale.sweep.pruning import RULES, PruningRule, make_pruner, trials_behind
 from mupscale.sweep.space import Cell, Space, Trial
 from mupscale.sweep.storage import PATIENCE, Storage, load_optuna
 from mupscale.system import MupscaleError
@@ -212,13 +212,9 @@ class Study:
         """Which of these trials the pruner stops at this step."""
         if self.rule is None:
             return set()
-        all_trials, numbers, levels = self.optuna_trials(), set(numbers), self.space.noises
-        trials = [t for t in all_trials if step in t.intermediate_values and trial_state(t) not in ("void", "died")]
-        return {
-            trial.number
-            for trial in trials
-            if trial.number in numbers and is_behind(self.rule, trial, trials, step, self.steps, levels)
-        }
+        lost = ("void", "died", "failed")
+        trials = [t for t in self.optuna_trials() if step in t.intermediate_values and trial_state(t) not in lost]
+        return set(numbers) & trials_behind(self.rule, trials, step, self.steps, self.space.noises)
 
     def finish(self, number: int, result: Trial, seconds: float) -> bool:
         """Store the result of a trial; False if somebody else has ended it in the meantime."""

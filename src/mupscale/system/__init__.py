@@ -14,6 +14,7 @@ cores     how many cores there are
 terminal  progress, as a bar, lines or nothing
 unpacking  gzip files, up to a size
 tensor_files  tensors as safetensors, with checksums
+tables    tables and sentences that fit the terminal, and tables for notebooks
 torch_files  tensors that torch.save wrote, never code
 extras    optional packages, and how to install them
 """
@@ -29,8 +30,17 @@ from mupscale.system.machines import is_process_alive, machine_name
 from mupscale.system.memory import available_memory
 from mupscale.system.run_locks import RunLock
 from mupscale.system.seeds import derive, generator, seeded
+from mupscale.system.tables import (
+    html_table,
+    name_of_group,
+    pattern_of_name,
+    shorten_middle,
+    terminal_width,
+    text_table,
+    wrap_text,
+)
 from mupscale.system.tensor_files import check_tensors, checksum, write_tensors
-from mupscale.system.terminal import Display, open_display, print_at_once, printable
+from mupscale.system.terminal import Display, open_display, print_at_once, printable, set_loudness
 from mupscale.system.torch_files import load_torch
 from mupscale.system.typed_records import parse_record, show_short
 from mupscale.system.unpacking import open_gzip
@@ -52,14 +62,17 @@ __all__ = [
     "derive",
     "exclusive_lock",
     "generator",
+    "html_table",
     "is_process_alive",
     "load_torch",
     "machine_name",
+    "name_of_group",
     "number_in_environment",
     "open_display",
     "open_gzip",
     "parse_json",
     "parse_record",
+    "pattern_of_name",
     "print_at_once",
     "printable",
     "read_json",
@@ -68,9 +81,14 @@ __all__ = [
     "replacing",
     "require",
     "seeded",
+    "set_loudness",
+    "shorten_middle",
     "show_short",
     "sync_folder",
+    "terminal_width",
+    "text_table",
     "usable_cores",
+    "wrap_text",
     "write_json",
     "write_tensors",
 ]

@@ -11,6 +11,20 @@ from typing import Any, Literal, Protocol
 
 SECONDS_BETWEEN_LINES = 10.0
 Stream = Literal["stdout", "stderr"]
+Loudness = Literal["quiet", "normal", "verbose"]
+_loudness: Loudness = "normal"
+
+
+def set_loudness(loudness: Loudness) -> None:
+    """How much is shown from now on of how far something is: nothing (quiet), a bar or some lines, all lines (verbose).
+
+    >>> from mupscale.system import print_at_once, set_loudness
+    >>> set_loudness("quiet")
+    >>> print_at_once("2/7 base model")
+    >>> set_loudness("normal")
+    """
+    global _loudness
+    _loudness = loudness
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -80,7 +94,7 @@ class LineDisplay:
     ) -> None:
         """A line, if the one before is some time ago."""
         now = time.monotonic()
-        if last or now - self.printed >= SECONDS_BETWEEN_LINES:
+        if last or now - self.printed >= SECONDS_BETWEEN_LINES or _loudness == "verbose":
             self.printed = now
             self.note(line)
 
@@ -169,20 +183,22 @@ def open_display(
     all are done
     >>> display.close()
     """
-    if visible and sys.stderr.isatty():
+    visible = visible and _loudness != "quiet"
+    if visible and sys.stderr.isatty() and _loudness != "verbose":
         try:
             return BarDisplay(columns, total, transient=transient, started=started, fields=fields)
-        except ImportError:  # rich is an extra
+        except ImportError:  # something has removed rich
             pass
     if visible and lines is not None:
         return LineDisplay(lines, first_at_once=first_line_at_once)
     return SilentDisplay()
 
 
-def print_at_once(text: str) -> None:
+def print_at_once(text: str, stream: Stream = "stdout") -> None:
     """Print a line without waiting for the next, for whoever looks on.
 
     >>> print_at_once("3/7 base models")
     3/7 base models
     """
-    print(text, flush=True)
+    if _loudness != "quiet":
+        print(text, file=getattr(sys, stream), flush=True)

@@ -1,18 +1,23 @@
 """Training: a recipe, the run with growth in the middle of it, exact resume, one process or many.
 
 recipe (with class_paths, recipe_families, growth_events, schedule, run_settings): what a run is, as plain values.
-recipe_runner: runs a recipe. training_run: its steps. start, resuming: where they begin. model_checks: what they need.
+recipe_runner: runs a recipe. training_run: its steps. run_position, start, resuming: where they begin.
+nonfinite: where they go wrong. model_checks: what they need. run_result: how a run ended. processes: DDP and FSDP.
 run_folder, run_state, snapshot: what a run leaves on disk. stored_recipes: whose code is loaded from there.
-run_result: how a run ended. processes: DDP and FSDP.
 loss_functions, numeric_precision, metric_series, evaluation, stop_requests, progress, tensorboard: parts of a step.
-run_curves: pictures of runs.
+run_curves: pictures of runs. callbacks: who else is told of a run. dcp_folders: checkpoints of
+torch.distributed. lightning_callback: growth in Lightning's Trainer. optimizer_groups: parameter groups.
 """
 
+from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, WeightsAndBiases
 from mupscale.train.class_paths import Spec, import_path
+from mupscale.train.dcp_folders import load_dcp, load_dcp_model, save_dcp
 from mupscale.train.growing import check_copies
 from mupscale.train.growth_events import Growth, How, NoiseLevel, build_noise, build_operator
+from mupscale.train.lightning_callback import lightning_growth
 from mupscale.train.loss_functions import count_correct, cross_entropy
 from mupscale.train.model_checks import check_data, cost_per_example, data_fingerprint
+from mupscale.train.nonfinite import MOST_IN_A_ROW
 from mupscale.train.numeric_precision import cast_input, matmul_precision
 from mupscale.train.processes import Processes, join_processes
 from mupscale.train.progress import Silence, make_progress
@@ -33,10 +38,13 @@ from mupscale.train.training_run import TrainingRun
 
 __all__ = [
     "MAY_CHANGE",
+    "MOST_IN_A_ROW",
+    "Callback",
     "Checkpoints",
     "Evaluation",
     "Growth",
     "How",
+    "JsonLines",
     "NoiseLevel",
     "Processes",
     "Recipe",
@@ -50,8 +58,10 @@ __all__ = [
     "StartingModel",
     "StopRequest",
     "StoredRecipe",
+    "TensorBoard",
     "TensorBoardWriter",
     "TrainingRun",
+    "WeightsAndBiases",
     "build_noise",
     "build_operator",
     "cast_input",
@@ -67,11 +77,15 @@ __all__ = [
     "find_checkpoint",
     "import_path",
     "join_processes",
+    "lightning_growth",
+    "load_dcp",
+    "load_dcp_model",
     "make_progress",
     "matmul_precision",
     "packages_to_trust",
     "read_snapshot",
     "run_recipe",
+    "save_dcp",
     "starting_point",
     "step_of",
 ]

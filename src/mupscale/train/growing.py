@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 from mupscale.core import WholeWidth, Width, WidthLike
 from mupscale.data import Data
 from mupscale.family import Family
-from mupscale.growth import Operator, measure_statistics
+from mupscale.family_depths import Grow, split_operators
+from mupscale.growth import measure_statistics
 from mupscale.train.numeric_precision import cast_input
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
@@ -25,24 +26,26 @@ def grow_model(
     *,
     before: WholeWidth,
     width: WholeWidth,
-    grow: Operator,
+    grow: Grow,
     seed: int,
     family: Family,
     processes: Processes,
     data: Data | None,
     batches: Iterable[Tensor] = (),
 ) -> tuple[nn.Module, Optimizer]:
-    """The model and its optimizer at the new width; `before` is the one that it has.
+    """The model and its optimizer at the new width, which may say a depth; `before` is the one that it has.
 
     data: on which copies are tried, unless that has been done. batches: inputs on which the running statistics of new
     channels are measured; copies have those of the old ones.
     """
-    if grow.needs_multiples and data is not None:
+    wider, _ = split_operators(grow)
+    if wider.needs_multiples and data is not None:
         check_copies(family, data, before, width)
     wide, grown = family.upscale(model, optimizer, width=width, grow=grow, seed=seed, place=processes.place)
     assert grown is not None
-    if not grow.needs_multiples and any(isinstance(m, nn.modules.batchnorm._NormBase) for m in wide.modules()):
-        measure_statistics(wide, batches, family.widening(model, wide, grow=grow))
+    has_statistics = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in wide.modules())
+    if not wider.needs_multiples and has_statistics and not family.has_depth:
+        measure_statistics(wide, batches, family.widening(model, wide, grow=wider))
         processes.reshard(wide)
     return wide, grown
 

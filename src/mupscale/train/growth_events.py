@@ -1,19 +1,38 @@
-"""Growth of the model in the middle of a run or at its start, and how the new units are filled."""
+"""Growth of the model in the middle of a run or at its start: how new units are filled, and what new blocks are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 from mupscale.core import WholeWidth
-from mupscale.growth import Copies, Fresh, GaussianNoise, NaiveCopies, Net2Net, Noise, Operator, SignalNoise
+from mupscale.family_depths import Grow
+from mupscale.growth import (
+    Copies,
+    DepthOperator,
+    Fresh,
+    GaussianNoise,
+    Identity,
+    NaiveCopies,
+    Net2Net,
+    Noise,
+    Operator,
+    SignalNoise,
+    Stack,
+)
 from mupscale.system import MupscaleError
 
 NoiseLevel = float | dict[str, float]
-How = Literal["copies", "paired", "fresh", "lossless", "net2net", "naive"]
+How = Literal["copies", "paired", "fresh", "lossless", "net2net", "naive", "identity", "stack", "interleaved"]
 """How new units are filled: copies with noise, copies with noise that cancels, fresh ones, fresh ones that keep the
-function; for comparison Net2Net's random copies, and copies without the optimizer's state."""
+function; for comparison Net2Net's random copies, and copies without the optimizer's state. Where depth alone grows,
+what new blocks are."""
+Deepen = Literal["identity", "stack", "interleaved"]
+"""What new blocks are: ones that change nothing at first, or copies of the old ones, on top of them or each behind its
+own."""
+DEPTH_SIZES = ("depth", "layers", "n_layer", "n_layers", "num_layers", "num_hidden_layers")
+"""What a model's argument may be called that is its number of blocks, for a growth event to say `depth`."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +50,9 @@ class Growth:
             or the spectral norm of each weight ('signal')
         outgoing: for fresh units, from 0 to 1, how much of their fresh weight they have towards old ones
         lr: learning rate from here on, at the base width; the same as before if not given
+        depth: the new number of residual blocks, of a model whose width says that, too; as before if not given
+        deepen: what new blocks are: identity (they change nothing at first), stack (copies on top of all blocks) or
+            interleaved (each copy behind its block); where depth alone grows, `how` may say it
 
     Example:
         >>> Growth(at=2000, width=512, noise=0.3).lr is None
@@ -40,16 +62,45 @@ class Growth:
     """
 
     at: int
-    width: WholeWidth
+    width: WholeWidth = 0
     noise: NoiseLevel = 0.0
     unit: Literal["init", "theory", "signal"] = "init"
     lr: float | None = None
     how: How = "copies"
     outgoing: float = 1.0
+    depth: int | None = None
+    deepen: Deepen = "identity"
+
+    def resolved(self, before: WholeWidth) -> Growth:
+        """The event with its whole width, where it says depth alone or beside one width; before: the model's so far.
+
+        >>> Growth(at=10, depth=8, how="identity").resolved({"width": 64, "layers": 4}).width
+        {'width': 64, 'layers': 8}
+        """
+        if self.depth is None and self.width != 0:
+            return self
+        if self.depth is None:
+            raise MupscaleError(f"growth at step {self.at}: it says neither width nor depth")
+        name = next((n for n in DEPTH_SIZES if isinstance(before, dict) and n in before), None)
+        if name is None:
+            raise MupscaleError(
+                f"growth at step {self.at}: depth is for a model whose width says its depth, too, such as width: "
+                f"{{width: 64, layers: 4}}, not {before}"
+            )
+        assert isinstance(before, dict)
+        sizes = dict(self.width) if isinstance(self.width, dict) else {}
+        if not isinstance(self.width, dict) and self.width != 0:
+            others = [n for n in before if n != name]
+            if len(others) != 1:
+                raise MupscaleError(f"growth at step {self.at}: width {self.width} must name {', '.join(others)}")
+            sizes = {others[0]: self.width}
+        return replace(self, width={**before, **sizes, name: self.depth}, depth=None)
 
     @property
     def words(self) -> str:
         """How it grows, for the line that says so."""
+        if self.how in get_args(Deepen):
+            return f"new blocks: {self.how}"
         if self.how in ("fresh", "lossless"):
             return f"{self.how} units"
         noise = "by parameter" if isinstance(self.noise, dict) else f"{self.noise:g}"
@@ -62,11 +113,27 @@ class Growth:
         {'width': 64, 'noise': 0.0, 'unit': 'init', 'how': 'fresh', 'lr': 0.1}
         """
         said = {"width": self.width, "noise": self.noise, "unit": self.unit, "how": self.how}
-        return without_defaults({**said, "outgoing": self.outgoing, "lr": lr})
+        return without_defaults({**said, "outgoing": self.outgoing, "deepen": self.deepen, "lr": lr})
 
     def build_operator(self) -> Operator:
-        """The operator to grow with."""
+        """The operator to grow in width with."""
         return build_operator(self.how, self.noise, self.unit, self.outgoing)
+
+    def build_operators(self) -> Grow:
+        """The operators to grow with, in width and in depth."""
+        return self.build_operator(), build_depth_operator(self.how, self.deepen)
+
+
+def build_depth_operator(how: How, deepen: Deepen = "identity") -> DepthOperator:
+    """What a recipe says of new blocks: in `deepen`, or, where depth alone grows, in `how`.
+
+    >>> build_depth_operator("stack"), build_depth_operator("fresh", "interleaved")
+    (Stack(order='appended'), Stack(order='interleaved'))
+    """
+    chosen = how if how in get_args(Deepen) else deepen
+    if chosen == "identity":
+        return Identity()
+    return Stack("interleaved" if chosen == "interleaved" else "appended")
 
 
 def build_operator(how: How, noise: NoiseLevel, unit: str, outgoing: float = 1.0) -> Operator:
@@ -84,6 +151,8 @@ def build_operator(how: How, noise: NoiseLevel, unit: str, outgoing: float = 1.0
         if how == "lossless" and outgoing != 1:
             raise MupscaleError("how is lossless, which sets outgoing weights itself; leave out outgoing")
         return Fresh(outgoing=outgoing, lossless=how == "lossless")
+    if how in get_args(Deepen) and noise != 0:
+        raise MupscaleError(f"how is {how}, which is for new blocks and takes no noise; say them with deepen: {how}")
     if outgoing != 1:
         raise MupscaleError(f"how is {how}, which has no new units with outgoing weights of their own; take how: fresh")
     kinds = {"net2net": Net2Net, "naive": NaiveCopies}
@@ -96,7 +165,8 @@ def without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> without_defaults({"at": 10, "width": 64, "how": "copies", "outgoing": 1.0})
     {'at': 10, 'width': 64}
     """
-    usual = {"how": "copies", "outgoing": 1.0}
+    usual = {"how": "copies", "outgoing": 1.0, "depth": None, "deepen": "identity", "depth_rule": "none"}
+    usual["on_nonfinite"] = "stop"
     return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
 

@@ -38,7 +38,7 @@ class MetricSeries:
         return step - len(self.settled) + first + 1
 
     def flush(self) -> float:
-        """The mean of what is settled, which is then forgotten."""
-        mean = math.fsum(self.settled) / len(self.settled)
+        """The mean of what is settled, which is then forgotten; no number where every step was left out."""
+        mean = math.fsum(self.settled) / len(self.settled) if self.settled else math.nan
         self.settled = []
         return mean

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import WholeWidth, local_part
+from mupscale.core import WholeWidth
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.models import count_flops
@@ -94,19 +93,10 @@ def check_growth(recipe: Recipe, family: Family, data: Data) -> None:
     """
     width = recipe.width
     for growth in recipe.grow:
-        operator = growth.build_operator()
-        operator.check(family.widening(width, growth.width, grow=operator))
-        if operator.needs_multiples:
+        family.check_growth(width, growth.width, growth.build_operators())
+        if growth.build_operator().needs_multiples:
             check_copies(family, data, width, growth.width)
         width = growth.width
-
-
-def has_finite_weights(model: nn.Module, processes: Processes) -> bool:
-    """Whether all weights are finite, in every process."""
-    parts = [local_part(p.detach()) for p in model.parameters()]  # some processes may hold nothing of a small one
-    largest = nn.utils.get_total_norm([part for part in parts if part.numel()], math.inf)
-    (broken,) = processes.any(not largest.isfinite())
-    return not broken
 
 
 @torch.no_grad()

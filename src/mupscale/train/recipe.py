@@ -14,10 +14,11 @@ from torch.optim import Optimizer
 from mupscale.core import WholeWidth, Width
 from mupscale.data import Data
 from mupscale.family import Family
+from mupscale.growth import DepthRule
 from mupscale.system import MupscaleError, parse_record, show_short
 from mupscale.train.class_paths import Spec, load_of_kind
 from mupscale.train.field_checks import check_choices, check_not_negative, check_rate
-from mupscale.train.growth_events import Growth, How, NoiseLevel, build_operator, without_defaults
+from mupscale.train.growth_events import DEPTH_SIZES, Deepen, Growth, How, NoiseLevel, build_operator, without_defaults
 from mupscale.train.loss_functions import load_loss
 from mupscale.train.recipe_families import family_of, make_data
 from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
@@ -32,6 +33,7 @@ class Recipe:
         model: the model's class and its arguments, all but the width
         data: the data's class and its arguments
         optimizer: the optimizer's class and its hyperparameters, which are those at the base width
+        no_decay: parameters without weight decay: bias, norm, or patterns of names such as *.wte.weight
         width: the model's width: one number (its argument `width`), or several arguments by name
         base: the width at which lr, weight decay and eps mean what they mean in plain PyTorch
         init_at: the width at which the model's own initialisation is taken as it is (default: base, at least 64)
@@ -48,8 +50,12 @@ class Recipe:
         seeds: seeds of initial weights, data order, noise and dropout
         evaluation: when to evaluate on held-out data
         checkpoints: when to write checkpoints
+        on_nonfinite: what to do where a loss, a gradient or what follows from it is not finite: stop; skip the step; or
+            rewind to the last good checkpoint and leave out the data since
         log_every: steps between two lines of metrics
         tensorboard: whether to write metrics for TensorBoard, too
+        callbacks: class paths of callbacks (mupscale.train.Callback), such as mupscale.train.WeightsAndBiases, or
+            mappings of class_path and init_args
         device: auto, cpu, cuda or cuda:1
         parallel: with several processes (torchrun): ddp, or fsdp to shard the model over them
         out: folder of the run; none writes nothing
@@ -60,6 +66,8 @@ class Recipe:
         noise_unit: what noise is measured in: init, theory or signal
         how: how the new units are filled when upscaling from a checkpoint, as in a growth event
         outgoing: for fresh units, from 0 to 1, how much of their fresh weight they have towards old ones
+        deepen: what new blocks are when upscaling from a checkpoint with fewer, as in a growth event
+        depth_rule: complete if initial values and learning rates are to follow the depth, where the width says it
 
     Example:
         >>> recipe = Recipe(
@@ -96,6 +104,7 @@ class Recipe:
     seeds: Seeds = field(default_factory=Seeds)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    on_nonfinite: Literal["stop", "skip", "rewind"] = "stop"
     log_every: int = 10
     tensorboard: bool = False
     device: str = "auto"
@@ -107,13 +116,27 @@ class Recipe:
     noise_unit: Literal["init", "theory", "signal"] = "init"
     how: How = "copies"
     outgoing: float = 1.0
+    deepen: Deepen = "identity"
+    depth_rule: DepthRule = "none"
+    no_decay: list[str] = field(default_factory=list)
+    callbacks: list[str | dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._resolve_growth()
         check_choices(self)
         check_choices(self.schedule, "schedule.")
         self._check_widths()
         self._check_numbers()
         self._check_growth()
+
+    def _resolve_growth(self) -> None:
+        """Give every growth event its whole width."""
+        width, events = self.width, []
+        for growth in self.grow:
+            events.append(growth.resolved(width))
+            width = events[-1].width
+        if events != self.grow:
+            object.__setattr__(self, "grow", events)
 
     def _check_widths(self) -> None:
         widths = {"width": self.width, "base": self.base, "init_at": self.init_at}
@@ -179,8 +202,7 @@ class Recipe:
                 operator = growth.build_operator()
             except MupscaleError as error:
                 raise MupscaleError(f"growth at step {growth.at}: {error}") from None
-            check_width = Width.check_multiple_of if operator.needs_multiples else Width.check_wider_than
-            check_width(Width.of(growth.width), Width.of(width), f"growth at step {growth.at}")
+            check_growing_sizes(growth.width, width, operator.needs_multiples, f"growth at step {growth.at}")
             step, width = growth.at, growth.width
 
     def width_after(self, step: int) -> WholeWidth:
@@ -193,7 +215,7 @@ class Recipe:
 
     def family(self) -> Family:
         """The family of the model: one architecture at every width; the same one for all runs in a process."""
-        return family_of(self.model, self.data, self.base, self.init_at)
+        return family_of(self.model, self.data, self.base, self.init_at, self.depth_rule)
 
     def make_data(self) -> Data:
         """Load the data."""
@@ -223,6 +245,9 @@ class Recipe:
             spec.check_plain()
         values = without_defaults(asdict(self))
         values["grow"] = [without_defaults(growth) for growth in values["grow"]]
+        for name in _LEFT_OUT_WHEN_EMPTY:  # so that what was written before there were such lists is equal
+            if not values[name]:
+                del values[name]
         return {_IN_FILES.get(name, name): value for name, value in values.items()}
 
     @classmethod
@@ -250,6 +275,20 @@ class Recipe:
         return None
 
 
+def check_growing_sizes(wide: WholeWidth, narrow: WholeWidth, multiples: bool, what: str) -> None:
+    """An error that begins with `what` unless the sizes grow: by whole multiples for copies, but for a depth.
+
+    >>> check_growing_sizes({"width": 128, "layers": 6}, {"width": 64, "layers": 4}, multiples=True, what="growth")
+    """
+    Width.of(wide).check_wider_than(Width.of(narrow), what)
+    if not multiples:
+        return
+    if isinstance(wide, dict) and isinstance(narrow, dict):
+        wide, narrow = ({n: s for n, s in sizes.items() if n not in DEPTH_SIZES} for sizes in (wide, narrow))
+    if wide:
+        Width.of(wide).check_multiple_of(Width.of(narrow), what)
+
+
 _LEAST = {
     "steps": 1,
     "batch": 1,
@@ -263,6 +302,7 @@ _LEAST = {
     "evaluation.batch": 1,
 }
 _MOST = {"batch": 1 << 24, "evaluation.batch": 1 << 24, "checkpoints.keep": 1 << 31}
+_LEFT_OUT_WHEN_EMPTY = ("no_decay", "callbacks")
 _IN_FILES = {"start": "from", "start_width": "from_width"}  # `from` is no name in Python
 MAY_CHANGE = frozenset(
     [
@@ -271,8 +311,10 @@ MAY_CHANGE = frozenset(
         "compile",
         "evaluation",
         "checkpoints",
+        "on_nonfinite",
         "log_every",
         "tensorboard",
+        "callbacks",
         "device",
         "parallel",
         "out",
@@ -284,5 +326,5 @@ def _shown(value: Any) -> str:
     if isinstance(value, Spec):
         return f"{value.class_path} with {value.init_args}"
     if isinstance(value, list):
-        return str([asdict(growth) for growth in value])
+        return str([asdict(item) if isinstance(item, Growth) else item for item in value])
     return str(value)

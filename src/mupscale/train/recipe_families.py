@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mupscale.core import WholeWidth
 from mupscale.data import Data
 from mupscale.family import Family
+from mupscale.growth import DepthRule
 from mupscale.system import MupscaleError, PlanError
 from mupscale.train.class_paths import Spec
 
@@ -23,7 +24,9 @@ _KEPT: OrderedDict[Any, Family] = OrderedDict()
 _LOCK = Lock()
 
 
-def family_of(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None) -> Family:
+def family_of(
+    model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None, depth_rule: DepthRule = "none"
+) -> Family:
     """The family of a model that is trained on these data.
 
     Where its modules do not tell what a parameter is, small models are run on a few examples, which show it. What has
@@ -33,12 +36,12 @@ def family_of(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | N
     >>> family_of(model, data, 64, None) is family_of(model, data, 64, None)
     True
     """
-    key = _key(model, data, base, init_at)
+    key = _key(model, data, base, init_at, depth_rule)
     with _LOCK:
         if key is not None and key in _KEPT:
             _KEPT.move_to_end(key)
             return _KEPT[key]
-    family = _make(model, data, base, init_at)
+    family = _make(model, data, base, init_at, depth_rule)
     if key is not None:
         with _LOCK:
             _KEPT[key] = family
@@ -47,20 +50,23 @@ def family_of(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | N
     return family
 
 
-def _key(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None) -> Any:
+def _key(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None, depth_rule: DepthRule) -> Any:
     """What a family depends on; none where arguments are more than plain values."""
     try:
-        plain = json.dumps([model.init_args, data.init_args, base, init_at], sort_keys=True)
+        plain = json.dumps([model.init_args, data.init_args, base, init_at, depth_rule], sort_keys=True)
     except (TypeError, ValueError):
         return None
     return model.load(), data.load(), plain, torch.get_default_dtype()
 
 
-def _make(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None) -> Family:
+def _make(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None, depth_rule: DepthRule) -> Family:
     def build(*width: int | float, **widths: int | float) -> nn.Module:
         return _build(model, {"width": width[0]} if width else widths)
 
-    family = Family(build, base, init_at=init_at)
+    family = Family(build, base, init_at=init_at, depth_rule=depth_rule)
+    if family.has_depth:  # what writes into the residual stream is found by running small models
+        inputs = few_examples(make_data(data))
+        return Family(build, base, init_at=init_at, depth_rule=depth_rule, inputs=inputs)
     try:
         family.plan(base)
     except PlanError:

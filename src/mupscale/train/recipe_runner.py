@@ -12,8 +12,10 @@ from mupscale.train.stop_requests import catch_stop_signals
 from mupscale.train.training_run import TrainingRun
 
 
-def run_recipe(recipe: Recipe, *, resume: bool = False) -> Result:
+def run_recipe(recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> Result:
     """Train as the recipe says; `resume` goes on from the last checkpoint in the run's folder, if there is one.
+
+    overwrite: where the folder holds a run, remove it and start over.
 
     >>> from contextlib import redirect_stdout
     >>> from mupscale.train import Growth, Spec
@@ -39,5 +41,5 @@ def run_recipe(recipe: Recipe, *, resume: bool = False) -> Result:
         run = TrainingRun(recipe, processes)
         stack.callback(run.close)
         stop = stack.enter_context(catch_stop_signals())
-        run.begin(resume)
+        run.begin(resume, overwrite)
         return run.go(stop)

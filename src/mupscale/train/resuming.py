@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +18,7 @@ from mupscale.family import Family
 from mupscale.system import MupscaleError
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
+from mupscale.train.run_folder import RunFolder
 from mupscale.train.run_state import RunState
 from mupscale.train.snapshot import Snapshot, read_snapshot
 from mupscale.train.start import hyperparameters
@@ -37,7 +40,29 @@ class ResumePoint:
     seconds: float
     losses: list[float]
     norms: list[float]
+    left_out: int
     notes: list[str]
+
+
+def resume_newest(
+    folder: RunFolder,
+    recipe: Recipe,
+    family: Family,
+    processes: Processes,
+    fingerprint: str | None,
+    note: Callable[[str], None],
+) -> tuple[Path, ResumePoint]:
+    """The newest checkpoint that is as it was written; damaged ones are set aside, and said."""
+    *before, newest = folder.all()
+    while True:
+        try:
+            return newest, resume_point(newest, recipe, family, processes, fingerprint)
+        except DamagedCheckpoint as error:
+            if not before:
+                raise MupscaleError(f"{error}; there is none before it, so remove it to begin anew") from None
+            damaged, newest = newest, before.pop()
+            processes.by_main(partial(folder.set_aside, damaged), f"{damaged} cannot be renamed")
+            note(f"{error}; it is kept as damaged-{damaged.name}, and {newest.name} is taken instead")
 
 
 def resume_point(
@@ -57,9 +82,9 @@ def resume_point(
     model = processes.place(family.build(width).to(recipe.dtype()))
     saved.restore_model(model)
     optimizer = saved.restore_optimizer(recipe.optimizer_class(), hyperparameters(recipe, processes.device), model)
-    return ResumePoint(
-        model, optimizer, width, step, **numbers, losses=losses, norms=norms, notes=_notes(state, processes)
-    )
+    numbers |= {"left_out": state.left_out or 0}
+    notes = _notes(state, processes)
+    return ResumePoint(model, optimizer, width, step, **numbers, losses=losses, norms=norms, notes=notes)
 
 
 def _check_fingerprint(state: RunState, fingerprint: str | None, path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
 from mupscale.core import Width
-from mupscale.plots import COLORS, GREY, figure, save_figure
+from mupscale.plots import COLORS, GREY, figure, keep_extremes, save_figure
 from mupscale.system import MupscaleError
 from mupscale.train.run_folder import RunFolder
 
 Against = Literal["step", "flops", "seconds"]
 Loss = Literal["training", "held-out"]
+_MOST = 2000
+"""Points a line is drawn with."""
 _LABELS = {"step": "step", "flops": "training FLOPs", "seconds": "seconds"}
 
 
@@ -31,6 +34,7 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
         ...     run.begin(resume=False)
         ...     for step, value in enumerate([1.0, 0.5, 0.4]):
         ...         run.write({"kind": "train", "step": step, "loss": value})
+        ...     run.release()
         ...     draw_curves([str(run.path)], f"{folder}/curves.svg").name
         'curves.svg'
     """
@@ -44,7 +48,7 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
             raise MupscaleError(f"{run} has no {loss} loss against {against} to draw")
         color = COLORS[number % len(COLORS)]
         style = {"color": color, "lw": 1.6, "marker": "o" if held_out else None, "ms": 3}
-        ax.plot(*zip(*points, strict=True), label=Path(run).resolve().name, **style)
+        ax.plot(*zip(*_drawn(points), strict=True), label=Path(run).resolve().name, **style)
         for growth in (r for r in records if r["kind"] == "grow" and r.get(against) is not None):
             _mark(ax, growth, growth[against], color, number)
     ax.set_yscale("log")
@@ -55,6 +59,12 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
     ax.set_ylabel(f"{loss} loss")
     ax.legend(frameon=False, fontsize=9, loc="upper right")
     return save_figure(fig, Path(out))
+
+
+def _drawn(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points of a line that are drawn: all, or of very many some, the extremes among them."""
+    values = [math.nan if value is None else value for _, value in points]
+    return [points[i] for i in keep_extremes(values, values, _MOST)]
 
 
 def _mark(ax: Any, growth: dict[str, Any], at: float, color: str, row: int) -> None:

@@ -41,12 +41,12 @@ class RunFolder:
         if last is None and not resume and self.records():
             raise MupscaleError(
                 f"{self.path} holds the history of a run without checkpoints: choose another folder (--out), or start "
-                f"it over (--resume)"
+                f"over (--overwrite)"
             )
         if last is not None and not resume:
             raise MupscaleError(
-                f"{self.path} holds a run at step {step_of(last)} already: resume it (--resume), or choose another "
-                f"folder (--out)"
+                f"{self.path} holds a run at step {step_of(last)} already: resume it (--resume), start over "
+                f"(--overwrite), or choose another folder (--out)"
             )
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.lock = self.lock or RunLock(self.path)
@@ -58,6 +58,13 @@ class RunFolder:
         if self.lock is not None:
             self.lock.release()
             self.lock = None
+
+    def clear(self) -> None:
+        """Remove the run that is there, and nothing that is no part of one."""
+        files = [self.path / "recipe.json", self.metrics, *self.path.glob("events.out.tfevents.*"), *self.all()]
+        for path in files:
+            if path.exists():
+                _remove(path)
 
     def go_on(self, recipe: Recipe, step: int) -> None:
         """Write the recipe, and drop the metrics that will come again after so many steps."""
@@ -133,7 +140,7 @@ def _is_not_finite(value: Any) -> bool:
 def _is_written_again(record: dict[str, Any], step: int) -> bool:
     """Whether the line came after the checkpoint of this step was written."""
     kind, at = record["kind"], int(record["step"])
-    return at > step or kind == "end" or (kind == "grow" and at == step)
+    return at > step or kind == "end" or (kind in ("grow", "rewind") and at == step)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -164,7 +171,7 @@ def find_checkpoint(path: str | Path) -> Path:
         raise MupscaleError(f"there is no checkpoint at {path}")
     if path.name == "checkpoints":
         path = path.absolute().parent
-    if path.is_file() or _CHECKPOINT.fullmatch(path.name):
+    if path.is_file() or _CHECKPOINT.fullmatch(path.name) or (path / ".metadata").is_file():
         return path
     last = RunFolder(path).last()
     if last is None:

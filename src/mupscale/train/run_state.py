@@ -26,6 +26,7 @@ class RunState:
         seconds: seconds of training so far
         losses: losses of the steps since the last line of metrics
         norms: gradient norms of these steps, if the gradient is clipped
+        left_out: batches of the data that were left out where the run went back from a loss that was not finite
         recipe: the recipe as plain values
         data: a fingerprint of the data
         threads: of torch, on whose number sums on a CPU depend in their last bits
@@ -43,6 +44,7 @@ class RunState:
     seconds: float | None = None
     losses: list[float] | None = None
     norms: list[float] | None = None
+    left_out: int | None = None
     recipe: dict[str, Any] | None = None
     data: str | None = None
     threads: int | None = None
@@ -95,6 +97,7 @@ _CHECKS = {
     "seconds": ("a number", _is_number),
     "losses": ("a list of numbers", _is_list_of_numbers),
     "norms": ("a list of numbers", _is_list_of_numbers),
+    "left_out": ("a whole number", _is_count),
     "recipe": ("a recipe's values by name", lambda value: isinstance(value, dict)),
     "data": ("a fingerprint", lambda value: isinstance(value, str)),
     "threads": ("a whole number", _is_count),

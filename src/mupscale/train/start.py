@@ -15,15 +15,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale import checkpoint
-from mupscale.core import Plan, WholeWidth, Width, without_ddp
+from mupscale.core import Plan, WholeWidth, without_ddp
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.optim import make_optimizer
 from mupscale.system import MupscaleError, derive, load_torch
+from mupscale.train.dcp_folders import is_dcp_folder, load_dcp_model
 from mupscale.train.growing import coming_batches, grow_model
-from mupscale.train.growth_events import build_operator
+from mupscale.train.growth_events import build_depth_operator, build_operator
+from mupscale.train.optimizer_groups import recipe_groups
 from mupscale.train.processes import Processes
-from mupscale.train.recipe import Recipe
+from mupscale.train.recipe import Recipe, check_growing_sizes
 from mupscale.train.run_folder import find_checkpoint
 from mupscale.train.snapshot import Snapshot, read_snapshot
 
@@ -65,8 +67,7 @@ def _upscale_checkpoint(
     saved = _open(path)
     width = _width_of(saved, recipe, path)
     operator = build_operator(recipe.how, recipe.noise, recipe.noise_unit, recipe.outgoing)
-    check_width = Width.check_multiple_of if operator.needs_multiples else Width.check_wider_than
-    check_width(Width.of(recipe.width), Width.of(width), f"starting from {path}")
+    check_growing_sizes(recipe.width, width, operator.needs_multiples, f"starting from {path}")
     model = processes.place(family.build(width).to(recipe.dtype()))
     if isinstance(saved, Snapshot):
         saved.restore_model(model)
@@ -81,7 +82,7 @@ def _upscale_checkpoint(
         optimizer,
         before=width,
         width=recipe.width,
-        grow=operator,
+        grow=(operator, build_depth_operator(recipe.how, recipe.deepen)),
         seed=derive(recipe.seeds.noise, "start"),
         family=family,
         processes=processes,
@@ -128,6 +129,8 @@ def describe_start(recipe: Recipe) -> StartingModel:
 
 def _open(path: Path) -> Snapshot | Mapping[str, Tensor]:
     """A checkpoint of ours, or a state dict in safetensors or from torch.save."""
+    if is_dcp_folder(path):
+        return load_dcp_model(path)
     if path.is_dir() or checkpoint.is_checkpoint(path):
         return read_snapshot(path)
     if not path.is_file():
@@ -177,17 +180,19 @@ def _load_optimizer_state(
     if not named or (theirs and theirs.rpartition(".")[2] != type(optimizer).__name__):
         return
     hyper = hyperparameters(recipe, device)
-    state = saved.restore_optimizer(type(optimizer), hyper, model).state
-    needed = {dim: _kinds_of_state(recipe, dim) for dim in {p.dim() for p in state}}
-    if all(needed[p.dim()] <= values.keys() for p, values in state.items()):
-        optimizer.state.update(state)
+    restored = saved.restore_optimizer(type(optimizer), hyper, model)
+    kinds = {p: (p.dim(), group.get("muon")) for group in restored.param_groups for p in group["params"]}
+    needed = {kind: _kinds_of_state(recipe, *kind) for kind in {kinds[p] for p in restored.state}}
+    if all(needed[kinds[p]] <= values.keys() for p, values in restored.state.items()):
+        optimizer.state.update(restored.state)
 
 
-def _kinds_of_state(recipe: Recipe, dim: int) -> set[str]:
+def _kinds_of_state(recipe: Recipe, dim: int, muon: bool | None = None) -> set[str]:
     """What the optimizer keeps of a parameter with these hyperparameters (AMSGrad needs more than Adam has kept)."""
     p = nn.Parameter(torch.zeros((2,) * dim))
     p.grad = torch.zeros_like(p)
-    optimizer = recipe.optimizer_class()([p], **hyperparameters(recipe, p.device))
+    group = {"params": [p]} if muon is None else {"params": [p], "muon": muon}
+    optimizer = recipe.optimizer_class()([group], **hyperparameters(recipe, p.device))
     optimizer.step()
     return set(optimizer.state[p])
 
@@ -203,7 +208,9 @@ def hyperparameters(recipe: Recipe, device: torch.device) -> dict[str, Any]:
 
 
 def _optimizer(recipe: Recipe, plan: Plan, model: nn.Module, processes: Processes) -> Optimizer:
+    cls = recipe.optimizer_class()
+    groups = recipe_groups(model, plan, cls, recipe.no_decay)
     try:
-        return make_optimizer(model, plan, recipe.optimizer_class(), **hyperparameters(recipe, processes.device))
+        return make_optimizer(model, plan, cls, groups=groups, **hyperparameters(recipe, processes.device))
     except (TypeError, ValueError) as error:
         raise MupscaleError(f"{recipe.optimizer.class_path} cannot be made: {error}") from None

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from mupscale.data import Data
 from mupscale.system import MupscaleError, read_json, show_short
+from mupscale.train.callbacks import Callback, callback_specs
 from mupscale.train.class_paths import import_path, kind_name, load_of_kind
 from mupscale.train.loss_functions import load_loss
 from mupscale.train.recipe import Recipe
@@ -82,6 +83,13 @@ class StoredRecipe:
         names = dict(self._class_paths())
         for what, path in names.items():
             _check_name(path, what, trust, self.path)
+        for spec in callback_specs(self._recipe.callbacks):
+            if spec.init_args and not _is_trusted(spec.class_path, trust):  # it may tell them where to write
+                package = spec.class_path.split(".")[0]
+                raise MupscaleError(
+                    f"{self.path} gives its callback {spec.class_path} arguments, which may tell it where to write: if "
+                    f"you trust that file, say so: --trust {package}"
+                )
         for what, path in names.items():
             _check_kind(path, what, trust, self.path)
         return self._recipe
@@ -90,6 +98,8 @@ class StoredRecipe:
         for what in _KINDS:
             yield what, getattr(self._recipe, what).class_path
         yield "loss", self._recipe.loss
+        for number, spec in enumerate(callback_specs(self._recipe.callbacks)):
+            yield f"callbacks[{number}]", spec.class_path
 
 
 def packages_to_trust(recipe: Recipe) -> list[str]:
@@ -102,7 +112,14 @@ def packages_to_trust(recipe: Recipe) -> list[str]:
     ['mine']
     """
     paths = [recipe.model.class_path, recipe.data.class_path, recipe.optimizer.class_path, recipe.loss]
-    return sorted({path.split(".")[0] for path in paths if not path.startswith(_HARMLESS)})
+    callbacks = callback_specs(recipe.callbacks)
+    paths += [spec.class_path for spec in callbacks]
+    told = {spec.class_path.split(".")[0] for spec in callbacks if spec.init_args}
+    return sorted({path.split(".")[0] for path in paths if not path.startswith(_HARMLESS)} | told)
+
+
+def _kind_of(what: str) -> type:
+    return Callback if what.startswith("callbacks") else _KINDS[what]
 
 
 def _check_name(path: str, what: str, trust: Collection[str], file: Path) -> None:
@@ -126,13 +143,13 @@ def _check_kind(path: str, what: str, trust: Collection[str], file: Path) -> Non
         if what == "loss":
             load_loss(path)
         else:
-            load_of_kind(path, _KINDS[what])
+            load_of_kind(path, _kind_of(what))
     except MupscaleError as error:
         raise MupscaleError(f"{file}: {what}: {error}") from None
     target = import_path(path)
     is_class = inspect.isclass(target)
     if path.startswith(_HARMLESS) and what != "loss" and not is_class:
-        raise MupscaleError(f"{file}: {what}: {path} is a function, but must be a {kind_name(_KINDS[what])}")
+        raise MupscaleError(f"{file}: {what}: {path} is a function, but must be a {kind_name(_kind_of(what))}")
     home = getattr(target, "__module__", None) or ""
     if not is_class and not f"{home}.".startswith(("mupscale.", "torch.")) and not _is_trusted(f"{home}.", trust):
         raise MupscaleError(

@@ -6,138 +6,31 @@ so a resumed run takes the same steps as one that was never stopped, bit for bit
 
 from __future__ import annotations
 
-import math
 import time
-from functools import partial
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
-from mupscale.checkpoint import DamagedCheckpoint
-from mupscale.core import Plan, WholeWidth, Width
-from mupscale.data import Data
+from mupscale.core import Width
 from mupscale.optim import clip_grad_norm_
 from mupscale.system import MupscaleError, derive
 from mupscale.train.evaluation import evaluate
 from mupscale.train.growing import coming_batches, grow_model
 from mupscale.train.growth_events import Growth
-from mupscale.train.metric_series import MetricSeries
-from mupscale.train.model_checks import (
-    check_data,
-    check_growth,
-    check_model_takes_data,
-    cost_per_example,
-    data_fingerprint,
-    has_finite_weights,
-)
-from mupscale.train.numeric_precision import cast_input, make_objective
-from mupscale.train.processes import Processes
-from mupscale.train.progress import Progress, make_progress
-from mupscale.train.recipe import Recipe
-from mupscale.train.resuming import resume_point
-from mupscale.train.run_folder import RunFolder
+from mupscale.train.nonfinite import has_finite_state
+from mupscale.train.numeric_precision import cast_input
+from mupscale.train.run_position import RunPosition
 from mupscale.train.run_result import Result, RunStatus, resume_command_of
 from mupscale.train.run_state import RunState
 from mupscale.train.snapshot import save_snapshot
-from mupscale.train.start import starting_point
 from mupscale.train.stop_requests import StopRequest
-from mupscale.train.tensorboard import TensorBoardWriter
 
 _SETTLE_EVERY = 100  # steps after which losses are fetched from the device at the latest
 
 
-class TrainingRun:
-    """One training run: the parts it is built from, and what changes from step to step."""
-
-    def __init__(
-        self, recipe: Recipe, processes: Processes, progress: Progress | None = None, data: Data | None = None
-    ) -> None:
-        if recipe.batch % (recipe.accumulate * processes.world):
-            raise MupscaleError(
-                f"a batch of {recipe.batch} in {recipe.accumulate} parts (accumulate) cannot be shared evenly by "
-                f"{processes.world} processes"
-            )
-        self.recipe, self.processes = recipe, processes
-        self.loss = recipe.loss_function()
-        loaded = recipe.make_data() if data is None else data
-        self.data: Data = loaded.to(processes.device, recipe.dtype())
-        self.family = recipe.family()
-        self.folder = None if recipe.out is None else RunFolder(recipe.out)
-        self.board: TensorBoardWriter | None = None
-        self.step = 0
-        self.flops = 0.0
-        self.seconds = 0.0
-        self.lr = float(recipe.optimizer.init_args["lr"])
-        self.losses = MetricSeries(processes)
-        self.norms = MetricSeries(processes)
-        self.progress = progress or make_progress(recipe.steps, self.data.unit, visible=processes.main)
-
-    # ------------------------------------------------------------------------------------------- beginning
-
-    def begin(self, resume: bool) -> None:
-        """The model and the optimizer: initialised, from somebody's checkpoint, or where this run stood."""
-        last = None
-        if self.folder is not None:
-            folder = self.folder
-            self.processes.by_main(lambda: folder.begin(resume), f"{folder.path} cannot be written")
-            last = folder.last() if resume else None
-        check_growth(self.recipe, self.family, self.data)
-        check_data(self.data)
-        self.fingerprint = data_fingerprint(self.data)
-        if self.folder is not None and last is not None:
-            self._resume_newest(self.folder)
-        else:
-            model, optimizer = starting_point(self.recipe, self.family, self.processes, self.data)
-            self._adopt(model, optimizer, self.recipe.width)
-        if (ready := self.folder) is not None:
-            self.processes.by_main(lambda: self._open(ready), f"{ready.path} cannot be written")
-        self._began = self._saved = time.monotonic()
-        self._reported = (self.step, self._began)
-
-    def _open(self, folder: RunFolder) -> None:
-        """Open the files of metrics, after every other check: a run that is refused changes no file."""
-        if self.recipe.tensorboard:
-            self.board = TensorBoardWriter(folder.path, self.step)
-        folder.go_on(self.recipe, self.step)
-
-    def _resume_newest(self, folder: RunFolder) -> None:
-        """Go on from the newest checkpoint that is as it was written; damaged ones are set aside."""
-        *before, newest = folder.all()
-        while True:
-            try:
-                self._resume(newest)
-                return
-            except DamagedCheckpoint as error:
-                if not before:
-                    raise MupscaleError(f"{error}; there is none before it, so remove it to begin anew") from None
-                damaged, newest = newest, before.pop()
-                self.processes.by_main(partial(folder.set_aside, damaged), f"{damaged} cannot be renamed")
-                self.progress.note(f"{error}; it is kept as damaged-{damaged.name}, and {newest.name} is taken instead")
-
-    def _resume(self, path: Path) -> None:
-        """Go on where the checkpoint at `path` was written."""
-        point = resume_point(path, self.recipe, self.family, self.processes, self.fingerprint)
-        self.step, self.lr, self.flops, self.seconds = point.step, point.lr, point.flops, point.seconds
-        self.losses.settled, self.norms.settled = list(point.losses), list(point.norms)
-        self._adopt(point.model, point.optimizer, point.width)
-        finished = "; it is finished: more --steps go on" if self.step == self.recipe.steps else ""
-        self.progress.note(f"resumed after step {self.step} from {path}{finished}")
-        for note in point.notes:
-            self.progress.note(note)
-
-    def _adopt(self, model: nn.Module, optimizer: Optimizer, width: WholeWidth) -> None:
-        """Go on with this model and this optimizer."""
-        self.model, self.optimizer, self.width = model.train(), optimizer, width
-        self.plan: Plan = self.family.plan(width)
-        self.runner = self.processes.runner(model)
-        self.objective = make_objective(self.runner, self.loss, self.recipe, self.processes.device)
-        self.flops_per_example = cost_per_example(self.family, width, self.data, self.recipe)
-        if self.flops_per_example is None:
-            check_model_takes_data(model, self.data, self.recipe, self.processes)
-        self.rate = math.nan
+class TrainingRun(RunPosition):
+    """One training run, from where it stands to its end."""
 
     # ------------------------------------------------------------------------------------------- the loop
 
@@ -150,6 +43,13 @@ class TrainingRun:
 
     def advance(self, asked_to_stop: bool = False) -> RunStatus | None:
         """Take one step, and do what is due before and after it; give the status if the run is then over."""
+        status = self._advance(asked_to_stop)
+        if status == "diverged" and self.nonfinite.may_rewind():
+            self._rewind()
+            return None
+        return status
+
+    def _advance(self, asked_to_stop: bool) -> RunStatus | None:
         recipe = self.recipe
         growth = recipe.growth_at(self.step)
         if growth is not None:
@@ -163,7 +63,7 @@ class TrainingRun:
             self._log()
         elif len(self.losses.pending) >= _SETTLE_EVERY:
             self._settle()
-        if not self.losses.finite:
+        if not self.losses.finite or self.nonfinite.is_hopeless:
             return "diverged"
         evaluating = last or _is_due(self.step, recipe.evaluation.every)
         stopping, late = self._agree(asked_to_stop, logging)
@@ -178,15 +78,25 @@ class TrainingRun:
             return "finished"
         return "interrupted" if stopping else None
 
+    def _rewind(self) -> None:
+        """Go back from a loss that is not finite, and say so."""
+        at = self.losses.diverged_at(self.step)
+        bad = self.go_back()
+        self._record("rewind", **{"from": bad, "left_out": self.left_out})
+        self.progress.note(
+            f"step {at} is not finite: back to step {self.step}, and {bad - self.step} batches of the data are left out"
+        )
+
     def _train_step(self) -> None:
         recipe, parts = self.recipe, self.recipe.accumulate
         self.processes.seed_generators(recipe.seeds.dropout, self.step)
         part, graphed = recipe.batch // parts, recipe.compile in ("reduce-overhead", "max-autotune")
         if graphed:
             torch.compiler.cudagraph_mark_step_begin()
-        losses = []
+        losses, first = [], (self.step + self.left_out) * recipe.batch
+        kept = self.nonfinite.keep_buffers(self.model)
         for number in range(parts):
-            stretch = self.processes.share(self.step * recipe.batch + number * part, part)
+            stretch = self.processes.share(first + number * part, part)
             x, y = self.data.batch(recipe.seeds.data, *stretch)
             with self.processes.accumulating(self.runner, number == parts - 1):
                 loss = self.objective(cast_input(x, self.recipe), y)
@@ -194,14 +104,20 @@ class TrainingRun:
                     raise MupscaleError(f"the loss {recipe.loss} gives shape {tuple(loss.shape)}, not one number")
                 (loss / parts if parts > 1 else loss).backward()
             losses.append(loss.detach().clone() if graphed else loss.detach())  # a graph writes to one place
-        self.losses.add(torch.stack(losses).mean() if parts > 1 else losses[0])
-        if recipe.clip is not None:
-            self.norms.add(clip_grad_norm_(self.model, recipe.clip, self.plan))
-        self._set_rates()
-        self.optimizer.step()
+        mean = torch.stack(losses).mean() if parts > 1 else losses[0]
+        skipped = self.nonfinite.must_skip(mean, self.model, kept, self.processes)
+        if not skipped:
+            self.losses.add(mean)
+            if recipe.clip is not None:
+                self.norms.add(clip_grad_norm_(self.model, recipe.clip, self.plan))
+            self._set_rates()
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
+        self.callbacks.tell("step", self)
         self.flops += (self.flops_per_example or 0.0) * recipe.batch
+        if skipped:
+            self._record("skip")
 
     def _set_rates(self) -> None:
         rate = self.lr * self.recipe.schedule.at(self.step, self.recipe.steps)
@@ -211,7 +127,15 @@ class TrainingRun:
                 group["lr"] = rate * group["lr_factor"]
 
     def _grow(self, growth: Growth) -> None:
-        """Widen model, buffers and optimizer state in memory; the data goes on undisturbed."""
+        """Widen model, buffers and optimizer state in memory; a growth that fails is the end of the run."""
+        try:
+            self._widen(growth)
+        except MupscaleError as error:
+            with suppress(MupscaleError):  # what went wrong first matters more
+                self._record("end", status="failed", error=str(error))
+            raise
+
+    def _widen(self, growth: Growth) -> None:
         began = time.monotonic()
         del self.runner, self.objective
         if self.recipe.compile:
@@ -222,12 +146,12 @@ class TrainingRun:
             self.optimizer,
             before=before,
             width=growth.width,
-            grow=growth.build_operator(),
+            grow=growth.build_operators(),
             seed=derive(self.recipe.seeds.noise, "grow", growth.at),
             family=self.family,
             processes=self.processes,
             data=self.data,
-            batches=coming_batches(self.recipe, self.data, self.step),
+            batches=coming_batches(self.recipe, self.data, self.step + self.left_out),
         )
         self.lr = growth.lr if growth.lr is not None else self.lr
         self._adopt(wide, optimizer, growth.width)
@@ -245,9 +169,9 @@ class TrainingRun:
         self.norms.settle()
 
     def _is_sound(self) -> bool:
-        """Whether the losses so far and the weights are finite: a gradient may overflow where its loss does not."""
+        """Whether losses, weights and optimizer state are finite: a gradient, or its square, may overflow alone."""
         self._settle()
-        finite = has_finite_weights(self.model, self.processes)
+        finite = has_finite_state(self.model, self.optimizer, self.processes)
         return self.losses.finite and finite
 
     def _log(self) -> None:
@@ -278,11 +202,8 @@ class TrainingRun:
             self.processes.by_main(lambda: folder.write(record), f"{folder.metrics} cannot be written")
         if self.board is not None:
             self.board.write(record)
+        self.callbacks.tell_record(self, record)
         return record
-
-    def _elapsed(self) -> float:
-        """Seconds of training, those before a resume included."""
-        return self.seconds + time.monotonic() - self._began
 
     def _agree(self, asked_to_stop: bool, logging: bool) -> tuple[bool, bool]:
         """Whether to stop, and whether a checkpoint is due by the clock; processes agree where they log."""
@@ -307,6 +228,7 @@ class TrainingRun:
             seconds=self._elapsed(),
             losses=self.losses.settled,
             norms=self.norms.settled,
+            left_out=self.left_out or None,
             recipe=self.recipe.to_json(),
             data=self.fingerprint,
             threads=torch.get_num_threads(),

@@ -12,6 +12,7 @@ from mupscale.hf.describe import architectures, memory
 from mupscale.hf.describe.architecture import CAUSAL, Architecture, Config, Tied
 from mupscale.hf.describe.asked_growth import AskedGrowth, check_fresh_plan, settle_growth
 from mupscale.hf.describe.building import (
+    build_model,
     in_one_line,
     model_class,
     quiet_transformers,
@@ -23,11 +24,13 @@ from mupscale.hf.describe.completeness import check_layers, check_nothing_missin
 from mupscale.hf.describe.multipliers import Ratios, Times, grown
 from mupscale.hf.describe.planned import PlannedArchitecture
 from mupscale.hf.describe.registry import DESCRIPTIONS, architecture_of, extend, register
+from mupscale.hf.describe.sizes import PARTS
 from mupscale.hf.describe.wires import Layout, Wire, column, conv1d, linear, patches, readout, same, table, vector
 
 __all__ = [
     "CAUSAL",
     "DESCRIPTIONS",
+    "PARTS",
     "Architecture",
     "AskedGrowth",
     "Config",
@@ -39,6 +42,7 @@ __all__ = [
     "Wire",
     "architecture_of",
     "architectures",
+    "build_model",
     "check_fresh_plan",
     "check_layers",
     "check_nothing_missing",

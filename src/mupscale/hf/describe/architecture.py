@@ -31,18 +31,21 @@ class Tied:
     """A readout that is the embedding itself: the models that have one, its names, and the norm that takes its 1/k.
 
     models: endings of the class names in config.json's `architectures` whose readout it is.
-    norm: patterns of the gain (and bias) of the norm just before the readout. others: patterns of what else reads that
-    norm, and takes the 1/k back. biases: a readout's bias → the name it is kept under. wire: what the embedding writes.
+    norm: patterns of the gain (and bias) of the norm just before the readout, or a function of the config that gives
+    them. others: patterns of what else reads that norm, and takes the 1/k back. aliases: other tensors that are one
+    when the readout is tied, as its bias may be, and the name each is kept under. wire: what the embedding writes.
+    scaled: the model itself divides by √hidden before the readout.
     """
 
     embedding: str
     readouts: tuple[str, ...]
-    norm: tuple[str, ...]
+    norm: tuple[str, ...] | Callable[[Config], tuple[str, ...]]
     models: tuple[str, ...] = CAUSAL
     default: bool = False
     others: tuple[str, ...] = ()
-    biases: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     wire: str = "hidden"
+    scaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Architecture:
     wide model. scaled_embedding: the model multiplies its embeddings by √hidden. divisible: transformers wants heads to
     divide the hidden size even where head_dim is given. init: by pattern, std of a fresh initialisation relative to the
     config's (1 for every tensor of two dimensions or more that lies at a wire, 0 for others, unless named here).
+    aliases: by pattern, other names of one tensor, tied or not, and the name it is kept under.
     refuse: a sentence for configs that cannot grow so. not_lossless: why fresh units change the function whatever they
     start with, if they do.
 
@@ -83,6 +87,7 @@ class Architecture:
     scaled_embedding: bool = False
     divisible: bool = False
     init: Mapping[str, Callable[[Config], float]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     refuse: Callable[[Config, Times], str] = lambda config, times: ""
     not_lossless: Callable[[Config, Times], str] = lambda config, times: ""
 
@@ -221,10 +226,9 @@ class Architecture:
         for name, shape in shapes.items():
             layout = layouts[name]
             narrow = layout.narrowed(name, shape, wires) if wide else shape
-            fold, keep = self._fold_and_keep(name, wires, tied)
+            fold, keep = self._fold_and_keep(name, wires, tied, config)
             entries[name] = layout.entry(name, narrow, wires, fold, keep if fresh else 1)
-        if tied:
-            entries = self._join_tied(entries)
+        entries = self._join_names(entries, tied)
         std = self.initial_std(config)
         stds = {name: self._init(name, entry, config) * (std or 0.02) for name, entry in entries.items()}
         if fresh:
@@ -238,7 +242,7 @@ class Architecture:
             raise MupscaleError(f"'{self.std}' in config.json is no number (it is {std!r})")
         return None if std is None else float(std)
 
-    def _fold_and_keep(self, name: str, wires: Wires, tied: bool) -> tuple[Number, Number]:
+    def _fold_and_keep(self, name: str, wires: Wires, tied: bool, config: Config) -> tuple[Number, Number]:
         """Where the model scales its embeddings by √hidden, they take that back; a tied readout's 1/k is the norm's.
 
         Beside fresh units no readout is divided, so that old units only take back what the model's own scale does.
@@ -246,20 +250,21 @@ class Architecture:
         if self.tied is None:
             return 1, 1
         times = wires[self.tied.wire].times
-        scale = _root(times) if self.scaled_embedding else 1
+        embedded = _root(times) if self.scaled_embedding else 1
         if _matches(name, (self.tied.embedding,)) or (tied and _matches(name, self.tied.readouts)):
-            return tidy(_inverse(scale)), tidy(_inverse(scale))
-        if tied and _matches(name, self.tied.norm):
+            return tidy(_inverse(embedded)), tidy(_inverse(embedded))
+        scale = _root(times) if self.tied.scaled else embedded
+        if tied and _matches(name, self.tied.norm(config) if callable(self.tied.norm) else self.tied.norm):
             return tidy(_inverse(times) * scale), tidy(scale)
         if tied and _matches(name, self.tied.others):
             return tidy(times * _inverse(scale)), tidy(_inverse(scale))
         return 1, 1
 
-    def _join_tied(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
-        """Tied names as one entry, under the name they are kept under."""
-        assert self.tied is not None
-        joined = dict(entries)
-        owners = {**dict.fromkeys(self.tied.readouts, self.tied.embedding), **self.tied.biases}
+    def _join_names(self, entries: Mapping[str, Entry], tied: bool) -> dict[str, Entry]:
+        """Names of one tensor as one entry, under the name it is kept under."""
+        joined, owners = dict(entries), dict(self.aliases)
+        if tied and self.tied is not None:
+            owners |= {**dict.fromkeys(self.tied.readouts, self.tied.embedding), **self.tied.aliases}
         for pattern, of in owners.items():
             owner = next((name for name in entries if _matches(name, (of,))), None)
             for name in [n for n in entries if owner is not None and _matches(n, (pattern,))]:

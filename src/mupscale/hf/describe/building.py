@@ -86,7 +86,9 @@ def transformers_config(config: Mapping[str, Any]) -> Any:
     """
     transformers = require_transformers()
     model_class(config)
-    fields = {k: v for k, v in config.items() if k not in ("model_type", "transformers_version", "auto_map")}
+    fields = {
+        k: plain_numbers(v) for k, v in config.items() if k not in ("model_type", "transformers_version", "auto_map")
+    }
     try:
         with quiet_transformers():
             built = transformers.AutoConfig.for_model(config["model_type"], **fields)
@@ -94,6 +96,21 @@ def transformers_config(config: Mapping[str, Any]) -> Any:
         raise MupscaleError(f"transformers refuses this config.json: {in_one_line(error)}") from None
     built._attn_implementation = built._experts_implementation = "eager"
     return built
+
+
+def plain_numbers(value: Any) -> Any:
+    """A value of config.json with the numbers that JSON lacks, which transformers writes as {"__float__": "Infinity"}.
+
+    >>> plain_numbers({"time_step_limit": [0.0, {"__float__": "Infinity"}]})
+    {'time_step_limit': [0.0, inf]}
+    """
+    if isinstance(value, list):
+        return [plain_numbers(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
+        return float(value["__float__"])
+    return {name: plain_numbers(item) for name, item in value.items()}
 
 
 def sketch_model(config: Mapping[str, Any]) -> nn.Module:
@@ -107,7 +124,11 @@ def sketch_model(config: Mapping[str, Any]) -> nn.Module:
 
 
 def build_model(config: Mapping[str, Any]) -> nn.Module:
-    """The model of a config.json, freshly initialised in float32."""
+    """The model of a config.json, freshly initialised in float32.
+
+    >>> build_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}).lm_head.weight.dtype
+    torch.float32
+    """
     return _build(config, "cpu")
 
 

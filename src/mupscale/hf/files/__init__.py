@@ -2,18 +2,23 @@
 
 safetensors_format: where tensors lie in a file. source: a checkpoint's folder and what is in it. shards: which wide
 tensor goes into which file. stream: the files filled piece by piece. record: mupscale.json beside a wide checkpoint.
-output_folder: its place, and what lies beside the weights.
+output_folder: its place, and what lies beside the weights. model_card: README.md there. deep_files: the weights of a
+checkpoint with more layers.
 """
 
+from mupscale.hf.files.deep_files import DeepTensor, write_deep_weights
+from mupscale.hf.files.model_card import CARD_FILE, write_model_card
 from mupscale.hf.files.output_folder import check_place, check_space, write_companions
 from mupscale.hf.files.record import RECORD_FILE, GrowthStep, Record
 from mupscale.hf.files.safetensors_format import StoredTensor, read_into
 from mupscale.hf.files.shards import WeightShard, arrange_shards, plan_names, shorten_number, size_in_words
-from mupscale.hf.files.source import Source, open_source
+from mupscale.hf.files.source import Source, open_source, read_config
 from mupscale.hf.files.stream import write_shards
 
 __all__ = [
+    "CARD_FILE",
     "RECORD_FILE",
+    "DeepTensor",
     "GrowthStep",
     "Record",
     "Source",
@@ -24,9 +29,12 @@ __all__ = [
     "check_space",
     "open_source",
     "plan_names",
+    "read_config",
     "read_into",
     "shorten_number",
     "size_in_words",
     "write_companions",
+    "write_deep_weights",
+    "write_model_card",
     "write_shards",
 ]

@@ -22,7 +22,7 @@ _SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _SAFETENSORS = ("model.safetensors", "model-*-of-*.safetensors")
 _PICKLED = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
-_BESIDE = ("*.json", "*.txt", "*.model", "*.jinja")
+_BESIDE = ("*.json", "*.txt", "*.model", "*.jinja", "README.md")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def open_source(path: str | Path | Source) -> Source:
             f"{folder} holds a LoRA or another PEFT adapter, which cannot be widened by itself: merge it into its "
             f"model with merge_and_unload() and save that"
         )
-    config = _read_config(folder)
+    config = read_config(folder)
     resources: list[object] = []
     tensors = _find_tensors(folder, resources)
     if not tensors:
@@ -90,7 +90,15 @@ def open_source(path: str | Path | Source) -> Source:
     return source
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """A folder's config.json, where it is one of transformers and not quantised.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "config.json").write_text('{"model_type": "gpt2"}')
+    ...     read_config(Path(folder))
+    {'model_type': 'gpt2'}
+    """
     config = _read_json(folder / "config.json", "give the folder that save_pretrained wrote, or one of the hub")
     if (quantised := config.get("quantization_config")) is not None:
         method = quantised.get("quant_method", "some method") if isinstance(quantised, dict) else quantised

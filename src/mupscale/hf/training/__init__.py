@@ -1,7 +1,8 @@
 """Training an upscaled checkpoint on, with the small model's hyperparameters.
 
 model_parameters: a model's parameters as plans name them. groups: parameter groups from mupscale.json. trainer:
-clipping for transformers' Trainer. saved_optimizer: an optimizer's file, read. widened_optimizer: such a file, widened.
+clipping for transformers' Trainer. growing_trainer: growth in the middle of its run. saved_optimizer: an optimizer's
+file, read. widened_optimizer: such a file, widened.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from mupscale.hf.training.model_parameters import decay_groups, match_plan, shap
 from mupscale.hf.training.widened_optimizer import check_optimizer_file, widen_optimizer_file
 
 if TYPE_CHECKING:
+    from mupscale.hf.training.growing_trainer import GrowTrainerCallback
     from mupscale.hf.training.trainer import Clip
 
 
@@ -19,11 +21,16 @@ def __getattr__(name: str) -> Any:
         from mupscale.hf.training.trainer import Clip
 
         return Clip
+    if name == "GrowTrainerCallback":
+        from mupscale.hf.training.growing_trainer import GrowTrainerCallback
+
+        return GrowTrainerCallback
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
     "Clip",
+    "GrowTrainerCallback",
     "check_optimizer_file",
     "decay_groups",
     "match_plan",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from mupscale.planning import Difference
-from mupscale.system import printable
+from mupscale.system import html_table, text_table, wrap_text
 
 
 @dataclass(frozen=True)
@@ -68,18 +67,16 @@ class Comparison:
             lines = [f"equivalent: largest relative difference {worst.difference:.1e} ({losses})"]
         return "\n".join([*lines, *self.notes])
 
-    def table(self) -> Any:
-        """For a terminal, through rich."""
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table("compared", "difference", "allowed", "")
-        for row in self.rows:
-            table.add_row(*(Text(printable(cell)) for cell in row.cells()), style=None if row.ok else "bold red")
-        return table
+    def table(self) -> str:
+        """What was compared, as text."""
+        return text_table(_HEADER, [row.cells() for row in self.rows], left=4)
 
     def __str__(self) -> str:
-        cells = [("compared", "difference", "allowed", ""), *(row.cells() for row in self.rows)]
-        sizes = [max(len(line[i]) for line in cells) for i in range(4)]
-        lines = ["  ".join(text.ljust(n) for text, n in zip(line, sizes, strict=True)).rstrip() for line in cells]
-        return "\n".join([*lines, self.verdict])
+        return f"{self.table()}\n{wrap_text(self.verdict)}"
+
+    def _repr_html_(self) -> str:
+        """For a notebook."""
+        return html_table(_HEADER, [row.cells() for row in self.rows], self.verdict)
+
+
+_HEADER = ("compared", "difference", "allowed", "")

@@ -49,7 +49,7 @@ BERT = register(
             norm=("cls.predictions.transform.LayerNorm.*",),
             models=("ForMaskedLM", "ForPreTraining", "LMHeadModel"),
             default=True,
-            biases={"cls.predictions.decoder.bias": "cls.predictions.bias"},
+            aliases={"cls.predictions.decoder.bias": "cls.predictions.bias"},
         ),
         defaults={
             "hidden_size": 768,

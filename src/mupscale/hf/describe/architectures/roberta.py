@@ -35,7 +35,7 @@ ROBERTA = register(
             norm=("lm_head.layer_norm.*",),
             models=("ForMaskedLM", "ForCausalLM"),
             default=True,
-            biases={"lm_head.decoder.bias": "lm_head.bias"},
+            aliases={"lm_head.decoder.bias": "lm_head.bias"},
         ),
     )
 )

@@ -1,0 +1,71 @@
+"""A Hugging Face folder as the base model of `mupscale run`: its model in recipes, its weights as a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mupscale.cli.arguments import UsageError, read_yaml, separate_options
+from mupscale.cli.shipped_list import find_recipe
+
+if TYPE_CHECKING:
+    from mupscale.train import Recipe
+
+BASE_FILE = "base-model.safetensors"
+_ASKED = {
+    "optimizer": "the learning rate it was trained with (--optimizer AdamW --optimizer.lr 3e-4)",
+    "steps": "how many steps the grown model trains (--steps 2000)",
+    "batch": "the batch (--batch 32)",
+    "data": "a text to train on (--data Text --data.tokens FOLDER --data.source my.txt --data.tokenizer hf:FOLDER)",
+    "width": "the hidden size to grow to (--width 1536)",
+    "base_steps": "how many steps small base models train, which stand for it (--comparison.base_steps 2000)",
+}
+
+
+def is_hugging_face(path: str | None) -> bool:
+    """Whether a path is a folder that save_pretrained wrote."""
+    return path is not None and (Path(path) / "config.json").is_file() and not (Path(path) / "recipe.json").exists()
+
+
+def with_hugging_face_base(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """The command's words, with the model where `--from` is a Hugging Face folder; what it lacks is asked for at once.
+
+    Such a folder tells the model and its width, and nothing of how it was trained.
+    """
+    names, options = separate_options(words, flags=(*flags, "--print_config"))
+    given = dict(options)
+    folder = given.get("--from")
+    if folder is None or not is_hugging_face(folder) or {"-h", "--help", "--print_config"} & given.keys():
+        return list(words)
+    files = [read_yaml(find_recipe(name)) for name in [*names, *(v or "" for n, v in options if n == "--config")]]
+    told = {name.removeprefix("--").partition(".")[0] for name in given} | {name for file in files for name in file}
+    if "--comparison.base_steps" in given or any("base_steps" in (file.get("comparison") or {}) for file in files):
+        told.add("base_steps")
+    else:
+        told.discard("base_steps")
+    if lacking := [what for name, what in _ASKED.items() if name not in told]:
+        raise UsageError(
+            f"{folder} is a Hugging Face folder, which does not tell how its model is trained on: give "
+            f"{'; '.join(lacking)}"
+        )
+    from mupscale.hf import hidden_size
+
+    model = ["--model", "mupscale.hf.LanguageModel", "--model.folder", folder]
+    return [*words, *model, *([] if "base" in told else ["--base", str(hidden_size(folder))])]
+
+
+def base_checkpoint(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe with its weights in a checkpoint of ours, written into the run's folder once."""
+    from mupscale import checkpoint
+    from mupscale.hf import load_language_model
+    from mupscale.train import RunState
+
+    assert recipe.start is not None
+    path = folder / BASE_FILE
+    if not path.exists():
+        model, width = load_language_model(recipe.start)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        checkpoint.save(path, model, run=RunState(width=width).to_json())
+    return replace(recipe, start=str(path))

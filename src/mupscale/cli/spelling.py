@@ -1,0 +1,58 @@
+"""How options are spelled: hyphens wherever they are shown, underscores accepted; lines of help that fit."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+
+
+def with_underscores(name: str) -> str:
+    """An option as Python and YAML spell it: `--log-every` is `--log_every`."""
+    return f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
+
+
+def with_hyphens(text: str) -> str:
+    """Text with its options as the command line spells them."""
+    return re.sub(r"(?<![\w-])--[a-z][\w.]*", lambda found: found[0].replace("_", "-"), text)
+
+
+def as_the_parser_has_them(words: Sequence[str], known: Iterable[str]) -> list[str]:
+    """Words with every option in the spelling that the parser knows; arguments of classes have underscores."""
+    names, spelled = set(known), []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and name not in names:
+            other = f"--{name[2:].replace('_', '-')}"
+            name = other if other in names else with_underscores(name)
+        spelled.append(f"{name}{equals}{value}")
+    return spelled
+
+
+def fill_help(text: str, width: int) -> str:
+    """A description in lines of at most `width`: paragraphs are filled anew, long examples (indented) are broken."""
+    lines, paragraph = list[str](), list[str]()
+    for line in [*text.strip("\n").splitlines(), ""]:
+        if line.strip() and not line.startswith(" "):
+            paragraph.append(line)
+            continue
+        lines += textwrap.wrap(" ".join(paragraph), width, break_long_words=False, break_on_hyphens=False)
+        paragraph.clear()
+        lines += _break_example(line, width) if line.strip() else [""]
+    return "\n".join(lines).rstrip("\n")
+
+
+def _break_example(line: str, width: int) -> list[str]:
+    """A command, and what it is for below it where both are too long for a line; a long command goes on after a \\."""
+    if len(line) <= width:
+        return [line]
+    command, _, about = (part.rstrip() for part in _split_comment(line))
+    lines = [command]
+    while len(lines[-1]) > width and (cut := lines[-1].rfind(" --", 8, width - 2)) > 0:
+        lines[-1:] = [f"{lines[-1][:cut]} \\", f"      {lines[-1][cut + 1 :]}"]
+    return [*lines, *([f"      # {about}"] if about else [])]
+
+
+def _split_comment(line: str) -> tuple[str, str, str]:
+    found = re.match(r"(\s*\S.*?)(\s{3,})(.*)$", line)
+    return (found[1], found[2], found[3]) if found else (line, "", "")

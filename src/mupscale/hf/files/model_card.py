@@ -1,0 +1,139 @@
+"""README.md of a wide checkpoint, the model card: what it was made from, how it grew, and how to train it on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from mupscale.hf.files.record import GrowthStep
+from mupscale.hf.files.source import Source
+from mupscale.system import replace_text
+
+CARD_FILE = "README.md"
+_TAG = "mupscale"
+_PARTS = {
+    "hidden": "hidden size",
+    "ffn": "feed-forward layers",
+    "heads": "attention heads",
+    "kv": "key/value heads",
+}
+_FRONT = re.compile(r"---\r?\n(.*?)^---\r?\n?", re.S | re.M)
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+_TRAINING = """\
+## Training on
+
+`mupscale.json` knows by how much each parameter's learning rate, weight decay and eps change. Give it the values that
+were right for the small model:
+
+```python
+import torch, transformers
+from mupscale import hf
+
+model = transformers.AutoModel.from_pretrained("{folder}")  # or the class of your task
+groups = hf.param_groups("{folder}", model, torch.optim.AdamW, lr=1e-4, groups=hf.decay_groups(model, 0.1))
+optimizer = torch.optim.AdamW(groups)
+```
+
+Clip gradients with `mupscale.clip_grad_norm_(model, 1.0, hf.plan("{folder}", model))`, or with the callback `hf.Clip`
+in the Trainer: the plain norm depends on the width.
+"""
+
+
+def write_model_card(
+    folder: Path,
+    name: str,
+    source: Source,
+    growth: GrowthStep,
+    sizes: Mapping[str, tuple[int, int]],
+    checked: str,
+) -> None:
+    """Write README.md into the folder of a checkpoint that will be called `name`; one of the small model is extended.
+
+    sizes: before and after, by hidden, ffn, heads and kv. checked: what a comparison showed, or why there was none.
+
+    >>> import tempfile
+    >>> from mupscale.hf.describe import Times
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     small = Source(Path(folder) / "small", {"_name_or_path": "someone/small"}, {})
+    ...     write_model_card(Path(folder), "wide", small, GrowthStep(Times.of(2)), {"hidden": (8, 16)}, "equivalent")
+    ...     print("\\n".join((Path(folder) / "README.md").read_text().splitlines()[:9]))
+    ---
+    library_name: transformers
+    base_model: someone/small
+    tags:
+    - mupscale
+    ---
+    <BLANKLINE>
+    # wide
+    <BLANKLINE>
+    """
+    before = source.folder / CARD_FILE
+    old = before.read_text(encoding="utf-8", errors="replace") if before.is_file() else ""
+    front = _FRONT.match(old)
+    fields = _fields(front.group(1) if front else "")
+    body = old[front.end() :] if front else old
+    base = _base_model(source)
+    section = f"{_story(source, growth, sizes, checked, base)}\n\n{_TRAINING.format(folder=name)}"
+    body = f"{body.rstrip()}\n\n# Upscaled with mupscale\n\n{section}" if body.strip() else f"# {name}\n\n{section}"
+    replace_text(folder / CARD_FILE, f"---\n{_front(fields, base)}---\n\n{body.lstrip()}")
+
+
+def _base_model(source: Source) -> str:
+    """The name on the hub that the small model has, if it is known; empty where it is a folder of one's own."""
+    cached = re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", f"{source.folder.as_posix()}/")
+    if cached:
+        return f"{cached.group(1)}/{cached.group(2)}"
+    name = str(source.config.get("_name_or_path") or "")
+    return name if _HUB_NAME.fullmatch(name) else ""
+
+
+def _story(source: Source, growth: GrowthStep, sizes: Mapping[str, tuple[int, int]], checked: str, base: str) -> str:
+    grown = ", ".join(f"{_PARTS.get(part, part)} {a} → {b}" for part, (a, b) in sizes.items() if a != b)
+    if growth.fresh is not None:
+        kind = "lossless " if growth.fresh.lossless else ""
+        how = f"trained units stayed and new ones were drawn beside them ({kind}fresh units, seed {growth.seed})"
+    elif growth.noise:
+        how = f"units were copied, and noise was added (level {growth.noise}, seed {growth.seed})"
+    else:
+        how = "units were copied, so that it computes what the small model computes"
+    made_from = f"[{base}](https://huggingface.co/{base})" if base else f"`{source.folder.name}`"
+    return (
+        f"This is {made_from} made wider with mupscale: {grown}. By width: {how}. It has not been trained since.\n\n"
+        f"Comparison of the two models: {' '.join(checked.split())}"
+    )
+
+
+def _fields(front: str) -> dict[str, list[str]]:
+    """The top-level fields of a YAML header, each with its lines as they are."""
+    fields: dict[str, list[str]] = {}
+    name = ""
+    for line in front.splitlines():
+        if match := re.match(r"([\w-]+):", line):
+            name = match.group(1)
+        if name:
+            fields.setdefault(name, []).append(line)
+    return fields
+
+
+def _front(fields: Mapping[str, list[str]], base: str) -> str:
+    """The header with the base model and a tag of ours; other fields stay as they are."""
+    tags = [tag for tag in _items(fields.get("tags", [])) if tag != _TAG]
+    wanted = {
+        "library_name": fields.get("library_name", ["library_name: transformers"]),
+        **({"base_model": [f"base_model: {base}"]} if base else {}),
+        "tags": ["tags:", *(f"- {tag}" for tag in [*tags, _TAG])],
+    }
+    others = {
+        name: lines for name, lines in fields.items() if name not in ("base_model", "base_model_relation", *wanted)
+    }
+    return "".join(f"{line}\n" for lines in (*others.values(), *wanted.values()) for line in lines)
+
+
+def _items(lines: list[str]) -> list[str]:
+    """The values of a list in YAML, in either of its two forms."""
+    text = "\n".join(lines)
+    inline = re.match(r"\w+:\s*\[(.*?)\]", text, re.S)
+    found = inline.group(1).split(",") if inline else [line.lstrip()[2:] for line in lines if re.match(r"\s*- ", line)]
+    return [item.strip().strip("'\"") for item in found if item.strip()]

@@ -1,0 +1,109 @@
+"""The language model of a Hugging Face folder at any width, as recipes and families build models."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mupscale.core import tidy
+from mupscale.hf.describe import PARTS, Ratios, architecture_of, build_model
+from mupscale.hf.files import open_source, read_config
+from mupscale.hf.verification import load_pretrained
+from mupscale.system import MupscaleError
+
+
+class LanguageModel(nn.Module):
+    """The model that a folder's config.json names, with another hidden size: tokens in, logits out.
+
+    Feed-forward layers, heads and key/value heads grow and shrink with the hidden size; head_dim, layers and vocabulary
+    stay. The weights are fresh, and nothing but config.json is read: `load_language_model` loads the folder's.
+
+    >>> import json, pathlib, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> config = {"model_type": "gpt2", "n_embd": 16, "n_head": 4, "n_layer": 1, "vocab_size": 11}
+    >>> _ = (pathlib.Path(folder.name) / "config.json").write_text(json.dumps(config))
+    >>> LanguageModel(folder.name, width=8)(torch.zeros(1, 3, dtype=torch.int64)).shape
+    torch.Size([1, 3, 11])
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, folder: str, width: int) -> None:
+        super().__init__()
+        self.model = build_model(config_at(folder, width)).train()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map token ids (B, T) to logits (B, T, vocabulary)."""
+        logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        return logits
+
+
+@dataclass(frozen=True)
+class _Scale(Ratios):
+    """Ratios below 1, too: a model that is built anew may be narrower."""
+
+    def _check(self) -> None:
+        for name, value in asdict(self).items():
+            object.__setattr__(self, name, tidy(value))
+
+
+def config_at(folder: str | Path, width: int) -> dict[str, Any]:
+    """A folder's config.json with another hidden size, and all that goes with it.
+
+    >>> import json, pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     config = {"model_type": "gpt2", "n_embd": 16, "n_head": 4}
+    ...     _ = (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
+    ...     config_at(folder, 32)["n_head"]
+    8
+    """
+    config = read_config(Path(folder))
+    architecture, hidden = architecture_of(config), hidden_size(folder)
+    now = architecture.parts(config)
+    if width == hidden:
+        return dict(config)
+    ratio = Fraction(width, hidden)
+    for part, size in now.items():
+        if (size * ratio).denominator != 1:
+            raise MupscaleError(
+                f"a model of hidden size {width} would have {float(size * ratio):g} {PARTS[part]} where {folder} has "
+                f"{size} at {hidden}: take a multiple of {hidden // math.gcd(*now.values())}"
+            )
+    return architecture.wide_config(config, _Scale(ratio, ratio, ratio, ratio))
+
+
+def hidden_size(folder: str | Path) -> int:
+    """The hidden size that a folder's config.json tells.
+
+    >>> import json, pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (pathlib.Path(folder) / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 16}))
+    ...     hidden_size(folder)
+    16
+    """
+    config = read_config(Path(folder))
+    sizes = architecture_of(config).parts(config)
+    if "hidden" not in sizes:
+        raise MupscaleError(f"config.json in {folder} names no hidden size that could be another")
+    return sizes["hidden"]
+
+
+def load_language_model(folder: str | Path) -> tuple[LanguageModel, int]:
+    """The folder's model with its own weights, in float32, and its hidden size.
+
+    >>> import tempfile
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=11)).save_pretrained(folder)
+    ...     load_language_model(folder)[1]
+    8
+    """
+    source, width = open_source(folder), hidden_size(folder)
+    model = LanguageModel(str(source.folder), width)
+    model.model.load_state_dict(load_pretrained(source, torch.float32).model.state_dict())
+    return model, width

@@ -1,0 +1,132 @@
+"""Growth in the middle of a run of transformers' Trainer: model, optimizer and scheduler widened where they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mupscale.core import Plan
+from mupscale.growth import Copies, Operator, upscale
+from mupscale.hf.describe import (
+    AskedGrowth,
+    Times,
+    architecture_of,
+    check_fresh_plan,
+    require_transformers,
+    settle_growth,
+)
+from mupscale.hf.files import GrowthStep, Record
+from mupscale.hf.training.model_parameters import match_plan, shapes_of
+from mupscale.optim import clip_grad_norm_, widen_scheduler
+from mupscale.system import MupscaleError
+
+
+class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: ignore[misc]
+    """`Trainer(…, callbacks=[GrowTrainerCallback(at=500, times=2)])`: the model grows after this many steps.
+
+    times, or hidden, ffn, heads and kv: how wide it becomes, as in `hf.upscale`; grow: `Fresh()` for fresh units; noise
+    and seed: of copies. lr: another learning rate from then on, in the small model's units. The small model is saved as
+    checkpoint-STEP-narrow, with its optimizer's state, and the wide one as checkpoint-STEP with a mupscale.json. The
+    Trainer keeps its model object, which has the wide weights from then on; clipping (max_grad_norm) is then by the
+    norm that the small model's gradient would have.
+
+    >>> GrowTrainerCallback(at=500, times=2).at
+    500
+    """
+
+    def __init__(
+        self,
+        at: int,
+        *,
+        times: int | str | Times | None = None,
+        hidden: int | None = None,
+        ffn: int | None = None,
+        heads: int | None = None,
+        kv: int | None = None,
+        grow: Operator | None = None,
+        noise: float = 0.0,
+        lr: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.at, self.times, self.grow, self.noise, self.lr, self.seed = at, times, grow, noise, lr, seed
+        self.sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
+        self.plan: Plan | None = None
+        self.record: Record | None = None
+        self._max_norm = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse now what could not grow later."""
+        if args.world_size > 1 or args.deepspeed or args.torch_compile:
+            raise MupscaleError(
+                "GrowTrainerCallback grows a model in one process, uncompiled: with several processes stop at this "
+                "step, widen the checkpoint with mupscale upscale --optimizer, and go on from it"
+            )
+        if state.global_step < self.at:
+            self._asked(kwargs["model"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Grow, if this was the step."""
+        if state.global_step != self.at:
+            return control
+        model, optimizer = kwargs["model"], kwargs["optimizer"]
+        inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        narrow = Path(args.output_dir) / f"checkpoint-{self.at}-narrow"
+        model.save_pretrained(narrow)
+        torch.save(inner.state_dict(), narrow / "optimizer.pt")
+        self._grow(model, inner, kwargs["lr_scheduler"])
+        self._max_norm, args.max_grad_norm = args.max_grad_norm, 0.0
+        control.should_save = True
+        return control
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Clip the wide model as the small one was."""
+        if self.plan is not None and self._max_norm:
+            clip_grad_norm_(kwargs["model"], self._max_norm, self.plan)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put mupscale.json beside what was saved."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if self.record is not None and folder.is_dir():
+            self.record.save(folder)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave the arguments as they were."""
+        if self.plan is not None:
+            args.max_grad_norm = self._max_norm
+
+    def _asked(self, model: nn.Module) -> AskedGrowth:
+        config = model.config.to_dict()  # type: ignore[union-attr, operator]
+        architecture = architecture_of(config)
+        return settle_growth(architecture, config, times=self.times, sizes=self.sizes, grow=self.grow, noise=self.noise)
+
+    def _grow(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
+        """Widen all three in place, since the Trainer's loop holds on to them."""
+        asked, config = self._asked(model), model.config.to_dict()  # type: ignore[union-attr, operator]
+        architecture, first = architecture_of(config), next(model.parameters())
+        plan = match_plan(model, architecture.plan_parameters(config, asked.times, shapes_of(model)))
+        check_fresh_plan(architecture, config, plan, asked.fresh)
+        wide_config = type(model.config).from_dict(architecture.wide_config(config, asked.times))  # type: ignore[union-attr]
+        wide_config._attn_implementation = model.config._attn_implementation  # type: ignore[union-attr]
+        wide = type(model)(wide_config).to(device=first.device, dtype=first.dtype).train(model.training)
+        narrow = nn.Module.__new__(type(model))
+        narrow.__dict__.update(model.__dict__)
+        operator = asked.fresh or Copies(asked.noise)
+        checked = replace(plan, checked=True)  # the architecture's description is tried in the tests
+        _, grown = upscale(narrow, wide, checked, optimizer, grow=operator, lr=self.lr, seed=self.seed)
+        assert grown is not None
+        widened = widen_scheduler(scheduler, grown)
+        model.__dict__.clear()
+        model.__dict__.update(wide.__dict__)
+        optimizer.param_groups, optimizer.state = grown.param_groups, grown.state
+        kept = ("optimizer", "step")  # the scheduler counts the steps of the optimizer that it knows
+        scheduler.__dict__.update({name: value for name, value in vars(widened).items() if name not in kept})
+        step = GrowthStep(asked.times, noise=self.noise, seed=self.seed, fresh=asked.fresh)
+        self.plan = plan
+        self.record = Record(
+            config, (step,), architecture.plan_to_record(config, asked.times, fresh=asked.fresh is not None)
+        )

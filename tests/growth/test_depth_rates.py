@@ -1,0 +1,158 @@
+"""Rates over depth: exact where blocks do not read each other, flat over depths 2 … 64 where they do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mupscale as mu
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+WIDTH, CLASSES = 6, 4
+
+
+class Branch(nn.Module):
+    """A branch that reads `source`: the stream, or what all blocks are given alike."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 8), nn.Linear(8, width)
+
+    def forward(self, x: Tensor, source: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(source))))
+
+
+class Sum(nn.Module):
+    """Blocks that add to one stream; where they do not read it, r copies at 1/r are exactly what one is."""
+
+    def __init__(self, layers: int, reads_stream: bool, width: int = WIDTH) -> None:
+        super().__init__()
+        self.embed, self.reads_stream = nn.Linear(5, width), reads_stream
+        self.blocks = nn.ModuleList(Branch(width) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, CLASSES)
+
+    def stream(self, u: Tensor) -> Tensor:
+        """The sum over all blocks."""
+        x = first = self.embed(u)
+        for block in self.blocks:
+            x = block(x, x if self.reads_stream else first)
+        return x
+
+    def forward(self, u: Tensor) -> Tensor:
+        return self.head(self.norm(self.stream(u)))
+
+
+INPUTS = torch.randn(16, 5, generator=torch.Generator().manual_seed(0)).double()
+TARGETS = torch.arange(16) % CLASSES
+
+
+def step(model: nn.Module, optimizer: Any, clip: Callable[[], Any] = lambda: None) -> Tensor:
+    output = model(INPUTS)
+    optimizer.zero_grad()
+    F.cross_entropy(output, TARGETS).backward()
+    clip()
+    optimizer.step()
+    return output.detach()
+
+
+_O = torch.optim
+TRAININGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "SGD": (_O.SGD, {"lr": 0.3, "momentum": 0.8, "weight_decay": 0.02}),
+    "Adam": (_O.Adam, {"lr": 3e-2, "eps": 1e-2, "weight_decay": 0.03}),
+    "AdamW": (_O.AdamW, {"lr": 3e-2, "eps": 1e-2, "weight_decay": 0.5}),
+    "RMSprop": (_O.RMSprop, {"lr": 5e-3, "eps": 1e-2, "weight_decay": 0.03, "momentum": 0.5}),
+    "Adadelta": (_O.Adadelta, {"lr": 1.0, "eps": 1e-3, "weight_decay": 0.02}),
+    "Rprop": (_O.Rprop, {"lr": 2e-3, "step_sizes": (1e-3, 5e-3)}),
+}
+
+
+def difference(name: str, *, clip: bool = False, tamper: Callable[[Any], None] = lambda group: None) -> float:
+    """Train two blocks, stack them to six under the rule, train both on, and compare outputs at every step."""
+    torch.manual_seed(0)
+    shallow, deep = Sum(2, reads_stream=False), Sum(6, reads_stream=False)
+    cls, hyper = TRAININGS[name]
+    optimizer = cls(shallow.parameters(), **hyper)
+    for _ in range(5):
+        step(shallow, optimizer)
+    grow = mu.Stack("interleaved")
+    plan = mu.plan_depth(shallow, deep, inputs=INPUTS, grow=grow, depth_rule="complete")
+    mu.deepen(shallow, deep, plan, grow=grow)
+    deeper = mu.deepen_optimizer(optimizer, shallow, deep, plan, grow=grow)
+    for group in deeper.param_groups:
+        tamper(group)
+    worst = 0.0
+    for _ in range(10):
+        ours = step(shallow, optimizer, lambda: clip and nn.utils.clip_grad_norm_(shallow.parameters(), 0.05))
+        theirs = step(deep, deeper, lambda: clip and mu.clip_grad_norm_(deep, 0.05, plan.rules))
+        worst = max(worst, float((ours - theirs).abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_copies_of_blocks_train_as_one(name: str) -> None:
+    """Dynamic equivalence over depth: weights, state, rates, decay and eps of the rule, to rounding."""
+    assert difference(name) < 1e-11
+
+
+def test_clipping_does_not_depend_on_the_depth() -> None:
+    assert difference("SGD", clip=True) < 1e-11
+
+
+@pytest.mark.parametrize("key", ["lr", "eps", "weight_decay"])
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_a_wrong_exponent_fails(name: str, key: str) -> None:
+    """Take one factor back, or square it, and the outputs part by far more than rounding."""
+    if key not in TRAININGS[name][1]:
+        pytest.skip(f"{name} has no {key}")
+
+    def undone(group: dict[str, Any]) -> None:
+        group[key] /= group[f"{key}_factor"]
+
+    def squared(group: dict[str, Any]) -> None:
+        group[key] *= group[f"{key}_factor"]
+
+    assert min(difference(name, tamper=undone), difference(name, tamper=squared)) > 1e-5
+
+
+DEPTHS, WIDER = (2, 8, 64), 24
+
+
+def slope(rule: Any, name: str) -> float:
+    """The power of the depth with which the stream's change in three steps goes."""
+    cls, hyper = TRAININGS[name]
+    at = {"width": WIDER, "depth": 2}
+    family = mu.Family(
+        lambda width, depth: Sum(depth, True, width), base=at, init_at=at, inputs=INPUTS, depth_rule=rule
+    )
+    changes = []
+    hyper = {**hyper, "lr": hyper["lr"] / 30, "weight_decay": 0.0, **({"eps": 1e-8} if "eps" in hyper else {})}
+    for depth in DEPTHS:
+        change = 0.0
+        for seed in range(2):
+            model: Any = family.init({"width": WIDER, "depth": depth}, seed)
+            before = model.stream(INPUTS).detach()
+            optimizer = family.optimizer(model, cls, **hyper)
+            for _ in range(3):
+                step(model, optimizer)
+            change += float((model.stream(INPUTS).detach() - before).square().mean().sqrt())
+        changes.append(change)
+    xs, ys = [math.log(depth) for depth in DEPTHS], [math.log(change) for change in changes]
+    mx, my = sum(xs) / len(xs), sum(ys) / len(ys)
+    return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum((x - mx) ** 2 for x in xs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_changes_are_flat_over_depth_under_the_rule_alone(name: str) -> None:
+    """A coordinate check over depths 2 … 64: with 1/L what a step changes is flat; without, it grows."""
+    under, without = slope("complete", name), slope("none", name)
+    assert abs(under) < 0.3, (under, without)
+    assert without > 0.3, (under, without)
+    assert without - under > 0.5, (under, without)

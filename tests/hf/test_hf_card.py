@@ -1,0 +1,66 @@
+"""README.md beside a wide checkpoint: written anew, or the small model's, extended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import mupscale as mu
+from hf_files import write_llama
+from mupscale import hf
+
+
+def card(folder: Path) -> str:
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_card_is_written(tmp_path: Path) -> None:
+    write_llama(tmp_path / "small")
+    hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, verify=False, progress=False)
+    written = card(tmp_path / "wide")
+    assert written.startswith("---\nlibrary_name: transformers\ntags:\n- mupscale\n---\n\n# wide\n")
+    for part in (
+        "`small` made wider with mupscale",
+        "hidden size 16 → 32, feed-forward layers 12 → 24, attention heads 4 → 8, key/value heads 2 → 4",
+        "computes what the small model computes",
+        "not made, since verification is off.",
+        'hf.param_groups("wide", model',
+    ):
+        assert part in written
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"times": 2, "noise": 0.5, "seed": 3}, "noise was added (level 0.5, seed 3)"),
+        ({"ffn": 18, "grow": mu.Fresh(), "seed": 4}, "new ones were drawn beside them (fresh units, seed 4)"),
+        ({"ffn": 18, "grow": mu.Fresh(lossless=True)}, "(lossless fresh units, seed 0)"),
+    ],
+)
+def test_it_tells_how_the_model_grew(tmp_path: Path, options: dict[str, object], says: str) -> None:
+    write_llama(tmp_path / "small")
+    hf.upscale(tmp_path / "small", tmp_path / "wide", verify=False, progress=False, **options)  # type: ignore[arg-type]
+    assert says in card(tmp_path / "wide")
+
+
+@pytest.mark.parametrize("tags", ["tags:\n- text-generation\n- math", "tags: [text-generation, 'math']"])
+def test_the_small_ones_card_is_extended(tmp_path: Path, tags: str) -> None:
+    write_llama(tmp_path / "small", _name_or_path="someone/small")
+    front = f"license: mit\nbase_model:\n- someone/else\n{tags}\nmodel-index:\n- name: small\n  results: []\n"
+    (tmp_path / "small" / "README.md").write_text(f"---\n{front}---\n\n# Small\n\nIts story.\n", encoding="utf-8")
+    hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, verify=False, progress=False)
+    expected = (
+        "---\nlicense: mit\nmodel-index:\n- name: small\n  results: []\nlibrary_name: transformers\n"
+        "base_model: someone/small\ntags:\n- text-generation\n- math\n- mupscale\n---\n\n# Small\n\nIts story.\n\n"
+        "# Upscaled with mupscale\n\nThis is [someone/small](https://huggingface.co/someone/small) made wider"
+    )
+    assert card(tmp_path / "wide").startswith(expected)
+    assert card(tmp_path / "small").endswith("Its story.\n")
+
+
+def test_the_name_on_the_hub_is_known_by_the_cache(tmp_path: Path) -> None:
+    folder = tmp_path / "models--someone--small" / "snapshots" / "0123"
+    write_llama(folder)
+    hf.upscale(folder, tmp_path / "wide", times="ffn=2", verify=False, progress=False)
+    assert "base_model: someone/small\n" in card(tmp_path / "wide")

@@ -1,0 +1,131 @@
+"""A Hugging Face folder's model at any width, and a comparison that begins with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mupscale as mu
+from mupscale.cli import main
+from mupscale.data import Text, tinyshakespeare
+from mupscale.data.tokenizer_choice import load_tokenizer, make_tokenizer
+from mupscale.hf import LanguageModel, hidden_size, load_language_model
+from mupscale.system import MupscaleError
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+VOCABULARY = 90
+
+
+def folder_of(path: Path, kind: str) -> Path:
+    """A model of hidden size 16 with fresh weights, and a tokenizer."""
+    torch.manual_seed(0)
+    if kind == "llama":
+        config = transformers.LlamaConfig(
+            hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=1
+        )
+    else:
+        config = transformers.GPT2Config(n_embd=16, n_head=4, n_layer=1)
+    config.vocab_size, config.max_position_embeddings = VOCABULARY, 32
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=VOCABULARY, show_progress=False, special_tokens=["</s>"])
+    tokenizer.train_from_iterator([tinyshakespeare()[:4000]], trainer)
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_its_weights_are_the_folders_and_it_grows_by_copies_exactly(tmp_path: Path, kind: str) -> None:
+    folder = folder_of(tmp_path / "model", kind)
+    model, width = load_language_model(folder)
+    assert width == hidden_size(folder) == 16
+    tokens = torch.randint(0, VOCABULARY, (2, 6))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)(tokens).logits
+    assert torch.allclose(model.eval()(tokens), theirs, atol=1e-5)
+    family = mu.Family(lambda width: LanguageModel(str(folder), width), base=16, init_at=16, inputs=tokens)
+    model = model.double()
+    wide, _ = family.upscale(model, width=48)
+    assert torch.allclose(
+        wide.double()(tokens), model(tokens), rtol=0, atol=1e-6 if kind == "llama" else 1e-10
+    )  # its norms compute in float32
+    assert LanguageModel(str(folder), 8)(tokens).shape == (2, 6, VOCABULARY)
+
+
+def test_a_width_that_cuts_a_head_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", "llama")
+    with pytest.raises(MupscaleError, match=r"hidden size 12 would have 1\.5 number of key/value heads.*multiple of 8"):
+        LanguageModel(str(folder), 12)
+
+
+def test_a_pretrained_tokenizer_packs_text_and_is_kept(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", "gpt2")
+    tokenizer = make_tokenizer(f"hf:{folder}", [])
+    reference = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    plain, special = tokenizer.encode_batch(["To be, or not to be", "</s>"])
+    assert plain.tolist() == reference.encode("To be, or not to be").ids
+    assert tokenizer.end_of_text not in special.tolist()  # what looks like it in a text is text
+    assert tokenizer.end_of_text == reference.token_to_id("</s>")
+    (tmp_path / "text.txt").write_text(tinyshakespeare()[:3000])
+    source = str(tmp_path / "text.txt")
+    data = Text(str(tmp_path / "tokens"), context=8, source=source, tokenizer=f"hf:{folder}")
+    assert data.classes == VOCABULARY
+    assert load_tokenizer(tmp_path / "tokens" / "tokenizer.json").fingerprint == tokenizer.fingerprint
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(MupscaleError, match="does not tell which token ends a text"):
+        make_tokenizer(f"hf:{folder}", [])
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(MupscaleError, match=r"has no tokenizer\.json"):
+        make_tokenizer(f"hf:{folder}", [])
+
+
+# ------------------------------------------------------------------------------------------------ mupscale run --from
+
+
+def recipe_of(tmp_path: Path, folder: Path) -> str:
+    """A recipe that names a text and a tokenizer."""
+    (tmp_path / "text.txt").write_text(tinyshakespeare()[:20_000])
+    arguments = {"tokens": f"{tmp_path}/tokens", "source": f"{tmp_path}/text.txt", "tokenizer": f"hf:{folder}"}
+    data: dict[str, Any] = {"class_path": "mupscale.data.Text", "init_args": {**arguments, "context": 8}}
+    (tmp_path / "text.yaml").write_text(json.dumps({"data": data}))
+    return str(tmp_path / "text.yaml")
+
+
+def test_what_a_folder_does_not_tell_is_asked_for_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(tmp_path / "model", "gpt2")
+    assert main(["run", recipe_of(tmp_path, folder), "--from", str(folder), "--width", "32", "--steps", "8"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "the learning rate it was trained with" in line
+    assert "base_steps" in line
+    assert "--steps" not in line
+    assert not (tmp_path / "tokens").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_comparison_from_a_hugging_face_folder(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(tmp_path / "model", kind)
+    given = {
+        "from": folder, "width": 32, "steps": 24, "batch": 4, "optimizer": "AdamW", "optimizer.lr": 0.003,
+        "comparison.base_steps": 16, "comparison.widths": [8], "comparison.lrs": [0.003], "comparison.noises": [0.5],
+        "comparison.seeds": 1, "comparison.small_seeds": 1, "comparison.budgets": [0.5, 1.0], "device": "cpu",
+        "out": tmp_path / "run",
+    }  # fmt: skip
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    assert main(["run", recipe_of(tmp_path, folder), *words, "--dry-run"]) == 0
+    assert not (tmp_path / "run").exists()
+    assert main(["run", recipe_of(tmp_path, folder), *words]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["base"]["width"], summary["large"]["wide"]) == (16, 32)
+    assert any("holds no optimizer state" in note for note in summary["notes"])
+    assert "Report:" in capsys.readouterr().out

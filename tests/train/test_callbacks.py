@@ -1,0 +1,200 @@
+"""Callbacks of a recipe, its parameter groups, and Muon with AdamW for the rest."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mupscale as mu
+from mupscale.models import MLP
+from mupscale.optim import MuonAdamW, muon_groups
+from mupscale.system import MupscaleError
+from mupscale.train import Callback, Evaluation, Growth, Recipe, Spec, run_recipe
+from zoo import Unrounded
+
+TOLD: list[tuple[str, int, Any]] = []
+
+
+class Told(Callback):
+    """Notes down what it is told."""
+
+    def __init__(self, name: str = "told") -> None:
+        self.name = name
+
+    def begin(self, run: Any) -> None:
+        TOLD.append(("begin", run.step, run.width))
+
+    def step(self, run: Any) -> None:
+        TOLD.append(("step", run.step, run.width))
+
+    def evaluation(self, run: Any, record: Any) -> None:
+        TOLD.append(("evaluation", run.step, record["loss"] > 0))
+
+    def growth(self, run: Any, record: Any) -> None:
+        assert sum(p.numel() for p in run.model.parameters()) > 0
+        TOLD.append(("growth", run.step, run.width))
+
+    def end(self, run: Any, record: Any) -> None:
+        TOLD.append(("end", run.step, record["status"]))
+
+
+def recipe(**more: Any) -> Recipe:
+    settings: dict[str, Any] = {
+        "model": Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7, "depth": 3}),
+        "data": Spec("mupscale.data.CoverTypeSample"),
+        "optimizer": Spec("torch.optim.AdamW", {"lr": 1e-3, "weight_decay": 0.1}),
+        "width": 16,
+        "base": 16,
+        "steps": 4,
+        "batch": 32,
+        "log_every": 2,
+        "grow": [Growth(at=2, width=32)],
+        "evaluation": Evaluation(every=3),
+        "device": "cpu",
+        "precision": "fp64",
+    }
+    return Recipe(**{**settings, **more})
+
+
+def test_callbacks_are_told_in_order() -> None:
+    TOLD.clear()
+    run_recipe(recipe(callbacks=[{"class_path": "test_callbacks.Told", "init_args": {"name": "x"}}]))
+    assert TOLD == [
+        ("begin", 0, 16),
+        ("step", 1, 16),
+        ("step", 2, 16),
+        ("growth", 2, 32),
+        ("step", 3, 32),
+        ("evaluation", 3, True),
+        ("step", 4, 32),
+        ("evaluation", 4, True),
+        ("end", 4, "finished"),
+    ]
+
+
+def test_json_lines_and_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    callbacks: list[str | dict[str, Any]] = ["mupscale.train.JsonLines"]
+    board = {"class_path": "mupscale.train.TensorBoard", "init_args": {"folder": str(tmp_path / "board")}}
+    run_recipe(recipe(callbacks=[*callbacks, board], out=str(tmp_path / "run")))
+    own, copied = ((tmp_path / "run" / name).read_text() for name in ("metrics.jsonl", "metrics-copy.jsonl"))
+    assert own == copied
+    assert [json.loads(line)["kind"] for line in own.splitlines()] == [
+        "train",
+        "grow",
+        "eval",
+        "train",
+        "eval",
+        "end",
+    ]
+    assert list((tmp_path / "board").glob("events.out.tfevents.*"))
+
+
+def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real package, without its server."""
+    pytest.importorskip("wandb")
+    monkeypatch.chdir(tmp_path)
+    init = {"project": "widening", "mode": "offline", "dir": str(tmp_path)}
+    run_recipe(recipe(callbacks=[{"class_path": "mupscale.train.WeightsAndBiases", "init_args": init}]))
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "said"),
+    [
+        (["nowhere.Told"], "cannot be imported"),
+        (["torch.nn.Identity"], "is no subclass of mupscale.train.Callback"),
+        ([{"path": "x"}], "neither a class path nor"),
+        (["mupscale.train.JsonLines"], "needs a place to write"),
+    ],
+)
+def test_callbacks_that_cannot_be(callbacks: list[Any], said: str) -> None:
+    with pytest.raises(MupscaleError, match=said):
+        run_recipe(recipe(callbacks=callbacks))
+
+
+def test_files_without_the_new_lists_stay_as_they_were() -> None:
+    assert not {"callbacks", "no_decay"} & set(recipe().to_json())
+    full = recipe(callbacks=["test_callbacks.Told"], no_decay=["bias"])
+    assert Recipe.from_json(full.to_json()) == full
+    assert full.describe_difference(replace(full, callbacks=[]), 2) is None
+    assert "no_decay" in str(full.describe_difference(recipe(), 2))
+
+
+# ------------------------------------------------------------------------------------------------ groups
+
+
+def decays(optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    return {name: group["weight_decay"] for group in optimizer.param_groups for name in group["param_names"]}
+
+
+@pytest.mark.parametrize("optimizer", ["torch.optim.AdamW", "mupscale.optim.MuonAdamW"])
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # of torch's Muon in bfloat16, on CPUs without it
+def test_no_decay_before_and_after_growth(optimizer: str) -> None:
+    spec = Spec(optimizer, {"lr": 1e-3, "weight_decay": 0.1})
+    result = run_recipe(recipe(optimizer=spec, no_decay=["bias", "layers.0.*"]))
+    found = decays(result.optimizer)
+    assert {name for name, decay in found.items() if decay == 0} == {
+        "layers.0.weight",
+        "layers.0.bias",
+        "layers.1.bias",
+        "layers.2.bias",
+    }
+    assert all(found[name] > 0 for name in ("layers.1.weight", "layers.2.weight"))
+    with pytest.raises(MupscaleError, match="no_decay: embedding matches no parameter"):
+        run_recipe(recipe(no_decay=["embedding"]))
+
+
+def test_muon_is_refused_with_the_remedy() -> None:
+    with pytest.raises(MupscaleError, match=r"mupscale\.optim\.MuonAdamW"):
+        run_recipe(recipe(optimizer=Spec("torch.optim.Muon", {"lr": 1e-3})))
+
+
+def test_muon_with_adamw_is_exact_over_steps() -> None:
+    torch.manual_seed(0)
+    narrow, wide = (MLP(5, width, 3, depth=4).double() for width in (8, 16))
+    plan = mu.plan(narrow, wide)
+    mu.widen(narrow, wide, plan)
+    hyper = {"lr": 0.02, "weight_decay": 0.1, "eps": 1e-3, "adam_scale": 0.5}
+    kinds = [{group["muon"]: group["params"]} for group in muon_groups(plan)]
+    assert kinds[0] == {True: ["layers.1.weight", "layers.2.weight"]}
+    same = mu.plan(narrow, MLP(5, 8, 3, depth=4).double())
+    first = mu.make_optimizer(narrow, same, MuonAdamW, groups=muon_groups(plan), **hyper)
+    x, y = torch.randn(32, 5, dtype=torch.float64), torch.randint(3, (32,))
+
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> torch.Tensor:
+        for _ in range(count):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            with Unrounded():
+                optimizer.step()
+        return model(x).detach()
+
+    steps(narrow, first, 5)
+    mu.widen(narrow, wide, plan)
+    second = mu.make_optimizer(wide, plan, MuonAdamW, groups=muon_groups(plan), **hyper)
+    mu.widen_optimizer(first, second, plan)
+    torch.testing.assert_close(steps(wide, second, 10), steps(narrow, first, 10), rtol=1e-10, atol=1e-10)
+    wrong = mu.make_optimizer(
+        wide, mu.plan(wide, MLP(5, 16, 3, depth=4).double()), MuonAdamW, groups=muon_groups(plan), **hyper
+    )
+    assert (steps(wide, wrong, 3) - steps(narrow, first, 3)).abs().max() > 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")
+def test_muon_with_adamw_in_a_recipe_resumes(tmp_path: Path) -> None:
+    spec = Spec("mupscale.optim.MuonAdamW", {"lr": 1e-3, "weight_decay": 0.1})
+    whole = run_recipe(recipe(optimizer=spec, out=str(tmp_path / "whole")))
+    run_recipe(recipe(optimizer=spec, steps=3, out=str(tmp_path / "part")))
+    resumed = run_recipe(recipe(optimizer=spec, out=str(tmp_path / "part")), resume=True)
+    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert {g["muon"] for g in resumed.optimizer.param_groups} == {True, False}
+    grown = run_recipe(recipe(optimizer=spec, start=str(tmp_path / "whole"), width=32, grow=[], steps=1))
+    assert all(state for state in grown.optimizer.state.values())

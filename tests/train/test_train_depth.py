@@ -1,0 +1,94 @@
+"""Runs that grow in depth: events, checkpoints, resuming, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mupscale.engine import train_many
+from mupscale.system import MupscaleError
+from mupscale.train import Evaluation, Growth, Recipe, Spec, run_recipe
+
+
+def recipe(**changes: Any) -> Recipe:
+    values: dict[str, Any] = {
+        "model": Spec("deep_models.ResidualTable", {"d_in": 54, "d_out": 7}),
+        "data": Spec("mupscale.data.CoverTypeSample"),
+        "optimizer": Spec("torch.optim.AdamW", {"lr": 3e-3}),
+        "width": {"width": 8, "layers": 2},
+        "base": {"width": 8, "layers": 2},
+        "steps": 6,
+        "batch": 4,
+        "device": "cpu",
+        "precision": "fp64",
+        "log_every": 1,
+        "evaluation": Evaluation(batch=4096),
+    }
+    return Recipe(**{**values, **changes})
+
+
+def losses(out: Path) -> list[float]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+def test_a_growth_event_says_depth() -> None:
+    one = recipe(grow=[Growth(at=2, depth=4, how="identity"), Growth(at=4, width=16, depth=6, how="fresh")])
+    assert [growth.width for growth in one.grow] == [{"width": 8, "layers": 4}, {"width": 16, "layers": 6}]
+    assert Recipe.from_json(one.to_json()) == one
+    with pytest.raises(MupscaleError, match="narrower"):
+        recipe(grow=[Growth(at=2, depth=1)])
+    with pytest.raises(MupscaleError, match="whose width says its depth"):
+        recipe(width=8, base=8, grow=[Growth(at=2, depth=4)])
+    with pytest.raises(MupscaleError, match="neither width nor depth"):
+        recipe(grow=[Growth(at=2)])
+    with pytest.raises(MupscaleError, match="takes no noise"):
+        recipe(grow=[Growth(at=2, depth=4, how="identity", noise=1.0)])
+
+
+@pytest.mark.parametrize("rule", ["none", "complete"])
+def test_identity_goes_on_where_it_was_and_resumes_to_the_bit(tmp_path: Path, rule: Any) -> None:
+    """The loss of the first step after growth is that of the run which did not grow; a stop changes nothing."""
+    grown = recipe(grow=[Growth(at=3, depth=4, how="identity")], out=str(tmp_path / "grown"), depth_rule=rule)
+    run_recipe(grown)
+    run_recipe(recipe(out=str(tmp_path / "same"), depth_rule=rule))
+    ours, theirs = losses(tmp_path / "grown"), losses(tmp_path / "same")
+    assert ours[:4] == pytest.approx(theirs[:4], rel=1e-12)
+    assert ours[5] != theirs[5]
+    part = replace(grown, steps=4, out=str(tmp_path / "part"))
+    run_recipe(part)
+    run_recipe(replace(part, steps=6), resume=True)
+    assert losses(tmp_path / "part") == ours
+
+
+def test_from_a_checkpoint_and_in_the_engine(tmp_path: Path) -> None:
+    """Runs that start from a shallow model are stacked, with the losses of one at a time."""
+    base = recipe(steps=3, out=str(tmp_path / "base"))
+    run_recipe(base)
+    from_it = {"start": str(tmp_path / "base"), "steps": 3, "how": "identity"}
+    deeper = [
+        recipe(width={"width": 8, "layers": 4}, **from_it),
+        recipe(width={"width": 8, "layers": 4}, **from_it, optimizer=Spec("torch.optim.AdamW", {"lr": 1e-3})),
+    ]
+    stacked, alone = (train_many(deeper, engine=engine, points=3) for engine in ("vectorised", "serial"))
+    assert [one.loss for one in stacked] == pytest.approx([one.loss for one in alone], rel=1e-9)
+    both = recipe(width={"width": 16, "layers": 4}, **{**from_it, "how": "fresh"}, deepen="stack")
+    assert torch.isfinite(torch.tensor(train_many([both])[0].loss))
+
+
+def test_refused_before_the_first_step(tmp_path: Path) -> None:
+    plain = recipe(
+        model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
+        data=Spec("mupscale.data.CoverTypeSample"),
+        width={"width": 8, "depth": 3},
+        base={"width": 8, "depth": 3},
+        grow=[Growth(at=2, depth=4)],
+        out=str(tmp_path),
+    )
+    with pytest.raises(MupscaleError, match="no residual connection"):
+        run_recipe(plain)
