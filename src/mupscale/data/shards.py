@@ -83,7 +83,7 @@ class Index:
         """From its file."""
         path = folder / INDEX
         try:
-            content = read_json(path)
+            content = _index_content(path)
             if content["version"] != _VERSION:
                 raise MupscaleError(
                     f"{path} is of version {content['version']}, and this mupscale reads version {_VERSION}: pack the "
@@ -232,6 +232,13 @@ class ShardWriter:
             with self._file:
                 self.sync()
             self._file = None
+
+
+def _index_content(path: Path) -> Any:
+    try:
+        return read_json(path)
+    except MupscaleError as error:
+        raise ValueError(str(error).removeprefix(f"{path} is ")) from None
 
 
 def check_packed_with(folder: Path, options: dict[str, Any], expected: dict[str, Any]) -> None:
