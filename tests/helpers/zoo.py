@@ -279,7 +279,9 @@ class Unrounded(TorchFunctionMode):
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0].clone() if function is Tensor.bfloat16 else function(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        cast = function is Tensor.to and torch.bfloat16 in (*args[1:], kwargs.get("dtype"))  # torch 2.15 says it so
+        return args[0].clone() if function is Tensor.bfloat16 or cast else function(*args, **kwargs)
 
 
 @dataclass(frozen=True)
