@@ -13,6 +13,7 @@ from torch import Tensor, nn
 transformers = pytest.importorskip("transformers")
 
 import hf_models as models  # noqa: E402
+import mupscale as mu  # noqa: E402
 from mupscale import Axis, Plan, Rule  # noqa: E402
 from mupscale.checks.equivalence import Report  # noqa: E402
 
@@ -152,6 +153,24 @@ def test_one_step_of_every_other_architecture(name: str) -> None:
 def test_ten_steps_of_sgd_with_momentum_are_the_same(variant: str) -> None:
     name, times, config = VARIANTS[variant]
     assert_alike(models.Pair(name, times, **config).train(torch.optim.SGD, **SGD))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", models.MORE)
+def test_the_state_of_adamw_grows_with_the_model(name: str) -> None:
+    """Widened after two steps, both go on alike."""
+    pair = models.Pair(name, 2, num_hidden_layers=1)
+    optimizer = pair.optimizer(torch.optim.AdamW, models.ADAMW)
+    for batch in pair.batches:
+        models.loss(pair.small, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    mu.widen(pair.small, pair.wide, pair.plan)
+    report = mu.verify(
+        pair.small, pair.wide, pair.plan, pair.batches, models.loss, optimizer=optimizer, steps=3, tolerance=1e-10
+    )
+    assert report.ok, str(report)
 
 
 # Controls that must fail.

@@ -109,7 +109,7 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("callbacks", "said"),
     [
         (["nowhere.Told"], "cannot be imported"),
-        (["torch.nn.Identity"], "is no subclass of mupscale.train.Callback"),
+        (["torch.nn.Identity"], "is no mupscale.train.Callback"),
         ([{"path": "x"}], "neither a class path nor"),
         (["mupscale.train.JsonLines"], "needs a place to write"),
     ],

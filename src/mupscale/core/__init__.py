@@ -6,7 +6,8 @@ axes     which narrow unit each wide unit copies
 old_units  where the old units lie where the others are new ones and no copies
 roles    what the dimensions of a parameter are to it
 plan_tables  a plan as rows of a table
-plans    an entry for every parameter, and the formula of widening
+entries  what a plan says of one parameter, and the formula of widening
+plans    an entry for every parameter
 naming   one name per parameter, whatever the model is wrapped in
 packed_values  nested values with tensors in them, as JSON and a table of tensors
 dtensor  tensors that are sharded over processes
@@ -15,11 +16,12 @@ dtensor  tensors that are sharded over processes
 from mupscale.core import naming
 from mupscale.core.axes import Axis, expand, multiplier, widened_shape
 from mupscale.core.dtensor import copy_into, gather_whole, is_sharded, laid_out_like, local_part, plain_type
+from mupscale.core.entries import Entry, Shape
 from mupscale.core.naming import without_ddp
 from mupscale.core.old_units import index_of_old, index_of_units, is_new, places, whole_blocks
 from mupscale.core.packed_values import PackedTensors, pack_values, unpack_values
 from mupscale.core.plan_tables import shapes_in_words
-from mupscale.core.plans import Entry, Plan, Shape, check_dtype, check_same_names
+from mupscale.core.plans import Plan, check_dtype, check_same_names
 from mupscale.core.roles import Role
 from mupscale.core.rules import Number, Rule, tidy
 from mupscale.core.widths import PlainWidth, Size, WholeWidth, Width, WidthLike

@@ -45,6 +45,15 @@ def shapes_in_words(narrow: tuple[int, ...], wide: tuple[int, ...]) -> str:
     return before if before == after else f"{before} → {after}"
 
 
+def tried_in_words(checked: bool) -> str:
+    """Whether models were run to see that copies by a plan are exact.
+
+    >>> tried_in_words(True)
+    'copies tried: exact'
+    """
+    return "copies tried: exact" if checked else "not tried yet: mu.verify, or a batch (inputs=), would"
+
+
 def _numbers(rule: Rule) -> tuple[str, ...]:
     return tuple(map(_short, (rule.out, rule.in_, rule.fold, rule.weight, rule.lr(m=0), rule.lr(m=1))))
 

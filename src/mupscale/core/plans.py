@@ -7,10 +7,8 @@ lives beside the model, so it survives deepcopy, `.to()`, wrappers, sharding and
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,111 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import naming
-from mupscale.core.axes import Axis, expand
-from mupscale.core.plan_tables import HEADER, PlannedShape, plan_rows
-from mupscale.core.rules import Number, Rule, tidy
+from mupscale.core.entries import Entry, Shape, entry_from_json, entry_to_json
+from mupscale.core.plan_tables import HEADER, PlannedShape, plan_rows, tried_in_words
+from mupscale.core.rules import Rule
 from mupscale.system import MupscaleError, html_table, replace_text, text_table
 
-Shape = tuple[int, ...]
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One parameter or buffer: its shapes, its width axes by dimension, and what each dimension is to it.
-
-    offset: what the model adds to the stored value before it uses it, as a norm with gain 1 + w does.
-    keep: by what the weights of old units are multiplied where the other units are new ones and no copies, so that what
-    they compute stays: a model that divides a readout by its width needs it.
-    depth: by how much there are more residual blocks, in an entry of a block's parameter, where rates follow that.
-
-    >>> entry = Entry(narrow=(8, 4), wide=(16, 4), axes={0: Axis(2)}, out=(0,))
-    >>> entry.rule, entry.out_is_width, entry.in_is_width
-    (Rule(out=2, in_=1, fold=1), True, False)
-    """
-
-    narrow: Shape
-    wide: Shape
-    axes: Mapping[int, Axis] = field(default_factory=dict)
-    out: tuple[int, ...] = ()
-    in_: tuple[int, ...] = ()
-    fold: Number = 1
-    names: tuple[str, ...] = ()
-    offset: Number = 0
-    keep: Number = 1
-    depth: Number = 1
-
-    @cached_property
-    def rule(self) -> Rule:
-        """The three numbers of this parameter."""
-        return Rule(self._times(self.out), self._times(self.in_), self.fold, self.depth)
-
-    def _times(self, dims: tuple[int, ...]) -> Number:
-        return math.prod((self.axes[d].times for d in dims if d in self.axes), start=1)
-
-    @property
-    def out_is_width(self) -> bool:
-        """Whether the output axis is a width of the family, even where it does not grow in this plan."""
-        return any(d in self.axes for d in self.out)
-
-    @property
-    def in_is_width(self) -> bool:
-        """Whether the input axis is a width of the family."""
-        return any(d in self.axes for d in self.in_)
-
-    @property
-    def shift(self) -> float:
-        """What is added to the copied and scaled weight: w + offset is what scales, and w is what is stored."""
-        return float(self.offset) * (self.rule.weight - 1)
-
-    @property
-    def init(self) -> float:
-        """Factor of the initial standard deviation under μP."""
-        return self.rule.init(out_is_width=self.out_is_width, in_is_width=self.in_is_width)
-
-    def widened(
-        self,
-        narrow: Tensor,
-        out: Tensor | None = None,
-        *,
-        factor: float | None = None,
-        axes: Mapping[int, Axis] | None = None,
-        overwrite: bool = False,
-    ) -> Tensor:
-        """The wide tensor that a narrow one becomes: copied along the axes, times `rule.weight`, plus `shift`.
-
-        out: where to write it; new memory if not given. factor: what to multiply by instead, with no shift, for buffers
-        (1) and optimizer state. axes: others than the parameter's own, for a piece of it. overwrite: whether the narrow
-        tensor's memory may be used for the product, which saves an allocation.
-
-        >>> entry = Entry(narrow=(1, 2), wide=(1, 4), axes={1: Axis(2)}, in_=(1,))
-        >>> entry.widened(torch.tensor([[3.0, 5.0]]))  # every input comes twice, so each weight is halved
-        tensor([[1.5000, 1.5000, 2.5000, 2.5000]])
-        """
-        scale, shift = (self.rule.weight, self.shift) if factor is None else (factor, 0.0)
-        if overwrite and scale != 1:
-            narrow, scale = narrow.mul_(scale), 1.0
-        wide = expand(narrow, self.axes if axes is None else axes, out, scale)
-        return wide.add_(shift) if shift else wide
-
-    def then(self, later: Entry) -> Entry:
-        """This widening followed by a later one; a dimension that grows in one only need be an axis of that one."""
-        if self.wide != later.narrow:
-            raise MupscaleError(
-                f"plans of different models do not compose: '{self.names[0]}' ends with shape {self.wide} "
-                f"in the first and starts with {later.narrow} in the second"
-            )
-        out, in_ = {*self.out, *later.out}, {*self.in_, *later.in_}
-        if out & in_ or self.offset != later.offset:
-            raise MupscaleError(
-                f"plans of different models do not compose: '{self.names[0]}' is not stored alike in the two"
-            )
-        axes = {d: self.axes.get(d, Axis()) * later.axes.get(d, Axis()) for d in sorted({*self.axes, *later.axes})}
-        fold = tidy(Fraction(1) * self.fold * later.fold)
-        keep = tidy(Fraction(1) * self.keep * later.keep)
-        depth = tidy(Fraction(1) * self.depth * later.depth)
-        outputs, inputs = tuple(sorted(out)), tuple(sorted(in_))
-        return replace(self, wide=later.wide, axes=axes, out=outputs, in_=inputs, fold=fold, keep=keep, depth=depth)
 
 
 @dataclass(frozen=True)
@@ -162,18 +61,14 @@ class Plan:
 
     def __str__(self) -> str:
         """A table that fits the terminal; alike layers in one row."""
-        return f"{text_table(HEADER, self._table_rows(), left=2)}\n{self._tried}"
+        return f"{text_table(HEADER, self._table_rows(), left=2)}\n{tried_in_words(self.checked)}"
 
     def _repr_html_(self) -> str:
         """The same table in a notebook."""
-        return html_table(HEADER, self._table_rows(), self._tried)
+        return html_table(HEADER, self._table_rows(), tried_in_words(self.checked))
 
     def _table_rows(self) -> list[tuple[str, ...]]:
         return plan_rows({name: PlannedShape(e.narrow, e.wide, e.rule) for name, e in self.parameters.items()})
-
-    @property
-    def _tried(self) -> str:
-        return "copies tried: exact" if self.checked else "not tried yet: mu.verify, or a batch (inputs=), would"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.parameters)
@@ -230,7 +125,7 @@ class Plan:
         """Exact: from_json gives an equal plan."""
         sides = {"parameters": self.parameters, "buffers": self.buffers}
         content: dict[str, Any] = {
-            side: {n: _entry_to_json(e) for n, e in entries.items()} for side, entries in sides.items()
+            side: {n: entry_to_json(e) for n, e in entries.items()} for side, entries in sides.items()
         }
         content["fresh"] = None if self.fresh is None else dict(self.fresh)
         content["mup"] = self.mup
@@ -246,7 +141,7 @@ class Plan:
             content = json.loads(text)
             if content["format"] != _FORMAT:
                 raise KeyError("format")
-            sides = [{n: _entry_from_json(e) for n, e in content[s].items()} for s in ("parameters", "buffers")]
+            sides = [{n: entry_from_json(e) for n, e in content[s].items()} for s in ("parameters", "buffers")]
             means = content.get("means")
             parts = None if means is None else {n: tuple(m) for n, m in means.items()}
             norms, checked = content.get("norms", {}), content.get("checked", False)
@@ -309,46 +204,3 @@ def check_dtype(name: str, tensor: Tensor) -> None:
             f"'{name}' has dtype {tensor.dtype}: only floating-point parameters of 16 bits or more can be widened; "
             f"dequantise the model or convert it, as with model.to(torch.bfloat16)"
         )
-
-
-def _number_to_json(number: Number) -> int | float | str:
-    return f"{number.numerator}/{number.denominator}" if isinstance(number, Fraction) else number
-
-
-def _number_from_json(number: int | float | str) -> Number:
-    return Fraction(number) if isinstance(number, str) else number
-
-
-def _entry_to_json(entry: Entry) -> dict[str, Any]:
-    axes = [[d, _number_to_json(a.times), a.block, [list(s) for s in a.sections]] for d, a in entry.axes.items()]
-    return {
-        "narrow": list(entry.narrow),
-        "wide": list(entry.wide),
-        "axes": axes,
-        "out": list(entry.out),
-        "in": list(entry.in_),
-        "fold": _number_to_json(entry.fold),
-        "names": list(entry.names),
-        "offset": _number_to_json(entry.offset),
-        "keep": _number_to_json(entry.keep),
-        **({} if entry.depth == 1 else {"depth": _number_to_json(entry.depth)}),
-    }
-
-
-def _entry_from_json(content: dict[str, Any]) -> Entry:
-    axes = {
-        d: Axis(_number_from_json(times), block, tuple((a, b) for a, b in sections))
-        for d, times, block, sections in content["axes"]
-    }
-    return Entry(
-        tuple(content["narrow"]),
-        tuple(content["wide"]),
-        axes,
-        tuple(content["out"]),
-        tuple(content["in"]),
-        _number_from_json(content["fold"]),
-        tuple(content["names"]),
-        _number_from_json(content.get("offset", 0)),
-        _number_from_json(content.get("keep", 1)),
-        _number_from_json(content.get("depth", 1)),
-    )
