@@ -13,8 +13,13 @@ pytest.importorskip("jsonargparse")
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 
+import torch
+
 import hostile_folders
+from hf_files import llama_config, write_checkpoint
+from mupscale import hf
 from mupscale.cli import main
+from mupscale.hf.describe import DESCRIPTIONS
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 RECIPE = "mlp-covtype-tiny"
@@ -101,10 +106,11 @@ def test_pickled_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_name_that_looks_like_markup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a table it is shown as it is written, control characters written out."""
-    from rich.console import Console
-
-    from mupscale.hf.verification.comparison import Comparison, ComparisonRow
-
-    table = Comparison((ComparisonRow("[/]weight\x1b[2J", 0.0, 1.0),), (1.0, 1.0)).table()
-    Console(width=100).print(table)
+    config = {**llama_config(), "model_type": "odd"}
+    write_checkpoint(folder / "odd", config, {"[/]weight\x1b[2J": torch.ones(16, 16)})
+    hf.register(hf.Architecture("odd", tensors={"*": hf.linear("hidden", "hidden")}))
+    try:
+        assert main(["inspect", "odd"]) == 0
+    finally:
+        DESCRIPTIONS.pop("odd")
     assert r"[/]weight\x1b[2J" in capsys.readouterr().out
