@@ -232,7 +232,7 @@ def _rows(file: Path, field: str, skip: int) -> Iterator[_Raw]:
 
 def _dataset(source: str, field: str, skip: int) -> Iterator[_Raw]:
     """The training split of a dataset, streamed."""
-    datasets = require("datasets", extra="text", reason=f"{source} needs the datasets library")
+    datasets = require("datasets", extra="all", reason=f"{source} needs the datasets library")
     _, name, *config = source.split(":", 2)
     try:
         rows = datasets.load_dataset(name, *config, split="train", streaming=True)
