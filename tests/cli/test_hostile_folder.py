@@ -106,7 +106,7 @@ def test_pickled_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_name_that_looks_like_markup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a table it is shown as it is written, control characters written out."""
-    config = {**llama_config(), "model_type": "odd"}
+    config = {**llama_config(), "model_type": "odd", "num_hidden_layers": 1}
     write_checkpoint(folder / "odd", config, {"[/]weight\x1b[2J": torch.ones(16, 16)})
     hf.register(hf.Architecture("odd", tensors={"*": hf.linear("hidden", "hidden")}))
     try:
