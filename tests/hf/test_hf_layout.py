@@ -42,7 +42,7 @@ def test_the_table_in_the_docs_has_every_description() -> None:
     """Each model_type once; what can be tied by its description, and what its description calls not lossless."""
     from mupscale.hf.describe import DESCRIPTIONS, Ratios
 
-    text = (ROOT.parents[2] / "docs" / "huggingface.md").read_text(encoding="utf-8")
+    text = (ROOT.parents[2] / "docs" / "huggingface-architectures.md").read_text(encoding="utf-8")
     head = "| architecture | `model_type` | copies | fresh | tied | optimizer | verified | notes |"
     lines = text[text.index(head) :].split("\n\n")[0].splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
