@@ -9,7 +9,7 @@ from pathlib import Path
 import mupscale.hf
 
 ROOT = Path(mupscale.hf.__file__).parent
-ORDER = ["describe", "files", "training", "verification", "inspection", "upscaling"]
+ORDER = ["describe", "files", "training", "verification", "inspection", "upscaling", "deepening", "language_model"]
 
 
 def imports(path: Path) -> list[tuple[str, str]]:

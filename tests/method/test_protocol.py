@@ -171,7 +171,7 @@ def test_a_model_whose_cost_is_unknown_is_compared_step_by_step(tmp_path: Path) 
 
 def test_a_dry_run_tries_fewer_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
-    stack = dry_run.Stack
+    stack = dry_run.RunStack
 
     def cramped(recipes: list[Any], *others: Any) -> Any:
         tried.append(len(recipes))
@@ -179,7 +179,7 @@ def test_a_dry_run_tries_fewer_where_memory_is_short(tmp_path: Path, monkeypatch
             raise torch.OutOfMemoryError
         return stack(recipes, *others)
 
-    monkeypatch.setattr(dry_run, "Stack", cramped)
+    monkeypatch.setattr(dry_run, "RunStack", cramped)
     room = 3
     planned = PlannedStage("sweep-2-width-4", 12, 8, 40)
     seconds = measure_step(protocol(tmp_path), planned, settings())

@@ -467,7 +467,7 @@ def test_a_start_of_unknown_width(tmp_path: Path, weights: dict[str, Tensor]) ->
 
 @pytest.mark.parametrize(
     ("width", "parts"),
-    [(40, ("40", "not a multiple of 16", "32 or 48")), (8, ("8", "not a multiple of 16", "take 16"))],
+    [(40, ("40", "not a multiple of 16", "32 or 48")), (8, ("8", "narrower than 16"))],
 )
 def test_a_start_whose_width_is_no_divisor(
     tmp_path: Path, weights: dict[str, Tensor], width: int, parts: tuple[str, ...]
