@@ -27,6 +27,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "near torch": {"model": {"class_path": "torch.utils.cpp_extension.load", "init_args": {}}},
     "torch itself": {"data": {"class_path": "torch.load", "init_args": {"f": "x"}}},
     "a name that begins so": {"model": {"class_path": "mupscale_evil.Net", "init_args": {}}},
+    "a callback": {"callbacks": ["payload.Callback"]},
+    "a callback with arguments": {"callbacks": [{"class_path": "os.mkdir", "init_args": {"path": "ran"}}]},
     "no path at all": {"model": {"class_path": "system", "init_args": {}}},
     "a path with spaces": {"loss": "mupscale.train.cross_entropy import os"},
 }
@@ -37,6 +39,7 @@ OF_NO_KIND: dict[str, dict[str, Any]] = {
     "a writer of files": {
         "data": {"class_path": "mupscale.system.replace_text", "init_args": {"path": "ran", "text": "x"}}
     },
+    "a model as a callback": {"callbacks": ["mupscale.models.MLP"]},
     "data as a model": {"model": DATA},
     "a model as data": {"data": MLP},
     "a class that is no loss": {"loss": "torch.nn.CrossEntropyLoss"},
@@ -70,9 +73,19 @@ def test_foreign_names_are_refused_before_anything_is_imported(here: Path, chang
     assert set(sys.modules) == before
 
 
+def test_a_callback_that_is_told_where_to_write_is_refused_unless_trusted(here: Path) -> None:
+    values = {**VALUES, "callbacks": [{"class_path": "mupscale.train.JsonLines", "init_args": {"path": "ran"}}]}
+    stored = StoredRecipe.of(values, "recipe.json")
+    with pytest.raises(
+        MupscaleError, match=r"gives its callback mupscale\.train\.JsonLines arguments.*--trust mupscale"
+    ):
+        stored.load()
+    assert packages_to_trust(stored.load(trust=["mupscale"])) == ["mupscale"]
+
+
 @pytest.mark.parametrize("change", OF_NO_KIND.values(), ids=OF_NO_KIND)
 def test_what_is_of_another_kind_is_refused_before_it_is_called(here: Path, change: dict[str, Any]) -> None:
-    with pytest.raises(MupscaleError, match=r"recipe\.json: (model|data|optimizer|loss): "):
+    with pytest.raises(MupscaleError, match=r"recipe\.json: (model|data|optimizer|loss|callbacks\[0\]): "):
         StoredRecipe.of({**VALUES, **change}, here / "recipe.json").load()
 
 
