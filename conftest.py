@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+os.environ.pop("COLUMNS", None)  # pytest-xdist says 80 to its workers, as if output went to a terminal
 
 
 def pytest_collection() -> None:

@@ -268,7 +268,6 @@ OPTIONS = [
         "compile is maybe, but must be true or false or one of default, reduce-overhead, max-autotune",
     ),
     (["--precision", "fp8"], "precision is fp8, but must be one of fp32, tf32, bf16, fp64"),
-    (["--grow", "[{at: 5}]"], "width must be given for grow"),
     (["--grow", "[{at: a, width: 3}]"], "grow.at is a, but must be a whole number"),
     (["--grow", "[{at: 5, widht: 3}]"], "mupscale.train.Growth has no argument widht; did you mean width?"),
     (["--grow", "5"], "grow is 5, but must be a list"),

@@ -219,10 +219,10 @@ def saved_and_loaded(kind: str, how: str, folder: Path) -> dict[str, Any]:
     assert grown is not None
     train(wide, grown, kind, 2, plan)
     writes: list[Path] = []
-    write = mu.checkpoint.save_file
-    mu.checkpoint.save_file = lambda tensors, path, **more: (writes.append(path), write(tensors, path, **more))
+    write = mu.checkpoint.write_tensors
+    mu.checkpoint.write_tensors = lambda path, *more: (writes.append(path), write(path, *more))
     path = mu.save(folder / f"{kind}-{how}.ckpt", wide, grown, plan, step=2)
-    mu.checkpoint.save_file = write
+    mu.checkpoint.write_tensors = write
     if dist.is_initialized():
         dist.barrier()
     train(wide, grown, kind, 3, plan)

@@ -202,7 +202,7 @@ def void(_: object) -> None:
 FIRST, LAST = "model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"
 BAD = {
     "no config": (lambda f: (f / "config.json").unlink(), "there is no config.json in .*: give the folder"),
-    "config is no JSON": (config_becomes("{"), "config.json is no JSON"),
+    "config is no JSON": (config_becomes("{"), "config.json is damaged: Expecting property name"),
     "config is a list": (config_becomes("[]"), "config.json is no JSON object"),
     "no model_type": (config_becomes('{"hidden_size": 3}'), "names no model_type"),
     "quantised": (
@@ -218,7 +218,7 @@ BAD = {
         "there are no weights in .*: neither model.safetensors",
     ),
     "no index": (lambda f: (f / "model.safetensors.index.json").unlink(), f"holds {FIRST} but no index"),
-    "index is no JSON": (lambda f: (f / "model.safetensors.index.json").write_text("{"), "index.json is no JSON"),
+    "index is no JSON": (lambda f: (f / "model.safetensors.index.json").write_text("{"), "index.json is damaged"),
     "index without a map": (index_becomes(lambda m: []), "no usable weight_map"),
     "index with numbers": (index_becomes(lambda m: {"a": 3}), "no usable weight_map"),
     "missing shard": (lambda f: (f / FIRST).unlink(), f"1 of 3 shards are missing in .*, the first of them {FIRST}"),

@@ -63,7 +63,8 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "endless noise": ({"grow": [Growth(5, 16, math.inf)]}, ("growth at step 5", "noise is inf")),
     "growth without rate": ({"grow": [Growth(5, 16, lr=-0.1)]}, ("growth at step 5", "lr is -0.1")),
     "no multiple": ({"grow": [Growth(5, 20)]}, ("growth at step 5", "20 is not a multiple of 8", "take 16 or 24")),
-    "smaller": ({"grow": [Growth(5, 16), Growth(6, 8)]}, ("growth at step 6", "8 is not a multiple of 16", "take 16")),
+    "smaller": ({"grow": [Growth(5, 16), Growth(6, 8)]}, ("growth at step 6", "8 is narrower than 16")),
+    "growth of nothing": ({"grow": [Growth(5)]}, ("growth at step 5", "neither width nor depth")),
     "growth by other names": (
         {"grow": [Growth(5, {"heads": 2})]},
         ("growth at step 5", "{'heads': 2}", "same arguments as 8"),
@@ -177,6 +178,8 @@ FULL = recipe(
     noise_unit="signal",
     no_decay=["bias", "norm"],
     callbacks=["mupscale.train.JsonLines"],
+    deepen="stack",
+    depth_rule="complete",
 )
 
 
@@ -259,6 +262,8 @@ OTHER: dict[str, Any] = {
     "noise_unit": "signal",
     "no_decay": ["bias"],
     "callbacks": ["mupscale.train.JsonLines"],
+    "deepen": "stack",
+    "depth_rule": "complete",
 }
 
 

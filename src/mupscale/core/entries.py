@@ -86,6 +86,7 @@ class Entry:
         (1) and optimizer state. axes: others than the parameter's own, for a piece of it. overwrite: whether the narrow
         tensor's memory may be used for the product, which saves an allocation.
 
+        >>> import torch
         >>> entry = Entry(narrow=(1, 2), wide=(1, 4), axes={1: Axis(2)}, in_=(1,))
         >>> entry.widened(torch.tensor([[3.0, 5.0]]))  # every input comes twice, so each weight is halved
         tensor([[1.5000, 1.5000, 2.5000, 2.5000]])

@@ -79,7 +79,7 @@ def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], fol
     >>> config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}
     >>> check_nothing_missing(config, ["transformer.wte.weight"], "small")
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: small lacks 'transformer.h.0.attn.c_attn.bias' and 12 more: the files and ...
+    mupscale.system.errors.MupscaleError: small lacks 'transformer.h.0.attn.c_attn.bias' and ... more: the files and ...
     """
     try:
         model = sketch_model(config)

@@ -81,13 +81,12 @@ class Relation:
 def find_record(source: Source) -> Record | None:
     """mupscale.json beside a checkpoint, if it is there; refused where it tells of another model than config.json.
 
-    >>> import json, pathlib, tempfile, torch
-    >>> from safetensors.torch import save_file
+    >>> import pathlib, tempfile
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> temporary = tempfile.TemporaryDirectory()
     >>> folder = pathlib.Path(temporary.name) / "small"
-    >>> folder.mkdir()
-    >>> _ = (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2}))
-    >>> save_file({"wte.weight": torch.ones(11, 8)}, folder / "model.safetensors")
+    >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=11, n_positions=4))
+    >>> model.save_pretrained(folder)
     >>> from mupscale import hf
     >>> from mupscale.hf.files import open_source
     >>> _ = hf.upscale(folder, folder.with_name("wide"), times=2, verify=False, progress=False)
