@@ -445,6 +445,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 def test_as_a_module_with_several_processes(here: Path) -> None:
     """torchrun's way in, with a model from the current folder; a mistake is said once."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

@@ -166,6 +166,7 @@ def test_two_workers_from_two_folders_find_what_one_does(file: str, tmp_path: Pa
     assert ends[0].endswith(f"learning rate {best.base_lr:g}; to upscale: noise {best.noise:g}, lr {best.lr:g}")
 
 
+@pytest.mark.slow
 def test_two_workers_may_share_a_folder(file: str, tmp_path: Path) -> None:
     words = ["sweep", file, "--worker", "--out", str(tmp_path / "run")]
     both = [Commanded(words, tmp_path / f"log-{name}") for name in ("a", "b")]

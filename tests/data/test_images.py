@@ -152,6 +152,7 @@ def test_shapes_do_not_depend_on_the_default_dtype(float64: None) -> None:
     assert torch.equal(double, Shapes(train=20, test=10).split.train_x)
 
 
+@pytest.mark.slow
 def test_shapes_are_for_convolutions() -> None:
     """What tells the classes apart is form: a small convolutional net sees it soon, a linear model does not."""
     data = Shapes(train=2000, test=500, augment=False)

@@ -22,6 +22,7 @@ from mupscale.system import Interrupted
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Spec
 from processes import PROCESSES
+from slow_cases import with_slow
 from small_runs import assert_same_run, metrics, recipe
 
 ALWAYS = Checkpoints(every=0, minutes=0.0)  # a stack is saved at every chance
@@ -117,9 +118,7 @@ def assert_as_if_nothing_had_happened(folder: Path, ours: list[Outcome], whole: 
     assert plain[0] == plain[1]
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGKILL]
-)
+@pytest.mark.parametrize("number", with_slow([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], (signal.SIGKILL,)))
 @pytest.mark.parametrize("after", [8, 40], ids=["before one diverges", "after"])
 def test_interrupted_runs_end_as_if_nothing_had_happened(
     tmp_path: Path, whole: tuple[Path, list[Outcome]], number: int, after: int

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from multiprocessing.util import Finalize
@@ -141,10 +143,13 @@ class Sitting(_Child):
 
 
 class Commanded(_Child):
-    """The command `mupscale` in a process that need not load torch first."""
+    """The command `mupscale` in a process that need not load torch first.
 
-    def __init__(self, words: Sequence[str], output: Path) -> None:
-        super().__init__(output, _command, list(words))
+    interrupt_at: words of its output, just after which somebody presses Ctrl-C.
+    """
+
+    def __init__(self, words: Sequence[str], output: Path, interrupt_at: str = "") -> None:
+        super().__init__(output, _command, list(words), interrupt_at)
 
 
 def _speaking_to(output: str, target: Callable[..., None], *arguments: object) -> None:
@@ -164,8 +169,27 @@ def _sit(folder: Path, recipe: Recipe, method: Method, prepare: Callable[[], obj
         sys.exit(1)
 
 
-def _command(words: list[str]) -> None:
+def _command(words: list[str], interrupt_at: str) -> None:
+    if interrupt_at:
+        sys.stdout = _Interrupting(sys.stdout, interrupt_at)
     sys.exit(main(words))
+
+
+class _Interrupting:
+    """Output, and a Ctrl-C soon after some words of it."""
+
+    def __init__(self, stream: Any, words: str) -> None:
+        self.stream, self.words = stream, words
+
+    def write(self, text: str) -> int:
+        """Write, and look."""
+        if self.words and self.words in text:
+            self.words = ""
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return int(self.stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def count_changes(folder: str, into: str) -> None:

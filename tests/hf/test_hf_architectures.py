@@ -16,6 +16,7 @@ import hf_models as models  # noqa: E402
 import mupscale as mu  # noqa: E402
 from mupscale import Axis, Plan, Rule  # noqa: E402
 from mupscale.checks.equivalence import Report  # noqa: E402
+from slow_cases import with_slow  # noqa: E402
 
 SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.01}
 
@@ -128,8 +129,11 @@ def norm_of_gradients(pair: models.Pair) -> float:
 # The same function, and the same training.
 
 
+TELLING = ("gpt2", "llama", "gemma2", "mixtral", "bert", "phi")
+
+
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("variant", [*VARIANTS, *(pytest.param(v, marks=pytest.mark.slow) for v in MORE)])
+@pytest.mark.parametrize("variant", with_slow([*VARIANTS, *MORE], TELLING))
 def test_outputs_and_steps_of_adamw_are_the_same(variant: str) -> None:
     """Ten steps of each architecture, five of its variants, which have one layer."""
     name, times, config = {**VARIANTS, **MORE}[variant]

@@ -19,6 +19,7 @@ from mupscale.growth import Identity  # noqa: E402
 from mupscale.hf.deepening import WRITERS  # noqa: E402
 from mupscale.planning import find_writers  # noqa: E402
 from mupscale.system import MupscaleError  # noqa: E402
+from slow_cases import with_slow  # noqa: E402
 
 RESIDUAL = sorted(WRITERS)
 
@@ -30,7 +31,7 @@ def saved(name: str, folder: Path, **config: Any) -> Any:
     return made
 
 
-@pytest.mark.parametrize("name", RESIDUAL)
+@pytest.mark.parametrize("name", with_slow(RESIDUAL, ("gpt2", "llama", "gemma2", "mixtral")))
 def test_identity_keeps_the_function_of_every_described_architecture(name: str, tmp_path: Path) -> None:
     config = saved(name, tmp_path / "small")
     deepened = hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=5)

@@ -29,6 +29,7 @@ from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.hf.training.saved_optimizer import read_optimizer
 from mupscale.hf.training.widened_optimizer import widen_optimizer_file
 from mupscale.planning import KeepDouble
+from slow_cases import with_slow
 
 transformers = pytest.importorskip("transformers")
 
@@ -153,7 +154,10 @@ def test_the_file_holds_what_the_core_makes_in_memory(name: str, case: Case) -> 
     assert not list(case.folder.glob(".*"))
 
 
-@pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n not in ("adafactor", "tensor lr")])
+TRAINED = [n for n in OPTIMIZERS if n not in ("adafactor", "tensor lr")]
+
+
+@pytest.mark.parametrize("name", with_slow(TRAINED, ("adamw", "momentum", "amsgrad", "rprop")))
 def test_training_goes_on_exactly(name: str, tmp_path: Path, double: None) -> None:
     case, (cls, hyper) = Case(tmp_path), OPTIMIZERS[name]
     optimizer = cls(case.small.parameters(), **hyper)

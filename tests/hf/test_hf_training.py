@@ -23,6 +23,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from mupscale.hf.training.trainer import Clip  # noqa: E402
+from slow_cases import with_slow  # noqa: E402
 
 SIZES = {
     "hidden_size": 16,
@@ -202,7 +203,7 @@ def close(small: list[float], wide: list[float], tolerance: float = 1e-10) -> bo
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in DESCRIBED if n in ("LlamaForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel")]
+    "name", with_slow(("LlamaForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel"), ("GemmaForCausalLM",))
 )
 def test_the_trainer_goes_on_as_with_the_small_model(name: str, tmp_path: Path, double: None) -> None:
     small, wide = pair(
@@ -216,7 +217,9 @@ def test_the_trainer_goes_on_as_with_the_small_model(name: str, tmp_path: Path, 
     assert clip.norm > CLIP  # so it did clip
 
 
-@pytest.mark.parametrize("wrong", ["no clip", "uniform lr", "uniform decay", "plain eps"])
+@pytest.mark.parametrize(
+    "wrong", with_slow(["no clip", "uniform lr", "uniform decay", "plain eps"], ("no clip", "uniform lr"))
+)
 def test_the_trainer_differs_without_any_of_it(wrong: str, tmp_path: Path) -> None:
     small, wide = pair(tmp_path)
     losses = trained(small, arguments(tmp_path))
@@ -321,7 +324,7 @@ def test_accelerate(tmp_path: Path, double: None) -> None:
     assert close(losses, run(wide, ours(tmp_path, wide), lambda model: mu.clip_grad_norm_(model, CLIP, plan)))
 
 
-@pytest.mark.parametrize("name", DESCRIBED)
+@pytest.mark.parametrize("name", with_slow(DESCRIBED, ("GPT2LMHeadModel", "MixtralForCausalLM", "BertForPreTraining")))
 def test_a_plain_loop_with_every_architecture(name: str, tmp_path: Path, double: None) -> None:
     """Names, ties and decay groups of the real models: a few exact steps of each."""
     small, wide = pair(tmp_path, name)
@@ -364,17 +367,17 @@ def test_tied_parameters_have_all_their_names(name: str, tmp_path: Path) -> None
     assert float(plan.parameters[norm].fold) == 0.5
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "LlamaForCausalLM",
-        "GPT2LMHeadModel",
-        "PhiForCausalLM",
-        "GPTNeoXForCausalLM",
-        "OPTForCausalLM",
-        "GemmaForCausalLM",
-    ],
+TIED = (
+    "LlamaForCausalLM",
+    "GPT2LMHeadModel",
+    "PhiForCausalLM",
+    "GPTNeoXForCausalLM",
+    "OPTForCausalLM",
+    "GemmaForCausalLM",
 )
+
+
+@pytest.mark.parametrize("name", with_slow(TIED, ("GPT2LMHeadModel", "GemmaForCausalLM")))
 def test_a_tied_model_with_a_classifier_in_place_of_its_readout(name: str, tmp_path: Path, double: None) -> None:
     """The norm before it has the readout's 1/k, so that the classifier's rates are those of one that takes it back."""
     tied = {} if name == "GemmaForCausalLM" else {"tie_word_embeddings": True}

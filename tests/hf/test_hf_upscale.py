@@ -351,6 +351,7 @@ def test_another_run_at_the_very_end_of_one(tmp_path: Path, monkeypatch: pytest.
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["weights"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss in KiB")
 @pytest.mark.parametrize("how", [pytest.param("copies", marks=pytest.mark.slow), "fresh"])
 def test_memory_stays_small_whatever_the_size(tmp_path: Path, how: str) -> None:

@@ -98,16 +98,13 @@ def test_killed_three_times_in_a_sweep_no_trial_is_given_up(tmp_path: Path) -> N
     assert ours.trials == theirs.trials
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_one_sentence_and_the_same_command_goes_on(whole: tuple[Path, int], tmp_path: Path) -> None:
     slow = replace(short(), data=Spec("small_runs.Slow", {"seconds": 0.01}))
     words = [str(written(tmp_path / "recipe.yaml", slow, few())), "--out", str(tmp_path / "run")]
     for number, stage in enumerate(("small", "base:")):
         log = tmp_path / f"log-{number}"
-        command = Commanded(["run", "--paper", *words], log)
-        while command.process.is_alive() and not (log.exists() and stage in log.read_text()):
-            time.sleep(0.01)
-        os.kill(command.process.pid or 0, signal.SIGINT)
-        assert command.wait() == 130
+        assert Commanded(["run", "--paper", *words], log, interrupt_at=stage).wait() == 130
         said = log.read_text().splitlines()[-1]
         assert said.startswith("mupscale run: interrupted")
         assert said.endswith("run the same command again, and it goes on where it was")

@@ -206,6 +206,7 @@ def shorten(reproduce: ModuleType, name: str, **changes: Any) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_without_pixels")
 def test_an_experiment_is_run_and_kept(reproduce: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
     shorten(reproduce, "mlp-covtype-sgd-n64")
@@ -232,6 +233,7 @@ def test_a_transfer_check_is_run_and_kept(reproduce: ModuleType, monkeypatch: py
     assert (reproduce.HERE / "transfer-sgd" / "transfer-check.png").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_without_pixels")
 def test_the_language_model_makes_its_tokens_first(reproduce: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
     """And says what it would take, or that the tokens are of another text."""

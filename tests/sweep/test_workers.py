@@ -30,6 +30,7 @@ from mupscale.sweep.workers import Worker
 from mupscale.system.errors import Interrupted, MupscaleError
 from mupscale.train import Recipe, Seeds, Spec
 from processes import PROCESSES
+from slow_cases import with_slow
 from small_runs import ADAMW, DEADLINE, Rows, limit_files, recipe
 
 optuna = pytest.importorskip("optuna")
@@ -233,7 +234,7 @@ def server() -> Iterator[Server]:
     shutil.rmtree(made.folder, ignore_errors=True)
 
 
-@pytest.fixture(params=["sqlite", "journal", "postgresql"])
+@pytest.fixture(params=with_slow(["sqlite", "journal", "postgresql"], ["sqlite"]))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A storage of each kind."""
     if request.param == "postgresql":
@@ -474,6 +475,7 @@ def _finished(place: str) -> list[tuple[int, float]]:
         return []
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_in_the_middle(server: Server, alone: Sweep, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     worker, barrier = held(task(), server.url, tmp_path / "log", folder=folder, patience=1.0)
@@ -488,6 +490,7 @@ def test_a_server_that_goes_away_in_the_middle(server: Server, alone: Sweep, tmp
     assert fates(server.url) == ["finished"] * len(SPACE.cells)  # what was trained is told, not trained again
 
 
+@pytest.mark.slow
 def test_a_server_that_restarts_is_waited_for(server: Server, alone: Sweep, tmp_path: Path) -> None:
     worker, barrier = held(task(), server.url, tmp_path / "log", patience=DEADLINE)
     server.stop()

@@ -261,6 +261,7 @@ def test_pairs_of_entries_under_sgd_are_outer_products(momentum: float) -> None:
     torch.testing.assert_close(pairs, low_rank, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_two_noisy_upscalings_meet_their_limit() -> None:
     """The second one's noise is iid, the first one's in pairs: a class between W₁ and W₂."""
     inputs, targets = batch()

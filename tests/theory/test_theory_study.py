@@ -78,6 +78,7 @@ def test_the_slope_is_fitted_in_logarithms() -> None:
     assert fit_slope([1, 4], [1.0, 0.5]) == pytest.approx(-0.5)
 
 
+@pytest.mark.slow
 def test_the_slopes_error_is_what_other_draws_of_networks_give(met: LimitComparison) -> None:
     """The bootstrap, over networks of each width."""
     drawn = []

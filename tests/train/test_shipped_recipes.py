@@ -17,6 +17,7 @@ from mupscale.cli.training import read_recipe
 from mupscale.core import Width
 from mupscale.method.protocol import Protocol
 from mupscale.train import Recipe
+from slow_cases import with_slow
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -54,7 +55,10 @@ def test_its_growth_can_be_planned(path: Path) -> None:
     assert any(entry.axes for entry in plan.parameters.values())
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+MLPS = [path for path in RECIPES if path.stem.startswith("mlp")]
+
+
+@pytest.mark.parametrize("path", with_slow(RECIPES, MLPS), ids=lambda path: path.stem)
 def test_recipe_tells_where_to_tune(path: Path, tmp_path: Path) -> None:
     """Its section `method` is one, for widths that are smaller than its own and can be upscaled as it is."""
     recipe, method, _ = read_method("run", "", [str(path)], lambda parser: None)
