@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mupscale.data.tokenizer import Tokenizer, tokenizers_package
+from mupscale.data.tokenizer import LibraryTokenizer, tokenizers_package
 from mupscale.system import MupscaleError, read_json
 
 PRETRAINED = "pretrained"  # in the file that packed tokens keep their tokenizer in
 
 
-class PretrainedTokenizer(Tokenizer):
+class PretrainedTokenizer(LibraryTokenizer):
     """A tokenizer.json of the tokenizers library, and the token that ends a text."""
 
     def __init__(self, content: Mapping[str, Any], end_of_text: int) -> None:
         try:
-            self._tokenizer = tokenizers_package().Tokenizer.from_str(json.dumps(content))
+            super().__init__(tokenizers_package().Tokenizer.from_str(json.dumps(content)))
         except MupscaleError:
             raise
         except Exception as error:  # the library raises nothing more precise
             raise MupscaleError(f"this tokenizer.json holds no tokenizer: {error}") from None
-        self._tokenizer.encode_special_tokens = True  # as text
         self._content, self.end_of_text = content, end_of_text
         self.vocab_size = max(int(self._tokenizer.get_vocab_size()), end_of_text + 1)
 
@@ -40,13 +36,6 @@ class PretrainedTokenizer(Tokenizer):
         if not isinstance(content, dict):
             raise MupscaleError(f"{folder / 'tokenizer.json'} holds no tokenizer")
         return cls(content, _end_of_text(folder, content))
-
-    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(text.ids, np.uint32) for text in encoded]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(map(int, tokens)), skip_special_tokens=False))
 
     def to_json(self) -> str:
         return json.dumps({"mupscale": PRETRAINED, "end_of_text": self.end_of_text, "tokenizer": self._content})

@@ -67,13 +67,27 @@ class Bytes(Tokenizer):
         return json.dumps({"mupscale": "bytes"})
 
 
-class BPE(Tokenizer):
+class LibraryTokenizer(Tokenizer):
+    """One of the `tokenizers` library, which takes special tokens in a text for text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        tokenizer.encode_special_tokens = True
+        self._tokenizer = tokenizer
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(text.ids, np.uint32) for text in encoded]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(map(int, tokens)), skip_special_tokens=False))
+
+
+class BPE(LibraryTokenizer):
     """Byte-pair encoding on bytes with GPT-2's way to cut text into words; saved as the `tokenizers` library does."""
 
     def __init__(self, tokenizer: Any) -> None:
         tokenizer.add_special_tokens([END_OF_TEXT])
-        tokenizer.encode_special_tokens = True  # as text
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         self.vocab_size = int(tokenizer.get_vocab_size())
         self.end_of_text = int(tokenizer.token_to_id(END_OF_TEXT))
 
@@ -106,13 +120,6 @@ class BPE(Tokenizer):
         )
         tokenizer.train_from_iterator(_first_characters(texts), trainer)
         return cls(tokenizer)
-
-    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(text.ids, np.uint32) for text in encoded]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(map(int, tokens)), skip_special_tokens=False))
 
     def to_json(self) -> str:
         return str(self._tokenizer.to_str())
