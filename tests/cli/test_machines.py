@@ -109,6 +109,35 @@ def test_a_world_size_that_is_no_number(
         assert "WORLD_SIZE is 'many'" in said(capsys, words)
 
 
+WORLDS = {
+    "no processes": ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0, but RANK is not set"),
+    "no rank": ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but RANK is not set"),
+    "no address": ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR is not set"),
+    "a rank too many": (
+        {"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+        "WORLD_SIZE is 2, but RANK is 2",
+    ),
+    "a rank that is none": ({"WORLD_SIZE": "2", "RANK": "first"}, "RANK is 'first'"),
+}
+
+
+@pytest.mark.parametrize(("variables", "words"), WORLDS.values(), ids=WORLDS)
+def test_processes_that_nobody_has_started(
+    variables: dict[str, str],
+    words: str,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    shown = said(capsys, SHORT)
+    assert words in shown
+    assert "torchrun" in shown
+
+
 ERRORS = {
     "no memory": (MemoryError(), "there is not enough memory"),
     "no memory of torch's": (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "not enough memory"),
