@@ -7,7 +7,7 @@ is, so only trials that are open, and new ones, are looked at again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,14 +42,15 @@ class Attempts:
         self._companies: dict[Cell, int] = {}  # the largest batch in which a cell may be tried
         self._first: int | None = None  # the first number that was not there when this process came
 
-    def update(self, trials: list[FrozenTrial]) -> None:
-        """Take notice of what has changed since the last time."""
-        known = len(self.trials)
-        self._first = len(trials) if self._first is None else self._first
-        changed = [*self.open, *range(known, len(trials))]
-        self.trials = trials
+    def update(self, trials: Sequence[FrozenTrial] | Mapping[int, FrozenTrial]) -> None:
+        """Take notice of what has changed since the last time; of all trials, by number, only those are looked at."""
+        count = len(trials)
+        self._first = count if self._first is None else self._first
+        changed = [*self.open, *range(len(self.trials), count)]
         for number in changed:
-            self._look_at(trials[number])
+            trial = trials[number]
+            self.trials[number : number + 1] = [trial]
+            self._look_at(trial)
 
     def _look_at(self, trial: FrozenTrial) -> None:
         state, cell, number = trial_state(trial), cell_of(trial), trial.number
