@@ -167,3 +167,66 @@ def test_upscale(tmp_path: Path, chance: random.Random) -> None:
 def contents(folder: Path) -> dict[str, bytes]:
     """All files of a folder but the model card."""
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.is_file() and p.suffix != ".md"}
+
+
+def trainer_run(folder: Path, seconds: float = 0.0) -> None:
+    """A run of transformers' Trainer whose model grows, from wherever its folder stands."""
+    import transformers
+
+    from mupscale import hf
+
+    class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            time.sleep(seconds)
+            tokens = torch.randint(31, (8,), generator=torch.Generator().manual_seed(index))
+            return {"input_ids": tokens, "labels": tokens}
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=31, attention_dropout=0.1)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=30,
+        per_device_train_batch_size=4,
+        learning_rate=1e-2,
+        weight_decay=0.1,
+        lr_scheduler_type="cosine",
+        max_grad_norm=0.5,
+        save_steps=3,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    grow = hf.GrowTrainerCallback(at=10, times=2, noise=0.5)
+    trainer = transformers.Trainer(
+        transformers.LlamaForCausalLM(config), arguments, train_dataset=Texts(), callbacks=[grow]
+    )
+    trainer.train(resume_from_checkpoint=grow.resume(trainer))
+
+
+def test_a_trainer_run_with_growth(tmp_path: Path, chance: random.Random) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    trainer_run(tmp_path / "whole")
+    out = tmp_path / "run"
+
+    def start() -> Any:
+        process = PROCESSES.Process(target=trainer_run, args=(out, 0.01))
+        process.start()
+        return process
+
+    assert kill_again_and_again(start, chance, 5.0) >= 1
+    trainer_run(out)
+    for step in (12, 30):
+        for name in ("model.safetensors", "mupscale.json"):
+            file = Path(f"checkpoint-{step}", name)
+            assert (out / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+        ours, theirs = (
+            torch.load(place / f"checkpoint-{step}" / "optimizer.pt", weights_only=True)
+            for place in (out, tmp_path / "whole")
+        )
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)

@@ -98,8 +98,8 @@ class StoredRecipe:
     def _check_writing(self, trust: Collection[str]) -> None:
         """Refuse data that would be written to a place of the file's choice."""
         spec = self._recipe.data
-        target = spec.load()
-        place = target.writes_to(spec.init_args) if inspect.isclass(target) else None
+        target: Any = spec.load()  # a Data, or a function of a trusted package
+        place: Path | None = target.writes_to(spec.init_args) if isinstance(target, type(Data)) else None
         if place is not None and not _is_trusted(spec.class_path, trust):
             raise MupscaleError(
                 f"{self.path} would have {spec.class_path} write to {place}, where nothing is packed yet: make it "
