@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from mupscale.system import MupscaleError, require
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PATIENCE = 30.0  # seconds for which a storage may be locked or gone
 _A_FILE = "sqlite:///study.db"  # so that SQLAlchemy knows the kind; the path is given to SQLite itself
+_DAMAGE = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
@@ -259,9 +261,14 @@ def _describe_cause(error: BaseException, patience: float) -> str | None:
         return "the study has been deleted from it"
     if isinstance(error, RuntimeError) and ("schema" in text or "possess lock" in text):
         return text
-    if isinstance(error, ValueError) and ("log format" in text or hasattr(error, "lineno")):
+    if isinstance(error, _DAMAGE) and _comes_from_a_journal(error):
         return "it is no journal of optuna's, or a damaged one"
     return None
+
+
+def _comes_from_a_journal(error: BaseException) -> bool:
+    """Whether an error was raised where optuna reads its journal."""
+    return any("journal" in Path(frame.f_code.co_filename).parts[-2:] for frame, _ in walk_tb(error.__traceback__))
 
 
 def _without_password(place: str) -> str:

@@ -238,7 +238,7 @@ class Study:
 
     def seconds(self) -> float:
         """Of training, over all workers."""
-        return math.fsum(stored_result(trial).get("seconds", 0.0) for trial in self.optuna_trials())
+        return math.fsum(stored_result(trial).seconds for trial in self.optuna_trials())
 
     # ------------------------------------------------------------------------------------------- in the storage
 
