@@ -258,7 +258,7 @@ def _describe(module: str | None) -> None:
         import_module(module.removesuffix(".py"))
     except ImportError as error:
         raise UsageError(f"--describe {module}: {error}; it is imported from the current folder") from None
-    except Exception as error:  # whatever the module does
+    except (Exception, SystemExit) as error:  # whatever the module does
         raise UsageError(f"--describe {module}: it raises {type(error).__name__}: {error}") from error
 
 

@@ -7,7 +7,9 @@ model cannot disturb it, and any number of processes can share it: each asks for
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +58,11 @@ class Data(ABC):
     @abstractmethod
     def evaluation(self, batch: int) -> Iterator[Batch]:
         """Everything to evaluate on, in batches, in a fixed order, on the device."""
+
+    @classmethod
+    def writes_to(cls, arguments: Mapping[str, Any]) -> Path | None:
+        """Where making it with these arguments would write; None where it reads alone. A stored recipe is asked."""
+        return None
 
     def augment(self, x: Tensor, bits: Tensor) -> Tensor:
         """The inputs as they are trained on; `bits` has 48 random bits for each."""

@@ -11,6 +11,8 @@ from typing import Any
 from mupscale.core import Number, tidy
 from mupscale.system import MupscaleError
 
+_MOST_DIGITS = 18
+
 
 @dataclass(frozen=True)
 class Times:
@@ -122,6 +124,8 @@ def _parsed(text: str) -> int | dict[str, int]:
                 f"--times {text}: '{word}' is no whole number; units are copied whole, as in --times 2 or "
                 f"--times hidden=2,ffn=3,heads=2"
             )
+        if len(word) > _MOST_DIGITS:
+            raise MupscaleError(f"--times: a number of {len(word):,} digits is too large; {_MOST_DIGITS} are the most")
         return int(word)
 
     if "=" not in text:
