@@ -42,7 +42,6 @@ EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "multi-query": ("GPTBigCode", "ForCausalLM", {**GPT, "multi_query": True}, "would need two learning rates"),
-    "alibi": ("Bloom", "ForCausalLM", {"hidden_size": 16, "n_layer": 1, "n_head": 4, "vocab_size": 29}, "ALiBi"),
     "scaled embeddings": (
         "VaultGemma",
         "ForCausalLM",

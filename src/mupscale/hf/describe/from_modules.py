@@ -16,9 +16,9 @@ from torch import nn
 
 from mupscale.core import Entry, Plan, Role, Shape
 from mupscale.hf.describe import memory
-from mupscale.hf.describe.architecture import Config, how_to_grow_alike
+from mupscale.hf.describe.architecture import Config
 from mupscale.hf.describe.building import build_model, sketch_model
-from mupscale.hf.describe.multipliers import Ratios, Times, grown
+from mupscale.hf.describe.multipliers import Ratios, Times, grown, how_to_grow_alike
 from mupscale.hf.describe.planned import Evidence, PlannedArchitecture
 from mupscale.planning import How, build_plan, with_initial_of
 from mupscale.system import MupscaleError

@@ -115,6 +115,25 @@ def grown(size: int, times: Number) -> int:
     return int(wide)
 
 
+def how_to_grow_alike(hidden: int, heads: int, times: Times) -> str:
+    """What to ask for where heads are parts of the hidden size and the two do not grow alike.
+
+    >>> how_to_grow_alike(768, 12, Ratios(hidden=Fraction(800, 768)))
+    '--hidden 800 would cut a head of 64 units; take 832 with --heads 13'
+    """
+    if not isinstance(times, Ratios):
+        return (
+            f"let hidden and heads grow alike, as in --times hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
+        )
+    size, wide = hidden // heads, grown(hidden, times.hidden)
+    if times.hidden != 1 and wide % size:
+        fits = [n for n in (wide // size, wide // size + 1) if n > heads]
+        near = " or ".join(f"{n * size} with --heads {n}" for n in fits)
+        return f"--hidden {wide} would cut a head of {size} units; take {near}"
+    count = wide // size if times.hidden != 1 else grown(heads, times.heads)
+    return f"let hidden and heads grow alike, as in --hidden {count * size} --heads {count}"
+
+
 def _parsed(text: str) -> int | dict[str, int]:
     def number(word: str) -> int:
         if not re.fullmatch(r"\d+", word):
