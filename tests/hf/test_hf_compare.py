@@ -20,12 +20,13 @@ import mupscale as mu  # noqa: E402
 from hf_models import build, randomised, tiny  # noqa: E402
 from mupscale import GaussianNoise, MupscaleError  # noqa: E402
 from mupscale.hf.describe import memory  # noqa: E402
+from mupscale.hf.describe.batches import make_batches  # noqa: E402
 from mupscale.hf.describe.building import quiet_transformers, sketch_model  # noqa: E402
 from mupscale.hf.describe.multipliers import Times  # noqa: E402
 from mupscale.hf.describe.registry import DESCRIPTIONS  # noqa: E402
 from mupscale.hf.files.source import open_source  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
-from mupscale.hf.verification.loading import load_pretrained, make_batches  # noqa: E402
+from mupscale.hf.verification.loading import load_pretrained  # noqa: E402
 from mupscale.hf.verification.verifying import needed_bytes, verify  # noqa: E402
 
 Q = "model.layers.0.self_attn.q_proj.weight"

@@ -10,7 +10,8 @@ from typing import Any
 
 from mupscale.core import Shape
 from mupscale.hf.describe.building import sketch_model
-from mupscale.hf.describe.from_modules import FIELDS, HEAD_DIM, names_in_model
+from mupscale.hf.describe.config_fields import FIELDS, HEAD_DIM
+from mupscale.hf.describe.from_modules import names_in_model
 from mupscale.system import MupscaleError, show_short
 
 LAYERS = (
