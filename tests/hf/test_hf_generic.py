@@ -40,6 +40,15 @@ EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "flex_olmo": ("FlexOlmo", "ForCausalLM", {**TEXT, "num_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0}),
     "mamba": ("Mamba", "ForCausalLM", {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 29, "state_size": 3}),
 }
+MORE_EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "modernbert": ("ModernBert", "ForMaskedLM", {**TEXT, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}),
+    "deberta-v2": ("DebertaV2", "ForMaskedLM", {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
+    "dinov2": ("Dinov2", "ForImageClassification", {**SIZES, "image_size": 8, "patch_size": 4}),
+    "clip_text_model": ("CLIPText", "CLIPTextModel", TEXT),
+    "siglip_vision_model": ("SiglipVision", "SiglipVisionModel", {**SIZES, "image_size": 8, "patch_size": 4}),
+}
+"""With make test-slow; also those whose outputs are hidden states."""
+
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "multi-query": ("GPTBigCode", "ForCausalLM", {**GPT, "multi_query": True}, "would need two learning rates"),
     "scaled embeddings": (
@@ -83,6 +92,18 @@ def test_exact_in_outputs_and_training(name: str, tmp_path: Path) -> None:
     plan = Record.load(tmp_path / "wide").plan
     assert plan is not None
     plan.check(load_pretrained(open_source(tmp_path / "wide"), torch.float32).model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE_EXACT)
+def test_more_that_is_exact(name: str, tmp_path: Path) -> None:
+    assert name not in DESCRIPTIONS
+    small = saved(tmp_path / "small", *MORE_EXACT[name])
+    found = upscale(small, tmp_path / "wide", times=2, progress=False).comparison
+    assert found is not None
+    assert found.ok
+    assert found.rows[-1].what.startswith("outputs over 5 steps of AdamW")
+    assert all(row.difference < 1e-10 for row in found.rows if "before rounding" in row.what or row is found.rows[0])
 
 
 @pytest.mark.parametrize("name", REFUSED)

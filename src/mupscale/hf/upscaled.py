@@ -11,6 +11,8 @@ from mupscale.hf.describe import Times
 from mupscale.hf.files import shorten_number, size_in_words
 from mupscale.hf.verification import Comparison
 
+__all__ = ["Upscaled"]
+
 
 @dataclass(frozen=True)
 class Upscaled:

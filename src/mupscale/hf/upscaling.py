@@ -80,12 +80,11 @@ def upscale(
 ) -> Upscaled:
     """Write the checkpoint, `times` (2) as wide, into the folder `out`; copies without noise compute the same.
 
-    hidden … kv: sizes of the wide model, instead of times; what is not named stays; of a model of several parts by
-    their names, as in hidden={"text": 1024} or times="text=2". grow: `Copies(noise)`, for which `noise=` is short, in
-    multiples of a fresh initialisation's; or `Fresh()`, which takes any wider size. dtype: of the output, which else
-    keeps each tensor's. optimizer: a saved torch optimizer to widen, too. verify: compare the two models if both fit
-    into memory; an architecture that is not described must be compared. trust_remote_code: run the checkpoint's own
-    code (auto_map in config.json). note: called with a line before the comparison.
+    hidden … kv: sizes of the wide model, instead of times; what is not named stays; of a model of several parts
+    {"text": 1024}. grow: `Copies(noise)`, for which `noise=` is short, in multiples of a fresh initialisation's; or
+    `Fresh()`, which takes any wider size. dtype: of the output, which else keeps each tensor's. optimizer: a saved one
+    of torch to widen, too. verify: compare the two models if both fit into memory; what is not described must be.
+    trust_remote_code: run the checkpoint's own code. note: called with a line before the comparison.
 
     >>> import tempfile, transformers
     >>> folder = tempfile.TemporaryDirectory()
@@ -100,8 +99,7 @@ def upscale(
     """
     out, opened = Path(out), open_source(source)
     check_place(out, opened)
-    sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
-    architecture = architecture_of(opened.config)
+    architecture, sizes = architecture_of(opened.config), {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
     asked = settle_growth(architecture, opened.config, times=times, sizes=sizes, grow=grow, noise=noise)
     prepared = _prepare(opened, out, asked, seed, shard_size, _dtype(dtype), optimizer)
     if not verify:

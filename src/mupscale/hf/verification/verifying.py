@@ -64,8 +64,7 @@ def verify(
     which is fine as long as they are finite and the files are what the record says, or within the tolerance if one is
     given. Without the noise, which is taken out of the wide model in memory, outputs and training must be the same;
     so must outputs with the new units silenced, or, of a lossless growth, with each norm's eps scaled by its width.
-    plan: from SMALL to WIDE by the model's own names, without a record. trust_remote_code: run the
-    code of the checkpoint's own, of SMALL's model and tokenizer.
+    plan: from SMALL to WIDE by the model's own names, without a record. trust_remote_code: run SMALL's own code.
 
     >>> import tempfile, transformers, mupscale.hf
     >>> folder = tempfile.TemporaryDirectory()
