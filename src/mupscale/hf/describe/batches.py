@@ -44,7 +44,13 @@ def make_batches(
     main = getattr(model, "main_input_name", "input_ids")
     if main not in ("input_ids", "input_features") and text is not None:
         raise MupscaleError(f"{type(model).__name__} reads {_KINDS.get(main, main)}, not text: leave the text out")
-    signals = [_signals(model, main, rows, seed, number) for number in range(count)]
+    try:
+        signals = [_signals(model, main, rows, seed, number) for number in range(count)]
+    except (AttributeError, TypeError):
+        raise MupscaleError(
+            f"{type(model).__name__} reads '{main}', whose sizes its config does not tell, so there is nothing to "
+            f"compare it on; upscale the model in memory with mupscale.plan and inputs= of its own"
+        ) from None
     if main != "input_ids" and not _decodes(model):
         return signals
     tokens = _tokens(model, count, size, rows, seed, text, folder, trust_remote_code)
