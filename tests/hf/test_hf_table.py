@@ -16,7 +16,7 @@ import test_hf_parts  # noqa: E402
 
 import hf_models as models  # noqa: E402
 from mupscale import Fresh, MupscaleError  # noqa: E402
-from mupscale.hf import upscale  # noqa: E402
+from mupscale.hf import upscale, verify  # noqa: E402
 from mupscale.hf.describe import DESCRIPTIONS, Ratios, Times, architecture_of  # noqa: E402
 
 PAGE = (Path(__file__).parents[2] / "docs" / "huggingface-architectures.md").read_text(encoding="utf-8")
@@ -108,3 +108,16 @@ def test_every_architecture_that_was_asked_for_is_there() -> None:
     assert [
         name for name in re.split(r",\s+", ASKED_FOR) if not re.search(rf"(^|[ ,|]){re.escape(name)}\b", known)
     ] == []
+
+
+ON_DISK = ("whisper", "wav2vec2", "bloom", "mpt", "mamba2", "qwen3_next", "qwen3_moe")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "whisper")) for n in ON_DISK])
+def test_from_shards_to_shards_and_verified(name: str, tmp_path: Path) -> None:
+    """Sound, layers that differ from each other, constants that files round: verified as users would."""
+    small, wide = tmp_path / "small", tmp_path / "wide"
+    models.randomised(models.build(models.tiny(name)[0])).save_pretrained(small, max_shard_size="20KB")
+    made = upscale(small, wide, times=models.usual_times(name), shard_size="40KB", progress=False)
+    assert made.files > 1
+    assert verify(small, wide, dtype="float64", train=3).ok

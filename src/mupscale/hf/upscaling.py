@@ -166,9 +166,9 @@ def _prepare(
     optimizer: str | Path | None,
 ) -> _Prepared:
     architecture, times, fresh = architecture_of(source.config), asked.times, asked.fresh
-    if architecture.described:
+    told = check_nothing_missing(source.config, source.shapes, source.folder)
+    if architecture.described and not told:
         check_layers(source.config, source.shapes, source.folder)
-    check_nothing_missing(source.config, source.shapes, source.folder)
     measured = fresh is not None or asked.noise != 0
     recorded_plan = architecture.plan_to_record(source.config, times, fresh=measured)
     config = architecture.wide_config(source.config, times)

@@ -177,8 +177,9 @@ def _tokens(
 
 def _positions(config: Any, pad: int | None) -> int:
     """How many tokens a model takes; RoBERTa counts from behind the padding token's number."""
-    limit = getattr(config, "max_position_embeddings", None)
-    if not isinstance(limit, int) or limit < 1:
+    named = ("max_position_embeddings", "max_target_positions", "max_seq_len")
+    limit = next((value for name in named if isinstance(value := getattr(config, name, None), int)), None)
+    if limit is None or limit < 1:
         return _WINDOW
     return limit - pad - 1 if pad is not None and 2 * pad + 2 < limit else limit
 
