@@ -5,7 +5,8 @@
 for recipes; `Architecture`, `register`, `extend` and the layouts describe models.
 
 Imports go one way: describe (architectures and their plans) → files (checkpoints on disk) → training (groups, clipping,
-optimizers) → verification (is it the same model?) → inspection, upscaling, deepening, language_model.
+optimizers) → verification (is it the same model?) → inspection (depth_overview: of more layers), deepening, upscaling,
+language_model.
 """
 
 from __future__ import annotations
