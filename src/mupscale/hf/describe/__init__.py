@@ -33,6 +33,7 @@ from mupscale.hf.describe.depths import (
     layer_origins,
     layers_of,
     plan_layers,
+    writers_of,
 )
 from mupscale.hf.describe.multipliers import Ratios, Times, grown
 from mupscale.hf.describe.planned import PlannedArchitecture
@@ -90,4 +91,5 @@ __all__ = [
     "table",
     "transformers_config",
     "vector",
+    "writers_of",
 ]

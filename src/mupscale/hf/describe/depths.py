@@ -202,6 +202,20 @@ def plan_layers(
     return tensors
 
 
+def writers_of(kind: str, names: Collection[str]) -> dict[str, dict[str, float]]:
+    """By the path of each layer, what in it writes into the residual stream, and the value at which it does not.
+
+    >>> writers_of("gpt2", ["h.0.mlp.c_fc.weight", "h.0.mlp.c_proj.weight"])
+    {'h.0': {'mlp.c_proj.weight': 0.0}}
+    """
+    patterns, silent = WRITERS[kind]
+    written: dict[str, dict[str, float]] = {}
+    for match in filter(None, map(_LAYER.fullmatch, names)):
+        if any(re.fullmatch(rf"{pattern}(\.weight|\.bias)?", match["local"]) for pattern in patterns):
+            written.setdefault(f"{match['list']}.{match['number']}", {})[match["local"]] = silent
+    return written
+
+
 def deep_config(config: Config, how: HowDeep, layers: int) -> dict[str, Any]:
     """The config with more layers, and with every setting that tells of single layers.
 
