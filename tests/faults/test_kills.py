@@ -59,7 +59,7 @@ def no_leftovers(folder: Path) -> bool:
 def test_training_with_growth(axis: str, tmp_path: Path, chance: random.Random) -> None:
     small = {"width": 8, "layers": 2}
     deep = {
-        "model": Spec("deep_models.ResidualTable", {"d_in": 54, "d_out": 7}),
+        "model": Spec("deep_models.ResidualTable", {"d_in": 6, "d_out": 3}),
         "width": small,
         "base": small,
         "grow": [Growth(10, depth=4, how="identity"), Growth(31, width=16, depth=6, noise=0.3, deepen="stack")],

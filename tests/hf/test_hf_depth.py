@@ -13,9 +13,9 @@ from torch import nn
 
 transformers = pytest.importorskip("transformers")
 
-from hf_models import build, inputs, randomised, tiny  # noqa: E402
+from hf_models import CONFIGS, build, inputs, randomised, tiny  # noqa: E402
 from mupscale import hf  # noqa: E402
-from mupscale.hf.describe import DESCRIPTIONS, POST_NORM, WRITERS, layer_origins  # noqa: E402
+from mupscale.hf.describe import DESCRIPTIONS, POST_NORM, WRITERS, architectures, layer_origins  # noqa: E402
 from mupscale.hf.files import open_source  # noqa: E402
 from mupscale.planning import KeepDouble, find_writers  # noqa: E402
 from mupscale.system import MupscaleError  # noqa: E402
@@ -45,7 +45,11 @@ def lists_of(model: nn.Module) -> list[str]:
 
 
 def test_every_described_architecture_is_here() -> None:
-    assert {*WRITERS, *POST_NORM} == DESCRIPTIONS.keys()
+    assert {*WRITERS, *POST_NORM} == {*CONFIGS}
+    assert {*CONFIGS} <= DESCRIPTIONS.keys()
+    files = Path(architectures.__file__).parent.glob("[!_]*.py")
+    assert len(CONFIGS) == 39
+    assert all(any(name.startswith(file.stem) for name in CONFIGS) for file in files)
     assert not {*WRITERS} & {*POST_NORM}
 
 
