@@ -43,7 +43,7 @@ def deepen_in_memory(
     >>> optimizer = torch.optim.AdamW(model.parameters())
     >>> step = GrowthStep(Times(), layers=2)
     >>> deep, _ = deepen_in_memory(model, optimizer, step, model.config.to_dict(), Times())
-    >>> float(deep.transformer.h[1].mlp.c_proj.weight.abs().max())
+    >>> float(deep.transformer.h[1].mlp.c_proj.weight.detach().abs().max())
     0.0
     """
     assert step.layers is not None
