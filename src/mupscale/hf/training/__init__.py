@@ -2,7 +2,8 @@
 
 model_parameters: a model's parameters as plans name them. groups: parameter groups from mupscale.json. trainer:
 clipping for transformers' Trainer. growing_trainer: growth in the middle of its run. saved_optimizer: an optimizer's
-file, read. widened_optimizer: such a file, widened. deepened_optimizer: such a file, for more layers. deepened_model: a model in memory with them.
+file, read. widened_optimizer: such a file, widened. deepened_optimizer: such a file, for more layers.
+deepened_model: a model in memory with them.
 """
 
 from typing import TYPE_CHECKING, Any
