@@ -49,12 +49,11 @@ def train(
         weight_decay=0.1,
         adam_epsilon=1e-3,
         lr_scheduler_type="cosine",
-        **{"max_grad_norm": 0.5, "learning_rate": 1e-2, **settings},
         logging_steps=1,
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
-        **{"learning_rate": 1e-2, "save_strategy": "no", **settings},
+        **{"max_grad_norm": 0.5, "learning_rate": 1e-2, "save_strategy": "no", **settings},
     )
     trainer = transformers.Trainer(model or small_llama(), arguments, train_dataset=Texts(), callbacks=list(callbacks))
     where = callbacks[0].resume(trainer) if resume is True else str(resume) if resume else None

@@ -14,10 +14,11 @@ ORDER = [
     "files",
     "training",
     "verification",
+    "depth_overview",
     "inspection",
     "upscaled",
-    "upscaling",
     "deepening",
+    "upscaling",
     "language_model",
 ]
 

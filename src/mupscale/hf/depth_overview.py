@@ -20,6 +20,8 @@ from mupscale.hf.files import Source
 from mupscale.hf.verification import find_record
 from mupscale.system import name_of_group, pattern_of_name, text_table
 
+__all__ = ["DepthOverview", "overview_of_depth"]
+
 _COPIED = {"stack": "all layers again on top", "interleaved": "each behind its layer"}
 
 

@@ -97,20 +97,16 @@ def upscale(
     True
     >>> folder.cleanup()
     """
-    out, small, note = Path(out), open_source(source), note or (lambda line: None)
-    architecture, sizes = architecture_of(small.config), {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
+    small, out, note = open_source(source), Path(out), note or (lambda line: None)
+    sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
     if layers is not None:
         growth = GrowthStep(Times(), seed=seed, layers=layers, deepen=deepen)
         width = {"times": times, **sizes, "dtype": dtype, "grow": grow, "noise": noise or None, "threads": threads}
         job = DeepeningJob(small, out, growth, shard_size, optimizer, verify, progress)
         return _wider_and_deeper(job, width, note)
-    asked = settle_growth(architecture, small.config, times=times, sizes=sizes, grow=grow, noise=noise)
+    asked = settle_growth(architecture_of(small.config), small.config, times=times, sizes=sizes, grow=grow, noise=noise)
     prepared = _prepare(small, out, asked, seed, shard_size, dtype_of_output(dtype), optimizer)
-    if not verify:
-        architecture.check_unverified()
-    comparison, why = _carry_out(prepared, out, verify, threads, progress, note)
-    made = prepared.numbers, prepared.bytes, len(prepared.shards)
-    return Upscaled(out, asked.times, *made, comparison, why, asked.fresh, prepared.sizes)
+    return _carry_out(prepared, out, verify, threads, progress, note)
 
 
 def _wider_and_deeper(job: DeepeningJob, width: Mapping[str, Any], note: Callable[[str], None]) -> Upscaled:
@@ -223,7 +219,7 @@ def _prepare(
 
 def _carry_out(
     prepared: _Prepared, out: Path, verify: bool, threads: int | None, progress: bool, note: Callable[[str], None]
-) -> tuple[Comparison | None, str]:
+) -> Upscaled:
     if not verify:
         prepared.architecture.check_unverified()
     try:
@@ -231,9 +227,10 @@ def _carry_out(
             comparison, why = _write(prepared, folder, verify, threads, progress, note)
             checked = f"not made, since {why}." if comparison is None else comparison.verdict
             write_model_card(folder, out.name, prepared.source, [prepared.growth], prepared.sizes, checked)
-            return comparison, why
     except OSError as error:
         raise MupscaleError(failure_of_writing(out, error)) from None
+    growth, written = prepared.growth, (prepared.numbers, prepared.bytes, len(prepared.shards))
+    return Upscaled(out, growth.times, *written, comparison, why, growth.fresh, prepared.sizes)
 
 
 def _write(

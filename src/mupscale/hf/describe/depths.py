@@ -19,7 +19,7 @@ from mupscale.system import MupscaleError
 HowDeep = Literal["identity", "stack", "interleaved"]
 """What new layers are."""
 
-_LAYER = re.compile(r"(?P<list>(?:.*?\.)?(?:layers|layer|h|block))\.(?P<number>\d+)\.(?P<local>.+)")
+_LAYER = re.compile(r"(?P<list>(?:.*?\.)?(?:layers|layer|h|blocks?))\.(?P<number>\d+)\.(?P<local>.+)")
 _EXPERTS = (
     r"block_sparse_moe\.experts\.\d+\.w2",
     r"(mlp|block_sparse_moe|feed_forward)\.experts\.(\d+\.)?down_proj(_bias)?",
@@ -36,7 +36,8 @@ WRITERS: dict[str, tuple[tuple[str, ...], float]] = {
     **dict.fromkeys(("olmo2", "olmo3"), (_NORMS, 0.0)),
     **dict.fromkeys(("gemma2", "gemma3_text"), (_NORMS, -1.0)),
     "starcoder2": ((r"self_attn\.o_proj", r"mlp\.c_proj"), 0.0),
-    "falcon": ((r"self_attention\.dense", r"mlp\.dense_4h_to_h"), 0.0),
+    **dict.fromkeys(("falcon", "bloom"), ((r"self_attention\.dense", r"mlp\.dense_4h_to_h"), 0.0)),
+    "mpt": ((r"attn\.out_proj", r"ffn\.down_proj"), 0.0),
     "phi": ((r"self_attn\.dense", r"mlp\.fc2"), 0.0),
     "gpt_neox": ((r"attention\.dense", r"mlp\.dense_4h_to_h"), 0.0),
     "opt": ((r"self_attn\.out_proj", r"fc2"), 0.0),
