@@ -174,7 +174,7 @@ class Inspection:
 
 
 def inspect(
-    path: str | Path,
+    path: str | Path | Source,
     *,
     times: int | str | Times | None = None,
     hidden: int | None = None,

@@ -79,7 +79,7 @@ class Upscaled:
 
 
 def upscale(
-    source: str | Path,
+    source: str | Path | Source,
     out: str | Path,
     *,
     times: int | str | Times | None = None,
