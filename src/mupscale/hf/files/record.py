@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from mupscale.core import Plan, Shape
-from mupscale.growth import Fresh, Unit
+from mupscale.growth import Draws, Fresh, Unit
 from mupscale.hf.describe import Ratios, Times, architecture_of
 from mupscale.system import MupscaleError, read_json, replace_text
 
@@ -22,7 +22,8 @@ _FORMAT = "mupscale.hf/1"
 class GrowthStep:
     """One upscaling: by how much, with which noise (unit: as in GaussianNoise), drawn from which seed.
 
-    fresh: how it grew by fresh units; None where it grew by copies. sizes: what it became, for a reader.
+    fresh: how it grew by fresh units; None where it grew by copies. sizes: what it became, for a reader. draws: how the
+    random numbers were drawn, which files of earlier versions do not say.
 
     >>> GrowthStep(Times.of(2), noise=0.5, seed=1).times.ffn
     2
@@ -36,10 +37,12 @@ class GrowthStep:
     unit: Unit = "init"
     fresh: Fresh | None = None
     sizes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    draws: Draws = "ziggurat"
 
     def to_json(self) -> dict[str, Any]:
         """As mupscale.json has it."""
-        content = {"times": self.times.to_json(), "noise": self.noise, "seed": self.seed, "unit": self.unit}
+        content: dict[str, Any] = {"times": self.times.to_json(), "noise": self.noise}
+        content |= {"seed": self.seed, "unit": self.unit, **({} if self.draws == "torch" else {"draws": self.draws})}
         if self.fresh is None:
             return content
         return {**content, "how": "fresh", **asdict(self.fresh), "sizes": dict(self.sizes)}
@@ -53,7 +56,10 @@ class GrowthStep:
         fresh = Fresh(content["outgoing"], content["lossless"]) if how == "fresh" else None
         times = Times(**content["times"]) if fresh is None else Ratios.from_json(content["times"])
         unit, sizes = content.get("unit", "init"), content.get("sizes", {})
-        return cls(times, content["noise"], content["seed"], unit, fresh, sizes)
+        draws = content.get("draws", "torch")
+        if draws not in get_args(Draws):
+            raise ValueError(f"numbers drawn by {draws!r}, which this version does not know")
+        return cls(times, content["noise"], content["seed"], unit, fresh, sizes, draws)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Relation:
             recorded = self.plan if len(self.growths) == 1 else None
             architecture, fresh = architecture_of(config), bool(growth.noise) or growth.fresh is not None
             plan = architecture.plan_files(config, growth.times, shapes, recorded=recorded, fresh=fresh)
-            yield PlannedGrowth(plan, GaussianNoise(growth.noise, growth.unit), growth.seed, growth.fresh)
+            yield PlannedGrowth(plan, GaussianNoise(growth.noise, growth.unit), growth.seed, growth.fresh, growth.draws)
             config = architecture.wide_config(config, growth.times)
             shapes = {name: plan[plan.names.get(name, name)].wide for name in shapes}
 
