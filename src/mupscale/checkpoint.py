@@ -290,7 +290,7 @@ def check_model_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str
     plain = naming.unwrap(model)
     own: dict[str, Tensor] = {naming.canonical(name): tensor for name, tensor in plain.state_dict().items()}
     if own.keys() != state.keys():
-        odd = min(own.keys() ^ state.keys())
+        odd = min(map(str, own.keys() ^ state.keys()))
         raise MupscaleError(f"the checkpoint is of another model: '{odd}' is in one of the two only")
     for name, tensor in own.items():
         if tensor.shape != state[name].shape:

@@ -76,7 +76,7 @@ def test_fresh_units_at_sizes_that_are_no_multiples(
         ("--how fresh --outgoing 2", "between 0 and 1, not 2.0"),
         ("--hidden 24 --heads 6", "fresh units take any wider size: --how fresh"),
         ("--how fresh --hidden 8", "--hidden 8 is narrower"),
-        ("--how fresh --hidden wide", "hidden is wide, but must be a whole number"),
+        ("--how fresh --hidden wide", "--hidden wide: a size is a whole number"),
     ],
 )
 def test_what_fresh_growth_refuses(

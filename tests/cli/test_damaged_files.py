@@ -6,13 +6,15 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 pytest.importorskip("jsonargparse")
 pytest.importorskip("transformers")
+pytest.importorskip("optuna")
 
 import comparisons
 import mupscale as mu
@@ -27,6 +29,12 @@ from mupscale.hf.files import Record
 from mupscale.models import MLP
 from mupscale.report import load_summary
 from mupscale.report.transfer import load_transfer_check
+from mupscale.sweep import Cell, Trial
+from mupscale.sweep.attempts import Attempts, trial_result, trial_state
+from mupscale.sweep.storage import Storage
+from mupscale.sweep.study import TakenTrial
+from mupscale.sweep.trial_batches import TrialBatch
+from mupscale.sweep.workers import Worker
 from mupscale.system import load_torch
 from mupscale.train import Recipe, RunFolder, Spec, StoredRecipe, read_snapshot, run_recipe
 
@@ -115,6 +123,34 @@ def _comparison(folder: Path) -> Path:
     return comparisons.write(folder, comparisons.comparison()) / "summary.json"
 
 
+def _read_study(path: Path) -> None:
+    """All that a worker, and the sweep's end, read of a study."""
+    storage = Storage(f"journal:{path}", patience=0.0)
+    studies = storage.use(storage.optuna.get_all_studies)
+    if not studies:
+        raise mu.MupscaleError(f"{path} holds no study")
+    known = Attempts([])
+    known.update(storage.use(lambda: storage.trials(studies[0]._study_id)))
+    ended = [trial for trial in known.trials if trial_state(trial) in ("finished", "diverged", "pruned")]
+    assert len([trial_result(trial) for trial in ended]) == len(ended)
+
+
+def _batch(folder: Path) -> Path:
+    folder.mkdir()
+    me = cast("Worker", SimpleNamespace(id="me"))
+    batch = TrialBatch("s", me, [TakenTrial(3, Cell(0.1, 0.0)), TakenTrial(4, Cell(0.2, 0.5))], folder)
+    batch.begin()
+    batch.finish([Trial(0.1, 0.0, "finished", 1.0, [1.0], [(1, 2.0), (2, 1.0)], 2, 5.0)])
+    assert batch.path is not None
+    return batch.path
+
+
+def _read_batch(path: Path) -> None:
+    others = cast("Worker", SimpleNamespace(id="other", is_working=lambda who: False))
+    if TrialBatch.read(path, others) is None:
+        raise mu.MupscaleError("it is begun anew")
+
+
 KINDS = {
     "recipe.json": Kind(lambda f: _run(f) / "recipe.json", damage_json, lambda p: StoredRecipe.read(p).load()),
     "metrics.jsonl": Kind(lambda f: _run(f) / "metrics.jsonl", damage_lines, _read_metrics),
@@ -135,6 +171,9 @@ KINDS = {
         _copied(BEFORE / "transfer" / "transfer-check.json"), damage_json, lambda p: load_transfer_check(p.parent)
     ),
     "index of tokens": Kind(_tokens, damage_json, lambda p: info(str(p.parent))),
+    "journal of a sweep": Kind(_copied(BEFORE / "sweep-journal" / "study.log"), damage_lines, _read_study),
+    "journal of a sweep, its bytes": Kind(_copied(BEFORE / "sweep-journal" / "study.log"), damage_bytes, _read_study),
+    "batch of a sweep": Kind(_batch, damage_json, _read_batch),
     "plan.json": Kind(_copied(BEFORE / "plan.json"), damage_json, mu.Plan.load),
 }
 

@@ -14,6 +14,7 @@ pytest.importorskip("jsonargparse")
 
 from mupscale.cli import main, shipped_list
 from mupscale.cli.training import read_recipe
+from processes import Script
 
 SHORT = ["train", "mlp-covtype-tiny", "--steps", "2", "--grow", "[]", "--width", "8", "--base", "8", "--batch", "20"]
 
@@ -46,6 +47,30 @@ def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 def test_a_full_disk(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     fails(monkeypatch, OSError(errno.ENOSPC, "No space left on device", "weights"))
     assert "weights cannot be written: No space left on device; free some space" in said(capsys, ["recipes"])
+
+
+TRAIN_ON_A_FULL_DISK = """
+import sys
+from small_runs import limit_files
+from mupscale.cli import main
+limit_files(int(sys.argv[1]), survive=True)
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("room", [0, 300, 6000], ids=["none", "for a line", "not for a checkpoint"])
+def test_a_disk_that_becomes_full(here: Path, room: int) -> None:
+    """No file may grow beyond so many bytes, by the system's own limit: the whole command, and what it leaves."""
+    script = Script(here / "said", TRAIN_ON_A_FULL_DISK, room, *SHORT, "--out", here / "run")
+    assert script.wait() == 1
+    if room:  # else not even the sentence can be written
+        lines = (here / "said").read_text().splitlines()
+        assert "Traceback" not in " ".join(lines)
+        assert "File too large" in lines[-1]
+        assert str(here / "run") in lines[-1]
+    assert not list((here / "run").rglob("*.tmp"))
+    again = Script(here / "then", TRAIN_ON_A_FULL_DISK, 10**9, *SHORT, "--out", here / "run", "--overwrite")
+    assert again.wait() == 0
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -107,6 +132,35 @@ def test_a_world_size_that_is_no_number(
     monkeypatch.setenv("WORLD_SIZE", "many")
     for words in (SHORT, ["run", "mlp-covtype-tiny", "--dry-run"], ["sweep", "mlp-covtype-tiny"]):
         assert "WORLD_SIZE is 'many'" in said(capsys, words)
+
+
+WORLDS = {
+    "no processes": ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0, but RANK is not set"),
+    "no rank": ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but RANK is not set"),
+    "no address": ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR is not set"),
+    "a rank too many": (
+        {"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+        "WORLD_SIZE is 2, but RANK is 2",
+    ),
+    "a rank that is none": ({"WORLD_SIZE": "2", "RANK": "first"}, "RANK is 'first'"),
+}
+
+
+@pytest.mark.parametrize(("variables", "words"), WORLDS.values(), ids=WORLDS)
+def test_processes_that_nobody_has_started(
+    variables: dict[str, str],
+    words: str,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    shown = said(capsys, SHORT)
+    assert words in shown
+    assert "torchrun" in shown
 
 
 ERRORS = {

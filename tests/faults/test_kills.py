@@ -5,23 +5,32 @@ Which moments they are is printed as the seed of a generator, with which a failu
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import hf_files
 from comparison_runs import compare_quietly, facts, few, growing, sit
+from method_runs import count_changes
+from mupscale import checkpoint
+from mupscale.cli import main
+from mupscale.comparison import ComparisonSummary
+from mupscale.data import tinyshakespeare
 from mupscale.sweep import Cell, Space, Sweep, SweepJob, run_sweep
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Seeds, Spec, run_recipe
 from processes import PROCESSES
-from small_runs import ADAMW, DEADLINE, Child, assert_same_run, recipe
+from small_runs import ADAMW, DEADLINE, Child, assert_same_run, die_at, recipe
 
 pytestmark = pytest.mark.faults
 KILLS = 20
@@ -167,3 +176,132 @@ def test_upscale(tmp_path: Path, chance: random.Random) -> None:
 def contents(folder: Path) -> dict[str, bytes]:
     """All files of a folder but the model card."""
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.is_file() and p.suffix != ".md"}
+
+
+def trainer_run(folder: Path, seconds: float = 0.0, began: Any = None) -> None:
+    """A run of transformers' Trainer whose model grows, from wherever its folder stands."""
+    import transformers
+
+    from mupscale import hf
+
+    class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            time.sleep(seconds)
+            tokens = torch.randint(31, (8,), generator=torch.Generator().manual_seed(index))
+            return {"input_ids": tokens, "labels": tokens}
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=31, attention_dropout=0.1)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=30,
+        per_device_train_batch_size=4,
+        learning_rate=1e-2,
+        weight_decay=0.1,
+        lr_scheduler_type="cosine",
+        max_grad_norm=0.5,
+        save_steps=3,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    grow = hf.GrowTrainerCallback(at=10, times=2, noise=0.5)
+    trainer = transformers.Trainer(
+        transformers.LlamaForCausalLM(config), arguments, train_dataset=Texts(), callbacks=[grow]
+    )
+    if began is not None:
+        began.set()
+    trainer.train(resume_from_checkpoint=grow.resume(trainer))
+
+
+def test_a_trainer_run_with_growth(tmp_path: Path, chance: random.Random) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    trainer_run(tmp_path / "whole")
+    out = tmp_path / "run"
+
+    def start() -> Any:
+        began = PROCESSES.Event()
+        process = PROCESSES.Process(target=trainer_run, args=(out, 0.01, began))
+        process.start()
+        began.wait(DEADLINE)
+        return process
+
+    assert kill_again_and_again(start, chance, 1.0) >= 5
+    trainer_run(out)
+    for step in (12, 30):
+        for name in ("model.safetensors", "mupscale.json"):
+            file = Path(f"checkpoint-{step}", name)
+            assert (out / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+        ours, theirs = (
+            torch.load(place / f"checkpoint-{step}" / "optimizer.pt", weights_only=True)
+            for place in (out, tmp_path / "whole")
+        )
+        assert ours["param_groups"] == theirs["param_groups"]
+        torch.testing.assert_close(ours["state"], theirs["state"], rtol=0, atol=0)
+
+
+def command(words: list[str], prepare: Callable[[], object]) -> None:
+    """A command line in a process of its own."""
+    torch.set_num_threads(1)
+    prepare()
+    sys.exit(main(words))
+
+
+def run_words(kind: str, folder: Path) -> list[str]:
+    """`mupscale run RECIPE --from PATH --width W`, from a checkpoint of one's own or a Hugging Face folder."""
+    settings = {"widths": [4], "lrs": [0.02], "noises": [0.5], "seeds": 1, "small_seeds": 1, "budgets": [0.5, 1.0]}
+    if kind == "mine":
+        own = growing(width=16, grow=[], steps=16)
+        model = own.family().init(8)
+        checkpoint.save(folder / "mine.safetensors", model, own.family().optimizer(model, torch.optim.AdamW, lr=0.02))
+        values = {**own.to_json(), "comparison": {**settings, "base_steps": 9}}
+        start = ["--from", str(folder / "mine.safetensors"), "--from-width", "8"]
+    else:
+        base = hf_files.folder_with_tokenizer(folder / "model")
+        (folder / "text.txt").write_text(tinyshakespeare()[:20_000])
+        arguments = {"tokens": f"{folder}/tokens", "source": f"{folder}/text.txt", "tokenizer": f"hf:{base}"}
+        values = {
+            "data": {"class_path": "mupscale.data.Text", "init_args": {**arguments, "context": 8}},
+            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.003}},
+            "steps": 24,
+            "batch": 4,
+            "device": "cpu",
+            "comparison": {**settings, "widths": [8], "lrs": [0.003], "base_steps": 16},
+        }
+        start = ["--from", str(base), "--width", "32"]
+    (folder / "recipe.yaml").write_text(
+        json.dumps({name: value for name, value in values.items() if value is not None})
+    )
+    return ["run", str(folder / "recipe.yaml"), *start, "--out"]
+
+
+@pytest.mark.parametrize("kind", ["mine", "hugging-face"])
+def test_a_comparison_from_a_checkpoint(kind: str, tmp_path: Path, chance: random.Random) -> None:
+    """Killed twenty times, each a little later; what it finds in the end is the same."""
+    words = run_words(kind, tmp_path)
+
+    def ends_with(folder: Path, prepare: Callable[[], object]) -> int | None:
+        process = PROCESSES.Process(target=command, args=([*words, str(folder)], prepare))
+        process.start()
+        process.join(DEADLINE)
+        return process.exitcode
+
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert ends_with(whole, partial(count_changes, str(whole), str(tmp_path / "count"))) == 0
+    count = int((tmp_path / "count").read_text())
+    for _ in range(KILLS):
+        at = chance.randrange(1, max(3, count // KILLS))
+        assert ends_with(run, partial(die_at, str(run), at)) == -signal.SIGKILL
+    assert ends_with(run, int) == 0
+    ours, theirs = (
+        ComparisonSummary.from_json(json.loads((folder / "summary.json").read_text())) for folder in (run, whole)
+    )
+    for summary in (ours, theirs):
+        summary.recipe.pop("out")
+    assert facts(ours) == facts(theirs)

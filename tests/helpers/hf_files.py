@@ -12,7 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mupscale.data import tinyshakespeare
 from mupscale.hf.files.safetensors_format import make_header
+
+TOKENS = 90  # of the tokenizer in `folder_with_tokenizer`
 
 
 def llama_config(**changed: Any) -> dict[str, Any]:
@@ -98,3 +101,26 @@ def read_checkpoint(folder: Path) -> dict[str, Tensor]:
             assert not found.keys() & {*names}
             found |= {name: file.get_tensor(name) for name in names}
     return found
+
+
+def folder_with_tokenizer(path: Path, kind: str = "llama") -> Path:
+    """A model of hidden size 16 with fresh weights, and a tokenizer."""
+    import tokenizers
+    import transformers
+
+    torch.manual_seed(0)
+    if kind == "llama":
+        config = transformers.LlamaConfig(
+            hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=1
+        )
+    else:
+        config = transformers.GPT2Config(n_embd=16, n_head=4, n_layer=1)
+    config.vocab_size, config.max_position_embeddings = TOKENS, 32
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=TOKENS, show_progress=False, special_tokens=["</s>"])
+    tokenizer.train_from_iterator([tinyshakespeare()[:4000]], trainer)
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
+    return path

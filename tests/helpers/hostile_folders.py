@@ -32,6 +32,10 @@ def hostile_runs(folder: Path) -> list[Path]:
             **RECIPE,
             "data": {"class_path": "mupscale.system.replace_text", "init_args": {"path": trace, "text": "x"}},
         },
+        "packs": {
+            **RECIPE,
+            "data": {"class_path": "mupscale.data.Text", "init_args": {"tokens": trace, "source": __file__}},
+        },
         "imports": {**RECIPE, "loss": "payload.loss"},
         "grows-by-a-class": {**RECIPE, "grow": [{"class_path": "payload.Growth", "init_args": {}}]},
         "names-with-colours": {**RECIPE, "model": {"class_path": "\x1b[31m.x", "init_args": {}}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def train(folder: Path, *callbacks: Any, steps: int = 10, **settings: Any) -> Any:
+def train(folder: Path, *callbacks: Any, steps: int = 10, resume: bool = False, **settings: Any) -> Any:
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -50,12 +51,11 @@ def train(folder: Path, *callbacks: Any, steps: int = 10, **settings: Any) -> An
         logging_steps=1,
         report_to=[],
         use_cpu=True,
-        save_strategy="no",
         disable_tqdm=True,
-        **{"learning_rate": 1e-2, **settings},
+        **{"learning_rate": 1e-2, "save_strategy": "no", **settings},
     )
     trainer = transformers.Trainer(small_llama(), arguments, train_dataset=Texts(), callbacks=list(callbacks))
-    trainer.train()
+    trainer.train(resume_from_checkpoint=callbacks[0].resume(trainer) if resume else None)
     return trainer
 
 
@@ -107,3 +107,22 @@ def test_fresh_units_and_another_rate(tmp_path: Path) -> None:
 def test_what_cannot_grow_is_said_before_training(tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match="say either by how much"):
         train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, hidden=32), steps=3)
+
+
+@pytest.mark.parametrize("stop", [3, 4, 7])
+def test_a_run_that_was_stopped_goes_on_before_and_after_its_growth(tmp_path: Path, stop: int) -> None:
+    """Stopped after so many steps of ten, it ends with the same weights, bit for bit, as one that was not."""
+    settings = {"save_strategy": "steps", "save_steps": 1}
+    whole = train(tmp_path / "whole", hf.GrowTrainerCallback(at=4, times=2, noise=0.5), **settings)
+    for path in (tmp_path / "whole").iterdir():
+        if path.name[11:].isdecimal() and int(path.name[11:]) > stop:
+            shutil.rmtree(path)
+    (tmp_path / "whole" / "checkpoint-9").mkdir()  # of which a kill has left nothing
+    again = train(tmp_path / "whole", hf.GrowTrainerCallback(at=4, times=2, noise=0.5), resume=True, **settings)
+    assert again.state.global_step == 10
+    assert again.args.max_grad_norm == 0.5
+    for (name, ours), theirs in zip(again.model.state_dict().items(), whole.model.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs), name
+    if stop >= 4:
+        with pytest.raises(MupscaleError, match=r"callback\.resume\(trainer\)"):
+            hf.GrowTrainerCallback(at=4, times=2).on_train_begin(again.args, again.state, None, model=again.model)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import mupscale as mu
+from hf_files import TOKENS, folder_with_tokenizer
 from mupscale.cli import main
 from mupscale.data import Text, tinyshakespeare
 from mupscale.data.tokenizer_choice import load_tokenizer, make_tokenizer
@@ -19,35 +20,13 @@ from mupscale.system import MupscaleError
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
-VOCABULARY = 90
-
-
-def folder_of(path: Path, kind: str) -> Path:
-    """A model of hidden size 16 with fresh weights, and a tokenizer."""
-    torch.manual_seed(0)
-    if kind == "llama":
-        config = transformers.LlamaConfig(
-            hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=1
-        )
-    else:
-        config = transformers.GPT2Config(n_embd=16, n_head=4, n_layer=1)
-    config.vocab_size, config.max_position_embeddings = VOCABULARY, 32
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=VOCABULARY, show_progress=False, special_tokens=["</s>"])
-    tokenizer.train_from_iterator([tinyshakespeare()[:4000]], trainer)
-    tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
-    return path
-
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_its_weights_are_the_folders_and_it_grows_by_copies_exactly(tmp_path: Path, kind: str) -> None:
-    folder = folder_of(tmp_path / "model", kind)
+    folder = folder_with_tokenizer(tmp_path / "model", kind)
     model, width = load_language_model(folder)
     assert width == hidden_size(folder) == 16
-    tokens = torch.randint(0, VOCABULARY, (2, 6))
+    tokens = torch.randint(0, TOKENS, (2, 6))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)(tokens).logits
     assert torch.allclose(model.eval()(tokens), theirs, atol=1e-5)
     family = mu.Family(lambda width: LanguageModel(str(folder), width), base=16, init_at=16, inputs=tokens)
@@ -56,17 +35,17 @@ def test_its_weights_are_the_folders_and_it_grows_by_copies_exactly(tmp_path: Pa
     assert torch.allclose(
         wide.double()(tokens), model(tokens), rtol=0, atol=1e-6 if kind == "llama" else 1e-10
     )  # its norms compute in float32
-    assert LanguageModel(str(folder), 8)(tokens).shape == (2, 6, VOCABULARY)
+    assert LanguageModel(str(folder), 8)(tokens).shape == (2, 6, TOKENS)
 
 
 def test_a_width_that_cuts_a_head_is_refused(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "model", "llama")
+    folder = folder_with_tokenizer(tmp_path / "model", "llama")
     with pytest.raises(MupscaleError, match=r"hidden size 12 would have 1\.5 number of key/value heads.*multiple of 8"):
         LanguageModel(str(folder), 12)
 
 
 def test_a_pretrained_tokenizer_packs_text_and_is_kept(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "model", "gpt2")
+    folder = folder_with_tokenizer(tmp_path / "model", "gpt2")
     tokenizer = make_tokenizer(f"hf:{folder}", [])
     reference = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     plain, special = tokenizer.encode_batch(["To be, or not to be", "</s>"])
@@ -76,7 +55,7 @@ def test_a_pretrained_tokenizer_packs_text_and_is_kept(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(tinyshakespeare()[:3000])
     source = str(tmp_path / "text.txt")
     data = Text(str(tmp_path / "tokens"), context=8, source=source, tokenizer=f"hf:{folder}")
-    assert data.classes == VOCABULARY
+    assert data.classes == TOKENS
     assert load_tokenizer(tmp_path / "tokens" / "tokenizer.json").fingerprint == tokenizer.fingerprint
     (folder / "tokenizer_config.json").unlink()
     (folder / "config.json").write_text("{}")
@@ -102,7 +81,7 @@ def recipe_of(tmp_path: Path, folder: Path) -> str:
 def test_what_a_folder_does_not_tell_is_asked_for_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = folder_of(tmp_path / "model", "gpt2")
+    folder = folder_with_tokenizer(tmp_path / "model", "gpt2")
     assert main(["run", recipe_of(tmp_path, folder), "--from", str(folder), "--width", "32", "--steps", "8"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert "the learning rate it was trained with" in line
@@ -114,7 +93,7 @@ def test_what_a_folder_does_not_tell_is_asked_for_in_one_sentence(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_comparison_from_a_hugging_face_folder(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = folder_of(tmp_path / "model", kind)
+    folder = folder_with_tokenizer(tmp_path / "model", kind)
     given = {
         "from": folder, "width": 32, "steps": 24, "batch": 4, "optimizer": "AdamW", "optimizer.lr": 0.003,
         "comparison.base_steps": 16, "comparison.widths": [8], "comparison.lrs": [0.003], "comparison.noises": [0.5],

@@ -727,6 +727,22 @@ def test_plain_transfer_stands_under_what_it_is(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ very long runs
 
 
+@pytest.mark.slow
+def test_a_page_of_a_million_steps_is_small(tmp_path: Path) -> None:
+    """All of it, written out in summary.json (a run writes 400 points): the page is hardly larger than any other."""
+    summary = example()
+    steps, losses = list(range(1, 1_000_001)), [2.0 + step % 7 / 100 for step in range(1_000_000)]
+    long = [replace(summary.runs[0].curves[0], steps=steps, losses=losses)]
+    runs = [replace(summary.runs[0], steps=len(steps), curves=long), *summary.runs[1:]]
+    replace(summary, runs=runs).save(tmp_path / "long")
+    summary.save(tmp_path / "usual")
+    sizes = [
+        sum(path.stat().st_size for path in write_report([tmp_path / name]).parent.rglob("*") if path.is_file())
+        for name in ("long", "usual")
+    ]
+    assert sizes[0] < min(5_000_000, 1.2 * sizes[1])
+
+
 def test_a_curve_of_a_million_steps_is_drawn_with_few_points_and_its_extremes() -> None:
     steps = list(range(1, 1_000_001))
     losses = [2.0] * len(steps)

@@ -83,6 +83,17 @@ def test_a_callback_that_is_told_where_to_write_is_refused_unless_trusted(here: 
     assert packages_to_trust(stored.load(trust=["mupscale"])) == ["mupscale"]
 
 
+def test_text_that_would_be_packed_somewhere_is_refused_unless_trusted(here: Path) -> None:
+    (here / "text.txt").write_text("to be or not to be, that is the question\n" * 50)
+    arguments = {"tokens": str(here / "elsewhere"), "source": str(here / "text.txt"), "context": 4}
+    stored = StoredRecipe.of({**VALUES, "data": {"class_path": "mupscale.data.Text", "init_args": arguments}}, "r.json")
+    with pytest.raises(MupscaleError, match=r"Text write to .*elsewhere, .*data tokenize.*--trust mupscale\.data"):
+        stored.load()
+    assert not (here / "elsewhere").exists()
+    stored.load(trust=["mupscale.data"]).make_data()
+    assert stored.load().make_data().size > 0  # it is packed by now, and only read
+
+
 @pytest.mark.parametrize("change", OF_NO_KIND.values(), ids=OF_NO_KIND)
 def test_what_is_of_another_kind_is_refused_before_it_is_called(here: Path, change: dict[str, Any]) -> None:
     with pytest.raises(MupscaleError, match=r"recipe\.json: (model|data|optimizer|loss|callbacks\[0\]): "):

@@ -74,20 +74,20 @@ def upscale_command(words: list[str]) -> int:
     parser.add_argument("--shard-size", type=str, default="5GB", help="largest file of weights")
     parser.add_argument("--optimizer", type=str | None, help="a saved torch optimizer (optimizer.pt) to widen as well")
     parser.add_argument("--no-verify", action="store_true", help="do not compare the two models afterwards")
+    _add_trust(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint of mupscale's at OUT")
     parser.add_argument("--threads", type=int | None, help="how many (default: one for each core)")
     _add_dequantise(parser)
-    flags = ("--no-verify", "--lossless", "--overwrite", "--dequantise")
+    flags = ("--no-verify", "--lossless", "--overwrite", "--trust-remote-code", "--dequantise")
     (path, out), options = _paths(parser, words, ("CHECKPOINT", "OUT"), flags=flags)
     from mupscale.hf import upscale
 
     _describe(options.describe)
-    source = _checkpoint(path, options)
     if options.layers is not None:
-        return _deepen_command(source, out, options)
+        return _deepen_command(_checkpoint(path, options), out, options)
     place = _beside(Path(out)) if options.overwrite else Path(out)
     made = upscale(
-        source,
+        _checkpoint(path, options),
         place,
         times=options.times,
         hidden=options.hidden,
@@ -101,6 +101,7 @@ def upscale_command(words: list[str]) -> int:
         dtype=options.dtype,
         optimizer=options.optimizer,
         verify=not options.no_verify,
+        trust_remote_code=options.trust_remote_code,
         threads=options.threads,
         note=lambda line: print_at_once(wrap_text(printable(line)), "stderr"),
     )
@@ -161,8 +162,7 @@ def verify_command(words: list[str]) -> int:
     parser.add_argument("--tokens", type=int, default=64, help="length of the texts that are compared")
     parser.add_argument("--tolerance", type=float | None, help="largest relative difference (default: by dtype)")
     parser.add_argument("--seed", type=int, default=0, help="of the random tokens")
-    trust = "run the code that a tokenizer may bring with it, for --text"
-    parser.add_argument("--trust-remote-code", action="store_true", help=trust)
+    _add_trust(parser)
     _add_describe(parser)
     _add_dequantise(parser)
     (small, wide), options = _paths(parser, words, ("SMALL", "WIDE"), flags=("--trust-remote-code", "--dequantise"))
@@ -190,8 +190,10 @@ def inspect_command(words: list[str]) -> int:
     _add_times(parser)
     _add_growth(parser)
     parser.add_argument("--optimizer", type=str, default="AdamW", help="of torch, for which factors are shown")
+    _add_trust(parser)
     _add_dequantise(parser)
-    (path,), options = _paths(parser, words, ("CHECKPOINT",), flags=("--lossless", "--dequantise"))
+    flags = ("--lossless", "--trust-remote-code", "--dequantise")
+    (path,), options = _paths(parser, words, ("CHECKPOINT",), flags=flags)
     from mupscale.hf import inspect
 
     _describe(options.describe)
@@ -204,26 +206,33 @@ def inspect_command(words: list[str]) -> int:
         kv=options.kv,
         grow=_operator(options),
         optimizer=options.optimizer,
+        trust_remote_code=options.trust_remote_code,
     )
     print(printable(str(overview), lines=True))
     return 0
 
 
 def _add_times(parser: Any) -> None:
-    meaning = "how much wider: a whole number, or hidden=2,ffn=3,heads=2 (kv=… for key/value heads); 1 if not named"
+    meaning = "how much wider: a whole number, or hidden=2,ffn=3,heads=2 (kv=… for key/value heads); 1 if not named; of"
+    meaning += " a model of several parts text=2,vision.ffn=3"
     meaning = f"{meaning} (default: 2, or what the sizes below say)"
     parser.add_argument("--times", type=str | None, default=None, help=meaning)
     _add_describe(parser)
 
 
+def _add_trust(parser: Any) -> None:
+    meaning = "run the code that the checkpoint brings with it, of its model or its tokenizer"
+    parser.add_argument("--trust-remote-code", action="store_true", help=meaning)
+
+
 def _add_growth(parser: Any) -> None:
     """By which operator, to which sizes."""
     parser.add_argument("--how", type=str, default="copies", help="copies, or fresh for new units beside the old ones")
-    parser.add_argument("--hidden", type=int | None, help="hidden size of the wide model, instead of --times")
-    parser.add_argument("--ffn", type=int | None, help="size of its feed-forward layers; what is not named stays")
-    parser.add_argument("--heads", type=int | None, help="number of its attention heads; head_dim stays")
+    parser.add_argument("--hidden", type=str | None, help="hidden size of the wide model, instead of --times")
+    parser.add_argument("--ffn", type=str | None, help="size of its feed-forward layers; what is not named stays")
+    parser.add_argument("--heads", type=str | None, help="number of its attention heads; head_dim stays")
     parser.add_argument(
-        "--kv", type=int | None, help="number of its key/value heads (default: they grow with the heads)"
+        "--kv", type=str | None, help="number of its key/value heads (default: they grow with the heads)"
     )
     outgoing = "of fresh units: how much of their weight towards old ones they start with, 0 to 1 (default: 1)"
     parser.add_argument("--outgoing", type=float | None, help=outgoing)
@@ -277,7 +286,7 @@ def _describe(module: str | None) -> None:
         import_module(module.removesuffix(".py"))
     except ImportError as error:
         raise UsageError(f"--describe {module}: {error}; it is imported from the current folder") from None
-    except Exception as error:  # whatever the module does
+    except (Exception, SystemExit) as error:  # whatever the module does
         raise UsageError(f"--describe {module}: it raises {type(error).__name__}: {error}") from error
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 
 from mupscale.cli.arguments import UsageError
-from mupscale.system import Interrupted, MupscaleError, printable
+from mupscale.system import Interrupted, MupscaleError, is_out_of_memory, printable
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_MEMORY = re.compile(r"can't allocate memory|out of memory|not enough memory|Cannot allocate memory", re.I)
 _LONGEST = 600
 
 
@@ -28,10 +26,12 @@ def failure_sentence(error: BaseException, command: str, again: str) -> tuple[st
         return f"mupscale: {error}", 1
     if isinstance(error, OSError):
         return f"{of_command}: {_of_the_system(error)}{again}", 1
-    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+    if is_out_of_memory(error):
         return f"{of_command}: there is not enough memory ({_first_words(error)}); ask for less at a time{again}", 1
     if isinstance(error, RecursionError):
         return f"{of_command}: what it was given is nested too deeply", 1
+    if isinstance(error, ValueError) and "null byte" in str(error):
+        return f"{of_command}: a path that it was given has a NUL character in it, which no system takes", 1
     return f"{of_command}: {_first_words(error)}; -v shows where that comes from", 1
 
 
@@ -64,7 +64,9 @@ def _first_words(error: BaseException) -> str:
 
 def print_failure(line: str, status: int) -> int:
     """Print an error on one line, from one process of many; return the exit status."""
-    if os.environ.get("RANK", "0") == "0":
+    rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    is_another = rank.isdecimal() and int(rank) > 0 and not (world.isdecimal() and int(rank) >= int(world))
+    if not is_another:  # nor one whose rank is none
         print(printable(line), file=sys.stderr)
     return status
 

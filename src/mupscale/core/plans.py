@@ -20,7 +20,7 @@ from mupscale.core import naming
 from mupscale.core.entries import Entry, Shape, entry_from_json, entry_to_json
 from mupscale.core.plan_tables import HEADER, PlannedShape, plan_rows, tried_in_words
 from mupscale.core.rules import Rule
-from mupscale.system import MupscaleError, html_table, replace_text, text_table
+from mupscale.system import MupscaleError, html_table, read_regular, replace_text, text_table
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -157,7 +157,9 @@ class Plan:
     def load(cls, path: str | Path) -> Plan:
         """Read a file that `save` wrote."""
         try:
-            return cls.from_json(Path(path).read_text())
+            return cls.from_json(read_regular(path).decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise MupscaleError(f"{path} is no plan: it is no text in UTF-8 ({error.reason})") from None
         except OSError as error:
             raise MupscaleError(f"there is no plan to read at {path} ({error.strerror})") from None
 

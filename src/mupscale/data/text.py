@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,14 @@ class Text(TokenWindows):
                 check_packed_with(folder, index.made_from, {"source_fingerprint": Corpus(source).fingerprint})
         super().__init__(index.open(folder, "train"), index.open(folder, "validation"), context, index.vocab_size)
         self._folder = folder
+
+    @classmethod
+    def writes_to(cls, arguments: Mapping[str, Any]) -> Path | None:
+        """The folder that would be packed: there is a source, and no packed tokens yet."""
+        if arguments.get("source") is None:
+            return None
+        folder = Path(str(arguments.get("tokens"))).expanduser()
+        return None if (folder / INDEX).exists() else folder
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -25,6 +25,7 @@ Draws = Literal["ziggurat", "torch"]
 """How normal numbers are drawn: by numpy's ziggurat, or as earlier versions did, for what they wrote."""
 
 _AT_A_TIME = 1 << 22  # entries that are moved to a device at a time
+_FARTHEST = 20.0  # standard deviations from the mean, which no draw reaches
 _BLOCK = 1 << 16  # entries that are drawn from one stream
 
 
@@ -161,8 +162,22 @@ def add_noise(
     if isinstance(noise, SignalNoise):
         signal = spectral_norm(as_matrix(gather_whole(p.detach()), entry))
         level *= signal / spectral_norm(as_matrix(delta, entry)) / std
+    check_spread(name, level * std, p.dtype)
     _add(p, delta, level * std)
     return level
+
+
+def check_spread(name: str, std: float, dtype: torch.dtype) -> None:
+    """Refuse noise of a standard deviation at which a parameter of this dtype would overflow.
+
+    >>> check_spread("readout.weight", 1e306, torch.float32)
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: the noise on 'readout.weight' has a standard deviation of 1e+306, more ...
+    """
+    if std > torch.finfo(dtype).max / _FARTHEST:
+        raise MupscaleError(
+            f"the noise on '{name}' has a standard deviation of {std:g}, more than {dtype} can hold: take less noise"
+        )
 
 
 def _copied_inputs(entry: Entry) -> list[int]:

@@ -17,9 +17,11 @@ from mupscale.growth import Fresh, FreshValues, Operator, Part, obstacles
 from mupscale.hf.describe import (
     AskedGrowth,
     PlannedArchitecture,
+    Size,
     Times,
     architecture_of,
     check_fresh_plan,
+    runs_trusted_code,
     settle_growth,
 )
 from mupscale.hf.files import Record, Source, open_source, shorten_number
@@ -173,20 +175,22 @@ class Inspection:
         return (*header, *(name.replace("weight_decay", "decay") for name in names)), rows
 
 
+@runs_trusted_code
 def inspect(
     path: str | Path | Source,
     *,
     times: int | str | Times | None = None,
-    hidden: int | None = None,
-    ffn: int | None = None,
-    heads: int | None = None,
-    kv: int | None = None,
+    hidden: Size | None = None,
+    ffn: Size | None = None,
+    heads: Size | None = None,
+    kv: Size | None = None,
     grow: Operator | None = None,
     optimizer: str | type[Optimizer] = "AdamW",
+    trust_remote_code: bool = False,
 ) -> Inspection:
     """How a checkpoint would be upscaled: nothing but headers and config.json is read.
 
-    times … kv, grow: as in `upscale`. optimizer: for which factors are shown.
+    times … kv, grow, trust_remote_code: as in `upscale`. optimizer: for which factors are shown.
 
     >>> import json, pathlib, tempfile, torch
     >>> from safetensors.torch import save_file
@@ -216,7 +220,9 @@ def _inspect(
     check_fresh_plan(architecture, config, plan, fresh)
     architecture.check_grown(plan, times)
     wide = architecture.wide_config(config, times)
-    sizes = {n: (config.get(n), v) for n, v in wide.items() if config.get(n) != v}
+    sizes = {n: (config.get(n), v) for n, v in wide.items() if config.get(n) != v and not isinstance(v, dict)}
+    before, after = architecture.sizes(config), architecture.sizes(wide)
+    sizes |= {n: (a, after[n]) for n, a in before.items() if "." in n and a != after[n]}  # of parts
     entries = plan.parameters.values()
     numbers = (sum(math.prod(e.narrow) for e in entries), sum(math.prod(e.wide) for e in entries))
     rows = _rows(architecture, plan, traits_of(optimizer), default_hyper(optimizer, {}), fresh)

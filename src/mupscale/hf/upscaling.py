@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import errno
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 from mupscale.core import Plan
-from mupscale.growth import Fresh, GaussianNoise, Noise, Operator, check_noise, obstacles
+from mupscale.growth import GaussianNoise, Noise, Operator, check_noise, obstacles
 from mupscale.hf.describe import (
     AskedGrowth,
     PlannedArchitecture,
+    Size,
     Times,
     architecture_of,
     check_fresh_plan,
@@ -28,6 +29,7 @@ from mupscale.hf.describe import (
     check_nothing_missing,
     memory,
     require_transformers,
+    runs_trusted_code,
     settle_growth,
 )
 from mupscale.hf.files import (
@@ -39,13 +41,13 @@ from mupscale.hf.files import (
     check_place,
     check_space,
     open_source,
-    shorten_number,
     size_in_words,
     write_companions,
     write_model_card,
     write_shards,
 )
 from mupscale.hf.training import check_optimizer_file, widen_optimizer_file
+from mupscale.hf.upscaled import Upscaled
 from mupscale.hf.verification import Comparison, find_record, is_exact, needed_bytes
 from mupscale.hf.verification import verify as compare
 from mupscale.system import MupscaleError, appearing, open_display
@@ -54,39 +56,16 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float1
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-@dataclass(frozen=True)
-class Upscaled:
-    """What was written. `comparison`: of the two models, where they were compared; else `unverified` says why not."""
-
-    path: Path
-    times: Times
-    numbers: tuple[int, int]
-    bytes: int
-    files: int
-    comparison: Comparison | None = None
-    unverified: str = ""
-    fresh: Fresh | None = None
-    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        before, after = map(shorten_number, self.numbers)
-        size = f"{size_in_words(self.bytes)} in {self.files} file{'s' * (self.files != 1)}"
-        checked = f"not verified: {self.unverified}" if self.comparison is None else self.comparison.verdict
-        how = f"--times {self.times}"
-        if self.fresh is not None:
-            how = f"fresh units ({', '.join(f'{part} {a} → {b}' for part, (a, b) in self.sizes.items() if a != b)})"
-        return f"{self.path}: {before} → {after} numbers with {how}, {size}\n{checked}"
-
-
+@runs_trusted_code
 def upscale(
     source: str | Path | Source,
     out: str | Path,
     *,
     times: int | str | Times | None = None,
-    hidden: int | None = None,
-    ffn: int | None = None,
-    heads: int | None = None,
-    kv: int | None = None,
+    hidden: Size | None = None,
+    ffn: Size | None = None,
+    heads: Size | None = None,
+    kv: Size | None = None,
     grow: Operator | None = None,
     noise: Noise = 0.0,
     seed: int = 0,
@@ -94,17 +73,18 @@ def upscale(
     dtype: str | torch.dtype | None = None,
     optimizer: str | Path | None = None,
     verify: bool = True,
+    trust_remote_code: bool = False,
     threads: int | None = None,
     progress: bool = True,
     note: Callable[[str], None] | None = None,
 ) -> Upscaled:
     """Write the checkpoint, `times` (2) as wide, into the folder `out`; copies without noise compute the same.
 
-    hidden … kv: sizes of the wide model, instead of times; what is not named stays. grow: `Copies(noise)`, for which
-    `noise=` is short, in multiples of a fresh initialisation's; or `Fresh()`, which takes any wider size. dtype: of the
-    output, which else keeps each tensor's. optimizer: a saved torch optimizer to widen, too. verify: compare the two
-    models if both fit into memory; an architecture that is not described must be compared. note: called with a line
-    before the comparison.
+    hidden … kv: sizes of the wide model, instead of times; what is not named stays; of a model of several parts
+    {"text": 1024}. grow: `Copies(noise)`, for which `noise=` is short, in multiples of a fresh initialisation's; or
+    `Fresh()`, which takes any wider size. dtype: of the output, which else keeps each tensor's. optimizer: a saved one
+    of torch to widen, too. verify: compare the two models if both fit into memory; what is not described must be.
+    trust_remote_code: run the checkpoint's own code. note: called with a line before the comparison.
 
     >>> import tempfile, transformers
     >>> folder = tempfile.TemporaryDirectory()
@@ -119,8 +99,7 @@ def upscale(
     """
     out, opened = Path(out), open_source(source)
     check_place(out, opened)
-    sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
-    architecture = architecture_of(opened.config)
+    architecture, sizes = architecture_of(opened.config), {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
     asked = settle_growth(architecture, opened.config, times=times, sizes=sizes, grow=grow, noise=noise)
     prepared = _prepare(opened, out, asked, seed, shard_size, _dtype(dtype), optimizer)
     if not verify:
@@ -187,9 +166,9 @@ def _prepare(
     optimizer: str | Path | None,
 ) -> _Prepared:
     architecture, times, fresh = architecture_of(source.config), asked.times, asked.fresh
-    if architecture.described:
+    told = check_nothing_missing(source.config, source.shapes, source.folder)
+    if architecture.described and not told:
         check_layers(source.config, source.shapes, source.folder)
-    check_nothing_missing(source.config, source.shapes, source.folder)
     measured = fresh is not None or asked.noise != 0
     recorded_plan = architecture.plan_to_record(source.config, times, fresh=measured)
     config = architecture.wide_config(source.config, times)

@@ -129,6 +129,8 @@ def _shared_points(done: Sequence[Points]) -> tuple[list[float], Any]:
         return [], np.empty((0, 0))
     columns = [dict(points) for points in done]
     common = list(columns[0])
+    if all(list(column) == common for column in columns):
+        return common, np.array([list(column.values()) for column in columns])
     if any(column.keys() != columns[0].keys() for column in columns):
         common = [step for step in common if all(step in column for column in columns)]
     return common, np.array([[column[step] for step in common] for column in columns])
@@ -139,13 +141,10 @@ def _points(curve: Curve, what: What) -> Points:
         steps, values = curve.steps, curve.losses
     else:
         steps, values = curve.held_out_steps, curve.accuracy if what == "accuracy" else curve.held_out_losses
-    points: Points = [(s, v) for s, v in zip(steps, values, strict=False) if _is_finite(v)]
+    points: Points = list(zip(steps, values, strict=False))
+    if set(map(type, values)) != {float} or not all(map(math.isfinite, values)):
+        points = [(s, v) for s, v in points if words.is_finite_number(v)]
     return drop_partial_point(points, curve.status) if what == "training" else points
-
-
-def _is_finite(value: Any) -> bool:
-    """As `words.is_finite_number`, and at once for what nearly all values are."""
-    return value - value == 0 if type(value) is float else words.is_finite_number(value)
 
 
 def _thinned(points: Sequence[Any]) -> list[Any]:

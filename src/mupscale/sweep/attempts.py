@@ -7,11 +7,13 @@ is, so only trials that are open, and new ones, are looked at again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from mupscale.sweep.space import Cell, Trial
+from mupscale.system import MupscaleError, parse_record, show_short
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -42,14 +44,15 @@ class Attempts:
         self._companies: dict[Cell, int] = {}  # the largest batch in which a cell may be tried
         self._first: int | None = None  # the first number that was not there when this process came
 
-    def update(self, trials: list[FrozenTrial]) -> None:
-        """Take notice of what has changed since the last time."""
-        known = len(self.trials)
-        self._first = len(trials) if self._first is None else self._first
-        changed = [*self.open, *range(known, len(trials))]
-        self.trials = trials
+    def update(self, trials: Sequence[FrozenTrial] | Mapping[int, FrozenTrial]) -> None:
+        """Take notice of what has changed since the last time; of all trials, by number, only those are looked at."""
+        count = len(trials)
+        self._first = count if self._first is None else self._first
+        changed = [*self.open, *range(len(self.trials), count)]
         for number in changed:
-            self._look_at(trials[number])
+            trial = trials[number]
+            self.trials[number : number + 1] = [trial]
+            self._look_at(trial)
 
     def _look_at(self, trial: FrozenTrial) -> None:
         state, cell, number = trial_state(trial), cell_of(trial), trial.number
@@ -75,7 +78,8 @@ class Attempts:
 
     def _note_end(self, trial: FrozenTrial, state: TrialState, cell: Cell) -> None:
         """Count a death or a failure, and give the cell up where that was the last attempt."""
-        company = int(trial.user_attrs.get("company", 1))
+        company = trial.user_attrs.get("company", 1)
+        company = company if type(company) is int else 1
         if state == "died":
             deaths = self.deaths.setdefault(cell, [])
             deaths.append(trial.number)
@@ -132,34 +136,48 @@ def trial_state(trial: FrozenTrial) -> TrialState:
     if state == "FAIL":
         return "void" if "void" in trial.user_attrs else "failed" if "error" in trial.user_attrs else "died"
     if state == "PRUNED":
-        return "diverged" if stored_result(trial).get("status") == "diverged" else "pruned"
+        return "diverged" if stored_result(trial).status == "diverged" else "pruned"
     return {"WAITING": "waiting", "RUNNING": "running", "COMPLETE": "finished"}[state]  # type: ignore[return-value]
 
 
-def stored_result(trial: FrozenTrial) -> dict[str, Any]:
+@dataclass(frozen=True)
+class StoredResult:
+    """What a storage keeps of a trial that came to an end, beside its loss."""
+
+    status: str = ""
+    by_seed: list[float] = field(default_factory=list)
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    steps: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+
+
+def stored_result(trial: FrozenTrial) -> StoredResult:
     """What was stored with its end: in one attribute; studies of earlier versions have one for each value."""
-    return dict(trial.user_attrs.get("result", trial.user_attrs))
+    values = trial.user_attrs.get("result", trial.user_attrs)
+    if isinstance(values, dict):
+        values = {name: values[name] for name in _RESULT if name in values}
+    return parse_record(StoredResult, values, f"trial {trial.number} of the study")
+
+
+_RESULT = tuple(each.name for each in fields(StoredResult))
 
 
 def cell_of(trial: FrozenTrial) -> Cell | None:
     """Its hyperparameters, as far as they are known yet."""
     if "cell" in trial.user_attrs:
-        return Cell(*trial.user_attrs["cell"])
+        cell = trial.user_attrs["cell"]
+        if not isinstance(cell, list | tuple) or len(cell) != 2 or not all(type(x) in (int, float) for x in cell):
+            raise MupscaleError(f"trial {trial.number} of the study: its cell is {show_short(cell)}, not two numbers")
+        return Cell(*cell)
     return Cell(trial.params["lr"], trial.params["noise"]) if {"lr", "noise"} <= trial.params.keys() else None
 
 
 def trial_result(trial: FrozenTrial) -> Trial:
     """The result of a trial that came to an end."""
     cell, values = cell_of(trial), stored_result(trial)
-    assert cell is not None
+    if cell is None:
+        raise MupscaleError(f"trial {trial.number} of the study came to an end without a learning rate and a noise")
     status: Any = trial_state(trial)
-    return Trial(
-        cell.lr,
-        cell.noise,
-        status,
-        trial.value if status == "finished" else None,
-        list(values.get("by_seed", [])),
-        [(int(step), float(loss)) for step, loss in values.get("curve", [])],
-        int(values.get("steps", 0)),
-        float(values.get("flops", 0.0)),
-    )
+    loss = trial.value if status == "finished" else None
+    return Trial(*cell, status, loss, values.by_seed, values.curve, values.steps, values.flops)

@@ -7,19 +7,22 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from traceback import walk_tb
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from mupscale.system import MupscaleError, require
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
 
 T = TypeVar("T")
 PATIENCE = 30.0  # seconds for which a storage may be locked or gone
 _A_FILE = "sqlite:///study.db"  # so that SQLAlchemy knows the kind; the path is given to SQLite itself
+_DAMAGE = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
@@ -44,6 +47,24 @@ class Storage:
                         raise
             time.sleep(min(1.0, self.patience / 10))
 
+    def trials(self, study: int) -> Sequence[FrozenTrial] | Mapping[int, FrozenTrial]:
+        """A study's trials by number, up to date, at a cost that does not grow with how many have ended.
+
+        Optuna's own `get_all_trials` makes a list of all; what it makes that from is kept up to date by what is new.
+        """
+        optuna: Any = self.optuna
+        try:
+            if self.place.startswith("journal:"):
+                with optuna._thread_lock:
+                    optuna._sync_with_backend()
+                return _JournalTrials(optuna._replay_result, study)
+            optuna._read_trials_from_remote_storage(study)
+            trials: Mapping[int, FrozenTrial] = optuna._studies[study].trials
+            return trials
+        except AttributeError:  # another version of optuna, with another inside
+            every: list[FrozenTrial] = optuna.get_all_trials(study, deepcopy=False)
+            return every
+
     @contextmanager
     def _explain(self, verb: str) -> Iterator[None]:
         try:
@@ -55,6 +76,26 @@ class Storage:
             after_use = "; all that it was told is kept, and the same command goes on from there"
             remedy = "" if verb == "opened" else after_use
             raise MupscaleError(f"the study's storage {self.shown} cannot be {verb}: {cause}{remedy}") from error
+
+
+class _JournalTrials(Sequence["FrozenTrial"]):
+    """The trials of a study as a journal has told them so far."""
+
+    def __init__(self, told: Any, study: int) -> None:
+        self._ids: list[int] = told._study_id_to_trial_ids[study]
+        self._trials: dict[int, FrozenTrial] = told._trials
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, number: int) -> FrozenTrial: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[FrozenTrial]: ...
+    def __getitem__(self, number: int | slice) -> FrozenTrial | list[FrozenTrial]:
+        if isinstance(number, slice):
+            return [self._trials[one] for one in self._ids[number]]
+        return self._trials[self._ids[number]]
 
 
 def _open(place: str, patience: float) -> BaseStorage:
@@ -220,9 +261,14 @@ def _describe_cause(error: BaseException, patience: float) -> str | None:
         return "the study has been deleted from it"
     if isinstance(error, RuntimeError) and ("schema" in text or "possess lock" in text):
         return text
-    if isinstance(error, ValueError) and ("log format" in text or hasattr(error, "lineno")):
+    if isinstance(error, _DAMAGE) and _comes_from_a_journal(error):
         return "it is no journal of optuna's, or a damaged one"
     return None
+
+
+def _comes_from_a_journal(error: BaseException) -> bool:
+    """Whether an error was raised where optuna reads its journal."""
+    return any("journal" in Path(frame.f_code.co_filename).parts[-2:] for frame, _ in walk_tb(error.__traceback__))
 
 
 def _without_password(place: str) -> str:

@@ -116,7 +116,7 @@ class Study:
 
     def refresh(self) -> None:
         """Take notice of what other workers have begun and ended."""
-        self.attempts.update(self.optuna_trials())
+        self.attempts.update(self.storage.use(lambda: self.storage.trials(self.id)))
 
     def count_open(self) -> int:
         """How many trials are still to be taken."""
@@ -238,7 +238,7 @@ class Study:
 
     def seconds(self) -> float:
         """Of training, over all workers."""
-        return math.fsum(stored_result(trial).get("seconds", 0.0) for trial in self.optuna_trials())
+        return math.fsum(stored_result(trial).seconds for trial in self.optuna_trials())
 
     # ------------------------------------------------------------------------------------------- in the storage
 

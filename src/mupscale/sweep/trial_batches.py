@@ -6,13 +6,35 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mupscale.sweep.space import Cell, Trial
 from mupscale.sweep.study import Study, TakenTrial
 from mupscale.sweep.workers import Worker
-from mupscale.system import MupscaleError, clear_leftovers, is_process_alive, machine_name, replace_text
+from mupscale.system import (
+    MupscaleError,
+    clear_leftovers,
+    is_process_alive,
+    machine_name,
+    parse_record,
+    read_json,
+    replace_text,
+)
+
+
+@dataclass(frozen=True)
+class StoredBatch:
+    """What the file of a batch holds: whose it is, its trials (number, lr, noise), their stack, and their results."""
+
+    study: str
+    worker: str
+    place: str
+    pid: int
+    trials: list[tuple[int, float, float]]
+    stack: str
+    results: list[Trial] | None
+    seconds: float
 
 
 class TrialBatch:
@@ -51,18 +73,12 @@ class TrialBatch:
     def _write(self) -> None:
         if self.path is None or self.stack is None:
             return
-        values = {
-            "study": self.study,
-            "worker": self.worker,
-            "place": machine_name(),
-            "pid": os.getpid(),
-            "trials": [[trial.number, *trial.cell] for trial in self.trials],
-            "stack": self.stack.name,
-            "results": None if self.results is None else [asdict(result) for result in self.results],
-            "seconds": self.seconds,
-        }
+        trials = [(trial.number, *trial.cell) for trial in self.trials]
+        stored = StoredBatch(
+            self.study, self.worker, machine_name(), os.getpid(), trials, self.stack.name, self.results, self.seconds
+        )
         try:
-            replace_text(self.path, json.dumps(values) + "\n")
+            replace_text(self.path, json.dumps(asdict(stored)) + "\n")
         except OSError as error:
             raise MupscaleError(f"{self.path} cannot be written: {error.strerror or error}; free some space") from None
 
@@ -70,18 +86,16 @@ class TrialBatch:
     def read(cls, path: Path, me: Worker) -> TrialBatch | None:
         """A batch that an earlier worker left; None if the file cannot be read, or the worker is still at work."""
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            trials = [TakenTrial(int(number), Cell(float(lr), float(noise))) for number, lr, noise in values["trials"]]
-            batch = cls(str(values["study"]), me, trials, path.parent)
-            batch.stack = path.parent / Path(str(values["stack"])).name
-            if values["results"] is not None:
-                batch.results = [Trial.from_json(result) for result in values["results"]]
-            batch.seconds, batch.worker = float(values["seconds"]), str(values["worker"])
-            same_machine = values["place"] == machine_name()
-            working = same_machine and is_process_alive(int(values["pid"])) and me.is_working(batch.worker)
-            return None if working else batch
-        except (OSError, ValueError, KeyError, TypeError):
+            stored = parse_record(StoredBatch, read_json(path), path)
+        except (OSError, MupscaleError):
             return None
+        trials = [TakenTrial(number, Cell(lr, noise)) for number, lr, noise in stored.trials]
+        batch = cls(stored.study, me, trials, path.parent)
+        batch.stack = path.parent / Path(stored.stack).name
+        batch.results, batch.seconds, batch.worker = stored.results, stored.seconds, stored.worker
+        same_machine = stored.place == machine_name()
+        working = same_machine and is_process_alive(stored.pid) and me.is_working(batch.worker)
+        return None if working else batch
 
 
 def adopt_batches(folder: Path | None, study: Study, me: Worker, worker: bool) -> Iterator[TrialBatch]:

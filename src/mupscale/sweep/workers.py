@@ -8,12 +8,12 @@ import secrets
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mupscale.sweep.study import Study
-from mupscale.system import is_process_alive, machine_name
+from mupscale.system import is_process_alive, machine_name, parse_record
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -22,11 +22,22 @@ GRACE = 60.0  # seconds without a sign of life after which a worker counts as de
 _PREFIX = "worker/"
 
 
+@dataclass(frozen=True)
+class Heartbeat:
+    """A sign of life, as the storage keeps it. state: works, paused or left."""
+
+    beat: int
+    time: float
+    place: str
+    pid: int
+    state: str
+
+
 @dataclass
 class LastSeen:
     """Another worker's last sign of life, and when, by our own clock, it was a new one; None where none was found."""
 
-    sign: dict[str, Any] | None
+    sign: Heartbeat | None
     since: float = field(default_factory=time.monotonic)
 
 
@@ -68,29 +79,32 @@ class Worker:
     def send_heartbeat(self, state: str = "works") -> None:
         """Leave a sign of life in the storage."""
         self._beats += 1
-        sign = {"beat": self._beats, "time": time.time(), "place": machine_name(), "pid": os.getpid(), "state": state}
-        self.study.storage.optuna.set_study_user_attr(self.study.id, _PREFIX + self.id, sign)
+        sign = Heartbeat(self._beats, time.time(), machine_name(), os.getpid(), state)
+        self.study.storage.optuna.set_study_user_attr(self.study.id, _PREFIX + self.id, asdict(sign))
 
     def read_heartbeats(self) -> None:
         """Read which workers have left a new sign of life."""
         attributes = self.study.storage.optuna.get_study_user_attrs(self.study.id)
         with self._lock:
-            for name, sign in attributes.items():
+            for name, values in attributes.items():
+                if not name.startswith(_PREFIX):
+                    continue
                 who = name.removeprefix(_PREFIX)
-                if name.startswith(_PREFIX) and (who not in self.seen or self.seen[who].sign != sign):
+                sign = parse_record(Heartbeat, values, f"the sign of the worker {who} in the study")
+                if who not in self.seen or self.seen[who].sign != sign:
                     self.seen[who] = LastSeen(sign)
 
     def is_working(self, who: str) -> bool:
         """Whether a worker's last sign says that it works; true of one without a sign."""
         with self._lock:
             last_seen = self.seen.get(who)
-        return last_seen is None or last_seen.sign is None or last_seen.sign["state"] == "works"
+        return last_seen is None or last_seen.sign is None or last_seen.sign.state == "works"
 
     def count_others(self) -> int:
         """How many other workers are alive, as far as their signs tell."""
         with self._lock:
             seen = [last_seen for who, last_seen in self.seen.items() if who != self.id]
-        return sum(s.sign is not None and s.sign["state"] == "works" and not self._is_dead(s) for s in seen)
+        return sum(s.sign is not None and s.sign.state == "works" and not self._is_dead(s) for s in seen)
 
     def end_abandoned_trials(self) -> int:
         """End the trials of workers that died, and of those that were interrupted and did not come back."""
@@ -104,7 +118,7 @@ class Worker:
             last = self._last_seen(trial)
             if not self._is_dead(last):
                 continue
-            paused = last.sign is not None and last.sign["state"] == "paused"
+            paused = last.sign is not None and last.sign.state == "paused"
             ended = self.study.make_void(trial.number, "given back") if paused else self.study.mark_dead(trial.number)
             count += ended
         return count
@@ -117,11 +131,11 @@ class Worker:
 
     def _is_dead(self, last: LastSeen) -> bool:
         sign = last.sign
-        if sign is not None and (sign["state"] == "left" or _has_vanished(sign)):
+        if sign is not None and (sign.state == "left" or _has_vanished(sign)):
             return True
         return time.monotonic() - last.since > self.grace
 
 
-def _has_vanished(sign: dict[str, Any]) -> bool:
+def _has_vanished(sign: Heartbeat) -> bool:
     """Whether a worker of this machine says that it works, and its process is gone."""
-    return sign["state"] == "works" and sign["place"] == machine_name() and not is_process_alive(sign["pid"])
+    return sign.state == "works" and sign.place == machine_name() and not is_process_alive(sign.pid)

@@ -27,7 +27,7 @@ from mupscale.system.files import appearing, clear_leftovers, replace_text, repl
 from mupscale.system.json_files import parse_json, read_json, read_regular
 from mupscale.system.locks import exclusive_lock
 from mupscale.system.machines import is_process_alive, machine_name
-from mupscale.system.memory import available_memory
+from mupscale.system.memory import available_memory, is_out_of_memory
 from mupscale.system.run_locks import RunLock
 from mupscale.system.seeds import derive, generator, seeded
 from mupscale.system.tables import (
@@ -63,6 +63,7 @@ __all__ = [
     "exclusive_lock",
     "generator",
     "html_table",
+    "is_out_of_memory",
     "is_process_alive",
     "load_torch",
     "machine_name",

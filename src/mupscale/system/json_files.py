@@ -11,6 +11,7 @@ from typing import Any
 from mupscale.system.errors import MupscaleError
 
 MOST_BYTES, MOST_DEPTH = 256 << 20, 100
+_NESTED = {dict, list}
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
@@ -78,13 +79,11 @@ def _is_deeper(values: Any, most: int) -> bool:
     """Whether lists and mappings are nested deeper than this."""
     level = [values]
     for _ in range(most + 1):
-        level = [
-            inner
-            for value in level
-            if isinstance(value, dict | list)
-            for inner in (value.values() if isinstance(value, dict) else value)
-            if isinstance(inner, dict | list)
-        ]
+        parts = [value.values() if isinstance(value, dict) else value for value in level if type(value) in _NESTED]
+        nested = [
+            part for part in parts if not _NESTED.isdisjoint(map(type, part))
+        ]  # not the million numbers of a curve
+        level = [inner for part in nested for inner in part if type(inner) in _NESTED]
         if not level:
             return False
     return True

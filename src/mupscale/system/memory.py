@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,19 @@ _GROUPS = (
     _Group("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     _Group("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
+
+
+_NO_MEMORY = re.compile(r"can't allocate memory|out of memory|not enough memory|Cannot allocate memory", re.I)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, Python's, torch's or the driver's, says that there is no memory left.
+
+    >>> from mupscale.system import is_out_of_memory
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory")), is_out_of_memory(KeyError("x"))
+    (True, False)
+    """
+    return isinstance(error, MemoryError) or bool(_NO_MEMORY.search(str(error)))
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -127,8 +127,19 @@ def _container(kind: Any, inner: tuple[Any, ...], value: Any, field: str) -> Any
     _checked(isinstance(value, list | tuple), value, field, "a list")
     if issubclass(kind, tuple) and inner and inner[-1] is not Ellipsis:
         return tuple(_items(inner, value, field))
-    items = [_parse(inner[0] if inner else Any, each, f"{field}[{number}]") for number, each in enumerate(value)]
+    item = inner[0] if inner else Any
+    if _are_plain(item, value):
+        return tuple(value) if issubclass(kind, tuple) else list(value)
+    items = [_parse(item, each, f"{field}[{number}]") for number, each in enumerate(value)]
     return tuple(items) if issubclass(kind, tuple) else items
+
+
+def _are_plain(hint: Any, values: Collection[Any]) -> bool:
+    """Whether all of many values are right at a glance: a curve may have a million."""
+    kinds = set(map(type, values))
+    if hint is int and kinds == {int}:
+        return bool(min(values) >= -_LARGEST and max(values) < _LARGEST)
+    return hint is float and kinds == {float}
 
 
 def _items(hints: tuple[Any, ...], value: Any, field: str) -> list[Any]:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import WholeWidth
+from mupscale.core import WholeWidth, Width
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.models import count_flops
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, available_memory
 from mupscale.train.growing import check_copies
 from mupscale.train.loss_functions import find_logits
 from mupscale.train.numeric_precision import cast_input
@@ -84,6 +84,24 @@ def cost_per_example(family: Family, width: WholeWidth, data: Data, recipe: Reci
             f"number of outputs (vocab, classes, d_out) to at least that"
         )
     return cost
+
+
+def check_memory(recipe: Recipe, family: Family, processes: Processes) -> None:
+    """Refuse a model whose weights and gradients alone are more than the machine has left: it would end the process.
+
+    A CUDA device says so by itself.
+    """
+    left = available_memory()
+    if left is None or processes.device.type != "cpu" or processes.world > 1:
+        return
+    for width in (recipe.width, *(growth.width for growth in recipe.grow)):
+        count = sum(p.numel() for p in family.sketch(width).parameters())
+        needed = 2 * count * recipe.dtype().itemsize
+        if needed > left:
+            raise MupscaleError(
+                f"there is not enough memory for width {Width.of(width)}: {count:,} parameters and their gradients "
+                f"take {needed / 1e9:,.1f} GB, and {left / 1e9:,.1f} GB are left; take a smaller width"
+            )
 
 
 def check_growth(recipe: Recipe, family: Family, data: Data) -> None:

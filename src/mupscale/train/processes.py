@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -170,6 +171,14 @@ def _rendezvous_store() -> tuple[Store, int, int]:
     """
     from torch.distributed.rendezvous import rendezvous
 
+    world, rank = number_in_environment("WORLD_SIZE", 1), number_in_environment("RANK", -1)
+    number_in_environment("MASTER_PORT", 0)
+    lacking = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if lacking or not 0 <= rank < world:
+        wrong = f"{lacking[0]} is not set" if lacking else f"RANK is {rank}"
+        raise MupscaleError(
+            f"the environment variable WORLD_SIZE is {world}, but {wrong}: unset WORLD_SIZE, or start with torchrun"
+        )
     store: tuple[Store, int, int] = next(iter(rendezvous("env://")))
     return store
 
@@ -181,14 +190,20 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise MupscaleError(f"there is no device {name!r}: give auto, cpu, cuda or cuda:0") from None
+    if device.type == "meta":
+        raise MupscaleError("device meta keeps no numbers, so nothing can be trained there: give auto, cpu or cuda")
     if device.type not in ("cpu", "cuda"):
         try:
             torch.zeros(1, device=device)
         except Exception as error:
-            raise MupscaleError(f"device {name} cannot be used here: {str(error).splitlines()[0]}") from None
+            raise MupscaleError(f"device {name} cannot be used here: {_first_sentence(error)}") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise MupscaleError("device cuda was asked for, but torch finds none here: take device auto or cpu")
         if device.index is None:
             return torch.device("cuda", number_in_environment("LOCAL_RANK", 0))
     return device
+
+
+def _first_sentence(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]

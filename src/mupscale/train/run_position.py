@@ -17,6 +17,7 @@ from mupscale.train.metric_series import MetricSeries
 from mupscale.train.model_checks import (
     check_data,
     check_growth,
+    check_memory,
     check_model_takes_data,
     cost_per_example,
     data_fingerprint,
@@ -68,6 +69,7 @@ class RunPosition:
             folder = self.folder
             self.processes.by_main(lambda: folder.begin(resume or overwrite), f"{folder.path} cannot be written")
             last = folder.last() if resume else None
+        check_memory(self.recipe, self.family, self.processes)
         check_growth(self.recipe, self.family, self.data)
         check_data(self.data)
         self.fingerprint = data_fingerprint(self.data)

@@ -92,7 +92,19 @@ class StoredRecipe:
                 )
         for what, path in names.items():
             _check_kind(path, what, trust, self.path)
+        self._check_writing(trust)
         return self._recipe
+
+    def _check_writing(self, trust: Collection[str]) -> None:
+        """Refuse data that would be written to a place of the file's choice."""
+        spec = self._recipe.data
+        target: Any = spec.load()  # a Data, or a function of a trusted package
+        place: Path | None = target.writes_to(spec.init_args) if isinstance(target, type(Data)) else None
+        if place is not None and not _is_trusted(spec.class_path, trust):
+            raise MupscaleError(
+                f"{self.path} would have {spec.class_path} write to {place}, where nothing is packed yet: make it "
+                f"yourself (mupscale data tokenize), or, if you trust that file, say so: --trust mupscale.data"
+            )
 
     def _class_paths(self) -> Iterator[tuple[str, str]]:
         for what in _KINDS:

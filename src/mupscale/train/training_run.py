@@ -24,6 +24,7 @@ from mupscale.train.run_position import RunPosition
 from mupscale.train.run_result import Result, RunStatus, resume_command_of
 from mupscale.train.run_state import RunState
 from mupscale.train.snapshot import save_snapshot
+from mupscale.train.step_failures import check_loss, explain_loss, explain_step
 from mupscale.train.stop_requests import StopRequest
 
 _SETTLE_EVERY = 100  # steps after which losses are fetched from the device at the latest
@@ -99,9 +100,10 @@ class TrainingRun(RunPosition):
             stretch = self.processes.share(first + number * part, part)
             x, y = self.data.batch(recipe.seeds.data, *stretch)
             with self.processes.accumulating(self.runner, number == parts - 1):
-                loss = self.objective(cast_input(x, self.recipe), y)
-                if loss.dim():
-                    raise MupscaleError(f"the loss {recipe.loss} gives shape {tuple(loss.shape)}, not one number")
+                x = cast_input(x, self.recipe)
+                with explain_loss(recipe, self.runner, x, y):
+                    loss = self.objective(x, y)
+                check_loss(recipe, loss)
                 (loss / parts if parts > 1 else loss).backward()
             losses.append(loss.detach().clone() if graphed else loss.detach())  # a graph writes to one place
         mean = torch.stack(losses).mean() if parts > 1 else losses[0]
@@ -111,7 +113,8 @@ class TrainingRun(RunPosition):
             if recipe.clip is not None:
                 self.norms.add(clip_grad_norm_(self.model, recipe.clip, self.plan))
             self._set_rates()
-            self.optimizer.step()
+            with explain_step(recipe, self.rate):
+                self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self.callbacks.tell("step", self)
@@ -138,7 +141,7 @@ class TrainingRun(RunPosition):
     def _widen(self, growth: Growth) -> None:
         began = time.monotonic()
         del self.runner, self.objective
-        if self.recipe.compile:
+        if self.recipe.compile_mode() is not None:
             torch.compiler.reset()
         before = self.width
         wide, optimizer = grow_model(

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from mupscale.core import Plan, Shape
 from mupscale.growth import Draws, Fresh, Unit
-from mupscale.hf.describe import Ratios, Times, architecture_of
+from mupscale.hf.describe import Ratios, Times, architecture_of, times_from_json
 from mupscale.system import MupscaleError, read_json, replace_text
 
 RECORD_FILE = "mupscale.json"
@@ -54,7 +54,7 @@ class GrowthStep:
         if how not in ("copies", "fresh"):
             raise ValueError(f"a growth by {how!r}, which this version does not know")
         fresh = Fresh(content["outgoing"], content["lossless"]) if how == "fresh" else None
-        times = Times(**content["times"]) if fresh is None else Ratios.from_json(content["times"])
+        times = times_from_json(content["times"]) if fresh is None else Ratios.from_json(content["times"])
         unit, sizes = content.get("unit", "init"), content.get("sizes", {})
         draws = content.get("draws", "torch")
         if draws not in get_args(Draws):

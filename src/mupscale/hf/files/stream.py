@@ -24,6 +24,7 @@ from mupscale.growth import (
     GaussianNoise,
     Part,
     Region,
+    check_spread,
     draw_normal,
     refuse_nonfinite,
     unit_std,
@@ -278,6 +279,7 @@ class _PieceWriter:
         )
 
     def _noisy(self, wide: Tensor, job: WideTensor, level: float, at: int) -> Tensor:
+        check_spread(job.name, level, job.target.dtype)
         noise = self._buffer("noise", [wide.numel()], wide.dtype)
         draw_normal(noise, at, job.target.numel, self._seed, job.name)
         return torch.add(wide.view(-1), noise, alpha=level, out=noise)

@@ -23,7 +23,7 @@ from mupscale.hf.describe import (
 from mupscale.hf.files import GrowthStep, Record
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.optim import clip_grad_norm_, widen_scheduler
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, read_json
 
 
 class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: ignore[misc]
@@ -33,7 +33,8 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
     and seed: of copies. lr: another learning rate from then on, in the small model's units. The small model is saved as
     checkpoint-STEP-narrow, with its optimizer's state, and the wide one as checkpoint-STEP with a mupscale.json. The
     Trainer keeps its model object, which has the wide weights from then on; clipping (max_grad_norm) is then by the
-    norm that the small model's gradient would have.
+    norm that the small model's gradient would have. After a stop, make the same Trainer with the same callback, and go
+    on with `trainer.train(resume_from_checkpoint=callback.resume(trainer))`.
 
     >>> GrowTrainerCallback(at=500, times=2).at
     500
@@ -66,8 +67,33 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
                 "GrowTrainerCallback grows a model in one process, uncompiled: with several processes stop at this "
                 "step, widen the checkpoint with mupscale upscale --optimizer, and go on from it"
             )
-        if state.global_step < self.at:
+        if self.plan is not None:  # resumed after the growth
+            self._take_over_clipping(args)
+        elif state.global_step < self.at:
             self._asked(kwargs["model"])
+        else:
+            raise MupscaleError(
+                f"this run goes on from step {state.global_step}, and its model grew after {self.at}: go on with "
+                f"trainer.train(resume_from_checkpoint=callback.resume(trainer))"
+            )
+
+    def resume(self, trainer: Any) -> str | None:
+        """The newest whole checkpoint of a Trainer's folder, for whose size its model is made; None if there is none.
+
+        What was killed while it was written lacks its last file, and is passed over.
+        """
+        found = last_checkpoint(Path(trainer.args.output_dir))
+        if found is None:
+            return None
+        step, folder = found
+        if step >= self.at and self.plan is None:
+            self._grow(trainer.model, trainer.create_optimizer(), None)  # its values are the checkpoint's in a moment
+            if self.record is not None:
+                self.record.save(folder)  # a kill may have come before it
+        return str(folder)
+
+    def _take_over_clipping(self, args: Any) -> None:
+        self._max_norm, args.max_grad_norm = args.max_grad_norm, 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Grow, if this was the step."""
@@ -79,7 +105,7 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
         model.save_pretrained(narrow)
         torch.save(inner.state_dict(), narrow / "optimizer.pt")
         self._grow(model, inner, kwargs["lr_scheduler"])
-        self._max_norm, args.max_grad_norm = args.max_grad_norm, 0.0
+        self._take_over_clipping(args)
         control.should_save = True
         return control
 
@@ -119,14 +145,32 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
         checked = replace(plan, checked=True)  # the architecture's description is tried in the tests
         _, grown = upscale(narrow, wide, checked, optimizer, grow=operator, lr=self.lr, seed=self.seed)
         assert grown is not None
-        widened = widen_scheduler(scheduler, grown)
+        widened = None if scheduler is None else widen_scheduler(scheduler, grown)
         model.__dict__.clear()
         model.__dict__.update(wide.__dict__)
         optimizer.param_groups, optimizer.state = grown.param_groups, grown.state
-        kept = ("optimizer", "step")  # the scheduler counts the steps of the optimizer that it knows
-        scheduler.__dict__.update({name: value for name, value in vars(widened).items() if name not in kept})
+        if widened is not None:
+            kept = ("optimizer", "step")  # the scheduler counts the steps of the optimizer that it knows
+            scheduler.__dict__.update({name: value for name, value in vars(widened).items() if name not in kept})
         step = GrowthStep(asked.times, noise=self.noise, seed=self.seed, fresh=asked.fresh)
         self.plan = plan
         self.record = Record(
             config, (step,), architecture.plan_to_record(config, asked.times, fresh=asked.fresh is not None)
         )
+
+
+def last_checkpoint(folder: Path) -> tuple[int, Path] | None:
+    """The newest checkpoint in a Trainer's folder that is whole, and its step: its state is the last that is written.
+
+    >>> last_checkpoint(Path("nowhere")) is None
+    True
+    """
+    found = {int(path.name[11:]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
+    for step in sorted(found, reverse=True):
+        try:
+            state = read_json(found[step] / "trainer_state.json")
+        except (OSError, MupscaleError):
+            continue
+        if isinstance(state, dict) and state.get("global_step") == step:
+            return step, found[step]
+    return None

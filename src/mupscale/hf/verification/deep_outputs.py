@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from mupscale.hf.describe import make_batches
 from mupscale.hf.files import Source
-from mupscale.hf.verification.loading import load_pretrained, make_batches
+from mupscale.hf.verification.loading import load_pretrained
 from mupscale.hf.verification.model_outputs import compare_outputs
 
 

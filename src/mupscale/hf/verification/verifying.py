@@ -14,14 +14,14 @@ from torch import nn
 from mupscale import system
 from mupscale.core import Plan
 from mupscale.growth import widen
-from mupscale.hf.describe import memory
+from mupscale.hf.describe import Batch, make_batches, memory, runs_trusted_code
 from mupscale.hf.files import Source, open_source
 from mupscale.hf.training import match_plan, shapes_of
 from mupscale.hf.verification import weights
 from mupscale.hf.verification.comparison import Comparison, ComparisonRow
 from mupscale.hf.verification.fresh_growth import FreshGrowth
 from mupscale.hf.verification.joint_training import compare_training
-from mupscale.hf.verification.loading import Batch, Loaded, load_pretrained, make_batches
+from mupscale.hf.verification.loading import Loaded, load_pretrained
 from mupscale.hf.verification.model_outputs import OutputComparison, compare_outputs, first_difference
 from mupscale.hf.verification.relation import Relation, relate
 from mupscale.planning import Difference, KeepDouble
@@ -38,6 +38,7 @@ _FILES_ADVICE = (
 Checkpoint = str | Path | Source | nn.Module
 
 
+@runs_trusted_code
 def verify(
     small: Checkpoint,
     wide: Checkpoint,
@@ -63,7 +64,7 @@ def verify(
     which is fine as long as they are finite and the files are what the record says, or within the tolerance if one is
     given. Without the noise, which is taken out of the wide model in memory, outputs and training must be the same;
     so must outputs with the new units silenced, or, of a lossless growth, with each norm's eps scaled by its width.
-    plan: from SMALL to WIDE by the model's own names, without a record. trust_remote_code: run a tokenizer's own code.
+    plan: from SMALL to WIDE by the model's own names, without a record. trust_remote_code: run SMALL's own code.
 
     >>> import tempfile, transformers, mupscale.hf
     >>> folder = tempfile.TemporaryDirectory()

@@ -1,0 +1,130 @@
+"""Values that no command can do anything with: each is one sentence that names it, and the right exit status."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jsonargparse")
+pytest.importorskip("transformers")
+
+from hf_files import llama_config, llama_tensors, write_checkpoint
+from mupscale.cli import main
+
+DIGITS = "9" * 5000
+SMALL = ["--steps", "4", "--width", "8", "--base", "8", "--batch", "20", "--out", "none"]
+TRAIN = ["train", "mlp-covtype-tiny", "--grow", "[]", *SMALL]
+OWN = """
+import torch
+from mupscale.data import CoverTypeSample
+from torch import nn
+
+def silent(outputs, targets):
+    return torch.tensor(1.0)
+
+def many(outputs, targets):
+    return (outputs.sum(-1) - targets) ** 2
+
+class Beyond(CoverTypeSample):
+    def examples(self, rows):
+        x, y = super().examples(rows)
+        return x, y + 100
+
+class Tokens(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.embedding, self.readout = nn.Embedding(5, width), nn.Linear(width, 7)
+
+    def forward(self, x):
+        return self.readout(self.embedding(x.long().abs() + 3).mean(-2))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("bad_values_of_ones_own", "raises", "leaves"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "bad_values_of_ones_own.py").write_text(OWN)
+    (tmp_path / "raises.py").write_text("raise RuntimeError('one\\ntwo')\n")
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+
+
+def said(capsys: pytest.CaptureFixture[str], words: list[str], status: int) -> str:
+    """The one line on stderr; not that of the last resort."""
+    capsys.readouterr()
+    assert main(words) == status
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1, shown
+    assert "Traceback" not in shown
+    assert "-v shows where" not in shown
+    return shown
+
+
+MINE = "bad_values_of_ones_own"
+TRAININGS = {
+    "lr null": (["--optimizer.lr", "null"], "the optimizer's lr is None, but must be a number"),
+    "lr 1e300": (["--optimizer.lr", "1e300"], "AdamW cannot take a step with a learning rate of 1e+300"),
+    "lr 1e400": (["--optimizer.lr", "1e400"], "the optimizer's lr is inf, but must be 0 or more and finite"),
+    "device meta": (["--device", "meta"], "device meta keeps no numbers"),
+    "device nowhere": (["--device", "nowhere"], "there is no device 'nowhere'"),
+    "SparseAdam": (
+        ["--optimizer", "torch.optim.SparseAdam", "--optimizer.lr", "0.1"],
+        "SparseAdam cannot take a step with a learning rate of 0.1: SparseAdam does not support dense gradients",
+    ),
+    "a loss that is a number": (["--loss", "math.pi"], "the loss math.pi is no function of outputs and targets"),
+    "a loss that is a word": (["--loss", "5"], "'5' is no import path"),
+    "a loss of truth": (["--loss", "operator.is_"], "the loss operator.is_ gives a bool, not a tensor"),
+    "a loss of one's own": (["--loss", f"{MINE}.many"], f"the loss {MINE}.many gives shape (20,), not one number"),
+    "a silent loss": (["--loss", f"{MINE}.silent"], "does not depend on the model's weights"),
+    "a loss of other shapes": (["--loss", "operator.add"], "cannot take outputs of shape (20, 7) and targets of shape"),
+    "labels": (["--data", f"{MINE}.Beyond"], "cannot take outputs of shape (20, 7) and targets of shape (20,) from 10"),
+    "tokens": (["--model", f'{{"class_path": "{MINE}.Tokens"}}'], f"the model {MINE}.Tokens cannot take inputs of"),
+    "a width for no memory": (["--width", "1000000"], "there is not enough memory for width 1000000"),
+    "a width beyond counting": (["--width", "99999999999"], "a model of width 99999999999 is too large"),
+}
+
+
+@pytest.mark.parametrize(("more", "words"), TRAININGS.values(), ids=TRAININGS)
+def test_training(more: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert words in said(capsys, [*TRAIN, *more], 1)
+
+
+def test_noise_beyond_what_weights_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    grow = "[{at: 2, width: 16, noise: 1e308}]"
+    assert "take less noise" in said(capsys, ["train", "mlp-covtype-tiny", "--grow", grow, *SMALL], 1)
+
+
+@pytest.mark.parametrize("option", ["--width", "--steps", "--seeds.init"])
+def test_numbers_of_thousands_of_digits(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "5000 digits" in said(capsys, [*TRAIN, option, DIGITS], 2)
+
+
+def test_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {**llama_config(), "max_position_embeddings": 64}
+    write_checkpoint(tmp_path / "small", config, llama_tensors(llama_config()))
+    upscale, inspect = ["upscale", "small", "wide"], ["inspect", "small"]
+    assert "take less noise" in said(capsys, [*upscale, "--noise", "1e308"], 1)
+    for words in (upscale, inspect):
+        assert "a number of 5,000 digits is too large" in said(capsys, [*words, "--times", DIGITS], 1)
+        assert "raises.py: it raises RuntimeError: one" in said(capsys, [*words, "--describe", "raises.py"], 2)
+        assert "leaves.py: it raises SystemExit: 0" in said(capsys, [*words, "--describe", "leaves.py"], 2)
+    assert not list(tmp_path.glob("*wide*"))
+
+
+def test_a_vocabulary_beyond_all_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("to be or not to be\n")
+    tokenize = ["data", "tokenize", "text.txt", "tokens", "--vocab"]
+    assert "10,000,000 tokens are the most" in said(capsys, [*tokenize, "9999999999"], 1)
+    assert "5000 digits" in said(capsys, [*tokenize, DIGITS], 2)
+
+
+def test_a_nul_in_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    (Path("text.txt")).write_text("to be\n")
+    for words in (["--out", "a\x00b"], ["--from", "a\x00b"]):
+        said(capsys, [*TRAIN, *words], 1)
+    for words in (["data", "tokenize", "text.txt", "a\x00b"], ["sweep", "mlp-covtype-tiny", "--storage", "a\x00b"]):
+        assert "NUL" in said(capsys, words, 1)
