@@ -180,7 +180,7 @@ def test_inspect_an_undescribed_architecture(tmp_path: Path, capsys: pytest.Capt
 
 def test_inspect_tells_of_earlier_growth(small: Path, tmp_path: Path) -> None:
     hf.upscale(small, tmp_path / "wide", times=3, verify=False, progress=False)
-    assert any("upscaled before, by 3" in line for line in hf.inspect(tmp_path / "wide").summary())
+    assert any("upscaled before, 3 times" in line for line in hf.inspect(tmp_path / "wide").summary())
 
 
 def test_a_record_of_another_model_is_refused(small: Path, tmp_path: Path) -> None:

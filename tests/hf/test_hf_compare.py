@@ -283,7 +283,7 @@ def test_values_that_are_not_finite(pair: tuple[Path, Path], wide: Path) -> None
     ("config", "says"),
     [
         ({"hidden_size": 24}, "hidden_size 24"),
-        ({"num_hidden_layers": 3}, "'model.layers.2.input_layernorm.weight'"),
+        ({"num_hidden_layers": 3}, "head_dim 4, layers 3"),
         ({"vocab_size": 31}, "'lm_head.weight' should have the shape"),
     ],
 )

@@ -5,7 +5,8 @@
 for recipes; `Architecture`, `register`, `extend` and the layouts describe models.
 
 Imports go one way: describe (architectures and their plans) → files (checkpoints on disk) → training (groups, clipping,
-optimizers) → verification (is it the same model?) → inspection, upscaled (what was written), upscaling, deepening,
+optimizers) → verification (is it the same model?) → inspection (depth_overview: of more layers), upscaled (what was
+written), deepening, upscaling,
 language_model.
 """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mupscale.growth import Fresh
-from mupscale.hf.describe import Times
+from mupscale.hf.describe import HowDeep, Times
 from mupscale.hf.files import shorten_number, size_in_words
 from mupscale.hf.verification import Comparison
 
@@ -27,6 +27,7 @@ class Upscaled:
     unverified: str = ""
     fresh: Fresh | None = None
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    deepen: HowDeep | None = None
 
     def __str__(self) -> str:
         before, after = map(shorten_number, self.numbers)
@@ -35,4 +36,8 @@ class Upscaled:
         how = f"--times {self.times}"
         if self.fresh is not None:
             how = f"fresh units ({', '.join(f'{part} {a} → {b}' for part, (a, b) in self.sizes.items() if a != b)})"
+        if self.deepen is not None:
+            wider = self.fresh is not None or self.times != Times()
+            layers = f"{' → '.join(map(str, self.sizes['layers']))} layers ({self.deepen})"
+            how = f"{how} and {layers}" if wider else layers
         return f"{self.path}: {before} → {after} numbers with {how}, {size}\n{checked}"

@@ -6,13 +6,20 @@ mupscale.json beside a wide checkpoint. output_folder: its place, and what lies 
 README.md there. deep_files: the weights of a checkpoint with more layers.
 """
 
-from mupscale.hf.files.deep_files import DeepTensor, write_deep_weights
+from mupscale.hf.files.deep_files import DeepTensor, NewTensor, write_deep_weights
 from mupscale.hf.files.gguf_files import read_gguf
 from mupscale.hf.files.model_card import CARD_FILE, write_model_card
-from mupscale.hf.files.output_folder import check_place, check_space, write_companions
+from mupscale.hf.files.output_folder import (
+    bytes_bar,
+    check_place,
+    check_space,
+    dtype_of_output,
+    failure_of_writing,
+    write_companions,
+)
 from mupscale.hf.files.record import RECORD_FILE, GrowthStep, Record
 from mupscale.hf.files.safetensors_format import StoredTensor, read_into
-from mupscale.hf.files.shards import WeightShard, arrange_shards, plan_names, shorten_number, size_in_words
+from mupscale.hf.files.shards import WeightShard, arrange_shards, plan_name, plan_names, shorten_number, size_in_words
 from mupscale.hf.files.source import Source, is_gguf, open_source, read_config
 from mupscale.hf.files.stream import write_shards
 
@@ -21,15 +28,20 @@ __all__ = [
     "RECORD_FILE",
     "DeepTensor",
     "GrowthStep",
+    "NewTensor",
     "Record",
     "Source",
     "StoredTensor",
     "WeightShard",
     "arrange_shards",
+    "bytes_bar",
     "check_place",
     "check_space",
+    "dtype_of_output",
+    "failure_of_writing",
     "is_gguf",
     "open_source",
+    "plan_name",
     "plan_names",
     "read_config",
     "read_gguf",
