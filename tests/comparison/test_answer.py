@@ -34,7 +34,7 @@ def test_growing_pays() -> None:
     answer = answer_comparison(runs)
     assert answer["winner"] == answer["grown"] == "fresh"
     assert answer["sentence"].startswith("Grow it, with fresh units: the same loss for 0.7")
-    assert "continuing the small model ends 2 % higher, at every budget" in answer["sentence"]
+    assert "continuing the base model ends 2 % higher, at every budget" in answer["sentence"]
     charged, there = answer["cost_charged"]["value"], answer["cost_there"]["value"]
     # fresh is 0.05 below from scratch at the full cost, halfway between its budgets of 1/2 and 1
     assert charged == pytest.approx(math.sqrt((100 + 200) * (100 + 400)) / 500)
@@ -47,7 +47,7 @@ def test_growing_pays_from_a_budget_on() -> None:
     losses["fresh"] = [flat(1.5), flat(1.2), flat(1.0)]
     answer = answer_comparison(system_of(losses))
     assert answer["sentence"].endswith(
-        "continuing the small model ends 2 % higher, though it is lower at small budgets."
+        "continuing the base model ends 2 % higher, though it is lower at small budgets."
     )
     at = answer["break_even"]["continued"]["charged"]
     assert at["kind"] == "from"
@@ -59,10 +59,10 @@ def test_growing_pays_from_a_budget_on() -> None:
     [
         (
             four(1.2, 1.0, 1.1, 1.05),
-            "Continue the small model: at the same cost growing with fresh units ends 5 % higher.",
+            "Continue the base model: at the same cost growing with fresh units ends 5 % higher.",
         ),
         (four(1.0, 1.2, 1.1, 1.15), "Start over: at the same cost growing from copies ends 10 % higher."),
-        (four(1.2, 1.0, 1.1, 1.0001), "Continue the small model"),
+        (four(1.2, 1.0, 1.1, 1.0001), "Continue the base model"),
     ],
 )
 def test_growing_does_not_pay(losses: Losses, begins: str) -> None:
@@ -118,7 +118,7 @@ def test_where_starting_over_diverges_nothing_is_said_of_its_cost() -> None:
     losses["from-scratch"][-1] = [None, 1.0]
     answer = answer_comparison(system_of(losses))
     assert answer["cost_charged"] is None
-    assert answer["sentence"].startswith("Grow it, with fresh units: continuing the small model ends 20 % higher")
+    assert answer["sentence"].startswith("Grow it, with fresh units: continuing the base model ends 20 % higher")
 
 
 def test_a_diverged_contender_is_left_out_and_named() -> None:
@@ -128,7 +128,7 @@ def test_a_diverged_contender_is_left_out_and_named() -> None:
     assert answer["diverged"] == ["fresh"]
     assert answer["grown"] == "copies"
     losses["copies"][-1] = [None, None]
-    assert answer_comparison(system_of(losses))["sentence"] == "Continue the small model: every grown model diverged."
+    assert answer_comparison(system_of(losses))["sentence"] == "Continue the base model: every grown model diverged."
     gone = {name: [[None]] for name in losses}
     with pytest.raises(MupscaleError, match=r"every contender diverged.*comparison\.lrs"):
         answer_comparison(system_of(gone))  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def example(**changes: Any) -> Summary:
             "noise": 0.070,
         },
         verdict=[
-            "Widening pays here: it reaches the from-scratch model's lowest loss 3.3× cheaper, and ends at 0.351 "
+            "Growing pays here: it reaches the from-scratch model's lowest loss 3.3× cheaper, and ends at 0.351 "
             "rather than 0.386.",
             "Compared with the best baseline, from scratch with the same drop of the learning rate, the final loss is "
             "9 % lower, more than the spread between seeds (0.006).",

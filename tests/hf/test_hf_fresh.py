@@ -169,7 +169,7 @@ def test_what_comes_out(tmp_path: Path) -> None:
 
 def test_records_of_an_earlier_version_are_of_copies() -> None:
     old = {"times": {"hidden": 2, "ffn": 2, "heads": 2, "kv": 2}, "noise": 0.5, "seed": 1}
-    assert GrowthStep.from_json(old) == GrowthStep(Times.of(2), 0.5, 1)
+    assert GrowthStep.from_json(old) == GrowthStep(Times.of(2), 0.5, 1, draws="torch")
     with pytest.raises(ValueError, match="'magic', which this version does not know"):
         GrowthStep.from_json({**old, "how": "magic"})
 

@@ -397,7 +397,7 @@ def test_zero_noise_selected_means_that_upscaling_does_not_pay(tmp_path: Path) -
     assert upscaled.label.startswith("(e)")
     assert not (tmp_path / "run" / "upscaled").exists()
     assert any("zero noise: upscaling does not pay here" in sentence for sentence in summary.warnings)
-    assert summary.verdict[0].startswith("Widening does not pay here")
+    assert summary.verdict[0].startswith("Growing does not pay here")
 
 
 @pytest.mark.slow  # test_protocol has growth by heads for every change

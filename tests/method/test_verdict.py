@@ -43,7 +43,7 @@ def test_widening_pays_against_the_best_baseline() -> None:
         runs("upscaled", 0.5, 0.52),
     )
     assert first == (
-        "Widening pays here: at equal FLOPs the upscaled model ends at a loss of 0.51 (0.5 to 0.52), and the best "
+        "Growing pays here: at equal FLOPs the upscaled model ends at a loss of 0.51 (0.5 to 0.52), and the best "
         "alternative, training from scratch with the same change of the learning rate, at 0.71 (0.7 to 0.72)."
     )
     # scratch-drop costs 400; upscaled is at 0.71 after 90 * 1.29 / 1.49 steps of 4, and the base model before it 100
@@ -53,7 +53,7 @@ def test_widening_pays_against_the_best_baseline() -> None:
 
 def test_widening_does_not_pay_where_a_cheaper_way_is_better() -> None:
     first, second, *_ = said(BASE, runs("scratch", 0.9, 0.92), runs("continued", 0.4, 0.42), runs("upscaled", 0.5, 0.5))
-    assert first.startswith("Widening does not pay here: ")
+    assert first.startswith("Growing does not pay here: ")
     assert "simply continuing the base model" in first
     assert second.startswith("That reaches the upscaled model's final loss ")
     assert "× cheaper" in second
@@ -61,9 +61,9 @@ def test_widening_does_not_pay_where_a_cheaper_way_is_better() -> None:
 
 def test_the_base_model_may_change_its_rate_halfway_as_the_upscaled_one_may() -> None:
     others = runs("scratch-own", 0.7, 0.71), runs("continued-own", 0.6, 0.61), runs("upscaled", 0.65, 0.66)
-    assert said(BASE, *others, runs("upscaled-own", 0.5, 0.51))[0].startswith("Widening pays here: ")
+    assert said(BASE, *others, runs("upscaled-own", 0.5, 0.51))[0].startswith("Growing pays here: ")
     first, *_ = said(BASE, *others, runs("upscaled-own", 0.5, 0.51), runs("continued-late", 0.4, 0.41))
-    assert first.startswith("Widening does not pay here: ")
+    assert first.startswith("Growing does not pay here: ")
     assert (
         "continuing the base model, changed halfway to the learning rate that is best without noise, at 0.405" in first
     )
@@ -71,7 +71,7 @@ def test_the_base_model_may_change_its_rate_halfway_as_the_upscaled_one_may() ->
 
 def test_ranges_over_seeds_that_overlap_make_no_difference() -> None:
     first, *_ = said(BASE, runs("scratch", 0.6, 0.5), runs("upscaled", 0.49, 0.51))
-    assert first.startswith("Widening makes no difference beyond the spread between seeds: ")
+    assert first.startswith("Growing makes no difference beyond the spread between seeds: ")
 
 
 def by_seed(*trained: Runs) -> list[str]:
@@ -84,7 +84,7 @@ def test_seeds_from_the_same_base_models_are_compared_one_by_one_where_their_ran
     others = runs("upscaled", 0.99, 0.99, 0.99), runs("scratch", 0.9, 0.9, 0.9)
     ours, continued = runs(name, 0.59, 0.54, 0.47), runs("continued", 0.6, 0.55, 0.5)
     first, second, *_ = said(BASE, *others[name == "upscaled" :], continued, ours)
-    assert first.startswith("Widening makes no difference beyond the spread between seeds: ")
+    assert first.startswith("Growing makes no difference beyond the spread between seeds: ")
     sentence = "Seed by seed, both from the same base model, the upscaled one differs by "
     assert second == f"{sentence}−0.03 to −0.01 (lower with 3 of 3 seeds)."
     (mixed,) = by_seed(runs("continued", 0.6, 0.53, 0.47), runs("upscaled", 0.59, 0.54, 0.47))
@@ -119,7 +119,7 @@ def test_seeds_are_paired_by_number_where_one_diverged() -> None:
 
 def test_the_best_is_of_scratch_and_continued_alone() -> None:
     first, *rest = said(runs("scratch", 0.9), runs("exact", 0.3), runs("net2net", 0.1), runs("upscaled", 0.5))
-    assert first.startswith("Widening pays here: ")
+    assert first.startswith("Growing pays here: ")
     assert "For comparison: Net2Net ends at 0.1." in rest
 
 
@@ -127,7 +127,7 @@ def test_the_upscaled_model_is_taken_with_the_better_of_its_learning_rates() -> 
     others = BASE, runs("scratch-own", 0.6, 0.62), runs("upscaled", 0.7, 0.72)
     first, second, *rest = said(*others, runs("scratch", 0.9, 0.92), runs("upscaled-own", 0.5, 0.52))
     assert first == (
-        "Widening pays here: at equal FLOPs the upscaled model, changed halfway to the learning rate that is best "
+        "Growing pays here: at equal FLOPs the upscaled model, changed halfway to the learning rate that is best "
         "without noise, ends at a loss of 0.51 (0.5 to 0.52), and the best alternative, training from scratch, changed "
         "to the learning rate that is best without noise, at 0.61 (0.6 to 0.62)."
     )
@@ -144,14 +144,14 @@ def test_the_upscaled_model_is_taken_with_the_better_of_its_learning_rates() -> 
 def test_where_the_upscaled_model_diverges_but_for_the_change_that_is_said() -> None:
     trained = BASE, runs("scratch", 0.9, 0.92), runs("upscaled", None, None), runs("upscaled-own", 0.5, 0.52)
     first, *rest = said(*trained)
-    assert first.startswith("Widening pays here: at equal FLOPs the upscaled model, changed halfway")
+    assert first.startswith("Growing pays here: at equal FLOPs the upscaled model, changed halfway")
     assert "Without the change halfway, all 2 runs of the upscaled model diverged." in rest
     assert not any("As the paper counts" in sentence for sentence in rest)
 
 
 def test_one_seed_is_called_so() -> None:
     sentences = said(runs("scratch", 0.9), runs("upscaled", 0.5))
-    assert sentences[0].startswith("Widening pays here: ")
+    assert sentences[0].startswith("Growing pays here: ")
     assert "one seed" in sentences[-1]
 
 
@@ -162,7 +162,7 @@ def test_a_seed_left_over_is_one_seed() -> None:
 @pytest.mark.parametrize(("seeds", "who"), [(3, "all 3 runs"), (1, "the one run")])
 def test_if_all_upscaled_runs_diverged_widening_does_not_pay(seeds: int, who: str) -> None:
     (only,) = said(runs("scratch", 0.9), runs("upscaled", *[None] * seeds))
-    assert only.startswith(f"Widening does not pay here: {who} of the upscaled model diverged")
+    assert only.startswith(f"Growing does not pay here: {who} of the upscaled model diverged")
 
 
 def test_without_a_baseline_there_is_no_judgement() -> None:
@@ -201,14 +201,16 @@ def test_parts_that_outweigh_the_whole_are_no_shares_of_it() -> None:
 def test_speedups_are_told_as_the_paper_counts() -> None:
     trained = [BASE, runs("scratch", 1.0), runs("upscaled", 0.5, start=1.5)]
     # at 1.0 after 45 steps of 4, of which scratch takes 100
-    assert any("1, is 2.2× with the base model sunk, 1.4× with it charged" in sentence for sentence in said(*trained))
+    assert any(
+        "1, is 2.2× with the base model already there, 1.4× with it charged" in sentence for sentence in said(*trained)
+    )
     never = said(BASE, runs("scratch", 0.4), runs("upscaled", 0.5))
     assert any("in its 100 steps the upscaled model does not reach" in sentence for sentence in never)
 
 
 def test_unknown_costs_leave_the_losses() -> None:
     trained = [runs("scratch", 0.9, flops_per_step=None), runs("upscaled", 0.5, flops_per_step=None)]
-    assert said(*trained)[0].startswith("Widening pays here: ")
+    assert said(*trained)[0].startswith("Growing pays here: ")
     assert not any("×" in sentence for sentence in said(*trained))
 
 

@@ -77,7 +77,7 @@ def test_sentence_then_numbers_then_the_rest(tmp_path: Path) -> None:
         "Cost over starting over, to the same loss, base model charged 0.63×",
         "growing with fresh units; forecast 0.58× (0.51× to 0.65×)",
         "Cost over starting over, to the same loss, base model already there 0.57×",
-        "Loss against continuing the small model, at the same cost 5.5 % lower",
+        "Loss against continuing the base model, at the same cost 5.5 % lower",
         "mean and range over 2 seeds",
         "Growing with fresh units is lower than continuing from 58.2 GFLOPs on, base model charged.",
         "Growing with fresh units is lower than starting over at every budget.",

@@ -116,7 +116,7 @@ def test_numbers_for_people(shown: str, expected: str) -> None:
 def test_the_answer_comes_first_then_the_numbers(written: Path) -> None:
     text = Seen(written).text
     wanted = [
-        "Widening pays here: it reaches the from-scratch model's lowest loss 3.3× cheaper",
+        "Growing pays here: it reaches the from-scratch model's lowest loss 3.3× cheaper",
         "Speed-up to the from-scratch model's lowest loss 1.7× base model charged; "
         "3.3× if it is there already, 0.23× with tuning charged, too",
         "Final loss, upscaled 0.357 0.356 to 0.358 over 3 seeds",

@@ -29,6 +29,7 @@ Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the
   mupscale upscale path/to/checkpoint-500 path/to/wide --optimizer path/to/checkpoint-500/optimizer.pt
   mupscale upscale path/to/checkpoint path/to/deep --layers 24 --how identity
   mupscale upscale path/to/checkpoint path/to/large --times 2 --layers 24 --deepen stack
+  mupscale upscale path/to/model-Q8_0.gguf path/to/wide --dequantise
 
 --how copies (the default) copies every unit a whole number of times: the function stays, and so does all training;
 noise makes the copies differ. --how fresh keeps the trained units as they are and draws new ones beside them, as the
@@ -80,16 +81,16 @@ def upscale_command(words: list[str]) -> int:
     _add_trust(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint of mupscale's at OUT")
     parser.add_argument("--threads", type=int | None, help="how many (default: one for each core)")
-    (source, out), options = _paths(
-        parser, words, ("CHECKPOINT", "OUT"), flags=("--no-verify", "--lossless", "--overwrite", "--trust-remote-code")
-    )
+    _add_dequantise(parser)
+    flags = ("--no-verify", "--lossless", "--overwrite", "--trust-remote-code", "--dequantise")
+    (path, out), options = _paths(parser, words, ("CHECKPOINT", "OUT"), flags=flags)
     from mupscale.hf import upscale
 
     _describe(options.describe)
     options.how, depth = _depth(options)
     place = _beside(Path(out)) if options.overwrite else Path(out)
     made = upscale(
-        source,
+        _checkpoint(path, options),
         place,
         times=options.times,
         hidden=options.hidden,
@@ -157,13 +158,14 @@ def verify_command(words: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the random tokens")
     _add_trust(parser)
     _add_describe(parser)
-    (small, wide), options = _paths(parser, words, ("SMALL", "WIDE"), flags=("--trust-remote-code",))
+    _add_dequantise(parser)
+    (small, wide), options = _paths(parser, words, ("SMALL", "WIDE"), flags=("--trust-remote-code", "--dequantise"))
     from mupscale.hf import verify
 
     _describe(options.describe)
     report = verify(
-        small,
-        wide,
+        _checkpoint(small, options),
+        _checkpoint(wide, options),
         dtype=options.dtype,
         train=options.train,
         text=options.text,
@@ -184,13 +186,15 @@ def inspect_command(words: list[str]) -> int:
     _add_depth(parser)
     parser.add_argument("--optimizer", type=str, default="AdamW", help="of torch, for which factors are shown")
     _add_trust(parser)
-    (path,), options = _paths(parser, words, ("CHECKPOINT",), flags=("--lossless", "--trust-remote-code"))
+    _add_dequantise(parser)
+    flags = ("--lossless", "--trust-remote-code", "--dequantise")
+    (path,), options = _paths(parser, words, ("CHECKPOINT",), flags=flags)
     from mupscale.hf import inspect
 
     _describe(options.describe)
     options.how, depth = _depth(options)
     overview = inspect(
-        path,
+        _checkpoint(path, options),
         times=options.times,
         hidden=options.hidden,
         ffn=options.ffn,
@@ -254,6 +258,21 @@ def _operator(options: Any, noise: float = 0.0) -> Any:
         if given:
             raise UsageError(f"{name} is for fresh units: add --how fresh, or leave it out")
     return None
+
+
+def _add_dequantise(parser: Any) -> None:
+    meaning = "read a GGUF file: its weights as float32, as far as it has not rounded them"
+    parser.add_argument("--dequantise", action="store_true", help=meaning)
+
+
+def _checkpoint(path: str, options: Any) -> Any:
+    """What the path names: a folder or a hub name as it is, a GGUF file read where that is asked for."""
+    from mupscale.hf import is_gguf, read_gguf
+
+    if not options.dequantise or not is_gguf(path):
+        return path
+    print_at_once(wrap_text(f"reading {printable(path)} as float32"), "stderr")
+    return read_gguf(path)
 
 
 def _add_describe(parser: Any) -> None:

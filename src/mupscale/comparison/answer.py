@@ -144,8 +144,8 @@ def _about_continuing(values: dict[str, Any]) -> str:
     kind = BreakEven(**(even.get("charged") or even["there"])).kind
     higher = f"{100 * (1 / (1 + values['above_continued']) - 1):.2g} %"
     if kind == "always":
-        return f"continuing the small model ends {higher} higher, at every budget"
-    return f"continuing the small model ends {higher} higher, though it is lower at small budgets"
+        return f"continuing the base model ends {higher} higher, at every budget"
+    return f"continuing the base model ends {higher} higher, though it is lower at small budgets"
 
 
 def describe_ratio(ratio: CostRatio) -> str:

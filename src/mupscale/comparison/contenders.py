@@ -67,8 +67,8 @@ FROM_SCRATCH = Contender(
 CONTINUED = Contender(
     name="continued",
     label="continued",
-    phrase="continuing the small model",
-    advice="Continue the small model",
+    phrase="continuing the base model",
+    advice="Continue the base model",
     color="#c98a1b",
     is_wide=False,
 )

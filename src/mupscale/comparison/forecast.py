@@ -35,7 +35,7 @@ def make_forecast(small: Sequence[SystemRuns], narrow: WholeWidth) -> dict[str, 
     >>> points = {name: [BudgetPoint(1.0, 10, 100.0, [end, end + 0.01])] for name, end in ends.items()}
     >>> small = SystemRuns(8, 16, 50.0, "FLOPs", [ContenderRuns(n, 16, 0.01, 0.0, each) for n, each in points.items()])
     >>> make_forecast([small], 64)["sentence"]
-    'Forecast from width 8: too close to call between growing with fresh units and continuing the small model.'
+    'Forecast from width 8: too close to call between growing with fresh units and continuing the base model.'
     """
     names = [runs.name for runs in small[0].contenders]
     above = {

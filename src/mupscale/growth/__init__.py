@@ -28,6 +28,7 @@ from mupscale.growth.fresh_tensor import FreshTensor, FreshValues, Region
 from mupscale.growth.lossless import difference_of_outputs, obstacles
 from mupscale.growth.net2net import Net2Net
 from mupscale.growth.noise import (
+    Draws,
     GaussianNoise,
     Noise,
     SignalNoise,
@@ -52,6 +53,7 @@ __all__ = [
     "DepthOperator",
     "DepthPlan",
     "DepthRule",
+    "Draws",
     "Fresh",
     "FreshTensor",
     "FreshValues",

@@ -68,11 +68,11 @@ class Fresh(Operator):
         entry, plan, keep = part.entry, part.plan, self._keep(part)
         stream = f"fresh {part.name} {entry.narrow} {entry.wide}"
         if not _grows(entry):
-            return FreshValues(entry, stream, part.seed, keep=keep)
+            return FreshValues(entry, stream, part.seed, keep=keep, draws=part.draws)
         assert plan.fresh is not None
         std, means = plan.fresh[part.name], means_of(plan, part.name)
         if not self.lossless:
-            return FreshValues(entry, stream, part.seed, std, means, keep, self.outgoing)
+            return FreshValues(entry, stream, part.seed, std, means, keep, self.outgoing, draws=part.draws)
         silent = is_zero(part.name, entry, plan), is_written_by_mean(part.name, entry, plan)
         return FreshValues(
             entry,
@@ -83,6 +83,7 @@ class Fresh(Operator):
             keep,
             outgoing=float(keeps_outgoing(entry, plan)),
             new_outputs="zero" if silent[0] else "mean" if silent[1] else "drawn",
+            draws=part.draws,
         )
 
     def state(self, out: Tensor, narrow: Tensor, part: StatePart) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mupscale.core import Entry, index_of_units, is_new, places
-from mupscale.growth.noise import draw_normal
+from mupscale.growth.noise import Draws, draw_normal
 
 _SUMMED = 1 << 20  # entries that are summed at a time where a mean is over the whole tensor
 
@@ -35,9 +35,9 @@ class Region(NamedTuple):
 class FreshValues:
     """What a wide tensor is filled with.
 
-    stream, seed: what the random numbers follow from. std, means: their spread and their means, as in Plan. keep: the
-    factor of the old weights. outgoing: the factor of what leads from new inputs to old outputs. new_outputs: whether
-    new outputs are fresh, zero or the mean of the old ones.
+    stream, seed, draws: what the random numbers follow from. std, means: their spread and their means, as in Plan.
+    keep: the factor of the old weights. outgoing: the factor of what leads from new inputs to old outputs.
+    new_outputs: whether new outputs are fresh, zero or the mean of the old ones.
     """
 
     entry: Entry
@@ -48,6 +48,7 @@ class FreshValues:
     keep: float = 1.0
     outgoing: float = 1.0
     new_outputs: Literal["drawn", "zero", "mean"] = "drawn"
+    draws: Draws = "ziggurat"
 
 
 class FreshTensor:
@@ -142,7 +143,8 @@ class FreshTensor:
         else:
             drawn = torch.float64 if out.dtype == torch.float64 else torch.float32
             flat = torch.empty(out.numel(), dtype=drawn)
-            draw_normal(flat, self.place_of(region), math.prod(self.entry.wide), self.values.seed, self.values.stream)
+            values, total = self.values, math.prod(self.entry.wide)
+            draw_normal(flat, self.place_of(region), total, values.seed, values.stream, values.draws)
             out.copy_(flat.mul_(self.values.std).view(out.shape))
         if any(self.values.means):
             out.add_(self._cut(self._means, region).to(out))

@@ -19,7 +19,7 @@ def spectral_norm(matrix: Tensor) -> float:
     matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
     if min(matrix.shape) <= _EXACT:
         gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
-        return math.sqrt(max(float(torch.linalg.eigvalsh(gram.double())[-1]), 0.0))
+        return _root_of_largest(gram)
     return _lanczos_norm(matrix)
 
 
@@ -46,11 +46,16 @@ def _lanczos_norm(matrix: Tensor, tolerance: float = 1e-6, steps: int = 400) -> 
         bidiagonal[i, i + 1] = v.norm()
         right.append(v / v.norm())
         if i % 10 == 9:
-            value = float(torch.linalg.matrix_norm(bidiagonal[: i + 1, : i + 1], 2))
+            value = _root_of_largest(bidiagonal[: i + 1, : i + 1] @ bidiagonal[: i + 1, : i + 1].T)
             if value - previous <= tolerance * value:
                 return value
             previous = value
-    return float(torch.linalg.matrix_norm(bidiagonal, 2))
+    return _root_of_largest(bidiagonal @ bidiagonal.T)
+
+
+def _root_of_largest(gram: Tensor) -> float:
+    """The root of the largest eigenvalue; the svd of the same matrix is NaN in some builds of torch."""
+    return math.sqrt(max(float(torch.linalg.eigvalsh(gram.double())[-1]), 0.0))
 
 
 def _exhausted(norm: Tensor, bidiagonal: Tensor, dtype: torch.dtype) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, overload
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale.core import Plan
 from mupscale.growth.copies import Copies
@@ -17,8 +19,9 @@ from mupscale.growth.operators import Operator, check_operator
 from mupscale.growth.optimizer_state import constructor_arguments, widen_optimizer
 from mupscale.growth.sources import prepare_growth
 from mupscale.growth.writing import write_grown
-from mupscale.optim import widened_groups
+from mupscale.optim import widen_scheduler, widened_groups
 from mupscale.planning import check_plan_by_running
+from mupscale.planning import plan as make_plan
 from mupscale.system import MupscaleError, UncheckedPlan
 
 UNCHECKED = (
@@ -27,51 +30,129 @@ UNCHECKED = (
 )
 
 
+@overload
 def upscale(
     narrow: nn.Module,
     wide: nn.Module,
-    plan: Plan,
+    plan: Plan | None = None,
     optimizer: Optimizer | None = None,
+    scheduler: None = None,
     *,
     noise: Noise = 0.0,
     grow: Operator | None = None,
     lr: float | None = None,
     seed: int = 0,
     inputs: Any = None,
-) -> tuple[nn.Module, Optimizer | None]:
-    """The wide model and its optimizer, ready to train on.
+    fresh: nn.Module | Callable[[], nn.Module] | None = None,
+) -> tuple[nn.Module, Optimizer | None]: ...
 
+
+@overload
+def upscale(
+    narrow: nn.Module,
+    wide: nn.Module,
+    plan: Plan | None,
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
+    *,
+    noise: Noise = 0.0,
+    grow: Operator | None = None,
+    lr: float | None = None,
+    seed: int = 0,
+    inputs: Any = None,
+    fresh: nn.Module | Callable[[], nn.Module] | None = None,
+) -> tuple[nn.Module, Optimizer, LRScheduler]: ...
+
+
+@overload
+def upscale(
+    narrow: nn.Module,
+    wide: nn.Module,
+    plan: Plan | None = None,
+    *,
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
+    noise: Noise = 0.0,
+    grow: Operator | None = None,
+    lr: float | None = None,
+    seed: int = 0,
+    inputs: Any = None,
+    fresh: nn.Module | Callable[[], nn.Module] | None = None,
+) -> tuple[nn.Module, Optimizer, LRScheduler]: ...
+
+
+def upscale(
+    narrow: nn.Module,
+    wide: nn.Module,
+    plan: Plan | None = None,
+    optimizer: Optimizer | None = None,
+    scheduler: LRScheduler | None = None,
+    *,
+    noise: Noise = 0.0,
+    grow: Operator | None = None,
+    lr: float | None = None,
+    seed: int = 0,
+    inputs: Any = None,
+    fresh: nn.Module | Callable[[], nn.Module] | None = None,
+) -> tuple[nn.Module, Optimizer | None] | tuple[nn.Module, Optimizer, LRScheduler]:
+    """The wide model and its optimizer, ready to train on; with a scheduler that too, as the third.
+
+    plan: from one to the other; without one it is made here, as `plan(narrow, wide, inputs=…, fresh=…, grow=…)` would.
     grow: how the wide model is filled. `Copies(noise)`, for which `noise=` is short, goes on exactly as the narrow
     model would if there is no noise; `Fresh()` keeps the trained units and draws new ones; or an Operator of your own.
     The wide optimizer has the narrow one's class, hyperparameters (as they are now) and state, all rescaled.
-    lr: another learning rate from now on, in the units of a group with lr_factor 1; a schedule carried over by
-    `widen_scheduler` goes on from there, with all its rates in that ratio.
+    scheduler: of the optimizer; the same schedule at the same point, for the wide one (`widen_scheduler`).
+    lr: another learning rate from now on, in the units of a group with lr_factor 1; a schedule goes on from there, with
+    all its rates in that ratio.
     inputs: a small batch, as in `plan`. Copies by this plan are then checked on it before anything is changed: outputs
     and gradients in float64, with generic weights. `Fresh(lossless=True)` is measured on it: a warning says by how much
     the outputs differ, where they do.
 
-    >>> import torch
-    >>> import mupscale as mu
+    >>> import torch, mupscale as mu
     >>> from mupscale.models import MLP
-    >>> narrow = MLP(3, 8, 2)
+    >>> narrow, batch = MLP(3, 8, 2), torch.randn(4, 3)
     >>> optimizer = torch.optim.AdamW(narrow.parameters(), lr=0.01)
-    >>> plan = mu.plan(narrow, MLP(3, 32, 2), fresh=lambda: MLP(3, 8, 2))
-    >>> wide, wide_optimizer = mu.upscale(narrow, MLP(3, 32, 2), plan, optimizer, noise=1.0)
+    >>> scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
+    >>> wide, wide_optimizer, wide_scheduler = mu.upscale(
+    ...     narrow, MLP(3, 32, 2), None, optimizer, scheduler, inputs=batch, fresh=lambda: MLP(3, 8, 2), noise=1.0
+    ... )
     >>> wide.layers[1].weight.shape, {group["lr"] for group in wide_optimizer.param_groups} == {0.01, 0.0025}
     (torch.Size([32, 32]), True)
     """
     operator = choose_operator(grow, noise)
-    check_operator(operator, plan)
-    if inputs is not None and operator.needs_multiples:
-        check_plan_by_running(narrow, wide, plan, inputs)
-    elif operator.needs_multiples and not plan.checked:
-        warnings.warn(UNCHECKED, UncheckedPlan, stacklevel=2)
+    if scheduler is not None and scheduler.optimizer is not optimizer:
+        raise MupscaleError("a scheduler goes with its optimizer: give optimizer=, the one that it was made for")
+    plan = _settled_plan(plan, narrow, wide, operator, inputs, fresh)
     sources = prepare_growth(narrow, wide, plan)
     grown = None if optimizer is None else grow_optimizer(optimizer, narrow, wide, plan, lr, operator)
     write_grown(sources, wide, plan, operator, seed)
     if isinstance(operator, Fresh) and operator.lossless:
         warn_of_loss(narrow, wide, plan, inputs)
+    if scheduler is not None and grown is not None:
+        return wide, grown, widen_scheduler(scheduler, grown)
     return wide, grown
+
+
+def _settled_plan(
+    plan: Plan | None,
+    narrow: nn.Module,
+    wide: nn.Module,
+    operator: Operator,
+    inputs: Any,
+    fresh: nn.Module | Callable[[], nn.Module] | None,
+) -> Plan:
+    """The plan that was given, tried on the inputs; or one that is made here, from them."""
+    if plan is not None and fresh is not None:
+        raise MupscaleError(
+            "fresh= is for a plan that is made here: give it to plan(…, fresh=…), or leave the plan out"
+        )
+    settled = make_plan(narrow, wide, inputs=inputs, fresh=fresh, grow=operator) if plan is None else plan
+    check_operator(operator, settled)
+    if operator.needs_multiples and inputs is not None and plan is not None:
+        check_plan_by_running(narrow, wide, settled, inputs)
+    elif operator.needs_multiples and not settled.checked:
+        warnings.warn(UNCHECKED, UncheckedPlan, stacklevel=3)
+    return settled
 
 
 def choose_operator(grow: Operator | None, noise: Noise) -> Operator:

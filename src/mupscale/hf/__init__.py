@@ -32,7 +32,7 @@ from mupscale.hf.describe import (
     table,
     vector,
 )
-from mupscale.hf.files import Record
+from mupscale.hf.files import Record, Source, is_gguf, read_gguf
 from mupscale.hf.inspection import Inspection, inspect
 from mupscale.hf.language_model import LanguageModel, hidden_size, load_language_model
 from mupscale.hf.training import decay_groups, param_groups, plan, resume_optimizer
@@ -62,6 +62,7 @@ __all__ = [
     "LanguageModel",
     "Layout",
     "Record",
+    "Source",
     "Tied",
     "Times",
     "Upscaled",
@@ -73,11 +74,13 @@ __all__ = [
     "extend",
     "hidden_size",
     "inspect",
+    "is_gguf",
     "linear",
     "load_language_model",
     "param_groups",
     "patches",
     "plan",
+    "read_gguf",
     "readout",
     "register",
     "resume_optimizer",

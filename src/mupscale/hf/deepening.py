@@ -74,7 +74,7 @@ class Deepened:
 
 
 def deepen_checkpoint(
-    source: str | Path,
+    source: str | Path | Source,
     out: str | Path,
     *,
     layers: int,

@@ -194,7 +194,7 @@ class Inspection:
 
 @runs_trusted_code
 def inspect(
-    path: str | Path,
+    path: str | Path | Source,
     *,
     times: int | str | Times | None = None,
     hidden: Size | None = None,

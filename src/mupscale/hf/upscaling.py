@@ -58,7 +58,7 @@ from mupscale.system import MupscaleError, appearing
 
 @runs_trusted_code
 def upscale(
-    source: str | Path,
+    source: str | Path | Source,
     out: str | Path,
     *,
     times: int | str | Times | None = None,

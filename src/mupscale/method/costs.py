@@ -120,7 +120,7 @@ def total_speedup(scratch: float, upscaled: float, base: float = 0, tuning: floa
     """How many times cheaper upscaling is than training the wide model from scratch (Appendix F.4).
 
     The arguments are costs in the same unit. `base` and `tuning` charge for the base model and for the sweep;
-    zero treats them as sunk.
+    zero takes them as already there.
 
     >>> total_speedup(scratch=12.0, upscaled=3.0), total_speedup(scratch=12.0, upscaled=3.0, base=1.0)
     (4.0, 3.0)

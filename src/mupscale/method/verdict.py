@@ -34,16 +34,16 @@ def write_verdict(runs: Sequence[Runs], costs: Numbers, gain: Numbers) -> list[s
     >>> runs = [ends_at("scratch", 0.5), ends_at("upscaled", 0.25)]
     >>> for sentence in write_verdict(runs, {}, {}):
     ...     print(sentence.replace(": ", ":\\n").replace(", and", ",\\nand"))
-    Widening pays here:
+    Growing pays here:
     at equal FLOPs the upscaled model ends at a loss of 0.25 (0.25 to 0.25),
     and the best alternative, training from scratch, at 0.5 (0.5 to 0.5).
     """
     upscaled, ours = _named(runs, UPSCALED), _ours(runs)
     if upscaled is None:
-        return ["Widening cannot be judged here: no upscaled model was trained."]
+        return ["Growing cannot be judged here: no upscaled model was trained."]
     if ours is None:
         return [
-            f"Widening does not pay here: {_all(len(upscaled.curves))} of the upscaled model diverged, so try a "
+            f"Growing does not pay here: {_all(len(upscaled.curves))} of the upscaled model diverged, so try a "
             f"smaller learning rate or less noise (upscaled_lrs, noises)."
         ]
     best = _best(runs)
@@ -51,7 +51,7 @@ def write_verdict(runs: Sequence[Runs], costs: Numbers, gain: Numbers) -> list[s
         trained = [one.name for one in runs if _is(one, "baseline")]
         why = f"{' and '.join(trained)} diverged" if trained else "there is no baseline to compare with"
         return [
-            f"Widening cannot be judged here: {_phrase(ours)} ends at a loss of {fmean(ours.finals()):.4g}, but {why}."
+            f"Growing cannot be judged here: {_phrase(ours)} ends at a loss of {fmean(ours.finals()):.4g}, but {why}."
         ]
     return [
         _headline(ours, best),
@@ -69,9 +69,9 @@ def write_verdict(runs: Sequence[Runs], costs: Numbers, gain: Numbers) -> list[s
 def _headline(ours: Runs, best: Runs) -> str:
     losses, theirs = ours.finals(), best.finals()
     if not _apart(losses, theirs):
-        answer = "Widening makes no difference beyond the spread between seeds"
+        answer = "Growing makes no difference beyond the spread between seeds"
     else:
-        answer = "Widening pays here" if max(losses) < min(theirs) else "Widening does not pay here"
+        answer = "Growing pays here" if max(losses) < min(theirs) else "Growing does not pay here"
     return (
         f"{answer}: at equal FLOPs {_phrase(ours)} ends at a loss of {_range(losses)}, and the best "
         f"alternative, {_phrase(best)}, at {_range(theirs)}."
@@ -145,7 +145,7 @@ def _as_the_paper_counts(upscaled: Runs, costs: Numbers) -> list[str]:
     if lowest is None or not upscaled.finals():
         return []
     ways = {
-        "speedup_sunk": "with the base model sunk",
+        "speedup_sunk": "with the base model already there",
         "speedup_base_charged": "with it charged",
         "speedup_all_charged": "with tuning charged too",
     }

@@ -105,8 +105,8 @@ def _answer_cards(summary: ComparisonSummary, large: SystemRuns) -> list[tuple[s
     number = "unknown" if above is None else _higher_or_lower(above)
     more = _with_forecast(phrase, forecast["above_continued"].get(grown), format_change)
     if above is None and grown is not None:
-        more = "continuing the small model diverged, or took no part"
-    return [*cards, ("Loss against continuing the small model, at the same cost", number, more if grown else phrase)]
+        more = "continuing the base model diverged, or took no part"
+    return [*cards, ("Loss against continuing the base model, at the same cost", number, more if grown else phrase)]
 
 
 def _with_forecast(phrase: str, expected: Mapping[str, Any] | None, shown: Any) -> str:
@@ -134,7 +134,7 @@ def _forecast_cards(summary: ComparisonSummary) -> list[tuple[str, str, str]]:
     for what, one, shown in [
         *((f"Cost over starting over, to the same loss, {text}", costs.get(way), format_times) for way, text in WAYS),
         (
-            "Loss against continuing the small model, at the same cost",
+            "Loss against continuing the base model, at the same cost",
             forecast["above_continued"][grown],
             format_change,
         ),

@@ -23,11 +23,11 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     >>> from tempfile import TemporaryDirectory
     >>> from mupscale.method import Choice
     >>> choice = Choice(base_lr=0.1, lr=0.05, noise=0.3, unit="init")
-    >>> summary = Summary("demo", "mupscale run recipe.yaml", {}, {}, [], choice, [], [], verdict=["Widening pays."])
+    >>> summary = Summary("demo", "mupscale run recipe.yaml", {}, {}, [], choice, [], [], verdict=["Growing pays."])
     >>> with TemporaryDirectory() as folder:
     ...     path = summary.save(Path(folder))
     ...     page = write_report([folder]).read_text(encoding="utf-8")
-    >>> "<h1>demo</h1>" in page, "Widening pays." in page
+    >>> "<h1>demo</h1>" in page, "Growing pays." in page
     (True, True)
     """
     if not runs:

@@ -1,12 +1,13 @@
 """Checkpoints on disk: read from one folder, written into another, never whole in memory.
 
-safetensors_format: where tensors lie in a file. source: a checkpoint's folder and what is in it. shards: which wide
-tensor goes into which file. stream: the files filled piece by piece. record: mupscale.json beside a wide checkpoint.
-output_folder: its place, and what lies beside the weights. model_card: README.md there. deep_files: the weights of a
-checkpoint with more layers.
+safetensors_format: where tensors lie in a file. source: a checkpoint's folder and what is in it. gguf_files: a GGUF
+file as such a folder. shards: which wide tensor goes into which file. stream: the files filled piece by piece. record:
+mupscale.json beside a wide checkpoint. output_folder: its place, and what lies beside the weights. model_card:
+README.md there. deep_files: the weights of a checkpoint with more layers.
 """
 
 from mupscale.hf.files.deep_files import DeepTensor, NewTensor, write_deep_weights
+from mupscale.hf.files.gguf_files import read_gguf
 from mupscale.hf.files.model_card import CARD_FILE, write_model_card
 from mupscale.hf.files.output_folder import (
     bytes_bar,
@@ -19,7 +20,7 @@ from mupscale.hf.files.output_folder import (
 from mupscale.hf.files.record import RECORD_FILE, GrowthStep, Record
 from mupscale.hf.files.safetensors_format import StoredTensor, read_into
 from mupscale.hf.files.shards import WeightShard, arrange_shards, plan_name, plan_names, shorten_number, size_in_words
-from mupscale.hf.files.source import Source, open_source, read_config
+from mupscale.hf.files.source import Source, is_gguf, open_source, read_config
 from mupscale.hf.files.stream import write_shards
 
 __all__ = [
@@ -38,10 +39,12 @@ __all__ = [
     "check_space",
     "dtype_of_output",
     "failure_of_writing",
+    "is_gguf",
     "open_source",
     "plan_name",
     "plan_names",
     "read_config",
+    "read_gguf",
     "read_into",
     "shorten_number",
     "size_in_words",

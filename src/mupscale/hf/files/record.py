@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mupscale.core import Plan, Shape
-from mupscale.growth import Fresh, Unit
+from mupscale.growth import Draws, Fresh, Unit
 from mupscale.hf.describe import Config, HowDeep, Ratios, Times, architecture_of, deep_config, times_from_json
 from mupscale.system import MupscaleError, read_json, replace_text
 
@@ -22,8 +22,9 @@ _FORMAT = "mupscale.hf/1"
 class GrowthStep:
     """One upscaling: by how much, with which noise (unit: as in GaussianNoise), drawn from which seed.
 
-    fresh: how it grew by fresh units; None where it grew by copies. sizes: what it became, for a reader. layers: how
-    many it has since, where it became deeper, and deepen: what the new ones are; None where it became wider.
+    fresh: how it grew by fresh units; None where it grew by copies. sizes: what it became, for a reader. draws: how the
+    random numbers were drawn, which files of earlier versions do not say. layers: how many it has since, where it
+    became deeper, and deepen: what the new ones are; None where it became wider.
 
     >>> GrowthStep(Times.of(2), noise=0.5, seed=1).times.ffn
     2
@@ -37,6 +38,7 @@ class GrowthStep:
     unit: Unit = "init"
     fresh: Fresh | None = None
     sizes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    draws: Draws = "ziggurat"
     layers: int | None = None
     deepen: HowDeep = "identity"
 
@@ -52,7 +54,8 @@ class GrowthStep:
 
     def to_json(self) -> dict[str, Any]:
         """As mupscale.json has it."""
-        content = {"times": self.times.to_json(), "noise": self.noise, "seed": self.seed, "unit": self.unit}
+        content: dict[str, Any] = {"times": self.times.to_json(), "noise": self.noise}
+        content |= {"seed": self.seed, "unit": self.unit, **({} if self.draws == "torch" else {"draws": self.draws})}
         if self.layers is not None:
             return {**content, "how": self.deepen, "layers": self.layers}
         if self.fresh is None:
@@ -70,7 +73,10 @@ class GrowthStep:
         fresh = Fresh(content["outgoing"], content["lossless"]) if how == "fresh" else None
         times = times_from_json(content["times"]) if fresh is None else Ratios.from_json(content["times"])
         unit, sizes = content.get("unit", "init"), content.get("sizes", {})
-        return cls(times, content["noise"], content["seed"], unit, fresh, sizes)
+        draws = content.get("draws", "torch")
+        if draws not in get_args(Draws):
+            raise ValueError(f"numbers drawn by {draws!r}, which this version does not know")
+        return cls(times, content["noise"], content["seed"], unit, fresh, sizes, draws)
 
 
 @dataclass(frozen=True)

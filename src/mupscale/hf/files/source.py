@@ -72,6 +72,11 @@ def open_source(path: str | Path | Source) -> Source:
     folder = Path(path)
     if not folder.exists() and isinstance(path, str) and _HUB_NAME.fullmatch(path):
         folder = _download(path)
+    if folder.is_file() and is_gguf(folder):
+        raise MupscaleError(
+            f"{folder} is a GGUF file, whose weights are mostly quantised: give --dequantise, or mupscale.hf.read_gguf "
+            f"in Python, to read them as float32 numbers; or take the original checkpoint, which is not rounded"
+        )
     if not folder.is_dir():
         advice = "give the folder, not a file in it" if folder.exists() else "give a checkpoint's folder or a hub name"
         raise MupscaleError(f"there is no folder at {path}: {advice}")
@@ -90,6 +95,21 @@ def open_source(path: str | Path | Source) -> Source:
     return source
 
 
+def is_gguf(path: str | Path) -> bool:
+    """Whether this is a GGUF file, by its name or its first four bytes.
+
+    >>> is_gguf("model-Q4_1.gguf"), is_gguf("model.safetensors")
+    (True, False)
+    """
+    if Path(path).suffix.lower() == ".gguf":
+        return True
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """A folder's config.json, where it is one of transformers and not quantised.
 
@@ -99,7 +119,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     ...     read_config(Path(folder))
     {'model_type': 'gpt2'}
     """
-    config = _read_json(folder / "config.json", "give the folder that save_pretrained wrote, or one of the hub")
+    advice = "give the folder that save_pretrained wrote, or one of the hub"
+    if gguf := sorted(folder.glob("*.gguf"))[:1]:
+        advice = f"give {gguf[0].name} itself, with --dequantise"
+    config = _read_json(folder / "config.json", advice)
     if (quantised := config.get("quantization_config")) is not None:
         method = quantised.get("quant_method", "some method") if isinstance(quantised, dict) else quantised
         raise MupscaleError(
@@ -207,7 +230,7 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     return content
 
 
-class _TemporaryFolder:
+class TemporaryFolder:
     """Removed with the last reference to it, without the warning that a TemporaryDirectory gives then."""
 
     def __init__(self) -> None:
@@ -217,7 +240,7 @@ class _TemporaryFolder:
 
 def _convert(path: Path, resources: list[object]) -> dict[str, StoredTensor]:
     """The whole file is in memory for a moment, as old formats want it; afterwards it lies on the disk."""
-    folder = _TemporaryFolder()
+    folder = TemporaryFolder()
     resources.append(folder)
     converted, content = Path(folder.name) / "converted.safetensors", _state_dict(path)
     first, _ = make_header({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in content.items()})

@@ -77,7 +77,8 @@ class Relation:
                 recorded = self.plan if len(self.growths) == 1 else None
                 architecture, fresh = architecture_of(config), bool(growth.noise) or growth.fresh is not None
                 plan = architecture.plan_files(config, growth.times, shapes, recorded=recorded, fresh=fresh)
-                yield PlannedGrowth(plan, GaussianNoise(growth.noise, growth.unit), growth.seed, growth.fresh)
+                noise = GaussianNoise(growth.noise, growth.unit)
+                yield PlannedGrowth(plan, noise, growth.seed, growth.fresh, growth.draws)
                 shapes = {name: plan[plan.names.get(name, name)].wide for name in shapes}
             config, times = growth.config_after(config), times * growth.times
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mupscale.core import Entry, Plan, expand, index_of_old
-from mupscale.growth import Fresh, GaussianNoise, Part, standard_normal, unit_std
+from mupscale.growth import Draws, Fresh, GaussianNoise, Part, standard_normal, unit_std
 from mupscale.hf.describe import LayerTensor
 from mupscale.hf.files import NewTensor, Source, StoredTensor, plan_name, read_into
 from mupscale.system import MupscaleError
@@ -30,6 +30,7 @@ class PlannedGrowth:
     noise: GaussianNoise
     seed: int
     fresh: Fresh | None = None
+    draws: Draws = "ziggurat"
 
 
 @dataclass(frozen=True)
@@ -185,13 +186,13 @@ def _grown(name: str, narrow: Tensor, planned: str, step: PlannedGrowth, dtype: 
         return narrow
     if step.fresh is not None:
         out = torch.empty(entry.wide, dtype=dtype)
-        step.fresh.parameter(out, narrow, Part(planned, step.plan, step.seed))
+        step.fresh.parameter(out, narrow, Part(planned, step.plan, step.seed, draws=step.draws))
         return out
     exact = torch.float64 if narrow.dtype == torch.float64 else torch.float32
     wide = entry.widened(narrow.to(exact, copy=True), overwrite=True)
     if planned in step.plan.parameters and step.noise.of(planned):
         level = step.noise.of(planned) * unit_std(step.plan, planned, step.noise.unit)
-        wide.add_(standard_normal(entry.wide, exact, step.seed, planned), alpha=level)
+        wide.add_(standard_normal(entry.wide, exact, step.seed, planned, step.draws), alpha=level)
     return wide.to(dtype)
 
 

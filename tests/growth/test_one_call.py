@@ -1,0 +1,68 @@
+"""`upscale` in one call: model, optimizer and scheduler in, all three out, checked on a batch first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+
+import mupscale as mu
+from mupscale.models import MLP
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler, x: Tensor, y: Tensor) -> None:
+    for _ in range(5):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+
+
+def _half_way() -> tuple[nn.Module, AdamW, CosineAnnealingLR, Tensor, Tensor]:
+    x, y = torch.randn(16, 3, dtype=torch.float64), torch.randint(0, 2, (16,))
+    model = MLP(3, 8, 2).double()
+    optimizer = AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+    scheduler = CosineAnnealingLR(optimizer, T_max=12, eta_min=1e-3)
+    _train(model, optimizer, scheduler, x, y)
+    return model, optimizer, scheduler, x, y
+
+
+def test_all_three_go_on_as_the_narrow_ones_would() -> None:
+    model, optimizer, scheduler, x, y = _half_way()
+    grown = mu.upscale(model, MLP(3, 32, 2).double(), optimizer=optimizer, scheduler=scheduler, inputs=x)
+    _train(*grown, x, y)
+    _train(model, optimizer, scheduler, x, y)
+    assert torch.allclose(grown[0](x), model(x), rtol=1e-10, atol=1e-12)
+    assert grown[2].last_epoch == scheduler.last_epoch == 10
+
+
+def test_a_wrong_schedule_would_show() -> None:
+    model, optimizer, scheduler, x, y = _half_way()
+    wide, wide_optimizer, _ = mu.upscale(model, MLP(3, 32, 2).double(), None, optimizer, scheduler, inputs=x)
+    _train(wide, wide_optimizer, CosineAnnealingLR(wide_optimizer, T_max=12), x, y)
+    _train(model, optimizer, scheduler, x, y)
+    assert not torch.allclose(wide(x), model(x), rtol=1e-6)
+
+
+def test_noise_and_fresh_units_in_one_call() -> None:
+    model, optimizer, scheduler, x, _ = _half_way()
+    common = {"optimizer": optimizer, "scheduler": scheduler, "inputs": x, "fresh": lambda: MLP(3, 8, 2).double()}
+    noisy, *_ = mu.upscale(model, MLP(3, 32, 2).double(), noise=0.5, **common)
+    fresh, _, wide_scheduler = mu.upscale(model, MLP(3, 11, 2).double(), grow=mu.Fresh(), **common)
+    assert not torch.allclose(noisy(x), model(x))
+    assert fresh.layers[1].weight.shape == (11, 11)
+    assert wide_scheduler.last_epoch == scheduler.last_epoch
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    model, optimizer, scheduler, x, _ = _half_way()
+    wide = MLP(3, 32, 2).double()
+    other = AdamW(model.parameters())
+    with pytest.raises(mu.MupscaleError, match="give optimizer="):
+        mu.upscale(model, wide, optimizer=other, scheduler=scheduler, inputs=x)
+    plan = mu.plan(model, wide)
+    with pytest.raises(mu.MupscaleError, match="leave the plan out"):
+        mu.upscale(model, wide, plan, optimizer, fresh=model)
