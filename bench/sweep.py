@@ -3,7 +3,8 @@
 For the paper's MLP with AdamW: 125 trials (25 learning rates × 5 seeds of initial weights), each step of all of them by
 the engine, against 125 steps of an eager loop. On a GPU with batches of 2000 at widths 100 and 400, on the CPU with
 batches of 256 at width 100. Beside each figure: the engine's model FLOPs as a share of what a large matrix product
-reaches on the same device in the same precision in the same run. Then what a pruned search costs and finds.
+reaches on the same device in the same precision in the same run. On a GPU also small GPTs, each step of all of them by
+the engine, compiled and not, against a program that was stacked by hand. Then what a pruned search costs and finds.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from _pruned import pruned_search
+from _stacked_gpt import Sizes, stacked_by_hand
 from mupscale.data import CoverTypeSample
 from mupscale.engine.stack import RunStack
 from mupscale.models.flop_counts import mlp_flops
@@ -41,7 +43,7 @@ def recipes(width: int, batch: int, precision: str, compiled: bool, streams: int
         steps=1_000_000,
         batch=batch,
         precision=precision,  # type: ignore[arg-type]
-        compile=compiled,
+        compile=compiled or "never",
     )
     rates = [0.001 * 1.3**number for number in range(LRS)]
     return [
@@ -143,10 +145,50 @@ def compare(width: int, batch: int, precision: str, compiled: bool, streams: int
     )
 
 
+def compare_language_models(runs: int, width: int, device: torch.device) -> str:
+    """A line: small GPTs by the engine, compiled and not, and stacked by hand; bf16, 32 × 256 bytes a step."""
+    sizes = Sizes(runs, width)
+    recipe = Recipe(
+        model=Spec(
+            "mupscale.models.GPT2",
+            {"vocab": sizes.vocab, "context": sizes.context, "layers": sizes.layers, "head_dim": sizes.head_dim},
+        ),
+        data=Spec("mupscale.data.Shakespeare", {"context": sizes.context}),
+        optimizer=Spec("torch.optim.AdamW", {"lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}),
+        width=width,
+        base=64,
+        init_at=768,
+        steps=1_000_000,
+        batch=sizes.batch,
+        precision="bf16",
+    )
+    seeds = [Seeds(init=number, data=number) for number in range(runs)]
+    ready, steps = [], []
+    with matmul_precision("bf16"):
+        for compiled in (True, "never"):
+            began = time.perf_counter()
+            stack = RunStack([replace(recipe, compile=compiled, seeds=one) for one in seeds], device)  # type: ignore[arg-type]
+            stack.advance(3)
+            _wait(device)
+            ready.append(time.perf_counter() - began)
+            steps.append(stack.advance)
+        kept = stack.vmapped.bytes_for_backward(*stack.replicas.row(0), *stack.streams.first_row(0))
+        ours, plain, by_hand = taking_turns([*steps, stacked_by_hand(sizes, device)], device, 6.0)
+    return (
+        f"{runs:>2} GPTs of width {width}  by hand {1e3 * by_hand:6.2f} ms a step of all  engine compiled "
+        f"{1e3 * ours:6.2f} ms: {ours / by_hand:.2f}×  (ready in {ready[0]:.0f} s)  not compiled "
+        f"{1e3 * plain:6.2f} ms: {plain / by_hand:.2f}×  (ready in {ready[1]:.0f} s)  "
+        f"{len(stack.replicas.layout.names)} parameters, "
+        f"{kept / 1e6:.0f} MB kept for the backward pass of each: {1e12 * plain / kept / runs:.1f} ps a byte"
+    )
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu-only", action="store_true", help="leave the GPU out even if there is one")
+    parser.add_argument("--gpu-only", action="store_true", help="leave out the CPU and the pruned search")
+    parser.add_argument("--language-models", action="store_true", help="on the GPU the GPTs alone")
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile, which takes its time")
     parser.add_argument("--no-search", action="store_true", help="leave out the pruned search")
     parser.add_argument("--seeds", type=int, default=1, help="with how many seeds to repeat the pruned search")
@@ -154,11 +196,15 @@ def main() -> None:
     if torch.cuda.is_available() and not options.cpu_only:
         device = torch.device("cuda", 0)
         print(f"On {torch.cuda.get_device_name(device)}, torch {torch.__version__}:")
-        for width in (100, 400):
+        for width in () if options.language_models else (100, 400):
             for precision in ("tf32", "bf16"):
                 for compiled in (False,) if options.no_compile else (False, True):
                     print(compare(width, 2000, precision, compiled, 1, device), flush=True)
             print(compare(width, 2000, "bf16", not options.no_compile, SEEDS, device), flush=True)
+        for runs, width in ((20, 128), (8, 256)) if not options.no_compile else ():
+            print(compare_language_models(runs, width, device), flush=True)
+    if options.gpu_only:
+        return
     print(f"On the CPU, {torch.get_num_threads()} threads:")
     print(compare(100, 256, "fp32", False, 1, torch.device("cpu")), flush=True)
     if not options.no_search:

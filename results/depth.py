@@ -1,6 +1,6 @@
-"""Does more depth pay, and do learning rates transfer over depth: every arm of docs/depth.md, trained by the engine.
+"""Does more depth pay, and do learning rates transfer over it: every arm of docs/results/depth.md, by the engine.
 
-    python results/depth.py bytes-4-8 bytes-4-8-long bytes-64x4-128x8 rates --data tokens=data/bytes --work work
+    python results/depth.py bytes-4-8 bytes-64x4-128x8 rates --data tokens=data/bytes --work work
 
 Each folder depth-NAME beside this file holds a recipe. Where it has a growth event, there follow from it
 - base models with the recipe's learning rate, at a constant rate until the event;
@@ -51,6 +51,7 @@ class Stages:
         self.described = Recipe.from_json(values)  # with the paths of the file
         self.recipe = Recipe.from_json({**values, **overrides})
         self.lr = float(self.recipe.optimizer.init_args["lr"])
+        self.lrs = [self.lr * factor for factor in FACTORS]
         self.data = self.recipe.make_data()
 
     def cost(self, width: Any) -> float:
@@ -107,17 +108,16 @@ class Growths(Stages):
         base = self.stage("base", [self.base(seed) for seed in range(SEEDS)], keep=True)
         ratio = self.cost(self.large) / self.cost(self.small)
         how = {} if self.large["width"] == self.small["width"] else {"how": "fresh"}
-        arms = {
-            name: self.arm(name, self.large, self.after, start=self.folder, **how, deepen=deepen)
-            for name, deepen in (("identity", "identity"), ("stacked", "stack"), ("interleaved", "interleaved"))
-        }
+        steps = self.after + round(self.at / ratio)
+        starts = {"identity": "identity", "stacked": "stack", "interleaved": "interleaved"}
+        grown = {name: {"start": self.folder, "deepen": deepen, **how} for name, deepen in starts.items()}
+        arms = self.arms("grown", {**grown, "from scratch, equal steps": {}}, self.large, self.after)
         if how:
             for name, size in (("wider, then deeper", "layers"), ("deeper, then wider", "width")):
                 arms[name] = self.two_events(name, {**self.large, size: self.small[size]})
-        steps = self.after + round(self.at / ratio)
-        arms["from scratch, equal steps"] = self.arm("scratch-steps", self.large, self.after)
-        arms["from scratch, equal FLOPs"] = self.arm("scratch", self.large, steps)
-        arms["base model continued"] = self.arm("continued", self.small, round(self.after * ratio), start=self.folder)
+        arms |= self.arms("scratch", {"from scratch, equal FLOPs": {}}, self.large, steps)
+        going_on = {"base model continued": {"start": self.folder}}
+        arms |= self.arms("continued", going_on, self.small, round(self.after * ratio))
         return self.summary(base={"lr": self.lr, "runs": base}, arms=arms, flops_ratio=ratio)
 
     def folder(self, seed: int, lr: float = 0.0) -> str:
@@ -127,43 +127,41 @@ class Growths(Stages):
         """A base model's recipe."""
         return self.changed(self.lr, seed, seed, steps=self.at, schedule=Schedule(), out=self.folder(seed))
 
-    def arm(
-        self, name: str, width: Any, steps: int, *, start: Any = None, decay: int = 0, **how: Any
+    def arms(
+        self, stage: str, arms: Mapping[str, Mapping[str, Any]], width: Any, steps: int, *, decay: int = 0
     ) -> dict[str, Any]:
-        """An arm at three learning rates, all seeds, in one stack."""
-        rates = [self.lr * factor for factor in FACTORS]
+        """Arms of one size and length, each at three learning rates with all seeds: all of them as one program.
+
+        arms: for each, how it starts; `start` gives the folder of a seed and learning rate.
+        """
         schedule = Schedule("wsd", decay=decay or steps // 4)
-        recipes = [
-            self.changed(
-                rate,
-                seed,
-                1000 + seed,
-                width=width,
-                steps=steps,
-                schedule=schedule,
-                start=None if start is None else start(seed, rate),
-                **how,
-            )
-            for rate in rates
-            for seed in range(SEEDS)
-        ]
-        outcomes = self.stage(name, recipes)
-        runs = [outcomes[place : place + SEEDS] for place in range(0, len(outcomes), SEEDS)]
+        cells = [(name, rate, seed) for name in arms for rate in self.lrs for seed in range(SEEDS)]
+        recipes = []
+        for name, rate, seed in cells:
+            how = dict(arms[name])
+            if "start" in how:
+                how["start"] = how["start"](seed, rate)
+            recipes.append(self.changed(rate, seed, 1000 + seed, width=width, steps=steps, schedule=schedule, **how))
+        outcomes = dict(zip(cells, self.stage(stage, recipes), strict=True))
+        return {name: self.best(name, outcomes, steps) for name in arms}
+
+    def best(self, name: str, outcomes: Mapping[tuple[str, float, int], dict[str, Any]], steps: int) -> dict[str, Any]:
+        """An arm at the learning rate that is best for it."""
+        runs = [[outcomes[name, rate, seed] for seed in range(SEEDS)] for rate in self.lrs]
         scores = [mean([held_out(run) for run in part]) for part in runs]
-        best = min(range(len(rates)), key=lambda i: scores[i])
-        return {"lrs": rates, "held_out_by_lr": scores, "lr": rates[best], "runs": runs[best], "steps": steps}
+        best = min(range(len(runs)), key=lambda i: scores[i])
+        return {"lrs": self.lrs, "held_out_by_lr": scores, "lr": self.lrs[best], "runs": runs[best], "steps": steps}
 
     def two_events(self, name: str, middle: Any) -> dict[str, Any]:
         """Half of the steps at a size in between, the others at the large one, with the FLOPs of one event."""
         total = self.after * self.cost(self.large)
         half = round(total / (self.cost(middle) + self.cost(self.large)))
-        rates = [self.lr * factor for factor in FACTORS]
 
         def between(seed: int, lr: float) -> str:
             return str(self.work / f"{name.replace(', ', '-').replace(' ', '-')}-{lr:g}-{seed}")
 
-        cells = [(rate, seed) for rate in rates for seed in range(SEEDS)]
-        how = {"start": None, "how": "fresh", "deepen": "identity"}
+        cells = [(rate, seed) for rate in self.lrs for seed in range(SEEDS)]
+        how = {"how": "fresh", "deepen": "identity"}
         recipes = [
             self.changed(
                 rate,
@@ -173,12 +171,14 @@ class Growths(Stages):
                 steps=half,
                 schedule=Schedule(),
                 out=between(seed, rate),
-                **{**how, "start": self.folder(seed)},
+                start=self.folder(seed),
+                **how,
             )
             for rate, seed in cells
         ]
         self.stage(f"{name}, first", recipes, keep=True)
-        return self.arm(name, self.large, half, start=between, decay=half // 2, how="fresh", deepen="identity")
+        arm = {name: {**how, "start": between}}
+        return dict(self.arms(name, arm, self.large, half, decay=half // 2)[name])
 
 
 class Rates(Stages):
@@ -213,8 +213,8 @@ def verdict(lrs: Sequence[float], rules: Mapping[str, Any]) -> str:
         places = [best_place(line["losses"]) for line in lines]
         rates = ", ".join(f"{lrs[0] * (lrs[-1] / lrs[0]) ** (place / (len(lrs) - 1)):.2g}" for place in places)
         steps = max(places) - min(places)
-        parts.append(f"depth_rule {rule}: the best rate spans {steps:.1f} steps of 2 over the depths ({rates})")
-    return "; ".join(parts)
+        parts.append(f"depth_rule {rule}: the best rate spans {steps:.1f} steps of 2 over the depths ({rates}).")
+    return " ".join(parts)
 
 
 def best_place(losses: Sequence[float]) -> float:
@@ -248,7 +248,7 @@ def held_out(outcome: Mapping[str, Any]) -> float:
 
 
 def markdown(summary: Mapping[str, Any]) -> str:
-    """What docs/depth.md shows of an experiment."""
+    """What docs/results/depth.md shows of an experiment."""
     if "rules" in summary:
         head = "| depth_rule | depth | " + " | ".join(f"{lr:g}" for lr in summary["lrs"]) + " |"
         lines = [head, "| --- " * (len(summary["lrs"]) + 2) + "|"]
@@ -256,7 +256,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
             for line in depths:
                 cells = [f"{loss:.3f}" if math.isfinite(loss) else "–" for loss in line["losses"]]
                 lines.append(f"| {rule} | {line['depth']} | " + " | ".join(cells) + " |")
-        return "\n".join([*lines, "", summary["verdict"] + "."])
+        return "\n".join([*lines, "", summary["verdict"]])
     lines = ["| | held-out loss | each seed | learning rate |", "| --- | --- | --- | --- |"]
     arms = {name: [held_out(run) for run in arm["runs"]] for name, arm in summary["arms"].items()}
     for name in sorted(arms, key=lambda name: mean(arms[name])):
@@ -287,7 +287,7 @@ def draw_rates(summary: Mapping[str, Any], path: Path) -> None:
         ax.set_xlabel("learning rate at the base", fontsize=8)
         ax.grid(alpha=0.25, linewidth=0.6)
     lowest = min(min(line["losses"]) for lines in summary["rules"].values() for line in lines)
-    axes[0].set_ylim(lowest - 0.05, lowest + 1.2)
+    axes[0].set_ylim(lowest - 0.05, lowest + 0.65)
     axes[0].set_ylabel("training loss", fontsize=8)
     axes[1].legend(fontsize=7, frameon=False)
     save_figure(fig, path)

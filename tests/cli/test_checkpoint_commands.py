@@ -76,7 +76,7 @@ def test_fresh_units_at_sizes_that_are_no_multiples(
         ("--how fresh --outgoing 2", "between 0 and 1, not 2.0"),
         ("--hidden 24 --heads 6", "fresh units take any wider size: --how fresh"),
         ("--how fresh --hidden 8", "--hidden 8 is narrower"),
-        ("--how fresh --hidden wide", "hidden is wide, but must be a whole number"),
+        ("--how fresh --hidden wide", "--hidden wide: a size is a whole number"),
     ],
 )
 def test_what_fresh_growth_refuses(
@@ -180,7 +180,7 @@ def test_inspect_an_undescribed_architecture(tmp_path: Path, capsys: pytest.Capt
 
 def test_inspect_tells_of_earlier_growth(small: Path, tmp_path: Path) -> None:
     hf.upscale(small, tmp_path / "wide", times=3, verify=False, progress=False)
-    assert any("upscaled before, by 3" in line for line in hf.inspect(tmp_path / "wide").summary())
+    assert any("upscaled before, 3 times" in line for line in hf.inspect(tmp_path / "wide").summary())
 
 
 def test_a_record_of_another_model_is_refused(small: Path, tmp_path: Path) -> None:

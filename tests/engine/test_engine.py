@@ -158,8 +158,8 @@ def test_batches_that_are_made_ahead_are_the_same(streams: int) -> None:
     ]
     ahead, one_by_one = RunStack(asked, torch.device("cpu")), RunStack(asked, torch.device("cpu"))
     ahead._prefetch_bytes = 1 << 20
-    asked_for, batch = list[int](), ahead.data.batch
-    ahead.data.batch = lambda seed, start, count: asked_for.append(count) or batch(seed, start, count)  # type: ignore[method-assign, func-returns-value]
+    asked_for, batches = list[int](), ahead.data.batches
+    ahead.data.batches = lambda seeds, start, count: asked_for.append(count) or batches(seeds, start, count)  # type: ignore[method-assign, func-returns-value]
     stops = iter([False] * 20 + [True])
     for count in (5, 17, 40):
         ours, theirs = ahead.advance(count, lambda: next(stops)), one_by_one.advance(count)

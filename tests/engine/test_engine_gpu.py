@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from mupscale import checkpoint
 from mupscale.engine import Outcome, RunStack, train_many
 from mupscale.engine.memory import free_memory, runs_at_once
 from mupscale.train import Evaluation, Growth, Recipe, Schedule, Seeds, Spec, run_recipe
@@ -182,3 +183,43 @@ def test_a_folder_goes_on_with_train(tmp_path: Path) -> None:
         run_recipe(replace(one, steps=80, out=str(alone)))
         ours, theirs = ([r["loss"] for r in metrics(f, "train")] for f in (tmp_path / str(number), alone))
         assert ours == pytest.approx(theirs, rel=1e-7)
+
+
+def language_models(count: int = 3, **changes: Any) -> list[Recipe]:
+    model = Spec("mupscale.models.GPT2", {"vocab": 257, "context": 32, "layers": 2, "head_dim": 16})
+    return several(recipe("gpt2", model=model, width=32, base=16, precision="bf16", **changes), count)
+
+
+@pytest.mark.parametrize("compiled", ["never", True])
+def test_attention_goes_to_the_flash_kernel_with_the_runs_in_its_batch(compiled: Any) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    stack = RunStack(language_models(compile=compiled), torch.device("cuda", 0))
+    assert stack.vmapped.attention.folds
+    stack.advance(3)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        stack.advance(2)
+        torch.cuda.synchronize()
+    kernels = [event.key for event in profiled.key_averages()]
+    assert any("flash" in kernel for kernel in kernels)
+    assert not any("safe_softmax" in kernel or "softmax_warp" in kernel for kernel in kernels)
+
+
+def test_flash_attention_gives_the_losses_of_one_at_a_time() -> None:
+    recipes = language_models(compile="never")
+    asked: dict[str, Any] = {"points": recipes[0].steps, "evaluate": True}
+    ours, theirs = (train_many(recipes, engine=engine, **asked) for engine in ("vectorised", "serial"))  # type: ignore[arg-type]
+    assert far(ours, theirs) <= 2e-2  # both round to bf16
+
+
+def test_a_stage_is_compiled_unasked_where_that_pays_and_stays_so(tmp_path: Path) -> None:
+    device = torch.device("cuda", 0)
+    short, long = RunStack(language_models(), device), RunStack(language_models(steps=10**7), device)
+    never = RunStack(language_models(steps=10**7, compile="never"), device)
+    assert (short._compiles, long._compiles, never._compiles) == (False, True, False)
+    long.advance(2)
+    long.save(tmp_path / "stack.safetensors", {})
+    again = RunStack(language_models(steps=10**7, compile="never"), device)
+    again.restore(checkpoint.load(tmp_path / "stack.safetensors"))
+    assert again._compiles
+    assert torch.equal(again.advance(3), long.advance(3))

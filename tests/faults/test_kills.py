@@ -64,11 +64,21 @@ def no_leftovers(folder: Path) -> bool:
     return not [path for path in folder.rglob(".*") if path.name != ".lock" or path.parent.name == "checkpoints"]
 
 
-def test_training_with_growth(tmp_path: Path, chance: random.Random) -> None:
+@pytest.mark.parametrize("axis", ["width", "depth"])
+def test_training_with_growth(axis: str, tmp_path: Path, chance: random.Random) -> None:
+    small = {"width": 8, "layers": 2}
+    deep = {
+        "model": Spec("deep_models.ResidualTable", {"d_in": 6, "d_out": 3}),
+        "width": small,
+        "base": small,
+        "grow": [Growth(10, depth=4, how="identity"), Growth(31, width=16, depth=6, noise=0.3, deepen="stack")],
+    }
+    wide = {"grow": [Growth(10, 16, 0.5), Growth(31, 32, 0.3)]}
+
     def eventful(out: Path) -> Recipe:
         slow = Spec("small_runs.Slow", {"seconds": 0.02})
         often = {"checkpoints": Checkpoints(every=3), "evaluation": Evaluation(every=5), "log_every": 2}
-        return recipe(out, data=slow, steps=60, grow=[Growth(10, 16, 0.5), Growth(31, 32, 0.3)], **often)
+        return recipe(out, data=slow, steps=60, **often, **(deep if axis == "depth" else wide))
 
     run_recipe(eventful(tmp_path / "whole"))
     out = tmp_path / "run"

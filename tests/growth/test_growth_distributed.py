@@ -17,6 +17,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 import mupscale as mu
+from deep_models import ResidualTable
 from mupscale.models import GPT2, MLP
 from processes import run_in_processes
 
@@ -198,6 +199,38 @@ def grown_by_fresh_units(kind: str, how: str) -> dict[str, Any]:
     return {"start": start, "end": weights(wide), "state": states(wide, grown)}
 
 
+def outputs(model: nn.Module, kind: str) -> Tensor:
+    """Of all examples; FSDP2 leaves the outermost parameters whole after a run without a backward pass."""
+    out = whole(model(data(kind)))
+    if hasattr(model, "reshard"):
+        model.reshard()  # type: ignore[operator]
+    return out
+
+
+def grown_in_depth(kind: str, how: str) -> dict[str, Any]:
+    """A wrapped shallow model into wrapped deep ones: blocks that start as identity, and copies."""
+
+    def blocks(number: int, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return ResidualTable(5, 3, 5, number) if kind == "mlp" else GPT2(11, 6, layers=number, heads=2, head_dim=3)
+
+    shallow = wrap(blocks(2, 1), how)
+    optimizer = optim.AdamW(shallow.named_parameters(), **HYPER)
+    train(shallow, optimizer, kind, 3)
+    made: dict[str, Any] = {"before": outputs(shallow, kind)}
+    inputs = data(kind)[:2]
+    for name, grow in (("identity", mu.Identity()), ("stack", mu.Stack())):
+        operator: Any = grow
+        plan = mu.plan_depth(blocks(2, 1), blocks(4, 2), inputs=inputs, grow=operator)
+        deep = mu.deepen(shallow, wrap(blocks(4, 2), how), plan, grow=operator)
+        deeper = mu.deepen_optimizer(optimizer, shallow, deep, plan, grow=operator)
+        after, start = outputs(deep, kind), {"weights": weights(deep), "state": states(deep, deeper)}
+        sharded = all(is_sharded(p) for p in deep.parameters())
+        train(deep, deeper, kind, 4)
+        made[name] = {"start": start, "after": after, "end": weights(deep), "sharded": sharded}
+    return made
+
+
 def signal_noise_and_other_norms(kind: str, how: str) -> dict[str, Any]:
     narrow, _ = trained(kind)
     wide = build(kind, 2)
@@ -261,6 +294,7 @@ SCENARIOS: dict[str, list[tuple[Any, str]]] = {
     "from": [(from_a_wrapped_narrow_model, "ddp"), (from_a_wrapped_narrow_model, "fsdp2")],
     "sketched": [(sketched_then_sharded, "fsdp2")],
     "fresh": [(grown_by_fresh_units, "ddp"), (grown_by_fresh_units, "fsdp2")],
+    "depth": [(grown_in_depth, "ddp"), (grown_in_depth, "fsdp2")],
     "signal": [(signal_noise_and_other_norms, "ddp"), (signal_noise_and_other_norms, "fsdp2")],
     "saved": [(saved_and_loaded, "ddp"), (saved_and_loaded, "fsdp2")],
     "loaded": [(loaded_from_one_process, "ddp"), (loaded_from_one_process, "fsdp2")],
@@ -358,6 +392,23 @@ def test_fresh_units_are_those_of_one_process(kind: str, how: str, results: Resu
         assert identical(ours["start"]["state"], one["start"]["state"])
         assert difference(ours["end"], one["end"]) < TOLERANCE
         assert difference(ours["state"], one["state"]) < TOLERANCE
+
+
+@both
+@kinds
+@pytest.mark.parametrize("way", ["identity", "stack"])
+def test_more_blocks_are_those_of_one_process(kind: str, how: str, way: str, results: Results) -> None:
+    """The shallow model trained wrapped, so that it is within rounding; so are deep ones, at the start and trained."""
+    one = results.one("depth", kind)
+    for two in results.of("depth", kind, how):
+        assert difference(two[way]["start"]["weights"], one[way]["start"]["weights"]) <= TOLERANCE
+        assert difference(two[way]["start"]["state"], one[way]["start"]["state"]) <= TOLERANCE
+        assert difference(two[way]["end"], one[way]["end"]) <= TOLERANCE
+        same = float((two[way]["after"] - two["before"]).abs().max()) < 1e-12
+        assert same == (way == "identity")
+        assert two[way]["sharded"] == (how == "fsdp2" and kind == "gpt2") or kind == "mlp"
+    if way == "identity":
+        assert difference(one[way]["end"], one[way]["start"]["weights"]) > 1e-2, "nothing is learnt"
 
 
 @both

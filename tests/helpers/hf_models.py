@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor, nn
 
 import mupscale as mu
-from hf_more_models import GROUPED, MORE, POSITIONS, SIZES, TEXT, VOCAB
+from hf_more_models import GROUPED, MORE, POSITIONS, SIZES, TEXT, TIMES, VOCAB
 from mupscale import Plan
 from mupscale.checks import Report
 from mupscale.hf.describe.architecture import Architecture
@@ -72,6 +72,7 @@ HEADS = {
     "llama4_text": ["TextModel"],
     "t5": ["ForQuestionAnswering", "Model"],
     "bart": ["ForQuestionAnswering", "Model"],
+    "whisper": ["ForAudioClassification", "Model"],
 }
 """Heads of architectures whose module has models of another config, too."""
 
@@ -93,6 +94,8 @@ def tiny(name: str, head: str | None = None, **config: Any) -> tuple[Any, type[n
     labels = 2 if cls.__name__.endswith("ForQuestionAnswering") else CLASSES
     common = {"pad_token_id": None, "use_cache": False, "num_labels": labels, "architectures": [cls.__name__]}
     given = {**common, **sizes, **config, **EAGER}
+    if "layer_types" in given:
+        given["layer_types"] = given["layer_types"][: given["num_hidden_layers"]]
     return getattr(transformers, f"{OTHER_NAMES.get(name, prefix)}Config")(**given), cls
 
 
@@ -142,13 +145,11 @@ def inputs(config: Any, count: int = 2, batch: int = 2, length: int = 7, seed: i
     for _ in range(count):
         if config.model_type == "vit":
             size = (batch, config.num_channels, config.image_size, config.image_size)
-            given = {
-                "pixel_values": torch.randn(size, generator=generator, dtype=torch.float64).to(
-                    torch.get_default_dtype()
-                )
-            }
+            given = {"pixel_values": _random(size, generator)}
             if config.architectures[0].endswith("ForMaskedImageModeling"):
                 given["bool_masked_pos"] = torch.rand((batch, 4), generator=generator) < 0.5
+        elif config.model_type == "wav2vec2":
+            given = {"input_values": _random((batch, 64), generator)}
         else:
             tokens = torch.randint(0, VOCAB, (batch, length), generator=generator)
             if config.architectures[0].endswith("ForMultipleChoice"):
@@ -157,8 +158,18 @@ def inputs(config: Any, count: int = 2, batch: int = 2, length: int = 7, seed: i
             given = {"input_ids": tokens}
             if config.is_encoder_decoder:
                 given["decoder_input_ids"] = tokens.flip(-1)
+            if config.model_type == "whisper":
+                del given["input_ids"]
+                shape = (batch, config.num_mel_bins, 2 * config.max_source_positions)
+                given["input_features"] = _random(shape, generator)
+            if config.architectures[0] == "WhisperForAudioClassification":
+                del given["decoder_input_ids"]
         made.append(given)
     return made
+
+
+def _random(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(torch.get_default_dtype())
 
 
 def outputs(model: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
@@ -186,6 +197,11 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return total
 
 
+def usual_times(name: str, times: Any = None) -> Times:
+    """By which an architecture grows in tests: 2, if nothing else is asked for or needed."""
+    return Times.of(TIMES.get(name, 2) if times is None else times)
+
+
 class Averaged(nn.Module):
     """A model without a head, whose outputs are averaged over their units so that they do not grow."""
 
@@ -210,10 +226,12 @@ def averaged(model: nn.Module, batch: Any, outputs: Any) -> dict[str, Tensor]:
 class Pair:
     """A small model, its config as config.json has it, and the wide model made of it in memory, in float64."""
 
-    def __init__(self, name: str, times: Any = 2, change: Callable[[Plan], Plan] | None = None, **config: Any) -> None:
+    def __init__(
+        self, name: str, times: Any = None, change: Callable[[Plan], Plan] | None = None, **config: Any
+    ) -> None:
         self.config, self.cls = tiny(name, **config)
         self.architecture: Architecture = DESCRIPTIONS[name]
-        self.json, self.times = self.config.to_dict(), Times.of(times)
+        self.json, self.times = self.config.to_dict(), usual_times(name, times)
         self.small = randomised(build(self.config))
         self.wide = build(self.architecture.wide_config(self.json, self.times))
         if self.config.is_encoder_decoder:

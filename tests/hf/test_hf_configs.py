@@ -32,7 +32,7 @@ HEADS = models.each((name, head) for name in models.CONFIGS for head in models.h
 def test_every_head_and_none(name: str, head: str) -> None:
     """All classes that transformers has for the architecture, the model alone included."""
     config = {"pad_token_id": 0} if head.endswith("ForSequenceClassification") else {}
-    pair = models.Pair(name, 2, head=head, num_hidden_layers=1, **config)
+    pair = models.Pair(name, head=head, num_hidden_layers=1, **config)
     assert pair.compare() <= 1e-10
     report = pair.train(steps=3)
     assert report.ok, str(report)
@@ -49,7 +49,7 @@ def test_a_file_widened_tensor_by_tensor_is_the_wide_model(name: str, tied: bool
     """Files have names of their own (Mixtral, GPT-NeoX, ViT): by those the same model comes out."""
     if DESCRIPTIONS[name].tied is None and tied:
         pytest.skip("has no readout to tie")
-    pair = models.Pair(name, 2, **({} if DESCRIPTIONS[name].tied is None else {"tie_word_embeddings": tied}))
+    pair = models.Pair(name, **({} if DESCRIPTIONS[name].tied is None else {"tie_word_embeddings": tied}))
     pair.small.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     tensors = load_file(tmp_path / "model.safetensors")
@@ -132,10 +132,11 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
     fields = {architecture.hidden, architecture.heads, architecture.std, *architecture.defaults}
     for field in fields - {"n_inner"}:
         assert architecture.value({}, field) == getattr(theirs, field), field
+    heads = getattr(theirs, architecture.heads)
     assert architecture.head_size({}) == (
-        getattr(theirs, architecture.head_dim or "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+        getattr(theirs, architecture.head_dim or "head_dim", None) or theirs.hidden_size // heads
     )
-    assert architecture.kv_heads({}) == getattr(theirs, "num_key_value_heads", theirs.num_attention_heads)
+    assert architecture.kv_heads({}) == getattr(theirs, "num_key_value_heads", heads)
     if architecture.tied is not None:
         assert architecture.tied.default == theirs.tie_word_embeddings
 
@@ -190,8 +191,8 @@ def test_fields_that_config_json_leaves_out(name: str, field: str, config: dict[
             if not null:
                 raise
             pytest.skip(f"transformers itself does not take it: {error}")
-        sketches.append(models.build(architecture.wide_config(given, Times.of(2))))
-    plan = architecture.plan(given, Times.of(2), models.shapes(sketches[0]))
+        sketches.append(models.build(architecture.wide_config(given, models.usual_times(name))))
+    plan = architecture.plan(given, models.usual_times(name), models.shapes(sketches[0]))
     plan.check(sketches[0], "narrow")
     plan.check(sketches[1])
 
@@ -210,7 +211,7 @@ def test_what_is_tied_is_what_transformers_ties(name: str, tied: bool | None) ->
             given.pop("tie_word_embeddings", None)
         readouts = {*architecture.tied.readouts}
         assert architecture.is_tied(given) == any(group & readouts and group - readouts for group in groups), head
-        plan = architecture.plan(given, Times.of(2), models.shapes(model, every_name=True))
+        plan = architecture.plan(given, models.usual_times(name), models.shapes(model, every_name=True))
         ours = [{*entry.names} for entry in plan.parameters.values()]
         assert all(any(names <= group for group in groups) for names in ours)
         assert all(group in ours for group in groups) or not architecture.is_tied(given)
@@ -238,18 +239,25 @@ def test_what_transformers_refuses_is_refused_first(name: str, times: str, confi
 # Initialisation.
 
 
+PATTERNS = ("encoder.embed_positions.weight", "mixer.A_log", "mixer.dt_bias")
+"""Of Whisper and Mamba 2: what starts as a pattern, and gets no noise."""
+
+OTHER_TIMES = {"bloom": "hidden=4", "mpt": "hidden=4", "mamba2": "4"}
+
+
 @pytest.mark.parametrize("name", models.each())
 def test_fresh_weights_have_the_described_size(name: str) -> None:
     """std of transformers' own initialisation of the narrow model, times μP's factor at the wide width."""
-    std = DESCRIPTIONS[name].std
+    std, times = DESCRIPTIONS[name].std, Times.of(OTHER_TIMES.get(name, "hidden=4,ffn=9,heads=4"))
     for head in (None, models.headless(name), *(["ForMaskedImageModeling"] if name == "vit" else [])):
         config, _ = models.tiny(name, head, **{std: 0.1})
         model, architecture = models.build(config), DESCRIPTIONS[name]
-        plan = architecture.plan(config.to_dict(), Times.of("hidden=4,ffn=9,heads=4"), models.shapes(model))
+        plan = architecture.plan(config.to_dict(), times, models.shapes(model))
         assert plan.fresh is not None
         for parameter, p in model.named_parameters():
             found, expected = float(p.detach().std(correction=0)), plan.fresh[parameter]
-            if found == 0:
+            unplanned = name in ("whisper", "mamba2") and parameter.endswith(PATTERNS)
+            if found == 0 or unplanned or (name == "wav2vec2" and not plan[parameter].axes):
                 assert expected == 0, parameter
             else:
                 slack = 5 / (2 * p.numel()) ** 0.5

@@ -9,55 +9,121 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 transformers = pytest.importorskip("transformers")
 
-from hf_models import build, inputs, randomised, tiny  # noqa: E402
+from hf_models import CONFIGS, build, inputs, randomised, tiny  # noqa: E402
 from mupscale import hf  # noqa: E402
-from mupscale.cli.command_table import main  # noqa: E402
-from mupscale.growth import Identity  # noqa: E402
-from mupscale.hf.deepening import WRITERS  # noqa: E402
-from mupscale.planning import find_writers  # noqa: E402
+from mupscale.hf.describe import DESCRIPTIONS, POST_NORM, WRITERS, architectures, layer_origins  # noqa: E402
+from mupscale.hf.files import open_source  # noqa: E402
+from mupscale.planning import KeepDouble, find_writers  # noqa: E402
 from mupscale.system import MupscaleError  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 
 RESIDUAL = sorted(WRITERS)
+FEW = ("gpt2", "llama", "gemma2", "mixtral", "t5", "deepseek_v2")
+COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 
 
-def saved(name: str, folder: Path, **config: Any) -> Any:
+def saved(name: str, folder: Path, dtype: torch.dtype = torch.float32, **config: Any) -> Any:
     made, _ = tiny(name, **config)
-    model = randomised(build(made))
+    model = randomised(build(made)).to(dtype)
     model.save_pretrained(folder)  # type: ignore[operator]
     return made
 
 
-@pytest.mark.parametrize("name", with_slow(RESIDUAL, ("gpt2", "llama", "gemma2", "mixtral")))
+def stored(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return content
+
+
+def lists_of(model: nn.Module) -> list[str]:
+    """The paths of a model's lists of layers, but for lists inside layers."""
+    lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    return [name for name in lists if not re.search(r"\.\d+\.", name)]
+
+
+def test_every_described_architecture_is_here() -> None:
+    assert {*WRITERS, *POST_NORM} == {*CONFIGS}
+    assert {*CONFIGS} <= DESCRIPTIONS.keys()
+    files = Path(architectures.__file__).parent.glob("[!_]*.py")
+    assert len(CONFIGS) == 39
+    assert all(any(name.startswith(file.stem) for name in CONFIGS) for file in files)
+    assert not {*WRITERS} & {*POST_NORM}
+
+
+@pytest.mark.parametrize("name", with_slow(RESIDUAL, FEW))
 def test_identity_keeps_the_function_of_every_described_architecture(name: str, tmp_path: Path) -> None:
-    config = saved(name, tmp_path / "small")
-    deepened = hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=5)
-    assert deepened.difference is not None
-    assert deepened.difference < 1e-5
-    stored = json.loads((tmp_path / "deep" / "config.json").read_text())
-    assert stored.get("num_hidden_layers", stored.get("n_layer")) == 5
-    types = getattr(config, "layer_types", None)
-    if types:
-        assert stored["layer_types"] == [types[place.block] for place in Identity().places(2, 5)]
+    """In float64 to 1e-12; layers keep their kinds, and each kind its place."""
+    config = saved(name, tmp_path / "small", torch.float64)
+    deepened = hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=5, verify=False)
+    assert deepened.layers == (2, 5)
+    report = hf.verify(tmp_path / "small", tmp_path / "deep", dtype="float64")
+    assert report.ok
+    assert max(row.difference for row in report.rows) < 1e-12
+    assert "the function is the same" in report.verdict
+    content = stored(tmp_path / "deep")
+    assert 5 in [content.get(name) for name in COUNTS]
+    if types := getattr(config, "layer_types", None):
+        assert content["layer_types"] == [types[number] for number in (0, 0, 1, 1, 1)]
 
 
-@pytest.mark.parametrize("name", RESIDUAL)
+@pytest.mark.parametrize("name", with_slow(RESIDUAL, FEW))
 def test_what_is_described_is_what_a_run_shows(name: str) -> None:
+    """Every layer of every list, so that layers with and without experts are seen."""
     config, _ = tiny(name)
     model = build(config)
-    path = next(n for n, m in model.named_modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 2)
-    found, reasons = find_writers(model, [f"{path}.0"], inputs(config, count=1)[0])
+    paths = [f"{path}.{n}" for path in lists_of(model) for n in range(2)]
+    with KeepDouble():
+        found, reasons = find_writers(model, paths, inputs(config, count=1)[0])
     assert not reasons
     patterns, value = WRITERS[name]
-    described = {
-        local: value
-        for local in (n.removeprefix(f"{path}.0.") for n, _ in model.named_parameters() if n.startswith(f"{path}.0."))
-        if any(re.fullmatch(rf"{pattern}(\.weight|\.bias)?", local) for pattern in patterns)
-    }
-    assert described == found[f"{path}.0"]
+    for path in paths:
+        described = {
+            local: value
+            for local in (n.removeprefix(f"{path}.") for n, _ in model.named_parameters() if n.startswith(f"{path}."))
+            if any(re.fullmatch(rf"{pattern}(\.weight|\.bias)?", local) for pattern in patterns)
+        }
+        assert described == found[path]
+
+
+@pytest.mark.parametrize("name", with_slow(RESIDUAL, ("gpt2", "gemma2", "mixtral")))
+def test_new_layers_start_as_the_models_own_initialisation(name: str, tmp_path: Path) -> None:
+    """What is not silent has the mean and the spread that transformers gives a fresh model; nothing is trained."""
+    wide = {"hidden_size": 64} if name not in ("gpt2", "t5") else {"n_embd": 64} if name == "gpt2" else {"d_model": 64}
+    config = saved(name, tmp_path / "small", **wide)
+    hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
+    deep = build({**stored(tmp_path / "deep"), "architectures": config.architectures})
+    theirs = type(deep).from_pretrained(tmp_path / "deep", dtype=torch.float32)  # type: ignore[attr-defined]
+    fresh = build(config)
+    origins = layer_origins(list(dict(fresh.named_parameters())), "identity", 3)
+    patterns, silent = WRITERS[name]
+    drawn = {n: o.name for n, o in origins.items() if o.is_new}
+    assert drawn
+    for new, old in drawn.items():
+        ours, initial = theirs.get_parameter(new).detach(), fresh.get_parameter(old).detach()
+        local = re.sub(r".*?\.(\d+)\.", "", new, count=1)
+        if any(re.fullmatch(rf"{pattern}(\.weight|\.bias)?", local) for pattern in patterns):
+            assert (ours == silent).all()
+        elif float(initial.std()) == 0 or initial.numel() == 1:
+            assert torch.equal(ours, initial), new
+        else:
+            few = 6 / initial.numel() ** 0.5
+            assert float(ours.std()) == pytest.approx(float(initial.std()), rel=few + 0.05), new
+            assert abs(float(ours.mean())) < few * float(initial.std())
+
+
+@pytest.mark.parametrize("name", with_slow(POST_NORM, ("bert",)))
+def test_post_norm_is_refused_and_stacks(name: str, tmp_path: Path) -> None:
+    saved(name, tmp_path / "small")
+    with pytest.raises(MupscaleError, match=rf"layers of {name} normalise the stream .*post-norm.*--how stack"):
+        hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=4)
+    assert not (tmp_path / "deep").exists()
+    stacked = hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=4, how="stack")
+    assert stacked.difference is not None
+    assert stacked.difference > 1e-3
+    assert "copied layers move" in str(stacked)
 
 
 def test_stack_says_by_how_much_outputs_change(tmp_path: Path) -> None:
@@ -66,24 +132,81 @@ def test_stack_says_by_how_much_outputs_change(tmp_path: Path) -> None:
     assert stacked.difference is not None
     assert stacked.difference > 0.01
     assert len(list((tmp_path / "deep").glob("model-*.safetensors"))) > 1
-    assert "outputs differ by" in str(stacked)
+    report = hf.verify(tmp_path / "small", tmp_path / "deep")
+    assert report.ok
+    assert "copied layers move logits by" in report.verdict
+
+
+def test_settings_of_single_layers(tmp_path: Path) -> None:
+    """Lists of numbers of layers, every how many have experts, and how many plain ones come first."""
+    saved("qwen3_moe", tmp_path / "moe", mlp_only_layers=[], decoder_sparse_step=2)
+    hf.deepen_checkpoint(tmp_path / "moe", tmp_path / "deep", layers=5)
+    assert (stored(tmp_path / "deep")["mlp_only_layers"], stored(tmp_path / "deep")["decoder_sparse_step"]) == (
+        [0, 1],
+        1,
+    )
+    saved("deepseek_v2", tmp_path / "first")
+    with pytest.raises(MupscaleError, match="first 1 layers of this model are plain"):
+        hf.deepen_checkpoint(tmp_path / "first", tmp_path / "stacked", layers=4, how="stack")
+    hf.deepen_checkpoint(tmp_path / "first", tmp_path / "doubled", layers=4, how="interleaved")
+    assert stored(tmp_path / "doubled")["first_k_dense_replace"] == 2
+
+
+def test_verification_sees_what_was_changed(tmp_path: Path) -> None:
+    """A layer that writes, an old weight, and a drawn one: each is named; without a record there is no relation."""
+    from safetensors.torch import load_file, save_file
+
+    saved("llama", tmp_path / "small")
+    hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
+    file = tmp_path / "deep" / "model.safetensors"
+    right = load_file(file)
+    for name in ("2.mlp.down_proj", "0.mlp.up_proj", "2.mlp.up_proj"):
+        wrong = {n: t + 0.1 if n == f"model.layers.{name}.weight" else t for n, t in right.items()}
+        save_file(wrong, file, metadata={"format": "pt"})
+        report = hf.verify(tmp_path / "small", tmp_path / "deep")
+        assert not report.ok
+        assert name in report.verdict
+    save_file(right, file, metadata={"format": "pt"})
+    assert hf.verify(tmp_path / "small", tmp_path / "deep").ok
+    (tmp_path / "deep" / "mupscale.json").unlink()
+    with pytest.raises(MupscaleError, match=r"layers 3 and the small one .* layers 2"):
+        hf.verify(tmp_path / "small", tmp_path / "deep")
 
 
 def test_refused(tmp_path: Path) -> None:
-    saved("bert", tmp_path / "bert")
-    with pytest.raises(MupscaleError, match="post-norm"):
-        hf.deepen_checkpoint(tmp_path / "bert", tmp_path / "deep", layers=4)
-    assert hf.deepen_checkpoint(tmp_path / "bert", tmp_path / "deep", layers=4, how="stack").layers == (2, 4)
     saved("llama", tmp_path / "llama")
-    with pytest.raises(MupscaleError, match="a deeper model more than that"):
-        hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "other", layers=2)
+    for layers in (1, 2):
+        with pytest.raises(MupscaleError, match=f"has 2 layers, and a deeper model more than that, not {layers}"):
+            hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "other", layers=layers)
+    with pytest.raises(MupscaleError, match="identity, stack or interleaved, not 'sideways'"):
+        hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "other", layers=3, how="sideways")  # type: ignore[arg-type]
+    with pytest.raises(MupscaleError, match="are for a wider model"):
+        hf.upscale(tmp_path / "llama", tmp_path / "other", layers=3, noise=1.0)
+    config = stored(tmp_path / "llama")
+    (tmp_path / "llama" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with pytest.raises(MupscaleError, match=r"layers of .* are not found: its config says 3, and its files have 2"):
+        hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "other", layers=4)
+    (tmp_path / "llama" / "config.json").write_text(json.dumps({**config, "model_type": "arcee"}))
+    with pytest.raises(MupscaleError, match="of arcee is not described"):
+        hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "other", layers=4)
+    with pytest.raises(MupscaleError, match="wider or deeper, not both"):
+        hf.upscale(tmp_path / "llama", tmp_path / "other", layers=4, times=2, deepen="stack")
     assert not (tmp_path / "other").exists()
+    opt, _ = tiny("opt", do_layer_norm_before=False)
+    build(opt).save_pretrained(tmp_path / "opt")  # type: ignore[operator]
+    with pytest.raises(MupscaleError, match="post-norm"):
+        hf.deepen_checkpoint(tmp_path / "opt", tmp_path / "other", layers=4)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("jsonargparse")
-    saved("gpt2", tmp_path / "small")
-    words = ["upscale", str(tmp_path / "small"), str(tmp_path / "deep"), "--layers", "3", "--how", "identity"]
-    assert main(words) == 0
-    assert "2 layers are 3 (identity)" in capsys.readouterr().out
-    assert main([*words[:2], str(tmp_path / "again"), "--layers", "3", "--noise", "1"]) != 0
+def test_inspection(tmp_path: Path) -> None:
+    saved("gemma2", tmp_path / "small")
+    shown = str(hf.inspect(tmp_path / "small", layers=5))
+    assert "layers 2 → 5 (identity): trained ones are layers 0, 2" in shown
+    assert re.search(r"post_attention_layernorm\.weight +3 +-1\n", shown)
+    both = hf.inspect(tmp_path / "small", layers=4, times=4, deepen="stack")
+    assert both.depth is not None
+    assert both.depth.tensors["model.layers.3.mlp.up_proj.weight"].origin == "model.layers.1.mlp.up_proj.weight"
+    assert "all layers again on top" in str(both)
+    hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
+    assert "upscaled before, to 3 layers (identity)" in str(hf.inspect(tmp_path / "deep"))
+    assert open_source(tmp_path / "deep").config["num_hidden_layers"] == 3

@@ -39,7 +39,9 @@ class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def train(folder: Path, *callbacks: Any, steps: int = 10, resume: bool = False, **settings: Any) -> Any:
+def train(
+    folder: Path, *callbacks: Any, steps: int = 10, model: Any = None, resume: bool | Path = False, **settings: Any
+) -> Any:
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -47,15 +49,16 @@ def train(folder: Path, *callbacks: Any, steps: int = 10, resume: bool = False, 
         weight_decay=0.1,
         adam_epsilon=1e-3,
         lr_scheduler_type="cosine",
-        max_grad_norm=0.5,
+        **{"max_grad_norm": 0.5, "learning_rate": 1e-2, **settings},
         logging_steps=1,
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
         **{"learning_rate": 1e-2, "save_strategy": "no", **settings},
     )
-    trainer = transformers.Trainer(small_llama(), arguments, train_dataset=Texts(), callbacks=list(callbacks))
-    trainer.train(resume_from_checkpoint=callbacks[0].resume(trainer) if resume else None)
+    trainer = transformers.Trainer(model or small_llama(), arguments, train_dataset=Texts(), callbacks=list(callbacks))
+    where = callbacks[0].resume(trainer) if resume is True else str(resume) if resume else None
+    trainer.train(resume_from_checkpoint=where)
     return trainer
 
 
@@ -126,3 +129,51 @@ def test_a_run_that_was_stopped_goes_on_before_and_after_its_growth(tmp_path: Pa
     if stop >= 4:
         with pytest.raises(MupscaleError, match=r"callback\.resume\(trainer\)"):
             hf.GrowTrainerCallback(at=4, times=2).on_train_begin(again.args, again.state, None, model=again.model)
+
+
+def test_more_layers_go_on_where_the_shallow_model_was(tmp_path: Path) -> None:
+    """The loss is the shallow model's at first, and another once new layers have learnt; both checkpoints verify."""
+    alone = train(tmp_path / "alone", steps=6)
+    grown = train(tmp_path / "grown", hf.GrowTrainerCallback(at=3, layers=5), steps=6)
+    assert grown.model.config.num_hidden_layers == len(grown.model.model.layers) == 5
+    ours, theirs = losses(grown), losses(alone)
+    assert ours[:4] == pytest.approx(theirs[:4], rel=1e-5)
+    assert abs(ours[5] - theirs[5]) > 1e-4
+    narrow, deep = tmp_path / "grown" / "checkpoint-3-narrow", tmp_path / "grown" / "checkpoint-3"
+    report = hf.verify(narrow, deep, dtype="float64")
+    assert report.ok
+    assert "the function is the same" in report.verdict
+    hf.deepen_checkpoint(narrow, tmp_path / "deep", layers=5, verify=False, progress=False)
+    in_memory, in_files = (transformers.LlamaForCausalLM.from_pretrained(f) for f in (deep, tmp_path / "deep"))
+    assert all(torch.equal(p, in_files.get_parameter(n)) for n, p in in_memory.named_parameters())
+    new = grown.model.get_parameter("model.layers.1.mlp.down_proj.weight")
+    assert new.abs().max() > 0
+    assert grown.optimizer.state[new]["step"] == 3
+
+
+def test_a_deeper_run_resumes(tmp_path: Path) -> None:
+    """From checkpoint-STEP, with a Trainer that knows nothing of the growth, to the same losses and weights."""
+    grown = train(tmp_path, hf.GrowTrainerCallback(at=3, layers=3), steps=6, max_grad_norm=0.0)
+    config = transformers.LlamaConfig.from_pretrained(tmp_path / "checkpoint-3")
+    model = transformers.LlamaForCausalLM(config).double()
+    trainer = train(tmp_path / "again", steps=6, model=model, resume=tmp_path / "checkpoint-3", max_grad_norm=0.0)
+    assert losses(trainer)[-3:] == losses(grown)[-3:]
+    assert all(torch.equal(p, grown.model.get_parameter(n)) for n, p in trainer.model.named_parameters())
+
+
+@pytest.mark.parametrize("deepen", ["identity", "stack"])
+def test_width_and_layers_at_once(deepen: Any, tmp_path: Path) -> None:
+    alone = train(tmp_path / "alone", steps=5)
+    grown = train(tmp_path / "grown", hf.GrowTrainerCallback(at=3, times=2, layers=4, deepen=deepen), steps=5)
+    assert (grown.model.config.hidden_size, grown.model.config.num_hidden_layers) == (32, 4)
+    close = losses(grown)[3] == pytest.approx(losses(alone)[3], rel=1e-5)
+    assert close == (deepen == "identity")
+    narrow, both = tmp_path / "grown" / "checkpoint-3-narrow", tmp_path / "grown" / "checkpoint-3"
+    assert hf.verify(narrow, both, dtype="float64").ok
+    rates = {name: group["lr_factor"] for group in grown.optimizer.param_groups for name in group["param_names"]}
+    assert rates["model.layers.3.mlp.up_proj.weight"] == rates["model.layers.0.mlp.up_proj.weight"] == 0.5
+
+
+def test_too_few_layers_are_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(MupscaleError, match="the model has 2 layers, and a deeper model more than that, not 2"):
+        train(tmp_path, hf.GrowTrainerCallback(at=2, layers=2), steps=3)

@@ -498,7 +498,7 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
     names = [f"{i}" for i in range(8)]
     entry = mu.Entry((size, size), (2 * size, 2 * size), {0: mu.Axis(2), 1: mu.Axis(2)}, (0,), (1,))
     halves = partial(module._write_copies, torch.ones(size, size), entry.axes, 0.5)
-    pieces = {n: {"exp_avg": module._StateTensor(torch.ones(size, size), entry.wide, halves)} for n in names}
+    pieces = {n: {"exp_avg": module.StateTensor(torch.ones(size, size), entry.wide, halves)} for n in names}
     groups = [{"lr": 0.1, "params": list(range(8)), "param_names": names}]
     before, peak, done = _anonymous(), [0], threading.Event()
 
@@ -508,7 +508,7 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    module._write(tmp_path / "out.pt", groups, pieces)
+    module.write_optimizer(tmp_path / "out.pt", groups, pieces)
     done.set()
     watcher.join()
     written = (tmp_path / "out.pt").stat().st_size

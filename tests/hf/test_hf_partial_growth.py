@@ -14,17 +14,23 @@ transformers = pytest.importorskip("transformers")
 
 SWIN = {"image_size": 32, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4}
 REGNET = {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "groups_width": 4}
-AST = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_mel_bins": 32, "max_length": 64}
-SERIES = {"num_input_channels": 2, "context_length": 16, "patch_length": 4, "patch_stride": 4, "num_hidden_layers": 1}
+SERIES = {"prediction_length": 2, "context_length": 8, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
+
+
+def test_sizes_of_stages_with_heads_in_a_list(tmp_path: Path) -> None:
+    """Every size of Swin follows from embed_dim, and its biases by distance are copied with their heads."""
+    transformers.SwinForImageClassification(transformers.SwinConfig(**SWIN)).save_pretrained(tmp_path / "small")
+    made = hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, progress=False)
+    assert made.comparison is not None
+    assert made.comparison.ok
+    assert made.numbers[1] > 3 * made.numbers[0]
 
 
 @pytest.mark.parametrize(
     ("name", "sizes", "message"),
     [
-        ("Swin", SWIN, "nothing of 'swin' would grow"),
-        ("RegNet", REGNET, "only 10 of 62 tensors of 'regnet' would grow"),
-        ("AST", AST | {"hidden_size": 16, "intermediate_size": 32}, "reads 'input_values', neither tokens nor pixels"),
-        ("PatchTST", SERIES | {"d_model": 8, "num_attention_heads": 2, "ffn_dim": 16}, "reads 'past_values'"),
+        ("RegNet", REGNET, "WIDE is no upscaled version of SMALL"),
+        ("TimeSeriesTransformer", SERIES, "reads 'past_values', whose sizes its config does not tell"),
     ],
 )
 def test_refused_in_a_sentence(name: str, sizes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""results/depth.py: its recipes are recipes, its verdict follows from losses, and docs/depth.md shows what it found."""
+"""results/depth.py: its recipes are recipes, its verdict follows from losses, and the docs show what it found."""
 
 from __future__ import annotations
 
@@ -55,4 +55,4 @@ def test_verdict_follows_the_minimum(script: Any) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("depth-*/depth.json")), ids=lambda p: p.parent.name)
 def test_docs_show_the_results(script: Any, path: Path) -> None:
     summary = json.loads(path.read_text(encoding="utf-8"))
-    assert script.markdown(summary) in (ROOT / "docs" / "depth.md").read_text(encoding="utf-8")
+    assert script.markdown(summary) in (ROOT / "docs" / "results" / "depth.md").read_text(encoding="utf-8")

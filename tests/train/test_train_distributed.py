@@ -156,6 +156,7 @@ SPECS = {
     "normed": Spec(f"{__name__}.Normed"),
     "still": Spec(f"{__name__}.Normed", {"momentum": 0.0}),
     "nested": Spec(f"{__name__}.Nested"),
+    "deep": Spec("deep_models.ResidualTable", {"d_in": 5, "d_out": 3}),
 }
 
 
@@ -289,6 +290,17 @@ def grown_afresh(folder: Path, kind: str, mode: str) -> dict[str, Any]:
     return told(run_recipe(recipe(kind, folder / f"{kind}-{mode}-fresh", parallel=mode, grow=grow, **frozen)))
 
 
+def grown_in_depth(folder: Path, mode: str) -> dict[str, Any]:
+    """More blocks as identity, then more width and copies of blocks; once more from between the two."""
+    small = {"width": 4, "layers": 2}
+    grow = [Growth(3, depth=4, how="identity"), Growth(6, width=8, depth=6, deepen="stack")]
+    out, again = folder / f"deep-{mode}", folder / f"deep-{mode}-again"
+    more: dict[str, Any] = {"parallel": mode, "width": small, "base": small, "grow": grow}
+    first = told(run_recipe(recipe("deep", out, **more)))
+    prepare(lambda: cut_short(out, again))
+    return {"first": first, "again": told(run_recipe(recipe("deep", again, **more), resume=True))}
+
+
 def resumed(folder: Path, kind: str, mode: str, source: str) -> dict[str, Any]:
     """From the checkpoint after four steps of the run that `source` names."""
     out = folder / f"{kind}-{mode}-from-{source}"
@@ -402,6 +414,7 @@ SCENARIOS["resumed-gpt-ddp-fsdp"] = (resumed, "gpt", "ddp", "fsdp")
 SCENARIOS |= {
     f"fresh-{kind}-{mode}": (grown_afresh, kind, mode) for kind in (*KINDS, "still", "normed") for mode in MODES
 }
+SCENARIOS |= {f"depth-{mode}": (grown_in_depth, mode) for mode in MODES}
 SCENARIOS["started-gpt-fsdp"] = (started, "gpt", "fsdp", "fsdp")
 
 
@@ -461,6 +474,7 @@ def act_out(folder: Path, wanted: set[str]) -> None:
         torch.save(trained(folder, kind, "one"), folder / f"trained-{kind}-one-0.pt")
     for kind in (*KINDS, "still"):
         torch.save(grown_afresh(folder, kind, "one"), folder / f"fresh-{kind}-one-0.pt")
+    torch.save(grown_in_depth(folder, "one"), folder / "depth-one-0.pt")
     try:
         run_in_processes(process, (folder, wanted), WORLD)
     except ProcessException as error:
@@ -514,6 +528,17 @@ def test_two_processes_train_to_the_weights_of_one(kind: str, mode: str, results
         assert two["status"] == "finished"
         assert difference(two["weights"], results.one(kind)) <= TOLERANCE
     assert same_metrics(metrics(results.folder / f"{kind}-{mode}"), alone)
+
+
+@both
+def test_growth_in_depth_trains_to_the_weights_of_one_process_and_resumes(mode: str, results: Results) -> None:
+    (one,) = results.of("depth-one", [0])
+    assert identical(one["first"]["weights"], one["again"]["weights"])
+    for two in results.of(f"depth-{mode}"):
+        assert two["first"]["status"] == "finished"
+        assert difference(two["first"]["weights"], one["first"]["weights"]) <= TOLERANCE
+        assert identical(two["again"]["weights"], two["first"]["weights"])
+    assert same_metrics(metrics(results.folder / f"deep-{mode}"), metrics(results.folder / "deep-one"))
 
 
 @pytest.mark.parametrize("name", ["trained-gpt-fsdp", "trained-mlp-fsdp", "resumed-gpt-fsdp-fsdp", "started-gpt-fsdp"])

@@ -18,6 +18,7 @@ from mupscale.cli.arguments import (
 )
 from mupscale.system import print_at_once, printable, wrap_text
 
+_HOW_DEEP = ("identity", "stack", "interleaved")
 UPSCALE = """\
 Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the same function, or nearly.
 
@@ -27,13 +28,15 @@ Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the
   mupscale upscale path/to/checkpoint path/to/wide --how fresh --hidden 1536 --heads 24 --lossless
   mupscale upscale path/to/checkpoint-500 path/to/wide --optimizer path/to/checkpoint-500/optimizer.pt
   mupscale upscale path/to/checkpoint path/to/deep --layers 24 --how identity
+  mupscale upscale path/to/checkpoint path/to/large --times 2 --layers 24 --deepen stack
 
 --how copies (the default) copies every unit a whole number of times: the function stays, and so does all training;
 noise makes the copies differ. --how fresh keeps the trained units as they are and draws new ones beside them, as the
 model's own initialisation would at the wide width: it takes any wider size, and there is nothing to tune. New units
 change the function at first; with --lossless they start silent, and it stays, up to the eps of the norms.
-With --layers the model becomes deeper instead: --how identity (the default then) inserts layers that write nothing into
-the residual stream yet, so that the function stays; stack and interleaved copy layers, which changes it.
+With --layers the model becomes deeper: --how identity (the default then) inserts layers that write nothing into the
+residual stream yet, so that the function stays; stack and interleaved copy layers, which changes it. The width stays
+unless --times or a size is given, too; --how is then about the width, and --deepen about the layers.
 
 Tensors are read, grown and written in pieces, so a model of any size needs little memory. Beside the weights lies
 mupscale.json, from which mupscale.hf.param_groups makes parameter groups out of the small model's learning rate.
@@ -52,6 +55,7 @@ What upscaling would do, as a table: each group of tensors with its axes, its ru
   mupscale inspect path/to/checkpoint
   mupscale inspect path/to/checkpoint --times hidden=2,ffn=3,heads=2 --optimizer sgd
   mupscale inspect path/to/checkpoint --how fresh --hidden 1536 --ffn 4096 --heads 24 --kv 8
+  mupscale inspect path/to/checkpoint --layers 24
 
 `2× by 64` means that an axis becomes twice as long in blocks of 64 units, such as attention heads. A rule is
 three numbers: by how much the output grows, by how much the input, and a constant folded into the weight.
@@ -64,7 +68,7 @@ def upscale_command(words: list[str]) -> int:
     parser = make_parser("upscale", "CHECKPOINT OUT [--option VALUE …]", UPSCALE)
     _add_times(parser)
     _add_growth(parser)
-    parser.add_argument("--layers", type=int | None, help="number of layers of a deeper model, instead of a wider one")
+    _add_depth(parser)
     parser.add_argument("--noise", type=float, default=0.0, help="of copies, in multiples of a fresh initialisation's")
     parser.add_argument("--seed", type=int, default=0, help="of the noise or the fresh units")
     parser.add_argument(
@@ -73,16 +77,16 @@ def upscale_command(words: list[str]) -> int:
     parser.add_argument("--shard-size", type=str, default="5GB", help="largest file of weights")
     parser.add_argument("--optimizer", type=str | None, help="a saved torch optimizer (optimizer.pt) to widen as well")
     parser.add_argument("--no-verify", action="store_true", help="do not compare the two models afterwards")
+    _add_trust(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint of mupscale's at OUT")
     parser.add_argument("--threads", type=int | None, help="how many (default: one for each core)")
     (source, out), options = _paths(
-        parser, words, ("CHECKPOINT", "OUT"), flags=("--no-verify", "--lossless", "--overwrite")
+        parser, words, ("CHECKPOINT", "OUT"), flags=("--no-verify", "--lossless", "--overwrite", "--trust-remote-code")
     )
     from mupscale.hf import upscale
 
     _describe(options.describe)
-    if options.layers is not None:
-        return _deepen_command(source, out, options)
+    options.how, depth = _depth(options)
     place = _beside(Path(out)) if options.overwrite else Path(out)
     made = upscale(
         source,
@@ -94,11 +98,13 @@ def upscale_command(words: list[str]) -> int:
         kv=options.kv,
         grow=_operator(options, options.noise),
         noise=0.0 if options.how == "fresh" else options.noise,
+        **depth,
         seed=options.seed,
         shard_size=options.shard_size,
         dtype=options.dtype,
         optimizer=options.optimizer,
         verify=not options.no_verify,
+        trust_remote_code=options.trust_remote_code,
         threads=options.threads,
         note=lambda line: print_at_once(wrap_text(printable(line)), "stderr"),
     )
@@ -109,28 +115,18 @@ def upscale_command(words: list[str]) -> int:
     return 0
 
 
-def _deepen_command(source: str, out: str, options: Any) -> int:
-    """mupscale upscale SOURCE OUT --layers N."""
-    from mupscale.hf import deepen_checkpoint
-
-    for name in ("times", "hidden", "ffn", "heads", "kv", "outgoing", "dtype", "optimizer"):
-        if getattr(options, name) is not None:
-            raise UsageError(f"--layers makes a model deeper, and --{name} is for a wider one: do one after the other")
-    if options.noise or options.lossless:
-        raise UsageError("--layers takes neither --noise nor --lossless: new layers that are identity change nothing")
-    if options.overwrite:
-        raise UsageError("--overwrite is for a wider model: give a folder that is not there yet")
-    deepened = deepen_checkpoint(
-        source,
-        out,
-        layers=options.layers,
-        how="identity" if options.how == "copies" else options.how,
-        seed=options.seed,
-        shard_size=options.shard_size,
-        verify=not options.no_verify,
-    )
-    print(printable(wrap_text(str(deepened)), lines=True))
-    return 0
+def _depth(options: Any) -> tuple[str, dict[str, Any]]:
+    """What --how says of width, and what of depth: beside --layers it may name either."""
+    how, deepen = options.how, options.deepen
+    if options.layers is None:
+        if deepen is not None or how in _HOW_DEEP:
+            raise UsageError(f"{'--deepen' if deepen else f'--how {how}'} is about new layers: add --layers N")
+        return how, {}
+    if how in _HOW_DEEP:
+        if deepen is not None:
+            raise UsageError(f"--how {how} and --deepen {deepen} both say what new layers are: leave one out")
+        how, deepen = "copies", how
+    return how, {"layers": options.layers, "deepen": deepen or "identity"}
 
 
 def _beside(out: Path) -> Path:
@@ -159,8 +155,7 @@ def verify_command(words: list[str]) -> int:
     parser.add_argument("--tokens", type=int, default=64, help="length of the texts that are compared")
     parser.add_argument("--tolerance", type=float | None, help="largest relative difference (default: by dtype)")
     parser.add_argument("--seed", type=int, default=0, help="of the random tokens")
-    trust = "run the code that a tokenizer may bring with it, for --text"
-    parser.add_argument("--trust-remote-code", action="store_true", help=trust)
+    _add_trust(parser)
     _add_describe(parser)
     (small, wide), options = _paths(parser, words, ("SMALL", "WIDE"), flags=("--trust-remote-code",))
     from mupscale.hf import verify
@@ -186,11 +181,14 @@ def inspect_command(words: list[str]) -> int:
     parser = make_parser("inspect", "CHECKPOINT [--option VALUE …]", INSPECT)
     _add_times(parser)
     _add_growth(parser)
+    _add_depth(parser)
     parser.add_argument("--optimizer", type=str, default="AdamW", help="of torch, for which factors are shown")
-    (path,), options = _paths(parser, words, ("CHECKPOINT",), flags=("--lossless",))
+    _add_trust(parser)
+    (path,), options = _paths(parser, words, ("CHECKPOINT",), flags=("--lossless", "--trust-remote-code"))
     from mupscale.hf import inspect
 
     _describe(options.describe)
+    options.how, depth = _depth(options)
     overview = inspect(
         path,
         times=options.times,
@@ -199,31 +197,45 @@ def inspect_command(words: list[str]) -> int:
         heads=options.heads,
         kv=options.kv,
         grow=_operator(options),
+        **depth,
         optimizer=options.optimizer,
+        trust_remote_code=options.trust_remote_code,
     )
     print(printable(str(overview), lines=True))
     return 0
 
 
 def _add_times(parser: Any) -> None:
-    meaning = "how much wider: a whole number, or hidden=2,ffn=3,heads=2 (kv=… for key/value heads); 1 if not named"
+    meaning = "how much wider: a whole number, or hidden=2,ffn=3,heads=2 (kv=… for key/value heads); 1 if not named; of"
+    meaning += " a model of several parts text=2,vision.ffn=3"
     meaning = f"{meaning} (default: 2, or what the sizes below say)"
     parser.add_argument("--times", type=str | None, default=None, help=meaning)
     _add_describe(parser)
 
 
+def _add_trust(parser: Any) -> None:
+    meaning = "run the code that the checkpoint brings with it, of its model or its tokenizer"
+    parser.add_argument("--trust-remote-code", action="store_true", help=meaning)
+
+
 def _add_growth(parser: Any) -> None:
     """By which operator, to which sizes."""
     parser.add_argument("--how", type=str, default="copies", help="copies, or fresh for new units beside the old ones")
-    parser.add_argument("--hidden", type=int | None, help="hidden size of the wide model, instead of --times")
-    parser.add_argument("--ffn", type=int | None, help="size of its feed-forward layers; what is not named stays")
-    parser.add_argument("--heads", type=int | None, help="number of its attention heads; head_dim stays")
+    parser.add_argument("--hidden", type=str | None, help="hidden size of the wide model, instead of --times")
+    parser.add_argument("--ffn", type=str | None, help="size of its feed-forward layers; what is not named stays")
+    parser.add_argument("--heads", type=str | None, help="number of its attention heads; head_dim stays")
     parser.add_argument(
-        "--kv", type=int | None, help="number of its key/value heads (default: they grow with the heads)"
+        "--kv", type=str | None, help="number of its key/value heads (default: they grow with the heads)"
     )
     outgoing = "of fresh units: how much of their weight towards old ones they start with, 0 to 1 (default: 1)"
     parser.add_argument("--outgoing", type=float | None, help=outgoing)
     parser.add_argument("--lossless", action="store_true", help="fresh units that leave the function as it is")
+
+
+def _add_depth(parser: Any) -> None:
+    parser.add_argument("--layers", type=int | None, help="number of layers of a deeper model; the width stays")
+    meaning = "what new layers are: identity, stack or interleaved, where --how is about the width"
+    parser.add_argument("--deepen", type=str | None, help=meaning)
 
 
 def _operator(options: Any, noise: float = 0.0) -> Any:

@@ -8,7 +8,7 @@ head, the H·W positions of a flattened channel) are copied whole: wide unit j i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import torch
@@ -26,7 +26,8 @@ class Axis:
     """A width axis that grows by `times`, copied in whole blocks of `block` narrow units.
 
     `sections`, where given, lists (length, block) of the parts of a packed axis whose blocks differ, as in a
-    fused q|k|v projection with grouped queries; parts with equal blocks need no sections.
+    fused q|k|v projection with grouped queries; parts with equal blocks need no sections. last: beside fresh units, an
+    old block is the last of those that come in its place, not the first (ALiBi's slopes are then its own).
 
     >>> import mupscale as mu
     >>> mu.Axis(times=2, block=2).source(4)  # of two heads of two units, each is copied whole
@@ -36,6 +37,7 @@ class Axis:
     times: Number = 1
     block: int = 1
     sections: tuple[tuple[int, int], ...] = ()
+    last: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         if min((self.block, *(block for _, block in self.sections))) < 1:
@@ -57,14 +59,14 @@ class Axis:
         times = self.times * other.times
         if self.times == 1 or other.times == 1:
             growing = other if self.times == 1 else self
-            return Axis(times, growing.block, growing.sections)
+            return replace(growing, times=times)
         grown = tuple((length * self.times, block) for length, block in self.sections)
-        if self.block != other.block or grown != other.sections:
+        if self.block != other.block or grown != other.sections or self.last != other.last:
             first, then = (axis.sections or axis.block for axis in (self, other))
             raise MupscaleError(
                 f"axes copied in blocks of {first} and then of {then} do not compose; widen in one step"
             )
-        return Axis(times, self.block, self.sections)
+        return replace(self, times=times)
 
 
 def multiplier(narrow: int, wide: int) -> Number:

@@ -127,7 +127,10 @@ def _number_from_json(number: int | float | str) -> Number:
 
 def entry_to_json(entry: Entry) -> dict[str, Any]:
     """Plain values; numbers that are no whole ones exactly."""
-    axes = [[d, _number_to_json(a.times), a.block, [list(s) for s in a.sections]] for d, a in entry.axes.items()]
+    axes = [
+        [d, _number_to_json(a.times), a.block, [list(s) for s in a.sections], *([True] if a.last else [])]
+        for d, a in entry.axes.items()
+    ]
     return {
         "narrow": list(entry.narrow),
         "wide": list(entry.wide),
@@ -145,8 +148,8 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
 def entry_from_json(content: dict[str, Any]) -> Entry:
     """What entry_to_json gave."""
     axes = {
-        d: Axis(_number_from_json(times), block, tuple((a, b) for a, b in sections))
-        for d, times, block, sections in content["axes"]
+        d: Axis(_number_from_json(times), block, tuple((a, b) for a, b in sections), bool(last))
+        for d, times, block, sections, *last in content["axes"]
     }
     return Entry(
         tuple(content["narrow"]),

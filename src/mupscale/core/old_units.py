@@ -24,18 +24,23 @@ def places(axis: Axis, n: int) -> Tensor:
     tensor([0, 1, 3, 4])
     >>> places(Axis(2, block=2), 4)  # two heads of two units become four: the old ones are the first and the third
     tensor([0, 1, 4, 5])
+    >>> places(Axis(2, block=2, last=True), 4)
+    tensor([2, 3, 6, 7])
     """
     parts, old, new = [], 0, 0
     for length, block in axis.sections or ((n, axis.block),):
-        parts.append(new + _places_of_blocks(Fraction(axis.times), length, block))
+        parts.append(new + _places_of_blocks(axis, length, block))
         old, new = old + length, new + whole_blocks(axis, length, block) * block
     if old != n:
         raise MupscaleError(f"sections {axis.sections} do not add up to an axis of {n} units")
     return torch.cat(parts)
 
 
-def _places_of_blocks(times: Fraction, length: int, block: int) -> Tensor:
-    first = torch.arange(length // block) * times.numerator // times.denominator
+def _places_of_blocks(axis: Axis, length: int, block: int) -> Tensor:
+    times, numbers = Fraction(axis.times), torch.arange(length // block)
+    first = numbers * times.numerator // times.denominator
+    if axis.last:
+        first = (numbers + 1) * times.numerator // times.denominator - 1
     return (first[:, None] * block + torch.arange(block)).flatten()
 
 

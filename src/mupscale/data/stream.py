@@ -7,7 +7,7 @@ model cannot disturb it, and any number of processes can share it: each asks for
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,19 @@ class Data(ABC):
 
     def batch(self, seed: int, start: int, count: int) -> Batch:
         """Examples start … start + count - 1 of the stream that this seed orders: epoch after epoch, each shuffled."""
-        x, y = self.examples(self._order(seed).rows(start, count))
+        return self._stretch([seed], start, count)
+
+    def batches(self, seeds: Sequence[int], start: int, count: int) -> Batch:
+        """The same stretch of several streams, one after the other: read and moved to the device at once."""
+        if type(self).batch is Data.batch:
+            return self._stretch(seeds, start, count)
+        xs, ys = zip(*(self.batch(seed, start, count) for seed in seeds), strict=True)
+        return _joined(xs), _joined(ys)
+
+    def _stretch(self, seeds: Sequence[int], start: int, count: int) -> Batch:
+        x, y = self.examples(_joined([self._order(seed).rows(start, count) for seed in seeds]))
         if type(self).augment is not Data.augment:
-            x = self.augment(x, random_bits(seed, start, count, x.device))
+            x = self.augment(x, _joined([random_bits(seed, start, count, x.device) for seed in seeds]))
         return x, y
 
     def _order(self, seed: int) -> Order:
@@ -105,7 +115,7 @@ class Order:
             epoch, offset = divmod(start, size)
             parts.append(self._epoch(epoch)[offset : offset + count])
             start, count = start + len(parts[-1]), count - len(parts[-1])
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return _joined(parts)
 
     def _epoch(self, epoch: int) -> Tensor:
         if epoch not in self._epochs:
@@ -115,6 +125,10 @@ class Order:
             pinned = rows.pin_memory() if device.type == "cuda" else rows  # so that nobody waits for the copy
             self._epochs[epoch] = pinned.to(device, non_blocking=True)
         return self._epochs[epoch]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def random_bits(seed: int, start: int, count: int, device: torch.device) -> Tensor:

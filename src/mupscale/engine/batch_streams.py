@@ -35,16 +35,15 @@ class Streams:
         last, ahead = step + count, 1
         while step < last:
             ahead = min(ahead, last - step)
-            stretches = [self.data.batch(seed, step * self.batch, ahead * self.batch) for seed in self.seeds]
-            xs, ys = (_cut_into_steps(parts, ahead) for parts in zip(*stretches, strict=True))
+            stretches = self.data.batches(self.seeds, step * self.batch, ahead * self.batch)
+            xs, ys = (self._cut_into_steps(joined, ahead) for joined in stretches)
             for x, y in zip(xs, ys, strict=True):
                 repeated = not self.shared and not self._one_for_each
                 yield (x[self._stream_of_row], y[self._stream_of_row]) if repeated else (x, y)
             step += ahead
             ahead = max(1, prefetch_bytes // (xs[0].nbytes + ys[0].nbytes))
 
-
-def _cut_into_steps(stretches: Sequence[Tensor], steps: int) -> Tensor:
-    """The streams' stretches, cut into steps; a dimension of streams follows where there are several."""
-    views = [stretch.unflatten(0, (steps, -1)) for stretch in stretches]
-    return views[0] if len(views) == 1 else torch.stack(views, dim=1)
+    def _cut_into_steps(self, joined: Tensor, steps: int) -> Tensor:
+        """Stretches of the streams, cut into steps; a dimension of streams follows where there are several."""
+        views: Tensor = joined.unflatten(0, (len(self.seeds), steps, -1))
+        return views[0] if self.shared else views.transpose(0, 1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -24,6 +23,7 @@ from mupscale import checkpoint
 from mupscale.core import naming
 from mupscale.data import Data
 from mupscale.engine.batch_streams import Streams
+from mupscale.engine.compiling import StepParts, worth_compiling
 from mupscale.engine.cuda_graph import NotCapturable, StepGraph, StepResult
 from mupscale.engine.replicas import ParameterLayout, Replicas
 from mupscale.engine.stackable import PER_RUN, NotStackable, check_stackable, group_by_start, rate_after
@@ -74,12 +74,12 @@ class RunStack:
         self.flops_per_step = None if cost is None else cost * self.shared.batch
         self.norms: Tensor | None = None
         self._can_capture = True
-        self._compiles = bool(self.shared.compile) and device.type == "cuda"  # on the CPU it makes a stack slower
-        self._keep_row_count = self._compiles  # compiling anew costs more than a few rows that nobody reads
+        self._compiles = self._keep_row_count = False
         self._prefetch_bytes = _PREFETCHED if device.type == "cuda" else 0
         self._start_runs()
         self._reset_rows()
         self._check_vmap()
+        self._set_compiled(self._should_compile())
 
     # ------------------------------------------------------------------------------------------- beginning
 
@@ -122,9 +122,7 @@ class RunStack:
         self._one_thread = False
         segments = self.replicas.layout.segments
         self._segments = merge_segments(segments, self.replicas.flat.detach()) if self._compiles else segments
-        self._functions: dict[str, Callable[..., Any]] = {}
-        if self._compiles:
-            torch.compiler.reset()  # it gives up, silently, on a function that it has compiled for eight stacks
+        self._parts = StepParts(self._compiles)
 
     def _check_vmap(self) -> None:
         """Try vmap on a few examples, in training and in evaluation, before the first step."""
@@ -133,6 +131,21 @@ class RunStack:
         self.vmapped.check_training(row, buffers, x, y)
         x, y = next(iter(self.data.evaluation(self.shared.evaluation.batch or self.shared.batch)))
         self.vmapped.check_evaluation(row, buffers, x[:8], y[:8])
+
+    def _should_compile(self) -> bool:
+        """What the recipe says; where it does not ask for it, whether the stage is long enough to pay for it."""
+        if self.shared.compile is not False or self.device.type != "cuda":
+            return self.shared.compile_mode() is not None
+        kept = self.vmapped.bytes_for_backward(*self.replicas.row(0), *self.streams.first_row(0))
+        return worth_compiling(self.shared.steps, len(self.recipes), kept, len(self.replicas.layout.names))
+
+    def _set_compiled(self, compiles: bool) -> None:
+        """Compile the step from now on, or do not; never on the CPU, where it makes a stack slower."""
+        compiles = compiles and self.device.type == "cuda"
+        if compiles != self._compiles:
+            self._compiles = compiles
+            self._keep_row_count = compiles  # compiling anew costs more than a few rows that nobody reads
+            self._reset_rows()
 
     # ------------------------------------------------------------------------------------------- steps
 
@@ -208,13 +221,14 @@ class RunStack:
     def _step_block(self, replicas: Replicas, hyper: Hyperparameters, x: Tensor, y: Tensor) -> StepResult:
         skipping = self.shared.on_nonfinite == "skip"
         before = {name: tensor.clone() for name, tensor in replicas.tensors().items()} if skipping else {}
-        losses = self._compiled("losses", self.vmapped.losses)(
-            replicas.flat, replicas.buffers, x, y, self.streams.shared
-        )
+        with self.vmapped.folded():
+            losses = self._parts.get("losses", self.vmapped.losses)(
+                replicas.flat, replicas.buffers, x, y, self.streams.shared
+            )
         (gradient,) = torch.autograd.grad(losses.sum(), replicas.flat)
         with torch.no_grad():
             sound = losses.isfinite() & gradient.abs().amax(1).square().isfinite() if skipping else None
-            norms = self._compiled("update", self._update)(gradient, replicas, hyper)
+            norms = self._parts.get("update", self._update)(gradient, replicas, hyper)
             if sound is not None:
                 replicas.put_back(before, sound)
                 losses = torch.where(sound, losses, math.nan)
@@ -228,17 +242,6 @@ class RunStack:
         replicas.steps_taken += 1
         self.optimizer.update(replicas.flat, gradient, replicas.state, replicas.steps_taken, hyper, self._segments)
         return norms
-
-    def _compiled(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A part of the step, compiled if the recipe says so."""
-        if not self._compiles:
-            return function
-        if name not in self._functions:
-            warnings.filterwarnings(
-                "ignore", r"\s*Online softmax is disabled", UserWarning
-            )  # at every stack, to no use
-            self._functions[name] = torch.compile(function, dynamic=False)
-        return self._functions[name]
 
     # ------------------------------------------------------------------------------------------- between steps
 
@@ -306,7 +309,9 @@ class RunStack:
     def save(self, path: Path, extra: Mapping[str, Any]) -> None:
         """Write where the stack stands, whole or not at all; extra: JSON values and tensors."""
         tensors = {name: self._of_runs(tensor.cpu()) for name, tensor in self.replicas.tensors().items()}
-        checkpoint.save_states(path, tensors, None, None, {"stack": {"step": self.step, **extra}})
+        checkpoint.save_states(
+            path, tensors, None, None, {"stack": {"step": self.step, "compiled": self._compiles, **extra}}
+        )
 
     @torch.no_grad()
     def restore(self, saved: checkpoint.Checkpoint) -> None:
@@ -319,6 +324,7 @@ class RunStack:
             raise MupscaleError(f"this is not where these runs stood: '{odd}' has another shape")
         for name, tensor in own.items():
             tensor[self._rows] = saved.model[name].to(tensor)
+        self._set_compiled(bool(saved.extra["stack"].get("compiled", self._compiles)))  # so that it rounds as before
         self.step, self._multiple = int(saved.extra["stack"]["step"]), None
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,14 +15,29 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mupscale.engine.replicas import ParameterLayout
 from mupscale.engine.stackable import NotStackable
+from mupscale.engine.stacked_attention import folded_attention
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, cast_input, count_correct
 
 Named = Mapping[str, Tensor]
 _PLAIN = (SDPBackend.MATH,)
 _FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, *_PLAIN)
-# kernels for attention to try, in this order: vmap has rules that work for some of them alone
-_ATTENTION: tuple[tuple[SDPBackend, ...], ...] = (_FUSED, (SDPBackend.FLASH_ATTENTION, *_PLAIN), _PLAIN)
+
+
+@dataclass(frozen=True)
+class AttentionKernels:
+    """How attention is computed: by which of torch's kernels, and whether runs are folded into the batch of flash."""
+
+    kernels: tuple[SDPBackend, ...]
+    folds: bool = False
+
+
+# to try in this order: vmap has rules that work for some kernels alone
+_ATTENTION = (
+    AttentionKernels(_PLAIN, folds=True),
+    AttentionKernels(_FUSED),
+    AttentionKernels(_PLAIN),
+)
 # of loss and gradient, by the recipe's precision; those of bf16 are compared without its rounding
 _TOLERANCE = {"fp64": (1e-9, 1e-9), "fp32": (1e-3, 1e-2), "tf32": (5e-3, 2e-2), "bf16": (5e-3, 2e-2)}
 
@@ -33,7 +49,12 @@ class VmappedModel:
         self.template, self.layout, self.recipe, self.device = template, layout, recipe, device
         self.loss = recipe.loss_function()
         self._rounds_less = False
-        self.attention: tuple[SDPBackend, ...] = _ATTENTION[-1] if device.type == "cpu" else _ATTENTION[0]
+        low = recipe.precision == "bf16" and device.type == "cuda"  # the flash kernel knows nothing else
+        self.attention = _ATTENTION[-1] if device.type == "cpu" else _ATTENTION[0 if low else 1]
+
+    def folded(self) -> AbstractContextManager[None]:
+        """To be in force around all calls; outside of what is compiled."""
+        return folded_attention(self.attention.folds)
 
     def losses(self, flat: Tensor, buffers: Named, x: Tensor, y: Tensor, shared: bool) -> Tensor:
         """Every run's loss; its buffers are updated. shared: the batch is one for all, and not one for each."""
@@ -57,7 +78,7 @@ class VmappedModel:
 
         flat = row.detach().unsqueeze(0).clone().requires_grad_()
         held = {name: buffer.unsqueeze(0).clone() for name, buffer in buffers.items()}
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        with self.folded(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             self.losses(flat, held, x, y, shared=True)
         return sum(sizes.values())
 
@@ -71,7 +92,8 @@ class VmappedModel:
             right = count_correct(outputs, y)
             return loss.double(), torch.full_like(loss, -1.0).double() if right is None else right.double()
 
-        scores: tuple[Tensor, Tensor] = vmap(score)(self.layout.cut(flat), dict(buffers))
+        with self.folded():
+            scores: tuple[Tensor, Tensor] = vmap(score)(self.layout.cut(flat), dict(buffers))
         return scores
 
     def _objective(self, parameters: Named, buffers: Named, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -90,7 +112,10 @@ class VmappedModel:
     def _kernels(self) -> Iterator[None]:
         """The recipe's precision, and attention that works under vmap."""
         bf16 = self.recipe.precision == "bf16" and not self._rounds_less
-        with sdpa_kernel(list(self.attention)), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
+        with (
+            sdpa_kernel(list(self.attention.kernels)),
+            torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16),
+        ):
             yield
 
     # ------------------------------------------------------------------------------------------- checks
@@ -171,7 +196,8 @@ class VmappedModel:
 
     def _call_vmapped(self, function: Callable[[], Any]) -> Any:
         try:
-            return function()
+            with self.folded():
+                return function()
         except (MupscaleError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # a model may fail in any way

@@ -5,7 +5,9 @@
 for recipes; `Architecture`, `register`, `extend` and the layouts describe models.
 
 Imports go one way: describe (architectures and their plans) → files (checkpoints on disk) → training (groups, clipping,
-optimizers) → verification (is it the same model?) → inspection, upscaling, deepening, language_model.
+optimizers) → verification (is it the same model?) → inspection (depth_overview: of more layers), upscaled (what was
+written), deepening, upscaling,
+language_model.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from mupscale.hf.files import Record
 from mupscale.hf.inspection import Inspection, inspect
 from mupscale.hf.language_model import LanguageModel, hidden_size, load_language_model
 from mupscale.hf.training import decay_groups, param_groups, plan, resume_optimizer
-from mupscale.hf.upscaling import Upscaled, upscale
+from mupscale.hf.upscaled import Upscaled
+from mupscale.hf.upscaling import upscale
 from mupscale.hf.verification import Comparison, verify
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,16 @@ from torch.optim import Optimizer
 
 from mupscale.core import Axis, Entry, Plan, shapes_in_words
 from mupscale.growth import Fresh, FreshValues, Operator, Part, obstacles
+from mupscale.hf.depth_overview import DepthOverview, overview_of_depth
 from mupscale.hf.describe import (
     AskedGrowth,
+    HowDeep,
     PlannedArchitecture,
+    Size,
     Times,
     architecture_of,
     check_fresh_plan,
+    runs_trusted_code,
     settle_growth,
 )
 from mupscale.hf.files import Record, Source, open_source, shorten_number
@@ -84,6 +88,7 @@ class Inspection:
     record: Record | None
     fresh: Fresh | None = None
     losses: tuple[str, ...] = ()
+    depth: DepthOverview | None = None
 
     @property
     def model_type(self) -> str:
@@ -106,20 +111,32 @@ class Inspection:
         before, after = map(shorten_number, self.numbers)
         how = f"--times {self.times}" if self.fresh is None else "fresh units"
         lines = [f"{self.model_type} ({self.architecture.origin}), {before} → {after} numbers with {how}"]
+        if self.depth is not None:
+            wider = [f"--times {self.times}"] if self.times != Times() and self.fresh is None else []
+            wider += ["fresh units"] if self.fresh is not None else []
+            lines[0] = f"{self.model_type} ({self.architecture.origin}), {' and '.join([*wider, 'more layers'])}"
+            lines += self.depth.summary()
+            if self.times == Times() and self.fresh is None:
+                return [*lines, *self._history()]
         lines += [", ".join(f"{name} {a} → {b}" for name, (a, b) in self.sizes.items())]
         folds = [row.label for row in self.rows if row.entry.fold != 1]
         lines += self._fresh_lines()
         if folds and self.fresh is None:
             lines.append(f"a constant is folded into {', '.join(folds)}")
-        if self.record is not None:
-            steps = " and then ".join(str(growth.times) for growth in self.record.growths)
-            lines.append(
-                f"it has been upscaled before, by {steps}: param_groups counts from the first model, and the factors "
-                f"shown here count from this one"
-            )
+        lines += self._history()
         groups = f"{self.groups} parameter group{'s' * (self.groups != 1)}"
         lines.append(f"{self.optimizer} gets {groups}; its factors are in the last columns")
         return lines
+
+    def _history(self) -> list[str]:
+        """How it grew before."""
+        if self.record is None:
+            return []
+        steps = " and then ".join(map(str, self.record.growths))
+        return [
+            f"it has been upscaled before, {steps}: param_groups counts from the first model, and the factors "
+            f"shown here count from this one"
+        ]
 
     def _fresh_lines(self) -> list[str]:
         """What is done with old units and with new ones."""
@@ -138,7 +155,9 @@ class Inspection:
 
     def __str__(self) -> str:
         """The table, in two parts where the terminal is too narrow for one, and the summary."""
-        return "\n".join([self.table(), *map(wrap_text, self.summary())])
+        tables = [] if self.depth is not None and self.times == Times() and self.fresh is None else [self.table()]
+        tables += [] if self.depth is None else [self.depth.table()]
+        return "\n".join(["\n\n".join(tables), *map(wrap_text, self.summary())])
 
     def _repr_html_(self) -> str:
         """For a notebook."""
@@ -173,20 +192,24 @@ class Inspection:
         return (*header, *(name.replace("weight_decay", "decay") for name in names)), rows
 
 
+@runs_trusted_code
 def inspect(
     path: str | Path,
     *,
     times: int | str | Times | None = None,
-    hidden: int | None = None,
-    ffn: int | None = None,
-    heads: int | None = None,
-    kv: int | None = None,
+    hidden: Size | None = None,
+    ffn: Size | None = None,
+    heads: Size | None = None,
+    kv: Size | None = None,
+    layers: int | None = None,
     grow: Operator | None = None,
+    deepen: HowDeep = "identity",
     optimizer: str | type[Optimizer] = "AdamW",
+    trust_remote_code: bool = False,
 ) -> Inspection:
     """How a checkpoint would be upscaled: nothing but headers and config.json is read.
 
-    times … kv, grow: as in `upscale`. optimizer: for which factors are shown.
+    times … deepen, trust_remote_code: as in `upscale`. optimizer: for which factors are shown.
 
     >>> import json, pathlib, tempfile, torch
     >>> from safetensors.torch import save_file
@@ -204,8 +227,23 @@ def inspect(
     source = open_source(path)
     cls = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     architecture, parts = architecture_of(source.config), {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
+    if layers is not None and times is None and grow is None and not any(parts.values()):
+        times = 1
     asked = settle_growth(architecture, source.config, times=times, sizes=parts, grow=grow)
-    return _inspect(source, architecture, asked, cls)
+    made = _inspect(source, architecture, asked, cls)
+    if layers is None:
+        return made
+    shapes = dict(_wide_shapes(source, architecture, asked))
+    return replace(made, depth=overview_of_depth(source, layers, deepen, asked.times, shapes))
+
+
+def _wide_shapes(
+    source: Source, architecture: PlannedArchitecture, asked: AskedGrowth
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Of the files' tensors, once they are wide."""
+    plan = architecture.plan_files(source.config, asked.times, source.shapes)
+    for name in source.shapes:
+        yield name, plan[plan.names[name]].wide
 
 
 def _inspect(
@@ -216,7 +254,9 @@ def _inspect(
     check_fresh_plan(architecture, config, plan, fresh)
     architecture.check_grown(plan, times)
     wide = architecture.wide_config(config, times)
-    sizes = {n: (config.get(n), v) for n, v in wide.items() if config.get(n) != v}
+    sizes = {n: (config.get(n), v) for n, v in wide.items() if config.get(n) != v and not isinstance(v, dict)}
+    before, after = architecture.sizes(config), architecture.sizes(wide)
+    sizes |= {n: (a, after[n]) for n, a in before.items() if "." in n and a != after[n]}  # of parts
     entries = plan.parameters.values()
     numbers = (sum(math.prod(e.narrow) for e in entries), sum(math.prod(e.wide) for e in entries))
     rows = _rows(architecture, plan, traits_of(optimizer), default_hyper(optimizer, {}), fresh)

@@ -5,11 +5,9 @@ Everything is checked first; the output is made in a hidden folder beside its pl
 
 from __future__ import annotations
 
-import errno
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,13 @@ import torch
 from torch import nn
 
 from mupscale.core import Plan
-from mupscale.growth import Fresh, GaussianNoise, Noise, Operator, check_noise, obstacles
+from mupscale.growth import GaussianNoise, Noise, Operator, check_noise, obstacles
+from mupscale.hf.deepening import DeepeningJob
 from mupscale.hf.describe import (
     AskedGrowth,
+    HowDeep,
     PlannedArchitecture,
+    Size,
     Times,
     architecture_of,
     check_fresh_plan,
@@ -28,6 +29,7 @@ from mupscale.hf.describe import (
     check_nothing_missing,
     memory,
     require_transformers,
+    runs_trusted_code,
     settle_growth,
 )
 from mupscale.hf.files import (
@@ -36,98 +38,97 @@ from mupscale.hf.files import (
     Source,
     WeightShard,
     arrange_shards,
+    bytes_bar,
     check_place,
     check_space,
+    dtype_of_output,
+    failure_of_writing,
     open_source,
-    shorten_number,
     size_in_words,
     write_companions,
     write_model_card,
     write_shards,
 )
-from mupscale.hf.training import check_optimizer_file, widen_optimizer_file
+from mupscale.hf.training import check_optimizer_file, find_optimizer_file, widen_optimizer_file
+from mupscale.hf.upscaled import Upscaled
 from mupscale.hf.verification import Comparison, find_record, is_exact, needed_bytes
 from mupscale.hf.verification import verify as compare
-from mupscale.system import MupscaleError, appearing, open_display
-
-DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+from mupscale.system import MupscaleError, appearing
 
 
-@dataclass(frozen=True)
-class Upscaled:
-    """What was written. `comparison`: of the two models, where they were compared; else `unverified` says why not."""
-
-    path: Path
-    times: Times
-    numbers: tuple[int, int]
-    bytes: int
-    files: int
-    comparison: Comparison | None = None
-    unverified: str = ""
-    fresh: Fresh | None = None
-    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        before, after = map(shorten_number, self.numbers)
-        size = f"{size_in_words(self.bytes)} in {self.files} file{'s' * (self.files != 1)}"
-        checked = f"not verified: {self.unverified}" if self.comparison is None else self.comparison.verdict
-        how = f"--times {self.times}"
-        if self.fresh is not None:
-            how = f"fresh units ({', '.join(f'{part} {a} → {b}' for part, (a, b) in self.sizes.items() if a != b)})"
-        return f"{self.path}: {before} → {after} numbers with {how}, {size}\n{checked}"
-
-
+@runs_trusted_code
 def upscale(
     source: str | Path,
     out: str | Path,
     *,
     times: int | str | Times | None = None,
-    hidden: int | None = None,
-    ffn: int | None = None,
-    heads: int | None = None,
-    kv: int | None = None,
+    hidden: Size | None = None,
+    ffn: Size | None = None,
+    heads: Size | None = None,
+    kv: Size | None = None,
+    layers: int | None = None,
     grow: Operator | None = None,
+    deepen: HowDeep = "identity",
     noise: Noise = 0.0,
     seed: int = 0,
     shard_size: int | str = "5GB",
     dtype: str | torch.dtype | None = None,
     optimizer: str | Path | None = None,
     verify: bool = True,
+    trust_remote_code: bool = False,
     threads: int | None = None,
     progress: bool = True,
     note: Callable[[str], None] | None = None,
 ) -> Upscaled:
     """Write the checkpoint, `times` (2) as wide, into the folder `out`; copies without noise compute the same.
 
-    hidden … kv: sizes of the wide model, instead of times; what is not named stays. grow: `Copies(noise)`, for which
-    `noise=` is short, in multiples of a fresh initialisation's; or `Fresh()`, which takes any wider size. dtype: of the
-    output, which else keeps each tensor's. optimizer: a saved torch optimizer to widen, too. verify: compare the two
-    models if both fit into memory; an architecture that is not described must be compared. note: called with a line
-    before the comparison.
+    hidden … kv: sizes of the wide model, instead of times; what is not named stays; of a model of several parts
+    {"text": 1024}. grow: `Copies(noise)`, for which `noise=` is short, in multiples of a fresh initialisation's; or
+    `Fresh()`, which takes any wider size. layers: how many it gets, new ones being what deepen says
+    (`deepen_checkpoint`); with layers alone the width stays. dtype: of the output, else each tensor's own. optimizer: a
+    saved one that goes along. verify: compare both, if memory allows; what is not described must be.
+    trust_remote_code: run the checkpoint's own code. note: called with a line before the comparison.
 
     >>> import tempfile, transformers
     >>> folder = tempfile.TemporaryDirectory()
     >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
     >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
-    >>> upscaled = upscale(f"{folder.name}/small", f"{folder.name}/wide", times=2, progress=False)
-    >>> upscaled.comparison.ok
+    >>> upscale(f"{folder.name}/small", f"{folder.name}/wide", times=2, progress=False).comparison.ok
     True
-    >>> transformers.AutoConfig.from_pretrained(f"{folder.name}/wide").n_embd
-    16
     >>> folder.cleanup()
     """
-    out, opened = Path(out), open_source(source)
-    check_place(out, opened)
-    sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
-    architecture = architecture_of(opened.config)
-    asked = settle_growth(architecture, opened.config, times=times, sizes=sizes, grow=grow, noise=noise)
-    prepared = _prepare(opened, out, asked, seed, shard_size, _dtype(dtype), optimizer)
+    out, small, note = Path(out), open_source(source), note or (lambda line: None)
+    architecture, sizes = architecture_of(small.config), {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
+    if layers is not None:
+        growth = GrowthStep(Times(), seed=seed, layers=layers, deepen=deepen)
+        width = {"times": times, **sizes, "dtype": dtype, "grow": grow, "noise": noise or None, "threads": threads}
+        job = DeepeningJob(small, out, growth, shard_size, optimizer, verify, progress)
+        return _wider_and_deeper(job, width, note)
+    asked = settle_growth(architecture, small.config, times=times, sizes=sizes, grow=grow, noise=noise)
+    prepared = _prepare(small, out, asked, seed, shard_size, dtype_of_output(dtype), optimizer)
     if not verify:
         architecture.check_unverified()
-    comparison, why = _carry_out(prepared, out, verify, threads, progress, note or (lambda line: None))
+    comparison, why = _carry_out(prepared, out, verify, threads, progress, note)
     made = prepared.numbers, prepared.bytes, len(prepared.shards)
     return Upscaled(out, asked.times, *made, comparison, why, asked.fresh, prepared.sizes)
+
+
+def _wider_and_deeper(job: DeepeningJob, width: Mapping[str, Any], note: Callable[[str], None]) -> Upscaled:
+    """Wider first, where a width is asked for, so that new layers are drawn at the new width; then deeper."""
+    width = {name: value for name, value in width.items() if value is not None}
+    sized, wide = {"times", "hidden", "ffn", "heads", "kv"} & width.keys(), list[Upscaled]()
+    if not sized and {"grow", "noise"} & width.keys():
+        raise MupscaleError("noise= and grow= are for a wider model, and layers= alone makes a deeper one: say times=")
+
+    def widen(folder: Path) -> None:
+        asked = {**({} if sized else {"times": 1}), **width, "seed": job.growth.seed, "optimizer": job.optimizer}
+        wide.append(upscale(job.source.folder, folder, **asked, verify=False, progress=job.progress))
+
+    made = job.run(widen if sized or "dtype" in width else None, note)
+    sizes = {**(wide[0].sizes if wide else {}), "layers": made.layers}
+    times, fresh = (wide[0].times, wide[0].fresh) if wide else (Times(), None)
+    written = made.numbers, made.bytes, made.files, made.comparison, made.unverified
+    return Upscaled(made.path, times, *written, fresh, sizes, made.how)
 
 
 @dataclass(frozen=True)
@@ -186,10 +187,11 @@ def _prepare(
     dtype: torch.dtype | None,
     optimizer: str | Path | None,
 ) -> _Prepared:
+    check_place(out, source)
     architecture, times, fresh = architecture_of(source.config), asked.times, asked.fresh
-    if architecture.described:
+    told = check_nothing_missing(source.config, source.shapes, source.folder)
+    if architecture.described and not told:
         check_layers(source.config, source.shapes, source.folder)
-    check_nothing_missing(source.config, source.shapes, source.folder)
     measured = fresh is not None or asked.noise != 0
     recorded_plan = architecture.plan_to_record(source.config, times, fresh=measured)
     config = architecture.wide_config(source.config, times)
@@ -204,7 +206,7 @@ def _prepare(
             "signal-normalised noise needs whole tensors, and a checkpoint is widened in pieces: use GaussianNoise, "
             "with the constants that SignalNoise found in memory (.effective) if need be"
         )
-    file = None if optimizer is None else _find_optimizer_file(Path(optimizer))
+    file = None if optimizer is None else find_optimizer_file(optimizer)
     if file is not None:
         check_optimizer_file(file, source, times, recorded_plan, grow=fresh)
     shards = arrange_shards(source, plan, dtype=dtype, shard_size=shard_size)
@@ -219,24 +221,19 @@ def _prepare(
     return prepared
 
 
-def _find_optimizer_file(path: Path) -> Path:
-    file = path / "optimizer.pt" if path.is_dir() else path
-    if not file.is_file():
-        raise MupscaleError(f"there is no saved optimizer at {file}")
-    return file
-
-
 def _carry_out(
     prepared: _Prepared, out: Path, verify: bool, threads: int | None, progress: bool, note: Callable[[str], None]
 ) -> tuple[Comparison | None, str]:
+    if not verify:
+        prepared.architecture.check_unverified()
     try:
         with appearing(out) as folder:
             comparison, why = _write(prepared, folder, verify, threads, progress, note)
             checked = f"not made, since {why}." if comparison is None else comparison.verdict
-            write_model_card(folder, out.name, prepared.source, prepared.growth, prepared.sizes, checked)
+            write_model_card(folder, out.name, prepared.source, [prepared.growth], prepared.sizes, checked)
             return comparison, why
     except OSError as error:
-        raise MupscaleError(_failure_message(out, error)) from None
+        raise MupscaleError(failure_of_writing(out, error)) from None
 
 
 def _write(
@@ -251,7 +248,7 @@ def _write(
     for noise in _noises(prepared):
         growth = prepared.growth if noise is not None or not prepared.noisy else GrowthStep(prepared.growth.times)
         prepared.record(growth).save(folder)
-        with _bar(prepared.bytes, progress) as advance:
+        with bytes_bar(prepared.bytes, progress) as advance:
             write_shards(shards, folder, plan, noise=noise, grow=fresh, seed=seed, threads=threads, advance=advance)
         if verify:
             comparison, why = _compare(prepared, folder, exact=noise is None, note=note)
@@ -323,27 +320,3 @@ def _is_rounded(prepared: _Prepared) -> bool:
         for t in tensors
         if t.source.dtype.is_floating_point
     )
-
-
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    name = str(dtype).removeprefix("torch.")
-    if dtype is not None and name not in DTYPES:
-        raise MupscaleError(f"the dtype of a checkpoint is {', '.join(DTYPES)}, not {name}")
-    return None if dtype is None else DTYPES[name]
-
-
-def _failure_message(out: Path, error: OSError) -> str:
-    what = "the disk is full" if error.errno in _FULL else f"{error.strerror or error}"
-    where = f" ({error.filename})" if error.filename else ""
-    return f"{out} could not be written: {what}{where}; nothing was left behind"
-
-
-@contextmanager
-def _bar(total: int, visible: bool) -> Iterator[Callable[[int], None]]:
-    """Bytes and time left, where stderr is a terminal and rich is installed."""
-    columns = ("wide bar", "bytes", "bytes/s", "left", "time left")
-    display = open_display(columns, total, visible=visible, transient=True)
-    try:
-        yield display.advance
-    finally:
-        display.close()

@@ -104,7 +104,8 @@ def deepened_groups(
     """The shallow optimizer's groups as they are now, for a model with more blocks.
 
     plan: of the deep model's parameters. origins: from each of them to the shallow model's parameter whose group it is
-    in. lr: as in `widened_groups`.
+    in. lr: as in `widened_groups`. In each group parameters are in the deep model's order, as one who builds an
+    optimizer for it would have them: a saved state that goes by numbers fits.
 
     >>> from mupscale.core import Entry
     >>> shallow, deep = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -113,13 +114,17 @@ def deepened_groups(
     >>> plan = Plan({name: Entry(tuple(p.shape), tuple(p.shape)) for name, p in deep.named_parameters()})
     >>> (group,) = deepened_groups(optimizer, shallow, deep, plan, origins)
     >>> [name for name, _ in group["params"]]
-    ['0.weight', '1.weight', '0.bias', '1.bias']
+    ['0.weight', '0.bias', '1.weight', '1.bias']
     """
     names: dict[int, list[str]] = {}
     parameters = naming.parameters(shallow)
     for name, origin in origins.items():
         names.setdefault(id(parameters[origin]), []).append(name)
-    return _grown_groups(optimizer, names, plan.check(deep), plan, lr)
+    groups = _grown_groups(optimizer, names, plan.check(deep), plan, lr)
+    order = {name: number for number, name in enumerate(naming.parameters(deep))}
+    for group in groups:
+        group["params"].sort(key=lambda named: order[named[0]])
+    return groups
 
 
 def _grown_groups(

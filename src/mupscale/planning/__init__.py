@@ -12,6 +12,8 @@ from_run       two models side by side: what they compute, searched and checked
   copied_values  in which order, and by which factor, one tensor is copies of another
   guesses        what is assumed and what is found
   better_guesses what to assume instead where a pass got stuck
+  output_gradients
+                 outputs of both models, and gradients of one loss
   recorder       the outputs of all modules while a model runs
   module_differences
                  the first module that differs, and what usually causes it
@@ -40,6 +42,7 @@ from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of
 from mupscale.planning.module_differences import ROUNDING, Difference, first_differing_module, relative_difference
 from mupscale.planning.norms import kind_of_norm
+from mupscale.planning.output_gradients import has_length_one
 from mupscale.planning.precision import KeepDouble, in_double
 from mupscale.planning.recorder import Recorder
 from mupscale.planning.residual_branches import Writers, find_writers, silence
@@ -67,6 +70,7 @@ __all__ = [
     "find_width_dims",
     "find_writers",
     "first_differing_module",
+    "has_length_one",
     "in_double",
     "initial_means",
     "initial_std",

@@ -18,6 +18,7 @@ from mupscale.planning.following import Follower
 from mupscale.planning.guesses import Guess, Side, Stuck, Written
 from mupscale.planning.memory_layouts import without_copies
 from mupscale.planning.module_differences import first_differing_module
+from mupscale.planning.output_gradients import outputs_and_gradients
 from mupscale.planning.recorder import Recorder
 from mupscale.planning.tracing import (
     Operation,
@@ -26,7 +27,6 @@ from mupscale.planning.tracing import (
     record_run,
     run_in_float64,
     saved_tensors,
-    tensors_in,
 )
 from mupscale.system import MupscaleError
 
@@ -120,7 +120,7 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
         for name, weight in saved_tensors(small).items():
             entry = plan[name]
             entry.widened(weight, theirs[name], factor=None if name in plan.parameters else entry.rule.weight)
-    ours, theirs_out = (_outputs_and_gradients(model, batch) for model in (small, large))
+    ours, theirs_out = outputs_and_gradients(small, large, batch)
     _check_numbers([*ours[0], *ours[1].values()])
     for number, (a, b) in enumerate(zip(ours[0], theirs_out[0], strict=True)):
         if a.shape != b.shape:
@@ -161,21 +161,6 @@ def _check_numbers(tensors: Sequence[Tensor]) -> None:
                 "the narrow model computes nan on the batch, so whether copies are exact cannot be seen: pass inputs "
                 "on which its outputs and their gradients are numbers"
             )
-
-
-def _outputs_and_gradients(model: nn.Module, batch: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Floating-point outputs, and the gradients of a generic loss of those."""
-    outputs = [t for t in tensors_in(run_in_float64(model, batch)) if t.is_floating_point()]
-    generator = torch.Generator().manual_seed(0)
-    loss = torch.zeros((), dtype=torch.float64)
-    for output in outputs:
-        push = torch.randn(output.shape, generator=generator, dtype=output.dtype)
-        if output.requires_grad:
-            loss = loss + (output * push.to(output.device)).sum()
-    if loss.requires_grad:
-        loss.backward()
-    gradients = {name: p.grad for name, p in naming.parameters(model).items() if p.grad is not None}
-    return [output.detach() for output in outputs], gradients
 
 
 class _Search:

@@ -18,7 +18,7 @@ from mupscale.train.lightning_callback import lightning_growth
 from mupscale.train.loss_functions import count_correct, cross_entropy
 from mupscale.train.model_checks import check_data, cost_per_example, data_fingerprint
 from mupscale.train.nonfinite import MOST_IN_A_ROW
-from mupscale.train.numeric_precision import cast_input, matmul_precision
+from mupscale.train.numeric_precision import cast_input, compile_quietly, matmul_precision
 from mupscale.train.processes import Processes, join_processes
 from mupscale.train.progress import Silence, make_progress
 from mupscale.train.recipe import MAY_CHANGE, Recipe
@@ -68,6 +68,7 @@ __all__ = [
     "catch_stop_signals",
     "check_copies",
     "check_data",
+    "compile_quietly",
     "cost_per_example",
     "count_correct",
     "cross_entropy",

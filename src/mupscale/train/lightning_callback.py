@@ -8,7 +8,7 @@ from typing import Any
 
 from mupscale.core import WidthLike
 from mupscale.family import Family
-from mupscale.growth import Operator
+from mupscale.growth import DepthOperator, Operator
 from mupscale.optim import widen_scheduler
 from mupscale.system import MupscaleError
 
@@ -16,16 +16,17 @@ from mupscale.system import MupscaleError
 def lightning_growth(
     at: int,
     family: Family,
-    width: WidthLike,
+    width: WidthLike | None = None,
     *,
+    depth: int | None = None,
     attribute: str = "model",
-    grow: Operator | None = None,
+    grow: Operator | DepthOperator | tuple[Operator, DepthOperator] | None = None,
     noise: float = 0.0,
     lr: float | None = None,
     seed: int = 0,
     folder: str | Path | None = None,
 ) -> Any:
-    """A callback for Lightning's Trainer: after `at` optimizer steps the network grows to `width`.
+    """A callback for Lightning's Trainer: after `at` optimizer steps the network grows to `width`, `depth` or both.
 
     family: of the network, which is the module's attribute of this name; its optimizer must hold that network's
     parameters alone. grow, noise, lr, seed: as in `Family.upscale`. folder: where to save the module before and after.
@@ -36,7 +37,9 @@ def lightning_growth(
     >>> if "lightning" in sys.modules:  # where it is installed and imported
     ...     trainer = sys.modules["lightning"].Trainer(callbacks=[lightning_growth(1000, family, 512)])
     """
-    settings = {"grow": grow, "noise": noise, "lr": lr, "seed": seed}
+    if width is None and depth is None:
+        raise MupscaleError("lightning_growth says neither width nor depth: what is the network to become?")
+    settings = {"depth": depth, "grow": grow, "noise": noise, "lr": lr, "seed": seed}
     growth = _NetworkGrowth(at, family, width, attribute, settings, None if folder is None else Path(folder))
     return _callback_class()(growth)
 
@@ -66,7 +69,13 @@ class _NetworkGrowth:
     """The growth itself, once."""
 
     def __init__(
-        self, at: int, family: Family, width: WidthLike, attribute: str, settings: dict[str, Any], folder: Path | None
+        self,
+        at: int,
+        family: Family,
+        width: WidthLike | None,
+        attribute: str,
+        settings: dict[str, Any],
+        folder: Path | None,
     ) -> None:
         self.at, self.family, self.width, self.attribute = at, family, width, attribute
         self.settings, self.folder, self.done = settings, folder, False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -58,5 +59,17 @@ def make_objective(
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
             return loss(runner(x), y)
 
-    mode = recipe.compile
-    return torch.compile(objective, mode="default" if mode is True else mode) if mode else objective
+    mode = recipe.compile_mode()
+    return objective if mode is None else compile_quietly(objective, mode=mode)
+
+
+def compile_quietly(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """torch.compile without its advice: the recipe says the precision, and softmax is as fast as it gets.
+
+    >>> compile_quietly(max).__name__
+    'max'
+    """
+    for advice in (r"\s*Online softmax is disabled", r"TensorFloat32 tensor cores"):
+        warnings.filterwarnings("ignore", advice, UserWarning)
+    compiled: Callable[..., Any] = torch.compile(function, **options)
+    return compiled

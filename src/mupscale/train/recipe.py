@@ -46,7 +46,8 @@ class Recipe:
         loss: import path of a function of outputs and targets that gives their mean loss
         precision: fp32; tf32 or bf16 (autocast) where the device has them; fp64 to check exactness
         compile: compile the model and its loss with torch.compile: default, or reduce-overhead (CUDA graphs, for small
-            models whose steps are launches more than work), or max-autotune; true means default
+            models whose steps are launches more than work), or max-autotune; true means default. With false, many runs
+            as one program are compiled on CUDA where that pays, and a run alone is not; never: nothing is
         seeds: seeds of initial weights, data order, noise and dropout
         evaluation: when to evaluate on held-out data
         checkpoints: when to write checkpoints
@@ -100,7 +101,7 @@ class Recipe:
     clip: float | None = None
     loss: str = "mupscale.train.cross_entropy"
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
-    compile: bool | Literal["default", "reduce-overhead", "max-autotune"] = False
+    compile: bool | Literal["default", "reduce-overhead", "max-autotune", "never"] = False
     seeds: Seeds = field(default_factory=Seeds)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
@@ -235,6 +236,12 @@ class Recipe:
     def dtype(self) -> torch.dtype:
         """The dtype of weights and continuous inputs; autocast computes in another."""
         return torch.float64 if self.precision == "fp64" else torch.float32
+
+    def compile_mode(self) -> str | None:
+        """The mode for torch.compile where the recipe asks for it; None where it does not."""
+        if self.compile in (False, "never"):
+            return None
+        return "default" if self.compile is True else str(self.compile)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values as a YAML recipe has them, from which `from_json` makes the same recipe.

@@ -141,7 +141,7 @@ class TrainingRun(RunPosition):
     def _widen(self, growth: Growth) -> None:
         began = time.monotonic()
         del self.runner, self.objective
-        if self.recipe.compile:
+        if self.recipe.compile_mode() is not None:
             torch.compiler.reset()
         before = self.width
         wide, optimizer = grow_model(

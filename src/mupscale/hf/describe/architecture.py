@@ -16,7 +16,7 @@ from typing import Any
 
 from mupscale.core import Entry, Number, Plan, Shape, tidy
 from mupscale.hf.describe.initial import plan_fresh
-from mupscale.hf.describe.multipliers import Ratios, Times, grown
+from mupscale.hf.describe.multipliers import Ratios, Times, grown, how_to_grow_alike
 from mupscale.hf.describe.wires import Layout, Wire
 from mupscale.system import MupscaleError
 
@@ -53,13 +53,17 @@ class Architecture:
     """One architecture of transformers, by its `model_type`.
 
     tensors: layouts by name pattern (`*` as in a shell; the first that fits counts), for the names in the files and in
-    the model. hidden … head_dim: names of config fields; kv and head_dim are None where the config has no such field.
+    the model. hidden … head_dim: names of config fields; ffn, kv and head_dim are None where the config has no
+    such field; feed-forward layers are 4 × hidden then.
     defaults: values of fields that a config.json may leave out; a function of the config where it may be null, too.
     wires: more wires than hidden, ffn, queries and keys, from those and the config. also: more config fields of the
     wide model. scaled_embedding: the model multiplies its embeddings by √hidden. divisible: transformers wants heads to
     divide the hidden size even where head_dim is given. init: by pattern, std of a fresh initialisation relative to the
     config's (1 for every tensor of two dimensions or more that lies at a wire, 0 for others, unless named here).
     aliases: by pattern, other names of one tensor, tied or not, and the name it is kept under.
+    wider_heads: heads may become wider instead of more, since neither their positions nor their norms prevent that;
+    folds: by pattern, the constants that copies then want in the weights. start: by pattern, around what new units
+    start, where that is not 0 (or 1, of gains).
     refuse: a sentence for configs that cannot grow so. not_lossless: why fresh units change the function whatever they
     start with, if they do.
 
@@ -76,7 +80,7 @@ class Architecture:
     tensors: Mapping[str, Layout]
     tied: Tied | None = None
     hidden: str = "hidden_size"
-    ffn: str = "intermediate_size"
+    ffn: str | None = "intermediate_size"
     heads: str = "num_attention_heads"
     kv: str | None = None
     head_dim: str | None = None
@@ -88,6 +92,9 @@ class Architecture:
     divisible: bool = False
     init: Mapping[str, Callable[[Config], float]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    wider_heads: bool = False
+    folds: Callable[[Config, Times], Mapping[str, Number]] = lambda config, times: {}
+    start: Mapping[str, Callable[[Config], float]] = field(default_factory=dict)
     refuse: Callable[[Config, Times], str] = lambda config, times: ""
     not_lossless: Callable[[Config, Times], str] = lambda config, times: ""
 
@@ -114,10 +121,12 @@ class Architecture:
         group = 1 if isinstance(times, Ratios) and times.kv != times.heads else heads // kv_heads
         wires = {
             "hidden": Wire(self.number(config, self.hidden), times.hidden),
-            "ffn": Wire(self.number(config, self.ffn), times.ffn),
+            "ffn": Wire(self.ffn_size(config), times.hidden if self.ffn is None else times.ffn),
             "queries": Wire(heads * head_dim, times.heads, group * head_dim),
             "keys": Wire(kv_heads * head_dim, times.kv, head_dim),
         }
+        if self.wider_heads and times.heads == 1:  # each unit of a head beside its copies
+            wires |= {"queries": wires["hidden"], "keys": wires["hidden"]}
         return {**wires, **self.wires(wires, config)}
 
     def _check(self, config: Config, times: Times) -> None:
@@ -126,7 +135,13 @@ class Architecture:
         _check_complete(config)
         if why := self.refuse(config, times):
             raise MupscaleError(why)
-        if times.hidden != times.heads and self.head_dim is None:
+        if self.ffn is None and times.ffn not in (1, times.hidden):
+            raise MupscaleError(
+                f"config.json of a {self.model_type} model gives the feed-forward layers no size of their own: let ffn "
+                f"grow as hidden does, {times.hidden} times"
+            )
+        more = not self.wider_heads or times.heads != 1
+        if times.hidden != times.heads and self.head_dim is None and more:
             raise MupscaleError(
                 f"in {self.model_type} head_dim is {self.hidden} / {self.heads}, and it must stay: "
                 f"{how_to_grow_alike(hidden, heads, times)}"
@@ -147,13 +162,16 @@ class Architecture:
 
     def parts(self, config: Config) -> dict[str, int]:
         """The sizes that can be set: hidden, ffn, heads and kv."""
-        hidden, ffn, heads = (self.number(config, name) for name in (self.hidden, self.ffn, self.heads))
         return {
-            "hidden": hidden,
-            "ffn": ffn,
-            "heads": heads,
+            "hidden": self.number(config, self.hidden),
+            **({} if self.ffn is None else {"ffn": self.ffn_size(config)}),
+            "heads": self.number(config, self.heads),
             **({} if self.kv is None else {"kv": self.kv_heads(config)}),
         }
+
+    def ffn_size(self, config: Config) -> int:
+        """Units of a feed-forward layer."""
+        return 4 * self.number(config, self.hidden) if self.ffn is None else self.number(config, self.ffn)
 
     def kv_heads(self, config: Config) -> int:
         """Key/value heads, each of which serves a group of heads."""
@@ -177,7 +195,8 @@ class Architecture:
     def wide_config(self, config: Config, times: Times) -> dict[str, Any]:
         """config.json of the wide model."""
         self.all_wires(config, times)
-        multiplied = {self.hidden: times.hidden, self.ffn: times.ffn, self.heads: times.heads}
+        multiplied = {self.hidden: times.hidden, self.heads: times.heads}
+        multiplied |= {} if self.ffn is None else {self.ffn: times.ffn}
         wide = {**config, **{name: grown(self.number(config, name), k) for name, k in multiplied.items()}}
         if self.kv is not None:
             wide[self.kv] = grown(self.kv_heads(config), times.kv)
@@ -221,18 +240,20 @@ class Architecture:
         config: the narrow model's. wide: the shapes are the wide model's.
         """
         wires, tied, fresh = self.all_wires(config, times), self.is_tied(config), isinstance(times, Ratios)
-        entries: dict[str, Entry] = {}
+        folds, entries = {} if fresh else self.folds(config, times), dict[str, Entry]()
         layouts = {name: self._layout_when(tied, name) for name in shapes}
         for name, shape in shapes.items():
             layout = layouts[name]
             narrow = layout.narrowed(name, shape, wires) if wide else shape
             fold, keep = self._fold_and_keep(name, wires, tied, config)
+            fold = next((k for pattern, k in folds.items() if _matches(name, (pattern,))), fold)
             entries[name] = layout.entry(name, narrow, wires, fold, keep if fresh else 1)
         entries = self._join_names(entries, tied)
         std = self.initial_std(config)
         stds = {name: self._init(name, entry, config) * (std or 0.02) for name, entry in entries.items()}
         if fresh:
-            return plan_fresh(entries, layouts, stds if std else None)
+            start = {name: f(config) for name in entries for p, f in self.start.items() if _matches(name, (p,))}
+            return plan_fresh(entries, layouts, stds if std else None, start)
         return Plan(entries, fresh={name: stds[name] * entry.init for name, entry in entries.items()})
 
     def initial_std(self, config: Config) -> float | None:
@@ -279,25 +300,6 @@ class Architecture:
                 return factor(config)
         layout = self.layout(name)
         return 1.0 if len(entry.narrow) > 1 and layout.wired and not layout.norm else 0.0
-
-
-def how_to_grow_alike(hidden: int, heads: int, times: Times) -> str:
-    """What to ask for where heads are parts of the hidden size and the two do not grow alike.
-
-    >>> how_to_grow_alike(768, 12, Ratios(hidden=Fraction(800, 768)))
-    '--hidden 800 would cut a head of 64 units; take 832 with --heads 13'
-    """
-    if not isinstance(times, Ratios):
-        return (
-            f"let hidden and heads grow alike, as in --times hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
-        )
-    size, wide = hidden // heads, grown(hidden, times.hidden)
-    if times.hidden != 1 and wide % size:
-        fits = [n for n in (wide // size, wide // size + 1) if n > heads]
-        near = " or ".join(f"{n * size} with --heads {n}" for n in fits)
-        return f"--hidden {wide} would cut a head of {size} units; take {near}"
-    count = wide // size if times.hidden != 1 else grown(heads, times.heads)
-    return f"let hidden and heads grow alike, as in --hidden {count * size} --heads {count}"
 
 
 def _root(number: Number) -> Number:

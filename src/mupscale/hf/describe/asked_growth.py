@@ -8,13 +8,16 @@ from dataclasses import asdict, dataclass
 from mupscale.core import Plan
 from mupscale.growth import Copies, Fresh, Noise, Operator, choose_operator
 from mupscale.hf.describe.architecture import Config
-from mupscale.hf.describe.multipliers import Ratios, Times
+from mupscale.hf.describe.multipliers import PartTimes, Ratios, Times
 from mupscale.hf.describe.planned import PlannedArchitecture
-from mupscale.hf.describe.sizes import check_groups, times_to
+from mupscale.hf.describe.sizes import check_groups, sizes_by_part, times_to_parts
 from mupscale.system import MupscaleError
 
-Sizes = Mapping[str, int | None]
-"""Of the wide model, by hidden, ffn, heads and kv; None for what is not asked for."""
+Size = int | str | Mapping[str, int]
+"""Of the wide model; of a model of several parts, by their names, as in {"text": 1024} or "text=1024,vision=768"."""
+
+Sizes = Mapping[str, Size | None]
+"""By hidden, ffn, heads and kv; None for what is not asked for."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ def settle_growth(
     >>> asked.times.hidden, asked.times.ffn
     (Fraction(4, 3), 1)
     """
-    operator, wanted = choose_operator(grow, noise), {part: n for part, n in (sizes or {}).items() if n is not None}
+    operator, wanted = choose_operator(grow, noise), sizes_by_part(sizes or {})
     if not isinstance(operator, Copies | Fresh):
         raise MupscaleError(
             f"a checkpoint grows by Copies(…) or Fresh(…), and grow= is {operator!r}; an operator of your own takes "
@@ -57,8 +60,14 @@ def settle_growth(
     if wanted and times is not None:
         raise MupscaleError("say either by how much it grows (times) or what it becomes (hidden, ffn, heads, kv)")
     by_how_much = Times.of(2 if times is None else times)
+    if isinstance(by_how_much, PartTimes) and architecture.described:
+        raise MupscaleError(
+            f"--times {by_how_much}: a {architecture.model_type} model has no parts; hidden, ffn, heads and kv grow"
+        )
     if wanted:
-        by_how_much = times_to(wanted, architecture.parts(config), fresh=fresh is not None)
+        by_how_much = times_to_parts(wanted, architecture.parts(config), fresh=fresh is not None)
+    elif fresh is not None and isinstance(by_how_much, PartTimes):
+        raise MupscaleError("fresh units of parts by name are not there yet: grow all parts alike, as in --times 2")
     elif fresh is not None:
         by_how_much = check_groups(Ratios(**asdict(by_how_much)), architecture.parts(config))
     elif isinstance(by_how_much, Ratios):

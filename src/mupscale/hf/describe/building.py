@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mupscale.hf.describe.trusted_code import own_class
 from mupscale.system import MupscaleError, require
 
 
@@ -58,6 +59,8 @@ def model_class(config: Mapping[str, Any]) -> Any:
     model_type, names = str(config.get("model_type")), config.get("architectures") or []
     is_known = model_type in transformers.CONFIG_MAPPING
     name = str(names[0]) if names else None
+    if (own := own_class(config, name)) is not None:
+        return own
     if is_known and name is not None and isinstance(named := getattr(transformers, name, None), type):
         return named
     if is_known and name is None:
@@ -69,8 +72,8 @@ def model_class(config: Mapping[str, Any]) -> Any:
     what = f"model_type '{model_type}'" if not is_known else f"the class '{name}'"
     if config.get("auto_map"):
         raise MupscaleError(
-            f"{what} is code of the checkpoint's own (auto_map in config.json), which is never run here; describe the "
-            f"architecture (mupscale.hf.register) and upscale it with verify off"
+            f"{what} is code of the checkpoint's own (auto_map in config.json), which is not run unless you trust it "
+            f"(--trust-remote-code, trust_remote_code=True)"
         )
     raise MupscaleError(
         f"{what} is not known to transformers {transformers.__version__}: correct config.json, or install a version "
@@ -90,8 +93,9 @@ def transformers_config(config: Mapping[str, Any]) -> Any:
         k: plain_numbers(v) for k, v in config.items() if k not in ("model_type", "transformers_version", "auto_map")
     }
     try:
+        own = own_class(config, "AutoConfig")
         with quiet_transformers():
-            built = transformers.AutoConfig.for_model(config["model_type"], **fields)
+            built = transformers.AutoConfig.for_model(config["model_type"], **fields) if own is None else own(**fields)
     except Exception as error:  # whatever its checks raise
         raise MupscaleError(f"transformers refuses this config.json: {in_one_line(error)}") from None
     built._attn_implementation = built._experts_implementation = "eager"

@@ -10,7 +10,8 @@ from typing import Any
 
 from mupscale.core import Shape
 from mupscale.hf.describe.building import sketch_model
-from mupscale.hf.describe.from_modules import FIELDS, HEAD_DIM, names_in_model
+from mupscale.hf.describe.config_fields import FIELDS, HEAD_DIM
+from mupscale.hf.describe.from_modules import names_in_model
 from mupscale.system import MupscaleError, show_short
 
 LAYERS = (
@@ -73,8 +74,8 @@ def check_layers(config: Mapping[str, Any], names: Collection[str], folder: obje
                 raise _lacking(folder, [f"{stack}.{number}.{name}" for name in sorted(absent)])
 
 
-def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], folder: object) -> None:
-    """Refuse files that lack a parameter of the model that transformers builds from the config, where it can tell.
+def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], folder: object) -> bool:
+    """Refuse files that lack a parameter of the model that transformers builds from the config; whether it can tell.
 
     >>> config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}
     >>> check_nothing_missing(config, ["transformer.wte.weight"], "small")
@@ -84,10 +85,10 @@ def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], fol
     try:
         model = sketch_model(config)
     except MupscaleError:  # transformers is absent, or does not know the architecture: its description does
-        return
+        return False
     held = names_in_model(model, names)
     if held is None:
-        return
+        return False
     ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
     groups: dict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -99,6 +100,7 @@ def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], fol
     ]
     if missing:
         raise _lacking(folder, sorted(missing))
+    return True
 
 
 def _lacking(folder: object, names: list[str]) -> MupscaleError:

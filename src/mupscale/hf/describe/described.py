@@ -30,8 +30,9 @@ class Described(PlannedArchitecture):
     def sizes(self, config: Config) -> dict[str, Any]:
         """Defaults included."""
         described = self.description
-        fields = (described.hidden, described.ffn, described.heads)
+        fields = (described.hidden, described.ffn or "feed-forward size", described.heads)
         sizes = {name: described.value(config, name) for name in fields}
+        sizes[fields[1]] = described.ffn_size(config)
         return {**sizes, "key/value heads": described.kv_heads(config), "head_dim": described.head_size(config)}
 
     def parts(self, config: Config) -> dict[str, int]:
@@ -46,7 +47,7 @@ class Described(PlannedArchitecture):
         """As described."""
         described, size = self.description, self.description.parts(config)
         reasons = [why] if (why := described.not_lossless(config, times)) else []
-        alike = size["hidden"] == size["ffn"] and times.hidden == times.ffn != 1
+        alike = size["hidden"] == size.get("ffn") and times.hidden == times.ffn != 1
         if alike and any(layout.norm == "layer" for layout in described.tensors.values()):
             reasons.append(
                 "its feed-forward layers have the size of its residual stream, which the plan cannot tell apart"

@@ -15,42 +15,19 @@ import torch
 from torch import nn
 
 from mupscale.core import Entry, Plan, Role, Shape
+from mupscale.growth import Copies, Fresh
 from mupscale.hf.describe import memory
-from mupscale.hf.describe.architecture import Config, how_to_grow_alike
+from mupscale.hf.describe.architecture import Config
+from mupscale.hf.describe.batches import make_batches
 from mupscale.hf.describe.building import build_model, sketch_model
+from mupscale.hf.describe.config_fields import parts_of, sizes_of, wide_config
 from mupscale.hf.describe.multipliers import Ratios, Times, grown
 from mupscale.hf.describe.planned import Evidence, PlannedArchitecture
 from mupscale.planning import How, build_plan, with_initial_of
+from mupscale.planning import plan as plan_of_models
 from mupscale.system import MupscaleError
 
-FIELDS = {
-    "hidden": ("hidden_size", "n_embd", "d_model", "dim", "embedding_size", "attention_hidden_size"),
-    "ffn": (
-        "intermediate_size",
-        "ffn_dim",
-        "n_inner",
-        "d_ff",
-        "ffn_hidden_size",
-        "hidden_dim",
-        "encoder_ffn_dim",
-        "decoder_ffn_dim",
-        "moe_intermediate_size",
-        "shared_expert_intermediate_size",
-    ),
-    "heads": (
-        "num_attention_heads",
-        "n_head",
-        "n_heads",
-        "num_heads",
-        "attention_heads",
-        "encoder_attention_heads",
-        "decoder_attention_heads",
-    ),
-    "kv": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv"),
-}
-"""Names that transformers' configs have for what grows; a field that is null follows from the others and stays so."""
-
-HEAD_DIM = ("head_dim", "d_kv", "kv_channels", "attention_head_size")
+_FEW = 1 << 24  # numbers in a model that is built to be run
 _MOST = 64  # GB of float32 would take minutes to initialise
 
 
@@ -67,13 +44,11 @@ class FromModules(PlannedArchitecture):
 
     def sizes(self, config: Config) -> dict[str, Any]:
         """Every field with a usual name."""
-        names = [name for group in (*FIELDS.values(), HEAD_DIM) for name in group]
-        return {name: config[name] for name in names if config.get(name) is not None}
+        return sizes_of(config)
 
     def parts(self, config: Config) -> dict[str, int]:
         """By the first field with a usual name; where there are more, they grow in proportion."""
-        named = {part: [config[name] for name in names if _is_size(config.get(name))] for part, names in FIELDS.items()}
-        return {part: sizes[0] for part, sizes in named.items() if sizes}
+        return parts_of(config)
 
     def how_to_tell_the_initialisation(self, config: Config) -> str:
         """It is measured."""
@@ -161,8 +136,9 @@ def plan_by_modules(config: Config, times: Times, *, fresh: bool = True) -> Plan
     """
     try:
         small, large = sketch_model(config), sketch_model(wide_config(config, times))
-        roles = mixture_roles(small)
-        how: How = "fresh" if isinstance(times, Ratios) else "copies"
+        roles, how = mixture_roles(small), _how(times)
+        if sum(p.numel() for p in large.parameters()) <= _FEW and (ran := _plan_by_running(config, times, roles)):
+            return _with_initial(ran, config) if fresh else ran
         size = 4 * sum(p.numel() for p in small.parameters())
         fits = memory.fits((2 if how == "copies" else 3) * size) and size <= _MOST << 30
         if not fresh or not fits:
@@ -177,6 +153,29 @@ def plan_by_modules(config: Config, times: Times, *, fresh: bool = True) -> Plan
         raise MupscaleError(f"{str(error).rstrip('.')}. {advice}") from None
 
 
+def _how(times: Times) -> How:
+    return "fresh" if isinstance(times, Ratios) else "copies"
+
+
+def _with_initial(widening: Plan, config: Config) -> Plan:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return with_initial_of(widening, lambda: build_model(config))
+
+
+def _plan_by_running(config: Config, times: Times, roles: Mapping[str, Role]) -> Plan | None:
+    """The plan that a run of both models shows; None where it shows none, and the modules have to be asked."""
+    operator = Fresh() if _how(times) == "fresh" else Copies()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            small, large = build_model(config), build_model(wide_config(config, times))
+            batch = make_batches(small, size=8)[0]
+            return plan_of_models(small, large, inputs=batch, roles=roles, grow=operator)
+        except MupscaleError:
+            return None
+
+
 def how_to_describe(model_type: object) -> str:
     """What to do about an architecture that its modules alone do not explain."""
     return (
@@ -184,27 +183,6 @@ def how_to_describe(model_type: object) -> str:
         f"of it (mupscale.hf.register) settles what they cannot tell: see 'Adding an architecture' in "
         f"docs/huggingface.md"
     )
-
-
-def wide_config(config: Config, times: Times) -> dict[str, Any]:
-    """config.json with every field that grows multiplied."""
-    fields = {part: [name for name in names if _is_size(config.get(name))] for part, names in FIELDS.items()}
-    if not fields["hidden"]:
-        raise MupscaleError(
-            f"config.json has no field for the hidden size that is known ({', '.join(FIELDS['hidden'])})"
-        )
-    explicit = any(_is_size(config.get(name)) for name in HEAD_DIM)
-    if times.hidden != times.heads and fields["heads"] and not explicit:
-        hidden, heads = fields["hidden"][0], fields["heads"][0]
-        advice = how_to_grow_alike(config[hidden], config[heads], times)
-        raise MupscaleError(f"head_dim is {hidden} / {heads} here, and it must stay: {advice}")
-    if times.ffn != times.hidden and not fields["ffn"]:
-        raise MupscaleError(
-            f"config.json gives the feed-forward layers no size of their own ({', '.join(FIELDS['ffn'])}): let ffn "
-            f"grow as hidden does, {times.hidden} times"
-        )
-    wide = {name: grown(config[name], getattr(times, part)) for part, names in fields.items() for name in names}
-    return {**config, **wide}
 
 
 def plan_for_files(config: Config, plan: Plan, shapes: Mapping[str, Shape]) -> Plan:
@@ -289,7 +267,3 @@ def mixture_roles(model: nn.Module) -> dict[str, Role]:
                 straight = p.shape[1 if local == "down_proj" else 2] == hidden  # (expert, out, in), as in a Linear
                 roles[f"{path}.{local}"] = Role(out=1, in_=2) if straight else Role(out=2, in_=1)
     return roles
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -14,10 +14,16 @@ from mupscale.system import MupscaleError
 _LIKE_A_NORM = re.compile(r"norm|(^|[._])ln(_|[0-9.])", re.I)
 
 
-def plan_fresh(entries: Mapping[str, Entry], layouts: Mapping[str, Layout], stds: Mapping[str, float] | None) -> Plan:
+def plan_fresh(
+    entries: Mapping[str, Entry],
+    layouts: Mapping[str, Layout],
+    stds: Mapping[str, float] | None,
+    start: Mapping[str, float] | None = None,
+) -> Plan:
     """The plan for a growth by fresh units: initial values at the wide width, and the norms that grow.
 
-    stds: of an initialisation at the narrow width; None where it is not known. Gains start at 1, all else at 0.
+    stds: of an initialisation at the narrow width; None where it is not known. Gains start at 1, all else at 0
+    or where `start` says.
 
     >>> from mupscale.hf.describe.wires import Wire, vector
     >>> layout = vector("hidden").in_norm("rms")
@@ -38,4 +44,5 @@ def plan_fresh(entries: Mapping[str, Entry], layouts: Mapping[str, Layout], stds
         return plan
     gains = {name for name in entries if layouts[name].norm in ("rms", "layer", "head")}
     means = {name: (1.0 - float(entry.offset) if name in gains else 0.0,) for name, entry in entries.items()}
+    means |= {name: (value,) for name, value in (start or {}).items()}
     return replace(with_initial(plan, entries, stds, means), norms=norms)

@@ -12,6 +12,8 @@ from mupscale.core import Number, tidy
 from mupscale.system import MupscaleError
 
 _MOST_DIGITS = 18
+PART_NAMES = ("text", "vision", "audio", "encoder", "decoder", "qformer", "backbone", "thinker", "talker")
+"""What transformers calls the parts of a model: each has a config of its own, text_config and so on."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,22 @@ class Times:
             times = _parsed(times)
         if not isinstance(times, Mapping):
             return cls(times, times, times, times)
+        if any(name.partition(".")[0] in PART_NAMES for name in times):
+            return PartTimes.by_name(times)
         if strangers := times.keys() - {f.name for f in fields(cls)}:
             raise MupscaleError(
                 f"--times names '{min(strangers)}', which is nothing that grows: hidden, ffn, heads and kv are"
             )
         return cls(**{"kv": times.get("heads", 1), **times})
 
+    def of_part(self, part: str) -> Times:
+        """The multipliers of a part of a model: its text, its vision; the same for all where none is named."""
+        return self
+
     def __mul__(self, other: Times) -> Times:
         """First this, then the other."""
+        if isinstance(other, PartTimes) and not isinstance(self, PartTimes):
+            return other * self
         cls = Ratios if Ratios in (type(self), type(other)) else Times
         return cls(*(getattr(self, f.name) * getattr(other, f.name) for f in fields(self)))
 
@@ -105,6 +115,76 @@ class Ratios(Times):
         return cls(**{name: Fraction(value) for name, value in content.items()})
 
 
+@dataclass(frozen=True)
+class PartTimes(Times):
+    """Multipliers of a model of several parts, each by its name; parts that are not named stay.
+
+    >>> Times.of("text=2,vision.ffn=3").of_part("vision")
+    Times(hidden=1, ffn=3, heads=1, kv=1)
+    >>> str(Times.of("text=2,vision.ffn=3"))
+    'text=2,vision.ffn=3'
+    """
+
+    parts: tuple[tuple[str, Times], ...] = ()
+
+    def _check(self) -> None:
+        """The multipliers of each part are checked."""
+
+    @classmethod
+    def by_name(cls, times: Mapping[str, int]) -> PartTimes:
+        """From `text=2` or `text.hidden=2,text.heads=2`."""
+        named: dict[str, dict[str, int]] = {}
+        for name, number in times.items():
+            part, _, what = name.partition(".")
+            if part not in PART_NAMES:
+                raise MupscaleError(f"--times names '{part}' beside parts of a model: {', '.join(PART_NAMES)} are such")
+            more = {what: number} if what else dict.fromkeys(("hidden", "ffn", "heads", "kv"), number)
+            named[part] = {**named.get(part, {}), **more}
+        return cls.of_parts({part: Times.of(numbers) for part, numbers in named.items()})
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, Times]) -> PartTimes:
+        """The largest multipliers stand for the whole."""
+        largest = {f.name: max((getattr(t, f.name) for t in parts.values()), default=1) for f in fields(Times)}
+        return cls(**{**largest, "kv": largest["heads"]}, parts=tuple(parts.items()))
+
+    def of_part(self, part: str) -> Times:
+        """1 where it is not named."""
+        return dict(self.parts).get(part, Times())
+
+    def __mul__(self, other: Times) -> PartTimes:
+        """First this, then the other."""
+        names = [name for name, _ in (*self.parts, *getattr(other, "parts", ()))]
+        if not isinstance(other, PartTimes) and other != Times():
+            raise MupscaleError("a growth of parts by name and one of the whole do not compose: name the parts in both")
+        return PartTimes.of_parts({name: self.of_part(name) * other.of_part(name) for name in names})
+
+    def to_json(self) -> dict[str, Any]:
+        """By part."""
+        return {"parts": {name: times.to_json() for name, times in self.parts}}
+
+    def __str__(self) -> str:
+        words = list[str]()
+        for name, times in self.parts:
+            values = asdict(times)
+            if len({*values.values()}) == 1:
+                words.append(f"{name}={times.hidden}")
+            else:
+                words += [f"{name}.{what}={k}" for what, k in values.items() if k != 1]
+        return ",".join(words)
+
+
+def times_from_json(content: Mapping[str, Any]) -> Times:
+    """What to_json of copies gave.
+
+    >>> times_from_json(Times.of("text=2").to_json()) == Times.of("text=2")
+    True
+    """
+    if "parts" in content:
+        return PartTimes.of_parts({name: Times(**numbers) for name, numbers in content["parts"].items()})
+    return Times(**content)
+
+
 def grown(size: int, times: Number) -> int:
     """The size times a ratio; an error where that is no whole number.
 
@@ -115,6 +195,25 @@ def grown(size: int, times: Number) -> int:
     if wide.denominator != 1:
         raise MupscaleError(f"{size} units cannot become {times} times as many, which is no whole number")
     return int(wide)
+
+
+def how_to_grow_alike(hidden: int, heads: int, times: Times) -> str:
+    """What to ask for where heads are parts of the hidden size and the two do not grow alike.
+
+    >>> how_to_grow_alike(768, 12, Ratios(hidden=Fraction(800, 768)))
+    '--hidden 800 would cut a head of 64 units; take 832 with --heads 13'
+    """
+    if not isinstance(times, Ratios):
+        return (
+            f"let hidden and heads grow alike, as in --times hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
+        )
+    size, wide = hidden // heads, grown(hidden, times.hidden)
+    if times.hidden != 1 and wide % size:
+        fits = [n for n in (wide // size, wide // size + 1) if n > heads]
+        near = " or ".join(f"{n * size} with --heads {n}" for n in fits)
+        return f"--hidden {wide} would cut a head of {size} units; take {near}"
+    count = wide // size if times.hidden != 1 else grown(heads, times.heads)
+    return f"let hidden and heads grow alike, as in --hidden {count * size} --heads {count}"
 
 
 def _parsed(text: str) -> int | dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from mupscale.core import Plan, Shape
 from mupscale.hf.describe.architecture import Config
-from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.multipliers import PartTimes, Times
 from mupscale.system import MupscaleError
 
 
@@ -105,7 +105,8 @@ class PlannedArchitecture(ABC):
         remedy = "have other names than usual; describe the architecture (mupscale.hf.register)"
         if growing == 0 and times != Times():
             raise MupscaleError(f"nothing of '{self.model_type}' would grow: the sizes in its config {remedy}")
-        if times.hidden != 1 and self.evidence.required and 2 * growing < len(plan.parameters):
+        whole = times.hidden != 1 and not isinstance(times, PartTimes)
+        if whole and self.evidence.required and 2 * growing < len(plan.parameters):
             raise MupscaleError(
                 f"only {growing} of {len(plan.parameters)} tensors of '{self.model_type}' would grow: the other sizes "
                 f"in its config {remedy}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from mupscale.hf.describe.multipliers import Ratios, Times
+from mupscale.hf.describe.multipliers import PartTimes, Ratios, Times
 from mupscale.system import MupscaleError
 
 PARTS = {
@@ -45,6 +45,60 @@ def times_to(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: bool) 
             )
     whole = {part: int(ratio) for part, ratio in ratios.items()}
     return Times(**{"kv": whole.get("heads", 1), **whole})
+
+
+def sizes_by_part(sizes: Mapping[str, int | str | Mapping[str, int] | None]) -> dict[str, int]:
+    """Sizes that are asked for, of a part with its name before them.
+
+    >>> sizes_by_part({"hidden": "text=32,vision=16", "ffn": None, "heads": {"text": 8}})
+    {'text.hidden': 32, 'vision.hidden': 16, 'text.heads': 8}
+    """
+    wanted: dict[str, int] = {}
+    for what, size in sizes.items():
+        if isinstance(size, str) and "=" not in size and size.isdecimal():
+            size = int(size)
+        if isinstance(size, str):
+            pairs = [pair.partition("=") for pair in size.split(",")]
+            if not all(name.strip() and number.strip().isdecimal() for name, _, number in pairs):
+                raise MupscaleError(
+                    f"--{what} {size}: a size is a whole number, or of a model of several parts one for each, as in "
+                    f"--{what} text=1024,vision=768"
+                )
+            size = {name.strip(): int(number) for name, _, number in pairs}
+        if isinstance(size, Mapping):
+            wanted |= {f"{part}.{what}": number for part, number in size.items()}
+        elif size is not None:
+            wanted[what] = size
+    return wanted
+
+
+def times_to_parts(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: bool) -> Times:
+    """The same as times_to, for models of several parts, too, whose sizes have the part's name before them.
+
+    >>> now = {"text.hidden": 16, "text.heads": 2, "vision.hidden": 8, "vision.heads": 1}
+    >>> str(times_to_parts({"text.hidden": 32, "text.heads": 4}, now, fresh=False))
+    'text.hidden=2,text.heads=2,text.kv=2'
+    """
+    parts = {name.partition(".")[0]: True for name in now if "." in name}
+    if not parts and not any("." in name for name in wanted):
+        return times_to(wanted, now, fresh=fresh)
+    for name in wanted:
+        if name not in now:
+            part, _, what = name.rpartition(".")
+            raise MupscaleError(
+                f"--{what or name} {part}{'=' * bool(part)}{wanted[name]}: config.json has the sizes {_in_words(now)}; "
+                f"name one of them, as in --hidden text=1024"
+            )
+    if fresh:
+        raise MupscaleError("fresh units of parts by name are not there yet: grow all parts alike, as in --times 2")
+    named = {part: _of_part(wanted, part) for part in parts}
+    return PartTimes.of_parts(
+        {part: times_to(own, _of_part(now, part), fresh=False) for part, own in named.items() if own}
+    )
+
+
+def _of_part(sizes: Mapping[str, int], part: str) -> dict[str, int]:
+    return {name.removeprefix(f"{part}."): n for name, n in sizes.items() if name.startswith(f"{part}.")}
 
 
 def check_groups(times: Ratios, now: Mapping[str, int]) -> Ratios:

@@ -20,7 +20,7 @@ from mupscale.system import MupscaleError
 class Wire:
     """An axis of `size` narrow units that grows `times`, in blocks; `sections` as in Axis, where blocks differ.
 
-    width: False for a size that never grows, such as OPT's word embeddings behind a projection.
+    width: False for a size that never grows, such as OPT's word embeddings behind a projection. last: as in Axis.
 
     >>> Wire(size=4, times=2, block=2).axis  # two heads of two units
     Axis(times=2, block=2, sections=())
@@ -33,11 +33,12 @@ class Wire:
     block: int = 1
     sections: tuple[tuple[int, int], ...] = ()
     width: bool = True
+    last: bool = False
 
     @property
     def axis(self) -> Axis:
         """How it is copied."""
-        return Axis(self.times, self.block if self.times != 1 else 1, self.sections if self.times != 1 else ())
+        return Axis() if self.times == 1 else Axis(self.times, self.block, self.sections, self.last)
 
     def __mul__(self, number: int) -> Wire:
         """`number` units for each one, kept together: a head's query, key and value side by side."""
@@ -59,8 +60,8 @@ class Wire:
         size = self.size + other.size
         parts = tuple(part for wire in (self, other) for part in wire.sections or ((wire.size, wire.block),))
         if len({block for _, block in parts}) == 1:
-            return Wire(size, self.times, parts[0][1])
-        return Wire(size, self.times, 1, parts)
+            return Wire(size, self.times, parts[0][1], last=self.last)
+        return Wire(size, self.times, 1, parts, last=self.last)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,19 @@ output_folder: its place, and what lies beside the weights. model_card: README.m
 checkpoint with more layers.
 """
 
-from mupscale.hf.files.deep_files import DeepTensor, write_deep_weights
+from mupscale.hf.files.deep_files import DeepTensor, NewTensor, write_deep_weights
 from mupscale.hf.files.model_card import CARD_FILE, write_model_card
-from mupscale.hf.files.output_folder import check_place, check_space, write_companions
+from mupscale.hf.files.output_folder import (
+    bytes_bar,
+    check_place,
+    check_space,
+    dtype_of_output,
+    failure_of_writing,
+    write_companions,
+)
 from mupscale.hf.files.record import RECORD_FILE, GrowthStep, Record
 from mupscale.hf.files.safetensors_format import StoredTensor, read_into
-from mupscale.hf.files.shards import WeightShard, arrange_shards, plan_names, shorten_number, size_in_words
+from mupscale.hf.files.shards import WeightShard, arrange_shards, plan_name, plan_names, shorten_number, size_in_words
 from mupscale.hf.files.source import Source, open_source, read_config
 from mupscale.hf.files.stream import write_shards
 
@@ -20,14 +27,19 @@ __all__ = [
     "RECORD_FILE",
     "DeepTensor",
     "GrowthStep",
+    "NewTensor",
     "Record",
     "Source",
     "StoredTensor",
     "WeightShard",
     "arrange_shards",
+    "bytes_bar",
     "check_place",
     "check_space",
+    "dtype_of_output",
+    "failure_of_writing",
     "open_source",
+    "plan_name",
     "plan_names",
     "read_config",
     "read_into",

@@ -3,42 +3,73 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mupscale.growth import draw_normal
+from mupscale.core import Shape
+from mupscale.growth import draw_normal, refuse_nonfinite
 from mupscale.hf.files.safetensors_format import StoredTensor, make_header, raw_bytes, read_into
 from mupscale.hf.files.shards import parse_size
 from mupscale.system import replace_text
 
-_PIECE = 1 << 24  # entries that are in memory at a time
+_PIECE = 1 << 20  # entries that are in memory at a time
+
+
+@dataclass(frozen=True)
+class NewTensor:
+    """A tensor of a new layer: its name, what it is drawn from (a constant for a std of 0), and the seed.
+
+    >>> NewTensor("norm.weight", mean=1.0, std=0.0, seed=0).whole((2,), torch.float32)
+    tensor([1., 1.])
+    """
+
+    name: str
+    mean: float
+    std: float
+    seed: int
+
+    def part(self, start: int, count: int, size: int, dtype: torch.dtype) -> Tensor:
+        """So many of its `size` entries; what is drawn follows from the seed and the name alone."""
+        if self.std == 0:
+            return torch.full((count,), self.mean, dtype=dtype)
+        drawn = draw_normal(torch.empty(count), start, size, self.seed, f"new block {self.name}")
+        return drawn.mul_(self.std).add_(self.mean).to(dtype)
+
+    def whole(self, shape: Shape, dtype: torch.dtype) -> Tensor:
+        """All of it."""
+        size = math.prod(shape)
+        return self.part(0, size, size, dtype).view(shape)
 
 
 @dataclass(frozen=True)
 class DeepTensor:
-    """A tensor of the deep checkpoint: the stored one that it is, or is shaped as.
-
-    mean, std: where it is new, what it is drawn from; a constant for a std of 0. None for a copy.
-    """
+    """A tensor of the deep checkpoint: the stored one that it is, or, where it is new, is shaped as."""
 
     stored: StoredTensor
-    mean: float | None = None
-    std: float = 0.0
+    new: NewTensor | None = None
 
 
-def write_deep_weights(folder: Path, tensors: Mapping[str, DeepTensor], shard_size: int | str, seed: int = 0) -> int:
+def write_deep_weights(
+    folder: Path,
+    tensors: Mapping[str, DeepTensor],
+    shard_size: int | str,
+    advance: Callable[[int], None] = lambda bytes: None,
+) -> int:
     """Write these tensors into safetensors files of about this size, and give the number of files.
 
-    What is drawn follows from the seed and the tensor's name alone.
+    advance: called with the number of bytes after each write.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:
-    ...     stored = StoredTensor(Path(name), torch.float32, (2,), 0)
-    ...     write_deep_weights(Path(name), {"norm.weight": DeepTensor(stored, mean=1.0)}, "5GB")
+    ...     _ = (Path(name) / "old").write_bytes(bytes(8))
+    ...     stored = StoredTensor(Path(name) / "old", torch.float32, (2,), 0)
+    ...     write_deep_weights(Path(name), {"norm.weight": DeepTensor(stored)}, "5GB")
     1
     """
     shards = list(_shards(tensors, parse_size(shard_size)))
@@ -50,8 +81,9 @@ def write_deep_weights(folder: Path, tensors: Mapping[str, DeepTensor], shard_si
         with (folder / file).open("wb") as out:
             out.write(header)
             for name, tensor in shard.items():
-                for piece in _pieces(name, tensor, seed):
+                for piece in _pieces(name, tensor):
                     out.write(raw_bytes(piece))
+                    advance(piece.nbytes)
         weight_map |= dict.fromkeys(shard, file)
     if len(shards) > 1:
         size = sum(tensor.stored.bytes for tensor in tensors.values())
@@ -71,17 +103,21 @@ def _shards(tensors: Mapping[str, DeepTensor], size: int) -> Iterator[dict[str, 
         yield shard
 
 
-def _pieces(name: str, tensor: DeepTensor, seed: int) -> Iterator[Tensor]:
+def _pieces(name: str, tensor: DeepTensor) -> Iterator[Tensor]:
     stored = tensor.stored
-    for start in range(0, stored.numel, _PIECE):
-        count = min(_PIECE, stored.numel - start)
-        if tensor.mean is None:
-            with stored.file.open("rb", buffering=0) as file:
-                yield read_into(
-                    torch.empty(count, dtype=stored.dtype), file, stored.start + start * stored.dtype.itemsize
-                )
-        elif tensor.std == 0:
-            yield torch.full((count,), tensor.mean, dtype=stored.dtype)
-        else:
-            drawn = draw_normal(torch.empty(count), start, stored.numel, seed, f"new block {name}")
-            yield (drawn * tensor.std + tensor.mean).to(stored.dtype)
+    with ExitStack() as files:
+        file = None if tensor.new is not None else files.enter_context(stored.file.open("rb", buffering=0))
+        for start in range(0, stored.numel, _PIECE):
+            count = min(_PIECE, stored.numel - start)
+            if tensor.new is not None:
+                yield tensor.new.part(start, count, stored.numel, stored.dtype)
+                continue
+            assert file is not None
+            piece = torch.empty(count, dtype=stored.dtype)
+            yield _refuse_nonfinite(name, read_into(piece, file, stored.start + start * stored.dtype.itemsize))
+
+
+def _refuse_nonfinite(name: str, piece: Tensor) -> Tensor:
+    if piece.is_floating_point():
+        refuse_nonfinite({name: piece})
+    return piece

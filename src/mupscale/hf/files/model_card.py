@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mupscale.hf.files.record import GrowthStep
@@ -17,6 +17,12 @@ _PARTS = {
     "ffn": "feed-forward layers",
     "heads": "attention heads",
     "kv": "key/value heads",
+}
+_LAYERS = {
+    "identity": "new layers stand between the trained ones and write nothing into the residual stream yet (identity, "
+    "seed {seed}), so that the function stays",
+    "stack": "all layers stand once more on top of all layers (stacking), which changes the function",
+    "interleaved": "copies of each layer stand behind it (stacking, interleaved), which changes the function",
 }
 _FRONT = re.compile(r"---\r?\n(.*?)^---\r?\n?", re.S | re.M)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -45,19 +51,20 @@ def write_model_card(
     folder: Path,
     name: str,
     source: Source,
-    growth: GrowthStep,
+    growths: Sequence[GrowthStep],
     sizes: Mapping[str, tuple[int, int]],
     checked: str,
 ) -> None:
     """Write README.md into the folder of a checkpoint that will be called `name`; one of the small model is extended.
 
-    sizes: before and after, by hidden, ffn, heads and kv. checked: what a comparison showed, or why there was none.
+    growths: what was done to it, in turn. sizes: before and after, by hidden, ffn, heads, kv and layers. checked: what
+    a comparison showed, or why there was none.
 
     >>> import tempfile
     >>> from mupscale.hf.describe import Times
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     small = Source(Path(folder) / "small", {"_name_or_path": "someone/small"}, {})
-    ...     write_model_card(Path(folder), "wide", small, GrowthStep(Times.of(2)), {"hidden": (8, 16)}, "equivalent")
+    ...     write_model_card(Path(folder), "wide", small, [GrowthStep(Times.of(2))], {"hidden": (8, 16)}, "equivalent")
     ...     print("\\n".join((Path(folder) / "README.md").read_text().splitlines()[:9]))
     ---
     library_name: transformers
@@ -75,7 +82,7 @@ def write_model_card(
     fields = _fields(front.group(1) if front else "")
     body = old[front.end() :] if front else old
     base = _base_model(source)
-    section = f"{_story(source, growth, sizes, checked, base)}\n\n{_TRAINING.format(folder=name)}"
+    section = f"{_story(source, growths, sizes, checked, base)}\n\n{_TRAINING.format(folder=name)}"
     body = f"{body.rstrip()}\n\n# Upscaled with mupscale\n\n{section}" if body.strip() else f"# {name}\n\n{section}"
     replace_text(folder / CARD_FILE, f"---\n{_front(fields, base)}---\n\n{body.lstrip()}")
 
@@ -89,8 +96,23 @@ def _base_model(source: Source) -> str:
     return name if _HUB_NAME.fullmatch(name) else ""
 
 
-def _story(source: Source, growth: GrowthStep, sizes: Mapping[str, tuple[int, int]], checked: str, base: str) -> str:
+def _story(
+    source: Source, growths: Sequence[GrowthStep], sizes: Mapping[str, tuple[int, int]], checked: str, base: str
+) -> str:
     grown = ", ".join(f"{_PARTS.get(part, part)} {a} → {b}" for part, (a, b) in sizes.items() if a != b)
+    made_from = f"[{base}](https://huggingface.co/{base})" if base else f"`{source.folder.name}`"
+    kinds = {"deeper" if growth.layers is not None else "wider": growth for growth in growths}
+    return (
+        f"This is {made_from} made {' and '.join(kinds)} with mupscale: {grown}. "
+        f"{' '.join(map(_how, kinds.values()))} It has not been trained since.\n\n"
+        f"Comparison of the two models: {' '.join(checked.split())}"
+    )
+
+
+def _how(growth: GrowthStep) -> str:
+    """What was done, in a sentence."""
+    if growth.layers is not None:
+        return f"By depth: {_LAYERS[growth.deepen].format(seed=growth.seed)}."
     if growth.fresh is not None:
         kind = "lossless " if growth.fresh.lossless else ""
         how = f"trained units stayed and new ones were drawn beside them ({kind}fresh units, seed {growth.seed})"
@@ -98,11 +120,7 @@ def _story(source: Source, growth: GrowthStep, sizes: Mapping[str, tuple[int, in
         how = f"units were copied, and noise was added (level {growth.noise}, seed {growth.seed})"
     else:
         how = "units were copied, so that it computes what the small model computes"
-    made_from = f"[{base}](https://huggingface.co/{base})" if base else f"`{source.folder.name}`"
-    return (
-        f"This is {made_from} made wider with mupscale: {grown}. By width: {how}. It has not been trained since.\n\n"
-        f"Comparison of the two models: {' '.join(checked.split())}"
-    )
+    return f"By width: {how}."
 
 
 def _fields(front: str) -> dict[str, list[str]]:

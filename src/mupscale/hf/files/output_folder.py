@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from mupscale.hf.files.record import RECORD_FILE
 from mupscale.hf.files.shards import WeightShard, size_in_words, write_index
 from mupscale.hf.files.source import Source
-from mupscale.system import MupscaleError, replace_text
+from mupscale.system import MupscaleError, open_display, replace_text
 
+_DTYPES: dict[str, torch.dtype] = {n: getattr(torch, n) for n in ("float32", "bfloat16", "float16", "float64")}
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _COMPANIONS = (".json", ".txt", ".model", ".jinja", ".vocab", ".bpe", ".tiktoken")
 _OF_THE_SMALL_ONE = ("config.json", RECORD_FILE, "trainer_state.json", "all_results.json", "train_results.json")
 
@@ -88,3 +94,41 @@ def _check_stays_inside(file: Path, folder: Path) -> None:
             f"{file} is a link to {there}, outside the checkpoint, and is not copied: put the file itself there if it "
             f"belongs to the checkpoint, or remove the link"
         )
+
+
+def dtype_of_output(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """The dtype that a name means, of those that a checkpoint may be written in; None stays None.
+
+    >>> dtype_of_output("bfloat16")
+    torch.bfloat16
+    """
+    name = str(dtype).removeprefix("torch.")
+    if dtype is not None and name not in _DTYPES:
+        raise MupscaleError(f"the dtype of a checkpoint is {', '.join(_DTYPES)}, not {name}")
+    return None if dtype is None else _DTYPES[name]
+
+
+def failure_of_writing(out: Path, error: OSError) -> str:
+    """What to say where a checkpoint could not be written.
+
+    >>> failure_of_writing(Path("wide"), OSError(errno.ENOSPC, "No space left on device"))
+    'wide could not be written: the disk is full; nothing was left behind'
+    """
+    what = "the disk is full" if error.errno in _FULL else f"{error.strerror or error}"
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{out} could not be written: {what}{where}; nothing was left behind"
+
+
+@contextmanager
+def bytes_bar(total: int, visible: bool) -> Iterator[Callable[[int], None]]:
+    """Bytes and time left, where stderr is a terminal and rich is installed; yields what to call with bytes.
+
+    >>> with bytes_bar(10, visible=False) as advance:
+    ...     advance(10)
+    """
+    columns = ("wide bar", "bytes", "bytes/s", "left", "time left")
+    display = open_display(columns, total, visible=visible, transient=True)
+    try:
+        yield display.advance
+    finally:
+        display.close()

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from mupscale.core import Plan, Shape
 from mupscale.growth import Fresh, Unit
-from mupscale.hf.describe import Ratios, Times, architecture_of
+from mupscale.hf.describe import Config, HowDeep, Ratios, Times, architecture_of, deep_config, times_from_json
 from mupscale.system import MupscaleError, read_json, replace_text
 
 RECORD_FILE = "mupscale.json"
@@ -22,7 +22,8 @@ _FORMAT = "mupscale.hf/1"
 class GrowthStep:
     """One upscaling: by how much, with which noise (unit: as in GaussianNoise), drawn from which seed.
 
-    fresh: how it grew by fresh units; None where it grew by copies. sizes: what it became, for a reader.
+    fresh: how it grew by fresh units; None where it grew by copies. sizes: what it became, for a reader. layers: how
+    many it has since, where it became deeper, and deepen: what the new ones are; None where it became wider.
 
     >>> GrowthStep(Times.of(2), noise=0.5, seed=1).times.ffn
     2
@@ -36,10 +37,24 @@ class GrowthStep:
     unit: Unit = "init"
     fresh: Fresh | None = None
     sizes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    layers: int | None = None
+    deepen: HowDeep = "identity"
+
+    def __str__(self) -> str:
+        """For a message: 2 times, or 24 layers."""
+        return f"{self.times} times" if self.layers is None else f"to {self.layers} layers ({self.deepen})"
+
+    def config_after(self, config: Config) -> dict[str, Any]:
+        """config.json after this growth of the model that had this one."""
+        if self.layers is not None:
+            return deep_config(config, self.deepen, self.layers)
+        return architecture_of(config).wide_config(config, self.times)
 
     def to_json(self) -> dict[str, Any]:
         """As mupscale.json has it."""
         content = {"times": self.times.to_json(), "noise": self.noise, "seed": self.seed, "unit": self.unit}
+        if self.layers is not None:
+            return {**content, "how": self.deepen, "layers": self.layers}
         if self.fresh is None:
             return content
         return {**content, "how": "fresh", **asdict(self.fresh), "sizes": dict(self.sizes)}
@@ -48,10 +63,12 @@ class GrowthStep:
     def from_json(cls, content: Mapping[str, Any]) -> GrowthStep:
         """What to_json gave, or an earlier version, which knew copies alone."""
         how = content.get("how", "copies")
+        if how in get_args(HowDeep):
+            return cls(Times(**content["times"]), seed=content["seed"], layers=int(content["layers"]), deepen=how)
         if how not in ("copies", "fresh"):
             raise ValueError(f"a growth by {how!r}, which this version does not know")
         fresh = Fresh(content["outgoing"], content["lossless"]) if how == "fresh" else None
-        times = Times(**content["times"]) if fresh is None else Ratios.from_json(content["times"])
+        times = times_from_json(content["times"]) if fresh is None else Ratios.from_json(content["times"])
         unit, sizes = content.get("unit", "init"), content.get("sizes", {})
         return cls(times, content["noise"], content["seed"], unit, fresh, sizes)
 
@@ -79,6 +96,11 @@ class Record:
         """How much wider than the first model, in all."""
         return reduce(lambda total, growth: total * growth.times, self.growths, Times())
 
+    @property
+    def deepenings(self) -> list[GrowthStep]:
+        """The growths by which it became deeper."""
+        return [growth for growth in self.growths if growth.layers is not None]
+
     def then(self, growth: GrowthStep, plan: Plan | None = None) -> Record:
         """Grown once more; `plan` is that growth's own, where the architecture is not described."""
         whole = plan if self.plan is None or plan is None else self.plan.then(plan)
@@ -90,7 +112,8 @@ class Record:
         """The plan from the first model to this one, for parameters of these names and wide shapes."""
         if self.plan is not None:
             return self.plan
-        return architecture_of(self.config).plan_wide_parameters(self.config, self.times, shapes)
+        config = reduce(lambda deep, step: step.config_after(deep), self.deepenings, dict(self.config))
+        return architecture_of(config).plan_wide_parameters(config, self.times, shapes)
 
     def save(self, folder: Path) -> None:
         """Write mupscale.json."""

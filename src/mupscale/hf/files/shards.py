@@ -147,13 +147,21 @@ def plan_names(source: Source, plan: Plan) -> dict[str, str]:
     {'wte.weight': 'wte.weight'}
     >>> temporary.cleanup()
     """
-    for name, stored in source.tensors.items():
-        if name not in plan.names:
-            raise MupscaleError(
-                f"'{name}' in {stored.file.name} is not in the plan, so that it is not known how to widen it: the plan "
-                f"was made for another checkpoint"
-            )
-    return {name: plan.names[name] for name in source.tensors}
+    return {name: plan_name(name, plan, stored.file.name) for name, stored in source.tensors.items()}
+
+
+def plan_name(name: str, plan: Plan, file: str = "the files") -> str:
+    """The plan's name of a tensor of a file.
+
+    >>> plan_name("wte.weight", Plan({"transformer.wte.weight": Entry((2,), (2,), names=("wte.weight",))}))
+    'transformer.wte.weight'
+    """
+    if name not in plan.names:
+        raise MupscaleError(
+            f"'{name}' in {file} is not in the plan, so that it is not known how to widen it: the plan was made for "
+            f"another checkpoint"
+        )
+    return plan.names[name]
 
 
 def write_index(shards: Sequence[WeightShard], folder: Path) -> None:

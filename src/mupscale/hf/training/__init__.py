@@ -2,13 +2,16 @@
 
 model_parameters: a model's parameters as plans name them. groups: parameter groups from mupscale.json. trainer:
 clipping for transformers' Trainer. growing_trainer: growth in the middle of its run. saved_optimizer: an optimizer's
-file, read. widened_optimizer: such a file, widened.
+file, read. widened_optimizer: such a file, widened. deepened_optimizer: such a file, for more layers.
+deepened_model: a model in memory with them.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from mupscale.hf.training.deepened_optimizer import check_deepened_optimizer, deepen_optimizer_file
 from mupscale.hf.training.groups import param_groups, plan, resume_optimizer
 from mupscale.hf.training.model_parameters import decay_groups, match_plan, shapes_of
+from mupscale.hf.training.saved_optimizer import find_optimizer_file
 from mupscale.hf.training.widened_optimizer import check_optimizer_file, widen_optimizer_file
 
 if TYPE_CHECKING:
@@ -31,8 +34,11 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "Clip",
     "GrowTrainerCallback",
+    "check_deepened_optimizer",
     "check_optimizer_file",
     "decay_groups",
+    "deepen_optimizer_file",
+    "find_optimizer_file",
     "match_plan",
     "param_groups",
     "plan",

@@ -1,4 +1,4 @@
-"""Growth in the middle of a run of transformers' Trainer: model, optimizer and scheduler widened where they are."""
+"""Growth in the middle of a run of transformers' Trainer: model, optimizer and scheduler, where they are."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from mupscale.core import Plan
 from mupscale.growth import Copies, Operator, upscale
 from mupscale.hf.describe import (
     AskedGrowth,
+    HowDeep,
     Times,
     architecture_of,
+    check_depth,
     check_fresh_plan,
     require_transformers,
     settle_growth,
 )
 from mupscale.hf.files import GrowthStep, Record
+from mupscale.hf.training.deepened_model import deepen_in_memory, model_like
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
-from mupscale.optim import clip_grad_norm_, widen_scheduler
+from mupscale.optim import FROM_GROUP, clip_grad_norm_, widen_scheduler
 from mupscale.system import MupscaleError, read_json
 
 
@@ -30,11 +33,12 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
     """`Trainer(…, callbacks=[GrowTrainerCallback(at=500, times=2)])`: the model grows after this many steps.
 
     times, or hidden, ffn, heads and kv: how wide it becomes, as in `hf.upscale`; grow: `Fresh()` for fresh units; noise
-    and seed: of copies. lr: another learning rate from then on, in the small model's units. The small model is saved as
-    checkpoint-STEP-narrow, with its optimizer's state, and the wide one as checkpoint-STEP with a mupscale.json. The
-    Trainer keeps its model object, which has the wide weights from then on; clipping (max_grad_norm) is then by the
-    norm that the small model's gradient would have. After a stop, make the same Trainer with the same callback, and go
-    on with `trainer.train(resume_from_checkpoint=callback.resume(trainer))`.
+    and seed: of copies. layers: how many it gets, and deepen: what new ones are; with layers alone the width stays. lr:
+    another learning rate from then on, in the small model's units. The small model is saved as checkpoint-STEP-narrow,
+    with its optimizer's state, and the grown one as checkpoint-STEP with a mupscale.json. The Trainer keeps its model
+    object, which has the grown weights from then on; clipping (max_grad_norm) is then by the norm that the small
+    model's gradient would have. After a stop, make the same Trainer with the same callback, and go on with
+    `trainer.train(resume_from_checkpoint=callback.resume(trainer))`.
 
     >>> GrowTrainerCallback(at=500, times=2).at
     500
@@ -49,6 +53,8 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
         ffn: int | None = None,
         heads: int | None = None,
         kv: int | None = None,
+        layers: int | None = None,
+        deepen: HowDeep = "identity",
         grow: Operator | None = None,
         noise: float = 0.0,
         lr: float | None = None,
@@ -56,6 +62,7 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
     ) -> None:
         self.at, self.times, self.grow, self.noise, self.lr, self.seed = at, times, grow, noise, lr, seed
         self.sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
+        self.layers, self.deepen = layers, deepen
         self.plan: Plan | None = None
         self.record: Record | None = None
         self._max_norm = 0.0
@@ -128,35 +135,53 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
     def _asked(self, model: nn.Module) -> AskedGrowth:
         config = model.config.to_dict()  # type: ignore[union-attr, operator]
         architecture = architecture_of(config)
+        if self.layers is not None:
+            check_depth(config, self.deepen, self.layers, shapes_of(model), "the model")
+            if self.times is None and self.grow is None and not any(self.sizes.values()):
+                return settle_growth(architecture, config, times=1, noise=self.noise)
         return settle_growth(architecture, config, times=self.times, sizes=self.sizes, grow=self.grow, noise=self.noise)
 
     def _grow(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
-        """Widen all three in place, since the Trainer's loop holds on to them."""
+        """Grow all three in place, since the Trainer's loop holds on to them."""
         asked, config = self._asked(model), model.config.to_dict()  # type: ignore[union-attr, operator]
-        architecture, first = architecture_of(config), next(model.parameters())
-        plan = match_plan(model, architecture.plan_parameters(config, asked.times, shapes_of(model)))
-        check_fresh_plan(architecture, config, plan, asked.fresh)
-        wide_config = type(model.config).from_dict(architecture.wide_config(config, asked.times))  # type: ignore[union-attr]
-        wide_config._attn_implementation = model.config._attn_implementation  # type: ignore[union-attr]
-        wide = type(model)(wide_config).to(device=first.device, dtype=first.dtype).train(model.training)
-        narrow = nn.Module.__new__(type(model))
-        narrow.__dict__.update(model.__dict__)
-        operator = asked.fresh or Copies(asked.noise)
-        checked = replace(plan, checked=True)  # the architecture's description is tried in the tests
-        _, grown = upscale(narrow, wide, checked, optimizer, grow=operator, lr=self.lr, seed=self.seed)
-        assert grown is not None
-        widened = None if scheduler is None else widen_scheduler(scheduler, grown)
+        grown, grown_optimizer, record = nn.Module.__new__(type(model)), optimizer, list[GrowthStep]()
+        grown.__dict__.update(model.__dict__)
+        architecture = architecture_of(config)
+        if asked.times != Times() or self.layers is None:
+            grown, grown_optimizer = self._wider(grown, optimizer, asked, self.lr if self.layers is None else None)
+            record.append(GrowthStep(asked.times, noise=self.noise, seed=self.seed, fresh=asked.fresh))
+        if self.layers is not None:
+            step = GrowthStep(Times(), seed=self.seed, layers=self.layers, deepen=self.deepen)
+            from_group = [group.get(FROM_GROUP) for group in grown_optimizer.param_groups]
+            grown, grown_optimizer = deepen_in_memory(grown, grown_optimizer, step, config, asked.times, self.lr)
+            if record:  # schedulers go by the groups of the first optimizer
+                for group in grown_optimizer.param_groups:
+                    group[FROM_GROUP] = from_group[group[FROM_GROUP]]
+            record.append(step)
+        widened = None if scheduler is None else widen_scheduler(scheduler, grown_optimizer)
         model.__dict__.clear()
-        model.__dict__.update(wide.__dict__)
-        optimizer.param_groups, optimizer.state = grown.param_groups, grown.state
+        model.__dict__.update(grown.__dict__)
+        optimizer.param_groups, optimizer.state = grown_optimizer.param_groups, grown_optimizer.state
         if widened is not None:
             kept = ("optimizer", "step")  # the scheduler counts the steps of the optimizer that it knows
             scheduler.__dict__.update({name: value for name, value in vars(widened).items() if name not in kept})
-        step = GrowthStep(asked.times, noise=self.noise, seed=self.seed, fresh=asked.fresh)
-        self.plan = plan
-        self.record = Record(
-            config, (step,), architecture.plan_to_record(config, asked.times, fresh=asked.fresh is not None)
-        )
+        recorded = architecture.plan_to_record(config, asked.times, fresh=asked.fresh is not None)
+        self.record = Record(config, tuple(record), recorded)
+        self.plan = match_plan(model, self.record.plan_for(shapes_of(model)))
+
+    def _wider(
+        self, narrow: nn.Module, optimizer: Optimizer, asked: AskedGrowth, lr: float | None
+    ) -> tuple[nn.Module, Optimizer]:
+        config = narrow.config.to_dict()  # type: ignore[union-attr, operator]
+        architecture = architecture_of(config)
+        plan = match_plan(narrow, architecture.plan_parameters(config, asked.times, shapes_of(narrow)))
+        check_fresh_plan(architecture, config, plan, asked.fresh)
+        wide = model_like(narrow, architecture.wide_config(config, asked.times))
+        operator = asked.fresh or Copies(asked.noise)
+        checked = replace(plan, checked=True)  # the architecture's description is tried in the tests
+        _, grown = upscale(narrow, wide, checked, optimizer, grow=operator, lr=lr, seed=self.seed)
+        assert grown is not None
+        return wide, grown
 
 
 def last_checkpoint(folder: Path) -> tuple[int, Path] | None:

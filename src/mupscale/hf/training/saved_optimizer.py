@@ -47,6 +47,21 @@ class SavedOptimizer:
         return nearest
 
 
+def find_optimizer_file(path: str | Path) -> Path:
+    """The file of a saved optimizer, or optimizer.pt in a folder.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save({}, f"{folder}/optimizer.pt")
+    ...     find_optimizer_file(folder).name
+    'optimizer.pt'
+    """
+    file = Path(path) / "optimizer.pt" if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise MupscaleError(f"there is no saved optimizer at {file}")
+    return file
+
+
 def read_optimizer(path: Path, model: nn.Module, *, mmap: bool = False) -> SavedOptimizer:
     """The optimizer of this model (a sketch will do) that torch.save wrote; mmap: tensors are mapped, not read.
 

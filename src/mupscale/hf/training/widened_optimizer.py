@@ -74,7 +74,7 @@ def widen_optimizer_file(
     >>> folder.cleanup()
     """
     groups, pieces = _prepare(Path(path), source, times, plan, optimizer_class, grow)
-    _write(Path(out), groups, pieces)
+    write_optimizer(Path(out), groups, pieces)
 
 
 def check_optimizer_file(
@@ -135,8 +135,13 @@ def _groups(narrow: SavedOptimizer, plan: Plan, optimizer_traits: Traits) -> lis
 
 
 @dataclass(frozen=True)
-class _StateTensor:
-    """One state tensor: its narrow values, its wide shape, and what writes the wide values."""
+class StateTensor:
+    """One state tensor: its narrow values, its wide shape, and what writes the wide values.
+
+    >>> narrow = torch.ones(2)
+    >>> StateTensor(narrow, (2,), lambda out: out.copy_(narrow)).shape
+    (2,)
+    """
 
     value: Tensor
     shape: tuple[int, ...]
@@ -158,12 +163,12 @@ def _pieces(
         axes = {} if one_number else axes_of_state(key, value, entry)
         shape = tuple(grown(n, axes[d].times) if d in axes else n for d, n in enumerate(value.shape))
         if grow is None or one_number:
-            yield key, _StateTensor(value, shape, partial(_write_copies, value, axes, factor))
+            yield key, StateTensor(value, shape, partial(_write_copies, value, axes, factor))
             continue
         start = partial(_initial, cls, hyper, key, len(entry.narrow))
         by_entry = partial(_factor_of, name, key, hyper, traits)
         part = StatePart(name, plan, 0, key, tuple(value.shape), axes, start, by_entry, key in traits.rates)
-        yield key, _StateTensor(value, shape, partial(_write_fresh, value, part, grow))
+        yield key, StateTensor(value, shape, partial(_write_fresh, value, part, grow))
 
 
 def _write_copies(value: Tensor, axes: Mapping[int, Axis], factor: float, out: Tensor) -> None:
@@ -184,12 +189,22 @@ def _initial(cls: type[Optimizer], hyper: Mapping[str, Any], key: str, ndim: int
     return initial_state(build([nn.Parameter(torch.zeros(1))]), hyper, ndim).get(key, 0.0)
 
 
-def _write(out: Path, groups: Sequence[dict[str, Any]], pieces: Mapping[str, Mapping[str, Any]]) -> None:
-    """First the file with room for all tensors, then their values into it."""
+def write_optimizer(out: Path, groups: Sequence[dict[str, Any]], pieces: Mapping[str, Mapping[str, Any]]) -> None:
+    """First the file with room for all tensors, then their values into it.
+
+    groups: as in a state dict, with names. pieces: by name and key, tensors as StateTensor, anything else as it is.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "optimizer.pt"
+    ...     write_optimizer(path, [{"params": [0], "param_names": ["w"], "lr": 0.1}], {"w": {"step": 3}})
+    ...     torch.load(path)["state"]
+    {0: {'step': 3}}
+    """
     numbers = {n: i for group in groups for n, i in zip(group["param_names"], group["params"], strict=True)}
     room = {
         numbers[name]: {
-            key: torch.empty(part.shape, dtype=part.value.dtype) if isinstance(part, _StateTensor) else part
+            key: torch.empty(part.shape, dtype=part.value.dtype) if isinstance(part, StateTensor) else part
             for key, part in parts.items()
         }
         for name, parts in sorted(pieces.items(), key=lambda item: numbers[item[0]])
@@ -206,7 +221,7 @@ def _write(out: Path, groups: Sequence[dict[str, Any]], pieces: Mapping[str, Map
             mapped = torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
         for name, parts in pieces.items():
             for key, part in parts.items():
-                if isinstance(part, _StateTensor):
+                if isinstance(part, StateTensor):
                     refuse_nonfinite({f"{name}/{key}": part.value})
                     part.write(mapped["state"][numbers[name]][key])
         for group, target in zip(groups, mapped["param_groups"], strict=True):

@@ -6,7 +6,6 @@ fresh_growth: new units, and what they move. comparison: the result. deep_output
 """
 
 from mupscale.hf.verification.comparison import Comparison, ComparisonRow
-from mupscale.hf.verification.deep_outputs import difference_of_checkpoints
 from mupscale.hf.verification.loading import load_pretrained
 from mupscale.hf.verification.relation import find_record
 from mupscale.hf.verification.verifying import needed_bytes, verify
@@ -15,7 +14,6 @@ from mupscale.hf.verification.weights import is_exact
 __all__ = [
     "Comparison",
     "ComparisonRow",
-    "difference_of_checkpoints",
     "find_record",
     "is_exact",
     "load_pretrained",

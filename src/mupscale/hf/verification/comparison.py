@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from mupscale.planning import Difference
 from mupscale.system import html_table, text_table, wrap_text
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+"""How far outputs may differ, by the dtype that they are computed in."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from torch import nn
 
 from mupscale.checks import verify as train_both
 from mupscale.core import Plan, naming
+from mupscale.hf.describe import Batch
 from mupscale.hf.training import decay_groups
 from mupscale.hf.verification.comparison import ComparisonRow
-from mupscale.hf.verification.loading import Batch
 from mupscale.hf.verification.model_outputs import loss_of, plain_outputs, run_model, widths_of
 from mupscale.planning import Difference
 

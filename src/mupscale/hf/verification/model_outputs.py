@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mupscale.core import Plan
-from mupscale.hf.describe import CAUSAL
-from mupscale.hf.verification.loading import Batch
-from mupscale.planning import Difference, Recorder, first_differing_module, relative_difference
+from mupscale.hf.describe import CAUSAL, Batch
+from mupscale.planning import Difference, Recorder, first_differing_module, has_length_one, relative_difference
 from mupscale.system import MupscaleError, generator
+
+_UNIT = 1e-4  # of a length, in float32
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,17 @@ def _copy_units(small: Tensor, wide: Tensor) -> Tensor:
             f"the outputs of the two models have shapes {tuple(small.shape)} and {tuple(wide.shape)}: WIDE is no "
             f"upscaled version of SMALL"
         )
-    return small.repeat_interleave(wide.shape[-1] // small.shape[-1], -1)
+    copies = small.repeat_interleave(wide.shape[-1] // small.shape[-1], -1)
+    return copies * _shrinkage(small, wide)
+
+
+def _shrinkage(small: Tensor, wide: Tensor) -> float:
+    """What copies are multiplied by: of vectors of length 1, whose length stays, by the root of their number."""
+    if small.shape[-1] == wide.shape[-1] or not (
+        has_length_one(small, slack=_UNIT) and has_length_one(wide, slack=_UNIT)
+    ):
+        return 1.0
+    return float((small.shape[-1] / wide.shape[-1]) ** 0.5)
 
 
 def widths_of(outputs: dict[str, Tensor]) -> dict[str, int]:
@@ -94,10 +105,15 @@ def widths_of(outputs: dict[str, Tensor]) -> dict[str, int]:
 def _average_copies(outputs: dict[str, Tensor], widths: dict[str, int]) -> dict[str, Tensor]:
     """The mean over each unit's copies: a readout that divides by the width, so that losses are the same."""
     return {
-        name: t if t.shape[-1] == widths[name] else t.unflatten(-1, (widths[name], -1)).mean(-1)
+        name: t if t.shape[-1] == widths[name] else _mean_of_copies(t, widths[name])
         for name, t in outputs.items()
         if name in widths
     }
+
+
+def _mean_of_copies(wide: Tensor, width: int) -> Tensor:
+    mean: Tensor = wide.unflatten(-1, (width, -1)).mean(-1)
+    return mean * (wide.shape[-1] / width) ** 0.5 if has_length_one(wide, slack=_UNIT) else mean
 
 
 def loss_of(model: nn.Module, outputs: dict[str, Tensor], batch: Batch) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mupscale.core import Axis, Plan, Shape, places
 from mupscale.growth import Fresh, GaussianNoise
-from mupscale.hf.describe import Config, PlannedArchitecture, Times, architecture_of, grown
+from mupscale.hf.describe import Config, PlannedArchitecture, Times, architecture_of, grown, layers_of, plan_layers
 from mupscale.hf.files import RECORD_FILE, GrowthStep, Record, Source
-from mupscale.hf.verification.weights import PlannedGrowth
+from mupscale.hf.verification.weights import AnyGrowth, PlannedDepth, PlannedGrowth
 from mupscale.system import MupscaleError
 
 
@@ -51,6 +51,11 @@ class Relation:
         """How it last grew by fresh units; None where all growths are copies."""
         return next((growth.fresh for growth in reversed(self.growths) if growth.fresh is not None), None)
 
+    @property
+    def deepened(self) -> tuple[GrowthStep, ...]:
+        """The growths by which it became deeper."""
+        return tuple(growth for growth in self.growths if growth.layers is not None)
+
     def old_units(self, n: int) -> Tensor:
         """Where the n hidden units of the small model lie in the wide one; of copies, the first."""
         units, size = torch.arange(n), n
@@ -59,16 +64,22 @@ class Relation:
             size = grown(size, growth.times.hidden)
         return units
 
-    def steps(self) -> Iterator[PlannedGrowth]:
+    def steps(self) -> Iterator[AnyGrowth]:
         """Each growth with its plan, for the tensors of the files."""
-        config, shapes = self.small.config, self.small.shapes
+        config, shapes, before = self.small.config, self.small.shapes, Record.find(self.small.folder)
+        first, times = (config, Times()) if before is None else (before.config, before.times)
         for growth in self.growths:
-            recorded = self.plan if len(self.growths) == 1 else None
-            architecture, fresh = architecture_of(config), bool(growth.noise) or growth.fresh is not None
-            plan = architecture.plan_files(config, growth.times, shapes, recorded=recorded, fresh=fresh)
-            yield PlannedGrowth(plan, GaussianNoise(growth.noise, growth.unit), growth.seed, growth.fresh)
-            config = architecture.wide_config(config, growth.times)
-            shapes = {name: plan[plan.names.get(name, name)].wide for name in shapes}
+            if growth.layers is not None:
+                tensors = plan_layers(shapes, growth.deepen, growth.layers, first, times)
+                yield PlannedDepth(tensors, growth.seed)
+                shapes = {name: shapes[tensor.origin] for name, tensor in tensors.items()}
+            else:
+                recorded = self.plan if len(self.growths) == 1 else None
+                architecture, fresh = architecture_of(config), bool(growth.noise) or growth.fresh is not None
+                plan = architecture.plan_files(config, growth.times, shapes, recorded=recorded, fresh=fresh)
+                yield PlannedGrowth(plan, GaussianNoise(growth.noise, growth.unit), growth.seed, growth.fresh)
+                shapes = {name: plan[plan.names.get(name, name)].wide for name in shapes}
+            config, times = growth.config_after(config), times * growth.times
 
     def plan_for(self, shapes: Mapping[str, Shape]) -> Plan:
         """From the small model to the wide one, for the small model's parameters."""
@@ -101,7 +112,7 @@ def find_record(source: Source) -> Record | None:
     if not _same_sizes(_config_after(record.config, record.growths), source.config):
         first, now = _sizes_in_words(record.config), _sizes_in_words(source.config)
         raise MupscaleError(
-            f"{source.folder / RECORD_FILE} tells of a model that grew {record.times} times from {first}, and "
+            f"{source.folder / RECORD_FILE} tells of a model that grew {_in_words(record)} from {first}, and "
             f"config.json beside it has {now}: {advice}"
         )
     architecture = architecture_of(record.config)
@@ -134,11 +145,14 @@ def relate(small: Source, wide: Source, plan: Plan | None = None) -> Relation:
         if _same_sizes(_config_after(small.config, growths), wide.config):
             whole = plan if plan is not None else record.plan if start == 0 else None
             return Relation(small, wide, growths, whole)
-    grown = " and then ".join(f"{growth.times} times" for growth in record.growths)
     raise _unrelated(
-        f"by its {RECORD_FILE} it grew {grown} from {_sizes_in_words(record.config)}, and the small one has "
-        f"{_sizes_in_words(small.config)}"
+        f"by its {RECORD_FILE} it grew {_in_words(record)} from {_sizes_in_words(record.config)}, and the small one "
+        f"has {_sizes_in_words(small.config)}"
     )
+
+
+def _in_words(record: Record) -> str:
+    return " and then ".join(map(str, record.growths))
 
 
 def _unrelated(why: str) -> MupscaleError:
@@ -148,13 +162,14 @@ def _unrelated(why: str) -> MupscaleError:
 def _config_after(config: Config, growths: tuple[GrowthStep, ...]) -> Config | None:
     """The config after these growths; None where it cannot grow so."""
     try:
-        return reduce(lambda grown, growth: architecture_of(grown).wide_config(grown, growth.times), growths, config)
+        return reduce(lambda grown, growth: growth.config_after(grown), growths, config)
     except MupscaleError:
         return None
 
 
 def _sizes(config: Config) -> dict[str, Any]:
-    return architecture_of(config).sizes(config)
+    layers = layers_of(config)
+    return {**architecture_of(config).sizes(config), **({} if layers is None else {"layers": layers})}
 
 
 def _same_sizes(one: Config | None, other: Config) -> bool:

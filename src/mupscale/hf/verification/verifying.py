@@ -14,21 +14,21 @@ from torch import nn
 from mupscale import system
 from mupscale.core import Plan
 from mupscale.growth import widen
-from mupscale.hf.describe import memory
+from mupscale.hf.describe import Batch, make_batches, memory, runs_trusted_code
 from mupscale.hf.files import Source, open_source
 from mupscale.hf.training import match_plan, shapes_of
 from mupscale.hf.verification import weights
-from mupscale.hf.verification.comparison import Comparison, ComparisonRow
+from mupscale.hf.verification.comparison import TOLERANCE, Comparison, ComparisonRow
+from mupscale.hf.verification.deep_outputs import compare_deep
 from mupscale.hf.verification.fresh_growth import FreshGrowth
 from mupscale.hf.verification.joint_training import compare_training
-from mupscale.hf.verification.loading import Batch, Loaded, load_pretrained, make_batches
+from mupscale.hf.verification.loading import Loaded, load_pretrained
 from mupscale.hf.verification.model_outputs import OutputComparison, compare_outputs, first_difference
 from mupscale.hf.verification.relation import Relation, relate
 from mupscale.planning import Difference, KeepDouble
 from mupscale.planning import plan as plan_of_modules
 from mupscale.system import MupscaleError
 
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 _BATCHES = 8  # of training, used in turn
 _FILES_ADVICE = (
     "It is not the small one's, grown as mupscale.json says: the file was changed or trained on since, "
@@ -38,6 +38,7 @@ _FILES_ADVICE = (
 Checkpoint = str | Path | Source | nn.Module
 
 
+@runs_trusted_code
 def verify(
     small: Checkpoint,
     wide: Checkpoint,
@@ -55,15 +56,13 @@ def verify(
     """Compare two checkpoints (folders, or models already built): their files, their outputs, their training.
 
     The tensors of WIDE are compared with those of SMALL, grown as mupscale.json says, noise included. Both models then
-    compute on the same random tokens, pixels or `text` (a file); every output counts, a hidden state with its copies.
-    train: so many steps of AdamW with weight decay, an eps that matters and width-invariant clipping that binds.
-    tolerance: by default 1e-10 in float64 and 1e-4 in float32 (ten times that after training). What files give that had
-    to round may differ by as much; the weights before rounding, grown once more in memory, may not, and they train.
-    With noise or fresh units the two are not meant to compute the same: the table tells how far the outputs moved,
-    which is fine as long as they are finite and the files are what the record says, or within the tolerance if one is
-    given. Without the noise, which is taken out of the wide model in memory, outputs and training must be the same;
-    so must outputs with the new units silenced, or, of a lossless growth, with each norm's eps scaled by its width.
-    plan: from SMALL to WIDE by the model's own names, without a record. trust_remote_code: run a tokenizer's own code.
+    compute on the same random tokens, pixels or `text`. train: so many steps of AdamW with weight decay, an eps that
+    matters and clipping that binds. tolerance: by default 1e-10 in float64, 1e-4 in float32 (ten times that after
+    training), also for files that had to round; the weights before rounding, grown once more in memory, must be closer.
+    With noise, fresh units or copied layers the two are not meant to compute the same: the table tells how far outputs
+    moved, which is fine while they are finite and the files are what the record says, or within a tolerance that is
+    given. Without the noise, outputs and training must be the same; so must outputs with new units silenced or, of a
+    lossless growth, with norms' eps scaled. plan: by its names, without a record. trust_remote_code: run SMALL's code.
 
     >>> import tempfile, transformers, mupscale.hf
     >>> folder = tempfile.TemporaryDirectory()
@@ -80,10 +79,12 @@ def verify(
     relation = None if built is not None else relate(open_source(small), open_source(wide), plan)  # type: ignore[arg-type]
     rows, first = ([], None) if relation is None else _compare_files(relation)
     ours, theirs, notes = _both_models(small, wide, relation, precision, train, device)
-    plan = _plan_between(ours, theirs, relation, plan)
     batches = _batches(ours, relation, max(2, min(train + 1, _BATCHES)), tokens, seed, text, device, trust_remote_code)
-    limits, pair = _limits(relation, plan, precision, tolerance), _Pair(ours, theirs, plan, relation, batches)
     with KeepDouble() if precision == torch.float64 else nullcontext():
+        if relation is not None and relation.deepened:
+            return compare_deep(relation, ours, theirs, batches, (rows, first), precision, tolerance, notes, train)
+        plan = _plan_between(ours, theirs, relation, plan)
+        limits, pair = _limits(relation, plan, precision, tolerance), _Pair(ours, theirs, plan, relation, batches)
         if pair.fresh is not None:
             return _compare_fresh(pair, pair.fresh, rows, first, limits, train, notes)
         losses, first = _compare_models(pair, rows, first, limits, train)
@@ -215,15 +216,16 @@ def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference 
     limit = weights.rounding_limit(relation.small, relation.wide)
     exact = 0.0 if relation.fresh is not None and len(steps) == 1 else limit
     worst, old, new, first = 0.0, 0.0, 0.0, None
+    newer = "layers" if relation.deepened else "units"
     for off in weights.tensor_differences(relation.small, relation.wide, steps):
         worst, old, new = max(worst, off.whole), max(old, off.old), max(new, off.new)
         if first is None and not (off.whole <= limit and off.old <= exact):
             first = Difference(off.name, "parameter", off.whole, _FILES_ADVICE)
-    if relation.fresh is None:
+    if relation.fresh is None and not relation.deepened:
         return [ComparisonRow("tensors in the files", worst, limit)], first
     return [
         ComparisonRow("old weights in the files", old, exact),
-        ComparisonRow("new units in the files", new, limit, "as drawn"),
+        ComparisonRow(f"new {newer} in the files", new, limit, "as recorded" if relation.deepened else "as drawn"),
     ], first
 
 

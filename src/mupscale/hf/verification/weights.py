@@ -6,15 +6,17 @@ This needs no model and no transformers, one tensor at a time, and names the ten
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mupscale.core import Entry, Plan, expand, index_of_old
 from mupscale.growth import Fresh, GaussianNoise, Part, standard_normal, unit_std
-from mupscale.hf.files import Source, StoredTensor, plan_names, read_into
+from mupscale.hf.describe import LayerTensor
+from mupscale.hf.files import NewTensor, Source, StoredTensor, plan_name, read_into
 from mupscale.system import MupscaleError
 
 _AT_A_TIME = 1 << 22  # entries that are compared in double precision at a time
@@ -31,8 +33,22 @@ class PlannedGrowth:
 
 
 @dataclass(frozen=True)
+class PlannedDepth:
+    """A growth to more layers: what every tensor of the deep files is, and the seed of what was drawn."""
+
+    tensors: Mapping[str, LayerTensor]
+    seed: int
+
+
+AnyGrowth = PlannedGrowth | PlannedDepth
+
+
+@dataclass(frozen=True)
 class TensorDifference:
-    """How far a tensor is from what it should be, relatively: all of it, its old units' weights, and all others."""
+    """How far a tensor is from what it should be, relatively: all of it, its old units' weights, and all others.
+
+    A tensor of a new layer has new ones alone.
+    """
 
     name: str
     whole: float
@@ -40,24 +56,58 @@ class TensorDifference:
     new: float
 
 
-def tensor_differences(small: Source, wide: Source, steps: Sequence[PlannedGrowth]) -> Iterator[TensorDifference]:
+def tensor_differences(small: Source, wide: Source, steps: Sequence[AnyGrowth]) -> Iterator[TensorDifference]:
     """Of each tensor of the wide checkpoint from what the small one becomes by these steps."""
-    names = [plan_names(small, step.plan) for step in steps]
+    names: Collection[str] = small.tensors.keys()
+    for step in steps:
+        names = step.tensors.keys() if isinstance(step, PlannedDepth) else names
+    _check_names(names, wide.tensors.keys())
     limit = rounding_limit(small, wide)
-    _check_names(small, wide)
-    for name, stored in small.tensors.items():
-        ways = [(step, planned[name]) for step, planned in zip(steps, names, strict=True)]
-        yield _difference(name, stored, wide.tensors[name], ways, limit)
+    for name in names:
+        yield _difference(name, wide.tensors[name], _trace(name, small, steps), limit)
 
 
-def _difference(
-    name: str, stored: StoredTensor, grown: StoredTensor, ways: Sequence[tuple[PlannedGrowth, str]], limit: float
-) -> TensorDifference:
+class _History(NamedTuple):
+    """How a tensor came about: stored in the small checkpoint or drawn for a new layer, and widened in these ways."""
+
+    stored: StoredTensor
+    ways: list[tuple[PlannedGrowth, str]]
+    drawn: NewTensor | None
+    in_new_layer: bool
+
+
+def _trace(name: str, small: Source, steps: Sequence[AnyGrowth]) -> _History:
+    """Back from a tensor of the wide checkpoint to where it comes from."""
+    ways: list[tuple[PlannedGrowth, str]] = []
+    drawn, is_new = None, False
+    for step in reversed(steps):
+        if isinstance(step, PlannedGrowth):
+            planned = plan_name(name, step.plan)
+            ways.append((step, planned))
+            continue
+        tensor = step.tensors[name]
+        is_new = is_new or tensor.is_new
+        if tensor.mean is not None and drawn is None:
+            drawn, later = NewTensor(name, tensor.mean, tensor.std, step.seed), len(ways)
+        name = tensor.origin
+    ways.reverse()
+    if drawn is None:
+        return _History(small.tensors[name], ways, None, is_new)
+    before, after = ways[: len(ways) - later], ways[len(ways) - later :]
+    stored = small.tensors[name]
+    for growth, planned in before:
+        stored = replace(stored, shape=growth.plan[planned].wide)
+    return _History(stored, after, drawn, is_new)
+
+
+def _difference(name: str, grown: StoredTensor, history: _History, limit: float) -> TensorDifference:
     """Of several growths the dtypes between them are not on record, so the dtype that fits counts."""
-    narrow, wide = _read(stored), _read(grown)
+    stored, ways, drawn = history.stored, history.ways, history.drawn
+    narrow, wide = _read(stored) if drawn is None else None, _read(grown)
     best = TensorDifference(name, math.inf, math.inf, math.inf)
     for between in dict.fromkeys((stored.dtype, grown.dtype, torch.bfloat16, torch.float16)):
-        expected = narrow
+        first = between if ways else grown.dtype
+        expected = narrow if narrow is not None else drawn.whole(stored.shape, first)  # type: ignore[union-attr]
         for number, (step, planned) in enumerate(ways, 1):
             dtype = grown.dtype if number == len(ways) else between
             expected = _grown(name, expected, planned, step, dtype)
@@ -67,10 +117,12 @@ def _difference(
                 f"{tuple(expected.shape)} and has {tuple(wide.shape)}"
             )
         whole = _relative_difference(expected, wide)
-        if whole < best.whole or len(ways) == 1:
+        once = len(ways) + (drawn is not None) <= 1
+        if whole < best.whole or once:
             old = _is_old(ways) if any(step.fresh for step, _ in ways) else None
-            best = TensorDifference(name, whole, *_of_both(expected, wide, old, whole))
-        if best.whole <= limit or len(ways) == 1:
+            both = (0.0, whole) if history.in_new_layer else _of_both(expected, wide, old, whole)
+            best = TensorDifference(name, whole, *both)
+        if best.whole <= limit or once:
             break
     return best
 
@@ -115,9 +167,10 @@ def is_exact(entries: Mapping[str, Entry]) -> bool:
     return all(math.frexp(entry.rule.weight)[0] == 0.5 and not entry.shift for entry in entries.values())
 
 
-def _check_names(small: Source, wide: Source) -> None:
-    for one, other, which, whose in ((small, wide, "wide", "small"), (wide, small, "small", "wide")):
-        if lacking := one.tensors.keys() - other.tensors.keys():
+def _check_names(ours: Collection[str], theirs: Collection[str]) -> None:
+    """ours: as the small checkpoint's become. theirs: the wide one's."""
+    for one, other, which, whose in ((ours, theirs, "wide", "small"), (theirs, ours, "small", "wide")):
+        if lacking := {*one} - {*other}:
             raise MupscaleError(
                 f"the wide checkpoint is no upscaled version of the small one: the {which} one lacks "
                 f"'{min(lacking)}', which the {whose} one has"

@@ -1,8 +1,8 @@
 """Phi: attention and feed-forward layers side by side, LayerNorm, biases, rotary embeddings of a part of each head."""
 
-from mupscale.hf.describe.architecture import Architecture, Config, Tied, how_to_grow_alike
+from mupscale.hf.describe.architecture import Architecture, Config, Tied
 from mupscale.hf.describe.architectures.llama import ATTENTION, HEADS, OTHERS
-from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.multipliers import Times, how_to_grow_alike
 from mupscale.hf.describe.registry import register
 from mupscale.hf.describe.wires import linear, same, table, vector
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from mupscale.hf.describe.architecture import Config, how_to_grow_alike
+from mupscale.hf.describe.architecture import Config
 from mupscale.hf.describe.architectures.llama import LLAMA
-from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.multipliers import Times, how_to_grow_alike
 from mupscale.hf.describe.registry import register
 from mupscale.hf.describe.wires import linear
 

@@ -1,0 +1,101 @@
+"""What more layers would do to a checkpoint, before it happens: where old layers lie, and what new ones start with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mupscale.core import Shape
+from mupscale.hf.describe import (
+    Config,
+    HowDeep,
+    LayerTensor,
+    Times,
+    check_depth,
+    depth_operator,
+    layers_of,
+    plan_layers,
+)
+from mupscale.hf.files import Source
+from mupscale.hf.verification import find_record
+from mupscale.system import name_of_group, pattern_of_name, text_table
+
+_COPIED = {"stack": "all layers again on top", "interleaved": "each behind its layer"}
+
+
+@dataclass(frozen=True)
+class DepthOverview:
+    """How many layers there are, before and after, and what every tensor of the deep files is.
+
+    old: where the trained layers lie among the new ones.
+    """
+
+    layers: tuple[int, int]
+    how: HowDeep
+    old: tuple[int, ...]
+    tensors: Mapping[str, LayerTensor]
+
+    def table(self) -> str:
+        """New tensors that start alike, by their layers."""
+        merged: dict[tuple[str, str], list[str]] = {}
+        for name, tensor in self.tensors.items():
+            if tensor.is_new:
+                merged.setdefault((pattern_of_name(name), _start(tensor)), []).append(name)
+        rows = [(name_of_group(names), str(len(names)), start) for (_, start), names in merged.items()]
+        return text_table(("new tensors", "count", "start as"), rows, left=1)
+
+    def summary(self) -> list[str]:
+        """In a few sentences."""
+        before, after = self.layers
+        lines = [f"layers {before} → {after} ({self.how}): trained ones are layers {_ranges(self.old)}"]
+        if self.how == "identity":
+            lines.append("new layers write nothing into the residual stream yet, so that the function stays")
+        else:
+            lines.append(f"new layers are copies, {_COPIED[self.how]}, which changes the function")
+        lines.append("learning rates stay those of the shallow model")
+        return lines
+
+
+def overview_of_depth(
+    source: Source, layers: int, how: HowDeep, times: Times, shapes: Mapping[str, Shape]
+) -> DepthOverview:
+    """What becomes of this checkpoint, which first becomes wider by `times`, to these shapes.
+
+    >>> import json, pathlib, tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> from mupscale.hf.files import open_source
+    >>> temporary = tempfile.TemporaryDirectory()
+    >>> folder = pathlib.Path(temporary.name)
+    >>> config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "initializer_range": 0.02}
+    >>> _ = (folder / "config.json").write_text(json.dumps(config))
+    >>> save_file({"h.0.mlp.c_fc.weight": torch.ones(8, 32)}, folder / "model.safetensors")
+    >>> source = open_source(folder)
+    >>> print(overview_of_depth(source, 2, "identity", Times(), source.shapes).table())
+    new tensors          count  start as
+    h.1.mlp.c_fc.weight      1    ± 0.02
+    >>> temporary.cleanup()
+    """
+    check_depth(source.config, how, layers, source.tensors, source.folder)
+    record = find_record(source)
+    first: Config = source.config if record is None else record.config
+    times = times if record is None else record.times * times
+    before = layers_of(source.config) or 0
+    old = [n for n, place in enumerate(depth_operator(how).places(before, layers)) if not place.is_new]
+    return DepthOverview((before, layers), how, tuple(old), plan_layers(shapes, how, layers, first, times))
+
+
+def _start(tensor: LayerTensor) -> str:
+    if tensor.mean is None:
+        return "copies"
+    return f"{tensor.mean:g}" if tensor.std == 0 else f"{tensor.mean:g} ± {tensor.std:.3g}".removeprefix("0 ")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0 to 3, 5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)

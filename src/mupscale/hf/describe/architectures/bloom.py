@@ -1,0 +1,97 @@
+"""BLOOM: ALiBi, a norm at the embedding, queries, keys and values of each head side by side.
+
+ALiBi gives each head a slope that follows from the number of heads. So copies make the heads wider, not more, with
+constants in their weights for the attention's scale, which follows from their size. Fresh heads come between the old
+ones, whose slopes stay theirs while the number of heads is a power of two.
+"""
+
+from dataclasses import replace
+
+from mupscale.core import Number
+from mupscale.hf.describe.architecture import Architecture, Config, Tied, Wires
+from mupscale.hf.describe.architectures.llama import HEADS, OTHERS
+from mupscale.hf.describe.multipliers import Ratios, Times
+from mupscale.hf.describe.registry import register
+from mupscale.hf.describe.wires import linear, table, vector
+
+
+def why_not_with_alibi(heads: int, times: Times) -> str:
+    """What ALiBi leaves to growth: wider heads by copies, twice as many (four, …) by fresh units."""
+    if not isinstance(times, Ratios):
+        if times.heads == 1:
+            return ""
+        return (
+            "the slopes of ALiBi follow from the number of heads, so that no head can be copied and keep its own: let "
+            f"heads stay and become wider, as in --times hidden={times.hidden},ffn={times.hidden},heads=1"
+        )
+    doubled = isinstance(times.heads, int) and times.heads.bit_count() == 1 and heads.bit_count() == 1
+    if times.hidden == times.heads and (doubled or times.heads == 1):
+        return ""
+    if times.hidden != times.heads:
+        return (
+            "new units inside a head would change what it attends to: let fresh heads come with fresh hidden units, as "
+            "many times"
+        )
+    return (
+        f"the slopes of ALiBi follow from the number of heads, and those of {heads} heads are among those of "
+        f"{heads * times.heads} only where both numbers are powers of two: let hidden and heads grow 2 or 4 times, or "
+        f"make heads wider by copies (--times hidden=2,ffn=2,heads=1)"
+    )
+
+
+def folds_of_wider_heads(packed: str, out: str, times: Times, power: float = 0.25) -> dict[str, Number]:
+    """Queries and keys take back what larger heads add to their product; values come with them in one tensor.
+
+    power: 1/4 where the model divides by the root of the heads' size, 1/2 where its scale is given.
+    """
+    if times.heads != 1 or times.hidden == 1:
+        return {}
+    return {packed: float(times.hidden) ** -power, out: float(times.hidden) ** power}
+
+
+def _wires(wires: Wires, config: Config) -> Wires:
+    queries = replace(wires["queries"], last=True)
+    many = queries.times != 1 and queries.block != 1  # heads, each with its query, key and value
+    return {"queries": queries, "qkv": queries * 3 if many else replace(queries, size=3 * queries.size)}
+
+
+def _refuse(config: Config, times: Times) -> str:
+    return why_not_with_alibi(BLOOM.number(config, "n_head"), times)
+
+
+BLOOM = register(
+    Architecture(
+        "bloom",
+        tensors={
+            "*.self_attention.query_key_value.weight": linear("qkv", "hidden"),
+            "*.self_attention.query_key_value.bias": vector("qkv"),
+            "*.self_attention.dense.weight": linear("hidden", "queries"),
+            "*.self_attention.dense.bias": vector("hidden"),
+            "*.mlp.dense_h_to_4h.weight": linear("ffn", "hidden"),
+            "*.mlp.dense_h_to_4h.bias": vector("ffn"),
+            "*.mlp.dense_4h_to_h.weight": linear("hidden", "ffn"),
+            "*.mlp.dense_4h_to_h.bias": vector("hidden"),
+            "*word_embeddings.weight": table("hidden"),
+            "*layernorm.weight": vector("hidden").in_norm("layer"),
+            "*layernorm.bias": vector("hidden").in_norm("bias"),
+            "*ln_f.weight": vector("hidden").in_norm("layer"),
+            "*ln_f.bias": vector("hidden").in_norm("bias"),
+            **HEADS,
+        },
+        tied=Tied(
+            embedding="*word_embeddings.weight",
+            readouts=("lm_head.weight",),
+            norm=("*ln_f.weight", "*ln_f.bias"),
+            others=OTHERS,
+            default=True,
+        ),
+        ffn=None,
+        heads="n_head",
+        defaults={"hidden_size": 64, "n_head": 8, "initializer_range": 0.02},
+        wider_heads=True,
+        wires=_wires,
+        folds=lambda config, times: folds_of_wider_heads("*.query_key_value.*", "*.self_attention.dense.weight", times),
+        refuse=_refuse,
+        not_lossless=lambda config, times: "a norm comes at the embedding" if times.hidden != 1 else "",
+    )
+)

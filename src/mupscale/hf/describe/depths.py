@@ -1,0 +1,250 @@
+"""Models with more layers: which layer each one comes from, what new ones start with, and what their config says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from mupscale.core import Shape
+from mupscale.growth import DepthOperator, Identity, Place, Stack
+from mupscale.hf.describe.architecture import Config
+from mupscale.hf.describe.building import transformers_config
+from mupscale.hf.describe.completeness import LAYERS
+from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.registry import DESCRIPTIONS
+from mupscale.system import MupscaleError
+
+HowDeep = Literal["identity", "stack", "interleaved"]
+"""What new layers are."""
+
+_LAYER = re.compile(r"(?P<list>(?:.*?\.)?(?:layers|layer|h|block))\.(?P<number>\d+)\.(?P<local>.+)")
+_EXPERTS = (
+    r"block_sparse_moe\.experts\.\d+\.w2",
+    r"(mlp|block_sparse_moe|feed_forward)\.experts\.(\d+\.)?down_proj(_bias)?",
+    r"block_sparse_moe\.output_linear",
+)
+_DENSE = (r"self_attn\.o_proj", r"(mlp|feed_forward)\.(shared_experts?\.)?down_proj")
+_LLAMA = (*_DENSE, *_EXPERTS)
+_NORMS = (r"post_attention_layernorm", r"post_feedforward_layernorm")
+WRITERS: dict[str, tuple[tuple[str, ...], float]] = {
+    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma"), (_LLAMA, 0.0)),
+    **dict.fromkeys(("smollm3", "granite", "cohere", "cohere2", "phi3", "stablelm", "olmoe"), (_LLAMA, 0.0)),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "granitemoe", "gpt_oss", "llama4_text"), (_LLAMA, 0.0)),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), (_LLAMA, 0.0)),
+    **dict.fromkeys(("olmo2", "olmo3"), (_NORMS, 0.0)),
+    **dict.fromkeys(("gemma2", "gemma3_text"), (_NORMS, -1.0)),
+    "starcoder2": ((r"self_attn\.o_proj", r"mlp\.c_proj"), 0.0),
+    "falcon": ((r"self_attention\.dense", r"mlp\.dense_4h_to_h"), 0.0),
+    "phi": ((r"self_attn\.dense", r"mlp\.fc2"), 0.0),
+    "gpt_neox": ((r"attention\.dense", r"mlp\.dense_4h_to_h"), 0.0),
+    "opt": ((r"self_attn\.out_proj", r"fc2"), 0.0),
+    "gpt2": ((r"attn\.c_proj", r"mlp\.c_proj"), 0.0),
+    "t5": ((r"layer\.\d\.(SelfAttention|EncDecAttention)\.o", r"layer\.\d\.DenseReluDense\.wo"), 0.0),
+    "vit": ((r"attention\.output\.dense", r"output\.dense", r"attention\.o_proj", r"mlp\.fc2"), 0.0),
+}
+"""Of each architecture, the modules of a layer that write into the residual stream, and the value at which they do not.
+
+The tests compare it with what `mupscale.plan_depth` finds by running small models."""
+POST_NORM = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "bart")
+"""Architectures whose layers normalise the stream itself, so that none can leave it as it is."""
+_FIXED = re.compile(r"(.*\.)?(attn|attention)\.(masked_)?bias|.*rotary_emb\.inv_freq")  # constants
+_ZERO_GAINS = ("gemma", "gemma2", "gemma3_text")  # which store a gain without its 1
+_GAIN_THAT_STAYS = re.compile(r".*norm[^.]*\.weight")  # of a size that never grows, such as a rank
+_FIRST_ALONE = re.compile(r".*\.relative_attention_bias\..*")  # which the first layer has for all
+_WRITTEN_OUT = ("layer_types", "mlp_layer_types", "no_rope_layers")  # what a config may leave to transformers
+_NUMBERS_OF_LAYERS = ("mlp_only_layers", "moe_layers")
+_NO_LAYERS = re.compile(r"architectures|.*token_ids?|.*labels?")
+
+
+class LayerOrigin(NamedTuple):
+    """The tensor of the shallow checkpoint that one of the deep one is, or, where it is new, is a copy of or like."""
+
+    name: str
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class LayerTensor:
+    """A tensor of the deep checkpoint: the shallow one's that it is, or is shaped as.
+
+    mean, std: where it is new, what it is drawn from; a constant for a std of 0. None for a copy.
+    """
+
+    origin: str
+    is_new: bool = False
+    mean: float | None = None
+    std: float = 0.0
+
+
+def depth_operator(how: str) -> DepthOperator:
+    """The operator that a word names.
+
+    >>> depth_operator("interleaved")
+    Stack(order='interleaved')
+    """
+    operators = {"identity": Identity(), "stack": Stack("appended"), "interleaved": Stack("interleaved")}
+    if how not in operators:
+        raise MupscaleError(f"new layers are identity, stack or interleaved, not {how!r}")
+    return operators[how]
+
+
+def layers_of(config: Config) -> int | None:
+    """How many layers a config says a model has (of an encoder and a decoder, the first); None where it does not.
+
+    >>> layers_of({"model_type": "gpt2", "n_layer": 12})
+    12
+    """
+    counts = [config[name] for name in LAYERS if isinstance(config.get(name), int)]
+    return counts[0] if counts else None
+
+
+def check_depth(config: Config, how: HowDeep, layers: int, names: Collection[str], folder: object) -> None:
+    """An error where this checkpoint cannot be made so deep in this way.
+
+    >>> check_depth({"model_type": "bert", "num_hidden_layers": 2}, "identity", 4, [], "small")
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: layers of bert normalise the stream after what they add to it (post-norm), ...
+    """
+    kind, operator = str(config.get("model_type")), depth_operator(how)
+    if not operator.copies:
+        if kind in POST_NORM or (kind == "opt" and not config.get("do_layer_norm_before", True)):
+            raise MupscaleError(
+                f"layers of {kind} normalise the stream after what they add to it (post-norm), so that no layer can "
+                f"leave it as it is: take --how stack, which changes the function"
+            )
+        if kind not in WRITERS or kind not in DESCRIPTIONS:
+            raise MupscaleError(
+                f"what writes into the residual stream of {kind} is not described: load the model and use "
+                f"mupscale.deepen(shallow, deep, inputs=batch), which finds it by running; or take --how stack"
+            )
+    before = _counts(config, names, folder)
+    if layers <= max(before.values()):
+        raise MupscaleError(
+            f"{folder} has {max(before.values())} layers, and a deeper model more than that, not {layers}"
+        )
+
+
+def _counts(config: Config, names: Collection[str], folder: object) -> dict[str, int]:
+    """How many layers each list has, by the files and by the config."""
+    numbers: dict[str, set[int]] = {}
+    for name in names:
+        if match := _LAYER.fullmatch(name):
+            numbers.setdefault(match["list"], set()).add(int(match["number"]))
+    told = {config[field] for field in LAYERS if isinstance(config.get(field), int)}
+    whole = all(found == set(range(len(found))) and len(found) in told for found in numbers.values())
+    if not numbers or not whole or len(numbers) > 1 + bool(config.get("is_encoder_decoder")):
+        says = " and ".join(map(str, sorted(told))) or "nothing"
+        raise MupscaleError(
+            f"the layers of {folder} are not found: its config says {says}, and its files have "
+            f"{sum(map(len, numbers.values()))} in {', '.join(sorted(numbers)) or 'no list'}"
+        )
+    return {path: len(found) for path, found in numbers.items()}
+
+
+def layer_origins(names: Collection[str], how: HowDeep, layers: int) -> dict[str, LayerOrigin]:
+    """Of every tensor of the deep model, or of its files, the shallow one's that it is or is made after.
+
+    >>> layer_origins(["h.0.up.weight", "norm.weight"], "identity", 2)["h.1.up.weight"]
+    LayerOrigin(name='h.0.up.weight', is_new=True)
+    """
+    matches = {name: match for name in names if (match := _LAYER.fullmatch(name))}
+    counts = {match["list"]: 0 for match in matches.values()}
+    for match in matches.values():
+        counts[match["list"]] = max(counts[match["list"]], int(match["number"]) + 1)
+    places = {path: depth_operator(how).places(count, layers) for path, count in counts.items()}
+    origins: dict[str, LayerOrigin] = {}
+    for name in names:
+        if name not in matches:
+            origins[name] = LayerOrigin(name, is_new=False)
+            continue
+        match = matches[name]
+        for number, place in enumerate(places[match["list"]]):
+            if place.block == int(match["number"]) and not (place.is_new and _FIRST_ALONE.fullmatch(name)):
+                deep = f"{match['list']}.{number}.{match['local']}"
+                origins[deep] = LayerOrigin(name, place.is_new)
+    return origins
+
+
+def plan_layers(
+    shapes: Mapping[str, Shape], how: HowDeep, layers: int, first: Config, times: Times
+) -> dict[str, LayerTensor]:
+    """What every tensor of the deep files is: copied, constant, or drawn as the model's own initialisation would.
+
+    shapes: of the shallow files. first, times: the config of the first small model, and by how much this one is wider.
+
+    >>> first = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "initializer_range": 0.02}
+    >>> shapes = {"h.0.mlp.c_fc.weight": (8, 32), "h.0.mlp.c_proj.weight": (32, 8)}
+    >>> tensors = plan_layers(shapes, "identity", 2, first, Times())
+    >>> tensors["h.1.mlp.c_fc.weight"].std, tensors["h.1.mlp.c_proj.weight"].std
+    (0.02, 0.0)
+    """
+    origins = layer_origins(shapes, how, layers)
+    if depth_operator(how).copies:
+        return {name: LayerTensor(*origin) for name, origin in origins.items()}
+    described = DESCRIPTIONS[str(first["model_type"])]
+    plan = described.plan(first, times, {n: s for n, s in shapes.items() if not _FIXED.fullmatch(n)}, wide=True)
+    patterns, silent = WRITERS[described.model_type]
+    tensors: dict[str, LayerTensor] = {}
+    for name, origin in origins.items():
+        match = _LAYER.fullmatch(origin.name)
+        if not origin.is_new or match is None or _FIXED.fullmatch(origin.name):
+            tensors[name] = LayerTensor(*origin)
+        elif any(re.fullmatch(rf"{pattern}(\.weight|\.bias)?", match["local"]) for pattern in patterns):
+            tensors[name] = LayerTensor(*origin, mean=silent)
+        else:
+            planned = plan.names[origin.name]
+            norm = described.layout(origin.name).norm
+            gain = norm in ("rms", "layer", "head") or (not norm and bool(_GAIN_THAT_STAYS.fullmatch(name)))
+            mean = 1.0 if gain and described.model_type not in _ZERO_GAINS else 0.0
+            tensors[name] = LayerTensor(*origin, mean=mean, std=(plan.fresh or {}).get(planned, 0.0))
+    return tensors
+
+
+def writers_of(kind: str, names: Collection[str]) -> dict[str, dict[str, float]]:
+    """By the path of each layer, what in it writes into the residual stream, and the value at which it does not.
+
+    >>> writers_of("gpt2", ["h.0.mlp.c_fc.weight", "h.0.mlp.c_proj.weight"])
+    {'h.0': {'mlp.c_proj.weight': 0.0}}
+    """
+    patterns, silent = WRITERS[kind]
+    written: dict[str, dict[str, float]] = {}
+    for match in filter(None, map(_LAYER.fullmatch, names)):
+        if any(re.fullmatch(rf"{pattern}(\.weight|\.bias)?", match["local"]) for pattern in patterns):
+            written.setdefault(f"{match['list']}.{match['number']}", {})[match["local"]] = silent
+    return written
+
+
+def deep_config(config: Config, how: HowDeep, layers: int) -> dict[str, Any]:
+    """The config with more layers, and with every setting that tells of single layers.
+
+    >>> deep_config({"model_type": "gpt2", "n_layer": 2}, "stack", 4)["n_layer"]
+    4
+    """
+    before = layers_of(config)
+    if before is None:
+        raise MupscaleError(f"this config.json of a {config.get('model_type')} model does not say how many layers")
+    places, deep = depth_operator(how).places(before, layers), dict(config)
+    loaded = vars(transformers_config(config))
+    for name, value in {**loaded, **config}.items():
+        if name in _NUMBERS_OF_LAYERS and isinstance(value, list):
+            deep[name] = _places_of(places, value)
+        elif isinstance(value, list) and len(value) == before and (name in config or name in _WRITTEN_OUT):
+            deep[name] = value if _NO_LAYERS.fullmatch(name) else [value[place.block] for place in places]
+    if (step := loaded.get("decoder_sparse_step", 1)) > 1:
+        plain = [n for n in range(before) if (n + 1) % step or n in (loaded.get("mlp_only_layers") or [])]
+        deep |= {"mlp_only_layers": _places_of(places, plain), "decoder_sparse_step": 1}
+    if first := loaded.get("first_k_dense_replace"):
+        dense = _places_of(places, range(first))
+        if dense != list(range(len(dense))):
+            raise MupscaleError(
+                f"the first {first} layers of this model are plain and all others have experts, which cannot be said "
+                f"of layers that are stacked; take --how interleaved, or identity"
+            )
+        deep["first_k_dense_replace"] = len(dense)
+    return {**deep, **{name: layers for name in LAYERS if isinstance(config.get(name), int)}}
+
+
+def _places_of(places: Sequence[Place], blocks: Collection[int]) -> list[int]:
+    return [number for number, place in enumerate(places) if place.block in blocks]

@@ -1,0 +1,59 @@
+"""A model of transformers with more layers, in memory, as its checkpoint would become: weights and optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mupscale.core import naming
+from mupscale.growth import deepen, deepen_optimizer, plan_depth
+from mupscale.hf.describe import Config, Times, depth_operator, plan_layers, writers_of
+from mupscale.hf.files import GrowthStep, NewTensor
+from mupscale.hf.training.model_parameters import shapes_of
+
+
+def model_like(model: Any, config: Mapping[str, Any]) -> nn.Module:
+    """A model of the same class with this config, on the same device, in the same dtype and mode.
+
+    >>> import transformers
+    >>> model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=11))
+    >>> len(model_like(model, {**model.config.to_dict(), "n_layer": 2}).transformer.h)
+    2
+    """
+    made, first = type(model.config).from_dict(dict(config)), next(model.parameters())
+    made._attn_implementation = model.config._attn_implementation
+    built: nn.Module = type(model)(made).to(device=first.device, dtype=first.dtype).train(model.training)
+    return built
+
+
+@torch.no_grad()
+def deepen_in_memory(
+    model: Any, optimizer: Optimizer, step: GrowthStep, first: Config, times: Times, lr: float | None = None
+) -> tuple[nn.Module, Optimizer]:
+    """The model with more layers, whose new weights are those that `deepen_checkpoint` would write, and its optimizer.
+
+    first, times: the config of the first small model, and by how much this one is wider. lr: as in `upscale`.
+
+    >>> import transformers
+    >>> model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=11))
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> step = GrowthStep(Times(), layers=2)
+    >>> deep, _ = deepen_in_memory(model, optimizer, step, model.config.to_dict(), Times())
+    >>> float(deep.transformer.h[1].mlp.c_proj.weight.detach().abs().max())
+    0.0
+    """
+    assert step.layers is not None
+    config = model.config.to_dict()
+    deep, operator = model_like(model, step.config_after(config)), depth_operator(step.deepen)
+    tensors, parameters = plan_layers(shapes_of(model), step.deepen, step.layers, first, times), naming.parameters(deep)
+    for name, p in parameters.items():
+        if (one := tensors[name]).mean is not None:
+            p.copy_(NewTensor(name, one.mean, one.std, step.seed).whole(tuple(p.shape), p.dtype))
+    writers = None if operator.copies else writers_of(str(config["model_type"]), shapes_of(model))
+    plan = plan_depth(model, deep, grow=operator, writers=writers)
+    deepen(model, deep, plan, grow=operator)
+    return deep, deepen_optimizer(optimizer, model, deep, plan, grow=operator, lr=lr)

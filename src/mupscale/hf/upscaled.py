@@ -1,0 +1,43 @@
+"""What an upscaling wrote, in numbers and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mupscale.growth import Fresh
+from mupscale.hf.describe import HowDeep, Times
+from mupscale.hf.files import shorten_number, size_in_words
+from mupscale.hf.verification import Comparison
+
+__all__ = ["Upscaled"]
+
+
+@dataclass(frozen=True)
+class Upscaled:
+    """What was written. `comparison`: of the two models, where they were compared; else `unverified` says why not."""
+
+    path: Path
+    times: Times
+    numbers: tuple[int, int]
+    bytes: int
+    files: int
+    comparison: Comparison | None = None
+    unverified: str = ""
+    fresh: Fresh | None = None
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    deepen: HowDeep | None = None
+
+    def __str__(self) -> str:
+        before, after = map(shorten_number, self.numbers)
+        size = f"{size_in_words(self.bytes)} in {self.files} file{'s' * (self.files != 1)}"
+        checked = f"not verified: {self.unverified}" if self.comparison is None else self.comparison.verdict
+        how = f"--times {self.times}"
+        if self.fresh is not None:
+            how = f"fresh units ({', '.join(f'{part} {a} → {b}' for part, (a, b) in self.sizes.items() if a != b)})"
+        if self.deepen is not None:
+            wider = self.fresh is not None or self.times != Times()
+            layers = f"{' → '.join(map(str, self.sizes['layers']))} layers ({self.deepen})"
+            how = f"{how} and {layers}" if wider else layers
+        return f"{self.path}: {before} → {after} numbers with {how}, {size}\n{checked}"

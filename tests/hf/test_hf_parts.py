@@ -1,0 +1,211 @@
+"""Models of several parts, configs with lists, and inputs that are no text: planned by running, and exact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+import mupscale as mu  # noqa: E402
+from hf_models import randomised  # noqa: E402
+from mupscale import Fresh, MupscaleError  # noqa: E402
+from mupscale.cli import main  # noqa: E402
+from mupscale.hf import inspect, verify  # noqa: E402
+from mupscale.hf.describe.batches import make_batches  # noqa: E402
+from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
+from mupscale.hf.describe.multipliers import Times  # noqa: E402
+from mupscale.hf.files import Record, open_source  # noqa: E402
+from mupscale.hf.upscaling import upscale  # noqa: E402
+from mupscale.hf.verification.loading import load_pretrained  # noqa: E402
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 20,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}
+TEXT = {**SIZES, "vocab_size": 29, "max_position_embeddings": 24, "bos_token_id": 1, "eos_token_id": 2}
+VISION = {**SIZES, "image_size": 8, "patch_size": 4}
+STAGES = {"depths": [1, 1], "num_labels": 3, "image_size": 32}
+
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "clip": ("CLIP", "Model", {"text_config": TEXT, "vision_config": VISION, "projection_dim": 12}),
+    "siglip": ("Siglip", "Model", {"text_config": {**TEXT, "projection_size": 16}, "vision_config": VISION}),
+    "llava": (
+        "Llava",
+        "ForConditionalGeneration",
+        {
+            "text_config": {**TEXT, "model_type": "llama", "num_key_value_heads": 2},
+            "vision_config": {**VISION, "model_type": "clip_vision_model"},
+            "image_token_id": 28,
+            "vision_feature_layer": -1,
+        },
+    ),
+    "qwen2_vl": (
+        "Qwen2VL",
+        "ForConditionalGeneration",
+        {
+            "text_config": {
+                **TEXT,
+                "num_key_value_heads": 2,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 0]},
+            },
+            "vision_config": {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 16, "patch_size": 2},
+            "image_token_id": 28,
+            "video_token_id": 27,
+            "vision_start_token_id": 26,
+            "vision_end_token_id": 25,
+        },
+    ),
+    "convnext": ("ConvNext", "ForImageClassification", {**STAGES, "num_stages": 2, "hidden_sizes": [8, 12]}),
+    "segformer": (
+        "Segformer",
+        "ForSemanticSegmentation",
+        {
+            **STAGES,
+            "num_encoder_blocks": 2,
+            "hidden_sizes": [8, 12],
+            "num_attention_heads": [1, 2],
+            "decoder_hidden_size": 10,
+            "strides": [4, 2],
+            "sr_ratios": [2, 1],
+            "patch_sizes": [7, 3],
+            "mlp_ratios": [2, 2],
+        },
+    ),
+    "vivit": (
+        "Vivit",
+        "ForVideoClassification",
+        {**VISION, "num_frames": 2, "tubelet_size": [2, 4, 4], "num_labels": 3},
+    ),
+    "timesformer": ("Timesformer", "ForVideoClassification", {**VISION, "num_frames": 2, "num_labels": 3}),
+    "patchtst": (
+        "PatchTST",
+        "ForPrediction",
+        {
+            "d_model": 16,
+            "ffn_dim": 20,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 1,
+            "context_length": 16,
+            "patch_length": 4,
+            "patch_stride": 4,
+            "num_input_channels": 2,
+            "prediction_length": 3,
+            "do_mask_input": False,
+        },
+    ),
+    "audio-spectrogram-transformer": (
+        "AST",
+        "ForAudioClassification",
+        {**SIZES, "max_length": 12, "num_mel_bins": 8, "patch_size": 4, "time_stride": 4, "frequency_stride": 4},
+    ),
+}
+TELLING = ("clip", "siglip", "convnext")
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name not in TELLING]
+
+
+def saved(folder: Path, name: str) -> Path:
+    prefix, head, fields = MODELS[name]
+    config = getattr(transformers, f"{prefix}Config")(**fields, architectures=[prefix + head])
+    with quiet_transformers():
+        randomised(getattr(transformers, prefix + head)(config), size=0.2).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", [*TELLING, *OTHERS])
+def test_outputs_and_training_stay(name: str, tmp_path: Path) -> None:
+    small = saved(tmp_path / "small", name)
+    found = upscale(small, tmp_path / "wide", times=2, progress=False).comparison
+    assert found is not None
+    assert found.ok
+    assert found.rows[-1].what == "outputs over 5 steps of AdamW"
+    assert all(row.difference < 1e-10 for row in found.rows)
+    assert len(found.rows) > 2
+
+
+@pytest.mark.parametrize(
+    ("name", "times", "text", "vision"),
+    [
+        pytest.param("clip", "text=2", 32, 16, marks=pytest.mark.slow),
+        ("clip", "vision.hidden=3,vision.heads=3", 16, 48),
+        pytest.param("llava", "text=2,vision=3", 32, 48, marks=pytest.mark.slow),
+    ],
+)
+def test_parts_by_name(name: str, times: str, text: int, vision: int, tmp_path: Path) -> None:
+    small = saved(tmp_path / "small", name)
+    made = upscale(small, tmp_path / "wide", times=times, progress=False)
+    assert made.comparison is not None
+    assert made.comparison.ok
+    config = json.loads((tmp_path / "wide" / "config.json").read_text())
+    assert [config[f"{part}_config"]["hidden_size"] for part in ("text", "vision")] == [text, vision]
+    assert f"--times {Times.of(times)}" in str(made)
+
+
+def test_sizes_of_parts_in_python_and_on_the_command_line(tmp_path: Path) -> None:
+    small = saved(tmp_path / "small", "clip")
+    command = ["upscale", str(small), str(tmp_path / "wide"), "--hidden", "text=32", "--heads", "text=8"]
+    assert main(command) == 0
+    upscale(small, tmp_path / "same", hidden={"text": 32}, heads={"text": 8}, progress=False)
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("wide", "same")]
+    assert configs[0] == configs[1]
+    assert configs[0]["text_config"]["hidden_size"] == 32
+    assert verify(small, tmp_path / "wide", dtype="float64", train=2).ok
+    sizes = inspect(small, times="text=2").sizes
+    assert sizes["text.hidden_size"] == (16, 32)
+    assert not any(name.startswith("vision") for name in sizes)
+
+
+@pytest.mark.slow
+def test_two_growths_of_one_part_after_the_other(tmp_path: Path) -> None:
+    small = saved(tmp_path / "small", "clip")
+    upscale(small, tmp_path / "middle", times="text=2", progress=False)
+    upscale(tmp_path / "middle", tmp_path / "last", times="vision=2", progress=False)
+    assert verify(small, tmp_path / "last", dtype="float64").ok
+
+
+@pytest.mark.slow
+def test_the_state_of_adamw_grows_with_the_parts(tmp_path: Path) -> None:
+    """Saved after two steps, widened with the model, and trained on: both go on alike."""
+    small = saved(tmp_path / "small", "clip")
+    model = load_pretrained(open_source(small), torch.float64).model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
+    batches = [{k: v.double() if v.is_floating_point() else v for k, v in b.items()} for b in make_batches(model, 3, 8)]
+    for batch in batches[:2]:
+        (model(**batch).logits_per_image ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    upscale(small, tmp_path / "wide", times="text=2", progress=False)
+    wide = load_pretrained(open_source(tmp_path / "wide"), torch.float64).model
+    plan = Record.load(tmp_path / "wide").plan
+    assert plan is not None
+    mu.widen(model, wide, plan)
+    report = mu.verify(
+        model,
+        wide,
+        plan,
+        batches,
+        lambda model, batch: (model(**batch).logits_per_image ** 2).mean(),
+        optimizer=optimizer,
+        steps=3,
+        tolerance=1e-10,
+    )
+    assert report.ok, str(report)
+
+
+def test_parts_that_are_not_there(tmp_path: Path) -> None:
+    small = saved(tmp_path / "small", "clip")
+    with pytest.raises(MupscaleError, match="'audio' is nothing of this model that grows: its parts are text, vision"):
+        upscale(small, tmp_path / "wide", times="audio=2", progress=False)
+    with pytest.raises(MupscaleError, match=r"--hidden 32: config.json has the sizes text.hidden 16"):
+        upscale(small, tmp_path / "wide", hidden=32, progress=False)
+    with pytest.raises(MupscaleError, match=r"--hidden text=wide: a size is a whole number"):
+        upscale(small, tmp_path / "wide", hidden="text=wide", progress=False)
+    with pytest.raises(MupscaleError, match="fresh units of parts by name are not there yet"):
+        upscale(small, tmp_path / "wide", hidden="text=24", grow=Fresh(), progress=False)
+    assert not (tmp_path / "wide").exists()

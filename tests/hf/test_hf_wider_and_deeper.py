@@ -1,0 +1,186 @@
+"""More width and more layers in one go, in either order, with the optimizer; the command; the model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+transformers = pytest.importorskip("transformers")
+
+import mupscale as mu  # noqa: E402
+from hf_models import build, inputs, loss, randomised, tiny  # noqa: E402
+from mupscale import hf  # noqa: E402
+from mupscale.cli.command_table import main  # noqa: E402
+from mupscale.hf.files import Record, open_source  # noqa: E402
+from mupscale.system import MupscaleError  # noqa: E402
+
+TOKENS = {"input_ids": torch.arange(14).view(2, 7) % 11}
+
+
+def trained(name: str, folder: Path, trainer_groups: bool = False) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    """A model and an optimizer that has taken two steps, saved."""
+    config, _ = tiny(name)
+    model = randomised(build(config))
+    groups: Any = model.parameters()
+    if trainer_groups:
+        named = dict(model.named_parameters())
+        groups = [{**g, "params": [named[n] for n in g["params"]]} for g in hf.decay_groups(model, 0.1)]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    batches = inputs(config)
+    train(model, optimizer, batches)
+    model.save_pretrained(folder)  # type: ignore[operator]
+    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+    return model, optimizer, batches
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Any]) -> None:
+    for batch in batches:
+        optimizer.zero_grad()
+        loss(model, batch).backward()
+        optimizer.step()
+
+
+def loaded(folder: Path, like: nn.Module) -> nn.Module:
+    model: nn.Module = type(like).from_pretrained(folder, attn_implementation="eager")  # type: ignore[attr-defined]
+    return model.eval()
+
+
+@pytest.mark.parametrize("how", ["identity", "stack"])
+@pytest.mark.parametrize("name", ["gpt2", "mixtral"])
+def test_the_optimizer_goes_on_as_in_memory(name: str, how: Any, tmp_path: Path) -> None:
+    """The file's state and three steps of training are those of mu.deepen and mu.deepen_optimizer."""
+    small, optimizer, batches = trained(name, tmp_path / "small", trainer_groups=name == "gpt2")
+    file = tmp_path / "small" / "optimizer.pt"
+    hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, how=how, optimizer=file, verify=False)
+    deep = loaded(tmp_path / "deep", small)
+    resumed = hf.resume_optimizer(tmp_path / "deep", deep, torch.optim.AdamW)
+    other = loaded(tmp_path / "deep", small)
+    grow: Any = mu.Identity() if how == "identity" else mu.Stack()
+    plan = mu.plan_depth(small.eval(), other, grow=grow, inputs=batches[0])
+    expected = mu.deepen_optimizer(optimizer, small, other, plan, grow=grow)
+    theirs = dict(other.named_parameters())
+    for parameter, p in deep.named_parameters():
+        ours, state = resumed.state.get(p, {}), expected.state.get(theirs[parameter], {})
+        assert ours.keys() == state.keys()
+        assert all(torch.equal(torch.as_tensor(ours[key]), torch.as_tensor(state[key])) for key in state)
+    for model, each in ((deep, resumed), (other, expected)):
+        train(model, each, batches)
+    torch.testing.assert_close(dict(deep.named_parameters()), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_trainers_own_optimizer_takes_the_file(tmp_path: Path) -> None:
+    """Two groups, with and without weight decay, stay two groups in the model's order."""
+    small, _, _ = trained("gpt2", tmp_path / "small", trainer_groups=True)
+    hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, optimizer=tmp_path / "small", verify=False)
+    deep = loaded(tmp_path / "deep", small)
+    named = dict(deep.named_parameters())
+    groups: Any = [{**g, "params": [named[n] for n in g["params"]]} for g in hf.decay_groups(deep, 0.1)]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    optimizer.load_state_dict(torch.load(tmp_path / "deep" / "optimizer.pt"))
+    old = torch.load(tmp_path / "small" / "optimizer.pt")["state"]
+    first = deep.get_parameter("transformer.h.0.attn.c_attn.weight")
+    assert any(torch.equal(optimizer.state[first]["exp_avg"], state["exp_avg"]) for state in old.values())
+    assert deep.get_parameter("transformer.h.2.attn.c_attn.weight") not in optimizer.state
+
+
+def test_width_and_depth_in_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The function stays, the optimizer comes along, and record and card tell of both."""
+    pytest.importorskip("jsonargparse")
+    small, optimizer, _ = trained("llama", tmp_path / "small")
+    words = ["upscale", str(tmp_path / "small"), str(tmp_path / "large"), "--times", "2", "--layers", "5"]
+    assert main([*words, "--optimizer", str(tmp_path / "small" / "optimizer.pt")]) == 0
+    said = capsys.readouterr().out
+    assert "with --times 2 and 2 → 5 layers (identity)" in said
+    assert "equivalent" in said
+    report = hf.verify(tmp_path / "small", tmp_path / "large", dtype="float64")
+    assert report.ok
+    assert max(row.difference for row in report.rows if "files" not in row.what) < 1e-12
+    assert [(g.times.hidden, g.layers) for g in Record.load(tmp_path / "large").growths] == [(2, None), (1, 5)]
+    card = (tmp_path / "large" / "README.md").read_text()
+    assert "made wider and deeper" in card
+    assert "layers 2 → 5" in card
+    assert not list((tmp_path / "large").glob(".*"))
+    large = loaded(tmp_path / "large", small)
+    groups = hf.param_groups(tmp_path / "large", large, torch.optim.AdamW, lr=1.0)
+    rates = {name: group["lr"] for group in groups for name, _ in group["params"]}
+    assert rates["model.layers.1.mlp.up_proj.weight"] == rates["model.layers.0.mlp.up_proj.weight"] == 0.5
+    resumed = hf.resume_optimizer(tmp_path / "large", large, torch.optim.AdamW)
+    narrow = optimizer.state[small.get_parameter("model.norm.weight")]["exp_avg"]
+    wide = resumed.state[large.get_parameter("model.norm.weight")]["exp_avg"]
+    torch.testing.assert_close(wide, narrow.repeat_interleave(2) / 2)
+    assert large.get_parameter("model.layers.1.mlp.up_proj.weight") not in resumed.state
+    assert resumed.state[large.get_parameter("model.layers.2.mlp.up_proj.weight")]
+
+
+def test_either_order_and_once_more(tmp_path: Path) -> None:
+    """Deeper then wider, wider then deeper: the function stays, and new layers have μP's spread at their width."""
+    config, _ = tiny("llama", hidden_size=64, intermediate_size=64)
+    randomised(build(config)).save_pretrained(tmp_path / "small")  # type: ignore[operator]
+    hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
+    hf.upscale(tmp_path / "deep", tmp_path / "deep-wide", times=4, verify=False, progress=False)
+    hf.upscale(tmp_path / "small", tmp_path / "wide", times=4, verify=False, progress=False)
+    hf.deepen_checkpoint(tmp_path / "wide", tmp_path / "wide-deep", layers=4, seed=1, verify=False)
+    hf.deepen_checkpoint(tmp_path / "wide-deep", tmp_path / "more", layers=6, how="stack", verify=False)
+    for small, large in (("small", "deep-wide"), ("small", "wide-deep"), ("wide", "wide-deep"), ("wide-deep", "more")):
+        report = hf.verify(tmp_path / small, tmp_path / large, dtype="float64")
+        assert report.ok, (small, large)
+        assert ("copied layers move" in report.verdict) == (large == "more")
+    tensors = {}
+    for folder, new in (("deep", 2), ("wide-deep", 1)):
+        model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / folder)
+        tensors[folder] = model.get_parameter(f"model.layers.{new}.mlp.up_proj.weight").detach()
+    assert float(tensors["deep"].std()) == pytest.approx(0.02, rel=0.05)
+    assert float(tensors["wide-deep"].std()) == pytest.approx(0.01, rel=0.05)
+
+
+def test_noise_fresh_units_and_dtypes(tmp_path: Path) -> None:
+    trained("llama", tmp_path / "small")
+    common: dict[str, Any] = {"layers": 3, "progress": False}
+    noisy = hf.upscale(tmp_path / "small", tmp_path / "noisy", times=2, noise=0.1, **common)
+    assert "noise move logits" in str(noisy)
+    fresh = hf.upscale(tmp_path / "small", tmp_path / "fresh", hidden=24, heads=6, kv=2, grow=mu.Fresh(), **common)
+    assert "fresh units move logits" in str(fresh)
+    assert fresh.sizes["layers"] == (2, 3)
+    half = hf.upscale(tmp_path / "small", tmp_path / "half", dtype="bfloat16", **common)
+    assert half.comparison is not None
+    assert {stored.dtype for stored in open_source(tmp_path / "half").tensors.values()} == {torch.bfloat16}
+    alone = hf.upscale(tmp_path / "small", tmp_path / "alone", **common)
+    assert alone.times.hidden == 1
+    assert "2 → 3 layers" in str(alone)
+
+
+def test_wrong_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("jsonargparse")
+    trained("gpt2", tmp_path / "small")
+    small, out = str(tmp_path / "small"), str(tmp_path / "out")
+    for words, sentence in (
+        (["--layers", "2"], "a deeper model more than that"),
+        (["--layers", "3", "--noise", "1"], "are for a wider model"),
+        (["--how", "stack"], "add --layers N"),
+        (["--deepen", "stack"], "add --layers N"),
+        (["--layers", "3", "--how", "stack", "--deepen", "identity"], "leave one out"),
+        (["--layers", "3", "--deepen", "sideways"], "identity, stack or interleaved"),
+        (["--layers", "3", "--optimizer", f"{small}/config.json"], "cannot be loaded"),
+        (["--layers", "3", "--optimizer", f"{small}/none.pt"], "no saved optimizer"),
+    ):
+        assert main(["upscale", small, out, *words]) in (1, 2)
+        said = " ".join(capsys.readouterr().err.split())
+        assert sentence in said, said
+        assert "Traceback" not in said
+    assert [file.name for file in tmp_path.iterdir()] == ["small"]
+    assert main(["inspect", small, "--layers", "1"]) == 1
+    assert main(["inspect", small, "--layers", "4", "--how", "interleaved"]) == 0
+    assert "each behind its layer" in capsys.readouterr().out
+
+
+def test_an_optimizer_of_another_model_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    trained("gpt2", tmp_path / "small")
+    stranger = nn.Linear(3, 3)
+    torch.save(torch.optim.AdamW(stranger.parameters()).state_dict(), tmp_path / "other.pt")
+    with pytest.raises(MupscaleError, match="it is of another model"):
+        hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, optimizer=tmp_path / "other.pt")
+    assert not (tmp_path / "deep").exists()
