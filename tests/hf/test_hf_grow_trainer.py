@@ -111,16 +111,19 @@ def test_what_cannot_grow_is_said_before_training(tmp_path: Path) -> None:
         train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, hidden=32), steps=3)
 
 
-@pytest.mark.parametrize("stop", [3, 4, 7])
-def test_a_run_that_was_stopped_goes_on_before_and_after_its_growth(tmp_path: Path, stop: int) -> None:
+@pytest.mark.parametrize(("stop", "layers"), [(3, None), (4, None), (7, None), (7, 4)])
+def test_a_run_that_was_stopped_goes_on_before_and_after_its_growth(
+    tmp_path: Path, stop: int, layers: int | None
+) -> None:
     """Stopped after so many steps of ten, it ends with the same weights, bit for bit, as one that was not."""
     settings = {"save_strategy": "steps", "save_steps": 1}
-    whole = train(tmp_path / "whole", hf.GrowTrainerCallback(at=4, times=2, noise=0.5), **settings)
+    whole = train(tmp_path / "whole", hf.GrowTrainerCallback(at=4, times=2, layers=layers, noise=0.5), **settings)
     for path in (tmp_path / "whole").iterdir():
         if path.name[11:].isdecimal() and int(path.name[11:]) > stop:
             shutil.rmtree(path)
     (tmp_path / "whole" / "checkpoint-9").mkdir()  # of which a kill has left nothing
-    again = train(tmp_path / "whole", hf.GrowTrainerCallback(at=4, times=2, noise=0.5), resume=True, **settings)
+    grow = hf.GrowTrainerCallback(at=4, times=2, layers=layers, noise=0.5)
+    again = train(tmp_path / "whole", grow, resume=True, **settings)
     assert again.state.global_step == 10
     assert again.args.max_grad_norm == 0.5
     for (name, ours), theirs in zip(again.model.state_dict().items(), whole.model.state_dict().values(), strict=True):
