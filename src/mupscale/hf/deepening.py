@@ -44,6 +44,8 @@ Widen = Callable[[Path], object]
 """Writes a wider checkpoint into a folder, before it becomes deeper."""
 _WIDE = ".wide"
 
+__all__ = ["Deepened", "DeepeningJob", "deepen_checkpoint"]
+
 
 @dataclass(frozen=True)
 class Deepened:
