@@ -23,7 +23,6 @@ FLOORS = [
     ["planning", "optim", "models", "data"],
     ["growth"],
     ["checks", "checkpoint"],
-    ["family_depths"],
     ["family"],
     ["train"],
     ["engine"],

@@ -9,8 +9,7 @@ from torch.optim import Optimizer
 
 from mupscale.core import WholeWidth, Width, WidthLike
 from mupscale.data import Data
-from mupscale.family import Family
-from mupscale.family_depths import Grow, split_operators
+from mupscale.family import Family, Grow, split_operators
 from mupscale.growth import measure_statistics
 from mupscale.train.numeric_precision import cast_input
 from mupscale.train.processes import Processes

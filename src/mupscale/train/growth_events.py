@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from mupscale.core import WholeWidth
-from mupscale.family_depths import Grow
+from mupscale.family import Grow
 from mupscale.growth import (
     Copies,
     DepthOperator,

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.core import PlainWidth, Plan, Role, Width, WidthLike, naming
-from mupscale.family_depths import Depths, Grow, split_operators
+from mupscale.family.depths import Depths, Grow, split_operators
 from mupscale.growth import DepthRule, Noise, Operator, choose_operator, dress_like, has_unsaved_widths, upscale
 from mupscale.optim import make_optimizer, param_groups
 from mupscale.planning import (
