@@ -265,7 +265,7 @@ OPTIONS = [
     (["--tensorboard", "maybe"], "tensorboard is maybe, but must be true or false"),
     (
         ["--compile", "maybe"],
-        "compile is maybe, but must be true or false or one of default, reduce-overhead, max-autotune",
+        "compile is maybe, but must be true or false or one of default, reduce-overhead, max-autotune, never",
     ),
     (["--precision", "fp8"], "precision is fp8, but must be one of fp32, tf32, bf16, fp64"),
     (["--grow", "[{at: a, width: 3}]"], "grow.at is a, but must be a whole number"),

@@ -66,7 +66,7 @@ _END = "_config"
 def part_names(config: Config) -> list[str]:
     """The parts of a model of several: text, vision, audio; none for a model that is one.
 
-    >>> part_names({"text_config": {"hidden_size": 8}, "vision_config": {}, "attn_config": None, "hidden_size": 8})
+    >>> part_names({"text_config": {"hidden_size": 8}, "num_attention_heads": 2})  # the others say it once more
     []
     >>> part_names({"text_config": {"hidden_size": 8}, "vision_config": {}})
     ['text', 'vision']
