@@ -22,7 +22,7 @@ from mupscale.hf.describe import (
     require_transformers,
     settle_growth,
 )
-from mupscale.hf.files import GrowthStep, Record
+from mupscale.hf.files import RECORD_FILE, GrowthStep, Record
 from mupscale.hf.training.deepened_model import deepen_in_memory, model_like
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.optim import FROM_GROUP, clip_grad_norm_, widen_scheduler
@@ -95,8 +95,8 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
         step, folder = found
         if step >= self.at and self.plan is None:
             self._grow(trainer.model, trainer.create_optimizer(), None)  # its values are the checkpoint's in a moment
-            if self.record is not None:
-                self.record.save(folder)  # a kill may have come before it
+            if self.record is not None and not (folder / RECORD_FILE).exists():
+                self.record.save(folder)  # a kill has come before it
         return str(folder)
 
     def _take_over_clipping(self, args: Any) -> None:
@@ -144,6 +144,7 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
     def _grow(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
         """Grow all three in place, since the Trainer's loop holds on to them."""
         asked, config = self._asked(model), model.config.to_dict()  # type: ignore[union-attr, operator]
+        config["architectures"] = [type(model).__name__]  # which a model has in its config once it was saved
         grown, grown_optimizer, record = nn.Module.__new__(type(model)), optimizer, list[GrowthStep]()
         grown.__dict__.update(model.__dict__)
         architecture = architecture_of(config)
