@@ -144,7 +144,8 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
     def _grow(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
         """Grow all three in place, since the Trainer's loop holds on to them."""
         asked, config = self._asked(model), model.config.to_dict()  # type: ignore[union-attr, operator]
-        config["architectures"] = [type(model).__name__]  # which a model has in its config once it was saved
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        config |= {"architectures": [type(model).__name__], "dtype": dtype}  # a config has them once it was saved
         grown, grown_optimizer, record = nn.Module.__new__(type(model)), optimizer, list[GrowthStep]()
         grown.__dict__.update(model.__dict__)
         architecture = architecture_of(config)
