@@ -41,7 +41,7 @@ def test_all_three_go_on_as_the_narrow_ones_would() -> None:
 
 def test_a_wrong_schedule_would_show() -> None:
     model, optimizer, scheduler, x, y = _half_way()
-    wide, wide_optimizer, _ = mu.upscale(model, MLP(3, 32, 2).double(), None, optimizer, scheduler, inputs=x)
+    wide, wide_optimizer, _ = mu.upscale(model, MLP(3, 32, 2).double(), None, optimizer, scheduler=scheduler, inputs=x)
     _train(wide, wide_optimizer, CosineAnnealingLR(wide_optimizer, T_max=12), x, y)
     _train(model, optimizer, scheduler, x, y)
     assert not torch.allclose(wide(x), model(x), rtol=1e-6)

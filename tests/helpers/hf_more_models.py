@@ -10,6 +10,16 @@ SIZES = {"hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4, "
 TEXT = {**SIZES, "vocab_size": VOCAB, "max_position_embeddings": POSITIONS}
 GROUPED = {**TEXT, "num_key_value_heads": 2}
 
+_TWO_STACKS: dict[str, Any] = {
+    "d_model": 16,
+    "encoder_ffn_dim": 20,
+    "decoder_ffn_dim": 14,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "vocab_size": VOCAB,
+}
 _EXPERTS = {"moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2}
 _LATENT = {
     "q_lora_rank": 8,
@@ -92,14 +102,7 @@ MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Bart",
         "ForConditionalGeneration",
         {
-            "d_model": 16,
-            "encoder_ffn_dim": 20,
-            "decoder_ffn_dim": 14,
-            "encoder_layers": 1,
-            "decoder_layers": 2,
-            "encoder_attention_heads": 4,
-            "decoder_attention_heads": 2,
-            "vocab_size": VOCAB,
+            **_TWO_STACKS,
             "max_position_embeddings": POSITIONS,
         },
     ),
@@ -138,14 +141,7 @@ MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Whisper",
         "ForConditionalGeneration",
         {
-            "d_model": 16,
-            "encoder_ffn_dim": 20,
-            "decoder_ffn_dim": 14,
-            "encoder_layers": 1,
-            "decoder_layers": 2,
-            "encoder_attention_heads": 4,
-            "decoder_attention_heads": 2,
-            "vocab_size": VOCAB,
+            **_TWO_STACKS,
             "num_mel_bins": 5,
             "max_source_positions": 6,
             "max_target_positions": POSITIONS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mupscale.hf.describe.registry import DESCRIPTIONS  # noqa: E402
 from mupscale.hf.files.record import Record  # noqa: E402
 from mupscale.hf.files.source import open_source  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
+from mupscale.hf.verification.comparison import Comparison  # noqa: E402
 from mupscale.hf.verification.loading import load_pretrained  # noqa: E402
 from mupscale.hf.verification.verifying import verify  # noqa: E402
 
@@ -79,13 +81,18 @@ def saved(folder: Path, prefix: str, head: str, fields: dict[str, Any]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_exact_in_outputs_and_training(name: str, tmp_path: Path) -> None:
+def compared(name: str, models: Mapping[str, Any], folder: Path) -> Comparison:
+    """A model that is not described, grown by copies and compared."""
     assert name not in DESCRIPTIONS
-    small = saved(tmp_path / "small", *EXACT[name])
-    found = upscale(small, tmp_path / "wide", times=2, progress=False).comparison
+    found = upscale(saved(folder / "small", *models[name]), folder / "wide", times=2, progress=False).comparison
     assert found is not None
     assert found.ok
+    return found
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_in_outputs_and_training(name: str, tmp_path: Path) -> None:
+    found = compared(name, EXACT, tmp_path)
     assert [row.what for row in found.rows] == ["tensors in the files", "logits", "outputs over 5 steps of AdamW"]
     assert found.rows[0].difference == 0
     assert all(row.difference < 1e-12 for row in found.rows)
@@ -97,11 +104,7 @@ def test_exact_in_outputs_and_training(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MORE_EXACT)
 def test_more_that_is_exact(name: str, tmp_path: Path) -> None:
-    assert name not in DESCRIPTIONS
-    small = saved(tmp_path / "small", *MORE_EXACT[name])
-    found = upscale(small, tmp_path / "wide", times=2, progress=False).comparison
-    assert found is not None
-    assert found.ok
+    found = compared(name, MORE_EXACT, tmp_path)
     assert found.rows[-1].what.startswith("outputs over 5 steps of AdamW")
     assert all(row.difference < 1e-10 for row in found.rows if "before rounding" in row.what or row is found.rows[0])
 

@@ -36,8 +36,8 @@ def upscale(
     wide: nn.Module,
     plan: Plan | None = None,
     optimizer: Optimizer | None = None,
-    scheduler: None = None,
     *,
+    scheduler: None = None,
     noise: Noise = 0.0,
     grow: Operator | None = None,
     lr: float | None = None,
@@ -51,26 +51,9 @@ def upscale(
 def upscale(
     narrow: nn.Module,
     wide: nn.Module,
-    plan: Plan | None,
-    optimizer: Optimizer,
-    scheduler: LRScheduler,
-    *,
-    noise: Noise = 0.0,
-    grow: Operator | None = None,
-    lr: float | None = None,
-    seed: int = 0,
-    inputs: Any = None,
-    fresh: nn.Module | Callable[[], nn.Module] | None = None,
-) -> tuple[nn.Module, Optimizer, LRScheduler]: ...
-
-
-@overload
-def upscale(
-    narrow: nn.Module,
-    wide: nn.Module,
     plan: Plan | None = None,
+    optimizer: Optimizer | None = None,
     *,
-    optimizer: Optimizer,
     scheduler: LRScheduler,
     noise: Noise = 0.0,
     grow: Operator | None = None,
@@ -86,8 +69,8 @@ def upscale(
     wide: nn.Module,
     plan: Plan | None = None,
     optimizer: Optimizer | None = None,
-    scheduler: LRScheduler | None = None,
     *,
+    scheduler: LRScheduler | None = None,
     noise: Noise = 0.0,
     grow: Operator | None = None,
     lr: float | None = None,
@@ -114,7 +97,7 @@ def upscale(
     >>> optimizer = torch.optim.AdamW(narrow.parameters(), lr=0.01)
     >>> scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
     >>> wide, wide_optimizer, wide_scheduler = mu.upscale(
-    ...     narrow, MLP(3, 32, 2), None, optimizer, scheduler, inputs=batch, fresh=lambda: MLP(3, 8, 2), noise=1.0
+    ...     narrow, MLP(3, 32, 2), None, optimizer, scheduler=scheduler, inputs=batch, fresh=MLP(3, 8, 2), noise=1.0
     ... )
     >>> wide.layers[1].weight.shape, {group["lr"] for group in wide_optimizer.param_groups} == {0.01, 0.0025}
     (torch.Size([32, 32]), True)

@@ -8,11 +8,10 @@ ones, whose slopes stay theirs while the number of heads is a power of two.
 from dataclasses import replace
 
 from mupscale.core import Number
-from mupscale.hf.describe.architecture import Architecture, Config, Tied, Wires
-from mupscale.hf.describe.architectures.llama import HEADS, OTHERS
+from mupscale.hf.describe.architecture import Architecture, Config, Wires
+from mupscale.hf.describe.architectures.falcon import FALCON
 from mupscale.hf.describe.multipliers import Ratios, Times
 from mupscale.hf.describe.registry import register
-from mupscale.hf.describe.wires import linear, table, vector
 
 
 def why_not_with_alibi(heads: int, times: Times) -> str:
@@ -62,29 +61,8 @@ def _refuse(config: Config, times: Times) -> str:
 BLOOM = register(
     Architecture(
         "bloom",
-        tensors={
-            "*.self_attention.query_key_value.weight": linear("qkv", "hidden"),
-            "*.self_attention.query_key_value.bias": vector("qkv"),
-            "*.self_attention.dense.weight": linear("hidden", "queries"),
-            "*.self_attention.dense.bias": vector("hidden"),
-            "*.mlp.dense_h_to_4h.weight": linear("ffn", "hidden"),
-            "*.mlp.dense_h_to_4h.bias": vector("ffn"),
-            "*.mlp.dense_4h_to_h.weight": linear("hidden", "ffn"),
-            "*.mlp.dense_4h_to_h.bias": vector("hidden"),
-            "*word_embeddings.weight": table("hidden"),
-            "*layernorm.weight": vector("hidden").in_norm("layer"),
-            "*layernorm.bias": vector("hidden").in_norm("bias"),
-            "*ln_f.weight": vector("hidden").in_norm("layer"),
-            "*ln_f.bias": vector("hidden").in_norm("bias"),
-            **HEADS,
-        },
-        tied=Tied(
-            embedding="*word_embeddings.weight",
-            readouts=("lm_head.weight",),
-            norm=("*ln_f.weight", "*ln_f.bias"),
-            others=OTHERS,
-            default=True,
-        ),
+        tensors=FALCON.tensors,
+        tied=FALCON.tied,
         ffn=None,
         heads="n_head",
         defaults={"hidden_size": 64, "n_head": 8, "initializer_range": 0.02},
