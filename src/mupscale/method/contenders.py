@@ -10,7 +10,7 @@ from collections.abc import Container
 from dataclasses import replace
 from typing import Literal
 
-from mupscale.method.comparison import ComparisonSetup, GainMark, PaperContender, Training
+from mupscale.method.contender_types import ComparisonSetup, GainMark, PaperContender, Training
 from mupscale.method.other_widenings import check_random_copies, write_naive_start, write_net2net_start
 from mupscale.train import Recipe
 
