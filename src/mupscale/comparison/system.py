@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mupscale.comparison.contenders import Contender
 from mupscale.comparison.settings import ComparisonSettings
@@ -47,6 +47,40 @@ def whole_leg(steps: int, kind: str, own: Schedule) -> Leg:
         return plan_legs(steps, [1.0], kind, own)[0]
     schedule = Schedule("wsd", warmup=own.warmup, decay=max(1, steps // DECAY), floor=own.floor)
     return Leg("whole", steps, None, schedule, 1.0)
+
+
+class TuningLegs(NamedTuple):
+    """How far a candidate is trained before it is judged for the first time, and the rest.
+
+    start, first: the constant phase of the first budget, and its decay; both None where nothing is stopped early.
+    """
+
+    start: Leg | None
+    first: Leg | None
+    rest: Leg
+
+    @property
+    def steps(self) -> int:
+        """Of a candidate that goes on to the end."""
+        return sum(leg.steps for leg in self if leg is not None)
+
+
+def plan_tuning_legs(steps: int, first: float, kind: str, own: Schedule) -> TuningLegs:
+    """The legs of a candidate that is judged after the part `first` of its budget; 1: only at the end.
+
+    Under schedules without a constant phase a shorter run is no part of a longer one, and nothing is judged early.
+
+    >>> for leg in plan_tuning_legs(80, 0.5, "wsd", Schedule()):
+    ...     print(leg.name, leg.steps, leg.after, leg.budget)
+    constant-0.5 30 None None
+    budget-0.5 10 constant-0.5 0.5
+    rest 50 constant-0.5 1.0
+    """
+    if kind != "wsd" or first == 1:
+        return TuningLegs(None, None, whole_leg(steps, kind, own))
+    start, branch = plan_legs(steps, [first], kind, own)
+    schedule = Schedule("wsd", decay=max(1, steps // DECAY), floor=own.floor)
+    return TuningLegs(start, branch, Leg("rest", steps - start.steps, start.name, schedule, 1.0, 3))
 
 
 def plan_legs(steps: int, budgets: Sequence[float], kind: str, own: Schedule) -> list[Leg]:
@@ -140,9 +174,10 @@ class System:
         kind, own = self.settings.schedule, self.recipe.schedule
         return plan_legs(self.steps(contender), self.settings.budgets, kind, own)
 
-    def whole_leg(self, contender: Contender) -> Leg:
-        """Its full budget alone, in one go."""
-        return whole_leg(self.steps(contender), self.settings.schedule, self.recipe.schedule)
+    def tuning_legs(self, contender: Contender) -> TuningLegs:
+        """Its full budget alone, in one go or judged after the first budget."""
+        first = self.settings.budgets[0] if self.settings.prune else 1.0
+        return plan_tuning_legs(self.steps(contender), first, self.settings.schedule, self.recipe.schedule)
 
     def check_growth(self, contender: Contender) -> None:
         """Refuse a contender that cannot grow this model."""
