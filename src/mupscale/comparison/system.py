@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mupscale.comparison.contenders import Contender
 from mupscale.comparison.settings import ComparisonSettings
 from mupscale.core import WholeWidth, Width
-from mupscale.data import Data
 from mupscale.system import MupscaleError
-from mupscale.train import Evaluation, Recipe, Schedule, Seeds, build_operator, cost_per_example
+from mupscale.train import Evaluation, LoadedRecipe, Recipe, Schedule, Seeds, build_operator
 
 _POINTS = 40  # of a run's curve at least, where it has so many steps
 _OTHER_DATA = 10_000  # between the data seeds of two legs, so that each goes on with batches of its own
@@ -116,29 +115,19 @@ def plan_legs(steps: int, budgets: Sequence[float], kind: str, own: Schedule) ->
     return legs
 
 
-@dataclass
-class Costs:
+@dataclass(frozen=True)
+class Costs(LoadedRecipe):
     """What a step costs at every width, in FLOPs; in steps where a model's FLOPs cannot be counted."""
-
-    recipe: Recipe
-    data: Data
-    per_step: dict[str, float | None] = field(default_factory=dict)
 
     def of(self, width: WholeWidth) -> float:
         """Of one step."""
-        flops = self._flops(width)
+        flops = self.flops_per_step(width)
         return 1.0 if self.unit == "steps" or flops is None else flops
 
     @property
     def unit(self) -> str:
         """FLOPs, or steps."""
-        return "FLOPs" if self._flops(self.recipe.width) is not None else "steps"
-
-    def _flops(self, width: WholeWidth) -> float | None:
-        if (name := Width.of(width).label) not in self.per_step:
-            each = cost_per_example(self.recipe.family(), width, self.data, self.recipe)
-            self.per_step[name] = None if each is None else each * self.recipe.batch
-        return self.per_step[name]
+        return "FLOPs" if self.flops_per_step(self.recipe.width) is not None else "steps"
 
 
 @dataclass(frozen=True)
