@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,8 +29,8 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # which have no forward pass of th
 class BlockRun:
     """One block's part of a run: tensors by number, and the stretch of operations in between.
 
-    given: the floating-point tensors that it is called with. made: the tensors that it returns, of which the first is
-    the stream. first, last: where its operations begin and end in the run.
+    given: the floating-point tensors that it is called with. made: the tensors that it returns. first, last: where its
+    operations begin and end in the run.
     """
 
     path: str
@@ -47,9 +48,11 @@ class MarkedRun:
     blocks: list[BlockRun]
     values: dict[int, Tensor]
     makers: dict[int, list[int]] = field(default_factory=dict)
+    last_uses: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for position, operation in enumerate(self.run.operations):
+            self.last_uses |= dict.fromkeys(operation.refs, position)
             for number in operation.results:
                 if number is not None:
                     self.makers.setdefault(number, []).append(position)
@@ -58,6 +61,20 @@ class MarkedRun:
         """The operation that last made a tensor, or wrote into it, ahead of another operation."""
         earlier = [position for position in self.makers.get(number, ()) if position < before]
         return earlier[-1] if earlier else None
+
+    def streams(self, block: BlockRun) -> list[int]:
+        """Of what a block returns, the stream, and what else is carried on from block to block beside it.
+
+        The first tensor is the stream. Another one is carried on if it is used after the block, and the block was given
+        something of its shape: a second stream, or the attention of the block before.
+        """
+        shapes = [self.values[number].shape for number in block.given]
+        return block.made[:1] + [
+            number
+            for number in block.made[1:]
+            if self.values[number].shape in shapes
+            and (self.last_uses.get(number, -1) >= block.last or number in self.run.outputs)
+        ]
 
     def operation(self, position: int) -> Operation:
         """The operation at a place in the run."""
@@ -68,8 +85,8 @@ def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, unti
     """Run a model that `in_float64` made, and mark its blocks.
 
     A block without a forward pass of its own, a ModuleList of parts that the model calls itself, begins where the first
-    of its parts is called, and ends where the next block begins; of the last one the end is not known. until_next: all
-    blocks end there, since the model itself adds what they give to the stream.
+    of its parts is called, and ends where the next block of its list begins; of the last one of a list the end is not
+    known. until_next: all blocks end there, since the model itself adds what they give to the stream.
     """
     recorder = OperationRecorder(model, call_arguments(inputs))
     blocks = {path: BlockRun(path) for path in paths}
@@ -78,12 +95,25 @@ def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, unti
     recorder.run.outputs = [recorder.number(t) for t in tensors_in(output)]
     modules = naming.modules(model)
     called = sorted((block for block in blocks.values() if block.given), key=lambda block: block.first)
-    for block, following in itertools.pairwise(called):
-        if until_next or isinstance(modules[block.path], _CONTAINERS):
-            block.made, block.last = following.given[:1], following.first
-    if until_next and called:
-        called[-1].made = []
+    lists: dict[str, list[BlockRun]] = {}
+    for block in called:
+        lists.setdefault(list_of(block.path), []).append(block)
+    for one in lists.values():
+        for block, following in itertools.pairwise(one):
+            if until_next or isinstance(modules[block.path], _CONTAINERS):
+                block.made, block.last = following.given[:1], following.first
+        if until_next:
+            one[-1].made = []
     return MarkedRun(recorder.run, called, dict(enumerate(recorder.alive)))
+
+
+def list_of(path: str) -> str:
+    """What the paths of a list's blocks have in common.
+
+    >>> list_of("stages.1.blocks.12"), list_of("block3")
+    ('stages.1.blocks.', 'block')
+    """
+    return re.sub(r"\d+$", "", path)
 
 
 @contextmanager
