@@ -37,7 +37,7 @@ def deepen(
 
     deep: a freshly initialised model, whose new blocks keep their initial values. plan: made by `plan_depth` if it is
     not given. grow: `Identity()`, with which the function stays, or `Stack()`, with which it does not. inputs: a small
-    batch, as in `plan_depth`. On it the two models are compared: with `Identity()` another output is an error, with
+    batch, as in `plan_depth`. On it the two models are compared, as copies in float64: with `Identity()` another output is an error, with
     `Stack()` a warning says by how much it changes.
 
     >>> import mupscale as mu

@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 
 from mupscale.core import Entry, Plan, naming, tidy
+from mupscale.growth.block_places import fitting_places
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place
-from mupscale.growth.fitting_places import fitting_places
 from mupscale.growth.stream_writers import StreamWriters
 from mupscale.planning import BlockList, Writers, find_block_lists
 from mupscale.system import MupscaleError

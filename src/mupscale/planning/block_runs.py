@@ -97,7 +97,7 @@ def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, unti
     called = sorted((block for block in blocks.values() if block.given), key=lambda block: block.first)
     lists: dict[str, list[BlockRun]] = {}
     for block in called:
-        lists.setdefault(list_of(block.path), []).append(block)
+        lists.setdefault(without_number(block.path), []).append(block)
     for one in lists.values():
         for block, following in itertools.pairwise(one):
             if until_next or isinstance(modules[block.path], _CONTAINERS):
@@ -107,10 +107,10 @@ def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, unti
     return MarkedRun(recorder.run, called, dict(enumerate(recorder.alive)))
 
 
-def list_of(path: str) -> str:
+def without_number(path: str) -> str:
     """What the paths of a list's blocks have in common.
 
-    >>> list_of("stages.1.blocks.12"), list_of("block3")
+    >>> without_number("stages.1.blocks.12"), without_number("block3")
     ('stages.1.blocks.', 'block')
     """
     return re.sub(r"\d+$", "", path)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import naming
-from mupscale.planning.block_runs import BlockRun, MarkedRun, list_of, run_with_blocks
+from mupscale.planning.block_runs import BlockRun, MarkedRun, run_with_blocks, without_number
 from mupscale.planning.tracing import Operation, Ref, in_float64
 
 Writers = dict[str, float]
@@ -100,7 +100,7 @@ def _find(
     _try_silence(model, batch, found, reasons, until_next)
     for block in marked.blocks:
         if not block.made:  # the last of blocks that end where the next begins is like the others of its list
-            others = [path for path in found if list_of(path) == list_of(block.path)]
+            others = [path for path in found if without_number(path) == without_number(block.path)]
             if alike := [path for path in others if _names(model, path) == _names(model, block.path)]:
                 found[block.path] = dict(found[alike[0]])
     return found, reasons
