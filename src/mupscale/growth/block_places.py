@@ -64,10 +64,10 @@ def _fitting(
     if ours[place.block] == theirs:
         return place
     if place.is_new and not operator.copies:
-        alike = [i for i, block in enumerate(ours) if block == theirs]
-        alike = alike or [i for i, block in enumerate(ours) if theirs.keys() <= block.keys()]
-        if alike:
-            return Place(min(alike, key=lambda i: abs(i - place.block)), is_new=True)
+        candidates = [i for i, block in enumerate(ours) if block == theirs]
+        candidates = candidates or [i for i, block in enumerate(ours) if theirs.keys() <= block.keys()]
+        if candidates:
+            return Place(min(candidates, key=lambda i: abs(i - place.block)), is_new=True)
     odd = next((n for n in (*theirs, *ours[place.block]) if theirs.get(n) != ours[place.block].get(n)), "")
     raise MupscaleError(
         f"'{one.deep[number]}' cannot come from '{one.shallow[place.block]}': '{odd}' has shape "

@@ -37,8 +37,8 @@ def deepen(
 
     deep: a freshly initialised model, whose new blocks keep their initial values. plan: made by `plan_depth` if it is
     not given. grow: `Identity()`, with which the function stays, or `Stack()`, with which it does not. inputs: a small
-    batch, as in `plan_depth`. On it the two models are compared, as copies in float64: with `Identity()` another output is an error, with
-    `Stack()` a warning says by how much it changes.
+    batch, as in `plan_depth`. On it the two models are compared, as copies in float64: with `Identity()` another output
+    is an error, with `Stack()` a warning says by how much it changes.
 
     >>> import mupscale as mu
     >>> from mupscale.models import GPT2
@@ -49,9 +49,16 @@ def deepen(
     """
     operator = Identity() if grow is None else grow
     plan = plan_depth(shallow, deep, grow=operator, inputs=inputs) if plan is None else plan
-    if inputs is not None and not operator.copies:
-        _check_same_function(shallow, deep, plan, inputs)
+    checked = inputs is not None and not operator.copies
+    before = [(tensor, tensor.detach().clone()) for tensor in (*deep.parameters(), *deep.buffers()) if checked]
     _write(shallow, deep, plan, operator)
+    if checked:
+        try:
+            _check_same_function(shallow, deep, inputs)
+        except MupscaleError:
+            for tensor, values in before:  # what is refused leaves the model as it was
+                tensor.copy_(values)
+            raise
     if inputs is not None and operator.copies:
         difference, _ = difference_of_outputs(shallow, deep, inputs)
         warnings.warn(f"stacking changes the function: outputs differ by {difference:.2g} of their size", stacklevel=3)
@@ -80,13 +87,11 @@ def _write(shallow: nn.Module, deep: nn.Module, plan: DepthPlan, operator: Depth
             copy_into(targets[name], whole)
 
 
-def _check_same_function(shallow: nn.Module, deep: nn.Module, plan: DepthPlan, inputs: Any) -> None:
-    """An error where the deep model will compute something else although its new blocks write nothing."""
+def _check_same_function(shallow: nn.Module, deep: nn.Module, inputs: Any) -> None:
+    """An error where the deep model computes something else although its new blocks write nothing."""
 
     def outputs(model: nn.Module, seed: int) -> list[Tensor]:
         copied, batch = in_float64(model, inputs)
-        if model is deep:
-            _write(shallow, copied, plan, Identity())
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return [t for t in tensors_in(run_in_float64(copied, batch)) if t.is_floating_point()]

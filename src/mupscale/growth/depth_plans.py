@@ -62,8 +62,8 @@ def plan_depth(
 ) -> DepthPlan:
     """How `shallow` grows into `deep`, two models of one class with more blocks in the second.
 
-    inputs: a small batch, as the models are called with it. The shallow model is run on it to see which parameters of a
-    block write into the residual stream, and whether a block without them leaves the stream as it is.
+    inputs: a small batch, as the models are called with it. A run of the shallow model on it shows which parameters of
+    a block write into the residual stream, and whether the stream stays as it is without them.
     grow: what the new blocks are, `Identity()` if nothing is said. blocks: where the blocks are, if that is not found.
     depth_rule: 'complete' if learning rates are to follow the depth. writers: what a run would show, where it is known:
     by the path of a block of the shallow model, names relative to it, and the values at which they write nothing.

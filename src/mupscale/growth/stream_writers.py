@@ -16,9 +16,9 @@ _Run = tuple[dict[str, Writers], dict[str, str]]
 
 
 class StreamWriters:
-    """What writes into the residual stream: known, or found by running the models when it is asked for.
+    """What writes into the residual stream: given, or found by running the models when it is asked for.
 
-    known: by the path of a block of the shallow model. inputs: the batch to run on, where it is not known.
+    given: by the path of a block of the shallow model. inputs: the batch to run on, where it is not given.
     """
 
     def __init__(
@@ -27,9 +27,9 @@ class StreamWriters:
         deep: nn.Module,
         lists: Sequence[BlockList],
         inputs: Any,
-        known: Mapping[str, Writers] | None,
+        given: Mapping[str, Writers] | None,
     ) -> None:
-        self._models, self._inputs, self._known = (shallow, deep), inputs, known
+        self._models, self._inputs, self._given = (shallow, deep), inputs, given
         self._paths = ([p for one in lists for p in one.shallow], [p for one in lists for p in one.deep])
         self._runs: list[_Run | None] = [None, None]
 
@@ -43,18 +43,18 @@ class StreamWriters:
         written = self._shallow().get(path)
         if written is not None and all(f"{one.deep[number]}.{name}" in self._deep_names() for name in written):
             return written
-        if place.is_new and self._known is None and not any(p.is_meta for p in self._models[1].parameters()):
-            found, reasons = self._run(1)
-            if one.deep[number] in found:
-                return found[one.deep[number]]
+        if place.is_new and self._given is None and not any(p.is_meta for p in self._models[1].parameters()):
+            writers, reasons = self._run(1)
+            if one.deep[number] in writers:
+                return writers[one.deep[number]]
             if path not in self._run(0)[1] or self._differ(path, one.deep[number]):
                 raise _unlike(one.deep[number], reasons[one.deep[number]])
         raise _unlike(
-            path, "nothing is known to write into the stream" if self._known is not None else self._run(0)[1][path]
+            path, "nothing is known to write into the stream" if self._given is not None else self._run(0)[1][path]
         )
 
     def _shallow(self) -> Mapping[str, Writers]:
-        return self._run(0)[0] if self._known is None else self._known
+        return self._run(0)[0] if self._given is None else self._given
 
     def _deep_names(self) -> Mapping[str, nn.Parameter]:
         return naming.parameters(self._models[1])

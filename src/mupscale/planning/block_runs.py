@@ -29,20 +29,20 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # which have no forward pass of th
 class BlockRun:
     """One block's part of a run: tensors by number, and the stretch of operations in between.
 
-    given: the floating-point tensors that it is called with. made: the tensors that it returns. first, last: where its
-    operations begin and end in the run.
+    given: the floating-point tensors that it is called with. returned: the tensors that it gives back. first, last:
+    where its operations begin and end in the run.
     """
 
     path: str
     given: list[int] = field(default_factory=list)
-    made: list[int] = field(default_factory=list)
+    returned: list[int] = field(default_factory=list)
     first: int = 0
     last: int = 0
 
 
 @dataclass
 class MarkedRun:
-    """A recorded run, its blocks in the order in which they ran, and where each tensor is made or written into."""
+    """A recorded run, its blocks in the order in which they ran, and where each tensor is returned or written into."""
 
     run: RecordedRun
     blocks: list[BlockRun]
@@ -58,7 +58,7 @@ class MarkedRun:
                     self.makers.setdefault(number, []).append(position)
 
     def maker(self, number: int, before: int) -> int | None:
-        """The operation that last made a tensor, or wrote into it, ahead of another operation."""
+        """The operation that last returned a tensor, or wrote into it, ahead of another operation."""
         earlier = [position for position in self.makers.get(number, ()) if position < before]
         return earlier[-1] if earlier else None
 
@@ -69,9 +69,9 @@ class MarkedRun:
         something of its shape: a second stream, or the attention of the block before.
         """
         shapes = [self.values[number].shape for number in block.given]
-        return block.made[:1] + [
+        return block.returned[:1] + [
             number
-            for number in block.made[1:]
+            for number in block.returned[1:]
             if self.values[number].shape in shapes
             and (self.last_uses.get(number, -1) >= block.last or number in self.run.outputs)
         ]
@@ -82,11 +82,11 @@ class MarkedRun:
 
 
 def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, until_next: bool = False) -> MarkedRun:
-    """Run a model that `in_float64` made, and mark its blocks.
+    """Run a model that `in_float64` returned, and mark its blocks.
 
-    A block without a forward pass of its own, a ModuleList of parts that the model calls itself, begins where the first
-    of its parts is called, and ends where the next block of its list begins; of the last one of a list the end is not
-    known. until_next: all blocks end there, since the model itself adds what they give to the stream.
+    A block may have no forward pass of its own, but be a ModuleList of parts that the model calls itself. It begins
+    where the first of its parts is called, and ends where the next block of its list begins; of the last one of a list
+    the end is not known. until_next: all blocks end there, since the model itself adds what they give to the stream.
     """
     recorder = OperationRecorder(model, call_arguments(inputs))
     blocks = {path: BlockRun(path) for path in paths}
@@ -101,9 +101,9 @@ def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, unti
     for one in lists.values():
         for block, following in itertools.pairwise(one):
             if until_next or isinstance(modules[block.path], _CONTAINERS):
-                block.made, block.last = following.given[:1], following.first
+                block.returned, block.last = following.given[:1], following.first
         if until_next:
-            one[-1].made = []
+            one[-1].returned = []
     return MarkedRun(recorder.run, called, dict(enumerate(recorder.alive)))
 
 
@@ -133,8 +133,8 @@ def _marks(model: nn.Module, blocks: dict[str, BlockRun], recorder: OperationRec
 
     def finish(block: BlockRun) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if not block.made:
-                block.made = [recorder.number(t) for t in tensors_in(output) if t.is_floating_point()]
+            if not block.returned:
+                block.returned = [recorder.number(t) for t in tensors_in(output) if t.is_floating_point()]
                 block.last = len(recorder.run.operations)
 
         return hook

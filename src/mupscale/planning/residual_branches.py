@@ -65,7 +65,7 @@ class _Unlike(Exception):
 def find_writers(model: nn.Module, paths: Sequence[str], inputs: Any) -> tuple[dict[str, Writers], dict[str, str]]:
     """Of each block, the parameters that write into the stream; and why there are none, for the others.
 
-    paths: of the blocks. Names are relative to the block. What is found has been tried: a block whose writers have
+    paths: of the blocks. Names are relative to the block. What is writers has been tried: a block whose writers have
     these values gives back what it is given, in float64, whatever its other weights are.
 
     >>> class Block(nn.Module):
@@ -78,32 +78,32 @@ def find_writers(model: nn.Module, paths: Sequence[str], inputs: Any) -> tuple[d
     ({'0': {'down.bias': 0.0, 'down.weight': 0.0}}, {})
     """
     copied, batch = in_float64(model, inputs, generic=0)
-    found, reasons = _find(copied, paths, batch, until_next=False)
-    if not found:  # the model may add what its blocks give to the stream itself
+    writers, reasons = _find(copied, paths, batch, until_next=False)
+    if not writers:  # the model may add what its blocks give to the stream itself
         copied, batch = in_float64(model, inputs, generic=0)
-        found = _find(copied, paths, batch, until_next=True)[0]
-    return found, {path: reason for path, reason in reasons.items() if path not in found}
+        writers = _find(copied, paths, batch, until_next=True)[0]
+    return writers, {path: reason for path, reason in reasons.items() if path not in writers}
 
 
 def _find(
     model: nn.Module, paths: Sequence[str], batch: Any, *, until_next: bool
 ) -> tuple[dict[str, Writers], dict[str, str]]:
     marked = run_with_blocks(model, paths, batch, until_next=until_next)
-    found, reasons = dict[str, Writers](), dict[str, str]()
+    writers, reasons = dict[str, Writers](), dict[str, str]()
     for block in marked.blocks:
         try:
-            found[block.path] = _Walk(marked, block).writers()
+            writers[block.path] = _Walk(marked, block).writers()
         except _Unlike as reason:
             reasons[block.path] = str(reason)
     called = {block.path for block in marked.blocks}
     reasons |= {path: "the model did not call it on the batch" for path in paths if path not in called}
-    _try_silence(model, batch, found, reasons, until_next)
+    _try_silence(model, batch, writers, reasons, until_next)
     for block in marked.blocks:
-        if not block.made:  # the last of blocks that end where the next begins is like the others of its list
-            others = [path for path in found if without_number(path) == without_number(block.path)]
-            if alike := [path for path in others if _names(model, path) == _names(model, block.path)]:
-                found[block.path] = dict(found[alike[0]])
-    return found, reasons
+        if not block.returned:  # the last of blocks that end where the next begins is like the others of its list
+            others = [path for path in writers if without_number(path) == without_number(block.path)]
+            if twins := [path for path in others if _names(model, path) == _names(model, block.path)]:
+                writers[block.path] = dict(writers[twins[0]])
+    return writers, reasons
 
 
 @torch.no_grad()
@@ -121,20 +121,20 @@ def silence(parameters: Mapping[str, Tensor], path: str, writers: Writers) -> No
 
 
 def _try_silence(
-    model: nn.Module, batch: Any, found: dict[str, Writers], reasons: dict[str, str], until_next: bool
+    model: nn.Module, batch: Any, candidates: dict[str, Writers], reasons: dict[str, str], until_next: bool
 ) -> None:
-    """Keep of what was found the blocks that do give back what they are given."""
+    """Keep of what was candidates the blocks that do give back what they are given."""
     parameters = naming.parameters(model)
-    for path, writers in found.items():
+    for path, writers in candidates.items():
         silence(parameters, path, writers)
-    if not found:
+    if not candidates:
         return
-    marked = run_with_blocks(model, [*found, *reasons], batch, until_next=until_next)
+    marked = run_with_blocks(model, [*candidates, *reasons], batch, until_next=until_next)
     for block in marked.blocks:
-        if not block.made or block.path not in found:
+        if not block.returned or block.path not in candidates:
             continue
         if not all(_gives_back(marked, block, number) for number in marked.streams(block)):
-            writers_of_block = found.pop(block.path)
+            writers_of_block = candidates.pop(block.path)
             finite = all(bool(marked.values[number].isfinite().all()) for number in marked.streams(block))
             reasons[block.path] = (
                 "its output is not its input plus branches alone"
@@ -175,16 +175,16 @@ class _Walk:
 
     def writers(self) -> Writers:
         """What its branches are written by; an exception that says why, where they are no branches."""
-        if not self.block.made:
+        if not self.block.returned:
             raise _Unlike("where it ends cannot be told")
         streams = self.marked.streams(self.block)
         branches = [branch for number in streams for branch in self._branches(number, self.block.last)]
         if not branches:
             raise _Unlike("it has no residual connection: what it is given is not added to what it computes")
-        found: Writers = {}
+        written: Writers = {}
         for number, before in branches:
-            found |= self._written_by(number, before)
-        return {name.removeprefix(f"{self.block.path}."): value for name, value in found.items()}
+            written |= self._written_by(number, before)
+        return {name.removeprefix(f"{self.block.path}."): value for name, value in written.items()}
 
     def _branches(self, number: int, before: int) -> list[tuple[int, int]]:
         """What is added to the stream on its way from the input to this tensor."""
@@ -230,11 +230,11 @@ class _Walk:
         if operation.name in _ZEROS or (not operands and not roots):  # zeros that experts add their outputs to
             return {}
         if operation.name in _SUMS or operation.name in _ALL_OPERANDS:
-            found = self._own(roots)
+            writers = self._own(roots)
             for operand in operands:
                 if self.marked.values[operand].is_floating_point():  # no index of where something is added
-                    found |= self._written_by(operand, position)
-            return found
+                    writers |= self._written_by(operand, position)
+            return writers
         if roots:
             return self._own(roots)
         return self._through(operation, operands, position)
@@ -268,10 +268,10 @@ class _Walk:
         operation = self.marked.operation(position)
         roots = [self._roots(n, position) for n in _factors(operation)]
         if operation.name in _PRODUCTS:  # of which one factor that is zero is enough, and two could not learn
-            return next((found for found in roots if found), {})
-        found = {root: value for each in roots for root, value in each.items()}
+            return next(filter(None, roots), {})
+        every = {root: value for each in roots for root, value in each.items()}
         if operation.name in _SUMS and len(operation.refs) == 1:
             sign = 1 if operation.name.startswith("sub") else -1
             added = next((x for x in operation.args if isinstance(x, int | float) and not isinstance(x, Ref)), 0.0)
-            return {root: value + sign * float(added) for root, value in found.items()}
-        return found
+            return {root: value + sign * float(added) for root, value in every.items()}
+        return every
