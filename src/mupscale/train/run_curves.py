@@ -42,14 +42,13 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
     held_out = loss == "held-out"
     kind = "eval" if held_out else "train"
     for number, run in enumerate(runs):
-        records = RunFolder(run).records()
-        points = [(r[against], r["loss"]) for r in records if r["kind"] == kind and r.get(against) is not None]
+        points, growths = _read(RunFolder(run), kind, against)
         if not points:
             raise MupscaleError(f"{run} has no {loss} loss against {against} to draw")
         color = COLORS[number % len(COLORS)]
         style = {"color": color, "lw": 1.6, "marker": "o" if held_out else None, "ms": 3}
         ax.plot(*zip(*_drawn(points), strict=True), label=Path(run).resolve().name, **style)
-        for growth in (r for r in records if r["kind"] == "grow" and r.get(against) is not None):
+        for growth in growths:
             _mark(ax, growth, growth[against], color, number)
     ax.set_yscale("log")
     ax.yaxis.set_major_formatter("{x:.2g}")
@@ -59,6 +58,19 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
     ax.set_ylabel(f"{loss} loss")
     ax.legend(frameon=False, fontsize=9, loc="upper right")
     return save_figure(fig, Path(out))
+
+
+def _read(run: RunFolder, kind: str, against: Against) -> tuple[list[tuple[float, float]], list[dict[str, Any]]]:
+    """Points of a line, and the growths to mark in it."""
+    points, growths = [], []
+    for record in run.each_record():
+        if record.get(against) is None:
+            continue
+        if record["kind"] == kind:
+            points.append((record[against], record["loss"]))
+        elif record["kind"] == "grow":
+            growths.append(record)
+    return points, growths
 
 
 def _drawn(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
