@@ -54,6 +54,25 @@ def test_nothing_to_draw(tmp_path: Path) -> None:
         draw_curves([unknown], str(tmp_path / "c.png"), loss="held-out")
     with pytest.raises(MupscaleError, match="nowhere has no training loss"):
         draw_curves([str(tmp_path / "nowhere")], str(tmp_path / "c.png"))
+    import matplotlib.pyplot as plt
+
+    assert not plt.get_fignums(), "a figure was not freed"
+
+
+def test_a_line_of_very_many_points_keeps_its_extremes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.pyplot as plt
+
+    monkeypatch.setattr(plt, "close", lambda fig: None)
+    losses = [2.0] * 20_000
+    losses[7_777], losses[15_001] = 77.0, 0.25
+    lines = [json.dumps({"kind": "train", "step": step, "loss": loss}) for step, loss in enumerate(losses, 1)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    draw_curves([str(tmp_path)], str(tmp_path / "c.png"))
+    (line,) = plt.gcf().axes[0].lines
+    assert len(line.get_ydata()) <= 2000
+    assert (max(line.get_ydata()), min(line.get_ydata())) == (77.0, 0.25)
+    monkeypatch.undo()
+    plt.close("all")
 
 
 GOOD = {"kind": "train", "step": 1, "loss": 0.5, "lr": 0.1, "width": 8}

@@ -192,7 +192,8 @@ def _plot(ax: Any, summary: Summary, drawn: list[CurveLine], what: str, against:
         if len([c for c in line.runs.curves if c.status != "diverged"]) > 1:
             ax.fill_between(xs, line.low, line.high, color=line.look["color"], alpha=0.18, lw=0, zorder=2)
         if line.has_extremes:
-            ax.fill_between(xs, line.lowest, line.highest, color=line.look["color"], alpha=0.09, lw=0, zorder=1)
+            shade, edge = ((line.look["color"], strength) for strength in (0.09, 0.5))  # a peak is as thin as its edge
+            ax.fill_between(xs, line.lowest, line.highest, facecolor=shade, edgecolor=edge, lw=0.5, zorder=1)
         for points in line.diverged:
             ax.plot([x / size for x, _ in points], [y for _, y in points], lw=0.7, color=line.look["color"], alpha=0.7)
             ax.plot(points[-1][0] / size, points[-1][1], "x", ms=6, color=line.look["color"])

@@ -38,16 +38,16 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
         ...     draw_curves([str(run.path)], f"{folder}/curves.svg").name
         'curves.svg'
     """
-    fig, ax = figure(8, 4.6)
     held_out = loss == "held-out"
-    kind = "eval" if held_out else "train"
-    for number, run in enumerate(runs):
-        points, growths = _read(RunFolder(run), kind, against)
+    lines = [_read(RunFolder(run), "eval" if held_out else "train", against) for run in runs]
+    for run, (points, _) in zip(runs, lines, strict=True):
         if not points:
             raise MupscaleError(f"{run} has no {loss} loss against {against} to draw")
+    fig, ax = figure(8, 4.6)
+    for number, (run, (points, growths)) in enumerate(zip(runs, lines, strict=True)):
         color = COLORS[number % len(COLORS)]
         style = {"color": color, "lw": 1.6, "marker": "o" if held_out else None, "ms": 3}
-        ax.plot(*zip(*_drawn(points), strict=True), label=Path(run).resolve().name, **style)
+        ax.plot(*zip(*points, strict=True), label=Path(run).resolve().name, **style)
         for growth in growths:
             _mark(ax, growth, growth[against], color, number)
     ax.set_yscale("log")
@@ -61,7 +61,7 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
 
 
 def _read(run: RunFolder, kind: str, against: Against) -> tuple[list[tuple[float, float]], list[dict[str, Any]]]:
-    """Points of a line, and the growths to mark in it."""
+    """The points of a line that are drawn, and the growths to mark in it."""
     points, growths = [], []
     for record in run.each_record():
         if record.get(against) is None:
@@ -70,13 +70,8 @@ def _read(run: RunFolder, kind: str, against: Against) -> tuple[list[tuple[float
             points.append((record[against], record["loss"]))
         elif record["kind"] == "grow":
             growths.append(record)
-    return points, growths
-
-
-def _drawn(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points of a line that are drawn: all, or of very many some, the extremes among them."""
     values = [math.nan if value is None else value for _, value in points]
-    return [points[i] for i in keep_extremes(values, values, _MOST)]
+    return [points[i] for i in keep_extremes(values, values, _MOST)], growths
 
 
 def _mark(ax: Any, growth: dict[str, Any], at: float, color: str, row: int) -> None:
