@@ -88,7 +88,7 @@ def damage_sqlite(content: bytes, seed: int) -> bytes:
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         filled = [name for name in tables if database.execute(f"SELECT 1 FROM {name}").fetchone()]
         for _ in range(chance.choice((1, 1, 2, 5))):
-            with suppress(sqlite3.Error):  # what the tables themselves refuse
+            with suppress(sqlite3.Error, IndexError, ValueError):  # refused by the tables, or damaged already
                 _change_database(database, chance.choice(filled), chance)
         database.commit()
         return database.serialize()
