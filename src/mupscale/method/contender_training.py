@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from mupscale.core import Width
 from mupscale.engine import Outcome
-from mupscale.method.comparison import ComparisonSetup, PaperContender, Training
+from mupscale.method.contender_types import ComparisonSetup, PaperContender, Training
 from mupscale.method.contenders import BASE, CONTENDERS, STAGES
 from mupscale.method.method_run import MethodRun
 from mupscale.method.summary import Curve, Runs

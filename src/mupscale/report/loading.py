@@ -47,6 +47,7 @@ class _Tried(TypedDict):
     lr: Positive
     noise: Finite
     losses: _Losses
+    budget: NotRequired[Positive]
 
 
 class _Tuned(TypedDict):

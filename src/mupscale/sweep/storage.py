@@ -266,7 +266,7 @@ def _describe_cause(error: BaseException, patience: float) -> str | None:
         return "the study has been deleted from it"
     if isinstance(error, RuntimeError) and ("schema" in text or "possess lock" in text):
         return text
-    readers = {Path(frame.f_code.co_filename).parts[-2] for frame, _ in walk_tb(error.__traceback__)}
+    readers = {Path(frame.f_code.co_filename).parent.name for frame, _ in walk_tb(error.__traceback__)}
     if isinstance(error, _DAMAGE) and readers & {"journal", "_rdb"}:  # packages of optuna's
         return f"it is no {'journal' if 'journal' in readers else 'study'} of optuna's, or a damaged one"
     return None
