@@ -11,7 +11,7 @@ import sys
 from argparse import SUPPRESS, ArgumentError
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 from mupscale.cli.spelling import as_the_parser_has_them, fill_help, with_hyphens, with_underscores
 from mupscale.system import MupscaleError, read_regular, terminal_width, wrap_text
@@ -46,7 +46,7 @@ def installed(name: str) -> Any:
 def make_parser(command: str, usage: str, about: str) -> Any:
     """A jsonargparse parser; `about` is shown as it is written, so it can hold examples."""
     installed("yaml")  # without it jsonargparse would read JSON alone
-    return installed("jsonargparse").ArgumentParser(
+    parser = installed("jsonargparse").ArgumentParser(
         prog=f"mupscale {command}",
         usage=f"mupscale {command} {usage}",
         description=about,
@@ -54,6 +54,12 @@ def make_parser(command: str, usage: str, about: str) -> Any:
         exit_on_error=False,
         allow_abbrev=False,
     )
+    parser._print_message = _print_message  # argparse's own says nothing where the help cannot be written
+    return parser
+
+
+def _print_message(message: str, file: TextIO | None = None) -> None:
+    (file or sys.stderr).write(message)
 
 
 def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:

@@ -85,9 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shows_origin = bool(given & {"--debug", *_VERBOSE} or os.environ.get("MUPSCALE_DEBUG"))
     set_loudness("quiet" if _QUIET & given else "verbose" if _VERBOSE & given else "normal")
     words = [word for word in words if word not in {"--debug", *_QUIET, *_VERBOSE}]
+    status = 0
     try:
-        status = _dispatch(words, shows_origin)
-        sys.stdout.flush()
+        try:
+            status = _dispatch(words, shows_origin)
+        finally:  # a parser that has printed its help goes by SystemExit
+            sys.stdout.flush()
     except BrokenPipeError:  # whoever read the output has seen enough
         give_up_stdout()
         return 141
@@ -95,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if shows_origin:
             raise
         give_up_stdout()
-        return print_failure(f"mupscale: the output cannot be written: {error.strerror or error}", 1)
+        return status or print_failure(f"mupscale: the output cannot be written: {error.strerror or error}", 1)
     return status
 
 
