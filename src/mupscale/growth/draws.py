@@ -26,7 +26,7 @@ DRAWS: Draws = "points"
 _POINTS = 1 << 16
 _GRID = float(1 << 20)  # coordinates are multiples of 1 / this, which float32 has exactly
 _PER_WORD = 8  # numbers that 64 random bits pick
-_BLOCKS = {"points": 1 << 18, "ziggurat": 1 << 16, "torch": 1 << 16}  # numbers that are drawn from one stream
+_BLOCKS = {"points": 1 << 20, "ziggurat": 1 << 16, "torch": 1 << 16}  # numbers that are drawn from one stream
 
 
 def standard_normal(shape: tuple[int, ...], dtype: torch.dtype, seed: int, name: str, draws: Draws = DRAWS) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from mupscale.core import Plan, Shape
 from mupscale.growth import DRAWS, Draws, Fresh, Unit
-from mupscale.hf.describe import Config, HowDeep, Ratios, Times, architecture_of, deep_config, times_from_json
+from mupscale.hf.describe import Config, HowDeep, Times, architecture_of, deep_config, times_from_json
 from mupscale.system import MupscaleError, read_json, replace_text
 
 RECORD_FILE = "mupscale.json"
@@ -28,6 +28,7 @@ class GrowthStep:
 
     >>> GrowthStep(Times.of(2), noise=0.5, seed=1).times.ffn
     2
+    >>> from mupscale.hf.describe import Ratios
     >>> GrowthStep.from_json(GrowthStep(Ratios(ffn=2), fresh=Fresh(outgoing=0.5)).to_json()).fresh
     Fresh(outgoing=0.5, lossless=False)
     """
@@ -75,7 +76,7 @@ class GrowthStep:
         if how not in ("copies", "fresh"):
             raise ValueError(f"a growth by {how!r}, which this version does not know")
         fresh = Fresh(content["outgoing"], content["lossless"]) if how == "fresh" else None
-        times = times_from_json(content["times"]) if fresh is None else Ratios.from_json(content["times"])
+        times = times_from_json(content["times"])
         unit, sizes = content.get("unit", "init"), content.get("sizes", {})
         return cls(times, content["noise"], content["seed"], unit, fresh, sizes, draws)
 
