@@ -79,6 +79,14 @@ def test_every_part_has_a_floor() -> None:
     assert parts == {part for floor in FLOORS for part in floor}
 
 
+def test_every_part_is_in_the_picture() -> None:
+    tree = ast.parse((SOURCE.parents[1] / "tools" / "draw_layout.py").read_text(encoding="utf-8"))
+    names = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
+    assert isinstance(names["BOXES"], ast.Dict)
+    drawn = {ast.literal_eval(key) for key in names["BOXES"].keys if key is not None}
+    assert drawn == {room(path) for path in modules() if not room(path).startswith("__")}
+
+
 def test_imports_go_down() -> None:
     """Imports inside functions are lazy, and go down all the same."""
     height = {part: number for number, floor in enumerate(FLOORS) for part in floor}

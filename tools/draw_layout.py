@@ -1,10 +1,13 @@
-"""Draw docs/layout.png, the packages and how things flow through them: python tools/draw_layout.py
+"""Draw docs/layout.png, the packages and how they stand on each other: python tools/draw_layout.py
 
-Boxes stand on the floors that tests/test_layout.py holds; the counts below them are read off the sources.
+Where boxes stand is said here; the arrows between them are the imports, read off the sources. Those that a longer way
+implies are left out, and so are those from what all may use.
 """
 
 from __future__ import annotations
 
+import ast
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,63 +24,76 @@ INK, MUTED, PAPER = "#2e3440", "#6b7685", "#ffffff"
 CORE, TRAIN, BESIDE, FACE = "#2a7fb8", "#3a9d6e", "#8e5ea2", "#4c566a"
 
 BOXES = {  # name: (column, row, colour, what it is)
-    "system": (0, 0, FACE, "errors, files,\nmemory, terminal"),
-    "core": (0, 1, CORE, "width, rule, axis,\nrole, plan"),
+    "system": (0.5, 0, FACE, "errors, files,\nmemory, terminal"),
+    "plots": (3.6, 0, BESIDE, "style, words,\npictures"),
+    "core": (0.5, 1, CORE, "width, rule, axis,\nrole, plan"),
     "planning": (0, 2, CORE, "how a plan is found"),
     "optim": (1, 2, CORE, "traits, groups,\nclipping, schedules"),
+    "checkpoint": (2, 2, CORE, "one safetensors\nfile"),
     "growth": (0.5, 3, CORE, "copies, noise,\nstate, upscale"),
     "checks": (0, 4, CORE, "verify,\ncoordinates"),
-    "checkpoint": (1, 4, CORE, "one safetensors\nfile"),
-    "family": (0.5, 5, CORE, "one architecture\nat every width"),
-    "plots": (2.5, 0, BESIDE, "style, words,\npictures"),
-    "models": (2.2, 1, BESIDE, "mlp, resnet,\ngpt2, flops"),
-    "data": (3.2, 1, BESIDE, "tables, images,\ntext"),
-    "train": (2.7, 2, TRAIN, "recipe, loop,\ngrowth events"),
-    "engine": (2.7, 3, TRAIN, "many runs as\none program"),
-    "sweep": (2.7, 4, TRAIN, "space, study,\nworkers"),
-    "method": (2.7, 5, TRAIN, "contenders, tuning,\nverdict"),
-    "report": (2.7, 6, TRAIN, "the page and\nits pictures"),
-    "hf": (1.5, 6, BESIDE, "Hugging Face\ncheckpoints"),
-    "theory": (3.9, 5, BESIDE, "infinite width"),
-    "cli": (2.1, 7, FACE, "one table: command\nto function"),
+    "family": (1, 4, CORE, "one architecture\nat every width"),
+    "models": (2.9, 4, BESIDE, "mlp, resnet,\ngpt2, flops"),
+    "data": (3.8, 4, BESIDE, "tables, images,\ntext"),
+    "train": (2, 5, TRAIN, "recipe, loop,\ngrowth events"),
+    "engine": (2, 6, TRAIN, "many runs as\none program"),
+    "sweep": (2.9, 7, TRAIN, "space, study,\nworkers"),
+    "comparison": (1, 7, TRAIN, "does growing pay:\nfour contenders"),
+    "hf": (0, 7, BESIDE, "Hugging Face\ncheckpoints"),
+    "method": (2.5, 8, TRAIN, "the paper's own\ncomparison"),
+    "theory": (3.6, 8, BESIDE, "infinite width"),
+    "report": (1.9, 9, TRAIN, "the page and\nits pictures"),
+    "cli": (2.4, 10, FACE, "one table: command\nto function"),
 }
-ARROWS = [
-    ("core", "planning"),
-    ("core", "optim"),
-    ("planning", "growth"),
-    ("optim", "growth"),
-    ("growth", "checks"),
-    ("growth", "checkpoint"),
-    ("checks", "family"),
-    ("checkpoint", "family"),
-    ("family", "train"),
-    ("models", "train"),
-    ("data", "train"),
-    ("train", "engine"),
-    ("engine", "sweep"),
-    ("sweep", "method"),
-    ("method", "report"),
-    ("report", "cli"),
-    ("family", "hf"),
-    ("hf", "cli"),
-    ("sweep", "theory"),
-]
+FOR_ALL = ("system", "plots")
+"""What all may use."""
 WIDTH, HEIGHT, ACROSS, UP = 0.86, 0.62, 1.0, 1.0
 
 
 def main() -> None:
     """Draw it."""
-    figure, axes = plt.subplots(figsize=(9.6, 9.2), dpi=150)
-    for start, end in ARROWS:
+    figure, axes = plt.subplots(figsize=(9.6, 11.4), dpi=150)
+    for start, end in arrows():
         _arrow(axes, start, end)
     for name, (column, row, colour, text) in BOXES.items():
         _box(axes, name, column, row, colour, text)
     axes.set_xlim(-0.6, 4.4)
-    axes.set_ylim(-0.5, 7.6)
+    axes.set_ylim(-0.5, 10.5)
     axes.axis("off")
     path = ROOT / "docs" / "layout.png"
     figure.savefig(path, bbox_inches="tight", facecolor=PAPER)
     print(path.relative_to(ROOT))
+
+
+@cache
+def imported_by(room: str) -> frozenset[str]:
+    """The packages and files directly below mupscale that one of them imports from."""
+    path = SOURCE / room
+    names = set[str]()
+    for file in path.glob("**/*.py") if path.is_dir() else [path.with_suffix(".py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+    ours = {name.split(".")[1] for name in names if name.startswith("mupscale.")}
+    return frozenset(ours & BOXES.keys() - {room})
+
+
+@cache
+def below(room: str) -> frozenset[str]:
+    """All that a room stands on, at whatever distance."""
+    return imported_by(room).union(*(below(other) for other in imported_by(room)))
+
+
+def arrows() -> list[tuple[str, str]]:
+    """From each room to those that are built on it straight."""
+    return [
+        (lower, room)
+        for room in BOXES
+        for lower in sorted(imported_by(room))
+        if lower not in FOR_ALL and not any(lower in below(other) for other in imported_by(room))
+    ]
 
 
 def _box(axes: Any, name: str, column: float, row: float, colour: str, text: str) -> None:
@@ -96,7 +112,7 @@ def _arrow(axes: Any, start: str, end: str) -> None:
         ends = (x0 * ACROSS, y0 * UP + HEIGHT / 2), (x1 * ACROSS, y1 * UP - HEIGHT / 2)
     else:
         ends = (x0 * ACROSS + WIDTH / 2, y0 * UP), (x1 * ACROSS - WIDTH / 2, y1 * UP)
-    bend = "arc3,rad=-0.25" if (start, end) == ("family", "train") else "arc3"  # around what lies between them
+    bend = "arc3,rad=-0.2" if (start, end) == ("hf", "cli") else "arc3"  # around what lies between them
     look = {
         "connectionstyle": bend,
         "arrowstyle": "-|>",

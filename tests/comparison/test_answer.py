@@ -234,6 +234,7 @@ def test_forecast_against_outcome(outcome: float, held: bool) -> None:
         ({"contenders": ["fresh", "from-scratch"]}, "needs the base model continued"),
         ({"contenders": ["winner"]}, "'winner' is no contender: take from from-scratch"),
         ({"schedule": "linear"}, r"comparison\.schedule: 'linear' is none of wsd, cosine, recipe"),
+        ({"prune": -0.1}, r"comparison\.prune is -0\.1, but must be a number of at least 0"),
     ],
 )
 def test_settings_that_cannot_be_are_one_sentence(changes: dict[str, Any], message: str) -> None:

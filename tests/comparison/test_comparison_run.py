@@ -71,6 +71,26 @@ def test_what_is_in_the_summary(whole: tuple[Path, int]) -> None:
     assert all(stage.cost >= 0 for stage in summary.stages)
 
 
+def test_what_lies_far_behind_goes_no_further(tmp_path: Path) -> None:
+    """Learning rates from far too small to right; stopped or not, the same ones are chosen."""
+    rates = [2e-6, 2e-5, 0.02, 0.04]
+    how = few(lrs=rates, small_seeds=1, contenders=["from-scratch", "continued", "fresh"])
+    pruned, whole = (
+        compare_quietly(tmp_path / str(prune), forecast_only=True, how=replace(how, prune=prune))
+        for prune in (0.001, 0.0)
+    )
+    for ours, theirs in zip(pruned.tuned, whole.tuned, strict=True):
+        assert (ours.lr, ours.noise) == (theirs.lr, theirs.noise)
+        assert not any(cell.is_stopped for cell in theirs.tried)
+    from_scratch = next(one for one in pruned.tuned if one.name == "from-scratch")
+    assert [cell.lr for cell in from_scratch.tried if cell.is_stopped][:1] == rates[:1]
+    runs = tmp_path / "0.001" / "width-4" / "from-scratch" / "lr-2e-06-noise-0" / "seed-0"
+    assert sorted(path.name for path in runs.iterdir()) == ["budget-0.5", "constant-0.5"]
+    costs = [next(stage.cost for stage in one.stages if stage.name == "rates") for one in (pruned, whole)]
+    assert costs[0] < costs[1]
+    assert ComparisonSummary.from_json(json.loads(json.dumps(pruned.to_json()))) == pruned
+
+
 def test_a_budget_is_what_one_run_with_its_schedule_gives(whole: tuple[Path, int], tmp_path: Path) -> None:
     """The base model continued for the half budget: constant phase and branch are two recipes that anybody can run."""
     run = whole[0] / "large" / "continued"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from comparison_runs import compare_quietly, few, growing
 from mupscale.comparison import CONTENDERS, contender_named
 from mupscale.comparison.pipeline import ComparisonRun
-from mupscale.comparison.system import Leg, System, plan_legs, whole_leg
+from mupscale.comparison.system import Leg, System, plan_legs, plan_tuning_legs, whole_leg
 from mupscale.system import MupscaleError
 from mupscale.train import Schedule
 
@@ -38,6 +38,25 @@ def test_every_budget_has_the_schedule_that_it_would_have_alone(steps: int, warm
         assert multiples(legs, legs[f"budget-{part:g}"]) == [alone.at(step, total) for step in range(total)]
     whole = whole_leg(steps, "wsd", own)
     assert [whole.schedule.at(step, steps) for step in range(steps)] == multiples(legs, legs["budget-1"])
+
+
+@given(st.integers(48, 400), st.integers(0, 5), st.sampled_from([0.25, 0.5]))
+def test_a_candidate_has_the_same_schedule_whether_it_is_judged_early_or_not(
+    steps: int, warmup: int, first: float
+) -> None:
+    own = Schedule(warmup=warmup)
+    early, whole = plan_tuning_legs(steps, first, "wsd", own), whole_leg(steps, "wsd", own)
+    legs = {leg.name: leg for leg in early if leg is not None}
+    assert multiples(legs, early.rest) == multiples({}, whole)
+    assert early.first is not None
+    assert multiples(legs, early.first) == multiples({}, whole_leg(round(first * steps), "wsd", own))
+    assert len({leg.order for leg in legs.values()}) == 3
+
+
+@pytest.mark.parametrize(("kind", "first"), [("cosine", 0.25), ("recipe", 0.25), ("wsd", 1.0)])
+def test_nothing_is_judged_early_without_a_constant_phase_or_an_earlier_budget(kind: str, first: float) -> None:
+    own = Schedule("cosine")
+    assert plan_tuning_legs(100, first, kind, own) == (None, None, whole_leg(100, kind, own))
 
 
 def test_three_budgets_cost_little_more_than_one() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mupscale.comparison import Tried
-from mupscale.comparison.tuning import choose
+from mupscale.comparison.tuning import choose, list_promising
 from mupscale.system import MupscaleError
 
 
@@ -43,3 +43,27 @@ def test_an_optimum_on_the_edge_is_said(losses: list[float], word: str) -> None:
 def test_all_diverged_is_one_sentence() -> None:
     with pytest.raises(MupscaleError, match=r"from-scratch: all 2 trials .* diverged.*0.1 to 0.2.*comparison.lrs"):
         choose("from-scratch", [Tried(0.1, 0.0, [None]), Tried(0.2, 0.0, [None])])
+
+
+def test_what_was_stopped_early_is_not_chosen_and_has_not_diverged() -> None:
+    early = Tried(0.4, 0.0, [0.5], budget=0.25)
+    tuned = choose("fresh", [Tried(0.1, 0.0, [1.2]), Tried(0.2, 0.0, [1.0]), early])
+    assert (tuned.lr, tuned.remarks) == (0.2, [])
+
+
+def test_those_within_the_margin_and_beside_the_best_go_on() -> None:
+    far, left, best, right = (
+        Tried(lr, 1.0, [loss]) for lr, loss in zip((1, 2, 4, 8), (2.0, 1.9, 1.0, 1.8), strict=True)
+    )
+    near, other = Tried(8, 2.0, [1.05]), Tried(4, 2.0, [1.2])
+    assert list_promising([near, far, best, right, left, other], 0.1) == [near, best, right, left]
+
+
+def test_a_margin_below_zero_is_as_wide() -> None:
+    cells = [Tried(lr, 0.0, [loss]) for lr, loss in zip((1, 2, 4, 8), (-2.0, -1.0, -1.9, -1.95), strict=True)]
+    assert [cell.lr for cell in list_promising(cells, 0.06)] == [1, 2, 4, 8]
+    assert [cell.lr for cell in list_promising(cells, 0.03)] == [1, 2, 8]
+
+
+def test_where_all_have_diverged_none_goes_on() -> None:
+    assert list_promising([Tried(1, 0.0, [None]), Tried(2, 0.0, [None])], 0.1) == []

@@ -159,6 +159,7 @@ def test_lossless_growth_on_the_device_keeps_the_function() -> None:
     torch.testing.assert_close(wide(tokens), model(tokens), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # torch.compile's advice
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_compiled_model_grows_by_fresh_units(autocast: bool) -> None:
     """Compiled before and after: the names have a prefix, and the losses are those of the plain model, in bf16 too."""

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from contextlib import chdir
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from method_runs import Commanded, Sitting, count_changes, facts, quiet, run_quietly, settings, small, written
+from method_runs import (
+    Commanded,
+    Sitting,
+    count_changes,
+    die_after_words,
+    facts,
+    quiet,
+    run_quietly,
+    settings,
+    small,
+    written,
+)
 from mupscale.cli.method import read_method
 from mupscale.method.method_run import MethodRun
 from mupscale.method.pipeline import run_method, run_sweeps
@@ -82,18 +92,15 @@ def test_killed_at_any_change_of_its_folder_it_ends_the_same(
 @pytest.mark.slow
 def test_killed_three_times_in_a_sweep_no_trial_is_given_up(tmp_path: Path) -> None:
     """Whoever starts a run again has not found a trial that kills its worker."""
-    slow, method = replace(short(), data=Spec("small_runs.Slow", {"seconds": 0.02})), few(lrs=[])
+    method = few(lrs=[])
     for number in range(3):
         log = tmp_path / f"log-{number}"
-        sitting = Sitting(tmp_path / "run", slow, method, log)
-        while sitting.process.is_alive() and not (log.exists() and "sweep-2" in log.read_text()):
-            time.sleep(0.01)
-        time.sleep(0.15)
-        sitting.process.kill()
-        assert sitting.wait() == -signal.SIGKILL
+        die = partial(die_after_words, "sweep-2", 5)
+        assert Sitting(tmp_path / "run", short(), method, log, die).wait() == -signal.SIGKILL, log.read_text()
+        assert "sweep-2" in log.read_text()
         assert "base:" not in log.read_text()
-    (ours,) = run_sweeps(slow, method, tmp_path / "run", note=quiet).sweeps
-    (theirs,) = run_sweeps(slow, method, tmp_path / "other", note=quiet).sweeps
+    (ours,) = run_sweeps(short(), method, tmp_path / "run", note=quiet).sweeps
+    (theirs,) = run_sweeps(short(), method, tmp_path / "other", note=quiet).sweeps
     assert len(ours.trials) == 2
     assert ours.trials == theirs.trials
 

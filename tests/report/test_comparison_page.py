@@ -293,9 +293,9 @@ def test_colours_can_be_read_on_light_and_dark_pages(contender: Any) -> None:
 
 @pytest.mark.usefixtures("pictures_without_pixels")
 def test_pictures_lie_beside_the_page(tmp_path: Path) -> None:
-    summary = comparison(2)
+    summary, before = comparison(2), plt.get_fignums()
     page = write_report([write(tmp_path / "run", replace(summary, small=summary.small[:1], tuned=summary.tuned[3:4]))])
-    assert not plt.get_fignums(), "a figure was not freed"
+    assert plt.get_fignums() == before, "a figure was not freed"
     names = {path.stem for path in page.parent.glob("*.svg")}
     assert names == {path.stem for path in page.parent.glob("*.png")}
     small = {"loss-against-cost-small-1", "loss-against-cost-small-1-narrow"}

@@ -35,7 +35,10 @@ plt = pytest.importorskip("matplotlib.pyplot")
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of the example, transfer check and all."""
-    return write_report([write(tmp_path_factory.mktemp("runs") / "run", check=True)])
+    before = plt.get_fignums()
+    page = write_report([write(tmp_path_factory.mktemp("runs") / "run", check=True)])
+    assert plt.get_fignums() == before, "a figure was not freed"
+    return page
 
 
 class Seen(HTMLParser):
@@ -161,7 +164,6 @@ def test_pictures_lie_beside_it_as_png_and_svg(written: Path) -> None:
     assert {"sweep-1-width-64", "sweep-2-width-64", "sweep-2-width-64-by-noise", "transfer-lr"} < names
     for path in written.parent.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
-    assert not plt.get_fignums(), "a figure was not freed"
 
 
 def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:

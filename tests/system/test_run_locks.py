@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mupscale.system import MupscaleError, RunLock, clear_leftovers
-from processes import PROCESSES, Script
+from processes import DEADLINE, PROCESSES, Script
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no locks")
 HOLD = """
@@ -73,7 +73,7 @@ def test_a_lock_that_another_machine_touches_is_not(tmp_path: Path) -> None:
     thread.start()
     try:
         with pytest.raises(MupscaleError, match="process 12 of far-away is training in"):
-            RunLock(tmp_path, grace=30.0)
+            RunLock(tmp_path, grace=DEADLINE)
     finally:
         stop.set()
         thread.join()

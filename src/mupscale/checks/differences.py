@@ -18,11 +18,11 @@ _UPDATE = (
 )
 
 
-def worst_parameter(small: nn.Module, large: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
+def worst_parameter(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
     """After a step: the parameter that is furthest from the copies it should consist of."""
     worst: tuple[float, str] = (tolerance, "")
-    theirs = naming.parameters(large)
-    for name, p in naming.parameters(small).items():
+    theirs = naming.parameters(wide)
+    for name, p in naming.parameters(narrow).items():
         entry = plan.parameters[name]
         expected = entry.widened(p.detach(), torch.empty_like(theirs[name]))
         worst = max(worst, (relative_difference(expected, theirs[name].detach()), name))
@@ -31,10 +31,10 @@ def worst_parameter(small: nn.Module, large: nn.Module, plan: Plan, tolerance: f
     return Difference(worst[1], "parameter", worst[0], f"The models agreed until an update: {_UPDATE}")
 
 
-def first_wrong_buffer(small: nn.Module, large: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
+def first_wrong_buffer(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
     """Before any update: a buffer that is not the copies it should be, which only evaluation would show."""
-    theirs = naming.buffers(large)
-    for name, buffer in naming.buffers(small).items():
+    theirs = naming.buffers(wide)
+    for name, buffer in naming.buffers(narrow).items():
         if name in plan.buffers and buffer.is_floating_point():
             entry = plan.buffers[name]
             expected = entry.widened(buffer, torch.empty_like(theirs[name]), factor=entry.rule.weight)

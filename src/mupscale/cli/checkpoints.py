@@ -89,7 +89,7 @@ def upscale_command(words: list[str]) -> int:
     _describe(options.describe)
     options.how, depth = _depth(options)
     place = _beside(Path(out)) if options.overwrite else Path(out)
-    made = upscale(
+    upscaled = upscale(
         _checkpoint(path, options),
         place,
         times=options.times,
@@ -111,8 +111,8 @@ def upscale_command(words: list[str]) -> int:
     )
     if place != Path(out):
         _replace_folder(place, Path(out))
-        made = replace(made, path=Path(out))
-    print(printable(wrap_text(str(made)), lines=True))
+        upscaled = replace(upscaled, path=Path(out))
+    print(printable(wrap_text(str(upscaled)), lines=True))
     return 0
 
 
@@ -244,14 +244,15 @@ def _add_depth(parser: Any) -> None:
 
 def _operator(options: Any, noise: float = 0.0) -> Any:
     """The operator that --how names; None for copies."""
-    from mupscale.growth import Fresh
+    from mupscale.train import build_operator
 
     if options.how == "fresh":
         if noise:
             raise UsageError("--noise makes copies differ; fresh units do by themselves: leave it out")
         if options.lossless and options.outgoing is not None:
             raise UsageError("--lossless settles what fresh units start with: leave out --outgoing")
-        return Fresh(1.0 if options.outgoing is None else options.outgoing, options.lossless)
+        outgoing = 1.0 if options.outgoing is None else options.outgoing
+        return build_operator("lossless" if options.lossless else "fresh", 0.0, "init", outgoing)
     if options.how != "copies":
         raise UsageError(f"--how {options.how}: a model grows by copies or by fresh units (fresh)")
     for name, given in (("--outgoing", options.outgoing is not None), ("--lossless", options.lossless)):

@@ -59,7 +59,7 @@ def completion_script(shell: str, commands: Mapping[str, Callable[[list[str]], i
         raise UsageError(f"there is completion for {', '.join(SHELLS)}, not for {shell or 'nothing'}")
     options = {name: options_of(run) for name, run in commands.items()}
     recipes = list(shipped_recipes())
-    words = {n: [*found, *(recipes if n in _TAKE_RECIPES else [])] for n, found in options.items()}
+    words = {n: [*own, *(recipes if n in _TAKE_RECIPES else [])] for n, own in options.items()}
     first = list(dict.fromkeys([*(name.split()[0] for name in words), *_GLOBAL]))
     for group in {name.split()[0] for name in words if " " in name}:
         words[group] = [name.split()[1] for name in words if name.startswith(f"{group} ")]
@@ -71,8 +71,8 @@ def options_of(run: Callable[[list[str]], int]) -> list[str]:
     shown = io.StringIO()
     with redirect_stdout(shown), suppress(SystemExit):
         run(["--help"])
-    found = re.findall(r"^  (?:-\w, )?(--[a-z][\w.+-]*)", shown.getvalue(), re.M)
-    return sorted({name for name in found if not name.endswith(".help")})
+    names = re.findall(r"^  (?:-\w, )?(--[a-z][\w.+-]*)", shown.getvalue(), re.M)
+    return sorted({name for name in names if not name.endswith(".help")})
 
 
 def _cases(words: Mapping[str, list[str]], indent: str, action: str) -> str:

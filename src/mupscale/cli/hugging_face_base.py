@@ -58,14 +58,12 @@ def with_hugging_face_base(words: Sequence[str], flags: Sequence[str]) -> list[s
 
 def base_checkpoint(recipe: Recipe, folder: Path) -> Recipe:
     """The recipe with its weights in a checkpoint of ours, written into the run's folder once."""
-    from mupscale import checkpoint
     from mupscale.hf import load_language_model
-    from mupscale.train import RunState
+    from mupscale.train import save_model_at
 
     assert recipe.start is not None
     path = folder / BASE_FILE
     if not path.exists():
         model, width = load_language_model(recipe.start)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint.save(path, model, run=RunState(width=width).to_json())
+        save_model_at(path, model, width)
     return replace(recipe, start=str(path))

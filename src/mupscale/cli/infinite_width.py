@@ -23,9 +23,8 @@ from mupscale.cli.output_places import may_write_nothing, print_place
 from mupscale.system import MupscaleError, open_display
 
 if TYPE_CHECKING:
-    from mupscale.plots import Gallery
-    from mupscale.sweep import Sweep
-    from mupscale.theory import Settings
+    from mupscale.sweep import Space, Sweep
+    from mupscale.theory import Experiment, Settings
 
 
 @may_write_nothing("--revealed")
@@ -35,7 +34,7 @@ def limit_examples_command(words: list[str]) -> int:
     from mupscale.theory import limit_pictures, limit_study, measure_conditions
 
     settings = _example_settings(options)
-    gallery = _open_gallery(options)
+    gallery = limit_pictures.open_gallery(Path(options.out))
     with _bar(2 * (2 + options.networks * len(options.widths)), "networks") as tick, _memory_errors_in_words():
         examples = [
             limit_study.worked_example(
@@ -91,7 +90,7 @@ def limit_mlp_command(words: list[str]) -> int:
     stages = [Stage(options.steps, options.lr), *(Stage(options.after, rate, times, noise) for times in options.times)]
     experiment = Experiment(make_network(options), *make_batch(options), stages)
     device = choose_device(options)
-    gallery = _open_gallery(options)
+    gallery = limit_pictures.open_gallery(Path(options.out))
     with _bar(options.seeds + options.networks * len(options.widths), "networks") as tick, _memory_errors_in_words():
         comparison = limit_study.compare_with_limit(
             experiment,
@@ -115,10 +114,15 @@ def limit_mlp_command(words: list[str]) -> int:
 def limit_sweep_command(words: list[str]) -> int:
     """mupscale limit sweep."""
     options = read_sweep_options(words)
-    from mupscale.theory import limit_pictures, limit_study
+    from mupscale.sweep import Space
+    from mupscale.theory import Experiment, Stage, limit_pictures, limit_study
 
+    space = Space(tuple(options.lrs), tuple(options.noises))
+    experiment = Experiment(make_network(options), *make_batch(options), [Stage(options.steps, options.lr)])
+    device = choose_device(options)
+    gallery = limit_pictures.open_gallery(Path(options.out))
     notes = list[str]()
-    gallery, sweeps = _run_sweeps(options, notes.append)
+    sweeps = _run_sweeps(options, experiment, space, device, notes.append)
     for sweep in sweeps:
         limit_pictures.draw_sweep(sweep, gallery, options.lr)
     results = {"settings": settings_of(options), "sweeps": [sweep.to_json() for sweep in sweeps]}
@@ -131,17 +135,14 @@ def limit_sweep_command(words: list[str]) -> int:
     return _write_results(gallery.folder, results)
 
 
-def _run_sweeps(options: Any, note: Callable[[str], None]) -> tuple[Gallery, list[Sweep]]:
-    """One sweep for each number of copies, and the folder for their pictures."""
-    from mupscale.sweep import Space
-    from mupscale.theory import Experiment, Stage, sweep_limit
+def _run_sweeps(
+    options: Any, experiment: Experiment, space: Space, device: str | None, note: Callable[[str], None]
+) -> list[Sweep]:
+    """One sweep for each number of copies."""
+    from mupscale.theory import sweep_limit
 
-    space = Space(tuple(options.lrs), tuple(options.noises))
-    experiment = Experiment(make_network(options), *make_batch(options), [Stage(options.steps, options.lr)])
-    device = choose_device(options)
-    gallery = _open_gallery(options)
     with _bar(len(space.cells) * len(options.times), "cells") as tick, _memory_errors_in_words():
-        sweeps = [
+        return [
             sweep_limit(
                 experiment,
                 space,
@@ -155,7 +156,6 @@ def _run_sweeps(options: Any, note: Callable[[str], None]) -> tuple[Gallery, lis
             )
             for times in options.times
         ]
-    return gallery, sweeps
 
 
 def _write_results(folder: Path, results: dict[str, Any]) -> int:
@@ -163,15 +163,6 @@ def _write_results(folder: Path, results: dict[str, Any]) -> int:
 
     print_place("Results and pictures", limit_study.save_results(folder / "results.json", results).parent)
     return 0
-
-
-def _open_gallery(options: Any) -> Gallery:
-    """The folder for pictures. That it cannot be made, or matplotlib is missing, is said before the work."""
-    from mupscale.plots import styled
-    from mupscale.theory import limit_pictures
-
-    with styled("limit"):
-        return limit_pictures.open_gallery(Path(options.out))
 
 
 @contextmanager

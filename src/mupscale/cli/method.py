@@ -7,7 +7,7 @@ from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
 from mupscale.cli.output_places import may_write_nothing, print_place
@@ -110,14 +110,12 @@ def sweep_command(words: list[str]) -> int:
 @may_write_nothing()
 def transfer_check_command(words: list[str]) -> int:
     """mupscale transfer-check RECIPE."""
-    from mupscale.core import WholeWidth
-    from mupscale.method import transfer_check
+    from mupscale.method import Method, transfer_check
     from mupscale.report import save_transfer_picture
 
     def extend(parser: Any) -> None:
-        parser.add_argument(
-            "--widths", type=list[WholeWidth] | None, help="base widths (default: the recipe's, small and large)"
-        )
+        widths = get_type_hints(Method)["widths"]
+        parser.add_argument("--widths", type=widths | None, help="base widths (default: the recipe's, small and large)")
         parser.add_argument(
             "--at-lr", type=float | None, help="learning rate at which noise varies (default: the growth's)"
         )

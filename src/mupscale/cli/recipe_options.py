@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from mupscale.cli.arguments import (
     Option,
@@ -72,10 +72,8 @@ def _recipe_parser(command: str, usage: str, about: str, width_arguments: Iterab
     from torch import nn
     from torch.optim import Optimizer
 
-    import mupscale.models  # noqa: F401  # so that MLP alone is enough of a name
-    from mupscale.core import WholeWidth
     from mupscale.data import Data
-    from mupscale.train import Recipe
+    from mupscale.train import Recipe  # which loads mupscale.models, so that MLP alone is enough of a name
 
     parser = make_parser(command, f"RECIPE.yaml [more.yaml …] [--option VALUE …] {usage}".rstrip(), about)
     parser.add_argument("--config", action="config", help="a recipe, as without --config")
@@ -91,9 +89,8 @@ def _recipe_parser(command: str, usage: str, about: str, width_arguments: Iterab
     parser.add_argument(
         "--from", type=str | None, metavar="PATH", help="start from this checkpoint or run, upscaled to `width`"
     )
-    parser.add_argument(
-        "--from_width", type=WholeWidth | None, help="the width in that checkpoint, where it does not tell itself"
-    )
+    width = get_type_hints(Recipe)["start_width"]
+    parser.add_argument("--from_width", type=width, help="the width in that checkpoint, where it does not tell itself")
     return parser
 
 

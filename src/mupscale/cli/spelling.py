@@ -17,12 +17,12 @@ def with_underscores(name: str) -> str:
 
 def with_hyphens(text: str) -> str:
     """Text with its options as the command line spells them."""
-    return re.sub(r"(?<![\w-])--[a-z][\w.]*", lambda found: found[0].replace("_", "-"), text)
+    return re.sub(r"(?<![\w-])--[a-z][\w.]*", lambda match: match[0].replace("_", "-"), text)
 
 
-def as_the_parser_has_them(words: Sequence[str], known: Iterable[str]) -> list[str]:
+def as_the_parser_has_them(words: Sequence[str], options: Iterable[str]) -> list[str]:
     """Words with every option in the spelling that the parser knows; arguments of classes have underscores."""
-    names, spelled = set(known), []
+    names, spelled = set(options), []
     for word in words:
         name, equals, value = word.partition("=")
         if name.startswith("--") and name not in names:
@@ -57,5 +57,5 @@ def _break_example(line: str, width: int) -> list[str]:
 
 
 def _split_comment(line: str) -> tuple[str, str, str]:
-    found = re.match(r"(\s*\S.*?)(\s{3,})(.*)$", line)
-    return (found[1], found[2], found[3]) if found else (line, "", "")
+    match = re.match(r"(\s*\S.*?)(\s{3,})(.*)$", line)
+    return (match[1], match[2], match[3]) if match else (line, "", "")

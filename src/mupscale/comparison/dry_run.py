@@ -23,11 +23,12 @@ def describe_plan(recipe: Recipe, settings: ComparisonSettings, folder: str | Pa
     ...     width=16, base=4, steps=120, batch=10, grow=[Growth(at=60, width=64)],
     ... )
     >>> print(describe_plan(recipe, ComparisonSettings(widths=[8], seeds=2), "runs/demo"))
-    tuning, 8 → 32           45 runs    5.3e+08 FLOPs   44.9%
-    forecast, 8 → 32         39 runs   2.17e+08 FLOPs   18.4%
-    large, 16 → 64           26 runs   4.32e+08 FLOPs   36.7%
-    together                           1.18e+09 FLOPs
+    tuning, 8 → 32           45 runs   5.57e+08 FLOPs   46.2%
+    forecast, 8 → 32         39 runs   2.17e+08 FLOPs   18.0%
+    large, 16 → 64           26 runs   4.32e+08 FLOPs   35.8%
+    together                           1.21e+09 FLOPs
     steps at the full budget: from scratch 67, continued 488, grown from copies 60, grown with fresh units 60
+    tuning costs less than that: candidates that are 10 % behind after 0.25 of the budget go no further
     """
     run = ComparisonRun(recipe, settings, Path(folder), lambda text: None, forecast_only=False)
     large, small, contenders = run.plan()
@@ -39,20 +40,25 @@ def describe_plan(recipe: Recipe, settings: ComparisonSettings, folder: str | Pa
     unit = large.costs.unit
     lines = [f"{name:<22}{count:>5} runs  {_short(cost)} {unit}  {cost / total:6.1%}" for name, count, cost in rows]
     steps = ", ".join(f"{one.label} {large.steps(one):,}" for one in contenders)
-    return "\n".join(
-        [*lines, f"{'together':<22}{'':>10}  {_short(total)} {unit}", f"steps at the full budget: {steps}"]
-    )
+    lines += [f"{'together':<22}{'':>10}  {_short(total)} {unit}", f"steps at the full budget: {steps}"]
+    if small[0].tuning_legs(contenders[0]).first is not None:
+        lines.append(
+            f"tuning costs less than that: candidates that are {100 * settings.prune:g} % behind after "
+            f"{settings.budgets[0]:g} of the budget go no further"
+        )
+    return "\n".join(lines)
 
 
 def _tuning_row(system: System, settings: ComparisonSettings, contenders: list[Contender]) -> tuple[str, int, float]:
-    """One seed of every cell, not counting the seeds that close candidates get."""
+    """One seed of every candidate, all to the end, not counting the seeds that close ones get."""
     rates = len(settings.rates(1.0))
     base = system.base_cost or 0.0
     count, cost = 2 * rates, rates * base * 4 / 3
     for one in contenders:
         if one.tuned_as is None:
             cells = rates * (len(settings.noises) if one.tunes_noise else 1)
-            count, cost = count + cells, cost + cells * _full_cost(system, one)
+            share = system.tuning_legs(one).steps / system.steps(one)
+            count, cost = count + cells, cost + cells * share * _full_cost(system, one)
     return f"tuning, {_label(system)}", count, cost
 
 

@@ -114,7 +114,7 @@ class ComparisonRun:
     def large_system(self) -> System:
         """The user's own two widths, from the recipe's growth event or from a checkpoint."""
         recipe = self.recipe
-        costs = Costs(replace(recipe, grow=[]), recipe.make_data())
+        costs = Costs(replace(recipe, grow=[]))
         folder = self.folder / "large"
         if recipe.start is not None:
             return self._from_checkpoint(costs, folder)

@@ -95,16 +95,33 @@ class SystemRuns:
 
 @dataclass(frozen=True)
 class Tried:
-    """A learning rate and noise that a contender tried at the small width, with the loss of each seed."""
+    """A learning rate and noise that a contender tried at the small width, with the loss of each seed.
+
+    budget: the part of the full budget after which these losses are; below 1 it was stopped there, far behind.
+
+    >>> Tried(0.1, 0.0, [3.0], budget=0.25).is_stopped
+    True
+    """
 
     lr: float
     noise: float
     losses: list[float | None]
+    budget: float = 1.0
 
     @property
     def mean(self) -> float | None:
         """Over the seeds; None if one of them diverged."""
         return _mean_unless_diverged(self.losses)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it went no further than the first budget, without diverging."""
+        return self.budget < 1 and self.mean is not None
+
+    @property
+    def final(self) -> float | None:
+        """The mean at the full budget; None where it diverged or was stopped."""
+        return self.mean if self.budget == 1 else None
 
 
 @dataclass(frozen=True)

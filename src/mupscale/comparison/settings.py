@@ -26,6 +26,8 @@ class ComparisonSettings:
             eighth and a quarter of the base model's
         lrs: learning rates that every contender tries at the small width; none takes the optimizer's own times 1/4 to 4
         noises: noise levels that copies try there, 1 being as much as a fresh initialisation has
+        prune: under wsd, candidates that lie so far behind the best after the first budget go no further (0.1: 10 %),
+            unless they are the next learning rates to the best; 0 tries all to the end
         budgets: parts of the full budget at which every contender is measured
         seeds: how many seeds the large models train with
         small_seeds: how many seeds the small models of the forecast train with
@@ -45,6 +47,7 @@ class ComparisonSettings:
     widths: list[WholeWidth] = field(default_factory=list)
     lrs: list[float] = field(default_factory=list)
     noises: list[float] = field(default_factory=lambda: [0.5, 1.0, 2.0, 4.0])
+    prune: float = 0.1
     budgets: list[float] = field(default_factory=lambda: [0.25, 0.5, 1.0])
     seeds: int = 3
     small_seeds: int = 3
@@ -59,6 +62,8 @@ class ComparisonSettings:
             if getattr(self, name) < 1:
                 raise MupscaleError(f"comparison.{name} is {getattr(self, name)}, but must be at least 1")
         self._check_words()
+        if not (isinstance(self.prune, int | float) and math.isfinite(self.prune) and self.prune >= 0):
+            raise MupscaleError(f"comparison.prune is {self.prune!r}, but must be a number of at least 0")
         self._check_numbers("lrs", self.lrs)
         self._check_numbers("noises", self.noises)
         self._check_numbers("budgets", self.budgets)

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mupscale.comparison.contenders import Contender
 from mupscale.comparison.settings import ComparisonSettings
 from mupscale.core import WholeWidth, Width
-from mupscale.data import Data
 from mupscale.system import MupscaleError
-from mupscale.train import Evaluation, Recipe, Schedule, Seeds, build_operator, cost_per_example
+from mupscale.train import Evaluation, LoadedRecipe, Recipe, Schedule, Seeds, build_operator
 
 _POINTS = 40  # of a run's curve at least, where it has so many steps
 _OTHER_DATA = 10_000  # between the data seeds of two legs, so that each goes on with batches of its own
@@ -48,6 +47,40 @@ def whole_leg(steps: int, kind: str, own: Schedule) -> Leg:
         return plan_legs(steps, [1.0], kind, own)[0]
     schedule = Schedule("wsd", warmup=own.warmup, decay=max(1, steps // DECAY), floor=own.floor)
     return Leg("whole", steps, None, schedule, 1.0)
+
+
+class TuningLegs(NamedTuple):
+    """How far a candidate is trained before it is judged for the first time, and the rest.
+
+    start, first: the constant phase of the first budget, and its decay; both None where nothing is stopped early.
+    """
+
+    start: Leg | None
+    first: Leg | None
+    rest: Leg
+
+    @property
+    def steps(self) -> int:
+        """Of a candidate that goes on to the end."""
+        return sum(leg.steps for leg in self if leg is not None)
+
+
+def plan_tuning_legs(steps: int, first: float, kind: str, own: Schedule) -> TuningLegs:
+    """The legs of a candidate that is judged after the part `first` of its budget; 1: only at the end.
+
+    Under schedules without a constant phase a shorter run is no part of a longer one, and nothing is judged early.
+
+    >>> for leg in plan_tuning_legs(80, 0.5, "wsd", Schedule()):
+    ...     print(leg.name, leg.steps, leg.after, leg.budget)
+    constant-0.5 30 None None
+    budget-0.5 10 constant-0.5 0.5
+    rest 50 constant-0.5 1.0
+    """
+    if kind != "wsd" or first == 1:
+        return TuningLegs(None, None, whole_leg(steps, kind, own))
+    start, branch = plan_legs(steps, [first], kind, own)
+    schedule = Schedule("wsd", decay=max(1, steps // DECAY), floor=own.floor)
+    return TuningLegs(start, branch, Leg("rest", steps - start.steps, start.name, schedule, 1.0, 3))
 
 
 def plan_legs(steps: int, budgets: Sequence[float], kind: str, own: Schedule) -> list[Leg]:
@@ -82,29 +115,19 @@ def plan_legs(steps: int, budgets: Sequence[float], kind: str, own: Schedule) ->
     return legs
 
 
-@dataclass
-class Costs:
+@dataclass(frozen=True)
+class Costs(LoadedRecipe):
     """What a step costs at every width, in FLOPs; in steps where a model's FLOPs cannot be counted."""
-
-    recipe: Recipe
-    data: Data
-    per_step: dict[str, float | None] = field(default_factory=dict)
 
     def of(self, width: WholeWidth) -> float:
         """Of one step."""
-        flops = self._flops(width)
+        flops = self.flops_per_step(width)
         return 1.0 if self.unit == "steps" or flops is None else flops
 
     @property
     def unit(self) -> str:
         """FLOPs, or steps."""
-        return "FLOPs" if self._flops(self.recipe.width) is not None else "steps"
-
-    def _flops(self, width: WholeWidth) -> float | None:
-        if (name := Width.of(width).label) not in self.per_step:
-            each = cost_per_example(self.recipe.family(), width, self.data, self.recipe)
-            self.per_step[name] = None if each is None else each * self.recipe.batch
-        return self.per_step[name]
+        return "FLOPs" if self.flops_per_step(self.recipe.width) is not None else "steps"
 
 
 @dataclass(frozen=True)
@@ -151,9 +174,10 @@ class System:
         kind, own = self.settings.schedule, self.recipe.schedule
         return plan_legs(self.steps(contender), self.settings.budgets, kind, own)
 
-    def whole_leg(self, contender: Contender) -> Leg:
-        """Its full budget alone, in one go."""
-        return whole_leg(self.steps(contender), self.settings.schedule, self.recipe.schedule)
+    def tuning_legs(self, contender: Contender) -> TuningLegs:
+        """Its full budget alone, in one go or judged after the first budget."""
+        first = self.settings.budgets[0] if self.settings.prune else 1.0
+        return plan_tuning_legs(self.steps(contender), first, self.settings.schedule, self.recipe.schedule)
 
     def check_growth(self, contender: Contender) -> None:
         """Refuse a contender that cannot grow this model."""

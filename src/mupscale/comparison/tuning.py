@@ -1,14 +1,18 @@
-"""Learning rates and noise, tuned at the smallest width: one seed first, more only where candidates are close."""
+"""Learning rates and noise, tuned at the smallest width.
+
+One seed first. What lies far behind after the first budget goes no further. More seeds only where candidates are close.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from mupscale.comparison.contenders import CONTENDERS, Contender
 from mupscale.comparison.results import Tried, TunedContender
 from mupscale.comparison.stages import StageTrainer
-from mupscale.comparison.system import System
+from mupscale.comparison.system import Leg, System, TuningLegs
 from mupscale.core import Width
 from mupscale.system import MupscaleError
 
@@ -41,10 +45,11 @@ def tune_contenders(system: System, trainer: StageTrainer, seeds: int) -> Tuning
     label = Width.of(system.narrow)
     with trainer.stage("base-rates", f"the base model's learning rate, at width {label}"):
         base = _tune_base(system, trainer, rates)
+    trials = _Trials(system, trainer, base.lr)
     with trainer.stage("rates", f"learning rates and noise of the contenders, {label} → {Width.of(system.wide)}"):
-        tuned = _try_values(system, trainer, base.lr, rates)
+        tuned = _try_values(trials, rates)
     with trainer.stage("close", "more seeds where candidates are close"):
-        tuned = _settle(system, trainer, base.lr, tuned, seeds)
+        tuned = _settle(trials, tuned, seeds)
     return Tuning(base, tuned)
 
 
@@ -55,44 +60,116 @@ def _tune_base(system: System, trainer: StageTrainer, rates: Sequence[float]) ->
     return choose(_BASE, [Tried(lr, 0.0, [decayed.get(lr)]) for lr in rates])
 
 
-def _try_values(system: System, trainer: StageTrainer, base_lr: float, rates: Sequence[float]) -> list[TunedContender]:
-    contenders = [one for one in asked_for(system.settings.contenders) if one.tuned_as is None]
-    cells = [
-        (one, lr, noise)
-        for one in contenders
-        for noise in (system.settings.noises if one.tunes_noise else [0.0])
+class _Candidate(NamedTuple):
+    """What a contender tries: one learning rate and noise, with one seed."""
+
+    contender: Contender
+    lr: float
+    noise: float
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class _Trials:
+    """Trains candidates at the small width, from base models of one learning rate."""
+
+    system: System
+    trainer: StageTrainer
+    base_lr: float
+
+    def judge_early(self, candidates: Sequence[_Candidate]) -> dict[_Candidate, Tried]:
+        """Those that go no further than the first budget, since they diverged or lie far behind."""
+        stopped = self._start(candidates)
+        firsts = [(one, first) for one in candidates if one not in stopped and (first := self._legs(one).first)]
+        losses = dict(zip((one for one, _ in firsts), self._train(firsts), strict=True))
+        for name in dict.fromkeys(one.contender.name for one in losses):
+            own = [one for one in losses if one.contender.name == name]
+            tried = [Tried(one.lr, one.noise, [losses[one]], self.system.settings.budgets[0]) for one in own]
+            promising = list_promising(tried, self.system.settings.prune)
+            stopped |= {one: cell for one, cell in zip(own, tried, strict=True) if cell not in promising}
+        return stopped
+
+    def finish(self, candidates: Sequence[_Candidate]) -> list[float | None]:
+        """Final losses at the full budget; None: diverged. What has been trained of it already is read."""
+        lost = self._start(candidates)
+        alive = [one for one in candidates if one not in lost]
+        losses = dict(zip(alive, self._train([(one, self._legs(one).rest) for one in alive]), strict=True))
+        return [losses.get(one) for one in candidates]
+
+    def _start(self, candidates: Sequence[_Candidate]) -> dict[_Candidate, Tried]:
+        """Train the constant phase of the first budget, where there is one; those that diverge in it."""
+        starts = [(one, start) for one in candidates if (start := self._legs(one).start) is not None]
+        losses = self._train(starts)
+        return {
+            one: Tried(one.lr, one.noise, [None]) for (one, _), loss in zip(starts, losses, strict=True) if loss is None
+        }
+
+    def _train(self, legs: Sequence[tuple[_Candidate, Leg]]) -> list[float | None]:
+        return self.trainer.train(
+            [self.system.leg_recipe(one.contender, leg, self.base_lr, one.lr, one.noise, one.seed) for one, leg in legs]
+        )
+
+    def _legs(self, one: _Candidate) -> TuningLegs:
+        return self.system.tuning_legs(one.contender)
+
+
+def _try_values(trials: _Trials, rates: Sequence[float]) -> list[TunedContender]:
+    settings = trials.system.settings
+    candidates = [
+        _Candidate(one, lr, noise)
+        for one in asked_for(settings.contenders)
+        if one.tuned_as is None
+        for noise in (settings.noises if one.tunes_noise else [0.0])
         for lr in rates
     ]
-    losses = _train_cells(system, trainer, base_lr, [(one, lr, noise, 0) for one, lr, noise in cells])
+    stopped = trials.judge_early(candidates)
+    going_on = [one for one in candidates if one not in stopped]
+    final = dict(zip(going_on, trials.finish(going_on), strict=True))
     tried: dict[str, list[Tried]] = {}
-    for (one, lr, noise), loss in zip(cells, losses, strict=True):
-        tried.setdefault(one.name, []).append(Tried(lr, noise, [loss]))
-    return [choose(name, some) for name, some in tried.items()]
+    for one in candidates:
+        cell = stopped[one] if one in stopped else Tried(one.lr, one.noise, [final[one]])
+        tried.setdefault(one.contender.name, []).append(cell)
+    return [choose(name, cells) for name, cells in tried.items()]
 
 
-def _train_cells(
-    system: System, trainer: StageTrainer, base_lr: float, cells: Sequence[tuple[Contender, float, float, int]]
-) -> list[float | None]:
-    """Final losses at the full budget: contender, learning rate, noise and seed of each cell."""
-    return trainer.train(
-        [system.leg_recipe(one, system.whole_leg(one), base_lr, lr, noise, seed) for one, lr, noise, seed in cells]
-    )
+def list_promising(tried: Sequence[Tried], margin: float) -> list[Tried]:
+    """Those that may still win: within the margin of the best, or next to it in learning rate at its noise.
+
+    The neighbours go on however far behind they are, so that the best one is known to lie between two others.
+
+    >>> cells = [Tried(0.1, 0.0, [1.5]), Tried(0.2, 0.0, [1.3]), Tried(0.4, 0.0, [1.0]), Tried(0.8, 0.0, [1.02])]
+    >>> [cell.lr for cell in list_promising(cells, 0.05)]
+    [0.2, 0.4, 0.8]
+    """
+    means = {number: cell.mean for number, cell in enumerate(tried) if cell.mean is not None}
+    if not means:
+        return []
+    best = min(means, key=lambda number: means[number])
+    same_noise = [number for number, cell in enumerate(tried) if cell.noise == tried[best].noise]
+    same_noise.sort(key=lambda number: tried[number].lr)
+    place = same_noise.index(best)
+    beside = same_noise[max(0, place - 1) : place + 2]
+    limit = _limit(means[best], margin)
+    return [tried[number] for number, mean in means.items() if mean <= limit or number in beside]
 
 
-def _settle(
-    system: System, trainer: StageTrainer, base_lr: float, tuned: Sequence[TunedContender], seeds: int
-) -> list[TunedContender]:
+def _limit(lowest: float, margin: float) -> float:
+    """The loss that lies so far behind the lowest, as a part of it."""
+    return lowest + margin * abs(lowest)
+
+
+def _settle(trials: _Trials, tuned: Sequence[TunedContender], seeds: int) -> list[TunedContender]:
     """Candidates within CLOSE of a contender's best get more seeds, and the best mean wins."""
     by_name = {one.name: one for one in CONTENDERS}
     close = {one.name: _close(one.tried) for one in tuned}
     more = [
-        (by_name[name], cell.lr, cell.noise, seed)
+        _Candidate(by_name[name], cell.lr, cell.noise, seed)
         for name, cells in close.items()
         for cell in cells
         for seed in range(1, seeds)
     ]
-    trainer.train([system.base_recipe(base_lr, seed) for seed in range(1, seeds)])
-    losses = iter(_train_cells(system, trainer, base_lr, more))
+    trials.trainer.train([trials.system.base_recipe(trials.base_lr, seed) for seed in range(1, seeds)])
+    losses = iter(trials.finish(more))
     settled = []
     for one in tuned:
         extra = {(cell.lr, cell.noise): [next(losses) for _ in range(1, seeds)] for cell in close[one.name]}
@@ -103,11 +180,11 @@ def _settle(
 
 def _close(tried: Sequence[Tried]) -> list[Tried]:
     """The candidates that one seed cannot tell apart; none where the best stands alone."""
-    means = [(cell.mean, cell) for cell in tried if cell.mean is not None]
-    if not means:
+    finals = [(cell.final, cell) for cell in tried if cell.final is not None]
+    if not finals:
         return []
-    lowest = min(mean for mean, _ in means)
-    near = [cell for mean, cell in means if mean <= lowest * (1 + CLOSE)]
+    lowest = min(final for final, _ in finals)
+    near = [cell for final, cell in finals if final <= _limit(lowest, CLOSE)]
     return near if len(near) > 1 else []
 
 
@@ -121,9 +198,9 @@ def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | 
     0.1
     """
     means = {
-        number: cell.mean
+        number: cell.final
         for number, cell in enumerate(tried)
-        if cell.mean is not None and (among is None or (cell.lr, cell.noise) in among)
+        if cell.final is not None and (among is None or (cell.lr, cell.noise) in among)
     }
     if not means:
         raise MupscaleError(

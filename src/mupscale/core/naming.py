@@ -98,15 +98,15 @@ def aliases(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, ...]]:
         yield tuple(dict.fromkeys(names))
 
 
-def without_ddp(names: Iterable[str], known: Container[str]) -> dict[str, str]:
+def without_ddp(names: Iterable[str], own: Container[str]) -> dict[str, str]:
     """From canonical names to the names in a file, where DDP shows as a `module.` before every one of them.
 
-    known: the model's own canonical names, so that a child of its own called `module` keeps its name.
+    own: the model's canonical names, so that a child of its own called `module` keeps its name.
 
-    >>> without_ddp(["module.weight", "module.bias"], known={"weight", "bias"})
+    >>> without_ddp(["module.weight", "module.bias"], own={"weight", "bias"})
     {'weight': 'module.weight', 'bias': 'module.bias'}
     """
     originals = {canonical(name): name for name in names}
-    if originals and all(name.startswith("module.") and name not in known for name in originals):
+    if originals and all(name.startswith("module.") and name not in own for name in originals):
         originals = {name.removeprefix("module."): original for name, original in originals.items()}
     return originals

@@ -1,8 +1,8 @@
 """Where the n old units of an axis lie among the N wide ones when new units are put beside them, not copies.
 
-Old unit i lies at ⌊i·N/n⌋, in whole blocks. For N = k·n that is the place of its first copy; and at any other width
-the equal parts of a packed axis (gates, q|k|v, gate|up, heads that grow inside, concatenated widths, conv groups)
-stay where the wide module looks for them, since part p of n/P units begins at p·N/P.
+Old unit i lies at ⌊i·N/n⌋, in whole blocks. For N = k·n that is the place of its first copy. At any other width, too,
+the equal parts of a packed axis stay where the wide module looks for them: part p of P begins at p·N/P. Such parts are
+gates, q|k|v, gate|up, heads that grow inside, concatenated widths, and groups of a convolution.
 """
 
 from __future__ import annotations

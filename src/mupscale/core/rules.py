@@ -6,8 +6,8 @@ optimizer whose update is homogeneous of degree `m` in the gradient (SGD 1, Adam
 Integer multipliers give widening (Theorem 'Dynamic equivalence'), real ones give μP: it is the same table.
 
 Depth adds nothing but a fourth number, `depth`: by how much there are more blocks. Under the rule 'complete' (residual
-multiplier 1/L) r blocks share what one did, so that a block is to the sum over blocks what a copy of a unit is to the
-sum over units: `depth` stands beside `out` wherever that does, and the projections into the residual stream, which are
+multiplier 1/L) r blocks share what one did. A block is then to the sum over blocks what a copy of a unit is to the sum
+over units: `depth` stands beside `out` wherever that does, and the projections into the residual stream, which are
 what is summed, have fold 1/depth. docs/depth.md derives it.
 """
 

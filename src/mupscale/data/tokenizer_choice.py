@@ -23,8 +23,8 @@ def parse_tokenizer(spec: str) -> tuple[str, str]:
     if kind == "bpe" and argument.isdecimal() and int(argument) > LARGEST_VOCABULARY:
         raise MupscaleError(f"a vocabulary of {argument} is too large: {LARGEST_VOCABULARY:,} tokens are the most")
     in_folder = argument != ""
-    known = {"bytes": argument == "", "bpe": argument.isdecimal(), "gpt2": in_folder, "hf": in_folder}
-    if not known.get(kind, False):
+    is_valid = {"bytes": argument == "", "bpe": argument.isdecimal(), "gpt2": in_folder, "hf": in_folder}
+    if not is_valid.get(kind, False):
         raise MupscaleError(
             f"there is no tokenizer {spec!r}: take bytes, bpe:8192 (any size), gpt2:FOLDER or hf:FOLDER (its "
             f"tokenizer.json)"

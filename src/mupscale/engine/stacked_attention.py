@@ -1,7 +1,7 @@
 """Flash attention for a stack: the runs are folded into its batch.
 
-Under vmap, torch's scaled_dot_product_attention takes the plain way (two products and a softmax in memory), though the
-flash kernel itself has a rule for vmap that folds the runs into the batch. While `folded_attention` is in force, calls
+Under vmap, torch's scaled_dot_product_attention takes the plain way: two products and a softmax in memory. The flash
+kernel itself has a rule for vmap, which folds the runs into the batch. While `folded_attention` is in force, calls
 that the kernel can answer go to it directly; all others go the way they went before.
 """
 
@@ -53,8 +53,8 @@ def flash_can_answer(query: Tensor, key: Tensor, value: Tensor, is_causal: bool)
     heads = query.dim() == 4 and query.shape[1] == key.shape[1] == value.shape[1]
     sizes = query.shape[-1] == key.shape[-1] == value.shape[-1] <= 256 and query.shape[-1] % 8 == 0
     square = query.shape[-2] == key.shape[-2] or not is_causal  # the kernel aligns the mask at the other end
-    alike = query.dtype == key.dtype == value.dtype and query.dtype in _LOW
-    return query.is_cuda and heads and sizes and square and alike
+    dtypes = query.dtype == key.dtype == value.dtype and query.dtype in _LOW
+    return query.is_cuda and heads and sizes and square and dtypes
 
 
 @contextmanager

@@ -67,7 +67,7 @@ class Depths:
         self._members: dict[int, Any] = {}
         self._as_built: dict[int, Any] = {}
         self._factors: dict[int, dict[str, tuple[float, float]]] = {}
-        self._found: tuple[dict[str, Writers], dict[str, str]] | None = None
+        self._writers_in_base: tuple[dict[str, Writers], dict[str, str]] | None = None
 
     # ------------------------------------------------------------------------------------------- members
 
@@ -88,8 +88,8 @@ class Depths:
     def at(self, depth: int) -> Any:
         """The family of all widths at this depth."""
         if depth not in self._members:
-            known = self._members.get(self.base)
-            learnt = known is None or known.roles != self.family.roles
+            at_base = self._members.get(self.base)
+            learnt = at_base is None or at_base.roles != self.family.roles
             member = self._make(
                 lambda **sizes: self._build(depth, sizes),
                 self._widths.plain,
@@ -97,8 +97,8 @@ class Depths:
                 roles=self.family.roles,
                 inputs=self.family.inputs if learnt else None,
             )
-            if known is not None and not learnt:
-                member.tried = known.tried
+            if at_base is not None and not learnt:
+                member.tried = at_base.tried
             self._members[depth] = member
         return self._members[depth]
 
@@ -169,15 +169,15 @@ class Depths:
 
     def _writers(self, lists: list[BlockList], side: str = "deep", inputs: Any = None) -> dict[str, Writers]:
         """What writes into the stream, in each block of one side, as a run of the base model shows."""
-        found, reasons = self._found_writers(inputs)
+        writers, reasons = self._base_writers(inputs)
         base = {one.path: one.shallow for one in self._lists(self.base, self.base)}
         written = {}
         for one in lists:
             paths = getattr(one, side)
             for number, path in enumerate(paths):
                 source = base[one.path][number * len(base[one.path]) // len(paths)]
-                if source in found:
-                    written[path] = found[source]
+                if source in writers:
+                    written[path] = writers[source]
                 elif self.rule == "complete":
                     raise MupscaleError(
                         f"rates cannot follow the depth: of '{source}', {reasons[source]}; take depth_rule='none'"
@@ -190,9 +190,9 @@ class Depths:
                 )
         return written
 
-    def _found_writers(self, inputs: Any) -> tuple[dict[str, Writers], dict[str, str]]:
+    def _base_writers(self, inputs: Any) -> tuple[dict[str, Writers], dict[str, str]]:
         """Run the base model once, on the CPU."""
-        if self._found is None:
+        if self._writers_in_base is None:
             sample = self.family.inputs if inputs is None else inputs
             if sample is None:
                 raise MupscaleError(
@@ -203,8 +203,8 @@ class Depths:
                 model = self.family.build(self.join(self.base, self._widths))
             paths = [path for one in self._lists(self.base, self.base) for path in one.deep]
             batch = tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, sample)
-            self._found = find_writers(model, paths, batch)
-        return self._found
+            self._writers_in_base = find_writers(model, paths, batch)
+        return self._writers_in_base
 
     # ------------------------------------------------------------------------------------------- plans and growth
 
@@ -286,16 +286,16 @@ class Depths:
         if after < before:
             raise MupscaleError(f"the model has a depth of {before}, so it cannot be made {after} deep; take more")
         has_width = self.family.width_of(model)
-        known = None if has_width is None else self._without(has_width)
+        current = None if has_width is None else self._without(has_width)
         grown, optimizer_now = model, optimizer
-        if widths is not None and (widths != known or after == before):
+        if widths is not None and (widths != current or after == before):
             rate = lr if after == before else None
             grown, optimizer_now = self.at(before).upscale(
                 model, optimizer, width=widths, grow=wider, lr=rate, seed=seed, place=place, inputs=inputs
             )
         if after == before:
             return grown, optimizer_now
-        at = widths if widths is not None else known
+        at = widths if widths is not None else current
         if at is None:
             raise MupscaleError("this model was not built by the family: say its width= beside depth=")
         target = self.join(after, at)

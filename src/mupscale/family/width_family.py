@@ -318,9 +318,9 @@ class Family:
             self.check(inputs)
             return
         narrow, wide = self._probes()
-        found = with_keeps(narrow, wide, roles_by_running(narrow, wide, inputs), inputs)
-        entries = build_plan(narrow, wide, roles=found, assume=True)
-        learnt = {n: role_for_any_width(n, role, entries[n]) for n, role in found.items()}
+        roles = with_keeps(narrow, wide, roles_by_running(narrow, wide, inputs), inputs)
+        entries = build_plan(narrow, wide, roles=roles, assume=True)
+        learnt = {n: role_for_any_width(n, role, entries[n]) for n, role in roles.items()}
         self.roles = {**(self.roles or {}), **learnt}
         self._plans.clear()
         self._check_at(2, inputs)  # at another width, too, since roles are for all of them

@@ -60,8 +60,8 @@ def plan_depth(
 ) -> DepthPlan:
     """How `shallow` grows into `deep`, two models of one class with more blocks in the second.
 
-    inputs: a small batch, as the models are called with it. The shallow model is run on it to see which parameters of a
-    block write into the residual stream, and whether a block without them leaves the stream as it is.
+    inputs: a small batch, as the models are called with it. A run of the shallow model on it shows which parameters of
+    a block write into the residual stream, and whether the stream stays as it is without them.
     grow: what the new blocks are, `Identity()` if nothing is said. blocks: where the blocks are, if that is not found.
     depth_rule: 'complete' if learning rates are to follow the depth. writers: what a run would show, where it is known:
     by the path of a block of the shallow model, names relative to it, and the values at which they write nothing.
@@ -122,48 +122,48 @@ def with_depth(plan: Plan, lists: Sequence[BlockList], writers: Mapping[str, Wri
 
 
 class _Writers:
-    """What writes into the residual stream: known, or found by running the shallow model when it is asked for."""
+    """What writes into the residual stream: given, or found by running the shallow model when it is asked for."""
 
     def __init__(
         self,
         shallow: nn.Module,
         lists: Sequence[BlockList],
         inputs: Any,
-        known: Mapping[str, Writers] | None,
+        given: Mapping[str, Writers] | None,
     ) -> None:
         self._model, self._paths = shallow, [path for one in lists for path in one.shallow]
-        self._inputs, self._known = inputs, known
-        self._found: tuple[dict[str, Writers], dict[str, str]] | None = None
+        self._inputs, self._given = inputs, given
+        self._from_run: tuple[dict[str, Writers], dict[str, str]] | None = None
 
     def check(self, lists: Sequence[BlockList]) -> None:
         """An error where no block of a list can be without effect."""
         for one in lists:
-            paths = [path for path in one.shallow if path in self._known_or_found()]
+            paths = [path for path in one.shallow if path in self._by_path()]
             if not paths:
                 self.of(one.shallow[0])
 
     def of(self, path: str) -> Writers:
         """The names relative to a block of the shallow model, and the values at which they write nothing."""
-        found = self._known_or_found()
-        if path not in found:
-            reason = "nothing is known to write into the stream" if self._found is None else self._found[1][path]
+        writers = self._by_path()
+        if path not in writers:
+            reason = "nothing is known to write into the stream" if self._from_run is None else self._from_run[1][path]
             raise MupscaleError(
                 f"'{path}' cannot start as identity: {reason}; grow by Stack(), which copies blocks and "
                 f"changes the function, or widen the model instead"
             )
-        return found[path]
+        return writers[path]
 
-    def _known_or_found(self) -> Mapping[str, Writers]:
-        if self._known is not None:
-            return self._known
+    def _by_path(self) -> Mapping[str, Writers]:
+        if self._given is not None:
+            return self._given
         if self._inputs is None:
             raise MupscaleError(
                 "what a block writes into the residual stream is found by running the model: pass inputs=, a small "
                 "batch as the model is called with it"
             )
-        if self._found is None:
-            self._found = find_writers(self._model, self._paths, self._inputs)
-        return self._found[0]
+        if self._from_run is None:
+            self._from_run = find_writers(self._model, self._paths, self._inputs)
+        return self._from_run[0]
 
     def deep(self, one: BlockList, places: Sequence[Place]) -> dict[str, Writers]:
         """The same for every block of the deep model."""
@@ -187,10 +187,10 @@ def _fitting(
     places = []
     for number, place in enumerate(operator.places(len(one.shallow), len(one.deep))):
         theirs = _below(one.deep[number], deeper)
-        alike = [i for i, block in enumerate(ours) if block == theirs]
-        fits = place.block in alike
-        if not fits and place.is_new and not operator.copies and alike:
-            place = Place(min(alike, key=lambda i: abs(i - place.block)), is_new=True)
+        same_shape = [i for i, block in enumerate(ours) if block == theirs]
+        fits = place.block in same_shape
+        if not fits and place.is_new and not operator.copies and same_shape:
+            place = Place(min(same_shape, key=lambda i: abs(i - place.block)), is_new=True)
         elif not fits:
             odd = next((n for n in (*theirs, *ours[place.block]) if theirs.get(n) != ours[place.block].get(n)), "")
             raise MupscaleError(

@@ -1,6 +1,6 @@
 """The paper's procedure as one run: tuning on a small system, transfer, the large models, and the answer.
 
-contenders: the models that are compared, one registry (comparison: what an entry consists of)
+contenders: the models that are compared, one registry (contender_types: what an entry consists of)
 settings, protocol: what a recipe says, and the training runs that follow from it
 tuning, extrapolation: Step 0, the sweeps at small widths and what they say about the large one
 method_run, contender_training, pipeline: the stages in their folder, the large models, all of it as one run
@@ -9,7 +9,7 @@ transfer_trials, transfer_verdict: the transfer check; dry_run: what a run would
 other_widenings: Net2Net and naive widening, for comparison
 """
 
-from mupscale.method.comparison import GainMark, PaperContender
+from mupscale.method.contender_types import GainMark, PaperContender
 from mupscale.method.contenders import CONTENDERS, RANKED, SCRATCH, UPSCALED, find_contender
 from mupscale.method.dry_run import estimate_run
 from mupscale.method.pipeline import run_method, run_sweeps

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from mupscale.core import Width
 from mupscale.engine import Outcome
-from mupscale.method.comparison import ComparisonSetup, PaperContender, Training
+from mupscale.method.contender_types import ComparisonSetup, PaperContender, Training
 from mupscale.method.contenders import BASE, CONTENDERS, STAGES
 from mupscale.method.method_run import MethodRun
 from mupscale.method.summary import Curve, Runs

@@ -1,7 +1,7 @@
 """The contenders: every model that a run of the method trains at full size and compares, in one registry.
 
-A contender is one entry of `CONTENDERS`. Training, costs, the verdict, the dry setup, the settings' words, the order of
-stages, legends, colours and tables all read it here, so that another contender is a change of this file alone.
+A contender is one entry of `CONTENDERS`, and another one is a change of this file alone. All read it here: training,
+costs, the verdict, the dry run, the settings' words, the order of stages, legends, colours and tables.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Container
 from dataclasses import replace
 from typing import Literal
 
-from mupscale.method.comparison import ComparisonSetup, GainMark, PaperContender, Training
+from mupscale.method.contender_types import ComparisonSetup, GainMark, PaperContender, Training
 from mupscale.method.other_widenings import check_random_copies, write_naive_start, write_net2net_start
 from mupscale.train import Recipe
 
@@ -294,9 +294,7 @@ NAIVE = PaperContender(
     plan=_plan_naive,
     after_base=True,
     asked_by="naive",
-    write_start=lambda setup, base, path: write_naive_start(
-        base, setup.protocol.growth, setup.noise, path, data=setup.protocol.data
-    ),
+    write_start=lambda setup, base, path: write_naive_start(base, setup.protocol, setup.noise, path),
     sets_zoom=False,
 )
 

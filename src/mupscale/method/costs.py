@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from mupscale.method.comparison import PaperContender
+from mupscale.method.contender_types import PaperContender
 from mupscale.method.contenders import BASE, CONTENDERS, EXACT, SCRATCH, SCRATCH_DROP, UPSCALED
 from mupscale.method.summary import Runs, StageCost
 from mupscale.sweep import Sweep

@@ -12,7 +12,7 @@ import torch
 
 from mupscale.core import WholeWidth, Width
 from mupscale.engine import NotStackable, RunStack
-from mupscale.method.comparison import ComparisonSetup
+from mupscale.method.contender_types import ComparisonSetup
 from mupscale.method.contenders import CONTENDERS, STAGES
 from mupscale.method.method_run import MethodRun
 from mupscale.method.protocol import Protocol

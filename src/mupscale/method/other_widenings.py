@@ -9,20 +9,18 @@ from pathlib import Path
 
 from torch import nn
 
-from mupscale import checkpoint
 from mupscale.core import WholeWidth
-from mupscale.data import Data
 from mupscale.growth import Net2Net
+from mupscale.method.protocol import Protocol
 from mupscale.system import MupscaleError, derive
 from mupscale.train import (
-    Growth,
     NoiseLevel,
     Recipe,
-    RunState,
     build_noise,
     check_copies,
     find_checkpoint,
     read_snapshot,
+    save_model_at,
 )
 
 
@@ -33,20 +31,20 @@ def load_trained(recipe: Recipe) -> nn.Module:
     return model
 
 
-def write_naive_start(base: Recipe, growth: Growth, noise: NoiseLevel, path: Path, *, data: Data) -> None:
-    """A base model widened and perturbed as ever, but without its optimizer's state; data: to try copies on."""
-    unit = "theory" if isinstance(noise, dict) else growth.unit
+def write_naive_start(base: Recipe, protocol: Protocol, noise: NoiseLevel, path: Path) -> None:
+    """A base model widened and perturbed as the protocol has it, but without its optimizer's state."""
+    unit = "theory" if isinstance(noise, dict) else protocol.growth.unit
     seed = derive(base.seeds.noise, "start")
     family = base.family()
-    check_copies(family, data, base.width, growth.width)
-    wide, _ = family.upscale(load_trained(base), width=growth.width, noise=build_noise(noise, unit), seed=seed)
-    _write_model(wide, growth.width, path)
+    check_copies(family, protocol.data, base.width, protocol.wide)
+    wide, _ = family.upscale(load_trained(base), width=protocol.wide, noise=build_noise(noise, unit), seed=seed)
+    save_model_at(path, wide, protocol.wide)
 
 
 def write_net2net_start(base: Recipe, width: WholeWidth, path: Path) -> None:
     """A base model widened by Net2WiderNet, with its random copies."""
     wide, _ = base.family().upscale(load_trained(base), width=width, grow=Net2Net(), seed=base.seeds.noise)
-    _write_model(wide, width, path)
+    save_model_at(path, wide, width)
 
 
 def check_random_copies(recipe: Recipe, width: WholeWidth) -> None:
@@ -55,8 +53,3 @@ def check_random_copies(recipe: Recipe, width: WholeWidth) -> None:
         Net2Net().check(recipe.family().widening(recipe.width, width))
     except MupscaleError as error:
         raise MupscaleError(f"{error}: leave net2net out of method.baselines") from None
-
-
-def _write_model(model: nn.Module, width: WholeWidth, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.save(path, model, run=RunState(width=width).to_json())

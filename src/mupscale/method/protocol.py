@@ -8,25 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mupscale.core import WholeWidth, Width
-from mupscale.data import Data
 from mupscale.sweep import Cell
 from mupscale.system import MupscaleError
-from mupscale.train import Growth, NoiseLevel, Recipe, Seeds, cost_per_example
+from mupscale.train import Growth, LoadedRecipe, NoiseLevel, Recipe, Seeds
 
 POINTS = 40  # of a run's curve at least, where it has so many steps: final losses are means over the last tenth
 _AFTER = 10_000  # added to the seed of the data's order after upscaling, where all runs go on with other batches
 
 
 @dataclass(frozen=True)
-class Protocol:
+class Protocol(LoadedRecipe):
     """What is trained, for how long, and where it is kept; `folder` is the run's own."""
 
-    recipe: Recipe
     folder: Path
 
     def __post_init__(self) -> None:
@@ -167,23 +164,6 @@ class Protocol:
         return Seeds(first.init + seed, first.data + seed, first.noise + seed, first.dropout + seed)
 
     # ------------------------------------------------------------------------------------------- what they cost
-
-    @cached_property
-    def data(self) -> Data:
-        """The data of all runs, loaded once."""
-        return self.recipe.make_data()
-
-    @cached_property
-    def _costs(self) -> dict[str, float | None]:
-        return {}
-
-    def flops_per_step(self, width: WholeWidth) -> float | None:
-        """Training FLOPs of a step at a width; None where the model's cost cannot be counted."""
-        costs = self._costs
-        if (name := Width.of(width).label) not in costs:
-            each = cost_per_example(self.recipe.family(), width, self.data, self.recipe)
-            costs[name] = None if each is None else each * self.recipe.batch
-        return costs[name]
 
     def equal_cost(self, steps: int, width: WholeWidth, other: WholeWidth) -> int:
         """How many steps at another width cost as much as so many at this one; as many where that is not known."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from mupscale.core import Width
-from mupscale.method.comparison import Kind, PaperContender
+from mupscale.method.contender_types import Kind, PaperContender
 from mupscale.method.contenders import CONTENDERS, UPSCALED, find_contender
 from mupscale.method.costs import final_loss, first_below, flops_until, mean_curve, total_cost
 from mupscale.method.summary import Curve, Runs

@@ -1,8 +1,8 @@
 """Attention heads: recognised from a module's own attributes, so that whole heads are copied.
 
-If the number of heads grows, its units are blocks of head_dim; with grouped queries, the query heads of one
-key/value head form one block (copying query and key/value heads each on their own passes every static check
-and diverges at the first optimizer step). If head_dim grows, units are copied one by one, and the attention's
+If the number of heads grows, its units are blocks of head_dim. With grouped queries, the query heads of one
+key/value head form one block: query and key/value heads that are copied each on their own pass every static
+check, and diverge at the first optimizer step. If head_dim grows, units are copied one by one, and the attention's
 scale decides: 1/head_dim needs nothing, 1/√head_dim needs the missing 1/√k folded into the query projection.
 """
 

@@ -43,10 +43,10 @@ class BackThrough:
                 else:
                     tensor = find(side, number, given)
                 tensors[number] = tensor.clone() if changed else tensor
-            found = op.run(tensors)
+            results = op.run(tensors)
         self.outputs = {
             number: value
-            for number, value in zip(op.results, found, strict=True)
+            for number, value in zip(op.results, results, strict=True)
             if number is not None and isinstance(value, Tensor) and value.requires_grad
         }
 

@@ -47,13 +47,13 @@ def _with_other_orders(follower: Follower, position: int) -> Iterator[Guess]:
     for number, dim in arguments:
         n, wide = (side.values[number].shape[dim] for side in (follower.small, follower.large))
         current, sources = follower.axes[number][dim], follower.sources[number][dim]
-        alike = [
+        same_sources = [
             (m, e) for m, e in arguments if follower.sources[m][e] == sources and follower.small.values[m].shape[e] == n
         ]
         for axis in possible_axes(n, wide, orders_there):
             if axis == current:
                 continue
-            for changed in ([(number, dim)], alike) if len(alike) > 1 else ([(number, dim)],):
+            for changed in ([(number, dim)], same_sources) if len(same_sources) > 1 else ([(number, dim)],):
                 other = {m: dict(follower.axes[m]) for m, _ in changed}
                 for m, e in changed:
                     other[m][e] = axis
@@ -88,13 +88,13 @@ def _orders_of_sources(follower: Follower, sources: frozenset[Dim], n: int, axis
 def _for_all_layers(follower: Follower, orders: Mapping[Dim, Axis]) -> dict[Dim, Axis]:
     """The same order for parameters of the same name and size in other layers."""
     patterns = {(_pattern(name), dim, follower.small.weights[name].shape): axis for (name, dim), axis in orders.items()}
-    found = dict(orders)
+    everywhere = dict(orders)
     for name, weight in follower.small.weights.items():
         for dim in range(weight.dim()):
             axis = patterns.get((_pattern(name), dim, weight.shape))
             if axis is not None:
-                found.setdefault((name, dim), axis)
-    return found
+                everywhere.setdefault((name, dim), axis)
+    return everywhere
 
 
 def _pattern(name: str) -> str:
@@ -126,7 +126,7 @@ def _with_own_folds(follower: Follower, position: int, factors: Sequence[float])
         trial = copy.copy(follower)
         trial.guess = replace(follower.guess, folds=folds)
         outcome = None if name in follower.written else trial.attempt(position)
-        if isinstance(outcome, Accepted) and all(found == 1.0 for _, found in outcome.results.values()):
+        if isinstance(outcome, Accepted) and all(scale == 1.0 for _, scale in outcome.results.values()):
             yield trial.guess
 
 

@@ -43,20 +43,20 @@ def find_block_lists(shallow: nn.Module, deep: nn.Module, blocks: str | None = N
     blocks: the path of the blocks, with * in place of their number ("encoder.layer*"), where they lie in no such list.
 
     >>> shallow, deep = (nn.ModuleDict({"h": nn.ModuleList(nn.Linear(2, 2) for _ in range(n))}) for n in (1, 3))
-    >>> [(found.path, found.deep) for found in find_block_lists(shallow, deep)]
+    >>> [(one.path, one.deep) for one in find_block_lists(shallow, deep)]
     [('h.*', ('h.0', 'h.1', 'h.2'))]
     """
     ours, theirs = naming.modules(shallow), naming.modules(deep)
     if blocks is not None:
         return [_named_blocks(blocks, ours, theirs)]
-    found: list[BlockList] = []
+    lists: list[BlockList] = []
     for path, module in ours.items():
         other = theirs.get(path)
         if not isinstance(module, _LISTS) or not isinstance(other, _LISTS) or len(module) == len(other):
             continue
-        if not any(path.startswith(f"{block}.") for one in found for block in one.deep):
-            found.append(_longer_list(path, module, other))
-    if not found:
+        if not any(path.startswith(f"{block}.") for one in lists for block in one.deep):
+            lists.append(_longer_list(path, module, other))
+    if not lists:
         same = naming.parameters(shallow).keys() == naming.parameters(deep).keys()
         raise MupscaleError(
             "the deep model has as many blocks as the shallow one; build it with more"
@@ -64,7 +64,7 @@ def find_block_lists(shallow: nn.Module, deep: nn.Module, blocks: str | None = N
             else "no ModuleList or Sequential is longer in the deep model, so where its blocks are is not known: name "
             "them as blocks='path.of.the.blocks.*', with * in place of their number"
         )
-    return found
+    return lists
 
 
 def _named_blocks(pattern: str, ours: Mapping[str, nn.Module], theirs: Mapping[str, nn.Module]) -> BlockList:

@@ -28,13 +28,13 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # which have no forward pass of th
 class BlockRun:
     """One block's part of a run: tensors by number, and the stretch of operations in between.
 
-    given: the floating-point tensors that it is called with. made: the tensors that it returns, of which the first is
-    the stream. first, last: where its operations begin and end in the run.
+    given: the floating-point tensors that it is called with. returned: the tensors that it gives back, of
+    which the first is the stream. first, last: where its operations begin and end in the run.
     """
 
     path: str
     given: list[int] = field(default_factory=list)
-    made: list[int] = field(default_factory=list)
+    returned: list[int] = field(default_factory=list)
     first: int = 0
     last: int = 0
 
@@ -67,9 +67,9 @@ class MarkedRun:
 def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, until_next: bool = False) -> MarkedRun:
     """Run a model that `in_float64` made, and mark its blocks.
 
-    A block without a forward pass of its own, a ModuleList of parts that the model calls itself, begins where the first
-    of its parts is called, and ends where the next block begins; of the last one the end is not known. until_next: all
-    blocks end there, since the model itself adds what they give to the stream.
+    A block may have no forward pass of its own, but be a ModuleList of parts that the model calls itself. It begins
+    where the first of its parts is called, and ends where the next block begins; of the last one the end is not known.
+    until_next: all blocks end there, since the model itself adds what they give to the stream.
     """
     recorder = OperationRecorder(model, call_arguments(inputs))
     blocks = {path: BlockRun(path) for path in paths}
@@ -80,9 +80,9 @@ def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, unti
     called = sorted((block for block in blocks.values() if block.given), key=lambda block: block.first)
     for block, following in itertools.pairwise(called):
         if until_next or isinstance(modules[block.path], _CONTAINERS):
-            block.made, block.last = following.given[:1], following.first
+            block.returned, block.last = following.given[:1], following.first
     if until_next and called:
-        called[-1].made = []
+        called[-1].returned = []
     return MarkedRun(recorder.run, called, dict(enumerate(recorder.alive)))
 
 
@@ -103,8 +103,8 @@ def _marks(model: nn.Module, blocks: dict[str, BlockRun], recorder: OperationRec
 
     def finish(block: BlockRun) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if not block.made:
-                block.made = [recorder.number(t) for t in tensors_in(output) if t.is_floating_point()]
+            if not block.returned:
+                block.returned = [recorder.number(t) for t in tensors_in(output) if t.is_floating_point()]
                 block.last = len(recorder.run.operations)
 
         return hook

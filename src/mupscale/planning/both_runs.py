@@ -76,8 +76,8 @@ class BothRuns:
         tensors = {number: self.tensor(side, number) for number in op.refs} | dict(instead or {})
         if op.changes_arguments or "batch_norm" in op.name:
             tensors = {number: tensor.clone() for number, tensor in tensors.items()}
-        found = op.run(tensors)
-        return [torch.zeros_like(x) for x in tensors_of(found)] if "empty" in op.name else found
+        results = op.run(tensors)
+        return [torch.zeros_like(x) for x in tensors_of(results)] if "empty" in op.name else results
 
     def is_contracted(self, position: int, name: str, dim: int) -> bool:
         """Whether changing one unit of a weight changes all of the result, and not a part of it."""

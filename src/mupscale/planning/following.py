@@ -49,12 +49,12 @@ class Follower(BothRuns):
         start = next(uses, 0)
         if self.guess.products != earlier.guess.products or any(op.changes_arguments for op in operations[start:]):
             return  # what was written into is no longer what it was
-        made = {number for op in operations[:start] for number in op.results if number is not None}
+        computed = {number for op in operations[:start] for number in op.results if number is not None}
         for side, theirs in ((self.small, earlier.small), (self.large, earlier.large)):
-            side.values |= {number: value for number, value in theirs.values.items() if number in made}
-        for number in made & earlier.axes.keys():
+            side.values |= {number: value for number, value in theirs.values.items() if number in computed}
+        for number in computed & earlier.axes.keys():
             self.note(number, earlier.axes[number], earlier.scales[number], earlier.sources[number])
-        self.makers = {number: makers for number, makers in earlier.makers.items() if number in made}
+        self.makers = {number: makers for number, makers in earlier.makers.items() if number in computed}
         for name, position in earlier.written_at.items():
             if position < start:
                 self.written[name], self.written_at[name] = earlier.written[name], position
@@ -128,14 +128,16 @@ class Follower(BothRuns):
         axes = {number: self.axes[number] for number in op.refs if number in self.axes}
         for choice in self._choices(position, axes):
             self._write(choice)
-            found = []
+            outputs = []
             for side in (self.small, self.large):
                 given = {zeroed: torch.zeros_like(side.weights[zeroed])}
                 tensors = {number: self.tensor(side, number, given).clone() for number in op.refs}
-                found.append(tensors_of(side.run.operations[position].run(tensors))[0])
+                outputs.append(tensors_of(side.run.operations[position].run(tensors))[0])
             for name in choice:
                 del self.written[name]
-            for _, factor in explanations(found[0], found[1], [a for by_dim in axes.values() for a in by_dim.values()]):
+            for _, factor in explanations(
+                outputs[0], outputs[1], [a for by_dim in axes.values() for a in by_dim.values()]
+            ):
                 if factor != 1.0:
                     return factor
         return None
@@ -232,11 +234,9 @@ class Follower(BothRuns):
         names = self.weights_of(op)
         hints = [self.written[name].axes[d] for name in names for d in self.written[name].outputs]
         hints += [axis for by_dim in axes.values() for axis in by_dim.values()]
-        found = [
-            (n, a, b) for n, a, b in zip(op.results, ours, theirs, strict=True) if n is not None and n in self.used
-        ]
-        numbers = [number for number, _, _ in found]
-        each = [itertools.islice(explanations(a, b, hints), 6) for _, a, b in found]
+        used = [(n, a, b) for n, a, b in zip(op.results, ours, theirs, strict=True) if n is not None and n in self.used]
+        numbers = [number for number, _, _ in used]
+        each = [itertools.islice(explanations(a, b, hints), 6) for _, a, b in used]
         lazily = len(each) == 1 and not op.is_view  # the first is mostly right, and the others need not be looked for
         options = [] if lazily else [list(some) for some in each]
         is_clear = op.is_view and all(len(some) == 1 for some in options)
@@ -254,7 +254,7 @@ class Follower(BothRuns):
         names: Sequence[str],
     ) -> bool:
         """Whether every copy of an argument gets its share of the narrow gradient, and every weight its own."""
-        grows = any(axes.values()) or any(found for found, _ in results.values())
+        grows = any(axes.values()) or any(by_dim for by_dim, _ in results.values())
         if not grows:
             return True
         arguments = {number: by_dim for number, by_dim in axes.items() if self.small.values[number].is_floating_point()}
@@ -315,7 +315,7 @@ class Follower(BothRuns):
         names = self.weights_of(op)
         own = {(name, d) for name in names for d in self.written[name].outputs}
         contracts = any(self.written[name].inputs for name in names)
-        earlier = {each for n in op.refs for found in self.sources.get(n, {}).values() for each in found}
+        earlier = {each for n in op.refs for dims in self.sources.get(n, {}).values() for each in dims}
         return frozenset(own if own and contracts else own | earlier)
 
 

@@ -187,10 +187,10 @@ class _Search:
         self.passes += 1
         reached = -1
         while True:
-            narrow_run, wide_run, alike = self.compared
+            narrow_run, wide_run, shared = self.compared
             small, large = (
                 Side(
-                    replace(run, operations=run.operations[:alike]),
+                    replace(run, operations=run.operations[:shared]),
                     dict(saved_tensors(model)),
                     naming.parameters(model),
                 )
@@ -200,7 +200,7 @@ class _Search:
             if earlier is not None and not self.has_recorded_again:
                 follower.go_on_from(earlier)
             stuck = follower.follow()
-            is_whole = alike == max(len(narrow_run.operations), len(wide_run.operations))
+            is_whole = shared == max(len(narrow_run.operations), len(wide_run.operations))
             is_fixed = is_whole and not any(op.depends_on_values for op in narrow_run.operations)
             if is_fixed or (is_whole and stuck is None) or len(follower.written) <= reached:
                 break
@@ -208,7 +208,7 @@ class _Search:
             if not self._record_again(follower):
                 break
         if stuck is None and not is_whole:
-            raise _not_alike(narrow_run.operations, wide_run.operations, alike)
+            raise _different_operations(narrow_run.operations, wide_run.operations, shared)
         return follower, stuck
 
     def _record_again(self, follower: Follower) -> bool:
@@ -275,14 +275,14 @@ def _same_run(ours: RecordedRun, theirs: RecordedRun) -> bool:
 
 def _comparable(ours: RecordedRun, theirs: RecordedRun) -> tuple[RecordedRun, RecordedRun, int]:
     """The two runs, and how many operations they have in common; without copies in memory if that is more."""
-    alike = _operations_alike(ours.operations, theirs.operations)
-    if alike == max(len(ours.operations), len(theirs.operations)):
-        return ours, theirs, alike
+    shared = _count_shared_operations(ours.operations, theirs.operations)
+    if shared == max(len(ours.operations), len(theirs.operations)):
+        return ours, theirs, shared
     plain = without_copies(ours), without_copies(theirs)
-    return *plain, _operations_alike(plain[0].operations, plain[1].operations)
+    return *plain, _count_shared_operations(plain[0].operations, plain[1].operations)
 
 
-def _operations_alike(ours: list[Operation], theirs: list[Operation]) -> int:
+def _count_shared_operations(ours: list[Operation], theirs: list[Operation]) -> int:
     """How many operations the two models have in common before they part."""
     for position, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         if a.function is not b.function or a.refs != b.refs or a.results != b.results:
@@ -290,7 +290,7 @@ def _operations_alike(ours: list[Operation], theirs: list[Operation]) -> int:
     return min(len(ours), len(theirs))
 
 
-def _not_alike(ours: list[Operation], theirs: list[Operation], position: int) -> MupscaleError:
+def _different_operations(ours: list[Operation], theirs: list[Operation], position: int) -> MupscaleError:
     op = (ours if position < len(ours) else theirs)[position]
     return MupscaleError(
         f"the two models do not run the same operations: from '{op.module or 'the model'}' on ({op.name}) they differ; "

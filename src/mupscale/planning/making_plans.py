@@ -40,8 +40,8 @@ def plan(
     models are run on it, and the plan is read off what they compute, whatever their modules are; it is checked before
     it is returned. Without it the plan follows from module types and attribute names.
     roles: by name pattern (`{"head.weight": Role(out=0, in_=1, in_block=49)}`), for what the modules cannot tell.
-    fresh: a freshly built narrow model, or the function that builds it, so that noise can be given in units of
-    the model's own initialisation, and fresh units can be drawn from it.
+    fresh: a freshly built narrow model, or the function that builds it. Noise can then be given in units of the
+    model's own initialisation, and fresh units can be drawn from it.
     grow: what is to be done with the plan, `Copies()` if nothing is said; with `Fresh()` any wider width will do.
 
     >>> import mupscale as mu
@@ -82,11 +82,11 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dic
         walked = build_plan(narrow, wide, roles=roles, assume=True)
         check_plan_by_running(narrow, wide, walked, inputs)
     except MupscaleError:  # the modules do not tell, or mislead; the run may tell
-        found = roles_by_running(narrow, wide, inputs, walked)
+        learnt = roles_by_running(narrow, wide, inputs, walked)
         if how == "fresh":
-            found = with_keeps(narrow, wide, found, inputs)
-        told = {name for name in found if any(fnmatchcase(name, pattern) for pattern in roles)}
-        roles |= {escape(name): role for name, role in found.items() if name not in told}
+            learnt = with_keeps(narrow, wide, learnt, inputs)
+        told = {name for name in learnt if any(fnmatchcase(name, pattern) for pattern in roles)}
+        roles |= {escape(name): role for name, role in learnt.items() if name not in told}
         check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=roles, assume=True), inputs)
     return replace(build_plan(narrow, wide, roles=roles, how=how, assume=True), checked=True)
 

@@ -62,30 +62,30 @@ def find_writers(model: nn.Module, paths: Sequence[str], inputs: Any) -> tuple[d
     ({'0': {'down.bias': 0.0, 'down.weight': 0.0}}, {})
     """
     copied, batch = in_float64(model, inputs, generic=0)
-    found, reasons = _find(copied, paths, batch, until_next=False)
-    if not found:  # the model may add what its blocks give to the stream itself
+    writers, reasons = _find(copied, paths, batch, until_next=False)
+    if not writers:  # the model may add what its blocks give to the stream itself
         copied, batch = in_float64(model, inputs, generic=0)
-        found = _find(copied, paths, batch, until_next=True)[0]
-    return found, {path: reason for path, reason in reasons.items() if path not in found}
+        writers = _find(copied, paths, batch, until_next=True)[0]
+    return writers, {path: reason for path, reason in reasons.items() if path not in writers}
 
 
 def _find(
     model: nn.Module, paths: Sequence[str], batch: Any, *, until_next: bool
 ) -> tuple[dict[str, Writers], dict[str, str]]:
     marked = run_with_blocks(model, paths, batch, until_next=until_next)
-    found, reasons = dict[str, Writers](), dict[str, str]()
+    writers, reasons = dict[str, Writers](), dict[str, str]()
     for block in marked.blocks:
         try:
-            found[block.path] = _Walk(marked, block).writers()
+            writers[block.path] = _Walk(marked, block).writers()
         except _Unlike as reason:
             reasons[block.path] = str(reason)
     called = {block.path for block in marked.blocks}
     reasons |= {path: "the model did not call it on the batch" for path in paths if path not in called}
-    _try_silence(model, batch, found, reasons, until_next)
+    _try_silence(model, batch, writers, reasons, until_next)
     for block in marked.blocks:
-        if not block.made and found:  # the last of blocks that end where the next begins is like the others
-            found[block.path] = dict(next(iter(found.values())))
-    return found, reasons
+        if not block.returned and writers:  # the last of blocks that end where the next begins is like the others
+            writers[block.path] = dict(next(iter(writers.values())))
+    return writers, reasons
 
 
 @torch.no_grad()
@@ -103,29 +103,29 @@ def silence(parameters: Mapping[str, Tensor], path: str, writers: Writers) -> No
 
 
 def _try_silence(
-    model: nn.Module, batch: Any, found: dict[str, Writers], reasons: dict[str, str], until_next: bool
+    model: nn.Module, batch: Any, candidates: dict[str, Writers], reasons: dict[str, str], until_next: bool
 ) -> None:
     """Keep of what was found the blocks that do give back what they are given."""
     parameters = naming.parameters(model)
-    for path, writers in found.items():
+    for path, writers in candidates.items():
         silence(parameters, path, writers)
-    if not found:
+    if not candidates:
         return
-    marked = run_with_blocks(model, [*found, *reasons], batch, until_next=until_next)
+    marked = run_with_blocks(model, [*candidates, *reasons], batch, until_next=until_next)
     for block in marked.blocks:
-        if not block.made or block.path not in found:
+        if not block.returned or block.path not in candidates:
             continue
-        after = marked.values[block.made[0]].detach()
+        after = marked.values[block.returned[0]].detach()
         given = [marked.values[n].detach() for n in block.given if marked.values[n].shape == after.shape]
         close = any(float((after - x).abs().max()) <= _EXACT * (1 + float(x.abs().max())) for x in given)
         if not close and not _writes_into_input(marked, block):
-            del found[block.path]
+            del candidates[block.path]
             reasons[block.path] = "its output is not its input plus branches alone"
 
 
 def _writes_into_input(marked: MarkedRun, block: BlockRun) -> bool:
     """Whether a block adds to its input in place, so that what it was given is no longer there to compare."""
-    return block.made[0] in block.given
+    return block.returned[0] in block.given
 
 
 class _Walk:
@@ -140,18 +140,18 @@ class _Walk:
 
     def writers(self) -> Writers:
         """What its branches are written by; an exception that says why, where they are no branches."""
-        if not self.block.made:
+        if not self.block.returned:
             raise _Unlike("where it ends cannot be told")
-        branches = self._branches(self.block.made[0], self.block.last)
+        branches = self._branches(self.block.returned[0], self.block.last)
         if not branches:
             raise _Unlike("it has no residual connection: what it is given is not added to what it computes")
-        found: Writers = {}
+        written: Writers = {}
         for number, before in branches:
-            found |= self._written_by(number, before)
+            written |= self._written_by(number, before)
         prefix = f"{self.block.path}."
-        if strangers := [name for name in found if not name.startswith(prefix)]:
+        if strangers := [name for name in written if not name.startswith(prefix)]:
             raise _Unlike(f"'{strangers[0]}', which writes into the stream, is shared with other parts of the model")
-        return {name.removeprefix(prefix): value for name, value in found.items()}
+        return {name.removeprefix(prefix): value for name, value in written.items()}
 
     def _branches(self, number: int, before: int) -> list[tuple[int, int]]:
         """What is added to the stream on its way from the input to this tensor."""
@@ -195,11 +195,11 @@ class _Walk:
         if operation.name in _ZEROS or (not operands and not roots):  # zeros that experts add their outputs to
             return {}
         if operation.name in _SUMS or operation.name in _ALL_OPERANDS:
-            found = dict(roots)
+            writers = dict(roots)
             for operand in operands:
                 if self.marked.values[operand].is_floating_point():  # no index of where something is added
-                    found |= self._written_by(operand, position)
-            return found
+                    writers |= self._written_by(operand, position)
+            return writers
         if roots:
             return roots
         return self._through(operation, operands, position)
@@ -225,9 +225,9 @@ class _Walk:
             is_parameter = name is not None and isinstance(self.marked.values[number], nn.Parameter)
             return {name: 0.0} if name is not None and is_parameter else {}
         operation = self.marked.operation(position)
-        found = {root: value for n in operation.refs for root, value in self._roots(n, position).items()}
+        roots = {root: value for n in operation.refs for root, value in self._roots(n, position).items()}
         if operation.name in _SUMS and len(operation.refs) == 1:
             sign = 1 if operation.name.startswith("sub") else -1
             added = next((x for x in operation.args if isinstance(x, int | float) and not isinstance(x, Ref)), 0.0)
-            return {root: value + sign * float(added) for root, value in found.items()}
-        return found
+            return {root: value + sign * float(added) for root, value in roots.items()}
+        return roots

@@ -247,10 +247,10 @@ class OperationRecorder(TorchDispatchMode):
             number = self._new(tensor)
             name = self.named.get(id(tensor)) or self.stored.get(_memory(tensor))
             if name is not None:
-                known = next((n for n, other in self.run.names.items() if other == name), None)
-                if known is not None:
-                    self.numbers[id(tensor)] = known
-                    return known
+                earlier = next((n for n, other in self.run.names.items() if other == name), None)
+                if earlier is not None:
+                    self.numbers[id(tensor)] = earlier
+                    return earlier
                 self.run.names[number] = name
             elif id(tensor) in self.given:
                 self.run.inputs.add(number)
@@ -267,8 +267,8 @@ class OperationRecorder(TorchDispatchMode):
         output = func(*args, **(kwargs or {}))
         results = []
         for x in tree_flatten(output)[0]:
-            known = isinstance(x, Tensor) and id(x) in self.numbers
-            results.append((self.numbers[id(x)] if known else self._new(x)) if isinstance(x, Tensor) else None)
+            is_numbered = isinstance(x, Tensor) and id(x) in self.numbers
+            results.append((self.numbers[id(x)] if is_numbered else self._new(x)) if isinstance(x, Tensor) else None)
         self.run.operations.append(Operation(func, numbered[0], numbered[1], tuple(results), self.path[-1]))
         return output
 

@@ -55,15 +55,15 @@ def find_depth_size(sketch: Sketch, base: Width) -> str | None:
     """
     if base.is_plain or len(base.sizes) < 2 or not base.is_whole:
         return None
-    found = []
+    depths = []
     small = all_tensors(sketch(base)).keys()
     for name in base.sizes:
         with suppress(Exception):  # a size alone may not be buildable
             if len(all_tensors(sketch(base.times(2, [name]))).keys() - small):
-                found.append(name)
-    if len(found) > 1:
-        raise MupscaleError(f"both {found[0]} and {found[1]} change the number of parameters, and one of them may")
-    return found[0] if found else None
+                depths.append(name)
+    if len(depths) > 1:
+        raise MupscaleError(f"both {depths[0]} and {depths[1]} change the number of parameters, and one of them may")
+    return depths[0] if depths else None
 
 
 def default_init_at(base: Width, model: nn.Module, width_dims: Mapping[str, set[int]]) -> Width:

@@ -14,9 +14,11 @@ GREY = "#9aa5b1"
 def figure(width: float = 7.0, height: float = 4.2, columns: int = 1) -> tuple[Any, Any]:
     """A figure and its axes in the house style; several columns give an array of axes.
 
-    >>> _, ax = figure(width=4, height=3)
+    >>> import matplotlib.pyplot as plt
+    >>> fig, ax = figure(width=4, height=3)
     >>> ax.spines["top"].get_visible()
     False
+    >>> plt.close(fig)
     """
     matplotlib = require("matplotlib", extra="plots", reason="pictures need matplotlib")
     matplotlib.use("Agg")

@@ -177,6 +177,15 @@ def describe_break_even(summary: ComparisonSummary) -> list[str]:
     return sentences
 
 
+def describe_tuning(summary: ComparisonSummary) -> str:
+    """How the candidates of the small width were tried."""
+    stopped = [cell for one in summary.tuned for cell in one.tried if cell.is_stopped]
+    tried = "Every setting was tried with one seed at the small width, and those within 1 % of the best with more."
+    if not stopped:
+        return tried
+    return f"{tried} Settings far behind after {stopped[0].budget:g} of the budget were stopped there."
+
+
 def describe_measuring(summary: ComparisonSummary) -> list[str]:
     """What was tuned, with how many seeds, and what the loss is."""
     base, runs = summary.base, summary.large or summary.small[-1]

@@ -109,10 +109,7 @@ def _contenders(summary: ComparisonSummary) -> str:
 def _tuning(summary: ComparisonSummary, gallery: Gallery) -> str:
     return markup.make_folded(
         "What was tuned",
-        markup.make_paragraph(
-            "Every setting was tried with one seed at the small width, and those within 1 % of the best with more.",
-            "note",
-        ),
+        markup.make_paragraph(facts.describe_tuning(summary), "note"),
         markup.make_table(tables.TUNED_HEAD, tables.list_tuned(summary), kind="stacks"),
         markup.make_pictures(comparison_tuning.draw_tuning(summary, gallery)),
     )

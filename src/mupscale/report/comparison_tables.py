@@ -87,7 +87,7 @@ def _final(one: ContenderRuns) -> str:
     return words.format_spread([loss for loss in losses if loss is not None])
 
 
-TUNED_HEAD = ("contender", "learning rate", "noise", "its loss", "tried", "diverged")
+TUNED_HEAD = ("contender", "learning rate", "noise", "its loss", "tried", "stopped early", "diverged")
 
 
 def list_tuned(summary: ComparisonSummary) -> Iterator[list[str]]:
@@ -100,6 +100,7 @@ def list_tuned(summary: ComparisonSummary) -> Iterator[list[str]]:
             words.format_setting(one.noise) if one.noise else "none",
             words.UNKNOWN if chosen is None else words.format_loss(chosen.mean),
             words.format_count(len(one.tried)),
+            words.format_count(sum(cell.is_stopped for cell in one.tried)),
             words.format_count(sum(cell.mean is None for cell in one.tried)),
         ]
 

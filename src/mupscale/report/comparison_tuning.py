@@ -53,15 +53,15 @@ def _sketch_rates(ax: Any, tuned: Sequence[TunedContender], measure: str) -> Non
     labels, lost = [], []
     for one in tuned:
         cells = sorted((cell for cell in one.tried if cell.noise == one.noise), key=lambda cell: cell.lr)
-        done = [(cell.lr, cell.mean) for cell in cells if cell.mean is not None]
+        done = [(cell.lr, cell.final) for cell in cells if cell.final is not None]
         color = _color(one)
         if done:
             ax.plot(*zip(*done, strict=True), "--" if is_base(one) else "-", lw=1.6, marker="o", ms=3, color=color)
             ax.plot(*_chosen(one, cells), "o", ms=9, mfc="none", mew=1.4, color=color, zorder=5)
             labels.append(EndLabel(_wrapped(label_tuned(one)), color, done[-1], not is_base(one)))
-        if len(done) < len(cells):
+        if any(cell.mean is None for cell in cells):
             lost.append(([cell.lr for cell in cells if cell.mean is None], color))
-    set_log_axis_if_wide(ax, [cell.mean for one in tuned for cell in one.tried if cell.mean is not None])
+    set_log_axis_if_wide(ax, [cell.final for one in tuned for cell in one.tried if cell.final is not None])
     _add_crosses(ax, lost)
     _set_rate_ticks(ax, lrs)
     ax.set_xlabel("learning rate")
@@ -79,8 +79,8 @@ def _wrapped(text: str) -> str:
 
 
 def _chosen(one: TunedContender, cells: Sequence[Tried]) -> tuple[list[float], list[float]]:
-    those = [cell for cell in cells if cell.lr == one.lr and cell.mean is not None]
-    return [cell.lr for cell in those], [cell.mean for cell in those if cell.mean is not None]
+    losses = [cell.final for cell in cells if cell.lr == one.lr and cell.final is not None]
+    return [one.lr] * len(losses), losses
 
 
 def _add_crosses(ax: Any, lost: Sequence[tuple[Sequence[float], str]]) -> None:
@@ -104,7 +104,8 @@ def _set_rate_ticks(ax: Any, lrs: Sequence[float]) -> None:
 
 
 def _draw_noise(one: TunedContender, gallery: Gallery, measure: str) -> Picture:
-    numbers = {(cell.lr, cell.noise): cell.mean for cell in one.tried if cell.mean is not None}
+    numbers = {(cell.lr, cell.noise): cell.final for cell in one.tried if cell.final is not None}
+    stopped = {(cell.lr, cell.noise) for cell in one.tried if cell.is_stopped}
     lost = {(cell.lr, cell.noise) for cell in one.tried if cell.mean is None}
     rows = sorted({cell.noise for cell in one.tried})
     chosen = (one.lr, one.noise)
@@ -113,10 +114,12 @@ def _draw_noise(one: TunedContender, gallery: Gallery, measure: str) -> Picture:
         rows=rows,
         numbers=numbers,
         crossed=lost,
+        hatched=stopped,
         best=chosen if chosen in numbers else None,
         column_label="learning rate",
         row_label="noise",
         crossed_label="diverged" if lost else "",
+        hatched_label="stopped early, far behind" if stopped else "",
     )
     caption = f"{label_tuned(one).capitalize()}: {measure} by learning rate and noise; the star is what was chosen"
     alt = f"{caption}: {words.format_setting(one.lr)} and {words.format_setting(one.noise)}."

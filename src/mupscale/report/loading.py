@@ -31,7 +31,9 @@ _SYSTEM = fields(
         "contenders": list_of(_RUNS, least=1),
     }
 )
-_TRIED = fields({"lr": positive, "noise": number, "losses": _LOSSES})
+_TRIED = fields(
+    {"lr": positive, "noise": number, "losses": _LOSSES, "budget": positive}, optional=frozenset({"budget"})
+)
 _TUNED = fields(
     {
         "name": shapes.one_of(_NAMES | {"the base model"}),

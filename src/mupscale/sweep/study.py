@@ -125,10 +125,12 @@ class Study:
 
     def count_untaken(self) -> int:
         """The same, as of the last look."""
-        known = self.attempts
-        room = max(0, self.wanted - len(known.live) - len(known.given_up))
-        untaken = len(known.to_do) if self.sampler == "grid" else room if self.drawn else min(room, len(known.to_do))
-        return len(known.numbers("waiting")) + untaken
+        attempts = self.attempts
+        room = max(0, self.wanted - len(attempts.live) - len(attempts.given_up))
+        untaken = (
+            len(attempts.to_do) if self.sampler == "grid" else room if self.drawn else min(room, len(attempts.to_do))
+        )
+        return len(attempts.numbers("waiting")) + untaken
 
     def count_running(self) -> int:
         """How many trials workers had at the last look."""
@@ -170,13 +172,13 @@ class Study:
 
     def _own_cell(self, number: int) -> Cell | None:
         """The cell of a trial that was just begun; None where it is another's already, or too much: it is void then."""
-        trial, known = self.attempts.trials[number], self.attempts
+        trial, attempts = self.attempts.trials[number], self.attempts
         cell = cell_of(trial)
-        if cell is None or known.has_earlier(cell, number):
+        if cell is None or attempts.has_earlier(cell, number):
             self.make_void(number, "duplicate")
             return None
-        if len(known.live) > self.wanted and "cell" not in trial.user_attrs:
-            before = sum(min(numbers) < number for numbers in known.live.values())
+        if len(attempts.live) > self.wanted and "cell" not in trial.user_attrs:
+            before = sum(min(numbers) < number for numbers in attempts.live.values())
             if before >= self.wanted:
                 self.make_void(number, "surplus")
                 return None

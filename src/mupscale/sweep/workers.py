@@ -110,9 +110,9 @@ class Worker:
         """End the trials of workers that died, and of those that were interrupted and did not come back."""
         self.study.storage.use(self.read_heartbeats)
         self.study.refresh()
-        known, count = self.study.attempts, 0
-        for number in known.numbers("running"):
-            trial = known.trials[number]
+        attempts, count = self.study.attempts, 0
+        for number in attempts.numbers("running"):
+            trial = attempts.trials[number]
             if trial.user_attrs.get("worker") == self.id:
                 continue
             last = self._last_seen(trial)

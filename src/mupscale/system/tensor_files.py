@@ -82,11 +82,11 @@ def check_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         sums = dict(json.loads(metadata[CHECKSUMS]))
     except (ValueError, TypeError):
         raise MupscaleError("its list of checksums is damaged") from None
-    found = {f"metadata/{name}": checksum(text.encode()) for name, text in metadata.items() if name != CHECKSUMS}
+    actual = {f"metadata/{name}": checksum(text.encode()) for name, text in metadata.items() if name != CHECKSUMS}
     for name, tensor in tensors.items():
-        found[f"tensor/{name}"] = _checksum_of(tensor, _raw(tensor))
-    for key in sorted({*sums, *found}):
-        if sums.get(key) != found.get(key):
+        actual[f"tensor/{name}"] = _checksum_of(tensor, _raw(tensor))
+    for key in sorted({*sums, *actual}):
+        if sums.get(key) != actual.get(key):
             kind, _, name = key.partition("/")
             what = "header" if kind == "metadata" else f"'{name}'"
             raise MupscaleError(f"the checksum of {what} is not that of its values")

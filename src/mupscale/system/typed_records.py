@@ -70,13 +70,13 @@ def _hints(kind: type) -> dict[str, Any]:
 def _dataclass(kind: type, values: Any, field: str) -> Any:
     if not isinstance(values, Mapping):
         raise _Mismatch(field, values, "a mapping" if field else f"{show_short(values)} is no mapping of fields")
-    known = {each.name: each for each in fields(kind) if each.init}
+    by_name = {each.name: each for each in fields(kind) if each.init}
     start = f"{field}." if field else ""
     for name in values:
-        if name not in known:
+        if name not in by_name:
             raise _Mismatch("", values, f"there is no field '{start}{show_short(name, 40).strip(chr(39))}'")
     hints, arguments = _hints(kind), {}
-    for name, each in known.items():
+    for name, each in by_name.items():
         if name in values:
             arguments[name] = _parse(hints[name], values[name], start + name)
         elif each.default is MISSING and each.default_factory is MISSING:

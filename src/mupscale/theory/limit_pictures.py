@@ -22,7 +22,7 @@ from mupscale.plots import (
     words,
 )
 from mupscale.sweep import Sweep
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, require
 from mupscale.theory.estimates import Estimate
 from mupscale.theory.limit_study import LimitComparison, WorkedExample
 
@@ -31,7 +31,8 @@ _WIDTH_COLORS = (0.0, 0.92)  # the part of level_colors() that widths take
 
 
 def open_gallery(folder: Path) -> Gallery:
-    """Make the folder for pictures."""
+    """Make the folder for pictures. That it cannot be made, or matplotlib is missing, is said here."""
+    require("matplotlib", extra="plots", reason="pictures need matplotlib")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

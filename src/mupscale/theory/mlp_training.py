@@ -102,8 +102,8 @@ class MLPSetup:
 
     activation: one of ACTIVATIONS, or any function of a tensor. sigma: std of the initial weights (σ̄), one number or
     one for each layer. trained: which layers learn, all by default. momentum: of SGD, carried through upscalings.
-    entrywise: an optimizer that acts on every entry of n·gradient, a function (of the velocity where there is momentum)
-    such as Sign or an object such as Adam, at a cost of order (samples·k)² a step; None is SGD.
+    entrywise: an optimizer that acts on every entry of n·gradient; None is SGD. It is a function such as Sign (of the
+    velocity where there is momentum) or an object such as Adam. A step then costs of order (samples·k)².
 
     >>> MLPSetup(layers=4, activation="relu", trained=[False, True, True, False]).momentum
     0.0

@@ -89,7 +89,7 @@ def example_2(s: Settings) -> list[float]:
 
 def coefficients(s: Settings) -> list[Coefficients]:
     """Example 2's M, N, M′ and N′ over time."""
-    return [found for _, found in _example_2(s)]
+    return [coefficients for _, coefficients in _example_2(s)]
 
 
 def overlap(s: Settings, then: Coefficients, now: Coefficients) -> float:
@@ -135,7 +135,7 @@ def _example_2(s: Settings) -> list[tuple[float, Coefficients]]:
 
 def _before(s: Settings, slopes: list[float], history: list[tuple[float, Coefficients]], t: int) -> Coefficients:
     """Equation 'MN_bf_upscaling'."""
-    square, c = s.lr**2 * s.x**2 * s.sigma**4, [found for _, found in history]
+    square, c = s.lr**2 * s.x**2 * s.sigma**4, [coefficients for _, coefficients in history]
     pairs = [(i, j) for i in range(t) for j in range(i)]
     m = 1 + square * sum(slopes[i] * slopes[j] * c[j].m for i, j in pairs)
     n = -s.lr * s.x**2 * s.sigma**2 * sum(slopes[:t]) + square * sum(slopes[i] * slopes[j] * c[j].n for i, j in pairs)
@@ -144,7 +144,7 @@ def _before(s: Settings, slopes: list[float], history: list[tuple[float, Coeffic
 
 def _after(s: Settings, slopes: list[float], history: list[tuple[float, Coefficients]], t: int) -> Coefficients:
     """Equation 'MN_after_upscaling'."""
-    start, c = s.before, [found for _, found in history]
+    start, c = s.before, [coefficients for _, coefficients in history]
     old = s.lr * s.sigma**2
     forward = s.upscaled_lr * (s.sigma**2 + s.variance("D"))
     backward = s.upscaled_lr * (s.sigma**2 + s.variance("A"))
@@ -163,10 +163,10 @@ def _after(s: Settings, slopes: list[float], history: list[tuple[float, Coeffici
         return s.x**2 * forward * backward * sum(slopes[i] * slopes[j] * value(c[j]) for i, j in late)
 
     return Coefficients(
-        m=both(lambda found: found.m),
-        n=-(s.x**2) * old * sum(slopes[:start]) + both(lambda found: found.n),
-        m_new=1 + new(lambda found: found.m_new),
-        n_new=-(s.x**2) * forward * sum(slopes[start:t]) + new(lambda found: found.n_new),
+        m=both(lambda coefficients: coefficients.m),
+        n=-(s.x**2) * old * sum(slopes[:start]) + both(lambda coefficients: coefficients.n),
+        m_new=1 + new(lambda coefficients: coefficients.m_new),
+        n_new=-(s.x**2) * forward * sum(slopes[start:t]) + new(lambda coefficients: coefficients.n_new),
     )
 
 

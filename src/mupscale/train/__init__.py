@@ -1,7 +1,8 @@
 """Training: a recipe, the run with growth in the middle of it, exact resume, one process or many.
 
 recipe (with class_paths, recipe_families, growth_events, schedule, run_settings): what a run is, as plain values.
-recipe_runner: runs a recipe. training_run: its steps. run_position, start, resuming: where they begin.
+recipe_runner: runs a recipe. loaded_recipe: what its variations share. training_run: its steps.
+run_position, start, resuming: where they begin.
 nonfinite: where they go wrong. model_checks: what they need. run_result: how a run ended. processes: DDP and FSDP.
 run_folder, run_state, snapshot: what a run leaves on disk. stored_recipes: whose code is loaded from there.
 loss_functions, numeric_precision, metric_series, evaluation, stop_requests, progress, tensorboard: parts of a step.
@@ -15,6 +16,7 @@ from mupscale.train.dcp_folders import load_dcp, load_dcp_model, save_dcp
 from mupscale.train.growing import check_copies
 from mupscale.train.growth_events import Growth, How, NoiseLevel, build_noise, build_operator
 from mupscale.train.lightning_callback import lightning_growth
+from mupscale.train.loaded_recipe import LoadedRecipe
 from mupscale.train.loss_functions import count_correct, cross_entropy
 from mupscale.train.model_checks import check_data, cost_per_example, data_fingerprint
 from mupscale.train.nonfinite import MOST_IN_A_ROW
@@ -29,7 +31,7 @@ from mupscale.train.run_result import Result
 from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
 from mupscale.train.run_state import RunState
 from mupscale.train.schedule import Schedule
-from mupscale.train.snapshot import read_snapshot
+from mupscale.train.snapshot import read_snapshot, save_model_at
 from mupscale.train.start import StartingModel, describe_start, starting_point
 from mupscale.train.stop_requests import StopRequest, catch_stop_signals
 from mupscale.train.stored_recipes import StoredRecipe, packages_to_trust
@@ -45,6 +47,7 @@ __all__ = [
     "Growth",
     "How",
     "JsonLines",
+    "LoadedRecipe",
     "NoiseLevel",
     "Processes",
     "Recipe",
@@ -87,6 +90,7 @@ __all__ = [
     "read_snapshot",
     "run_recipe",
     "save_dcp",
+    "save_model_at",
     "starting_point",
     "step_of",
 ]

@@ -46,11 +46,11 @@ class Spec:
         try:
             inspect.signature(target).bind(**arguments)
         except TypeError as error:
-            raise MupscaleError(f"{self.class_path} cannot be made: {error}") from None
-        made = target(**arguments)
-        if not isinstance(made, kind):
-            raise MupscaleError(f"{self.class_path} gave a {type(made).__name__}, which is no {kind_name(kind)}")
-        return made
+            raise MupscaleError(f"{self.class_path} cannot be instance: {error}") from None
+        instance = target(**arguments)
+        if not isinstance(instance, kind):
+            raise MupscaleError(f"{self.class_path} gave a {type(instance).__name__}, which is no {kind_name(kind)}")
+        return instance
 
     def check_plain(self) -> None:
         """Arguments that a file can hold, or a sentence that names the one it cannot."""

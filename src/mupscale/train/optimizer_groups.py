@@ -53,10 +53,10 @@ def names_without_decay(model: nn.Module, plan: Plan, words: Sequence[str]) -> s
     norms = {path for path, module in naming.modules(model).items() if "norm" in type(module).__name__.lower()}
     spared = set[str]()
     for word in words:
-        found = {name for name in plan.parameters if _is_meant(name, word, norms)}
-        if not found:
+        matching = {name for name in plan.parameters if _is_meant(name, word, norms)}
+        if not matching:
             raise MupscaleError(f"no_decay: {word} matches no parameter: give bias, norm, or a pattern such as *.bias")
-        spared |= found
+        spared |= matching
     return spared
 
 

@@ -263,10 +263,10 @@ class Recipe:
         if not isinstance(values, Mapping):
             raise MupscaleError(f"{f'{where}: ' if str(where) else ''}{show_short(values)} is no recipe")
         names = {shown: name for name, shown in _IN_FILES.items()}
-        known = {names.get(name, name): value for name, value in values.items()}
-        if known.get("grow", ()) is None:
-            del known["grow"]
-        return parse_record(cls, known, where)
+        by_field = {names.get(name, name): value for name, value in values.items()}
+        if by_field.get("grow", ()) is None:
+            del by_field["grow"]
+        return parse_record(cls, by_field, where)
 
     def describe_difference(self, other: Recipe, step: int) -> str | None:
         """What in the other recipe would have led to another model after `step` steps, as a sentence; None if nothing.

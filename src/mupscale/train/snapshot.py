@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from mupscale import checkpoint
 from mupscale.checkpoint import Checkpoint, DamagedCheckpoint
-from mupscale.core import Plan, naming
+from mupscale.core import Plan, WholeWidth, naming
 from mupscale.system import MupscaleError, sync_folder
 from mupscale.train.processes import Processes
 from mupscale.train.run_state import RunState
@@ -52,6 +52,20 @@ def save_snapshot(
         if isinstance(error, MupscaleError):
             raise
         raise MupscaleError(f"{what}: {_reason(error)}; the one before is whole") from None
+
+
+def save_model_at(path: Path, model: nn.Module, width: WholeWidth) -> None:
+    """A model with its width in a file that a run can start from (`from`), in a folder that is made if need be.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from mupscale.models import MLP
+    >>> with TemporaryDirectory() as folder:
+    ...     save_model_at(Path(folder, "runs", "start.safetensors"), MLP(d_in=3, d_out=2, width=16), 16)
+    ...     read_snapshot(Path(folder, "runs", "start.safetensors")).run.width
+    16
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.save(path, model, run=RunState(width=width).to_json())
 
 
 @dataclass(frozen=True)

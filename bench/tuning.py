@@ -1,0 +1,103 @@
+"""What stopping candidates early saves in the tuning of a comparison, and whether the same values are chosen.
+
+Every candidate of a recipe's smallest width is trained to the end once. Then the tuning is repeated with other margins
+(`comparison.prune`), reading what has been trained: the share of the cost that is left, and of every contender the
+values that it chooses, and how much higher their final loss was with one seed.
+
+    python bench/tuning.py recipes/mlp-covtype-demo.yaml
+    python bench/tuning.py results/comparison-covtype-*/comparison.yaml --device cuda --data path=covtype.data.gz
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from mupscale.comparison.contenders import contender_named
+from mupscale.comparison.pipeline import ComparisonRun
+from mupscale.comparison.settings import ComparisonSettings
+from mupscale.comparison.stages import StageTrainer
+from mupscale.comparison.system import System
+from mupscale.comparison.tuning import Tuning, tune_contenders
+from mupscale.train import Recipe, Seeds
+
+MARGINS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
+NO_MARGIN = 1e9
+
+
+def tune(recipe: Recipe, settings: ComparisonSettings, folder: Path) -> tuple[System, Tuning]:
+    """The tuning alone, in a folder in which what is finished is read."""
+    run = ComparisonRun(recipe, settings, folder, lambda text: None, forecast_only=True)
+    plan = run.plan()
+    system = plan.small[0]
+    trainer = StageTrainer(folder, system.costs, settings.engine, settings.measure, lambda text: None, 3)
+    return system, tune_contenders(system, trainer, settings.small_seeds)
+
+
+def candidates_cost(system: System, tuning: Tuning) -> float:
+    """Of the first seed of all candidates: those that were stopped had their first budget alone."""
+    total = 0.0
+    for tuned in tuning.contenders:
+        one = contender_named(tuned.name)
+        legs, step = system.tuning_legs(one), system.costs.of(system.wide if one.is_wide else system.narrow)
+        first = sum(leg.steps for leg in (legs.start, legs.first) if leg is not None)
+        total += step * sum(first if cell.is_stopped else legs.steps for cell in tuned.tried)
+    return total
+
+
+def report(name: str, recipe: Recipe, settings: ComparisonSettings, margins: Sequence[float]) -> None:
+    """A table for one recipe."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        system, all_of_them = tune(recipe, replace(settings, prune=NO_MARGIN), folder)
+        final = {(t.name, cell.lr, cell.noise): cell.final for t in all_of_them.contenders for cell in t.tried}
+        in_one_go = sum(
+            system.steps(one) * system.costs.of(system.wide if one.is_wide else system.narrow) * len(tuned.tried)
+            for tuned in all_of_them.contenders
+            for one in [contender_named(tuned.name)]
+        )
+        print(f"{name}: {sum(len(t.tried) for t in all_of_them.contenders)} candidates")
+        for margin in margins:
+            system, tuning = tune(recipe, replace(settings, prune=margin), folder)
+            changes = []
+            for ours, theirs in zip(tuning.contenders, all_of_them.contenders, strict=True):
+                if (ours.lr, ours.noise) != (theirs.lr, theirs.noise):
+                    was, now = (final[one.name, one.lr, one.noise] for one in (theirs, ours))
+                    higher = "" if was is None or now is None else f", {now / was - 1:+.2%}"
+                    changes.append(f"{ours.name} {theirs.lr:g}/{theirs.noise:g} → {ours.lr:g}/{ours.noise:g}{higher}")
+            stopped = sum(cell.is_stopped for one in tuning.contenders for cell in one.tried)
+            share = candidates_cost(system, tuning) / in_one_go
+            print(
+                f"  margin {margin:5.0%}: {stopped:>2} stopped, {share:.2f} of the cost of all in one go; "
+                f"{'; '.join(changes) or 'the same values'}",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Print a table for every recipe."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="+", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--data", action="append", default=[], metavar="ARGUMENT=PATH", help="of the recipe's data")
+    parser.add_argument("--seeds", type=int, default=1, help="how often to repeat it, with other initial seeds")
+    asked = parser.parse_args()
+    for path in asked.recipes:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = ComparisonSettings(**values.pop("comparison", {}))
+        values.pop("method", None)
+        data = values["data"]
+        data["init_args"] = data.get("init_args", {}) | dict(pair.split("=", 1) for pair in asked.data)
+        recipe = replace(Recipe.from_json(values), device=asked.device)
+        for seed in range(0, 100 * asked.seeds, 100):
+            seeds = Seeds(init=seed, data=seed, noise=seed)
+            report(f"{path.parent.name}/{path.name}, seed {seed}", replace(recipe, seeds=seeds), settings, MARGINS)
+
+
+if __name__ == "__main__":
+    main()
