@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from mupscale.cli.arguments import UsageError, look_in_current_folder
 from mupscale.cli.failures import failure_sentence, give_up_stdout, has_current_folder, prepare_streams, print_failure
+from mupscale.cli.help_texts import stored_help
 from mupscale.system import VERSION, Interrupted, set_loudness, wrap_text
 
 
@@ -125,6 +126,9 @@ def _run(name: str, words: list[str], shows_origin: bool) -> int:
     command = COMMANDS[name]
     again = "; run the same command again, and it goes on where it was" if command.resumable else ""
     try:
+        if text := stored_help(name, words):
+            print(text)
+            return 0
         if command.loads_classes:
             look_in_current_folder()
         return command.run(words)
