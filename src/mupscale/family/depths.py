@@ -323,10 +323,10 @@ class Depths:
         plan = plan_depth(shallow, deep, grow=grow, depth_rule=self.rule, writers=writers)
         dress_deep(deep, model, plan)
         deep = deep if place is None else place(deep)
-        deepen(shallow, deep, plan, grow=grow, inputs=inputs)
+        deepen(shallow, deep, plan, inputs=inputs)
         if optimizer is None:
             return deep, None
-        return deep, deepen_optimizer(optimizer, shallow, deep, plan, grow=grow, lr=lr)
+        return deep, deepen_optimizer(optimizer, shallow, deep, plan, lr=lr)
 
 
 def split_operators(grow: Grow | None) -> tuple[Operator, DepthOperator]:
