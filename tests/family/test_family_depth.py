@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mupscale as mu
+from mupscale.core import Width
 from mupscale.models import GPT2
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -74,6 +76,48 @@ def test_a_scheduler_goes_on_over_width_and_depth() -> None:
     assert mu.widen_scheduler(scheduler, more).get_last_lr() == [group["lr"] for group in more.param_groups]
 
 
+@pytest.mark.parametrize("target", [{"width": 16}, {"depth": 4}, {"width": 16, "depth": 4}])
+def test_the_scheduler_comes_back_as_the_third(target: dict[str, int]) -> None:
+    """Its schedule goes on over growth in width, in depth and in both, and the three train on."""
+    one = family()
+    model = one.init({"width": 8, "depth": 2})
+    optimizer = one.optimizer(model, torch.optim.AdamW, lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    train(model, optimizer, 1)
+    scheduler.step()
+    grown, more, schedule = one.upscale(model, optimizer, scheduler=scheduler, **target)  # type: ignore[call-overload]
+    ratios = [group["lr"] / group["initial_lr"] for group in more.param_groups]
+    assert ratios == pytest.approx([0.5] * len(ratios))
+    train(grown, more, 1)
+    schedule.step()
+    assert [group["lr"] / group["initial_lr"] for group in more.param_groups] == pytest.approx([0.25] * len(ratios))
+
+
+def test_one_number_is_the_one_size_beside_the_depth() -> None:
+    one = family()
+    model = one.init({"width": 8, "depth": 2})
+    assert one.width_of(one.upscale(model, width=16, depth=4)[0]) == Width.of({"width": 16, "depth": 4})
+    assert one.width_of(one.upscale(model, width={"depth": 4})[0]) == Width.of({"width": 8, "depth": 4})
+    assert one.upscale(model, width=16)[0].get_parameter("h.1.ln_1.weight").shape == (16,)
+
+
+def test_a_model_that_somebody_else_built_counts_as_tried() -> None:
+    """With one size beside the depth it is that which grows, and small members were tried."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        family().upscale(build(8, 2), width={"width": 16})
+        family().upscale(build(8, 3), width={"width": 16})
+    with pytest.warns(mu.UncheckedPlan):
+        mu.Family(build, base={"width": 8, "depth": 2}).upscale(build(8, 2), width={"width": 16})
+
+
+def test_a_family_says_what_it_is() -> None:
+    assert repr(family("complete")) == (
+        "Family(width, depth, base={'width': 8, 'depth': 2}, init_at={'width': 64, 'depth': 2}, depth_rule='complete')"
+    )
+    assert repr(mu.Family(lambda width: build(width, 2), base=8)) == "Family(width, base=8, init_at=64)"
+
+
 def test_any_model_of_the_class_has_a_plan() -> None:
     assert family("complete").plan(build(8, 6)) == family("complete").plan({"width": 8, "depth": 6})
 
@@ -83,6 +127,24 @@ def test_bad_input() -> None:
     model = one.init({"width": 8, "depth": 3})
     with pytest.raises(mu.MupscaleError, match="cannot be made 2 deep"):
         one.upscale(model, depth=2)
+    with pytest.raises(mu.MupscaleError, match="say what the model is to grow to: width=, depth=, or both"):
+        one.upscale(model)
+    with pytest.raises(mu.MupscaleError, match=r"has a depth of 3.*take more"):
+        one.upscale(model, depth=3)
+    with pytest.raises(mu.MupscaleError, match="width= says a depth of 4, and depth= is 6: say one"):
+        one.upscale(model, width={"width": 16, "depth": 4}, depth=6)
+    for wrong in ({"widht": 16}, {"widht": 16, "depth": 4}, {"width": 16, "heads": 4}):
+        with pytest.raises(
+            mu.MupscaleError, match=r"sizes of this family are width and depth.*say it as width=\{'width"
+        ):
+            one.upscale(model, width=wrong)
+    with pytest.raises(mu.MupscaleError, match="sizes of this family are width and depth"):
+        one.init({"widht": 16, "depth": 4})
+    with pytest.raises(mu.MupscaleError, match=r"base model lacks the module '0' .*give a model of the class"):
+        one.upscale(nn.Sequential(nn.Linear(3, 4)), width={"width": 16})
+    scheduler = torch.optim.lr_scheduler.StepLR(one.optimizer(model, torch.optim.AdamW, lr=1e-2), 1)
+    with pytest.raises(mu.MupscaleError, match="give optimizer="):
+        one.upscale(model, depth=4, scheduler=scheduler)
     with pytest.raises(mu.MupscaleError, match="says its depth"):
         one.plan({"width": 8})
     with pytest.raises(mu.MupscaleError, match="or a pair of the two"):

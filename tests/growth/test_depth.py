@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,63 @@ def test_stack_copies_blocks_and_says_how_much_changes(order: Any) -> None:
         assert torch.equal(block.mlp.c_proj.weight, shallow.h[number].mlp.c_proj.weight)  # type: ignore
 
 
+@pytest.mark.parametrize("with_inputs", [False, True])
+def test_a_plan_knows_its_operator(with_inputs: bool) -> None:
+    """What a plan for Stack writes is what Stack writes, whether or not grow= is said again."""
+    shallow, deep, inputs = pair(RESIDUAL["gpt2"], 2, 4)
+    grow = mu.Stack("interleaved")
+    plan = mu.plan_depth(shallow, deep, inputs=inputs, grow=grow)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mu.deepen(shallow, deep, plan, inputs=inputs if with_inputs else None)
+    assert ["outputs differ by" in str(warning.message) for warning in caught] == [True] * with_inputs
+    other = RESIDUAL["gpt2"].build(4)
+    mu.deepen(shallow, other, grow=grow)
+    assert all(torch.equal(p, q) for p, q in zip(deep.parameters(), other.parameters(), strict=True))
+
+
+def test_another_operator_than_the_plans_is_refused() -> None:
+    shallow, deep, inputs = pair(RESIDUAL["gpt2"], 2, 4)
+    optimizer = torch.optim.AdamW(shallow.parameters())
+    before = {n: p.detach().clone() for n, p in deep.named_parameters()}
+    for ours, theirs in (
+        (mu.Stack(), mu.Identity()),
+        (mu.Identity(), mu.Stack()),
+        (mu.Stack(), mu.Stack("interleaved")),
+    ):
+        plan = mu.plan_depth(shallow, deep, inputs=inputs, grow=ours)
+        with pytest.raises(mu.MupscaleError, match=r"plan is for .*leave grow= out, or make the plan with plan_depth"):
+            mu.deepen(shallow, deep, plan, grow=theirs)
+        with pytest.raises(mu.MupscaleError, match="leave grow= out"):
+            mu.deepen_optimizer(optimizer, shallow, deep, plan, grow=theirs)
+    assert all(torch.equal(p, before[n]) for n, p in deep.named_parameters())
+
+
+def test_a_plan_shows_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
+    shallow, deep, inputs = pair(RESIDUAL["gpt2"], 2, 4)
+    stack = mu.plan_depth(shallow, deep, inputs=inputs, grow=mu.Stack())
+    assert repr(stack) == "DepthPlan(2 → 4 blocks of 'h', Stack)"
+    assert str(stack).splitlines() == [
+        "block  comes from  starts",
+        "h.0    h.0         as it was",
+        "h.1    h.1         as it was",
+        "h.2    h.0         a copy",
+        "h.3    h.1         a copy",
+        "Stack(order='appended'): the function changes",
+    ]
+    lines = str(mu.plan_depth(shallow, deep, inputs=inputs, depth_rule="complete")).splitlines()
+    assert lines[1:5] == [
+        "h.0    h.0         as it was",
+        "h.1    h.0         new, and writes nothing yet",
+        "h.2    h.1         as it was",
+        "h.3    h.1         new, and writes nothing yet",
+    ]
+    assert "h.*.attn.c_proj.bias, h.*.attn.c_proj.weight" in lines[5]
+    assert "learning rates follow the depth" in lines[5]
+    assert "<td>a copy</td>" in stack._repr_html_()
+
+
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
     "AdamW": (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1}),
@@ -158,8 +216,8 @@ def test_optimizer_state(name: str, grow: Any) -> None:
     for _ in range(3):
         step(shallow, optimizer, inputs)
     plan = mu.plan_depth(shallow, deep, inputs=inputs, grow=grow)
-    mu.deepen(shallow, deep, plan, grow=grow)
-    deeper = mu.deepen_optimizer(optimizer, shallow, deep, plan, grow=grow)
+    mu.deepen(shallow, deep, plan)
+    deeper = mu.deepen_optimizer(optimizer, shallow, deep, plan)
     ours = dict(shallow.named_parameters())
     held = {id(p) for group in deeper.param_groups for p in group["params"]}
     for deep_name, p in deep.named_parameters():

@@ -39,6 +39,16 @@ def test_all_three_go_on_as_the_narrow_ones_would() -> None:
     assert grown[2].last_epoch == scheduler.last_epoch == 10
 
 
+def test_a_family_takes_a_scheduler_too() -> None:
+    model, optimizer, scheduler, x, y = _half_way()
+    family = mu.Family(lambda width: MLP(3, width, 2), 8, inputs=x.float())
+    grown = family.upscale(model, optimizer, scheduler=scheduler, width=32)
+    _train(*grown, x, y)
+    _train(model, optimizer, scheduler, x, y)
+    assert torch.allclose(grown[0](x), model(x), rtol=1e-10, atol=1e-12)
+    assert grown[2].last_epoch == scheduler.last_epoch == 10
+
+
 def test_a_wrong_schedule_would_show() -> None:
     model, optimizer, scheduler, x, y = _half_way()
     wide, wide_optimizer, _ = mu.upscale(model, MLP(3, 32, 2).double(), None, optimizer, scheduler=scheduler, inputs=x)
@@ -66,3 +76,5 @@ def test_what_does_not_go_together_is_refused() -> None:
     plan = mu.plan(model, wide)
     with pytest.raises(mu.MupscaleError, match="leave the plan out"):
         mu.upscale(model, wide, plan, optimizer, fresh=model)
+    with pytest.raises(mu.MupscaleError, match=r"nothing would grow.*build it wider"):
+        mu.upscale(model, MLP(3, 8, 2).double(), optimizer=optimizer, inputs=x)

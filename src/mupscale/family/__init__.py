@@ -1,10 +1,14 @@
 """One architecture at every size: built, initialised, planned, given an optimizer and upscaled under μP.
 
-width_family  a member at every width
-depths        the same at several depths: at each a family of widths, and rates that follow the depth
+built_members   the models as their author builds them
+initial_values  what they start with under μP
+operator_pairs  what grow= says: an operator for width, one for depth, or both
+wider_members   a member grown into a wider one
+depths          the same at several depths: at each a family of widths, and rates that follow the depth
+width_family    a member at every width
 """
 
-from mupscale.family.depths import Grow, split_operators
+from mupscale.family.operator_pairs import Grow, split_operators
 from mupscale.family.width_family import Family
 
 __all__ = ["Family", "Grow", "split_operators"]

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from mupscale.core import Plan, Role, Width, WidthLike, naming
+from mupscale.core import Plan, Width, WidthLike, check_same_names, naming
+from mupscale.family.built_members import BuiltMembers
+from mupscale.family.operator_pairs import Grow, split_operators
 from mupscale.growth import (
-    Copies,
     DepthOperator,
     DepthRule,
-    Identity,
     Operator,
     deepen,
     deepen_optimizer,
@@ -28,21 +28,6 @@ from mupscale.optim import FROM_GROUP
 from mupscale.planning import BlockList, Writers, find_block_lists, find_writers
 from mupscale.system import MupscaleError
 
-Grow = Operator | DepthOperator | tuple[Operator, DepthOperator]
-"""How a model grows: in width, in depth, or in both."""
-
-
-class _Family(Protocol):
-    """What is asked here of the family of all depths."""
-
-    roles: Mapping[str, Role] | None
-    inputs: Any
-
-    def build(self, width: WidthLike) -> nn.Module: ...
-    def sketch(self, width: WidthLike) -> nn.Module: ...
-    def init(self, width: WidthLike, seed: int = 0) -> nn.Module: ...
-    def width_of(self, member: WidthLike | nn.Module) -> Width | None: ...
-
 
 class Depths:
     """The members of a family by their number of blocks.
@@ -53,7 +38,7 @@ class Depths:
 
     def __init__(
         self,
-        family: _Family,
+        family: BuiltMembers,
         name: str,
         base: Width,
         init_at: Width | None,
@@ -79,7 +64,17 @@ class Depths:
         width = Width.of(width)
         if self.name not in width.sizes:
             raise MupscaleError(f"a width of this family says its depth, {self.name}, too; {width.plain} does not")
+        self._check_sizes(width)
         return int(width.sizes[self.name]), self._without(width)
+
+    def _check_sizes(self, width: Width) -> None:
+        """An error unless the width names this family's sizes; the depth may be left out."""
+        if width.is_plain or width.sizes.keys() - {self.name} != self._widths.sizes.keys():
+            twice = self.join(2 * self.base, self._widths.times(2)).plain
+            raise MupscaleError(
+                f"the sizes of this family are {', '.join(self._widths.sizes)} and {self.name}, and a width of "
+                f"{width.plain} does not name them; say it as width={twice}"
+            )
 
     def join(self, depth: int, widths: Width) -> Width:
         """The width that has so many blocks and these other sizes."""
@@ -155,7 +150,12 @@ class Depths:
         (first, *_) = self._lists(self.base, 2 * self.base)
         expression = first.path.replace("*", "")
         paths = [p for p in naming.modules(model) if p.startswith(expression) and p.removeprefix(expression).isdigit()]
-        return len(paths) * self.base // len(first.shallow)
+        depth = len(paths) * self.base // len(first.shallow)
+        if depth < 1:
+            base = naming.modules(self.family.sketch(self.join(self.base, self._widths)))
+            advice = "give a model of the class that the family builds"
+            check_same_names("this model", naming.modules(model), "the family's base model", base, advice, "module")
+        return depth
 
     def _lists(self, shallow: int, deep: int) -> list[BlockList]:
         """The blocks at one depth beside those at another, which may be smaller or the same."""
@@ -273,17 +273,11 @@ class Depths:
         inputs: Any,
     ) -> tuple[nn.Module, Optimizer | None]:
         """The model wider first, and then deeper, so that its new blocks are drawn at the new width."""
+        depth, widths = self._target(width, depth)
         before = self.depth_of(model)
         wider, deeper = split_operators(grow)
-        widths = None
-        if width is not None:
-            given = Width.of(width)
-            if self.name in given.sizes:
-                depth, widths = self.split(given)
-            else:
-                widths = given
         after = before if depth is None else depth
-        if after < before:
+        if after < before or (after == before and widths is None):
             raise MupscaleError(f"the model has a depth of {before}, so it cannot be made {after} deep; take more")
         has_width = self.family.width_of(model)
         current = None if has_width is None else self._without(has_width)
@@ -305,6 +299,26 @@ class Depths:
                 group[FROM_GROUP] = optimizer_now.param_groups[group[FROM_GROUP]][FROM_GROUP]
         return deep, deep_optimizer
 
+    def _target(self, width: WidthLike | None, depth: int | None) -> tuple[int | None, Width | None]:
+        """The depth and the other sizes that a model is to grow to, as far as they are said."""
+        if width is None:
+            if depth is None:
+                raise MupscaleError("say what the model is to grow to: width=, depth=, or both")
+            return depth, None
+        given = Width.of(width)
+        if given.is_plain and len(self._widths.sizes) == 1:  # there is no other size that it could be
+            given = Width.of(dict.fromkeys(self._widths.sizes, given.size))
+        if given.sizes.keys() == {self.name}:
+            widths = None
+        else:
+            self._check_sizes(given)
+            widths = self._without(given)
+        if self.name in given.sizes:
+            if depth not in (None, given.sizes[self.name]):
+                raise MupscaleError(f"width= says a depth of {given.sizes[self.name]}, and depth= is {depth}: say one")
+            depth = int(given.sizes[self.name])
+        return depth, widths
+
     def _deepen(
         self,
         model: nn.Module,
@@ -316,31 +330,14 @@ class Depths:
         place: Callable[[nn.Module], nn.Module] | None,
         inputs: Any,
     ) -> tuple[nn.Module, Optimizer | None]:
-        deep = self.family.init(target, seed)
+        deep = self.init(target, seed)
         shallow, writers = naming.unwrap(model), None
         if not grow.copies or self.rule == "complete":
             writers = self._writers(find_block_lists(shallow, deep), "shallow", inputs)
         plan = plan_depth(shallow, deep, grow=grow, depth_rule=self.rule, writers=writers)
         dress_deep(deep, model, plan)
         deep = deep if place is None else place(deep)
-        deepen(shallow, deep, plan, grow=grow, inputs=inputs)
+        deepen(shallow, deep, plan, inputs=inputs)
         if optimizer is None:
             return deep, None
-        return deep, deepen_optimizer(optimizer, shallow, deep, plan, grow=grow, lr=lr)
-
-
-def split_operators(grow: Grow | None) -> tuple[Operator, DepthOperator]:
-    """What is meant for width, and what for depth: what is not said is copies, and blocks that start as identity.
-
-    >>> split_operators(Identity())
-    (Copies(noise=0.0, paired=False), Identity(at=None))
-    """
-    parts = grow if isinstance(grow, tuple) else () if grow is None else (grow,)
-    wider = [part for part in parts if isinstance(part, Operator)]
-    deeper = [part for part in parts if isinstance(part, DepthOperator)]
-    if len(wider) > 1 or len(deeper) > 1 or len(wider) + len(deeper) != len(parts):
-        raise MupscaleError(
-            f"grow= takes an operator for width, such as mupscale.Fresh(), one for depth, such as mupscale.Identity(), "
-            f"or a pair of the two, not {grow!r}"
-        )
-    return (wider or [Copies()])[0], (deeper or [Identity()])[0]
+        return deep, deepen_optimizer(optimizer, shallow, deep, plan, lr=lr)

@@ -6,20 +6,23 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, overload
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale.core import PlainWidth, Plan, Role, Width, WidthLike, naming
-from mupscale.family.depths import Depths, Grow, split_operators
-from mupscale.growth import DepthRule, Noise, Operator, choose_operator, dress_like, has_unsaved_widths, upscale
+from mupscale.family.built_members import BuiltMembers
+from mupscale.family.depths import Depths
+from mupscale.family.initial_values import rescale_to_mup
+from mupscale.family.operator_pairs import Grow, split_operators
+from mupscale.family.wider_members import widen_member
+from mupscale.growth import DepthRule, Noise, Operator, check_scheduler, choose_operator, with_scheduler
 from mupscale.optim import make_optimizer, param_groups
 from mupscale.planning import (
     How,
-    all_tensors,
     build_plan,
     check_plan_by_running,
     default_init_at,
@@ -27,7 +30,6 @@ from mupscale.planning import (
     find_width_dims,
     initial_means,
     initial_std,
-    rescale_spread,
     role_for_any_width,
     roles_by_running,
     with_initial,
@@ -39,7 +41,7 @@ _DRAWS = 4  # freshly built models that the initialisation is measured on
 _PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
 
 
-class Family:
+class Family(BuiltMembers):
     """`Family(lambda width: MLP(54, width, 7), base=64)`: a model for every width, or for every dict of widths.
 
     base: at this width every factor is 1, so lr, weight decay and eps mean what they mean in plain PyTorch.
@@ -72,9 +74,7 @@ class Family:
         inputs: Any = None,
         depth_rule: DepthRule = "none",
     ) -> None:
-        self._build, self.roles, self.inputs = build, roles, inputs
-        self._base = Width.of(base, "base")
-        self._built: WeakKeyDictionary[nn.Module, Width] = WeakKeyDictionary()
+        super().__init__(build, base, roles, inputs)
         self._init_at = self._base if init_at is None else Width.of(init_at, "init_at")
         self._depths: Depths | None = None
         if (depth := find_depth_size(self.sketch, self._base)) is not None:
@@ -95,10 +95,9 @@ class Family:
         if inputs is not None:
             self._learn_roles(inputs)
 
-    @property
-    def base(self) -> PlainWidth:
-        """The width at which every factor is 1."""
-        return self._base.plain
+    def __repr__(self) -> str:
+        rule = "" if self._depths is None else f", depth_rule={self._depths.rule!r}"
+        return f"Family({', '.join(self._base.sizes)}, base={self.base}, init_at={self.init_at}{rule})"
 
     @property
     def has_depth(self) -> bool:
@@ -109,28 +108,6 @@ class Family:
     def init_at(self) -> PlainWidth:
         """The width at which the model's own initialisation is taken as it is."""
         return self._init_at.plain
-
-    def build(self, width: WidthLike) -> nn.Module:
-        """The model as its author initialises it: the standard parametrisation."""
-        width = Width.of(width)
-        model = width.pass_to(self._build)
-        if not isinstance(model, nn.Module):
-            raise MupscaleError(
-                f"the family's build function gave {type(model).__name__} for width {width.plain}, no nn.Module"
-            )
-        self._built[model] = width
-        return model
-
-    def sketch(self, width: WidthLike) -> nn.Module:
-        """The model without memory, on the meta device; a real one where its author's code needs values."""
-        try:
-            with torch.device("meta"):
-                return self.build(width)
-        except Exception as error:  # whatever it is: a mistake of its author's shows again
-            if "overflow" in str(error):  # a tensor with more entries than can be counted
-                raise MupscaleError(f"a model of width {Width.of(width)} is too large: {error}") from None
-            with torch.random.fork_rng(devices=[]):
-                return self.build(width)
 
     def plan(self, width: WidthLike | nn.Module) -> Plan:
         """μP at this width (or for this model): every factor relative to the base. Made once for each width."""
@@ -169,19 +146,10 @@ class Family:
 
     def _has_tried(self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> bool:
         """Whether small members have grown as these two would: of a width with several sizes, by the same ones."""
-        if self._base.is_plain:
+        if len(self._base.sizes) == 1:
             return bool(self.tried)
         few, many = (self.width_of(member) for member in (narrow, wide))
         return few is not None and many is not None and frozenset(few.growing(many)) in self.tried
-
-    def width_of(self, member: WidthLike | nn.Module) -> Width | None:
-        """None for a model that somebody else built, whose sizes need not show in its shapes (a number of heads).
-
-        >>> family = Family(lambda width: nn.Linear(3, width), 8)
-        >>> family.width_of(family.init(16)).plain
-        16
-        """
-        return self._built.get(naming.unwrap(member)) if isinstance(member, nn.Module) else Width.of(member)
 
     def init(self, width: WidthLike, seed: int = 0) -> nn.Module:
         """A model under μP: the author's own draw, each random parameter rescaled to its μP standard deviation.
@@ -201,16 +169,7 @@ class Family:
         if any(std > 0 and not entries[name].axes for name, std in measured.items()):
             with seeded(seed):
                 reference = naming.parameters(self.build(self._init_at))
-        with torch.no_grad():
-            for name, p in naming.parameters(model).items():
-                if measured[name] == 0:
-                    fold, offset = float(entries[name].fold), float(entries[name].offset)
-                    p.mul_(fold).add_(offset * (fold - 1))
-                elif not entries[name].axes:
-                    p.copy_(reference[name])
-                else:
-                    fold = float(entries[name].fold)
-                    rescale_spread(p, measured[name] * entries[name].init, fold, centred=self._means[name] != (0.0,))
+        rescale_to_mup(model, entries, measured, self._means, reference)
         return model
 
     def param_groups(
@@ -235,11 +194,13 @@ class Family:
         """The optimizer for the model under μP; lr, weight decay and eps are given at the base width."""
         return make_optimizer(model, self.plan(model), optimizer, groups=groups, **hyper)
 
+    @overload
     def upscale(
         self,
         model: nn.Module,
         optimizer: Optimizer | None = None,
         *,
+        scheduler: None = None,
         width: WidthLike | None = None,
         depth: int | None = None,
         noise: Noise = 0.0,
@@ -248,9 +209,43 @@ class Family:
         seed: int = 0,
         place: Callable[[nn.Module], nn.Module] | None = None,
         inputs: Any = None,
-    ) -> tuple[nn.Module, Optimizer | None]:
+    ) -> tuple[nn.Module, Optimizer | None]: ...
+
+    @overload
+    def upscale(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        *,
+        scheduler: LRScheduler,
+        width: WidthLike | None = None,
+        depth: int | None = None,
+        noise: Noise = 0.0,
+        grow: Grow | None = None,
+        lr: float | None = None,
+        seed: int = 0,
+        place: Callable[[nn.Module], nn.Module] | None = None,
+        inputs: Any = None,
+    ) -> tuple[nn.Module, Optimizer, LRScheduler]: ...
+
+    def upscale(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        *,
+        scheduler: LRScheduler | None = None,
+        width: WidthLike | None = None,
+        depth: int | None = None,
+        noise: Noise = 0.0,
+        grow: Grow | None = None,
+        lr: float | None = None,
+        seed: int = 0,
+        place: Callable[[nn.Module], nn.Module] | None = None,
+        inputs: Any = None,
+    ) -> tuple[nn.Module, Optimizer | None] | tuple[nn.Module, Optimizer, LRScheduler]:
         """The model and its optimizer at a larger width, or depth; `lr` is at the base width.
 
+        scheduler: of the optimizer; the same schedule at the same point comes back as the third, as from `upscale`.
         grow: how the new units are filled: `Copies(noise)`, for which `noise=` is short, or `Fresh()`; what new blocks
         are: `Identity()` or `Stack()`; or a pair, (Fresh(), Identity()), where both grow.
         place: what is done to the wide model before it is written, which may be without memory then: fully_shard.
@@ -262,29 +257,17 @@ class Family:
         >>> wide[2].weight.shape
         torch.Size([2, 96])
         """
+        check_scheduler(scheduler, optimizer)
         if self._depths is not None:
             pair = choose_operator(None, noise) if grow is None and noise != 0.0 else grow
-            more: dict[str, Any] = {"seed": seed, "place": place, "inputs": inputs}
-            return self._depths.upscale(model, optimizer, width=width, depth=depth, grow=pair, lr=lr, **more)
-        if depth is not None or width is None:
+            more: dict[str, Any] = {"lr": lr, "seed": seed, "place": place, "inputs": inputs}
+            grown, wide_optimizer = self._depths.upscale(model, optimizer, width=width, depth=depth, grow=pair, **more)
+        elif depth is not None or width is None:
             raise MupscaleError("say width=; depth= is for a family whose base says it, {'width': 64, 'depth': 4}")
-        operator = choose_operator(None if grow is None else split_operators(grow)[0], noise)
-        wide = self.sketch(width)
-        if naming.plain_tensors_without_memory(wide) or has_unsaved_widths(wide, model):  # the narrow one lacks values
-            with torch.random.fork_rng(devices=[]):
-                wide = self.build(width)
-        plan = self.widening(model, wide, grow=operator)
-        if inputs is not None and operator.needs_multiples:
-            check_plan_by_running(model, self._with_memory(wide, width), plan, inputs)
-            plan, inputs = replace(plan, checked=True), None
-        dress_like(wide, model)
-        if place is not None:
-            wide = place(wide)
-        return upscale(naming.unwrap(model), wide, plan, optimizer, grow=operator, lr=lr, seed=seed, inputs=inputs)
-
-    def _with_memory(self, model: nn.Module, width: WidthLike) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            return self.build(width) if any(t.is_meta for t in all_tensors(model).values()) else model
+        else:
+            operator = choose_operator(None if grow is None else split_operators(grow)[0], noise)
+            grown, wide_optimizer = widen_member(self, model, optimizer, width, operator, lr, seed, place, inputs)
+        return with_scheduler(grown, wide_optimizer, scheduler)
 
     def check(self, inputs: Any, sizes: Iterable[str] | None = None) -> None:
         """An error unless the family's models, small ones, widen exactly: outputs and gradients on this batch.

@@ -45,7 +45,7 @@ from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.growth.optimizer_state import axes_of_state, initial_state, is_scalar, state_factor, widen_optimizer
 from mupscale.growth.sources import keep_base_shape, refuse_nonfinite
 from mupscale.growth.statistics import measure_statistics
-from mupscale.growth.upscaling import choose_operator, grow_optimizer, upscale
+from mupscale.growth.upscaling import check_scheduler, choose_operator, grow_optimizer, upscale, with_scheduler
 from mupscale.growth.wide_models import dress_like, has_unsaved_widths
 from mupscale.growth.writing import widen
 
@@ -75,6 +75,7 @@ __all__ = [
     "Unit",
     "axes_of_state",
     "check_noise",
+    "check_scheduler",
     "check_spread",
     "choose_operator",
     "deepen",
@@ -100,4 +101,5 @@ __all__ = [
     "widen",
     "widen_optimizer",
     "with_depth",
+    "with_scheduler",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.core import Entry, copy_into, gather_whole, is_sharded, laid_out_like, naming
-from mupscale.growth.depth_operators import DepthOperator, Identity
+from mupscale.growth.depth_operators import DepthOperator
 from mupscale.growth.depth_plans import DepthPlan, plan_depth
 from mupscale.growth.lossless import difference_of_outputs
 from mupscale.growth.optimizer_state import constructor_arguments, is_scalar, state_factor
@@ -36,9 +36,10 @@ def deepen(
     """Write the shallow model into the deep one, in place, and return that; the two differ in their number of blocks.
 
     deep: a freshly initialised model, whose new blocks keep their initial values. plan: made by `plan_depth` if it is
-    not given. grow: `Identity()`, with which the function stays, or `Stack()`, with which it does not. inputs: a small
-    batch, as in `plan_depth`. On it the two models are compared, as copies in float64: with `Identity()` another output
-    is an error, with `Stack()` a warning says by how much it changes.
+    not given. grow: `Identity()`, with which the function stays, or `Stack()`, with which it does not; a plan that is
+    given says which it was made for. inputs: a small batch, as in `plan_depth`. On it the two models are compared, as
+    copies in float64: with `Identity()` another output is an error, with `Stack()` a warning says by how much it
+    changes.
 
     >>> import mupscale as mu
     >>> from mupscale.models import GPT2
@@ -47,11 +48,11 @@ def deepen(
     >>> torch.equal(mu.deepen(shallow, deep, inputs=tokens)(tokens), shallow(tokens))
     True
     """
-    operator = Identity() if grow is None else grow
-    plan = plan_depth(shallow, deep, grow=operator, inputs=inputs) if plan is None else plan
-    checked = inputs is not None and not operator.copies
+    plan = plan_depth(shallow, deep, grow=grow, inputs=inputs) if plan is None else plan
+    _refuse_another_operator(plan, grow)
+    checked = inputs is not None and not plan.grow.copies
     before = [(tensor, tensor.detach().clone()) for tensor in (*deep.parameters(), *deep.buffers()) if checked]
-    _write(shallow, deep, plan, operator)
+    _write(shallow, deep, plan)
     if checked:
         try:
             _check_same_function(shallow, deep, inputs)
@@ -59,13 +60,21 @@ def deepen(
             for tensor, values in before:  # what is refused leaves the model as it was
                 tensor.copy_(values)
             raise
-    if inputs is not None and operator.copies:
+    if inputs is not None and plan.grow.copies:
         difference, _ = difference_of_outputs(shallow, deep, inputs)
         warnings.warn(f"stacking changes the function: outputs differ by {difference:.2g} of their size", stacklevel=3)
     return deep
 
 
-def _write(shallow: nn.Module, deep: nn.Module, plan: DepthPlan, operator: DepthOperator) -> None:
+def _refuse_another_operator(plan: DepthPlan, grow: DepthOperator | None) -> None:
+    if grow is not None and grow != plan.grow:
+        raise MupscaleError(
+            f"this depth plan is for {plan.grow!r}, and grow= is {grow!r}: leave grow= out, or make the plan with "
+            f"plan_depth(…, grow={grow!r})"
+        )
+
+
+def _write(shallow: nn.Module, deep: nn.Module, plan: DepthPlan) -> None:
     """Old blocks as they are, new ones silent or copied."""
     sources = {**naming.parameters(shallow), **naming.buffers(shallow)}
     targets = {**naming.parameters(deep), **naming.buffers(deep)}
@@ -80,9 +89,9 @@ def _write(shallow: nn.Module, deep: nn.Module, plan: DepthPlan, operator: Depth
     for name, origin in plan.origins.items():
         if name in plan.silent:
             targets[name].fill_(plan.silent[name])
-        elif operator.copies or not origin.is_new:
+        elif plan.grow.copies or not origin.is_new:
             whole = gather_whole(sources[origin.name].detach())
-            if operator.copies and name in plan.rules.parameters:
+            if plan.grow.copies and name in plan.rules.parameters:
                 whole = plan.rules.parameters[name].widened(whole)
             copy_into(targets[name], whole)
 
@@ -136,7 +145,8 @@ def deepen_optimizer(
     """An optimizer of the same class for the deep model.
 
     Old blocks keep their state. New ones start as with a fresh optimizer, or, if they are copies, with the state of
-    what they copy. They are in the groups of the block that they come from. lr: as in `upscale`.
+    what they copy, as the plan has it. They are in the groups of the block that they come from. grow: need not be said,
+    and where it is, must be what the plan was made for. lr: as in `upscale`.
 
     >>> import mupscale as mu
     >>> from mupscale.models import GPT2
@@ -148,7 +158,7 @@ def deepen_optimizer(
     >>> len(mu.deepen_optimizer(optimizer, shallow, deep, plan).param_groups[0]["params"])
     52
     """
-    operator = Identity() if grow is None else grow
+    _refuse_another_operator(plan, grow)
     names = {name: origin.name for name, origin in plan.origins.items() if name in plan.rules.parameters}
     groups = deepened_groups(optimizer, shallow, deep, plan.rules, names, lr)
     deeper = type(optimizer)(groups, **constructor_arguments(optimizer))
@@ -156,10 +166,10 @@ def deepen_optimizer(
     for name, p, group in _named_parameters(deeper, deep):
         origin = plan.origins[name]
         state = optimizer.state.get(old[origin.name])
-        if state and (operator.copies or not origin.is_new):
+        if state and (plan.grow.copies or not origin.is_new):
             entry = plan.rules.parameters[name]
             deeper.state[p] = {
-                key: _carried(key, value, name, entry, p, group, optimizer, operator) for key, value in state.items()
+                key: _carried(key, value, name, entry, p, group, optimizer, plan.grow) for key, value in state.items()
             }
     return deeper
 

@@ -14,10 +14,12 @@ from mupscale.growth.block_places import fitting_places
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place
 from mupscale.growth.stream_writers import StreamWriters
 from mupscale.planning import BlockList, Writers, find_block_lists
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, html_table, pattern_of_name, text_table, wrap_text
 
 DepthRule = Literal["none", "complete"]
 """How rates follow the depth: not at all, or as under a residual multiplier of 1/L (CompleteP)."""
+
+_HEADER = ("block", "comes from", "starts")
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class DepthPlan:
 
     origins: of every parameter and buffer of the deep model, by name. silent: the parameters of new blocks that write
     into the residual stream, and the value at which they write nothing. rules: what the deep model's parameter groups
-    go by; every factor is 1 unless rates follow the depth. lists: the lists of blocks that are longer.
+    go by; every factor is 1 unless rates follow the depth. grow: what the new blocks are. lists: the lists of blocks
+    that are longer. Printed, a plan is a table of the deep model's blocks.
 
     >>> import torch
     >>> from mupscale.models import GPT2
@@ -42,12 +45,49 @@ class DepthPlan:
     >>> plan = plan_depth(shallow, deep, inputs=torch.zeros(1, 8, dtype=torch.int64))
     >>> plan.origins["h.1.ln_1.weight"], sorted(plan.silent)[:2]
     (Origin(name='h.0.ln_1.weight', is_new=True), ['h.1.attn.c_proj.bias', 'h.1.attn.c_proj.weight'])
+    >>> plan
+    DepthPlan(1 → 2 blocks of 'h', Identity)
     """
 
     origins: Mapping[str, Origin]
     silent: Mapping[str, float]
     rules: Plan
+    grow: DepthOperator
     lists: Sequence[BlockList] = field(default_factory=tuple)
+
+    def __repr__(self) -> str:
+        return f"DepthPlan({', '.join([*map(_list_in_words, self.lists), type(self.grow).__name__])})"
+
+    def __str__(self) -> str:
+        """A table of the deep model's blocks, and below it what else there is to know."""
+        return f"{text_table(_HEADER, self._table_rows(), left=3)}\n{wrap_text(self._caption())}"
+
+    def _repr_html_(self) -> str:
+        """The same table in a notebook."""
+        return html_table(_HEADER, self._table_rows(), self._caption())
+
+    def _table_rows(self) -> list[tuple[str, ...]]:
+        new = "a copy" if self.grow.copies else "new, and writes nothing yet"
+        rows: list[tuple[str, ...]] = []
+        for one in self.lists:
+            for path in one.deep:
+                tensor = next((name for name in self.origins if name.startswith(f"{path}.")), None)
+                if tensor is not None:
+                    origin = self.origins[tensor]
+                    source = origin.name.removesuffix(tensor.removeprefix(path))
+                    rows.append((path, source, new if origin.is_new else "as it was"))
+        return rows
+
+    def _caption(self) -> str:
+        silent = sorted({pattern_of_name(name) for name in self.silent})
+        follows = any(entry.depth != 1 for entry in self.rules.parameters.values())
+        return "; ".join(
+            [
+                f"{self.grow!r}: the function {'changes' if self.grow.copies else 'stays'}",
+                *([f"what writes into the stream: {', '.join(silent)}"] if silent else []),
+                *(["learning rates follow the depth"] if follows else []),
+            ]
+        )
 
 
 def plan_depth(
@@ -95,7 +135,7 @@ def plan_depth(
     rules = _rules(deep)
     if depth_rule == "complete":
         rules = with_depth(rules, lists, needed)
-    return DepthPlan(origins, silent, rules, tuple(lists))
+    return DepthPlan(origins, silent, rules, operator, tuple(lists))
 
 
 def with_depth(plan: Plan, lists: Sequence[BlockList], writers: Mapping[str, Writers]) -> Plan:
@@ -121,6 +161,10 @@ def with_depth(plan: Plan, lists: Sequence[BlockList], writers: Mapping[str, Wri
                 depth = tidy(entry.depth * times)
                 entries[name] = replace(entry, fold=fold, offset=offset, depth=depth)
     return replace(plan, parameters=entries)
+
+
+def _list_in_words(one: BlockList) -> str:
+    return f"{len(one.shallow)} → {len(one.deep)} blocks of '{one.path.removesuffix('.*')}'"
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

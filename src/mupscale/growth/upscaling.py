@@ -103,17 +103,40 @@ def upscale(
     (torch.Size([32, 32]), True)
     """
     operator = choose_operator(grow, noise)
-    if scheduler is not None and scheduler.optimizer is not optimizer:
-        raise MupscaleError("a scheduler goes with its optimizer: give optimizer=, the one that it was made for")
+    check_scheduler(scheduler, optimizer)
     plan = _settled_plan(plan, narrow, wide, operator, inputs, fresh)
     sources = prepare_growth(narrow, wide, plan)
     grown = None if optimizer is None else grow_optimizer(optimizer, narrow, wide, plan, lr, operator)
     write_grown(sources, wide, plan, operator, seed)
     if isinstance(operator, Fresh) and operator.lossless:
         warn_of_loss(narrow, wide, plan, inputs)
-    if scheduler is not None and grown is not None:
-        return wide, grown, widen_scheduler(scheduler, grown)
-    return wide, grown
+    return with_scheduler(wide, grown, scheduler)
+
+
+def check_scheduler(scheduler: LRScheduler | None, optimizer: Optimizer | None) -> None:
+    """An error where a scheduler is given without the optimizer that it was made for.
+
+    >>> import torch
+    >>> optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    >>> check_scheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1), None)
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: a scheduler goes with its optimizer: give optimizer=, the one that it was ...
+    """
+    if scheduler is not None and scheduler.optimizer is not optimizer:
+        raise MupscaleError("a scheduler goes with its optimizer: give optimizer=, the one that it was made for")
+
+
+def with_scheduler(
+    model: nn.Module, optimizer: Optimizer | None, scheduler: LRScheduler | None
+) -> tuple[nn.Module, Optimizer | None] | tuple[nn.Module, Optimizer, LRScheduler]:
+    """What a growth returns: the grown model and optimizer, and, where there was a scheduler, its schedule for them.
+
+    >>> with_scheduler(nn.Linear(2, 2), None, None)
+    (Linear(in_features=2, out_features=2, bias=True), None)
+    """
+    if scheduler is None or optimizer is None:
+        return model, optimizer
+    return model, optimizer, widen_scheduler(scheduler, optimizer)
 
 
 def _settled_plan(
@@ -130,6 +153,12 @@ def _settled_plan(
             "fresh= is for a plan that is made here: give it to plan(…, fresh=…), or leave the plan out"
         )
     settled = make_plan(narrow, wide, inputs=inputs, fresh=fresh, grow=operator) if plan is None else plan
+    entries = [*settled.parameters.values(), *settled.buffers.values()]
+    if plan is None and all(entry.narrow == entry.wide for entry in entries):
+        raise MupscaleError(
+            "nothing would grow: the wide model has the narrow one's shapes, in all parameters and buffers; "
+            "build it wider"
+        )
     check_operator(operator, settled)
     if operator.needs_multiples and inputs is not None and plan is not None:
         check_plan_by_running(narrow, wide, settled, inputs)

@@ -1,0 +1,26 @@
+"""What grow= of a family says: an operator for width, one for depth, or a pair of the two."""
+
+from __future__ import annotations
+
+from mupscale.growth import Copies, DepthOperator, Identity, Operator
+from mupscale.system import MupscaleError
+
+Grow = Operator | DepthOperator | tuple[Operator, DepthOperator]
+"""How a model grows: in width, in depth, or in both."""
+
+
+def split_operators(grow: Grow | None) -> tuple[Operator, DepthOperator]:
+    """What is meant for width, and what for depth: what is not said is copies, and blocks that start as identity.
+
+    >>> split_operators(Identity())
+    (Copies(noise=0.0, paired=False), Identity(at=None))
+    """
+    parts = grow if isinstance(grow, tuple) else () if grow is None else (grow,)
+    wider = [part for part in parts if isinstance(part, Operator)]
+    deeper = [part for part in parts if isinstance(part, DepthOperator)]
+    if len(wider) > 1 or len(deeper) > 1 or len(wider) + len(deeper) != len(parts):
+        raise MupscaleError(
+            f"grow= takes an operator for width, such as mupscale.Fresh(), one for depth, such as mupscale.Identity(), "
+            f"or a pair of the two, not {grow!r}"
+        )
+    return (wider or [Copies()])[0], (deeper or [Identity()])[0]

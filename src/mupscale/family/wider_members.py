@@ -1,0 +1,63 @@
+"""A member of a family grown into a wider one: built, planned, tried on a batch if there is one, and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mupscale.core import Plan, WidthLike, naming
+from mupscale.growth import Operator, dress_like, has_unsaved_widths, upscale
+from mupscale.planning import all_tensors, check_plan_by_running
+
+
+class _Family(Protocol):
+    """What is asked here of the family."""
+
+    def build(self, width: WidthLike) -> nn.Module: ...
+    def sketch(self, width: WidthLike) -> nn.Module: ...
+    def widening(
+        self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module, *, grow: Operator | None = None
+    ) -> Plan: ...
+
+
+def widen_member(
+    family: _Family,
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    width: WidthLike,
+    grow: Operator,
+    lr: float | None,
+    seed: int,
+    place: Callable[[nn.Module], nn.Module] | None,
+    inputs: Any,
+) -> tuple[nn.Module, Optimizer | None]:
+    """The model and its optimizer at this width; the other arguments are those of `Family.upscale`.
+
+    >>> import mupscale as mu
+    >>> family = mu.Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), 64)
+    >>> wide, _ = widen_member(family, family.init(64), None, 96, mu.Fresh(), lr=None, seed=0, place=None, inputs=None)
+    >>> wide[2].weight.shape
+    torch.Size([2, 96])
+    """
+    wide = family.sketch(width)
+    if naming.plain_tensors_without_memory(wide) or has_unsaved_widths(wide, model):  # the narrow one lacks values
+        wide = _with_memory(family, width)
+    plan = family.widening(model, wide, grow=grow)
+    if inputs is not None and grow.needs_multiples:
+        has_memory = not any(tensor.is_meta for tensor in all_tensors(wide).values())
+        check_plan_by_running(model, wide if has_memory else _with_memory(family, width), plan, inputs)
+        plan, inputs = replace(plan, checked=True), None
+    dress_like(wide, model)
+    if place is not None:
+        wide = place(wide)
+    return upscale(naming.unwrap(model), wide, plan, optimizer, grow=grow, lr=lr, seed=seed, inputs=inputs)
+
+
+def _with_memory(family: _Family, width: WidthLike) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        return family.build(width)
