@@ -288,7 +288,7 @@ def _is_pickled(path: Path) -> bool:
             start = file.read(4)
     except OSError:
         return False
-    return start == b"PK\x03\x04" or start[:1] == b"\x80"
+    return start in (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
 
 
 def load_model_state(state: Mapping[str, Tensor], model: nn.Module) -> None:

@@ -128,7 +128,7 @@ def _run(name: str, words: list[str], shows_origin: bool) -> int:
     try:
         if text := stored_help(name, words):
             print(text)
-            return 0
+            raise SystemExit(0)  # as a parser ends
         if command.loads_classes:
             look_in_current_folder()
         return command.run(words)

@@ -256,6 +256,8 @@ def _describe_cause(error: BaseException, patience: float) -> str | None:
     text = (str(_driver_error(error)).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, ImportError):
         return "its database driver is missing; for PostgreSQL, pip install 'mupscale[sweep]'"
+    if isinstance(error, ValueError) and "null byte" in text:  # a mistake in the name
+        return None
     if "database is locked" in text:
         return f"another process has kept it locked for more than {patience:g} s"
     if isinstance(error, OSError) and error.errno is not None:
