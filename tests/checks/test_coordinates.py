@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 import mupscale as mu
 from mupscale.checks.coordinates import CoordCheck, Measurement
 from mupscale.models import GPT2, MLP, ResNet18
+from mupscale.system.errors import MupscaleError
 
 MLPS = mu.Family(lambda width: MLP(20, width, 5), base=64)
 
@@ -264,3 +265,40 @@ def test_flat_under_every_optimizer(optimizer: type[torch.optim.Optimizer]) -> N
         **EVERY_OPTIMIZER[optimizer],
     )
     assert max(abs(layer.change_power) for layer in check.layers) < 0.1, str(check)
+
+
+def deep_family(rule: Any) -> mu.Family:
+    return mu.Family(
+        lambda width, depth: GPT2(11, 8, width=width, head_dim=4, layers=depth),
+        base={"width": 16, "depth": 2},
+        inputs=torch.zeros(1, 8, dtype=torch.int64),
+        depth_rule=rule,
+    )
+
+
+def test_over_depth_blocks_at_the_same_part_of_the_way_are_compared(tmp_path: Path) -> None:
+    """Block 1 of 2 is block 6 of 12: what it reads changes as much under the rule, and more without it."""
+    torch.manual_seed(0)
+    depths, data = [{"width": 16, "depth": depth} for depth in (12, 2)], [torch.randint(11, (4, 8))] * 3
+    arguments: dict[str, Any] = {"lr": 1e-3, "steps": 3, "seeds": 1}
+    under, without = (
+        mu.coord_check(deep_family(rule), depths, data, language, torch.optim.AdamW, **arguments)
+        for rule in ("complete", "none")
+    )
+    assert under.widths == [2, 12]
+    assert "over depth 2, 12\nmodule           size ∝ depth^" in str(under)
+    assert {name.split(".")[1] for name in powers(under) if name.startswith("h.")} == {"0", "1"}
+    assert abs(powers(under)["h.1.ln_1"]) < 0.2, str(under)
+    assert powers(without)["h.1.ln_1"] - powers(under)["h.1.ln_1"] > 0.15, str(without)
+    assert under.plot(tmp_path / "depth.png").stat().st_size > 5000
+
+
+def test_models_of_one_size_are_refused() -> None:
+    for widths in ([64, 64], [{"width": 8, "depth": 2}, {"width": 16, "depth": 2}, {"width": 8, "depth": 4}]):
+        with pytest.raises(MupscaleError, match=r"compares models of different sizes.* let one size alone differ"):
+            mu.coord_check(MLPS, widths, vectors(1), classify, torch.optim.SGD, lr=0.1)
+
+
+def test_widths_are_shown_as_whole_numbers() -> None:
+    rows = [Measurement(width, 0, 1, "hidden", 1.0, 1.0) for width in (64.0, 128.0)]
+    assert CoordCheck(rows, "μP").verdict == "μP: flat over widths 64, 128"

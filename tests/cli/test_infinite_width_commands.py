@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mupscale.cli import main
 from mupscale.cli.infinite_width_options import gather_lists
-from mupscale.cli.infinite_width_tables import print_table
+from mupscale.cli.infinite_width_tables import print_comparison, print_table
 from mupscale.sweep.space import Space, Sweep
-from mupscale.theory.limit_study import LimitComparison
+from mupscale.theory.estimates import Estimate
+from mupscale.theory.limit_study import LimitComparison, Measurements
 from mupscale.theory.noise_sweep import sweep_limit as swept
 
 MLP = ["limit", "mlp", "--samples", "1500", "--seeds", "2", "--networks", "3", "--steps", "2", "--after", "2"]
@@ -61,7 +64,42 @@ def test_mlp_prints_a_table_and_writes_pictures_and_results(capsys: pytest.Captu
         "Results and pictures: limit/mlp",
     ):
         assert cell in said.out
-    assert said.err == ""
+    assert all("of 8 networks" in line for line in said.err.splitlines())  # where it takes longer than ten seconds
+
+
+def test_a_pipe_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("mupscale.system.terminal.SECONDS_BETWEEN_LINES", 0.0)
+    assert main([*MLP, "--widths", "16", "--samples", "400"]) == 0
+    assert capsys.readouterr().err.splitlines() == [f"{number} of 5 networks" for number in range(1, 6)]
+
+
+@pytest.mark.parametrize("command", [[*MLP, "--widths", "16", "32"], [*EXAMPLES, "--widths", "16"]])
+def test_what_is_printed_fits_into_80_columns(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*command, "--out", "none"]) == 0
+    shown = "".join(sign for sign in capsys.readouterr().out if not unicodedata.combining(sign))  # the bar of σ̄
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def comparison_with(errors: dict[int, list[float]]) -> LimitComparison:
+    """A comparison whose networks of each width are so far from the limit."""
+    zero, none = Estimate(torch.zeros(2, 1, 1, 1)), Estimate(torch.zeros(2, 1))
+    networks = [
+        Measurements(n, Estimate(torch.tensor(off).reshape(-1, 1, 1, 1)), none, none, none, torch.zeros(1))
+        for n, off in errors.items()
+    ]
+    return LimitComparison(
+        1, (), Measurements(None, zero, none, none, none, torch.zeros(1)), tuple(networks), none.mean
+    )
+
+
+def test_a_slope_that_may_be_none_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    print_comparison(comparison_with({100: [0.1, 0.4], 400: [0.3, 0.4]}))
+    assert "do not tell how fast they come closer as n grows (n^0." in capsys.readouterr().out
+    print_comparison(comparison_with({100: [0.2, 0.21], 400: [0.1, 0.105]}))
+    assert "Networks come closer as n^-0.50, give or take" in capsys.readouterr().out
 
 
 def test_lists_can_be_written_with_spaces_commas_or_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +220,7 @@ def test_a_sweep_that_is_lost_leaves_the_others(
     assert f"{found.best.loss:.4g}" in said
 
     lost.add(2)
-    assert main([*words, "--out", "nothing"]) == 1
+    assert main([*words, "--out", "nothing"]) == 3
     assert "all 2 trials diverged" in capsys.readouterr().err
     assert len(results("nothing")["sweeps"]) == 2
 
@@ -212,7 +250,7 @@ def test_tables_are_whole_on_a_narrow_terminal(
     ("words", "line"),
     [
         (["mlp", "--widths", "a"], "widths is a, but must be a whole number"),
-        (["mlp", "--widths", "8", "8"], "widths are different numbers of units, 1 or more, not 8, 8"),
+        (["mlp", "--widths", "8", "8"], "widths are distinct numbers of units, 1 or more, not 8, 8"),
         (["mlp", "--activation", "tan"], "'tan' is no activation known here"),
         (["mlp", "--frozen", "4"], "--frozen names layer 4, but layers are numbered from 1 to 3"),
         (["mlp", "--noise", "-1"], "--noise takes numbers of 0 or more, not -1.0"),
@@ -221,18 +259,18 @@ def test_tables_are_whole_on_a_narrow_terminal(
         (["mlp", "--networks", "1"], "--networks is 1, but must be 2 or more"),
         (["mlp", "--optimizer", "lion"], "--optimizer is lion, but must be one of sgd, sign, adam"),
         (["mlp", "--samples", "50"], "50 samples"),
-        (["mlp", "--lr", "1e200", "--samples", "500"], "diverged"),
+        (["mlp", "--lr", "-1"], "--lr takes numbers of 0 or more, not -1.0"),
+        (["examples", "--upscaled-lr", "-1"], "--upscaled-lr takes numbers of 0 or more, not -1.0"),
         (["mlp", "--width", "8"], "there is no option --width; did you mean --widths?"),
         (["mlp", "--device", "tpu"], "--device is tpu, but must be cpu or cuda"),
         (["mlp", "--inputs", "0"], "at least one input and one feature"),
         (["examples", "--noise", "1", "2"], "--noise takes four numbers, for the weights A B C D, not 2"),
         (["examples", "--after", "0"], "--after is 0, but must be 1 or more"),
-        (["sweep", "--times", "1"], "--times takes different numbers of 2 or more, not 1"),
-        (["sweep", "--times", "2", "2"], "--times takes different numbers of 2 or more, not 2 2"),
+        (["sweep", "--times", "1"], "--times takes distinct numbers of 2 or more, not 1"),
+        (["sweep", "--times", "2", "2"], "--times takes distinct numbers of 2 or more, not 2 2"),
         (["examples", "--sigma", "0"], "σ̄ of the initial weights must be above 0, not 0.0"),
         (["sweep", "--lrs", "0"], "a sweep needs at least one learning rate, and all of them above 0"),
         (["sweep", "--noises", "-1"], "is no noise level for a sweep"),
-        (["sweep", "--lrs", "1e9", "--samples", "500", "--steps", "1", "--after", "1"], "all 7 trials diverged"),
         (["swep"], "there is no command limit swep; did you mean limit sweep?"),
     ],
 )
@@ -243,13 +281,31 @@ def test_mistakes_are_one_sentence(words: list[str], line: str, capsys: pytest.C
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["mlp", "--lr", "1e200", "--samples", "500"], "training has diverged"),
+        (["sweep", "--lrs", "1e9", "--samples", "500", "--steps", "1", "--after", "1"], "all 7 trials diverged"),
+    ],
+)
+def test_training_that_diverges_has_a_status_of_its_own(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["limit", *words]) == 3
+    said = capsys.readouterr().err
+    assert said.startswith(f"mupscale limit {words[0]}: ")
+    assert line in said
+
+
 def test_a_folder_that_is_a_file_is_one_sentence_before_any_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("mupscale.theory.limit_study.compare_with_limit", None)
     Path("taken").write_text("")
     assert main([*MLP, "--widths", "[]", "--out", "taken"]) == 1
-    assert capsys.readouterr().err == "mupscale: the folder taken cannot be made: File exists; choose another\n"
+    assert (
+        capsys.readouterr().err == "mupscale limit mlp: the folder taken cannot be made: File exists; choose another\n"
+    )
 
 
 def test_what_does_not_fit_into_memory_is_one_sentence(
@@ -260,7 +316,9 @@ def test_what_does_not_fit_into_memory_is_one_sentence(
 
     monkeypatch.setattr("mupscale.theory.limit_study.compare_with_limit", too_large)
     assert main(MLP) == 1
-    assert capsys.readouterr().err.startswith("mupscale: this does not fit into memory: take smaller --widths")
+    assert capsys.readouterr().err.startswith(
+        "mupscale limit mlp: this does not fit into memory: take smaller --widths"
+    )
 
 
 @pytest.mark.parametrize("which", ["examples", "mlp", "sweep"])

@@ -326,6 +326,7 @@ def test_a_file_that_is_no_text(here: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_commands_get_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert line(capsys, ["trian"], 2) == "mupscale: there is no command trian; did you mean train?"
+    assert line(capsys, ["theory"], 2).endswith("did you mean limit?")
     assert "did you mean data tokenize?" in line(capsys, ["data", "tokenise"], 2)
     assert "give a recipe" in line(capsys, ["train"], 2)
     assert line(capsys, ["resume", "nowhere"], 2).startswith("mupscale resume: nowhere is no folder of a run")
@@ -336,7 +337,9 @@ def test_commands_get_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -
 def test_what_the_library_refuses_has_status_1(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     growth = ["--grow", "[{at: 20, width: {d_model: 100}}]"]
     said = line(capsys, ["train", "mine.yaml", *growth], 1)
-    assert said.startswith("mupscale: growth at step 20: d_model 100 is not a multiple of 64; take 64 or 128, or grow")
+    assert said.startswith(
+        "mupscale train: growth at step 20: d_model 100 is not a multiple of 64; take 64 or 128, or grow"
+    )
 
 
 def test_debug_shows_where_an_error_comes_from(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +365,7 @@ def test_without_what_it_is_installed_with(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     said = line(capsys, ["train", "mine.yaml"], 1)
-    assert said == f"mupscale: the command line needs {package}: pip install {package}"
+    assert said == f"mupscale train: the command line needs {package}: pip install {package}"
 
 
 def test_ctrl_c_before_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

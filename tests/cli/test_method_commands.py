@@ -127,7 +127,7 @@ def test_another_recipe_in_the_folder_is_refused_in_one_sentence(
     assert main(["run", "--paper", file, "--out", "run"]) == 1
     (line,) = said(capsys)
     assert line == (
-        "mupscale: run holds a run of another recipe: steps is 30 there and 24 here; choose another folder (--out)"
+        "mupscale run: run holds a run of another recipe: steps is 30 there and 24 here; choose another folder (--out)"
     )
 
 
@@ -194,7 +194,7 @@ def test_a_report_of_nothing_is_one_sentence(capsys: pytest.CaptureFixture[str])
     assert said(capsys) == ["mupscale report: give the folder of at least one run, such as runs/mlp-covtype-demo"]
     assert main(["report", "nowhere"]) == 1
     (line,) = said(capsys)
-    assert line.startswith("mupscale: nowhere holds no finished run of the method")
+    assert line.startswith("mupscale report: nowhere holds no finished run of the method")
 
 
 def test_torchrun_is_told_how_it_is_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,6 +122,12 @@ def test_any_model_of_the_class_has_a_plan() -> None:
     assert family("complete").plan(build(8, 6)) == family("complete").plan({"width": 8, "depth": 6})
 
 
+@pytest.mark.parametrize("rule", ["sqrt", "None", "", None])
+def test_a_rule_that_is_none_of_them_is_refused(rule: Any) -> None:
+    with pytest.raises(mu.MupscaleError, match=rf"depth_rule is 'none' or 'complete', not {rule!r}"):
+        family(rule)
+
+
 def test_bad_input() -> None:
     one = family()
     model = one.init({"width": 8, "depth": 3})

@@ -920,6 +920,13 @@ def test_a_subclass_of_torchs_own_is_known(base: type[optim.Optimizer]) -> None:
     assert isinstance(mu.make_optimizer(wide, plan, Ours, groups=matrices, lr=0.1), Ours)
 
 
+def test_an_optimizer_that_is_made_already_is_refused() -> None:
+    family = mu.Family(lambda width: MLP(3, width, 2), base=8)
+    model = family.init(8)
+    with pytest.raises(mu.MupscaleError, match=r"given as its class.*not as an object of AdamW"):
+        family.optimizer(model, optim.AdamW(model.parameters()))  # type: ignore[arg-type]
+
+
 def test_a_subclass_with_a_step_of_its_own_is_refused() -> None:
     class Ours(optim.Adam):
         def step(self, closure: Any = None) -> Any:

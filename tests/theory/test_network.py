@@ -363,6 +363,13 @@ def test_memory_is_linear_in_samples_times_latents(k: int) -> None:
             r"returned shape \(\) for a gradient",
         ),
         (lambda: Network(Limit(50, 3), MLPSetup(3), 3, 1).upscale(2, 0.1), "3 equal copies"),
+        (lambda: Stage(5, 0.5, times=2, noise=-0.5), "noise is a standard deviation, 0 or more and finite, not -0.5"),
+        (lambda: Stage(5, 0.5, 2, [0.1, float("nan"), 0.1]), "noise is a standard deviation, 0 or more and finite"),
+        (lambda: MLPSetup(3, sigma=-1.0), "sigma is a standard deviation, 0 or more and finite, not -1.0"),
+        (lambda: Stage(5, -1.0), "a learning rate is 0 or more, and finite, not -1.0"),
+        (lambda: Stage(1.5, 0.5), "in whole numbers, not 1.5 and 1"),  # type: ignore[arg-type]
+        (lambda: MLPSetup(3, entrywise="adam"), r"mupscale\.theory\.Adam\(\), .*; 'adam' is neither"),  # type: ignore
+        (lambda: MLPSetup(3, entrywise=torch.optim.Adam), "; Adam is neither"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_input_gets_one_sentence(make: Callable[[], object], words: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mupscale.system.errors import MupscaleError
-from mupscale.theory import Diverged, Estimate, Finite, Limit, Program, finite, limit
+from mupscale.theory import Diverged, Estimate, FewSamples, Finite, Limit, Program, finite, limit
 
 BACKENDS = [
     lambda n, k, seed=0: Finite(n, k, seed, device="cpu"),
@@ -308,7 +308,8 @@ def test_estimates_have_error_bars_and_a_note_when_latents_are_many() -> None:
             x = torch.relu(w @ x)
         return p.avg(x)
 
-    found = limit(program, samples=100, seeds=5)
+    with pytest.warns(FewSamples, match="7 latents are many for 100 samples"):
+        found = limit(program, samples=100, seeds=5)
     assert found.values.shape == (5,)
     torch.testing.assert_close(found.standard_error, found.values.std() / 5**0.5)
     assert "7 latents are many for 100 samples: take at least 140" in found.note
@@ -339,6 +340,7 @@ def _outer(p: Program, r: int, value: Callable[..., Tensor] = lambda *rows: sum(
         (lambda: _outer(Finite(10, 2), -1), "0 or more, not -1"),
         (lambda: _outer(Limit(20_000, 2), 2), "order 2 over 40000 entries needs 1.6e\\+09"),
         (lambda: Finite(10, 2).outer_nonlin(torch.tanh, [Finite(10, 2).vector(1, 3)]), "single vectors, not a batch"),
+        (lambda: Limit(9).matrix() @ Limit(9).matrix(), r"ImplicitMatrix is none; .*A @ \(B @ x\)"),  # type: ignore
         (lambda: Limit(5).vector(count=9), "9 independent normals and more, and 5 samples cannot hold.*take 200"),
         (lambda: limit(lambda p: p.avg(p.vector()), seeds=1), "at least two seeds, not 1"),
         (lambda: finite(lambda p: p.avg(p.vector()), 5, seeds=0), "at least two seeds, not 0"),

@@ -15,7 +15,7 @@ from mupscale.plots.figures import figure
 from mupscale.plots.gallery import Gallery
 from mupscale.sweep.space import Cell, Space, Sweep
 from mupscale.system.errors import MupscaleError
-from mupscale.theory import Finite, MLPSetup, Stage, limit_pictures
+from mupscale.theory import FewSamples, Finite, MLPSetup, Stage, limit_pictures
 from mupscale.theory.limit_study import (
     Experiment,
     LimitComparison,
@@ -161,7 +161,7 @@ def test_ticks_count_every_network_and_seed() -> None:
 
 @pytest.mark.parametrize("widths", [[0], [8, 8], [-1, 8]])
 def test_widths_must_be_different_and_positive(widths: list[int]) -> None:
-    with pytest.raises(MupscaleError, match="widths are different numbers of units"):
+    with pytest.raises(MupscaleError, match="widths are distinct numbers of units"):
         compare_with_limit(experiment(), widths, samples=500, seeds=2)
 
 
@@ -309,6 +309,11 @@ def test_a_sweep_says_where_latents_are_many() -> None:
     assert "latents are many for 300 samples" in note
     sweep_limit(experiment(Stage(1, 0.5)), Space((0.5,), (1.0,)), after=2, samples=3000, note=notes.append)
     assert len(notes) == 1
+    with pytest.warns(FewSamples, match="latents are many for 300 samples") as warned:
+        sweep_limit(experiment(Stage(1, 0.5)), Space((0.5,), (1.0, 2.0)), after=2, samples=300)
+    assert len(warned) == 1
+    with pytest.warns(FewSamples, match="latents are many for 300 samples"):
+        compare_with_limit(experiment(), [], samples=300, seeds=2)
 
 
 def test_a_network_of_zeros_has_equal_copies() -> None:

@@ -2,7 +2,8 @@
 
 equivalence       both models trained side by side
 differences       parameters and buffers that are not what they should be, and what usually causes it
-coordinates       how large activations and their changes are at each width
+coordinates       how large activations and their changes are at each width, or depth
+same_depth        which layers of a shallow and a deep model correspond
 rounding          models in float64, and models that differ in their last bits
 """
 

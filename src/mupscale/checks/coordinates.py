@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.checks.equivalence import Loss
+from mupscale.checks.same_depth import names_in_shallow
 from mupscale.core import Plan, Width, WidthLike, naming
 from mupscale.planning import Recorder, silence_dropout
 from mupscale.plots import COLORS, GREY, figure, save_figure
 from mupscale.system import MupscaleError, html_table, seeded, text_table
 
-_HEADER = ("module", "size ∝ width^", "change ∝ width^", "verdict")
 FLAT = 0.2
 """A power of the width within ±this counts as none."""
 
@@ -65,6 +65,8 @@ class Layer:
 class CoordCheck:
     """The table of measurements, a verdict per layer, and a picture.
 
+    axis: the size that the models differ in, and whose powers are fitted.
+
     >>> rows = [Measurement(width, 0, 1, "hidden", size=1.0, change=width / 64) for width in (64, 128, 256)]
     >>> print(CoordCheck(rows, "standard parametrisation"))
     standard parametrisation: NOT flat over widths 64, 128, 256
@@ -74,12 +76,15 @@ class CoordCheck:
 
     rows: list[Measurement]
     title: str
+    axis: str = "width"
 
     @property
     def layers(self) -> list[Layer]:
-        """One verdict per module."""
-        last = max(row.step for row in self.rows)
-        modules = dict.fromkeys(row.module for row in self.rows)
+        """One verdict for each module that all models have."""
+        last, widths = max(row.step for row in self.rows), dict[str, set[float]]()
+        for row in self.rows:
+            widths.setdefault(row.module, set()).add(row.width)
+        modules = [module for module, measured in widths.items() if len(measured) == len(self.widths)]
         return [Layer(m, self._power(m, last, "size"), self._power(m, last, "change")) for m in modules]
 
     @property
@@ -111,14 +116,20 @@ class CoordCheck:
     @property
     def verdict(self) -> str:
         """Whether all layers are flat, in a line."""
-        return f"{self.title}: {'flat' if self.ok else 'NOT flat'} over widths {', '.join(map(str, self.widths))}"
+        values = ", ".join(str(int(w) if w == int(w) else w) for w in self.widths)
+        what = "widths" if self.axis == "width" else self.axis
+        return f"{self.title}: {'flat' if self.ok else 'NOT flat'} over {what} {values}"
+
+    @property
+    def _header(self) -> tuple[str, ...]:
+        return "module", f"size ∝ {self.axis}^", f"change ∝ {self.axis}^", "verdict"
 
     def __str__(self) -> str:
-        return f"{self.verdict}\n{text_table(_HEADER, self._table_rows())}"
+        return f"{self.verdict}\n{text_table(self._header, self._table_rows())}"
 
     def _repr_html_(self) -> str:
         """For a notebook."""
-        return html_table(_HEADER, self._table_rows(), self.verdict)
+        return html_table(self._header, self._table_rows(), self.verdict)
 
     def _table_rows(self) -> list[tuple[str, ...]]:
         return [(x.module, f"{x.size_power:+.2f}", f"{x.change_power:+.2f}", x.verdict) for x in self.layers]
@@ -164,6 +175,7 @@ def coord_check(
     """Train members of the family for a few steps and measure their modules' outputs on the first batch.
 
     parametrization="standard" trains the author's own initialisation with one learning rate, for comparison.
+    Of models of several depths, blocks are compared that lie at the same part of the way, under the shallowest's names.
 
     >>> import mupscale as mu
     >>> from mupscale.models import MLP
@@ -177,8 +189,11 @@ def coord_check(
     data = list(batches)
     if len(widths) < 2 or not data:
         raise MupscaleError("coord_check needs at least two widths and one batch")
+    members = [Width.of(width) for width in widths]
+    axis, sizes = _differing_size(members)
     rows: list[Measurement] = []
-    for width in map(Width.of, widths):
+    first: nn.Module | None = None
+    for size, width in sorted(zip(sizes, members, strict=True), key=lambda pair: pair[0]):
         for seed in range(seeds):
             model = _member(family, width, seed, parametrization).to(dtype=dtype)
             silence_dropout(model)  # another mask at every look would count as change
@@ -187,9 +202,28 @@ def coord_check(
             else:
                 opt = optimizer(model.parameters(), **hyper)
             folds = _folds(family.plan(model)) if parametrization == "mup" else {}
-            rows += _measure(model, opt, data, loss, steps, float(width.size), seed, folds)
+            first = model if first is None else first
+            names = {path or OUTPUT: name or OUTPUT for path, name in names_in_shallow(first, model).items()}
+            measured = _measure(model, opt, data, loss, steps, size, seed, folds)
+            rows += [replace(row, module=names[row.module]) for row in measured if row.module in names]
     title = {"mup": "μP", "standard": "standard parametrisation"}[parametrization]
-    return CoordCheck(rows, f"{title}, {optimizer.__name__}")
+    return CoordCheck(rows, f"{title}, {optimizer.__name__}", axis)
+
+
+def _differing_size(widths: Sequence[Width]) -> tuple[str, list[float]]:
+    """The name of the one size in which these widths differ, such as a depth, and its values; else the width's own."""
+    for width in widths[1:]:
+        width.check_form(widths[0])
+    names = [name for name in widths[0].sizes if len({width.sizes[name] for width in widths}) > 1]
+    axis, sizes = "width", [float(width.size) for width in widths]
+    if len(names) == 1:
+        axis, sizes = names[0], [float(width.sizes[names[0]]) for width in widths]
+    if len(set(sizes)) < len(sizes):
+        raise MupscaleError(
+            f"coord_check compares models of different sizes, and {axis} is {', '.join(f'{s:g}' for s in sizes)}; let "
+            f"one size alone differ, or all of them grow"
+        )
+    return axis, sizes
 
 
 def _member(family: Members, width: Width, seed: int, parametrization: str) -> nn.Module:
@@ -276,7 +310,7 @@ def _plot(check: CoordCheck, path: Path, narrow: bool) -> Path:
         drawn += [v for v in values if v == v]
         style: dict[str, Any] = {"lw": 0.9, "color": GREY if layer.flat else _ODD}
         if layer.module in named:
-            style = {"lw": 1.6, "color": named[layer.module], "label": _label(layer), "zorder": 3}
+            style = {"lw": 1.6, "color": named[layer.module], "label": _label(layer, check.axis), "zorder": 3}
         ax.plot(check.widths, values, "o-", ms=3, **style)
     flat, more = len(check.layers) - len(odd), len(odd) - len(named)
     for count, color, text in ((more, _ODD, "more not flat"), (flat, GREY, "flat")):
@@ -289,7 +323,7 @@ def _plot(check: CoordCheck, path: Path, narrow: bool) -> Path:
     low, high = (min(drawn), max(drawn)) if drawn else (1.0, 1.0)
     middle, half = math.sqrt(low * high), max(10.0, 1.3 * math.sqrt(high / low))
     ax.set_ylim(middle / half, middle * half)  # at least two decades, so that what is flat looks flat
-    ax.set_xlabel("width")
+    ax.set_xlabel(check.axis)
     ax.set_ylabel(f"rms change of the layer's output after {last} steps")
     verdict = "flat" if check.ok else "not flat"
     ax.set_title(f"Coordinate check, {check.title}: {verdict}", loc="left", fontsize=9.5 if narrow else 11)
@@ -302,10 +336,10 @@ def _plot(check: CoordCheck, path: Path, narrow: bool) -> Path:
     return save_figure(fig, path)
 
 
-def _label(layer: Layer) -> str:
+def _label(layer: Layer, axis: str) -> str:
     """The power that makes the layer not flat: of its change or, where that is flat, of its size."""
     by_change = abs(layer.change_power) > FLAT
     power = layer.change_power if by_change else layer.size_power
     if math.isinf(power):
         return f"{layer.module} {'diverges' if power > 0 else 'vanishes'}"
-    return f"{layer.module} {'∝' if by_change else 'size ∝'} width$^{{{power:+.2f}}}$"
+    return f"{layer.module} {'∝' if by_change else 'size ∝'} {axis}$^{{{power:+.2f}}}$"

@@ -70,6 +70,8 @@ _ENDING = (
     "-q shows results alone; -v every line of progress, and where an error comes from (--debug: that alone).",
     "Exit status: 0 done; 1 refused, or models differ; 2 a wrong command line; 3 training diverged; 130 interrupted.",
 )
+_OTHER_WORDS = {"theory": "limit", "widen": "upscale", "grow": "upscale", "compare": "run"}
+"""What a command might be called, and is not."""
 _QUIET, _VERBOSE = {"-q", "--quiet"}, {"-v", "--verbose"}
 
 
@@ -169,6 +171,6 @@ def _show_group_or_refuse(words: list[str]) -> int:
         print(_overview(group))
         return 0
     unknown = " ".join(words[:2]) if group else words[0]
-    near = difflib.get_close_matches(unknown, COMMANDS, n=1, cutoff=0.5)
+    near = [_OTHER_WORDS[unknown]] if unknown in _OTHER_WORDS else difflib.get_close_matches(unknown, COMMANDS, n=1)
     hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(COMMANDS)}"
     return print_failure(f"mupscale: there is no command {unknown}{hint}", 2)

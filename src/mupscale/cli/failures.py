@@ -7,7 +7,7 @@ import os
 import sys
 
 from mupscale.cli.arguments import UsageError
-from mupscale.system import Interrupted, MupscaleError, is_out_of_memory, printable
+from mupscale.system import Diverged, Interrupted, MupscaleError, is_out_of_memory, printable
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LONGEST = 600
@@ -23,7 +23,7 @@ def failure_sentence(error: BaseException, command: str, again: str) -> tuple[st
     if isinstance(error, UsageError):
         return f"{of_command}: {error}", 2
     if isinstance(error, MupscaleError):
-        return f"mupscale: {error}", 1
+        return f"{of_command}: {error}", 3 if isinstance(error, Diverged) else 1
     if isinstance(error, OSError):
         return f"{of_command}: {_of_the_system(error)}{again}", 1
     if is_out_of_memory(error):

@@ -20,7 +20,7 @@ from mupscale.cli.infinite_width_options import (
 )
 from mupscale.cli.infinite_width_tables import print_best, print_comparison, print_conditions, print_example
 from mupscale.cli.output_places import may_write_nothing, print_place
-from mupscale.system import MupscaleError, open_display
+from mupscale.system import MupscaleError, open_display, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.sweep import Space, Sweep
@@ -101,6 +101,7 @@ def limit_mlp_command(words: list[str]) -> int:
             device=device,
             dense=not options.revealed,
             tick=tick,
+            note=limit_study.ignore,  # it is printed below the table
         )
     limit_pictures.draw_losses(comparison, gallery)
     limit_pictures.draw_copies(comparison, gallery)
@@ -131,7 +132,7 @@ def limit_sweep_command(words: list[str]) -> int:
         sweeps[0].check_any_finished()
     print_best(sweeps)
     for note in notes:
-        print(f"Note: {note}.")
+        print(wrap_text(f"Note: {note}."))
     return _write_results(gallery.folder, results)
 
 
@@ -180,11 +181,18 @@ def _memory_errors_in_words() -> Iterator[None]:
 
 @contextmanager
 def _bar(total: int, what: str) -> Iterator[Callable[[], None]]:
-    """How much is done and how long it will take, where stderr is a terminal."""
+    """How much is done and how long it will take, where stderr is a terminal; elsewhere a line now and then."""
     if sys.stderr.isatty():
         installed("rich.progress")
-    display = open_display(("wide bar", "count", what, "time", "left", "time left"), total, transient=True)
+    columns = ("wide bar", "count", what, "time", "left", "time left")
+    display, done = open_display(columns, total, transient=True, lines="stderr"), 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        display.update(done, f"{done} of {total} {what}")
+
     try:
-        yield display.advance
+        yield tick
     finally:
         display.close()

@@ -16,7 +16,7 @@ EXAMPLES = """\
 The paper's two worked examples, linear MLPs with frozen input and readout: closed forms, limit and finite networks
 side by side, and when noise leaves the limit unchanged.
 
-  mupscale limit examples
+  mupscale limit examples                                                40 seconds of one core
   mupscale limit examples --times 3 --noise 0.7 0.3 0.4 0.55 --widths 256 512 1024 2048 4096 --revealed"""
 
 MLP = """\
@@ -56,6 +56,7 @@ def read_examples_options(words: Sequence[str]) -> Any:
     parser.add_argument(
         "--noise",
         type=list[float],
+        metavar="X …",
         default=[0.8, 0.5, 0.4, 0.3],
         help="σ̄_Δ of the weights A B C D, A being the readout",
     )
@@ -68,7 +69,7 @@ def read_examples_options(words: Sequence[str]) -> Any:
     if len(options.noise) != 4:
         raise UsageError(f"--noise takes four numbers, for the weights A B C D, not {len(options.noise)}")
     _check_at_least(options, steps=0, after=1, times=1, networks=2)
-    _check_not_negative(options, "noise", "sigma")
+    _check_not_negative(options, "noise", "sigma", "lr", "upscaled_lr")
     return options
 
 
@@ -92,7 +93,7 @@ def read_mlp_options(words: Sequence[str]) -> Any:
     _add_out_option(parser, "limit/mlp")
     options = _parse(parser, words)
     _check_at_least(options, steps=0, after=0, samples=2, seeds=2, networks=2)
-    _check_not_negative(options, "noise", "sigma")
+    _check_not_negative(options, "noise", "sigma", "lr", "upscaled_lr")
     if not options.times or min(options.times) < 1:
         raise UsageError(f"--times takes whole numbers of 1 or more, not {_joined(options.times) or 'nothing'}")
     return options
@@ -123,9 +124,9 @@ def read_sweep_options(words: Sequence[str]) -> Any:
     _add_out_option(parser, "limit/sweep")
     options = _parse(parser, words)
     _check_at_least(options, steps=0, after=1, samples=2, seeds=2)
-    _check_not_negative(options, "sigma")
+    _check_not_negative(options, "sigma", "lr")
     if not options.times or min(options.times) < 2 or len(set(options.times)) < len(options.times):
-        raise UsageError(f"--times takes different numbers of 2 or more, not {_joined(options.times) or 'nothing'}")
+        raise UsageError(f"--times takes distinct numbers of 2 or more, not {_joined(options.times) or 'nothing'}")
     return options
 
 
@@ -240,8 +241,9 @@ def _check_at_least(options: Any, **least: int) -> None:
 def _check_not_negative(options: Any, *names: str) -> None:
     for name in names:
         values = options[name] if isinstance(options[name], list) else [options[name]]
-        if not values or not all(0 <= value < math.inf for value in values):
-            raise UsageError(f"--{name} takes numbers of 0 or more, not {_joined(values) or 'nothing'}")
+        if not values or not all(value is None or 0 <= value < math.inf for value in values):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} takes numbers of 0 or more, not {_joined(values) or 'nothing'}")
 
 
 def _joined(values: Sequence[Any]) -> str:

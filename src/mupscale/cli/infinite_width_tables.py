@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mupscale.cli.arguments import installed
+from mupscale.system import terminal_width, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.sweep import Sweep
@@ -29,7 +29,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
         table.add_column(name, justify="left" if sentences else "right", no_wrap=not sentences)
     for row in cells:
         table.add_row(*row)
-    console = installed("rich.console").Console(width=None if sys.stdout.isatty() else 160)
+    console = installed("rich.console").Console(width=terminal_width() or 160)
     console.width = max(console.width, least)
     console.print(table)
 
@@ -40,7 +40,7 @@ def print_example(example: WorkedExample) -> None:
     columns = ["step", "closed form", "limit − it", *(f"n = {n}" for n in comparison.widths)]
     print_table(f"Example {example.number}: the output", columns, _output_rows(example))
     slope = f" {_slope(comparison)}" if comparison.slope is not None else ""
-    print(f"The limit backend is within {example.difference:.1e} of the closed form.{slope}\n")
+    print(wrap_text(f"The limit backend is within {example.difference:.1e} of the closed form.{slope}") + "\n")
 
 
 def print_conditions(checks: Sequence[ConditionCheck]) -> None:
@@ -58,11 +58,11 @@ def print_comparison(comparison: LimitComparison) -> None:
         correlation = comparison.limit.correlation
         least = f"{float(correlation.min()):.3f} at its lowest, {float(correlation[-1]):.3f} at the end"
         which = "copies of a unit that part first" if len(comparison.upscaled) > 1 else "copies of a unit"
-        print(f"Correlation between {which}, in the limit: {least}.")
+        print(wrap_text(f"Correlation between {which}, in the limit: {least}."))
     if comparison.slope is not None:
-        print(_slope(comparison))
+        print(wrap_text(_slope(comparison)))
     if comparison.limit.outputs.note:
-        print(f"Note: {comparison.limit.outputs.note}.")
+        print(wrap_text(f"Note: {comparison.limit.outputs.note}."))
 
 
 def print_best(sweeps: Sequence[Sweep]) -> None:
@@ -73,7 +73,7 @@ def print_best(sweeps: Sequence[Sweep]) -> None:
     print_table("The best cell at infinite width", columns, map(_best_row, sweeps))
     for sweep in sweeps:
         for sentence in sweep_remarks(sweep):
-            print(f"{sweep.start} → {sweep.width}: {sentence}.")
+            print(wrap_text(f"{sweep.start} → {sweep.width}: {sentence}."))
 
 
 def _comparison_rows(comparison: LimitComparison) -> Iterator[tuple[str, ...]]:
@@ -108,7 +108,13 @@ def _last_value(estimate: Estimate) -> str:
 
 
 def _slope(comparison: LimitComparison) -> str:
-    power = f"n^{comparison.slope:.2f}, give or take {comparison.slope_error:.2f}"
+    slope, doubt = comparison.slope or 0.0, comparison.slope_error or 0.0
+    power = f"n^{slope:.2f}, give or take {doubt:.2f}"
+    if slope + 2 * doubt >= 0:
+        return (
+            f"These networks do not tell how fast they come closer as n grows ({power}; the Master theorem says "
+            f"n^-0.5): take more networks, or widths that are farther apart."
+        )
     return f"Networks come closer as {power}; the Master theorem says n^-0.5."
 
 

@@ -18,6 +18,7 @@ from mupscale.growth import (
     DepthOperator,
     DepthRule,
     Operator,
+    check_depth_rule,
     deepen,
     deepen_optimizer,
     dress_deep,
@@ -45,6 +46,7 @@ class Depths:
         rule: DepthRule,
         make: Callable[..., Any],
     ) -> None:
+        check_depth_rule(rule)
         self.family, self.name, self.rule, self._make = family, name, rule, make
         self.base, self._widths = int(base.sizes[name]), self._without(base)
         self._init_at = None if init_at is None else self._without(init_at)

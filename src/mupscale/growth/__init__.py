@@ -25,7 +25,7 @@ deepening        weights, buffers and optimizer state of a deeper model
 from mupscale.growth.copies import Copies, NaiveCopies
 from mupscale.growth.deepening import deepen, deepen_optimizer, dress_deep
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place, Stack
-from mupscale.growth.depth_plans import DepthPlan, DepthRule, Origin, plan_depth, with_depth
+from mupscale.growth.depth_plans import DepthPlan, DepthRule, Origin, check_depth_rule, plan_depth, with_depth
 from mupscale.growth.draws import DRAWS, Draws, draw_normal, standard_normal
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.fresh_tensor import FreshTensor, FreshValues, Region
@@ -74,6 +74,7 @@ __all__ = [
     "StatePart",
     "Unit",
     "axes_of_state",
+    "check_depth_rule",
     "check_noise",
     "check_scheduler",
     "check_spread",

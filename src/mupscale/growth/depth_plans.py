@@ -22,6 +22,17 @@ DepthRule = Literal["none", "complete"]
 _HEADER = ("block", "comes from", "starts")
 
 
+def check_depth_rule(rule: DepthRule) -> None:
+    """An error unless this is one of the rules; a misspelt one would otherwise be some rule or other.
+
+    >>> check_depth_rule("sqrt")
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: depth_rule is 'none' or 'complete', not 'sqrt'
+    """
+    if rule not in get_args(DepthRule):
+        raise MupscaleError(f"depth_rule is 'none' or 'complete', not {rule!r}")
+
+
 @dataclass(frozen=True)
 class Origin:
     """The shallow model's tensor that one of the deep model is, or, where it is new, is a copy of or like."""
@@ -115,8 +126,7 @@ def plan_depth(
     mupscale.system.errors.MupscaleError: 'layers.1' cannot start as identity: it has no residual connection: ...
     """
     operator = Identity() if grow is None else grow
-    if depth_rule not in get_args(DepthRule):
-        raise MupscaleError(f"depth_rule is none or complete, not {depth_rule!r}")
+    check_depth_rule(depth_rule)
     lists = find_block_lists(shallow, deep, blocks)
     tensors, deeper = _tensors(shallow), _tensors(deep)
     places = {one.path: fitting_places(one, operator, tensors, deeper) for one in lists}

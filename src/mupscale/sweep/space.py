@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from mupscale.engine import Status
-from mupscale.system import MupscaleError
+from mupscale.system import Diverged, MupscaleError
 
 
 class Cell(NamedTuple):
@@ -133,7 +133,7 @@ class Sweep:
                 f"{self.name}: no trial came to its end ({counts['diverged']} diverged, {counts['pruned']} were "
                 f"pruned), so there is nothing to choose: try rates below {min(self.space.lrs):g}, or no pruner"
             )
-        raise MupscaleError(
+        raise Diverged(
             f"{self.name}: all {len(self.trials)} trials diverged, so there is nothing to choose: try learning "
             f"rates below {min(self.space.lrs):g}"
         )

@@ -21,7 +21,7 @@ extras    optional packages, and how to install them
 
 from mupscale.system.cores import usable_cores
 from mupscale.system.environment import number_in_environment
-from mupscale.system.errors import Interrupted, MupscaleError, PlanError, UncheckedPlan
+from mupscale.system.errors import Diverged, Interrupted, MupscaleError, PlanError, UncheckedPlan
 from mupscale.system.extras import require
 from mupscale.system.files import appearing, clear_leftovers, replace_text, replacing, sync_folder, write_json
 from mupscale.system.json_files import parse_json, read_json, read_regular
@@ -50,6 +50,7 @@ __all__ = [
     "NOT_EMPTY",
     "VERSION",
     "Display",
+    "Diverged",
     "Finite",
     "Interrupted",
     "MupscaleError",

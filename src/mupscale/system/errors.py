@@ -9,6 +9,10 @@ class PlanError(MupscaleError):
     """Modules alone do not tell what a parameter's width is to it; a batch (`inputs=`) or `roles=` would."""
 
 
+class Diverged(MupscaleError):
+    """Training, or a program at infinite width, has left the finite numbers."""
+
+
 class Interrupted(MupscaleError):
     """The user asked to stop; what was done is saved where there is a place for it."""
 

@@ -9,8 +9,9 @@ limit_study        finite networks beside the limit; noise_sweep: noise × learn
 worked_examples    the paper's two, in closed form; noise_conditions: when noise leaves their limit unchanged
 """
 
+from mupscale.system import Diverged
 from mupscale.theory import limit_pictures, limit_study
-from mupscale.theory.estimates import Estimate, finite, limit
+from mupscale.theory.estimates import Estimate, FewSamples, finite, limit
 from mupscale.theory.finite_backend import Finite
 from mupscale.theory.limit_backend import Limit
 from mupscale.theory.limit_study import Experiment, LimitComparison, WorkedExample, gaussian_batch
@@ -18,7 +19,7 @@ from mupscale.theory.mlp_training import Activation, MLPSetup, Network, Run, Sta
 from mupscale.theory.noise_conditions import ConditionCheck, measure_conditions
 from mupscale.theory.noise_sweep import sweep_limit
 from mupscale.theory.optimizers import Adam, Entrywise, Sign
-from mupscale.theory.program import Diverged, Matrix, Program
+from mupscale.theory.program import Matrix, Program
 from mupscale.theory.worked_examples import Settings
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Entrywise",
     "Estimate",
     "Experiment",
+    "FewSamples",
     "Finite",
     "Limit",
     "LimitComparison",

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mupscale.system import MupscaleError
+from mupscale.system import Diverged, MupscaleError
 from mupscale.theory.finite_backend import Finite
 from mupscale.theory.limit_backend import Limit
-from mupscale.theory.program import Diverged, Program
+from mupscale.theory.program import Program
 
 _SAMPLES_PER_LATENT = 20  # samples for each latent below which orthonormal normals are no longer nearly independent
+
+
+class FewSamples(UserWarning):
+    """The limit was computed with few samples for its latents, and may be biased."""
+
+
+def warn_of_few_samples(note: str) -> None:
+    """What is done with a note where nobody says anything else."""
+    warnings.warn(note, FewSamples, stacklevel=3)
 
 
 @dataclass(frozen=True)
@@ -55,10 +65,12 @@ def limit(
     seeds: int = 4,
     device: str | torch.device | None = None,
     dots: bool = True,
+    note: Callable[[str], None] = warn_of_few_samples,
 ) -> Estimate:
     """What a program's numbers tend to as the width grows (Master theorem), with a standard error over seeds.
 
-    The note is a sentence where there are too many latents for the samples.
+    note: called with a sentence where there are too many latents for the samples; a warning (`FewSamples`) if nothing
+    else is said. The estimate's own `note` has it, too.
 
     Two products with iid matrices of variance 1/n keep a vector's mean square:
 
@@ -75,14 +87,14 @@ def limit(
         latents = max(latents, backend.latents)
         return numbers
 
-    values = _run_seeds(one, seeds)
-    note = ""
+    values, text = _run_seeds(one, seeds), ""
     if samples < _SAMPLES_PER_LATENT * latents:
-        note = (
+        text = (
             f"{latents} latents are many for {samples} samples: take at least {_SAMPLES_PER_LATENT * latents}, or the "
             f"limit may be biased by more than its error bar says"
         )
-    return Estimate(values, note)
+        note(text)
+    return Estimate(values, text)
 
 
 def finite(

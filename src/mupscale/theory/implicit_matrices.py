@@ -16,7 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mupscale.theory.program import Diverged, Matrix, Program
+from mupscale.system import Diverged
+from mupscale.theory.program import Matrix, Program
 
 _NEW = {torch.float64: 1e-7, torch.float32: 1e-4}  # what part of a vector, beyond the basis, counts as a new direction
 

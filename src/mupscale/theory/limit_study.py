@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mupscale.system import MupscaleError, replace_text
-from mupscale.theory.estimates import Estimate, finite, limit
+from mupscale.theory.estimates import Estimate, finite, limit, warn_of_few_samples
 from mupscale.theory.mlp_training import MLPSetup, Run, Stage, count_copies, mask_separated_copies, run
 from mupscale.theory.program import Program
 from mupscale.theory.worked_examples import Settings, example_1, example_2, never_upscaled
@@ -199,10 +199,12 @@ def compare_with_limit(
     device: str | None = None,
     dense: bool = True,
     tick: Tick = ignore,
+    note: Callable[[str], None] = warn_of_few_samples,
 ) -> LimitComparison:
     """Run an experiment in the limit, with `seeds` of `samples`, and on `networks` real ones of each width.
 
-    dense=False never forms their matrices (as in `Finite`): for networks that are too wide for memory.
+    dense=False never forms their matrices (as in `Finite`): for networks that are too wide for memory. note: as in
+    `limit`.
 
     >>> experiment = Experiment(MLPSetup(3, "tanh"), *gaussian_batch(2), [Stage(1, 0.5), Stage(1, 0.5, 2, 0.5)])
     >>> comparison = compare_with_limit(experiment, [16, 64], samples=400, seeds=2, networks=4)
@@ -210,7 +212,7 @@ def compare_with_limit(
     (2, (1,), [16, 64], True)
     """
     if len(set(widths)) != len(widths) or any(n < 1 for n in widths):
-        raise MupscaleError(f"widths are different numbers of units, 1 or more, not {', '.join(map(str, widths))}")
+        raise MupscaleError(f"widths are distinct numbers of units, 1 or more, not {', '.join(map(str, widths))}")
     runs: list[Run] = []
 
     def program(backend: Program) -> Tensor:
@@ -220,7 +222,7 @@ def compare_with_limit(
         return result.outputs
 
     k, dtype = experiment.times, torch.float32 if dense else torch.float64
-    outputs = limit(program, k=k, samples=samples, seeds=seeds, device=device)
+    outputs = limit(program, k=k, samples=samples, seeds=seeds, device=device, note=note)
     edges, separated = _edges(runs), mask_separated_copies(experiment.stages)
     infinite, upscaled = _measure(None, outputs, runs, separated, edges), runs[0].upscaled
     measured = []

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
-from mupscale.system import MupscaleError
+from mupscale.system import Diverged, MupscaleError
 from mupscale.theory.optimizers import Entrywise, Momentum, State
-from mupscale.theory.program import Diverged, Program
+from mupscale.theory.program import Program
 from mupscale.theory.weights import EntrywiseUpdates, HiddenWeight, OuterProductUpdates
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -78,10 +79,15 @@ class Stage:
     noise: PerLayer = 0.0
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.times < 1:
+        whole = isinstance(self.steps, Integral) and isinstance(self.times, Integral)
+        if not whole or self.steps < 0 or self.times < 1:
             raise MupscaleError(
-                f"a stage has 0 steps or more and widens 1 time or more, not {self.steps} and {self.times}"
+                f"a stage has 0 steps or more and widens 1 time or more, in whole numbers, not {self.steps} and "
+                f"{self.times}"
             )
+        if not 0 <= self.lr < math.inf:
+            raise MupscaleError(f"a learning rate is 0 or more, and finite, not {self.lr}")
+        _check_not_negative(self.noise, "noise")
 
 
 def count_copies(stages: Sequence[Stage]) -> int:
@@ -118,7 +124,7 @@ class MLPSetup:
     entrywise: Entrywise | Function | None = None
 
     def __post_init__(self) -> None:
-        if self.layers < 2:
+        if not isinstance(self.layers, Integral) or self.layers < 2:
             raise MupscaleError(
                 f"an MLP has an input and a readout layer and more between them, not {self.layers} layers"
             )
@@ -128,9 +134,16 @@ class MLPSetup:
             raise MupscaleError(
                 f"trained says of {len(self.trained)} layers whether they learn, and there are {self.layers}"
             )
+        if isinstance(self.entrywise, type) or not (self.entrywise is None or callable(self.entrywise)):
+            name = self.entrywise.__name__ if isinstance(self.entrywise, type) else repr(self.entrywise)
+            raise MupscaleError(
+                f"entrywise is a function of a gradient's entries or an object, such as mupscale.theory.Sign() and "
+                f"mupscale.theory.Adam(), and None is SGD; {name} is neither"
+            )
         if isinstance(self.entrywise, Entrywise) and self.momentum:
             raise MupscaleError(f"{type(self.entrywise).__name__} has its own memory: leave momentum out")
         _per_layer(self.sigma, self.layers, "sigma")
+        _check_not_negative(self.sigma, "sigma")
 
     @property
     def phi(self) -> Activation:
@@ -297,6 +310,16 @@ class Network:
                 f"the activation returned shape {tuple(x.shape)} for {tuple(h.shape)}; it must act entry by entry"
             )
         return x
+
+
+def _check_not_negative(value: PerLayer, what: str) -> None:
+    """Refuse standard deviations that are none; what is no number at all is refused where the layers are counted."""
+    try:
+        levels = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        return
+    if not bool((levels.isfinite() & (levels >= 0)).all()):
+        raise MupscaleError(f"{what} is a standard deviation, 0 or more and finite, not {value}")
 
 
 def _per_layer(value: PerLayer, layers: int, what: str) -> list[float]:

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 
 from mupscale.sweep import Cell, Space, Sweep, Trial
-from mupscale.system import MupscaleError
-from mupscale.theory.estimates import limit
+from mupscale.system import Diverged, MupscaleError
+from mupscale.theory.estimates import limit, warn_of_few_samples
 from mupscale.theory.limit_study import Experiment, Tick, ignore
 from mupscale.theory.mlp_training import Stage
-from mupscale.theory.program import Diverged
 
 _LOST = 100  # times the untrained network's loss at which a trial counts as diverged
 
@@ -26,13 +25,13 @@ def sweep_limit(
     seeds: int = 2,
     device: str | None = None,
     tick: Tick = ignore,
-    note: Callable[[str], None] = ignore,
+    note: Callable[[str], None] = warn_of_few_samples,
 ) -> Sweep:
     """Noise × learning rate at infinite width: the experiment's stages, an upscaling by `times`, `after` steps more.
 
     The loss is that of the batch at the end. Every cell has the same seeds, so that cells differ by more than chance. A
     trial that ends far above the loss of the untrained network counts as diverged: few steps do not reach infinity.
-    note: called with a sentence where there are too many latents for the samples.
+    note: as in `limit`, once for the sweep.
 
     >>> from mupscale.theory import Experiment, MLPSetup, Stage, gaussian_batch
     >>> before = Experiment(MLPSetup(3, "linear"), *gaussian_batch(1), [Stage(1, 0.5)])
@@ -74,7 +73,12 @@ def _run_trial(
     before = sum(stage.steps for stage in experiment.stages)
     try:
         estimate = limit(
-            lambda program: upscaled(program).losses, k=upscaled.times, samples=samples, seeds=seeds, device=device
+            lambda program: upscaled(program).losses,
+            k=upscaled.times,
+            samples=samples,
+            seeds=seeds,
+            device=device,
+            note=ignore,
         )
     except Diverged:
         return Trial(cell.lr, cell.noise, "diverged", None), ""

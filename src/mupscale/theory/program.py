@@ -24,10 +24,6 @@ Psi = Callable[..., Tensor]
 _AT_A_TIME = 1 << 24  # entries of an outer product that are in memory at once
 
 
-class Diverged(MupscaleError):
-    """Numbers of a program have left the finite ones."""
-
-
 class Matrix(ABC):
     """A random nk × nk matrix with entries N(0, 1/n), drawn for blocks of `copies` × `copies` equal entries.
 
@@ -163,6 +159,11 @@ class Program(ABC):
 
     def check(self, x: Tensor, what: str) -> None:
         """Refuse what is no vector of this program."""
+        if not isinstance(x, Tensor):
+            raise MupscaleError(
+                f"{what} takes vectors, and {type(x).__name__} is none; multiply from the right, one matrix after the "
+                f"other: A @ (B @ x)"
+            )
         if x.dim() < 2 or tuple(x.shape[-2:]) != (self.units, self.k):
             raise MupscaleError(
                 f"{what} takes vectors of shape (…, {self.units}, {self.k}), units × copies, not {tuple(x.shape)}"
