@@ -35,7 +35,10 @@ class Plan:
     forget gate starts at 1.
     norms: of the parameters of a norm over a growing axis, what it does: "layer" (centres and divides), "rms" (divides)
     or "group" (centres and divides groups of units) at its gain, and "bias" at the other.
-    checked: whether models were run to see that copies by this plan are exact.
+    past_norms: by parameter, the growing dimensions whose units no norm reads (outputs) or made (inputs), where a run
+    has shown it; None if none has.
+    checked: whether models were run to see that this plan is right: copies are exact, or new units that are silent
+    leave the outputs as they were.
 
     >>> import mupscale as mu
     >>> plan = mu.plan(nn.Linear(4, 8), nn.Linear(4, 16))
@@ -51,6 +54,7 @@ class Plan:
     mup: bool = False
     means: Mapping[str, tuple[float, ...]] | None = None
     norms: Mapping[str, str] = field(default_factory=dict)
+    past_norms: Mapping[str, tuple[int, ...]] | None = None
     checked: bool = field(default=False, compare=False)
 
     def __getitem__(self, name: str) -> Entry:
@@ -84,6 +88,7 @@ class Plan:
             self.mup,
             later.means,
             {**self.norms, **later.norms},
+            self.past_norms if later.past_norms is None else later.past_norms,
             self.checked and later.checked,
         )
 
@@ -131,6 +136,7 @@ class Plan:
         content["mup"] = self.mup
         content["means"] = None if self.means is None else {n: list(m) for n, m in self.means.items()}
         content["norms"] = dict(self.norms)
+        content["past_norms"] = None if self.past_norms is None else {n: list(d) for n, d in self.past_norms.items()}
         content["checked"] = self.checked
         return json.dumps({"format": _FORMAT, **content}, indent=1)
 
@@ -145,7 +151,9 @@ class Plan:
             means = content.get("means")
             parts = None if means is None else {n: tuple(m) for n, m in means.items()}
             norms, checked = content.get("norms", {}), content.get("checked", False)
-            return cls(sides[0], sides[1], content["fresh"], content["mup"], parts, norms, checked)
+            past = content.get("past_norms")
+            dims = None if past is None else {n: tuple(d) for n, d in past.items()}
+            return cls(sides[0], sides[1], content["fresh"], content["mup"], parts, norms, dims, checked)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as error:
             raise MupscaleError(f"this is not a plan written by mupscale ({type(error).__name__}: {error})") from None
 

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from mupscale.core import Plan
 from mupscale.growth.copies import Copies
 from mupscale.growth.fresh import Fresh
-from mupscale.growth.lossless import warn_of_loss
+from mupscale.growth.lossless import warn_of_loss, with_past_norms
 from mupscale.growth.noise import Noise
 from mupscale.growth.operators import Operator, check_operator
 from mupscale.growth.optimizer_state import constructor_arguments, widen_optimizer
@@ -107,9 +107,12 @@ def upscale(
         raise MupscaleError("a scheduler goes with its optimizer: give optimizer=, the one that it was made for")
     plan = _settled_plan(plan, narrow, wide, operator, inputs, fresh)
     sources = prepare_growth(narrow, wide, plan)
+    is_lossless = isinstance(operator, Fresh) and operator.lossless
+    if is_lossless:
+        plan = with_past_norms(plan, narrow, wide, inputs)
     grown = None if optimizer is None else grow_optimizer(optimizer, narrow, wide, plan, lr, operator)
     write_grown(sources, wide, plan, operator, seed)
-    if isinstance(operator, Fresh) and operator.lossless:
+    if is_lossless:
         warn_of_loss(narrow, wide, plan, inputs)
     if scheduler is not None and grown is not None:
         return wide, grown, widen_scheduler(scheduler, grown)

@@ -20,6 +20,7 @@ from_run       two models side by side: what they compute, searched and checked
 certain_outputs
                bare parameters that certainly are outputs; others are refused unless a batch shows what they are
 kept_constants what the weights of old units are multiplied by beside fresh ones
+past_norms     which parameters write units that no norm reads, or read units past the norms
 role_registry  the roles of torch's modules, and those that users add
 attention      heads, recognised from a module's own attributes
 tied_readouts  the norm that takes the 1/k of a readout tied to the embedding
@@ -43,6 +44,7 @@ from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of
 from mupscale.planning.module_differences import ROUNDING, Difference, first_differing_module, relative_difference
 from mupscale.planning.norms import kind_of_norm
 from mupscale.planning.output_gradients import has_length_one
+from mupscale.planning.past_norms import find_past_norms
 from mupscale.planning.precision import KeepDouble, in_double
 from mupscale.planning.recorder import Recorder
 from mupscale.planning.residual_branches import Writers, find_writers, silence
@@ -67,6 +69,7 @@ __all__ = [
     "default_init_at",
     "find_block_lists",
     "find_depth_size",
+    "find_past_norms",
     "find_width_dims",
     "find_writers",
     "first_differing_module",

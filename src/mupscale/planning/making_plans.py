@@ -16,6 +16,7 @@ from mupscale.planning.from_run import check_plan_by_running, roles_by_running
 from mupscale.planning.growth_checks import How
 from mupscale.planning.initial import initial_means, initial_std, with_initial
 from mupscale.planning.kept_constants import keeps_outputs, with_keeps
+from mupscale.planning.past_norms import find_past_norms
 from mupscale.system import MupscaleError
 
 
@@ -54,6 +55,8 @@ def plan(
         widening = build_plan(narrow, wide, roles=roles, how=how)
     else:
         widening = _plan_by_running(narrow, wide, inputs, dict(roles or {}), how)
+        if widening.norms:
+            widening = replace(widening, past_norms=find_past_norms(narrow, wide, widening, inputs))
     return widening if fresh is None else with_initial_of(widening, fresh)
 
 
