@@ -29,7 +29,7 @@ from mupscale.planning import (
     find_width_dims,
     initial_means,
     initial_std,
-    rescale_spread,
+    rescale_initial,
     role_for_any_width,
     roles_by_running,
     with_initial,
@@ -158,9 +158,9 @@ class Family:
         copies = grow is None or grow.needs_multiples
         plan = self._between(self._at(narrow), wide_model, how="copies" if copies else "fresh")
         entries = self._between(self.sketch(self._init_at), wide_model, how="mup").parameters
-        checked, past_norms = self._has_tried(narrow, wide), self._past_norms if plan.norms else None
+        past_norms = self._past_norms if plan.norms and self.inputs is not None else None
         plan = with_initial(plan, entries, self.initial_std(), self._means)
-        return replace(plan, checked=checked, past_norms=past_norms)
+        return replace(plan, checked=self._has_tried(narrow, wide), past_norms=past_norms)
 
     def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> None:
         """An error where one member of the family cannot grow into the other in this way, before any is built."""
@@ -172,9 +172,7 @@ class Family:
 
     @cached_property
     def _past_norms(self) -> Mapping[str, tuple[int, ...]] | None:
-        """What a run of two small members shows, if there is a batch."""
-        if self.inputs is None:
-            return None
+        """What a run of two small members shows."""
         narrow, wide = self._probes()
         return find_past_norms(narrow, wide, self._between(narrow, wide, how="fresh"), self.inputs)
 
@@ -212,16 +210,7 @@ class Family:
         if any(std > 0 and not entries[name].axes for name, std in measured.items()):
             with seeded(seed):
                 reference = naming.parameters(self.build(self._init_at))
-        with torch.no_grad():
-            for name, p in naming.parameters(model).items():
-                if measured[name] == 0:
-                    fold, offset = float(entries[name].fold), float(entries[name].offset)
-                    p.mul_(fold).add_(offset * (fold - 1))
-                elif not entries[name].axes:
-                    p.copy_(reference[name])
-                else:
-                    fold = float(entries[name].fold)
-                    rescale_spread(p, measured[name] * entries[name].init, fold, centred=self._means[name] != (0.0,))
+        rescale_initial(model, entries, measured, self._means, reference)
         return model
 
     def param_groups(

@@ -20,7 +20,7 @@ from mupscale.growth.optimizer_state import constructor_arguments, widen_optimiz
 from mupscale.growth.sources import prepare_growth
 from mupscale.growth.writing import write_grown
 from mupscale.optim import widen_scheduler, widened_groups
-from mupscale.planning import check_plan_by_running
+from mupscale.planning import check_is_model, check_plan_by_running
 from mupscale.planning import plan as make_plan
 from mupscale.system import MupscaleError, UncheckedPlan
 
@@ -102,6 +102,7 @@ def upscale(
     >>> wide.layers[1].weight.shape, {group["lr"] for group in wide_optimizer.param_groups} == {0.01, 0.0025}
     (torch.Size([32, 32]), True)
     """
+    check_is_model(wide)
     operator = choose_operator(grow, noise)
     if scheduler is not None and scheduler.optimizer is not optimizer:
         raise MupscaleError("a scheduler goes with its optimizer: give optimizer=, the one that it was made for")

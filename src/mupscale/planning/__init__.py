@@ -37,8 +37,8 @@ width_dims     which dimensions are widths, and which size is a number of blocks
 from mupscale.planning.block_lists import BlockList, find_block_lists
 from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import check_plan_by_running, role_for_any_width, roles_by_running
-from mupscale.planning.growth_checks import How
-from mupscale.planning.initial import initial_means, initial_std, mean_of, means_of, rescale_spread, with_initial
+from mupscale.planning.growth_checks import How, check_is_model
+from mupscale.planning.initial import initial_means, initial_std, mean_of, means_of, rescale_initial, with_initial
 from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of
 from mupscale.planning.module_differences import ROUNDING, Difference, first_differing_module, relative_difference
@@ -64,6 +64,7 @@ __all__ = [
     "all_tensors",
     "build_plan",
     "call_arguments",
+    "check_is_model",
     "check_plan_by_running",
     "computed_tensors",
     "default_init_at",
@@ -83,7 +84,7 @@ __all__ = [
     "plan",
     "register_roles",
     "relative_difference",
-    "rescale_spread",
+    "rescale_initial",
     "role_for_any_width",
     "roles_by_running",
     "silence",

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry, Plan
+from mupscale.core import Entry, Plan, naming
 from mupscale.system import MupscaleError
 
 _MOST_PARTS = 16  # equal parts of an axis with a constant each, such as the gates of a recurrent layer
@@ -101,6 +101,33 @@ def means_of(plan: Plan, name: str) -> tuple[float, ...]:
             f"be told; grow by copies, or leave that axis as it is"
         )
     return plan.means[name]
+
+
+@torch.no_grad()
+def rescale_initial(
+    model: nn.Module,
+    entries: Mapping[str, Entry],
+    measured: Mapping[str, float],
+    means: Mapping[str, tuple[float, ...]],
+    reference: Mapping[str, Tensor],
+) -> None:
+    """Bring a freshly built model to μP's initial values, in place.
+
+    entries: from the width at which the initialisation is taken as it is. measured, means: std and means there.
+    reference: the parameters of a model of that width, for random ones without a width.
+
+    >>> import mupscale as mu
+    >>> model = nn.Linear(3, 2)
+    >>> rescale_initial(model, mu.plan(nn.Linear(3, 2), model).parameters, {"weight": 0.0, "bias": 0.0}, {}, {})
+    """
+    for name, p in naming.parameters(model).items():
+        fold = float(entries[name].fold)
+        if measured[name] == 0:
+            p.mul_(fold).add_(float(entries[name].offset) * (fold - 1))
+        elif not entries[name].axes:
+            p.copy_(reference[name])
+        else:
+            rescale_spread(p, measured[name] * entries[name].init, fold, centred=means[name] != (0.0,))
 
 
 def rescale_spread(p: Tensor, std: float, fold: float, *, centred: bool) -> None:
