@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 import mupscale as mu
 from mupscale import checkpoint
 from mupscale.models import GPT2, MLP, ResNet18
+from mupscale.system import MupscaleError
 
 FAMILY = mu.Family(lambda width: MLP(6, width, 5, depth=3), base=8)
 
@@ -455,3 +456,32 @@ def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: p
     found = checkpoint.load(path)
     assert found.extra["number"] == 2.0
     assert (found.model["a"] == 2.0).all()
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_file_of_torch_save_is_told_from_a_damaged_one(tmp_path: Path, legacy: bool) -> None:
+    torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "model.pt", _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(MupscaleError, match=r"model\.pt is a file of torch\.save: read it with mupscale\.load_torch"):
+        mu.load(tmp_path / "model.pt")
+
+
+def test_a_grown_optimizer_is_made_from_the_plan_beside_it(tmp_path: Path) -> None:
+    build = lambda width: nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, width), nn.Linear(width, 1))  # noqa: E731
+    narrow = build(4)
+    optimizer = torch.optim.AdamW(narrow.parameters(), lr=1e-3)
+    narrow(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    plan = mu.plan(narrow, wide := build(8), fresh=lambda: build(4))
+    mu.widen(narrow, wide, plan)
+    grown = torch.optim.AdamW(mu.param_groups(wide, plan, torch.optim.AdamW, lr=1e-3))
+    mu.widen_optimizer(optimizer, grown, plan, narrow=narrow)
+    mu.save(tmp_path / "wide.safetensors", wide, grown, plan)
+    with pytest.raises(MupscaleError, match=r"of another optimizer: .*mupscale\.param_groups"):
+        mu.load(tmp_path / "wide.safetensors", wide, torch.optim.AdamW(wide.parameters()))
+    saved = mu.load(tmp_path / "wide.safetensors")
+    assert saved.plan is not None
+    again = torch.optim.AdamW(mu.param_groups(wide, saved.plan, torch.optim.AdamW, lr=1e-3))
+    mu.load(tmp_path / "wide.safetensors", wide, again)
+    for ours, theirs in zip(again.param_groups, grown.param_groups, strict=True):
+        for p, q in zip(ours["params"], theirs["params"], strict=True):
+            assert torch.equal(again.state[p]["exp_avg"], grown.state[q]["exp_avg"])

@@ -20,7 +20,12 @@ ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 OLDEST_TORCH = (2, 9)
 TESTS = ("tests/core", "tests/optim", "tests/checks", "tests/system", "tests/cli/test_startup.py")
-TESTS += ("tests/growth/test_noise.py", "tests/family/test_family.py", "tests/test_checkpoint.py")
+TESTS += (
+    "tests/growth/test_draws.py",
+    "tests/growth/test_noise.py",
+    "tests/family/test_family.py",
+    "tests/test_checkpoint.py",
+)
 
 
 def find_python(version: str) -> str | None:

@@ -24,20 +24,31 @@ from mupscale.system import MupscaleError, check_tensors, parse_json, replacing,
 
 _HEADER = "mupscale"
 _VERSION = 1
+_GROUPS_OF_PLAN = "a grown model's has the groups that mupscale.param_groups makes from the checkpoint's plan"
 
 
 class DamagedCheckpoint(MupscaleError):
     """A file that is not what was written: cut short, or with other bits in it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Checkpoint:
-    """What a file holds: state dicts as torch makes them, the plan, and the caller's own JSON values."""
+    """What a file holds: state dicts as torch makes them, the plan, and the caller's own JSON values.
+
+    >>> Checkpoint({"weight": torch.ones(2, 3)}, extra={"step": 100})
+    Checkpoint(1 tensors of 6 numbers, extra: 'step')
+    """
 
     model: dict[str, Tensor]
     optimizer: dict[str, Any] | None = None
     plan: Plan | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        numbers = sum(tensor.numel() for tensor in self.model.values())
+        parts = [f"{len(self.model)} tensors of {numbers:,} numbers"]
+        parts += [name for name in ("optimizer", "plan") if getattr(self, name) is not None]
+        return f"Checkpoint({', '.join(parts)}, extra: {', '.join(map(repr, self.extra)) or 'none'})"
 
 
 def save(
@@ -126,6 +137,8 @@ def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer 
     except FileNotFoundError:
         raise MupscaleError(f"there is no checkpoint at {path}") from None
     except (SafetensorError, OSError, RuntimeError) as error:
+        if _is_pickled(Path(path)):
+            raise MupscaleError(f"{path} is a file of torch.save: read it with mupscale.load_torch") from None
         raise DamagedCheckpoint(f"{path} is not a whole checkpoint ({error}); it may be truncated") from None
     checkpoint = _parse_header(header, tensors, path)
     if model is not None:
@@ -232,7 +245,7 @@ def load_optimizer_state(state: dict[str, Any], optimizer: Optimizer) -> None:
     try:
         optimizer.load_state_dict(state)
     except (ValueError, KeyError) as error:
-        raise MupscaleError(f"the checkpoint is of another optimizer: {error}") from None
+        raise MupscaleError(f"the checkpoint is of another optimizer: {error}; {_GROUPS_OF_PLAN}") from None
     _restore_scalars(state, optimizer)
     for p, values in optimizer.state.items():
         for key, value in values.items():
@@ -264,8 +277,18 @@ def _check_shapes(state: dict[str, Any], optimizer: Optimizer) -> None:
             if any(size not in (1, n) for size, n in zip(value.shape, p.shape, strict=True)):
                 raise MupscaleError(
                     f"the checkpoint is of another optimizer: its '{name}' number {key} has shape "
-                    f"{tuple(value.shape)} and the parameter {tuple(p.shape)}"
+                    f"{tuple(value.shape)} and the parameter {tuple(p.shape)}; {_GROUPS_OF_PLAN}"
                 )
+
+
+def _is_pickled(path: Path) -> bool:
+    """Whether it begins as torch.save's files do: a zip archive, or in old ones a pickle."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError:
+        return False
+    return start == b"PK\x03\x04" or start[:1] == b"\x80"
 
 
 def load_model_state(state: Mapping[str, Tensor], model: nn.Module) -> None:

@@ -83,6 +83,7 @@ TRAININGS = {
     "a loss of other shapes": (["--loss", "operator.add"], "cannot take outputs of shape (20, 7) and targets of shape"),
     "labels": (["--data", f"{MINE}.Beyond"], "cannot take outputs of shape (20, 7) and targets of shape (20,) from 10"),
     "tokens": (["--model", f'{{"class_path": "{MINE}.Tokens"}}'], f"the model {MINE}.Tokens cannot take inputs of"),
+    "a batch for no memory": (["--batch", str(10**12)], "16,777,216 are the most"),
     "a width for no memory": (["--width", "1000000"], "there is not enough memory for width 1000000"),
     "a width beyond counting": (["--width", "99999999999"], "a model of width 99999999999 is too large"),
 }

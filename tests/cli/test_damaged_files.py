@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ pytest.importorskip("optuna")
 
 import comparisons
 import mupscale as mu
-from damaged_files import damage_bytes, damage_json, damage_lines, damage_safetensors
+from damaged_files import damage_bytes, damage_json, damage_lines, damage_safetensors, damage_sqlite
 from hf_files import llama_config, llama_tensors, write_checkpoint
 from mupscale import hf
 from mupscale.cli.arguments import read_yaml
@@ -123,9 +124,26 @@ def _comparison(folder: Path) -> Path:
     return comparisons.write(folder, comparisons.comparison()) / "summary.json"
 
 
-def _read_study(path: Path) -> None:
+def _sqlite(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "study.db").write_bytes(gzip.decompress((BEFORE / "study.db.gz").read_bytes()))
+    return folder / "study.db"
+
+
+def _read_sqlite(path: Path) -> None:
+    """The same of a SQLite file, for which nobody waits as for a server that may come back."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mupscale.sweep.storage.time.sleep", _no_long_sleep)
+        _read_study(path, kind="", patience=30.0)
+
+
+def _no_long_sleep(seconds: float) -> None:
+    assert seconds < 1, "it waits for a damaged file to come back"
+
+
+def _read_study(path: Path, kind: str = "journal:", patience: float = 0.0) -> None:
     """All that a worker, and the sweep's end, read of a study."""
-    storage = Storage(f"journal:{path}", patience=0.0)
+    storage = Storage(f"{kind}{path}", patience)
     studies = storage.use(storage.optuna.get_all_studies)
     if not studies:
         raise mu.MupscaleError(f"{path} holds no study")
@@ -173,6 +191,7 @@ KINDS = {
     "index of tokens": Kind(_tokens, damage_json, lambda p: info(str(p.parent))),
     "journal of a sweep": Kind(_copied(BEFORE / "sweep-journal" / "study.log"), damage_lines, _read_study),
     "journal of a sweep, its bytes": Kind(_copied(BEFORE / "sweep-journal" / "study.log"), damage_bytes, _read_study),
+    "SQLite file of a sweep": Kind(_sqlite, damage_sqlite, _read_sqlite),
     "batch of a sweep": Kind(_batch, damage_json, _read_batch),
     "plan.json": Kind(_copied(BEFORE / "plan.json"), damage_json, mu.Plan.load),
 }
@@ -189,18 +208,21 @@ def refuse_or_read(kind: Kind, folder: Path, seeds: range) -> None:
     path = kind.make(folder)
     whole = path.read_bytes()
     kind.read(path)
-    refused = 0
+    refused: list[str] = []
     for seed in seeds:
-        path.write_bytes(kind.damage(whole, seed))
+        damaged = kind.damage(whole, seed)
+        path.unlink()  # or it would be the file that somebody may still have open
+        path.write_bytes(damaged)
         try:
             kind.read(path)
-        except mu.MupscaleError:
-            refused += 1
+        except mu.MupscaleError as error:
+            refused.append(str(error))
         except BaseException as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
-        for leftover in path.parent.glob(".lock*"):
+        for leftover in (*path.parent.glob(".lock*"), *path.parent.glob(f"{path.name}-*")):
             leftover.unlink()
-    assert refused > len(seeds) / 5
+    assert len(refused) > len(seeds) / 5
+    assert not [sentence for sentence in refused if "\n" in sentence]
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -13,9 +13,11 @@ import pytest
 pytest.importorskip("jsonargparse")
 
 from mupscale.cli import main, shipped_list
+from mupscale.cli.command_table import COMMANDS
 from mupscale.cli.training import read_recipe
 from processes import Script
 
+BEFORE = Path(__file__).parents[1] / "written_before"
 SHORT = ["train", "mlp-covtype-tiny", "--steps", "2", "--grow", "[]", "--width", "8", "--base", "8", "--batch", "20"]
 
 
@@ -73,10 +75,38 @@ def test_a_disk_that_becomes_full(here: Path, room: int) -> None:
     assert again.wait() == 0
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+WITHOUT_ROOTS_RIGHTS = """
+import os, sys
+from pathlib import Path
+from processes import give_up_rights
+from mupscale.cli import main
+give_up_rights()
+if os.access(Path(sys.argv[-1]).parent, os.W_OK):
+    sys.exit(77)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+WRITERS = {
+    "train": ([*SHORT, "--out"], "closed/run cannot be written: Permission denied"),
+    "report": (["report", BEFORE / "method", "--out"], "closed/run (Permission denied)"),
+    "curves": (["curves", BEFORE / "run", "--out"], "closed/run.png: Permission denied"),
+    "data tokenize": (["data", "tokenize", BEFORE / "choice.txt"], "closed/run failed: [Errno 13] Permission denied"),
+}
+
+
+@pytest.mark.parametrize(("words", "sentence"), WRITERS.values(), ids=WRITERS)
+def test_a_folder_that_cannot_be_written(here: Path, words: list[str], sentence: str) -> None:
+    """Root may write everywhere, so that a process of root's gives that up first."""
     (here / "closed").mkdir(mode=0o500)
-    assert "closed" in said(capsys, [*SHORT, "--out", "closed/run"])
+    name = "run.png" if words[0] == "curves" else "run"
+    script = Script(here / "said", WITHOUT_ROOTS_RIGHTS, *words, here / "closed" / name)
+    status = script.wait()
+    if status == 77:
+        pytest.skip("this system lets root write everywhere, whatever root gives up")
+    assert status == 1
+    (line,) = (here / "said").read_text().splitlines()
+    assert sentence in line
 
 
 def test_a_file_where_a_folder_belongs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,11 +134,26 @@ def test_streams_that_are_closed_or_ascii(words: list[str], monkeypatch: pytest.
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_stdout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with open("/dev/full", "w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        assert main(["recipes"]) == 1
-    assert "the output cannot be written" in capsys.readouterr().err
+@pytest.mark.parametrize("words", ["--help", "recipes", *(f"{command} --help" for command in COMMANDS)])
+@pytest.mark.parametrize("at_once", [False, True], ids=["when it ends", "at once"])
+def test_a_full_stdout(
+    words: str, at_once: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command's help, which is lost while it is written, or when the buffer is flushed in the end."""
+    with open("/dev/full", "wb", buffering=0 if at_once else 1 << 20) as full:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, write_through=True))
+        assert "No space left on device" in said(capsys, words.split())
+
+
+def test_a_reader_that_is_gone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is said about `mupscale train --help | head -1`."""
+    for words in (["train", "--help"], ["recipes"]):
+        end, start = os.pipe()
+        os.close(end)
+        with open(start, "wb", buffering=0) as pipe:
+            monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe, write_through=True))
+            assert main(words) == 141
+            assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", ["a b", "100%", "#1", "what?", 'it\'s "so"', "μ→∞", "-x", "{run}"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from mupscale.cli.spelling import as_the_parser_has_them, fill_help, with_hyphen
 from mupscale.cli.training import read_recipe
 from mupscale.system import set_loudness
 
+SOURCE = Path(__file__).parents[2] / "src" / "mupscale"
 TINY = ["train", "mlp-covtype-tiny", "--steps", "3", "--grow", "[]", "--device", "cpu", "--log-every", "1"]
 
 
@@ -209,3 +212,28 @@ def test_no_color(own_folder: Path) -> None:
     assert "\x1b[38;5" in shown["coloured"]
     assert "\x1b[38;5" not in shown["plain"]
     assert "50%" in shown["plain"]
+
+
+def advised_options() -> dict[str, str]:
+    """Options in what errors say, with the file that says it."""
+    advised = {}
+    for path in SOURCE.rglob("*.py"):
+        raised = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
+        texts = [part.value for node in raised for part in ast.walk(node) if isinstance(part, ast.Constant)]
+        for text in filter(lambda text: isinstance(text, str), texts):
+            advised |= {name.rstrip("."): path.name for name in re.findall(r"(?<![\w-])--[a-z][\w.-]*", text)}
+    return advised
+
+
+def test_the_advice_in_errors_names_options_that_exist() -> None:
+    """Those of a class in a recipe (--optimizer.lr) depend on the class, so the class alone is looked for."""
+    options = {"--debug", "--help"}.union(*(options_of(command.run) for command in COMMANDS.values()))
+    advised = advised_options()
+    assert {"--method.retries", "--method.engine", "--trust", "--out"} <= advised.keys()
+    classes = ("--model.", "--data.", "--optimizer.", "--schedule.")
+    strange = {
+        name: file
+        for name, file in advised.items()
+        if (name.partition(".")[0] if name.startswith(classes) else name) not in options
+    }
+    assert not strange

@@ -14,6 +14,7 @@ import pytest
 
 import mupscale
 from mupscale.cli.command_table import COMMANDS
+from mupscale.cli.help_texts import HELP_FILE, stored_help
 
 SOURCE = Path(__file__).parents[2] / "src"
 HEAVY = ("torch", "numpy", "safetensors", "transformers", "optuna", "matplotlib")
@@ -48,6 +49,10 @@ except SystemExit:
         (["upscale", "small", "wide", "--tims", "2"], "did you mean --times?"),
         (["verify", "--help"], "usage: mupscale verify"),
         (["limit", "mlp", "--help"], "usage: mupscale limit mlp"),
+        (["train", "--help"], "--evaluation.every"),
+        (["run", "--help"], "--comparison.widths"),
+        (["sweep", "-h"], "--method.widths"),
+        (["data", "tokenize", "--help"], "usage: mupscale data tokenize"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -55,6 +60,24 @@ def test_answers_without_torch(words: list[str], said: str) -> None:
     shown, modules = imported_by(COMMAND.format(words=words))
     assert said in shown
     assert not modules & set(HEAVY)
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "120"])
+def test_the_stored_help_is_what_the_parsers_show(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    stored = json.loads((SOURCE / "mupscale" / "cli" / HELP_FILE).read_text(encoding="utf-8"))
+    assert {"train", "resume", "run", "sweep"} <= stored.keys()
+    for command in stored:
+        with pytest.raises(SystemExit):
+            COMMANDS[command].run(["--help"])
+        assert capsys.readouterr().out.rstrip("\n") == stored_help(command, ["--help"]), "python tools/store_help.py"
+
+
+def test_help_that_names_more_is_the_parsers_own() -> None:
+    assert stored_help("train", ["mlp-covtype-tiny", "--help"]) is None
+    assert stored_help("upscale", ["--help"]) is None
 
 
 def test_importing_the_package_does_not_import_torch() -> None:

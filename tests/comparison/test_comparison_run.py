@@ -189,6 +189,7 @@ def test_copies_without_noise_are_the_base_model_continued_for_fewer_steps(tmp_p
     summary = compare_quietly(tmp_path / "run", recipe, few(contenders=names, lrs=[0.02]), forecast_only=True)
     (small,) = summary.small
     assert small.unit == "steps"
+    assert any("FLOPs cannot be counted, so costs are steps" in note for note in summary.notes)
     exact, continued = small.get("copies-without-noise"), small.get("continued")
     assert exact is not None
     assert continued is not None

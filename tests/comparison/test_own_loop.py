@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 import mupscale as mu
 from mupscale.comparison import LoopComparison, OwnLoop
 from mupscale.comparison.own_loop import copy_training
+from mupscale.system import MupscaleError
 from mupscale.train import Schedule
 
 X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -115,3 +116,29 @@ def test_all_contenders_cost_the_same_and_have_every_seed(family: mu.Family) -> 
             runs.base_cost + STEPS * 336, rel=0.05
         )  # 5 · 16 + 16 · 16 weights, without the last
         assert [len(point.losses) for point in one.points] == [2, 2]
+
+
+def test_another_width_than_the_model_has_is_refused(family: mu.Family) -> None:
+    loop = OwnLoop(family, train, optimizer_of(family), LR, BASE_STEPS, STEPS, small=4)
+    with pytest.raises(MupscaleError, match=r"not the family's at width 4: its 'inside.weight' has shape \(8, 5\)"):
+        loop.compare(*base_model(family), 4, 16)
+    plain = Mine(8).double()  # not built by the family
+    with pytest.raises(MupscaleError, match="not the family's at width 4"):
+        loop.compare(plain, optimizer_of(family)(plain, LR), 4, 16)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "train returned NoneType, but is to return the losses of its 12 steps, as numbers"),
+        (["low"], "train returned list, but is to return the losses"),
+        ([1.0], "train returned 1 losses for 12 steps: return the loss of every step"),
+    ],
+)
+def test_what_the_loop_returns_is_checked(family: mu.Family, returned: object, message: str) -> None:
+    told: list[str] = []
+    forgetful = lambda *given: returned  # noqa: E731
+    loop = OwnLoop(family, forgetful, optimizer_of(family), LR, BASE_STEPS, STEPS, small=4, note=told.append)  # type: ignore[arg-type]
+    with pytest.raises(MupscaleError, match=message):
+        loop.compare(*base_model(family), 8, 16)
+    assert told == ["1/9 a base model of width 4"]

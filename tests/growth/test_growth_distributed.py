@@ -217,8 +217,16 @@ def grown_in_depth(kind: str, how: str) -> dict[str, Any]:
     shallow = wrap(blocks(2, 1), how)
     optimizer = optim.AdamW(shallow.named_parameters(), **HYPER)
     train(shallow, optimizer, kind, 3)
-    made: dict[str, Any] = {"before": outputs(shallow, kind)}
+    made: dict[str, Any] = {"before": outputs(shallow, kind), "refused": ""}
     inputs = data(kind)[:2]
+    if how == "fsdp2":
+        shallow(data(kind))
+        plan = mu.plan_depth(blocks(2, 1), blocks(4, 2), inputs=inputs)
+        try:
+            mu.deepen_optimizer(optimizer, shallow, wrap(blocks(4, 2), how), plan)
+        except mu.MupscaleError as error:
+            made["refused"] = str(error)
+        shallow.reshard()  # type: ignore[operator]
     for name, grow in (("identity", mu.Identity()), ("stack", mu.Stack())):
         operator: Any = grow
         plan = mu.plan_depth(blocks(2, 1), blocks(4, 2), inputs=inputs, grow=operator)
@@ -404,6 +412,7 @@ def test_more_blocks_are_those_of_one_process(kind: str, how: str, way: str, res
         assert difference(two[way]["start"]["weights"], one[way]["start"]["weights"]) <= TOLERANCE
         assert difference(two[way]["start"]["state"], one[way]["start"]["state"]) <= TOLERANCE
         assert difference(two[way]["end"], one[way]["end"]) <= TOLERANCE
+        assert ("call model.reshard()" in two["refused"]) == (how == "fsdp2"), two["refused"]
         same = float((two[way]["after"] - two["before"]).abs().max()) < 1e-12
         assert same == (way == "identity")
         assert two[way]["sharded"] == (how == "fsdp2" and kind == "gpt2") or kind == "mlp"

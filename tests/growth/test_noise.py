@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from mupscale.growth.noise import standard_normal, unit_std
+from mupscale.growth.noise import unit_std
 from mupscale.growth.spectral import _lanczos_norm, spectral_norm
 from mupscale.models import GPT2, MLP, ResNet18
-from mupscale.system import generator
 
 
 class Net(nn.Module):
@@ -313,7 +312,7 @@ def test_double_precision_gets_noise_of_its_own_precision() -> None:
     with torch.no_grad():
         for p in wide.parameters():
             p.zero_()
-    delta = noise_of(wide, plan, mu.GaussianNoise(1.0, unit="theory"))["layers.0.weight"]
+    delta = noise_of(wide, plan, mu.GaussianNoise(0.3, unit="theory"))["layers.0.weight"]
     assert not torch.equal(delta, delta.float().double())
 
 
@@ -475,18 +474,3 @@ def test_signal_noise_on_a_large_matrix_uses_lanczos() -> None:
     _, wide, plan = pair(lambda n: MLP(5, n, 3, depth=3), 20, 600)
     delta = noise_of(wide, plan, mu.SignalNoise(0.5))["layers.1.weight"]
     assert norm(delta) == pytest.approx(0.5 * norm(wide.get_parameter("layers.1.weight").detach()), rel=1e-3)
-
-
-def test_numbers_are_the_same_on_every_machine() -> None:
-    """They follow from numpy's SFC64 and ziggurat, which compute with whole numbers but for the rarest cases."""
-    drawn = standard_normal((4,), torch.float32, seed=0, name="weight")
-    expected = torch.tensor([0.24328204989433289, 2.565119504928589, -0.4999481737613678, 0.9892339706420898])
-    torch.testing.assert_close(drawn, expected, rtol=1e-6, atol=0)
-
-
-def test_what_an_earlier_version_drew_can_be_drawn_again() -> None:
-    count = (1 << 16) + 10
-    drawn = standard_normal((count,), torch.float32, 3, "weight", "torch")
-    first = torch.randn(1 << 16, generator=generator(3, "weight"))
-    then = torch.empty(10).normal_(generator=generator(3, "weight", 1))
-    assert torch.equal(drawn, torch.cat([first, then]))

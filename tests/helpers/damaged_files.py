@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
+from contextlib import closing, suppress
 from typing import Any
 
 POOL: tuple[Any, ...] = (
@@ -72,6 +74,46 @@ def damage_safetensors(content: bytes, seed: int) -> bytes:
     else:
         text = damage_json(content[8 : 8 + length], seed)
     return len(text).to_bytes(8, "little") + text + content[8 + length :]
+
+
+def damage_sqlite(content: bytes, seed: int) -> bytes:
+    """A SQLite file with something wrong in one of its rows or tables, or in its bytes as they come."""
+    chance = random.Random(seed)
+    if chance.random() < 0.4:
+        return damage_bytes(content, seed)
+    plain = content[:18] + b"\x01\x01" + content[20:]  # without a log beside it, which would not be in memory
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.deserialize(plain)
+        database.execute("PRAGMA foreign_keys = OFF")
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        filled = [name for name in tables if database.execute(f"SELECT 1 FROM {name}").fetchone()]
+        for _ in range(chance.choice((1, 1, 2, 5))):
+            with suppress(sqlite3.Error, IndexError, ValueError):  # refused by the tables, or damaged already
+                _change_database(database, chance.choice(filled), chance)
+        database.commit()
+        return database.serialize()
+
+
+def _change_database(database: sqlite3.Connection, table: str, chance: random.Random) -> None:
+    """One value retyped, one row or table dropped."""
+    how = chance.random()
+    rows = [row for (row,) in database.execute(f"SELECT rowid FROM {table}")]
+    column = chance.choice(database.execute(f"PRAGMA table_info({table})").fetchall())[1]
+    if how < 0.1:
+        database.execute(f"DROP TABLE {table}")
+    elif how < 0.2:
+        database.execute(f"ALTER TABLE {table} RENAME COLUMN {column} TO strange")
+    elif how < 0.3:
+        database.execute(f"DELETE FROM {table} WHERE rowid = ?", (chance.choice(rows),))
+    else:
+        row = chance.choice(rows)
+        (value,) = database.execute(f"SELECT {column} FROM {table} WHERE rowid = ?", (row,)).fetchone()
+        changed: Any = chance.choice(POOL)
+        if isinstance(value, str) and value[:1] in "[{" and chance.random() < 0.7:  # what optuna keeps in there is JSON
+            changed = damage_json(value.encode(), chance.randrange(10**6)).decode("utf-8", "replace")
+        if isinstance(changed, dict | list) or (isinstance(changed, int) and abs(changed) >= 1 << 63):
+            changed = json.dumps(changed)
+        database.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (changed, row))
 
 
 def _changed(values: Any, chance: random.Random) -> Any:

@@ -140,6 +140,42 @@ class Numbered(nn.Module):
         return self.head(x)
 
 
+class TwoStreams(nn.Module):
+    """A block that carries two streams on, and reads each for the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(D // 2, D), nn.Linear(D, D // 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.cat([x[:, :1], x[:, 1:] + self.first(torch.tanh(y[:, 1:]))], 1)
+        return x, y + self.second(torch.tanh(x))
+
+
+class Turns(nn.Module):
+    """Blocks of two kinds in turn, a second stream, or a constant for each block."""
+
+    def __init__(self, layers: int, kind: str) -> None:
+        super().__init__()
+        self.embed, self.kind, self.head = nn.Embedding(VOCAB, D), kind, nn.Linear(D, VOCAB)
+        self.aside = nn.Embedding(VOCAB, D // 2)
+        self.blocks = nn.ModuleList(
+            TwoStreams()
+            if kind == "streams"
+            else nn.Sequential(nn.Tanh(), nn.Linear(D, D, kind == "constants" or n % 2 == 0))
+            for n in range(layers)
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, y = self.embed(tokens), self.aside(tokens)
+        for number, block in enumerate(self.blocks):
+            if self.kind == "streams":
+                x, y = block(x, y)
+            else:
+                x = x + block(x) / (1 + number if self.kind == "constants" else 1)
+        return self.head(x) + y.sum()
+
+
 class Stages(nn.Module):
     """A ResNet of two stages, whose first blocks change the shape."""
 
@@ -187,6 +223,9 @@ RESIDUAL: dict[str, Deepening] = {
     "gpt2": Deepening(lambda n: GPT2(VOCAB, CONTEXT, width=8, head_dim=4, layers=n)),
     "gpt2-untied": Deepening(lambda n: GPT2(VOCAB, CONTEXT, width=8, head_dim=4, layers=n, tied=False, bias=False)),
     "resnet": Deepening(Stages, images),
+    "resnet-of-one-block": Deepening(lambda n: Stages(max(1, n - 2)), images),
+    "two-streams": Deepening(lambda n: Turns(n, "streams")),
+    "kinds-in-turn": Deepening(lambda n: Turns(n, "turns")),
     "encoder-pre-norm": Deepening(_encoder),
     "grouped-parallel": Deepening(lambda n: Stream(n, Grouped)),
     "scale-per-channel": Deepening(lambda n: Stream(n, lambda: Residual("scale"))),
@@ -204,6 +243,7 @@ REFUSED: dict[str, tuple[Deepening, str]] = {
     "post-norm": (Deepening(lambda n: Stream(n, PostNorm)), "post-norm"),
     "no-residuals": (Deepening(lambda n: Stream(n, PlainBlock)), "no residual connection"),
     "relu-at-the-end": (Deepening(lambda n: Stream(n, lambda: Residual("relu"))), "relu"),
+    "constants-by-number": (Deepening(lambda n: Turns(n, "constants")), "depends on the number of blocks"),
     "not-found": (Deepening(Numbered), "blocks='path"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import sys
@@ -62,3 +63,14 @@ def _run(output: str, script: str, arguments: list[str]) -> None:
         os.dup2(file, stream)
     sys.argv = ["-c", *arguments]
     exec(compile(script, "<script>", "exec"), {"__name__": "__main__"})
+
+
+def give_up_rights() -> None:
+    """Give up what root may do beyond other users, where the system is Linux: then modes of files hold for root, too.
+
+    The user stays the same, so that what root alone may read, perhaps the interpreter itself, can still be read.
+    """
+    if os.geteuid() != 0 or not sys.platform.startswith("linux"):
+        return
+    version, this_process, none = 0x20080522, 0, [0] * 6  # see capset(2): effective, permitted, inheritable, twice
+    ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(version, this_process), (ctypes.c_uint32 * 6)(*none))

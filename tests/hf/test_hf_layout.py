@@ -19,6 +19,7 @@ ORDER = [
     "upscaled",
     "deepening",
     "upscaling",
+    "mixture",
     "language_model",
 ]
 

@@ -84,6 +84,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**VISION, "num_frames": 2, "tubelet_size": [2, 4, 4], "num_labels": 3},
     ),
     "timesformer": ("Timesformer", "ForVideoClassification", {**VISION, "num_frames": 2, "num_labels": 3}),
+    "videomae": ("VideoMAE", "ForVideoClassification", {**VISION, "num_frames": 2, "tubelet_size": 2, "num_labels": 3}),
+    "regnet": (
+        "RegNet",
+        "ForImageClassification",
+        {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 4, "num_labels": 3},
+    ),
     "patchtst": (
         "PatchTST",
         "ForPrediction",
@@ -107,6 +113,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 TELLING = ("clip", "siglip", "convnext")
+TIMES = {"videomae": "ffn=2"}  # whose table of sinusoids is another at another hidden size
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name not in TELLING]
 
 
@@ -121,12 +128,20 @@ def saved(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", [*TELLING, *OTHERS])
 def test_outputs_and_training_stay(name: str, tmp_path: Path) -> None:
     small = saved(tmp_path / "small", name)
-    found = upscale(small, tmp_path / "wide", times=2, progress=False).comparison
+    found = upscale(small, tmp_path / "wide", times=TIMES.get(name, 2), progress=False).comparison
     assert found is not None
     assert found.ok
     assert found.rows[-1].what == "outputs over 5 steps of AdamW"
     assert all(row.difference < 1e-10 for row in found.rows)
     assert len(found.rows) > 2
+
+
+@pytest.mark.slow
+def test_a_table_that_a_model_computes_for_its_width_is_refused(tmp_path: Path) -> None:
+    small = saved(tmp_path / "small", "videomae")
+    with pytest.raises(MupscaleError, match=r"module 'videomae\.embeddings' differs first"):
+        upscale(small, tmp_path / "wide", times=2, progress=False)
+    assert not (tmp_path / "wide").exists()
 
 
 @pytest.mark.parametrize(
@@ -159,6 +174,32 @@ def test_sizes_of_parts_in_python_and_on_the_command_line(tmp_path: Path) -> Non
     sizes = inspect(small, times="text=2").sizes
     assert sizes["text.hidden_size"] == (16, 32)
     assert not any(name.startswith("vision") for name in sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("clip", {"ffn": {"vision": 30}}),
+        pytest.param("clip", {"times": "text=2"}, marks=pytest.mark.slow),
+        pytest.param("siglip", {"times": "text.ffn=2"}, marks=pytest.mark.slow),
+        pytest.param("llava", {"hidden": "text=24", "heads": "text=6"}, marks=pytest.mark.slow),
+        pytest.param("qwen2_vl", {"hidden": "text=24", "heads": "text=6"}, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("lossless", [False, True])
+def test_fresh_units_of_parts_by_name(name: str, asked: dict[str, Any], lossless: bool, tmp_path: Path) -> None:
+    small, wide = saved(tmp_path / "small", name), tmp_path / "wide"
+    made = upscale(small, wide, grow=Fresh(lossless=lossless), progress=False, **asked)
+    assert made.comparison is not None
+    assert made.comparison.ok
+    assert verify(small, wide).ok
+    growth = Record.load(wide).growths[0]
+    assert growth.fresh == Fresh(lossless=lossless)
+    assert growth.times.takes_any_ratio
+    stayed = "vision" if "text" in str(growth.times) else "text"
+    configs = [json.loads((folder / "config.json").read_text())[f"{stayed}_config"] for folder in (small, wide)]
+    kept = {"hidden_size", "intermediate_size", "num_attention_heads"} - ({"hidden_size"} if "qwen" in name else set())
+    assert all(configs[0].get(field) == configs[1].get(field) for field in kept)
 
 
 @pytest.mark.slow
@@ -206,6 +247,6 @@ def test_parts_that_are_not_there(tmp_path: Path) -> None:
         upscale(small, tmp_path / "wide", hidden=32, progress=False)
     with pytest.raises(MupscaleError, match=r"--hidden text=wide: a size is a whole number"):
         upscale(small, tmp_path / "wide", hidden="text=wide", progress=False)
-    with pytest.raises(MupscaleError, match="fresh units of parts by name are not there yet"):
-        upscale(small, tmp_path / "wide", hidden="text=24", grow=Fresh(), progress=False)
+    with pytest.raises(MupscaleError, match=r"--hidden audio=24: config.json has the sizes"):
+        upscale(small, tmp_path / "wide", hidden="audio=24", grow=Fresh(), progress=False)
     assert not (tmp_path / "wide").exists()

@@ -266,7 +266,7 @@ def test_no_such_folder(path: str) -> None:
 
 def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
     write_llama(tmp_path)
-    with pytest.raises(MupscaleError, match=r"no folder at .*model.safetensors: give the folder, not a file in it"):
+    with pytest.raises(MupscaleError, match=r"model.safetensors is a file: give the folder of a Hugging Face"):
         open_source(tmp_path / "model.safetensors")
 
 

@@ -17,7 +17,7 @@ import mupscale as mu
 from hf_files import llama_config, llama_tensors, read_checkpoint, write_checkpoint
 from mupscale.core.axes import Axis, expand
 from mupscale.core.plans import Entry, Plan
-from mupscale.growth.noise import draw_normal, standard_normal
+from mupscale.growth.draws import _BLOCKS
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.registry import DESCRIPTIONS
 from mupscale.hf.files import stream
@@ -25,7 +25,6 @@ from mupscale.hf.files.shards import arrange_shards, parse_size, plan_names, wri
 from mupscale.hf.files.source import open_source
 from mupscale.hf.files.stream import pieces, write_shards
 from mupscale.system.errors import MupscaleError
-from mupscale.system.seeds import generator
 
 
 @st.composite
@@ -157,7 +156,7 @@ def test_the_same_for_any_threads_shards_and_pieces(
 ) -> None:
     tensors = llama_tensors(LLAMA, torch.bfloat16)
     plan = llama_plan(LLAMA, 2, tensors)
-    monkeypatch.setattr("mupscale.growth.noise._BLOCK", 1 << 12)  # of which small pieces draw many in vain
+    monkeypatch.setitem(_BLOCKS, "points", 1 << 12)  # of which small pieces draw many in vain
     expected = run(tmp_path / "usual", tensors, plan, noise=noise)
     monkeypatch.setattr(stream, "_PIECE", piece)
     monkeypatch.setattr(stream, "_NOISY_PIECE", piece)
@@ -327,28 +326,3 @@ def test_a_tensor_that_the_plan_lacks(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, {"model_type": "x"}, {"a": torch.ones(1), "b.w": torch.ones(1)})
     with pytest.raises(MupscaleError, match=r"'b.w' in model.safetensors is not in the plan"):
         plan_names(open_source(tmp_path), plan)
-
-
-def test_any_part_of_the_noise_can_be_drawn_alone() -> None:
-    total = 3 * (1 << 16) + 1234
-    whole = standard_normal((total,), torch.float32, 3, "name")
-    for start, stop in (
-        (0, total),
-        (5, 9),
-        (65_530, 65_540),
-        (1 << 16, 1 << 17),
-        (70_000, 190_000),
-        (total - 3, total),
-    ):
-        part = draw_normal(torch.empty(stop - start), start, total, 3, "name")
-        assert torch.equal(part, whole[start:stop])
-    earlier = standard_normal((7, 3), torch.float32, 3, "name", "torch")
-    assert torch.equal(earlier, torch.randn(7, 3, generator=generator(3, "name")))
-
-
-def test_blocks_of_noise_are_independent() -> None:
-    whole = standard_normal((8, 1 << 16), torch.float64, 0, "w")
-    correlations = torch.corrcoef(whole) - torch.eye(8)
-    assert correlations.abs().max() < 5 / 256
-    assert abs(float(whole.mean())) < 0.01
-    assert abs(float(whole.std()) - 1) < 0.01

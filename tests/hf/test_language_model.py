@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,9 @@ def test_its_weights_are_the_folders_and_it_grows_by_copies_exactly(tmp_path: Pa
 
 def test_a_width_that_cuts_a_head_is_refused(tmp_path: Path) -> None:
     folder = folder_with_tokenizer(tmp_path / "model", "llama")
-    with pytest.raises(MupscaleError, match=r"hidden size 12 would have 1\.5 number of key/value heads.*multiple of 8"):
+    with pytest.raises(
+        MupscaleError, match=r"at hidden size 12 the number of key/value heads of .* would be 1\.5.*of 8"
+    ):
         LanguageModel(str(folder), 12)
 
 
@@ -88,6 +91,28 @@ def test_what_a_folder_does_not_tell_is_asked_for_in_one_sentence(
     assert "base_steps" in line
     assert "--steps" not in line
     assert not (tmp_path / "tokens").exists()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_costs_are_flops_and_small_widths_are_named(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Though transformers' masks look at values, which a model without memory does not have."""
+    folder = folder_with_tokenizer(tmp_path / "model", kind)
+    given = {
+        "from": folder, "width": 32, "steps": 24, "batch": 4, "optimizer": "AdamW", "optimizer.lr": 0.003,
+        "comparison.base_steps": 16, "comparison.budgets": [0.5, 1.0], "device": "cpu",
+    }  # fmt: skip
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    command = ["run", recipe_of(tmp_path, folder), *words, "--dry-run"]
+    assert main([*command, "--comparison.widths", "[8]"]) == 0
+    out = capsys.readouterr().out
+    assert "FLOPs" in out
+    assert "cannot be counted" not in out
+    steps = {name: int(count) for name, count in re.findall(r"(from scratch|continued|grown from copies) (\d+)", out)}
+    assert steps["continued"] > 1.5 * steps["grown from copies"]
+    assert main([*command, "--comparison.widths", "[6]"]) == 1
+    assert re.search(r"take a multiple of \d; small widths are given by comparison.widths", capsys.readouterr().err)
 
 
 @pytest.mark.slow

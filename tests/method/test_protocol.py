@@ -127,11 +127,23 @@ def test_a_curve_read_off_a_longer_run_did_not_diverge_with_it(tmp_path: Path) -
     assert read_curve(outcome, 0, 100).status == "diverged"
 
 
-def test_thinned_curves_keep_their_means() -> None:
+def test_thinned_curves_keep_their_means_and_extremes() -> None:
     curve = [(step, float(step)) for step in range(1, 11)]
-    assert thin_curve(curve, most=5) == ([2, 4, 6, 8, 10], [1.5, 3.5, 5.5, 7.5, 9.5])
-    assert thin_curve(curve) == ([step for step, _ in curve], [loss for _, loss in curve])
-    assert thin_curve(curve[:9], most=4) == ([3, 6, 9], [2.0, 5.0, 8.0])
+    evens, odds = [2, 4, 6, 8, 10], [1.0, 3.0, 5.0, 7.0, 9.0]
+    assert thin_curve(curve, most=5) == (evens, [1.5, 3.5, 5.5, 7.5, 9.5], odds, evens)
+    assert thin_curve(curve) == ([step for step, _ in curve], [loss for _, loss in curve], [], [])
+    assert thin_curve(curve[:9], most=4) == ([3, 6, 9], [2.0, 5.0, 8.0], [1.0, 4.0, 7.0], [3.0, 6.0, 9.0])
+    assert thin_curve(curve, most=4) == ([3, 6, 9, 10], [2.0, 5.0, 8.0, 10.0], [1.0, 4.0, 7.0, 10.0], [3, 6, 9, 10])
+
+
+def test_a_peak_of_one_step_in_a_million_is_in_the_summary(tmp_path: Path) -> None:
+    losses = [2.0] * 1_000_000
+    losses[333_333], losses[777_777], losses[-1] = 77.0, 0.25, 9.0
+    recipe = replace(small(), out=str(tmp_path), steps=len(losses), grow=[])
+    read = read_curve(Outcome(recipe, "finished", len(losses), list(enumerate(losses, 1))), 0, len(losses))
+    assert len(read.steps) == 400
+    assert (max(read.highest), min(read.lowest), read.highest[-1]) == (77.0, 0.25, 9.0)
+    assert max(read.losses) < 2.1  # the mean of 2,500
 
 
 # ------------------------------------------------------------------------------------------------ data and costs

@@ -330,29 +330,32 @@ def _set(*path: Any, to: Any) -> Callable[[Any], None]:
 
 
 DAMAGES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "a field is missing": (lambda values: values.pop("forecast"), "forecast is missing"),
-    "a list instead": (_set("recipe", to=[]), r"recipe is \[\], but must be values by name"),
+    "a field is missing": (lambda values: values.pop("forecast"), "'forecast' is missing"),
+    "a list instead": (_set("recipe", to=[]), r"'recipe' is \[\], but must be a mapping"),
     "another version": (_set("format", to=7), "is of format 7"),
     "another kind": (_set("kind", to="party"), "is of the kind 'party'"),
-    "no text": (_set("name", to=3), "name is 3, but must be a text"),
+    "no text": (_set("name", to=3), "'name' is 3, but must be text"),
     "a loss that is a text": (
         _set("large", "contenders", 1, "points", 0, "losses", 0, to="low"),
-        r"large.contenders\[1\].points\[0\].losses\[0\] is 'low'",
+        r"large.contenders\[1\].points\[0\].losses\[0\]' is 'low'",
     ),
     "a loss that is none": (
         _set("small", 0, "contenders", 0, "points", 2, "losses", 0, to=float("nan")),
-        r"small\[0\].contenders\[0\].points\[2\].losses\[0\] is nan",
+        r"small\[0\].contenders\[0\].points\[2\].losses\[0\]' is nan",
     ),
-    "no points": (_set("large", "contenders", 0, "points", to=[]), r"large.contenders\[0\].points is \[\]"),
-    "another unit": (_set("large", "unit", to="$x$"), r"large.unit is '\$x\$', but must be one of FLOPs, steps"),
-    "a stranger": (_set("large", "contenders", 0, "name", to="magic"), "name is 'magic', but must be one of continued"),
+    "no points": (_set("large", "contenders", 0, "points", to=[]), r"large.contenders\[0\].points' is \[\]"),
+    "another unit": (_set("large", "unit", to="$x$"), r"'large.unit' is '\$x\$', but must be FLOPs or steps"),
+    "a stranger": (
+        _set("large", "contenders", 0, "name", to="magic"),
+        "name' is 'magic', but must be one of continued",
+    ),
     "costs that fall": (_set("large", "contenders", 0, "points", 2, "cost", to=1.0), "costs do not rise"),
     "an answer about nobody": (_set("answer", "grown", to="paired-noise"), "not among large.contenders"),
     "an answer without a cost": (
         _set("answer", "break_even", "continued", "charged", to={"kind": "from", "cost": None}),
         "break_even.continued.charged has no cost",
     ),
-    "no answer": (_set("answer", to={}), "answer.sentence is missing"),
+    "no answer": (_set("answer", to={}), "'answer.sentence' is missing"),
     "an unknown field": (_set("large", "more", to=1), "there is no field 'large.more'"),
 }
 

@@ -24,7 +24,7 @@ from mupscale.method.summary import Curve, Summary
 from mupscale.plots import words
 from mupscale.plots.figures import figure
 from mupscale.plots.gallery import INK, Gallery, drop_partial_point, recolour_for_dark
-from mupscale.report import facts, gain, loss_curves, sweeps, transfer
+from mupscale.report import facts, gain, load_summary, loss_curves, sweeps, transfer
 from mupscale.report.writing import write_report
 from mupscale.sweep.space import Space, Sweep, Trial
 from summaries import LRS, NOISES, diverged, example, sweep_1, sweep_2, transfer_check, write
@@ -757,3 +757,27 @@ def test_a_curve_of_a_million_steps_is_drawn_with_few_points_and_its_extremes() 
     assert (max(line.high), min(line.low)) == (77.0, 0.25)
     assert (line.xs[0], line.xs[-1]) == (1, 1_000_000)
     assert line.xs == sorted(line.xs)
+
+
+def test_extremes_of_what_points_are_the_means_of_are_drawn() -> None:
+    """Those of a last point that is left out, too: it is the mean of far fewer steps than the others."""
+    curves = [
+        Curve(0, "finished", [10, 20, 30, 32], [2.0, 1.5, 1.0, 3.0], lowest=[1.9, 0.1, 0.9, 0.8], highest=[2, 9, 2, 5]),
+        Curve(1, "finished", [10, 20, 30, 32], [2.2, 1.3, 1.2, 3.0], lowest=[2.1, 1.0, 0.9, 2.0], highest=[3, 2, 2, 4]),
+    ]
+    runs = replace(example().runs[0], curves=curves)
+    (line,) = loss_curves.collect_lines(small(runs=[runs]), "training", "step")
+    assert (line.xs, line.mean) == ([10, 20, 30], pytest.approx([2.1, 1.4, 1.1]))
+    assert (line.low, line.high) == ([2.0, 1.3, 1.0], [2.2, 1.5, 1.2])
+    assert (line.lowest, line.highest) == ([1.9, 0.1, 0.8], [3, 9, 5])
+    assert line.has_extremes
+
+
+@pytest.mark.parametrize("field", ["losses", "lowest", "highest"])
+def test_a_curve_whose_columns_differ_in_length_is_refused(field: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "run") / "summary.json"
+    values = json.loads(path.read_text())
+    values["runs"][0]["curves"][0][field] = [1.0, 2.0]
+    path.write_text(json.dumps(values))
+    with pytest.raises(MupscaleError, match=f"2 values in '{field}'"):
+        load_summary(path.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +54,53 @@ def test_nothing_to_draw(tmp_path: Path) -> None:
         draw_curves([unknown], str(tmp_path / "c.png"), loss="held-out")
     with pytest.raises(MupscaleError, match="nowhere has no training loss"):
         draw_curves([str(tmp_path / "nowhere")], str(tmp_path / "c.png"))
+    import matplotlib.pyplot as plt
+
+    assert not plt.get_fignums(), "a figure was not freed"
+
+
+def test_a_line_of_very_many_points_keeps_its_extremes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.pyplot as plt
+
+    monkeypatch.setattr(plt, "close", lambda fig: None)
+    losses = [2.0] * 20_000
+    losses[7_777], losses[15_001] = 77.0, 0.25
+    lines = [json.dumps({"kind": "train", "step": step, "loss": loss}) for step, loss in enumerate(losses, 1)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    draw_curves([str(tmp_path)], str(tmp_path / "c.png"))
+    (line,) = plt.gcf().axes[0].lines
+    assert len(line.get_ydata()) <= 2000
+    assert (max(line.get_ydata()), min(line.get_ydata())) == (77.0, 0.25)
+    monkeypatch.undo()
+    plt.close("all")
+
+
+GOOD = {"kind": "train", "step": 1, "loss": 0.5, "lr": 0.1, "width": 8}
+BAD = {
+    "a step below 0": {"step": -1},
+    "a step too large": {"step": 1 << 63},
+    "a step that is true": {"step": True},
+    "no step at all": {"step": None},
+    "a loss of 400 digits": {"loss": 10**400},
+    "a width of 0": {"width": 0},
+    "widths below 0": {"width": {"heads": -1}},
+    "a kind that is a list": {"kind": []},
+}
+
+
+@pytest.mark.parametrize("change", BAD.values(), ids=BAD)
+def test_lines_like_those_before_are_looked_at_all_the_same(tmp_path: Path, change: dict[str, Any]) -> None:
+    lines = [GOOD, {**GOOD, "loss": None}, {**GOOD, "width": {"heads": 2}}, GOOD, {**GOOD, "step": 0}]
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert RunFolder(tmp_path).records() == lines
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {**GOOD, **change}]))
+    with pytest.raises(MupscaleError, match=f"line 6: '{next(iter(change))}'"):
+        RunFolder(tmp_path).records()
+
+
+def test_lines_with_blanks_count_and_those_cut_short_do_not(tmp_path: Path) -> None:
+    good = json.dumps(GOOD)
+    text = f"{good}\n  {good} \r\n\n{good}{good}\n{good} x\nnothing\n{'[' * 9000}\n{good[:-1]}\n{good}"
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert RunFolder(tmp_path).records() == [GOOD, GOOD]

@@ -196,6 +196,7 @@ diffusers(
         "block_out_channels": (8 * k, 16 * k),
         "down_block_types": ("DownEncoderBlock2D", "DownEncoderBlock2D"),
         "up_block_types": ("UpDecoderBlock2D", "UpDecoderBlock2D"),
+        "layers_per_block": 1,
         "norm_num_groups": 4,
         "latent_channels": 2,
     },

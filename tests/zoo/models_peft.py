@@ -20,13 +20,13 @@ def texts() -> dict[str, Any]:
     }
 
 
-def llama(k: int) -> nn.Module:
-    """Two layers, 2k heads of 8 in k groups."""
+def llama(k: int, layers: int = 2) -> nn.Module:
+    """Two layers or more, 2k heads of 8 in k groups."""
     config = find("transformers:LlamaConfig")(
         vocab_size=TOKENS,
         hidden_size=16 * k,
         intermediate_size=32 * k,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4 * k,
         num_key_value_heads=2 * k,
         head_dim=8,
@@ -35,10 +35,10 @@ def llama(k: int) -> nn.Module:
     return find("transformers:LlamaForCausalLM")(config)
 
 
-def gpt2(k: int) -> nn.Module:
-    """Two layers, 2k heads of 8; its projections are stored transposed."""
+def gpt2(k: int, layers: int = 2) -> nn.Module:
+    """Two layers or more, 2k heads of 8; its projections are stored transposed."""
     config = find("transformers:GPT2Config")(
-        vocab_size=TOKENS, n_embd=16 * k, n_layer=2, n_head=2 * k, n_positions=16, bos_token_id=0, eos_token_id=0
+        vocab_size=TOKENS, n_embd=16 * k, n_layer=layers, n_head=2 * k, n_positions=16, bos_token_id=0, eos_token_id=0
     )
     return find("transformers:GPT2LMHeadModel")(config)
 
@@ -55,13 +55,13 @@ def adapted(
 ) -> None:
     """The base model with adapters that peft's config of this kind describes, in training mode or not."""
 
-    def build(k: int) -> nn.Module:
+    def build(k: int, layers: int = 2) -> nn.Module:
         settings = {key: value(k) if callable(value) else value for key, value in options.items()}
         config = find(f"peft:{kind}")(task_type="CAUSAL_LM", **settings)
-        model: nn.Module = find("peft:get_peft_model")(base(k), config)
+        model: nn.Module = find("peft:get_peft_model")(base(k, layers), config)
         return model.train(mode=training)
 
-    MODELS.append(Model("peft", name, build, texts, refused, why))
+    MODELS.append(Model("peft", name, build, texts, refused, why, lambda: build(1, layers=4)))
 
 
 PROJECTIONS = ["q_proj", "v_proj", "down_proj"]

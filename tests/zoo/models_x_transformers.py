@@ -29,12 +29,12 @@ def language(
 ) -> None:
     """A language model: the wrapper around layers with these options."""
 
-    def build(k: int) -> nn.Module:
+    def build(k: int, depth: int = 2) -> nn.Module:
         return find("x_transformers:TransformerWrapper")(
-            num_tokens=TOKENS, max_seq_len=LENGTH, attn_layers=layers(k, **options), **(wrapper or {})
+            num_tokens=TOKENS, max_seq_len=LENGTH, attn_layers=layers(k, depth=depth, **options), **(wrapper or {})
         )
 
-    MODELS.append(Model("x-transformers", name, build, tokens, refused, why))
+    MODELS.append(Model("x-transformers", name, build, tokens, refused, why, lambda: build(1, depth=4)))
 
 
 language("Decoder")
@@ -81,15 +81,15 @@ language("relu squared", ff_relu_squared=True)
 language("attention on attention", kind="Encoder", attn_on_attn=True)
 
 
-def image_model(k: int) -> nn.Module:
+def image_model(k: int, depth: int = 2) -> nn.Module:
     return find("x_transformers:ViTransformerWrapper")(
-        image_size=16, patch_size=4, num_classes=3, attn_layers=layers(k, kind="Encoder")
+        image_size=16, patch_size=4, num_classes=3, attn_layers=layers(k, kind="Encoder", depth=depth)
     )
 
 
-def continuous_model(k: int) -> nn.Module:
+def continuous_model(k: int, depth: int = 2) -> nn.Module:
     return find("x_transformers:ContinuousTransformerWrapper")(
-        dim_in=5, dim_out=2, max_seq_len=LENGTH, attn_layers=layers(k, kind="Encoder")
+        dim_in=5, dim_out=2, max_seq_len=LENGTH, attn_layers=layers(k, kind="Encoder", depth=depth)
     )
 
 
@@ -97,5 +97,8 @@ def values() -> tuple[Tensor]:
     return (torch.randn(3, LENGTH, 5, generator=torch.Generator().manual_seed(0)),)
 
 
-MODELS.append(Model("x-transformers", "images", image_model, images(16)))
-MODELS.append(Model("x-transformers", "values instead of tokens", continuous_model, values))
+for title, model, batch in (
+    ("images", image_model, images(16)),
+    ("values instead of tokens", continuous_model, values),
+):
+    MODELS.append(Model("x-transformers", title, model, batch, deeper=lambda model=model: model(1, depth=4)))

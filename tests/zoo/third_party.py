@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +24,8 @@ class Model:
 
     build: makes it at k times its smallest width. inputs: what it is called with, a tuple or a dict of keywords.
     refused: what the message of the refusal says, as a regular expression; empty where the widening is exact.
-    why: the refusal in a few words, for the table in the docs.
+    why: the refusal in a few words, for the table in the docs. deeper: makes it with twice as many blocks, and gives
+    None where its constructor takes no number of blocks.
     """
 
     library: str
@@ -31,6 +34,7 @@ class Model:
     inputs: Callable[[], Any]
     refused: str = ""
     why: str = ""
+    deeper: Callable[[], nn.Module | None] = lambda: None
 
 
 def add(
@@ -44,7 +48,39 @@ def add(
     why: str = "",
 ) -> None:
     """Put the class at "module:name" on the list, with the keywords that it takes at k times the smallest width."""
-    MODELS.append(Model(library, name, lambda k: find(path)(**arguments(k)), inputs, refused, why))
+
+    def deeper() -> nn.Module | None:
+        deep = twice_as_deep(arguments(1))
+        return None if deep is None else find(path)(**deep)
+
+    MODELS.append(Model(library, name, lambda k: find(path)(**arguments(k)), inputs, refused, why, deeper))
+
+
+DEPTHS = re.compile(
+    r"depths?|(num_|num_single_|cls_attn_)?layers|num_blocks|block_(repeats|config)|layers_per_block"
+    r"|(s\d|cls)_depth|depth_token_only"
+)
+
+
+def twice_as_deep(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments of a constructor with twice the blocks, by the names that their numbers go by; None without any.
+
+    >>> twice_as_deep({"depths": (1, 2), "dim": 8, "stages": (1, 1)})
+    {'depths': (2, 4), 'dim': 8, 'stages': (2, 2)}
+    """
+    deep: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if DEPTHS.fullmatch(name) or (name == "stages" and isinstance(value, tuple)):
+            deep[name] = _doubled(value)
+        elif name == "cfg" and hasattr(value, "depths"):
+            deep[name] = replace(value, depths=_doubled(value.depths))
+        elif name == "block_args" and isinstance(value, list):  # of timm's builder: a dict for each block of a stage
+            deep[name] = [[*stage, *copy.deepcopy(stage)] for stage in value]
+    return {**arguments, **deep} if deep else None
+
+
+def _doubled(value: Any) -> Any:
+    return type(value)(_doubled(each) for each in value) if isinstance(value, list | tuple) else 2 * value
 
 
 def images(size: int, *, batch: int = 4, channels: int = 3) -> Callable[[], tuple[Tensor]]:

@@ -11,9 +11,9 @@ import sys
 from argparse import SUPPRESS, ArgumentError
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
-from mupscale.cli.spelling import as_the_parser_has_them, fill_help, with_hyphens, with_underscores
+from mupscale.cli.spelling import HELP_COLUMN, as_the_parser_has_them, fill_help, with_hyphens, with_underscores
 from mupscale.system import MupscaleError, read_regular, terminal_width, wrap_text
 
 MOST_BYTES, MOST_VALUES, MOST_DEPTH = 1 << 20, 100_000, 100
@@ -46,7 +46,7 @@ def installed(name: str) -> Any:
 def make_parser(command: str, usage: str, about: str) -> Any:
     """A jsonargparse parser; `about` is shown as it is written, so it can hold examples."""
     installed("yaml")  # without it jsonargparse would read JSON alone
-    return installed("jsonargparse").ArgumentParser(
+    parser = installed("jsonargparse").ArgumentParser(
         prog=f"mupscale {command}",
         usage=f"mupscale {command} {usage}",
         description=about,
@@ -54,6 +54,12 @@ def make_parser(command: str, usage: str, about: str) -> Any:
         exit_on_error=False,
         allow_abbrev=False,
     )
+    parser._print_message = _print_message  # argparse's own says nothing where the help cannot be written
+    return parser
+
+
+def _print_message(message: str, file: TextIO | None = None) -> None:
+    (file or sys.stderr).write(message)
 
 
 def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:
@@ -278,7 +284,7 @@ def _formatter() -> Callable[..., Any]:
 
     class Formatter(DefaultHelpFormatter):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{"max_help_position": 30, "width": terminal_width() or 120, **kwargs})
+            super().__init__(*args, **{"max_help_position": HELP_COLUMN, "width": terminal_width() or 120, **kwargs})
 
         def _get_help_string(self, action: Any) -> str:
             text = action.help or ""
@@ -294,7 +300,8 @@ def _formatter() -> Callable[..., Any]:
             return "X" if "float" in kind else "N" if "int" in kind else "VALUE"
 
         def _format_action_invocation(self, action: Any) -> str:
-            return with_hyphens(super()._format_action_invocation(action))
+            text = with_hyphens(super()._format_action_invocation(action))
+            return re.sub(r"^(\S+) (\S+), (\S+) \2$", r"\1, \3 \2", text)  # as from Python 3.13 on
 
         def _format_usage(self, *args: Any, **kwargs: Any) -> str:
             usage = " ".join(super()._format_usage(*args, **kwargs).split())

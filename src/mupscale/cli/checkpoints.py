@@ -29,6 +29,7 @@ Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the
   mupscale upscale path/to/checkpoint-500 path/to/wide --optimizer path/to/checkpoint-500/optimizer.pt
   mupscale upscale path/to/checkpoint path/to/deep --layers 24 --how identity
   mupscale upscale path/to/checkpoint path/to/large --times 2 --layers 24 --deepen stack
+  mupscale upscale path/to/checkpoint path/to/mixture --experts 8 --active 2
   mupscale upscale path/to/model-Q8_0.gguf path/to/wide --dequantise
 
 --how copies (the default) copies every unit a whole number of times: the function stays, and so does all training;
@@ -64,12 +65,13 @@ With --how fresh the table tells what old weights are multiplied by, what new un
 deviation; a constant where the model starts with one), and how much of that leads from new units to old ones."""
 
 
-def upscale_command(words: list[str]) -> int:
-    """mupscale upscale SOURCE OUT."""
+def _upscale_parser() -> Any:
+    """All options of mupscale upscale."""
     parser = make_parser("upscale", "CHECKPOINT OUT [--option VALUE …]", UPSCALE)
     _add_times(parser)
     _add_growth(parser)
     _add_depth(parser)
+    _add_experts(parser)
     parser.add_argument("--noise", type=float, default=0.0, help="of copies, in multiples of a fresh initialisation's")
     parser.add_argument("--seed", type=int, default=0, help="of the noise or the fresh units")
     parser.add_argument(
@@ -82,11 +84,18 @@ def upscale_command(words: list[str]) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint of mupscale's at OUT")
     parser.add_argument("--threads", type=int | None, help="how many (default: one for each core)")
     _add_dequantise(parser)
+    return parser
+
+
+def upscale_command(words: list[str]) -> int:
+    """mupscale upscale SOURCE OUT."""
     flags = ("--no-verify", "--lossless", "--overwrite", "--trust-remote-code", "--dequantise")
-    (path, out), options = _paths(parser, words, ("CHECKPOINT", "OUT"), flags=flags)
+    (path, out), options = _paths(_upscale_parser(), words, ("CHECKPOINT", "OUT"), flags=flags)
+    _describe(options.describe)
+    if options.experts is not None or options.active is not None:
+        return _experts(path, out, options)
     from mupscale.hf import upscale
 
-    _describe(options.describe)
     options.how, depth = _depth(options)
     place = _beside(Path(out)) if options.overwrite else Path(out)
     upscaled = upscale(
@@ -113,6 +122,28 @@ def upscale_command(words: list[str]) -> int:
         _replace_folder(place, Path(out))
         upscaled = replace(upscaled, path=Path(out))
     print(printable(wrap_text(str(upscaled)), lines=True))
+    return 0
+
+
+def _experts(path: str, out: str, options: Any) -> int:
+    """A dense checkpoint as a mixture of experts."""
+    from mupscale.hf import add_experts
+
+    if options.experts is None:
+        raise UsageError("--active says how many of the experts a token is sent to: add --experts N")
+    sizes = (options.hidden, options.ffn, options.heads, options.kv, options.layers, options.dtype)
+    if options.times is not None or any(size is not None for size in sizes) or options.overwrite or options.noise:
+        raise UsageError("--experts stands alone: more width, layers or another dtype come one after the other")
+    settings = {"experts": options.experts, "active": 2 if options.active is None else options.active}
+    settings |= {"seed": options.seed, "shard_size": options.shard_size, "optimizer": options.optimizer}
+    made = add_experts(
+        _checkpoint(path, options),
+        out,
+        **settings,
+        verify=not options.no_verify,
+        note=lambda line: print_at_once(wrap_text(printable(line)), "stderr"),
+    )
+    print(printable(wrap_text(str(made)), lines=True))
     return 0
 
 
@@ -240,6 +271,13 @@ def _add_depth(parser: Any) -> None:
     parser.add_argument("--layers", type=int | None, help="number of layers of a deeper model; the width stays")
     meaning = "what new layers are: identity, stack or interleaved, where --how is about the width"
     parser.add_argument("--deepen", type=str | None, help=meaning)
+
+
+def _add_experts(parser: Any) -> None:
+    parser.add_argument(
+        "--experts", type=int | None, help="number of experts of a mixture, each the layer that there is"
+    )
+    parser.add_argument("--active", type=int | None, help="how many of them a token is sent to (default: 2)")
 
 
 def _operator(options: Any, noise: float = 0.0) -> Any:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from mupscale.cli.arguments import UsageError, look_in_current_folder
 from mupscale.cli.failures import failure_sentence, give_up_stdout, has_current_folder, prepare_streams, print_failure
+from mupscale.cli.help_texts import stored_help
 from mupscale.system import VERSION, Interrupted, set_loudness, wrap_text
 
 
@@ -85,9 +86,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shows_origin = bool(given & {"--debug", *_VERBOSE} or os.environ.get("MUPSCALE_DEBUG"))
     set_loudness("quiet" if _QUIET & given else "verbose" if _VERBOSE & given else "normal")
     words = [word for word in words if word not in {"--debug", *_QUIET, *_VERBOSE}]
+    status = 0
     try:
-        status = _dispatch(words, shows_origin)
-        sys.stdout.flush()
+        try:
+            status = _dispatch(words, shows_origin)
+        finally:  # a parser that has printed its help goes by SystemExit
+            sys.stdout.flush()
     except BrokenPipeError:  # whoever read the output has seen enough
         give_up_stdout()
         return 141
@@ -95,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if shows_origin:
             raise
         give_up_stdout()
-        return print_failure(f"mupscale: the output cannot be written: {error.strerror or error}", 1)
+        return status or print_failure(f"mupscale: the output cannot be written: {error.strerror or error}", 1)
     return status
 
 
@@ -122,6 +126,9 @@ def _run(name: str, words: list[str], shows_origin: bool) -> int:
     command = COMMANDS[name]
     again = "; run the same command again, and it goes on where it was" if command.resumable else ""
     try:
+        if text := stored_help(name, words):
+            print(text)
+            return 0
         if command.loads_classes:
             look_in_current_folder()
         return command.run(words)

@@ -6,6 +6,9 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
+HELP_COLUMN = 30
+"""Where help on an option begins, at most."""
+
 
 def with_underscores(name: str) -> str:
     """An option as Python and YAML spell it: `--log-every` is `--log_every`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mupscale.comparison.contenders import Contender
-from mupscale.comparison.pipeline import ComparisonRun
+from mupscale.comparison.pipeline import NO_FLOPS, ComparisonRun
 from mupscale.comparison.settings import ComparisonSettings
 from mupscale.comparison.system import System
 from mupscale.core import Width
@@ -41,6 +41,8 @@ def describe_plan(recipe: Recipe, settings: ComparisonSettings, folder: str | Pa
     lines = [f"{name:<22}{count:>5} runs  {_short(cost)} {unit}  {cost / total:6.1%}" for name, count, cost in rows]
     steps = ", ".join(f"{one.label} {large.steps(one):,}" for one in contenders)
     lines += [f"{'together':<22}{'':>10}  {_short(total)} {unit}", f"steps at the full budget: {steps}"]
+    if unit == "steps":
+        lines.append(NO_FLOPS)
     if small[0].tuning_legs(contenders[0]).first is not None:
         lines.append(
             f"tuning costs less than that: candidates that are {100 * settings.prune:g} % behind after "

@@ -18,9 +18,9 @@ from mupscale.comparison.contenders import DEFAULT_NAMES, Contender
 from mupscale.comparison.results import BudgetPoint, ContenderRuns, SystemRuns, Tried, TunedContender
 from mupscale.comparison.system import plan_legs, whole_leg
 from mupscale.comparison.tuning import asked_for, choose
-from mupscale.core import WholeWidth, Width
+from mupscale.core import WholeWidth, Width, naming
 from mupscale.family import Family
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, print_at_once
 from mupscale.train import Schedule, build_operator
 
 Train = Callable[[nn.Module, Optimizer, int, Callable[[int], float]], Sequence[float]]
@@ -58,6 +58,7 @@ class OwnLoop:
         budgets: parts of the full budget at which every contender is measured
         seeds: of the large models
         contenders: who takes part
+        note: is told what is trained next
 
     Example:
         >>> import mupscale as mu
@@ -80,6 +81,15 @@ class OwnLoop:
         >>> _ = train(model, optimizer, 20, lambda step: 1.0)
         >>> loop = OwnLoop(family, train, make, lr=0.01, base_steps=20, steps=16, small=4, factors=[1.0], noises=[1.0])
         >>> result = loop.compare(model, optimizer, 8, 16)
+        1/9 a base model of width 4
+        2/9 tuning at width 4: from scratch, 1 runs
+        3/9 tuning at width 4: continued, 1 runs
+        4/9 tuning at width 4: grown from copies, 1 runs
+        5/9 tuning at width 4: grown with fresh units, 1 runs
+        6/9 from scratch, 2 seeds
+        7/9 continued, 2 seeds
+        8/9 grown from copies, 2 seeds
+        9/9 grown with fresh units, 2 seeds
         >>> sorted(result.answer["ranking"])
         ['continued', 'copies', 'fresh', 'from-scratch']
     """
@@ -96,6 +106,7 @@ class OwnLoop:
     budgets: Sequence[float] = (0.25, 0.5, 1.0)
     seeds: int = 2
     contenders: Sequence[str] = DEFAULT_NAMES
+    note: Callable[[str], None] = print_at_once
 
     def compare(self, model: nn.Module, optimizer: Optimizer, narrow: WholeWidth, wide: WholeWidth) -> LoopComparison:
         """Tune at the small width, and train all contenders from this model; it and its optimizer are not changed.
@@ -105,14 +116,32 @@ class OwnLoop:
         chosen = asked_for(self.contenders)
         if any(one.keeps_rates for one in chosen):
             raise MupscaleError("naive-widening needs a recipe, whose rates can be left as they are: leave it out here")
+        self._check_width(model, narrow)
         small_wide = Width.of(self.small).scaled_as(Width.of(narrow), Width.of(wide)).whole
-        base = self._small_base()
-        tuned = [self._tune(one, base, small_wide) for one in chosen if one.tuned_as is None]
+        to_tune = [one for one in chosen if one.tuned_as is None]
+        tell = _Stages(1 + len(to_tune) + len(chosen), self.note)
+        at_width = f"width {Width.of(self.small)}"
+        tell(f"a base model of {at_width}")
+        base, tuned, runs = self._small_base(), [], []
+        for one in to_tune:
+            tell(f"tuning at {at_width}: {one.label}, {len(self._candidates(one))} runs")
+            tuned.append(self._tune(one, base, small_wide))
         values = {one.name: one for one in tuned}
-        begin = (model, optimizer)
-        runs = [self._run(one, begin, narrow, wide, values[one.tuned_as or one.name]) for one in chosen]
+        for one in chosen:
+            tell(f"{one.label}, {self.seeds} seeds")
+            runs.append(self._run(one, (model, optimizer), narrow, wide, values[one.tuned_as or one.name]))
         system = SystemRuns(narrow, wide, self.base_steps * self._cost(narrow), "weights", runs)
         return LoopComparison(tuned, system, answer_comparison(system))
+
+    def _check_width(self, model: nn.Module, narrow: WholeWidth) -> None:
+        """Refuse a width that is not the model's own."""
+        there = {name: tuple(p.shape) for name, p in self.family.sketch(narrow).named_parameters()}
+        for name, p in naming.unwrap(model).named_parameters():
+            if there.get(name) != tuple(p.shape):
+                raise MupscaleError(
+                    f"the model is not the family's at width {Width.of(narrow)}: its '{name}' has shape "
+                    f"{tuple(p.shape)}, and there it has {there.get(name, 'none')}; give the model's own width"
+                )
 
     def _small_base(self) -> Trained:
         """A base model at the small width."""
@@ -125,11 +154,15 @@ class OwnLoop:
         """Its learning rate and noise, at the full budget with one seed."""
         leg = whole_leg(self._steps(one, self.small, wide), "wsd", Schedule())
         tried = []
-        for noise in self.noises if one.tunes_noise else [0.0]:
-            for lr in (self.lr * factor for factor in self.factors):
-                begun = self._begin(one, base, wide, lr, noise, 0)
-                tried.append(Tried(lr, noise, [self._train(begun, leg.steps, leg.schedule, 0)]))
+        for lr, noise in self._candidates(one):
+            begun = self._begin(one, base, wide, lr, noise, 0)
+            tried.append(Tried(lr, noise, [self._train(begun, leg.steps, leg.schedule, 0)]))
         return choose(one.name, tried)
+
+    def _candidates(self, one: Contender) -> list[tuple[float, float]]:
+        """Learning rates and noise levels that it tries."""
+        noises = self.noises if one.tunes_noise else [0.0]
+        return [(self.lr * factor, noise) for noise in noises for factor in self.factors]
 
     def _run(
         self, one: Contender, base: Trained, narrow: WholeWidth, wide: WholeWidth, values: TunedContender
@@ -171,7 +204,7 @@ class OwnLoop:
         model, optimizer = trained
         rates = [group["lr"] for group in optimizer.param_groups]
         torch.manual_seed(seed)
-        losses = list(self.train(model, optimizer, steps, partial(schedule.at, steps=steps)))
+        losses = _check_losses(self.train(model, optimizer, steps, partial(schedule.at, steps=steps)), steps)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate  # a scheduler has left its own there
             group.pop("initial_lr", None)
@@ -188,6 +221,32 @@ class OwnLoop:
     def _cost(self, width: WholeWidth) -> float:
         """Of a step: the number of weights."""
         return float(sum(p.numel() for p in self.family.sketch(width).parameters() if p.dim() > 1))
+
+
+@dataclass
+class _Stages:
+    """Numbers what is told: 3/9 tuning …"""
+
+    count: int
+    note: Callable[[str], None]
+    number: int = 0
+
+    def __call__(self, text: str) -> None:
+        self.number += 1
+        self.note(f"{self.number}/{self.count} {text}")
+
+
+def _check_losses(losses: Any, steps: int) -> list[float]:
+    """What the user's function gave: a number for every step."""
+    try:
+        values = [float(loss) for loss in losses]
+    except (TypeError, ValueError):
+        raise MupscaleError(
+            f"train returned {type(losses).__name__}, but is to return the losses of its {steps} steps, as numbers"
+        ) from None
+    if len(values) != steps:
+        raise MupscaleError(f"train returned {len(values)} losses for {steps} steps: return the loss of every step")
+    return values
 
 
 def copy_training(model: nn.Module, optimizer: Optimizer) -> Trained:

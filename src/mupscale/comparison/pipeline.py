@@ -24,6 +24,10 @@ from mupscale.train import Recipe, StoredRecipe, describe_start
 
 _MAY_CHANGE = {"seeds", "small_seeds", "contenders", "engine"}
 _TUNING_STAGES = 3
+NO_FLOPS = (
+    "the model's FLOPs cannot be counted, so costs are steps: a step of the wide model counts as much as one of the "
+    "base model, which favours the wide ones"
+)
 
 
 def run_comparison(
@@ -84,6 +88,8 @@ class ComparisonRun:
         system = replace(system, settings=self.settings)
         small = [system.smaller(width, self.small_base_steps(system)) for width in widths]
         self._check([*small, system])
+        if system.costs.unit == "steps":
+            self.notes.append(NO_FLOPS)
         return PlannedComparison(system, small, contenders)
 
     def run(self, plan: PlannedComparison, command: str) -> ComparisonSummary:
@@ -177,8 +183,10 @@ class ComparisonRun:
             for width in (one.narrow, one.wide):
                 try:
                     one.recipe.family().sketch(width)
-                except MupscaleError:
-                    raise
+                except MupscaleError as error:
+                    if one is systems[-1]:
+                        raise
+                    raise MupscaleError(f"{error}; small widths are given by comparison.widths") from None
                 except Exception as error:  # the model's own
                     raise MupscaleError(
                         f"the model cannot be built at width {Width.of(width)}: {type(error).__name__}: "

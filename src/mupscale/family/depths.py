@@ -323,7 +323,7 @@ class Depths:
         plan = plan_depth(shallow, deep, grow=grow, depth_rule=self.rule, writers=writers)
         dress_deep(deep, model, plan)
         deep = deep if place is None else place(deep)
-        deepen(shallow, deep, plan, grow=grow, inputs=inputs if grow.copies else None)
+        deepen(shallow, deep, plan, grow=grow, inputs=inputs)
         if optimizer is None:
             return deep, None
         return deep, deepen_optimizer(optimizer, shallow, deep, plan, grow=grow, lr=lr)

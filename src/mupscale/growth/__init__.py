@@ -11,10 +11,13 @@ writing          weights and buffers
 optimizer_state  what an optimizer holds for each parameter
 statistics       running statistics of new channels, measured on batches
 net2net          random copies, for comparison
+draws            normal numbers that follow from a seed and a name
 noise            what makes copies differ from each other
 spectral         the size of a weight that noise may be relative to
 upscaling        all of it in one call
 depth_operators  what new blocks of a deeper model are: silent ones, or copies
+block_places     which block of a deeper model is which old one, by their shapes
+stream_writers   what writes into the residual stream of either model
 depth_plans      which tensor of the shallow model each of the deep one's is
 deepening        weights, buffers and optimizer state of a deeper model
 """
@@ -23,21 +26,19 @@ from mupscale.growth.copies import Copies, NaiveCopies
 from mupscale.growth.deepening import deepen, deepen_optimizer, dress_deep
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place, Stack
 from mupscale.growth.depth_plans import DepthPlan, DepthRule, Origin, plan_depth, with_depth
+from mupscale.growth.draws import DRAWS, Draws, draw_normal, standard_normal
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.fresh_tensor import FreshTensor, FreshValues, Region
 from mupscale.growth.lossless import difference_of_outputs, obstacles
 from mupscale.growth.net2net import Net2Net
 from mupscale.growth.noise import (
-    Draws,
     GaussianNoise,
     Noise,
     SignalNoise,
     Unit,
     check_noise,
     check_spread,
-    draw_normal,
     perturb,
-    standard_normal,
     unit_std,
 )
 from mupscale.growth.operators import Operator, Part, StatePart
@@ -49,6 +50,7 @@ from mupscale.growth.wide_models import dress_like, has_unsaved_widths
 from mupscale.growth.writing import widen
 
 __all__ = [
+    "DRAWS",
     "Copies",
     "DepthOperator",
     "DepthPlan",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -10,14 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Entry, copy_into, gather_whole, laid_out_like, naming
+from mupscale.core import Entry, copy_into, gather_whole, is_sharded, laid_out_like, naming
 from mupscale.growth.depth_operators import DepthOperator, Identity
 from mupscale.growth.depth_plans import DepthPlan, plan_depth
 from mupscale.growth.lossless import difference_of_outputs
 from mupscale.growth.optimizer_state import constructor_arguments, is_scalar, state_factor
 from mupscale.growth.sources import refuse_nonfinite
 from mupscale.optim import deepened_groups, scale, traits_of
+from mupscale.planning import in_float64, run_in_float64, tensors_in
 from mupscale.system import MupscaleError
+
+_SAME = 1e-9  # of the size of outputs, in float64
 
 
 @torch.no_grad()
@@ -33,7 +37,8 @@ def deepen(
 
     deep: a freshly initialised model, whose new blocks keep their initial values. plan: made by `plan_depth` if it is
     not given. grow: `Identity()`, with which the function stays, or `Stack()`, with which it does not. inputs: a small
-    batch, as in `plan_depth`; for `Stack()` a warning says by how much the outputs change on it.
+    batch, as in `plan_depth`. On it the two models are compared, as copies in float64: with `Identity()` another output
+    is an error, with `Stack()` a warning says by how much it changes.
 
     >>> import mupscale as mu
     >>> from mupscale.models import GPT2
@@ -44,6 +49,24 @@ def deepen(
     """
     operator = Identity() if grow is None else grow
     plan = plan_depth(shallow, deep, grow=operator, inputs=inputs) if plan is None else plan
+    checked = inputs is not None and not operator.copies
+    before = [(tensor, tensor.detach().clone()) for tensor in (*deep.parameters(), *deep.buffers()) if checked]
+    _write(shallow, deep, plan, operator)
+    if checked:
+        try:
+            _check_same_function(shallow, deep, inputs)
+        except MupscaleError:
+            for tensor, values in before:  # what is refused leaves the model as it was
+                tensor.copy_(values)
+            raise
+    if inputs is not None and operator.copies:
+        difference, _ = difference_of_outputs(shallow, deep, inputs)
+        warnings.warn(f"stacking changes the function: outputs differ by {difference:.2g} of their size", stacklevel=3)
+    return deep
+
+
+def _write(shallow: nn.Module, deep: nn.Module, plan: DepthPlan, operator: DepthOperator) -> None:
+    """Old blocks as they are, new ones silent or copied."""
     sources = {**naming.parameters(shallow), **naming.buffers(shallow)}
     targets = {**naming.parameters(deep), **naming.buffers(deep)}
     if plan.origins.keys() != targets.keys():
@@ -62,10 +85,43 @@ def deepen(
             if operator.copies and name in plan.rules.parameters:
                 whole = plan.rules.parameters[name].widened(whole)
             copy_into(targets[name], whole)
-    if operator.copies and inputs is not None:
-        difference, _ = difference_of_outputs(shallow, deep, inputs)
-        warnings.warn(f"stacking changes the function: outputs differ by {difference:.2g} of their size", stacklevel=3)
-    return deep
+
+
+def _check_same_function(shallow: nn.Module, deep: nn.Module, inputs: Any) -> None:
+    """An error where the deep model computes something else although its new blocks write nothing."""
+
+    def outputs(model: nn.Module, seed: int) -> list[Tensor]:
+        copied, batch = in_float64(model, inputs)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return [t for t in tensors_in(run_in_float64(copied, batch)) if t.is_floating_point()]
+
+    tensors = [*shallow.parameters(), *deep.parameters()]
+    if len({t.device for t in tensors}) > 1 or any(t.is_meta or is_sharded(t) for t in tensors):
+        return  # which cannot be copied and run on one batch
+    before, after = outputs(shallow, 0), outputs(deep, 0)
+    if len(before) != len(after):  # what there is of each block, such as a cache, beside the output
+        before, after = before[:1], after[:1]
+    if max(map(_far, before, after), default=0.0) <= _SAME or max(map(_far, before, outputs(shallow, 1))) > _SAME:
+        return  # what draws random numbers while it runs cannot be compared
+    far = max(map(_far, before, after))
+    raise MupscaleError(
+        f"the deep model computes something else, by {far:.1g} of its outputs, although its new blocks write nothing "
+        f"into the residual stream: something in it depends on the number of blocks, such as a constant for each of "
+        f"them, or on what a block computes besides its output; grow by Stack(), which copies blocks and changes the "
+        f"function"
+        if math.isfinite(far)
+        else "the deep model gives numbers that are not finite: it divides by the length of a weight, which is zero in "
+        "new blocks so that they write nothing into the residual stream; grow by Stack(), which copies blocks and "
+        "changes the function"
+    )
+
+
+def _far(before: Tensor, after: Tensor) -> float:
+    """How far two tensors lie apart, by the size of the first."""
+    if before.shape != after.shape:
+        return math.inf
+    return float((after - before).abs().max()) / (1 + float(before.abs().max())) if before.numel() else 0.0
 
 
 def deepen_optimizer(

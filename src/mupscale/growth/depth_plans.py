@@ -10,8 +10,10 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 
 from mupscale.core import Entry, Plan, naming, tidy
+from mupscale.growth.block_places import fitting_places
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place
-from mupscale.planning import BlockList, Writers, find_block_lists, find_writers
+from mupscale.growth.stream_writers import StreamWriters
+from mupscale.planning import BlockList, Writers, find_block_lists
 from mupscale.system import MupscaleError
 
 DepthRule = Literal["none", "complete"]
@@ -70,29 +72,29 @@ def plan_depth(
     >>> from mupscale.models import MLP
     >>> plan_depth(MLP(3, [8, 8], 2), MLP(3, [8, 8, 8], 2), inputs=torch.ones(1, 3))
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'layers.0' cannot start as identity: it has no residual connection: ...
+    mupscale.system.errors.MupscaleError: 'layers.1' cannot start as identity: it has no residual connection: ...
     """
     operator = Identity() if grow is None else grow
     if depth_rule not in get_args(DepthRule):
         raise MupscaleError(f"depth_rule is none or complete, not {depth_rule!r}")
     lists = find_block_lists(shallow, deep, blocks)
     tensors, deeper = _tensors(shallow), _tensors(deep)
-    written = _Writers(shallow, lists, inputs, writers)
-    if not operator.copies or depth_rule == "complete":
-        written.check(lists)
-    places = {one.path: _fitting(one, operator, tensors, deeper) for one in lists}
+    places = {one.path: fitting_places(one, operator, tensors, deeper) for one in lists}
     origins = _origins(lists, places, tensors, deeper)
+    written = StreamWriters(shallow, deep, lists, inputs, writers)
+    needed = {
+        one.deep[number]: written.of_block(one, number, place)
+        for one in lists
+        for number, place in enumerate(places[one.path])
+        if depth_rule == "complete" or (place.is_new and not operator.copies)
+    }
     silent: dict[str, float] = {}
     if not operator.copies:
-        for one in lists:
-            for path, place in zip(one.deep, places[one.path], strict=True):
-                if place.is_new:
-                    silent |= {f"{path}.{n}": v for n, v in written.of(one.shallow[place.block]).items()}
+        new = [one.deep[n] for one in lists for n, place in enumerate(places[one.path]) if place.is_new]
+        silent = {f"{path}.{name}": value for path in new for name, value in needed[path].items()}
     rules = _rules(deep)
     if depth_rule == "complete":
-        rules = with_depth(
-            rules, lists, {p: w for one in lists for p, w in written.deep(one, places[one.path]).items()}
-        )
+        rules = with_depth(rules, lists, needed)
     return DepthPlan(origins, silent, rules, tuple(lists))
 
 
@@ -121,85 +123,8 @@ def with_depth(plan: Plan, lists: Sequence[BlockList], writers: Mapping[str, Wri
     return replace(plan, parameters=entries)
 
 
-class _Writers:
-    """What writes into the residual stream: given, or found by running the shallow model when it is asked for."""
-
-    def __init__(
-        self,
-        shallow: nn.Module,
-        lists: Sequence[BlockList],
-        inputs: Any,
-        given: Mapping[str, Writers] | None,
-    ) -> None:
-        self._model, self._paths = shallow, [path for one in lists for path in one.shallow]
-        self._inputs, self._given = inputs, given
-        self._from_run: tuple[dict[str, Writers], dict[str, str]] | None = None
-
-    def check(self, lists: Sequence[BlockList]) -> None:
-        """An error where no block of a list can be without effect."""
-        for one in lists:
-            paths = [path for path in one.shallow if path in self._by_path()]
-            if not paths:
-                self.of(one.shallow[0])
-
-    def of(self, path: str) -> Writers:
-        """The names relative to a block of the shallow model, and the values at which they write nothing."""
-        writers = self._by_path()
-        if path not in writers:
-            reason = "nothing is known to write into the stream" if self._from_run is None else self._from_run[1][path]
-            raise MupscaleError(
-                f"'{path}' cannot start as identity: {reason}; grow by Stack(), which copies blocks and "
-                f"changes the function, or widen the model instead"
-            )
-        return writers[path]
-
-    def _by_path(self) -> Mapping[str, Writers]:
-        if self._given is not None:
-            return self._given
-        if self._inputs is None:
-            raise MupscaleError(
-                "what a block writes into the residual stream is found by running the model: pass inputs=, a small "
-                "batch as the model is called with it"
-            )
-        if self._from_run is None:
-            self._from_run = find_writers(self._model, self._paths, self._inputs)
-        return self._from_run[0]
-
-    def deep(self, one: BlockList, places: Sequence[Place]) -> dict[str, Writers]:
-        """The same for every block of the deep model."""
-        return {path: self.of(one.shallow[place.block]) for path, place in zip(one.deep, places, strict=True)}
-
-
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**naming.parameters(model), **naming.buffers(model)}
-
-
-def _below(path: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """The tensors of a block, by the names that they have in it."""
-    return {n.removeprefix(f"{path}."): tuple(t.shape) for n, t in tensors.items() if n.startswith(f"{path}.")}
-
-
-def _fitting(
-    one: BlockList, operator: DepthOperator, tensors: Mapping[str, Tensor], deeper: Mapping[str, Tensor]
-) -> list[Place]:
-    """The operator's places; a new block that is not shaped as its old one goes with the nearest that is."""
-    ours = [_below(path, tensors) for path in one.shallow]
-    places = []
-    for number, place in enumerate(operator.places(len(one.shallow), len(one.deep))):
-        theirs = _below(one.deep[number], deeper)
-        same_shape = [i for i, block in enumerate(ours) if block == theirs]
-        fits = place.block in same_shape
-        if not fits and place.is_new and not operator.copies and same_shape:
-            place = Place(min(same_shape, key=lambda i: abs(i - place.block)), is_new=True)
-        elif not fits:
-            odd = next((n for n in (*theirs, *ours[place.block]) if theirs.get(n) != ours[place.block].get(n)), "")
-            raise MupscaleError(
-                f"'{one.deep[number]}' cannot come from '{one.shallow[place.block]}': '{odd}' has shape "
-                f"{theirs.get(odd)} in the deep model and {ours[place.block].get(odd)} in the shallow one; depth grows "
-                f"by blocks of one shape (say where new ones are with Identity(at=…))"
-            )
-        places.append(place)
-    return places
 
 
 def _origins(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mupscale.core import Entry, index_of_units, is_new, places
-from mupscale.growth.noise import Draws, draw_normal
+from mupscale.growth.draws import DRAWS, Draws, draw_normal
 
 _SUMMED = 1 << 20  # entries that are summed at a time where a mean is over the whole tensor
 
@@ -48,7 +48,7 @@ class FreshValues:
     keep: float = 1.0
     outgoing: float = 1.0
     new_outputs: Literal["drawn", "zero", "mean"] = "drawn"
-    draws: Draws = "ziggurat"
+    draws: Draws = DRAWS
 
 
 class FreshTensor:
@@ -141,19 +141,21 @@ class FreshTensor:
         if self.values.std == 0:
             out.zero_()
         else:
-            drawn = torch.float64 if out.dtype == torch.float64 else torch.float32
-            flat = torch.empty(out.numel(), dtype=drawn)
+            exact = torch.float64 if out.dtype == torch.float64 else torch.float32
+            in_place = out.dtype == exact and out.device.type == "cpu" and out.is_contiguous()
+            flat = out.view(-1) if in_place else torch.empty(out.numel(), dtype=exact)
             values, total = self.values, math.prod(self.entry.wide)
             draw_normal(flat, self.place_of(region), total, values.seed, values.stream, values.draws)
-            out.copy_(flat.mul_(self.values.std).view(out.shape))
+            flat.mul_(values.std)
+            if not in_place:
+                out.copy_(flat.view(out.shape))
         if any(self.values.means):
             out.add_(self._cut(self._means, region).to(out))
 
     def _write_old(self, out: Tensor, region: Region, old: range, read: Read) -> None:
         row, keep = math.prod(self._narrow_inner), self.values.keep
         places_here = self._places[old.start : old.stop] - region.units.start
-        inner = [self._old(d) for d in range(self._split + 1, len(self.entry.wide))]
-        index = index_of_units([torch.arange(len(region.outer)), places_here, *inner])
+        index = index_of_units([torch.arange(len(region.outer)), places_here, *self._inner_places])
         start = (region.outer.start * self._n + old.start) * row
         stop = ((region.outer.stop - 1) * self._n + old.stop) * row
         narrow = read(start, stop).reshape(len(region.outer), len(old), *self._narrow_inner)
@@ -222,6 +224,11 @@ class FreshTensor:
     def _places(self) -> Tensor:
         """The places of the old units along the first axis that grows."""
         return self._old(self._split) if self.entry.wide else torch.zeros(1, dtype=torch.long)
+
+    @cached_property
+    def _inner_places(self) -> list[Tensor]:
+        """Those along the dimensions behind it."""
+        return [self._old(d) for d in range(self._split + 1, len(self.entry.wide))]
 
     def _old(self, dim: int) -> Tensor:
         n, axis = self.entry.narrow[dim], self.entry.axes.get(dim)

@@ -12,21 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mupscale.core import Entry, Plan, gather_whole, is_sharded, laid_out_like
+from mupscale.growth.draws import standard_normal
 from mupscale.growth.spectral import spectral_norm
-from mupscale.system import MupscaleError, derive, generator
+from mupscale.system import MupscaleError
 
 Unit = Literal["init", "theory"]
-Draws = Literal["ziggurat", "torch"]
-"""How normal numbers are drawn: by numpy's ziggurat, or as earlier versions did, for what they wrote."""
 
 _AT_A_TIME = 1 << 22  # entries that are moved to a device at a time
 _FARTHEST = 20.0  # standard deviations from the mean, which no draw reaches
-_BLOCK = 1 << 16  # entries that are drawn from one stream
 
 
 @dataclass(frozen=True)
@@ -268,46 +265,6 @@ def _input_dims(entry: Entry) -> list[int]:
     """The input axes and, behind them, a convolution's taps."""
     last = max(1, *entry.in_, *entry.out)  # a weight has an output and an input dimension before any taps
     return [*entry.in_, *range(last + 1, len(entry.wide))]
-
-
-def standard_normal(
-    shape: tuple[int, ...], dtype: torch.dtype, seed: int, name: str, draws: Draws = "ziggurat"
-) -> Tensor:
-    """N(0, 1) entries that depend on the seed, the name and the shape alone; on the CPU.
-
-    >>> noise = standard_normal((3, 2), torch.float32, seed=0, name="layers.1.weight")
-    >>> noise.shape, torch.equal(noise, standard_normal((3, 2), torch.float32, seed=0, name="layers.1.weight"))
-    (torch.Size([3, 2]), True)
-    """
-    drawn = torch.float64 if dtype == torch.float64 else torch.float32
-    flat = torch.empty(math.prod(shape), dtype=drawn)
-    return draw_normal(flat, 0, flat.numel(), seed, name, draws).reshape(shape)
-
-
-def draw_normal(out: Tensor, start: int, total: int, seed: int, name: str, draws: Draws = "ziggurat") -> Tensor:
-    """Entries start, start + 1, … of a flattened tensor of `total` standard normal ones, into `out`.
-
-    Every block of entries has a stream of its own, so that any part of a tensor can be drawn alone, by any thread.
-
-    >>> whole = standard_normal((10,), torch.float32, seed=0, name="weight")
-    >>> part = draw_normal(torch.empty(4), start=3, total=10, seed=0, name="weight")
-    >>> torch.equal(part, whole[3:7])
-    True
-    """
-    stop = start + out.numel()
-    for first in range(start // _BLOCK * _BLOCK, stop, _BLOCK):
-        labels = name, *([first // _BLOCK] if first else [])
-        last, wanted = min(first + _BLOCK, total), slice(max(first, start) - first, min(first + _BLOCK, stop) - first)
-        place = out[first + wanted.start - start : first + wanted.stop - start]
-        if draws == "torch":  # its numbers depend on how many are drawn at once, so a block is drawn whole
-            block = torch.empty(last - first, dtype=out.dtype).normal_(generator=generator(seed, *labels))
-            place.copy_(block[wanted])
-            continue
-        stream, array = np.random.Generator(np.random.SFC64(derive(seed, *labels))), place.numpy()
-        if wanted.start:
-            stream.standard_normal(wanted.start, dtype=array.dtype)
-        stream.standard_normal(dtype=array.dtype, out=array)
-    return out
 
 
 def as_matrix(weight: Tensor, entry: Entry) -> Tensor:

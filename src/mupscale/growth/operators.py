@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from mupscale.core import Axis, Entry, Plan, Shape, index_of_old
-from mupscale.growth.noise import Draws
+from mupscale.growth.draws import DRAWS, Draws
 from mupscale.system import MupscaleError
 
 
@@ -33,7 +33,7 @@ class Part:
     name: str
     plan: Plan
     seed: int
-    draws: Draws = field(default="ziggurat", kw_only=True)
+    draws: Draws = field(default=DRAWS, kw_only=True)
 
     @property
     def entry(self) -> Entry:

@@ -6,7 +6,7 @@ for recipes; `Architecture`, `register`, `extend` and the layouts describe model
 
 Imports go one way: describe (architectures and their plans) → files (checkpoints on disk) → training (groups, clipping,
 optimizers) → verification (is it the same model?) → inspection (depth_overview: of more layers), upscaled (what was
-written), deepening, upscaling,
+written), deepening, upscaling, mixture (experts out of a dense model),
 language_model.
 """
 
@@ -35,6 +35,7 @@ from mupscale.hf.describe import (
 from mupscale.hf.files import Record, Source, is_gguf, read_gguf
 from mupscale.hf.inspection import Inspection, inspect
 from mupscale.hf.language_model import LanguageModel, hidden_size, load_language_model
+from mupscale.hf.mixture import Mixture, add_experts
 from mupscale.hf.training import decay_groups, param_groups, plan, resume_optimizer
 from mupscale.hf.upscaled import Upscaled
 from mupscale.hf.upscaling import upscale
@@ -61,12 +62,14 @@ __all__ = [
     "Inspection",
     "LanguageModel",
     "Layout",
+    "Mixture",
     "Record",
     "Source",
     "Tied",
     "Times",
     "Upscaled",
     "Wire",
+    "add_experts",
     "column",
     "conv1d",
     "decay_groups",

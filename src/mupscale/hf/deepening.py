@@ -159,7 +159,7 @@ class DeepeningJob:
         tensors = {
             name: DeepTensor(
                 shallow.tensors[one.origin],
-                None if one.mean is None else NewTensor(name, one.mean, one.std, growth.seed),
+                None if one.mean is None else NewTensor(name, one.mean, one.std, growth.seed, growth.draws),
             )
             for name, one in planned.items()
         }

@@ -71,7 +71,7 @@ def config_at(folder: str | Path, width: int) -> dict[str, Any]:
     for part, size in now.items():
         if (size * ratio).denominator != 1:
             raise MupscaleError(
-                f"a model of hidden size {width} would have {float(size * ratio):g} {PARTS[part]} where {folder} has "
+                f"at hidden size {width} the {PARTS[part]} of {folder} would be {float(size * ratio):g}, as it is "
                 f"{size} at {hidden}: take a multiple of {hidden // math.gcd(*now.values())}"
             )
     return architecture.wide_config(config, _Scale(ratio, ratio, ratio, ratio))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +267,7 @@ def _not_lossless(prepared: _Prepared) -> str:
 def _show_by_copies(prepared: _Prepared, note: Callable[[str], None]) -> None:
     """Where modules were asked what is output and what is input: copies of the same parts must train alike."""
     note("showing by copies, in training, that the modules were understood")
-    times = Times(**{part: 2 if ratio != 1 else 1 for part, ratio in asdict(prepared.growth.times).items()})
+    times = prepared.growth.times.as_copies()
     with tempfile.TemporaryDirectory() as folder:
         upscale(prepared.source.folder, Path(folder) / "copies", times=times, progress=False)
 

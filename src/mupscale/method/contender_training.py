@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import NamedTuple
 
 from mupscale.core import Width
 from mupscale.engine import Outcome
@@ -143,17 +144,33 @@ def read_curve(outcome: Outcome, seed: int, steps: int) -> Curve:
     status = "finished" if outcome.step > steps + 1 else outcome.status
     records = RunFolder(str(outcome.recipe.out)).records()
     held_out = [r for r in records if r["kind"] == "eval" and r["loss"] is not None and r["step"] <= steps]
-    points, losses = thin_curve([(step, loss) for step, loss in outcome.curve if step <= steps])
     accuracy = [r["accuracy"] for r in held_out if "accuracy" in r]
-    return Curve(seed, status, points, losses, [r["step"] for r in held_out], [r["loss"] for r in held_out], accuracy)
+    curve = Curve(seed, status, [], [], [r["step"] for r in held_out], [r["loss"] for r in held_out], accuracy)
+    return replace(curve, **thin_curve([point for point in outcome.curve if point[0] <= steps])._asdict())
 
 
-def thin_curve(curve: Sequence[tuple[int, float]], most: int = POINTS) -> tuple[list[int], list[float]]:
-    """Steps and losses of at most so many points, each the mean of those it stands for.
+class ThinnedCurve(NamedTuple):
+    """Points that each stand for several: the last step, and the mean, lowest and highest loss.
+
+    Where each stands for itself alone, lowest and highest are left out.
+    """
+
+    steps: list[int]
+    losses: list[float]
+    lowest: list[float]
+    highest: list[float]
+
+
+def thin_curve(curve: Sequence[tuple[int, float]], most: int = POINTS) -> ThinnedCurve:
+    """At most so many points of a curve, each the mean of those it stands for, whose extremes are kept beside it.
 
     >>> thin_curve([(1, 3.0), (2, 2.0), (3, 1.5), (4, 0.5)], most=2)
-    ([2, 4], [2.5, 1.0])
+    ThinnedCurve(steps=[2, 4], losses=[2.5, 1.0], lowest=[2.0, 0.5], highest=[3.0, 1.5])
     """
     each = max(1, math.ceil(len(curve) / most))
-    parts = [curve[start : start + each] for start in range(0, len(curve), each)]
-    return [part[-1][0] for part in parts], [fmean(loss for _, loss in part) for part in parts]
+    steps, losses = [step for step, _ in curve], [loss for _, loss in curve]
+    if each == 1:
+        return ThinnedCurve(steps, losses, [], [])
+    parts = [losses[start : start + each] for start in range(0, len(losses), each)]
+    ends = [*steps[each - 1 : -1 : each], steps[-1]]
+    return ThinnedCurve(ends, list(map(fmean, parts)), list(map(min, parts)), list(map(max, parts)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +20,7 @@ class Curve:
 
     status: finished or diverged. Points lie at the same steps for all seeds of a run, as far as
     each came; held-out points have their own. accuracy is empty where targets are no classes.
+    lowest, highest: the extremes of what each point is the mean of; empty where that is one measurement.
 
     >>> Curve(seed=0, status="finished", steps=[50, 95, 100], losses=[3.0, 1.0, 0.5]).final()
     0.75
@@ -31,12 +33,22 @@ class Curve:
     held_out_steps: list[int] = field(default_factory=list)
     held_out_losses: list[float] = field(default_factory=list)
     accuracy: list[float] = field(default_factory=list)
+    lowest: list[float] = field(default_factory=list)
+    highest: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """A step has one loss, and one of each extreme if there are any."""
+        lengths = {"losses": self.losses, "lowest": self.lowest, "highest": self.highest}
+        for name, values in lengths.items():
+            if len(values) != len(self.steps) and (values or name == "losses"):
+                raise MupscaleError(f"a curve has {len(self.steps)} steps, but {len(values)} values in '{name}'")
 
     def final(self) -> float | None:
         """Mean training loss over the last tenth of the steps; None if it diverged."""
         if self.status == "diverged" or not self.steps:
             return None
-        return fmean(loss for step, loss in zip(self.steps, self.losses, strict=True) if step > 0.9 * self.steps[-1])
+        start = bisect_right(self.steps, 0.9 * self.steps[-1])
+        return fmean(self.losses[min(start, len(self.losses) - 1) :])
 
     def final_held_out(self) -> float | None:
         """The last held-out loss; None if it diverged or none was taken."""

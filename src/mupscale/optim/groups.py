@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Plan, naming
+from mupscale.core import Plan, is_sharded, naming
 from mupscale.optim.group_builder import FOLLOW_LR, FROM_GROUP, RATE_CHANGE, GroupBuilder, scale
 from mupscale.optim.optimizer_traits import Hyper, traits_of
 from mupscale.system import MupscaleError
@@ -90,7 +90,7 @@ def widened_groups(
     [0.025]
     """
     names = {id(p): [name] for name, p in plan.check(narrow, "narrow").items()}
-    return _grown_groups(optimizer, names, plan.check(wide), plan, lr)
+    return _grown_groups(optimizer, narrow, names, plan.check(wide), plan, lr)
 
 
 def deepened_groups(
@@ -120,7 +120,7 @@ def deepened_groups(
     parameters = naming.parameters(shallow)
     for name, origin in origins.items():
         names.setdefault(id(parameters[origin]), []).append(name)
-    groups = _grown_groups(optimizer, names, plan.check(deep), plan, lr)
+    groups = _grown_groups(optimizer, shallow, names, plan.check(deep), plan, lr)
     order = {name: number for number, name in enumerate(naming.parameters(deep))}
     for group in groups:
         group["params"].sort(key=lambda named: order[named[0]])
@@ -129,6 +129,7 @@ def deepened_groups(
 
 def _grown_groups(
     optimizer: Optimizer,
+    old: nn.Module,
     names: Mapping[int, Sequence[str]],
     parameters: Mapping[str, nn.Parameter],
     plan: Plan,
@@ -141,7 +142,7 @@ def _grown_groups(
         hyper[FROM_GROUP] = number
         for p in group["params"]:
             if id(p) not in names:
-                raise MupscaleError("the optimizer holds a parameter that is not the narrow model's")
+                raise _not_of_the_model(p, old)
             for name in names[id(p)]:
                 builder.add(name, parameters[name], plan.parameters[name], hyper, hyper)
     grown = builder.groups()
@@ -152,6 +153,21 @@ def _grown_groups(
             group.pop("initial_lr", None)  # a new scheduler begins at today's rate
             group |= {key: scale(group[key], group[RATE_CHANGE]) for key in FOLLOW_LR if key in group}
     return grown
+
+
+def _not_of_the_model(p: Tensor, model: nn.Module) -> MupscaleError:
+    """Why an optimizer's parameter is not among the model's: FSDP2 has two of each, or it is of another model."""
+    whole = [n for n, q in naming.parameters(model).items() if q.shape == p.shape and not is_sharded(q)]
+    if is_sharded(p) and whole:
+        return MupscaleError(
+            f"the optimizer holds sharded parameters, and '{whole[0]}' of the model that is to grow is whole at the "
+            f"moment, as FSDP2 leaves parameters of the outermost module after a forward pass without a backward pass: "
+            f"call model.reshard() on that model, and then let the optimizer grow"
+        )
+    return MupscaleError(
+        f"the optimizer holds a parameter that is not the narrow model's, of shape {tuple(p.shape)}: pass the model "
+        f"that the optimizer was built for"
+    )
 
 
 def per_group(optimizer: Optimizer, lr: float) -> list[float]:

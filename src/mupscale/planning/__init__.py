@@ -49,7 +49,14 @@ from mupscale.planning.precision import KeepDouble, in_double
 from mupscale.planning.recorder import Recorder
 from mupscale.planning.residual_branches import Writers, find_writers, silence
 from mupscale.planning.role_registry import register_roles
-from mupscale.planning.tracing import call_arguments, computed_tensors, silence_dropout, tensors_in
+from mupscale.planning.tracing import (
+    call_arguments,
+    computed_tensors,
+    in_float64,
+    run_in_float64,
+    silence_dropout,
+    tensors_in,
+)
 from mupscale.planning.width_dims import all_tensors, default_init_at, find_depth_size, find_width_dims
 
 __all__ = [
@@ -76,6 +83,7 @@ __all__ = [
     "first_differing_module",
     "has_length_one",
     "in_double",
+    "in_float64",
     "initial_means",
     "initial_std",
     "kind_of_norm",
@@ -87,6 +95,7 @@ __all__ = [
     "rescale_initial",
     "role_for_any_width",
     "roles_by_running",
+    "run_in_float64",
     "silence",
     "silence_dropout",
     "tensors_in",

@@ -54,6 +54,8 @@ def find_block_lists(shallow: nn.Module, deep: nn.Module, blocks: str | None = N
         other = theirs.get(path)
         if not isinstance(module, _LISTS) or not isinstance(other, _LISTS) or len(module) == len(other):
             continue
+        if not any(True for _ in (*other.parameters(), *other.buffers())):  # of nothing that is stored
+            continue
         if not any(path.startswith(f"{block}.") for one in lists for block in one.deep):
             lists.append(_longer_list(path, module, other))
     if not lists:

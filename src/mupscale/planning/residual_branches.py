@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import naming
-from mupscale.planning.block_runs import BlockRun, MarkedRun, run_with_blocks
+from mupscale.planning.block_runs import BlockRun, MarkedRun, run_with_blocks, without_number
 from mupscale.planning.tracing import Operation, Ref, in_float64
 
 Writers = dict[str, float]
@@ -25,7 +25,22 @@ _SUMS = {"add", "add_", "sub", "sub_"}
 _ALL_OPERANDS = {"cat", "stack", "index_add", "index_add_", "index_put", "index_put_"}
 _KEEP_ZERO = {
     *("clone", "_to_copy", "_unsafe_view", "contiguous", "native_dropout", "dropout", "copy_", "constant_pad_nd"),
-    *("mul", "mul_", "div", "div_", "neg", "gelu", "silu", "tanh", "index", "index_select", "gather", "sum", "mean"),
+    *(
+        "mul",
+        "mul_",
+        "div",
+        "div_",
+        "neg",
+        "gelu",
+        "silu",
+        "glu",
+        "tanh",
+        "index",
+        "index_select",
+        "gather",
+        "sum",
+        "mean",
+    ),
     *(
         "masked_fill",
         "lift_fresh",
@@ -38,6 +53,7 @@ _KEEP_ZERO = {
         "split_with_sizes",
     ),
 }
+_PRODUCTS = {"mul", "mul_", "mm", "bmm", "matmul"}
 _ZEROS = {"zeros", "zeros_like", "new_zeros"}
 _EXACT = 1e-12  # of the stream's size, in float64
 
@@ -49,7 +65,7 @@ class _Unlike(Exception):
 def find_writers(model: nn.Module, paths: Sequence[str], inputs: Any) -> tuple[dict[str, Writers], dict[str, str]]:
     """Of each block, the parameters that write into the stream; and why there are none, for the others.
 
-    paths: of the blocks. Names are relative to the block. What is found has been tried: a block whose writers have
+    paths: of the blocks. Names are relative to the block. What is writers has been tried: a block whose writers have
     these values gives back what it is given, in float64, whatever its other weights are.
 
     >>> class Block(nn.Module):
@@ -83,8 +99,10 @@ def _find(
     reasons |= {path: "the model did not call it on the batch" for path in paths if path not in called}
     _try_silence(model, batch, writers, reasons, until_next)
     for block in marked.blocks:
-        if not block.returned and writers:  # the last of blocks that end where the next begins is like the others
-            writers[block.path] = dict(next(iter(writers.values())))
+        if not block.returned:  # the last of blocks that end where the next begins is like the others of its list
+            others = [path for path in writers if without_number(path) == without_number(block.path)]
+            if twins := [path for path in others if _names(model, path) == _names(model, block.path)]:
+                writers[block.path] = dict(writers[twins[0]])
     return writers, reasons
 
 
@@ -105,7 +123,7 @@ def silence(parameters: Mapping[str, Tensor], path: str, writers: Writers) -> No
 def _try_silence(
     model: nn.Module, batch: Any, candidates: dict[str, Writers], reasons: dict[str, str], until_next: bool
 ) -> None:
-    """Keep of what was found the blocks that do give back what they are given."""
+    """Keep of what was candidates the blocks that do give back what they are given."""
     parameters = naming.parameters(model)
     for path, writers in candidates.items():
         silence(parameters, path, writers)
@@ -115,17 +133,34 @@ def _try_silence(
     for block in marked.blocks:
         if not block.returned or block.path not in candidates:
             continue
-        after = marked.values[block.returned[0]].detach()
-        given = [marked.values[n].detach() for n in block.given if marked.values[n].shape == after.shape]
-        close = any(float((after - x).abs().max()) <= _EXACT * (1 + float(x.abs().max())) for x in given)
-        if not close and not _writes_into_input(marked, block):
-            del candidates[block.path]
-            reasons[block.path] = "its output is not its input plus branches alone"
+        if not all(_gives_back(marked, block, number) for number in marked.streams(block)):
+            writers_of_block = candidates.pop(block.path)
+            finite = all(bool(marked.values[number].isfinite().all()) for number in marked.streams(block))
+            reasons[block.path] = (
+                "its output is not its input plus branches alone"
+                if finite
+                else f"with {', '.join(writers_of_block)} at zero, so that it writes nothing, it divides by zero"
+            )
 
 
-def _writes_into_input(marked: MarkedRun, block: BlockRun) -> bool:
-    """Whether a block adds to its input in place, so that what it was given is no longer there to compare."""
-    return block.returned[0] in block.given
+def _gives_back(marked: MarkedRun, block: BlockRun, number: int) -> bool:
+    """Whether this output of a block is one of its inputs; one that it adds to in place cannot be compared."""
+    after = marked.values[number].detach()
+    given = [marked.values[n].detach() for n in block.given if marked.values[n].shape == after.shape]
+    return number in block.given or any(
+        float((after - x).abs().max()) <= _EXACT * (1 + float(x.abs().max())) for x in given
+    )
+
+
+def _names(model: nn.Module, path: str) -> set[str]:
+    return {name.removeprefix(path) for name in naming.parameters(model) if name.startswith(f"{path}.")}
+
+
+def _factors(operation: Operation) -> list[int]:
+    """What an operation's result is zero with: of a quotient not its divisor, of a weight norm its length alone."""
+    if operation.name in ("div", "div_"):
+        return operation.refs[:1]
+    return operation.refs[1:] if operation.name == "_weight_norm_interface" else operation.refs
 
 
 class _Walk:
@@ -142,16 +177,14 @@ class _Walk:
         """What its branches are written by; an exception that says why, where they are no branches."""
         if not self.block.returned:
             raise _Unlike("where it ends cannot be told")
-        branches = self._branches(self.block.returned[0], self.block.last)
+        streams = self.marked.streams(self.block)
+        branches = [branch for number in streams for branch in self._branches(number, self.block.last)]
         if not branches:
             raise _Unlike("it has no residual connection: what it is given is not added to what it computes")
         written: Writers = {}
         for number, before in branches:
             written |= self._written_by(number, before)
-        prefix = f"{self.block.path}."
-        if strangers := [name for name in written if not name.startswith(prefix)]:
-            raise _Unlike(f"'{strangers[0]}', which writes into the stream, is shared with other parts of the model")
-        return {name.removeprefix(prefix): value for name, value in written.items()}
+        return {name.removeprefix(f"{self.block.path}."): value for name, value in written.items()}
 
     def _branches(self, number: int, before: int) -> list[tuple[int, int]]:
         """What is added to the stream on its way from the input to this tensor."""
@@ -167,6 +200,8 @@ class _Walk:
                 with suppress(_Unlike):
                     return [*self._branches(stream, position), (branch, position)]
             raise _Unlike(f"what it is given is transformed before '{operation.module}' adds to it")
+        if operation.name == "cat" and operands == list(dict.fromkeys(operation.refs)):  # parts of the stream, or two
+            return [branch for operand in operands for branch in self._branches(operand, position)]
         used = [name for n in operation.refs if n not in self.data for name in self._roots(n, position)]
         if "norm" in operation.name and len(operands) == 1:
             raise _Unlike(
@@ -184,25 +219,31 @@ class _Walk:
         """The parameters that this tensor is zero without."""
         position = self.marked.maker(number, before)
         if position is None or position < self.block.first:
-            roots = self._roots(number, before)
+            roots = self._own(self._roots(number, before))
             if roots or not bool(self.marked.values[number].any()):
                 return roots
             raise _Unlike("a branch ends in what the block is given, with no parameter behind it")
         operation = self.marked.operation(position)
         operands = [n for n in dict.fromkeys(operation.refs) if n in self.data]
-        others = [n for n in dict.fromkeys(operation.refs) if n not in self.data]
+        others = [n for n in dict.fromkeys(_factors(operation)) if n not in self.data]
         roots = {name: value for n in others for name, value in self._roots(n, position).items()}
         if operation.name in _ZEROS or (not operands and not roots):  # zeros that experts add their outputs to
             return {}
         if operation.name in _SUMS or operation.name in _ALL_OPERANDS:
-            writers = dict(roots)
+            writers = self._own(roots)
             for operand in operands:
                 if self.marked.values[operand].is_floating_point():  # no index of where something is added
                     writers |= self._written_by(operand, position)
             return writers
         if roots:
-            return roots
+            return self._own(roots)
         return self._through(operation, operands, position)
+
+    def _own(self, roots: Writers) -> Writers:
+        """The same, if all of them are the block's own."""
+        if strangers := [name for name in roots if not name.startswith(f"{self.block.path}.")]:
+            raise _Unlike(f"'{strangers[0]}', which writes into the stream, is shared with other parts of the model")
+        return dict(roots)
 
     def _through(self, operation: Operation, operands: list[int], position: int) -> Writers:
         """Go on behind an operation without parameters: of a product, one factor that is zero is enough."""
@@ -225,9 +266,12 @@ class _Walk:
             is_parameter = name is not None and isinstance(self.marked.values[number], nn.Parameter)
             return {name: 0.0} if name is not None and is_parameter else {}
         operation = self.marked.operation(position)
-        roots = {root: value for n in operation.refs for root, value in self._roots(n, position).items()}
+        roots = [self._roots(n, position) for n in _factors(operation)]
+        if operation.name in _PRODUCTS:  # of which one factor that is zero is enough, and two could not learn
+            return next(filter(None, roots), {})
+        every = {root: value for each in roots for root, value in each.items()}
         if operation.name in _SUMS and len(operation.refs) == 1:
             sign = 1 if operation.name.startswith("sub") else -1
             added = next((x for x in operation.args if isinstance(x, int | float) and not isinstance(x, Ref)), 0.0)
-            return {root: value + sign * float(added) for root, value in roots.items()}
-        return roots
+            return {root: value + sign * float(added) for root, value in every.items()}
+        return every

@@ -1,6 +1,6 @@
 """The page of a run, or of several, and its pictures.
 
-writing: the files; loading, shapes: summaries from disk, and what they must hold; markup: HTML
+writing: the files; loading: summaries from disk, and what they must hold; markup: HTML
 page, side_by_side: the page of one run of the paper's method and of several; facts: its numbers as rows
 loss_curves, gain, sweeps, transfer: its pictures
 comparison_page, comparison_facts, comparison_tables: the page of a comparison, its sentences and its rows

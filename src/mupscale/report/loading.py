@@ -5,90 +5,147 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from mupscale.comparison import CONTENDERS, ComparisonSummary, SystemRuns
 from mupscale.method import Summary
-from mupscale.report import shapes
-from mupscale.report.shapes import any_text, by_name, either, fields, list_of, mapping, nothing, number, positive
-from mupscale.system import MupscaleError, read_json
+from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Must, Positive, parse_record, read_json
 
 _FORMAT = 2
 _NAMES = frozenset(one.name for one in CONTENDERS)
-_CONTENDER = shapes.one_of(_NAMES)
-_WIDTH = either(by_name(number), positive)
-_LOSSES = list_of(either(nothing, positive), least=1)
-_POINT = fields({"budget": positive, "steps": positive, "cost": positive, "losses": _LOSSES})
-_RUNS = fields(
-    {"name": _CONTENDER, "width": _WIDTH, "lr": positive, "noise": number, "points": list_of(_POINT, least=1)}
-)
-_SYSTEM = fields(
-    {
-        "narrow": _WIDTH,
-        "wide": _WIDTH,
-        "base_cost": either(nothing, positive),
-        "unit": shapes.one_of(("FLOPs", "steps")),
-        "contenders": list_of(_RUNS, least=1),
-    }
-)
-_TRIED = fields(
-    {"lr": positive, "noise": number, "losses": _LOSSES, "budget": positive}, optional=frozenset({"budget"})
-)
-_TUNED = fields(
-    {
-        "name": shapes.one_of(_NAMES | {"the base model"}),
-        "lr": positive,
-        "noise": number,
-        "tried": list_of(_TRIED),
-        "remarks": list_of(any_text),
-    }
-)
-_RANGE = either(fields({"no_rule": any_text}), fields({"low": number, "value": number, "high": number}))
-_JUDGED = {"what": any_text, "held": either(nothing, shapes.truth)}
-_HELD = either(
-    fields({**_JUDGED, "forecast": either(nothing, _CONTENDER), "measured": _CONTENDER}),
-    fields({**_JUDGED, "forecast": _RANGE, "measured": number}),
-)
-_FORECAST = fields(
-    {
-        "sentence": any_text,
-        "above_continued": by_name(_RANGE, _CONTENDER),
-        "cost": by_name(fields({"charged": _RANGE, "there": _RANGE}), _CONTENDER),
-        "held": list_of(_HELD),
-    },
-    optional=frozenset({"held"}),
-)
-_RATIO = either(nothing, fields({"value": positive, "bound": shapes.one_of(("", "at most", "at least"))}))
-_EVEN = fields(
-    {"kind": shapes.one_of(("always", "from", "never", "unknown")), "cost": either(nothing, positive)},
-)
-_EVENS = by_name(fields({"charged": _EVEN, "there": _EVEN}, optional=frozenset({"charged"})), _CONTENDER)
-_ANSWER = fields(
-    {
-        "sentence": any_text,
-        "grown": either(nothing, _CONTENDER),
-        "cost_charged": _RATIO,
-        "cost_there": _RATIO,
-        "above_continued": either(nothing, number),
-        "break_even": _EVENS,
-    }
-)
-_COMPARISON = fields(
-    {
-        "name": any_text,
-        "command": any_text,
-        "recipe": mapping,
-        "settings": mapping,
-        "base": fields({"steps": either(nothing, number), "width": _WIDTH}),
-        "tuned": list_of(_TUNED),
-        "small": list_of(_SYSTEM, least=1),
-        "forecast": _FORECAST,
-        "large": either(nothing, _SYSTEM),
-        "answer": mapping,
-        "stages": list_of(fields({"name": any_text, "cost": number, "seconds": number})),
-        "notes": list_of(any_text),
-    }
-)
+_TUNED_NAMES = _NAMES | {"the base model"}
+_Name = Annotated[str, Must(f"one of {', '.join(sorted(_NAMES))}", _NAMES.__contains__)]
+_TunedName = Annotated[str, Must(f"one of {', '.join(sorted(_TUNED_NAMES))}", _TUNED_NAMES.__contains__)]
+_Width = dict[str, Finite] | Positive
+_Losses = Annotated[list[Positive | None], NOT_EMPTY]
+
+
+class _Point(TypedDict):
+    budget: Positive
+    steps: Positive
+    cost: Positive
+    losses: _Losses
+
+
+class _Runs(TypedDict):
+    name: _Name
+    width: _Width
+    lr: Positive
+    noise: Finite
+    points: Annotated[list[_Point], NOT_EMPTY]
+
+
+class _System(TypedDict):
+    narrow: _Width
+    wide: _Width
+    base_cost: Positive | None
+    unit: Literal["FLOPs", "steps"]
+    contenders: Annotated[list[_Runs], NOT_EMPTY]
+
+
+class _Tried(TypedDict):
+    lr: Positive
+    noise: Finite
+    losses: _Losses
+    budget: NotRequired[Positive]
+
+
+class _Tuned(TypedDict):
+    name: _TunedName
+    lr: Positive
+    noise: Finite
+    tried: list[_Tried]
+    remarks: list[str]
+
+
+class _NoRule(TypedDict):
+    no_rule: str
+
+
+class _Range(TypedDict):
+    low: Finite
+    value: Finite
+    high: Finite
+
+
+class _Ways(TypedDict):
+    charged: _NoRule | _Range
+    there: _NoRule | _Range
+
+
+class _HeldName(TypedDict):
+    what: str
+    held: bool | None
+    forecast: _Name | None
+    measured: _Name
+
+
+class _HeldNumber(TypedDict):
+    what: str
+    held: bool | None
+    forecast: _NoRule | _Range
+    measured: Finite
+
+
+class _Forecast(TypedDict):
+    sentence: str
+    above_continued: dict[_Name, _NoRule | _Range]
+    cost: dict[_Name, _Ways]
+    held: NotRequired[list[_HeldName | _HeldNumber]]
+
+
+class _Ratio(TypedDict):
+    value: Positive
+    bound: Literal["", "at most", "at least"]
+
+
+class _Even(TypedDict):
+    kind: Literal["always", "from", "never", "unknown"]
+    cost: Positive | None
+
+
+class _Evens(TypedDict):
+    charged: NotRequired[_Even]
+    there: _Even
+
+
+class _Answer(TypedDict):
+    sentence: str
+    grown: _Name | None
+    cost_charged: _Ratio | None
+    cost_there: _Ratio | None
+    above_continued: Finite | None
+    break_even: dict[_Name, _Evens]
+
+
+class _Answered(TypedDict):
+    answer: _Answer
+
+
+class _Base(TypedDict):
+    steps: Finite | None
+    width: _Width
+
+
+class _Stage(TypedDict):
+    name: str
+    cost: Finite
+    seconds: Finite
+
+
+class _Comparison(TypedDict):
+    name: str
+    command: str
+    recipe: dict[str, Any]
+    settings: dict[str, Any]
+    base: _Base
+    tuned: list[_Tuned]
+    small: Annotated[list[_System], NOT_EMPTY]
+    forecast: _Forecast
+    large: _System | None
+    answer: dict[str, Any]
+    stages: list[_Stage]
+    notes: list[str]
 
 
 def load_summary(folder: str | Path) -> Summary | ComparisonSummary:
@@ -102,7 +159,7 @@ def load_summary(folder: str | Path) -> Summary | ComparisonSummary:
     ...         load_summary(folder)
     ...     except MupscaleError as error:
     ...         str(error).removeprefix(str(path))
-    ' is damaged: name is 3, but must be a text; run the comparison again'
+    " is damaged: 'name' is 3, but must be text; run the comparison again"
     """
     path = Path(folder) / "summary.json"
     try:
@@ -133,16 +190,16 @@ def _load_comparison(values: Mapping[str, Any], path: Path) -> ComparisonSummary
             f"{path} is of format {values.get('format')!r}, and this version of mupscale reads format {_FORMAT}"
         )
     try:
-        _COMPARISON(values, "")
+        parse_record(_Comparison, values)
         if values["large"] is not None:
-            _ANSWER(values["answer"], "answer")
+            parse_record(_Answered, values)
         summary = ComparisonSummary.from_json(values)
         for place, runs in enumerate(summary.small):
             _check_system(runs, f"small[{place}]")
         if summary.large is not None:
             _check_system(summary.large, "large")
             _check_answer(summary.answer, summary.large)
-    except (shapes.WrongShapeError, MupscaleError) as error:
+    except MupscaleError as error:
         raise MupscaleError(f"{path} is damaged: {error}; run the comparison again") from None
     return summary
 
@@ -153,16 +210,16 @@ def _check_system(runs: SystemRuns, at: str) -> None:
     for place, one in enumerate(runs.contenders):
         costs = [point.cost for point in one.points]
         if any(later <= earlier for earlier, later in pairwise(costs)):
-            raise shapes.WrongShapeError(f"{at}.contenders[{place}].points: their costs do not rise")
+            raise MupscaleError(f"{at}.contenders[{place}].points: their costs do not rise")
         if names.count(one.name) > 1:
-            raise shapes.WrongShapeError(f"{at}.contenders holds {one.name} twice")
+            raise MupscaleError(f"{at}.contenders holds {one.name} twice")
 
 
 def _check_answer(answer: Mapping[str, Any], large: SystemRuns) -> None:
     """It is about a contender that took part."""
     if answer["grown"] is not None and large.get(answer["grown"]) is None:
-        raise shapes.WrongShapeError(f"answer.grown is {answer['grown']!r}, which is not among large.contenders")
+        raise MupscaleError(f"answer.grown is {answer['grown']!r}, which is not among large.contenders")
     for rival, ways in answer["break_even"].items():
         for way, even in ways.items():
             if even["kind"] == "from" and (even["cost"] is None or answer["grown"] is None):
-                raise shapes.WrongShapeError(f"answer.break_even.{rival}.{way} has no cost")
+                raise MupscaleError(f"answer.break_even.{rival}.{way} has no cost")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from functools import reduce
+from statistics import median
 from typing import Any, Literal
 
 import numpy as np
@@ -35,14 +36,24 @@ _AXIS = {"training": "training loss", "held-out": "held-out loss", "accuracy": "
 
 @dataclass(frozen=True)
 class CurveLine:
-    """A model's curve: x, mean, lowest and highest over the seeds that finished, and the others as far as they came."""
+    """A model's curve: x, mean, low and high over the seeds that finished, and the others as far as they came.
+
+    lowest, highest: of the single measurements, where a point is the mean of many; else the same as low and high.
+    """
 
     runs: Runs
     xs: list[float]
     mean: list[float]
     low: list[float]
     high: list[float]
+    lowest: list[float]
+    highest: list[float]
     diverged: list[Points]
+
+    @property
+    def has_extremes(self) -> bool:
+        """Whether single measurements lie beyond the points."""
+        return self.lowest != self.low or self.highest != self.high
 
     @property
     def label(self) -> str:
@@ -68,7 +79,7 @@ def draw_loss_curves(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
         alt = f"Training loss against {axis}. {_finals(drawn)}"
         for zoom in (False, True) if any(line.xs for line in drawn) else (False,):
             name = f"training-{against}{'-zoom' if zoom else ''}"
-            caption = _caption(against, zoom)
+            caption = _caption(against, zoom, any(line.has_extremes for line in drawn))
 
             def sketch(ax: Any, drawn: list[CurveLine] = drawn, zoom: bool = zoom, against: str = against) -> None:
                 _plot(ax, summary, drawn, "training", against, zoom)
@@ -108,43 +119,58 @@ def collect_lines(summary: Summary, what: What, against: Against) -> list[CurveL
 
 
 def _line(runs: Runs, what: What, start: float, scale: float) -> CurveLine:
-    done = [points for curve in runs.curves if curve.status != "diverged" and (points := _points(curve, what))]
-    lost = [points for curve in runs.curves if curve.status == "diverged" and (points := _points(curve, what))]
-    common, values = _shared_points(done)
-    low, high = ([], []) if not done else (values.min(0).tolist(), values.max(0).tolist())
-    kept = keep_extremes(low, high, _MOST)
+    tables = [(curve.status == "diverged", _table(curve, what)) for curve in runs.curves]
+    steps, values = _shared_points([table for is_lost, table in tables if not is_lost and table.size])
+    means, lowest, highest = values[:, 0], values[:, 1].min(0, initial=math.inf), values[:, 2].max(0, initial=-math.inf)
+    kept = keep_extremes(lowest, highest, _MOST)
+    lost = [
+        _thinned(list(zip(*table[:2].tolist(), strict=True))) for is_lost, table in tables if is_lost and table.size
+    ]
     return CurveLine(
         runs,
-        [start + scale * common[i] for i in kept],
-        [fmean(values[:, i].tolist()) for i in kept],
-        [low[i] for i in kept],
-        [high[i] for i in kept],
-        [[(start + scale * step, value) for step, value in _thinned(points)] for points in lost],
+        (start + scale * steps[kept]).tolist(),
+        (means[:, kept].mean(0) if kept else steps).tolist(),
+        means[:, kept].min(0, initial=math.inf).tolist(),
+        means[:, kept].max(0, initial=-math.inf).tolist(),
+        lowest[kept].tolist(),
+        highest[kept].tolist(),
+        [[(start + scale * step, value) for step, value in points] for points in lost],
     )
 
 
-def _shared_points(done: Sequence[Points]) -> tuple[list[float], Any]:
-    """The steps that all seeds have, and a matrix of values: seeds × steps."""
-    if not done:
-        return [], np.empty((0, 0))
-    columns = [dict(points) for points in done]
-    common = list(columns[0])
-    if all(list(column) == common for column in columns):
-        return common, np.array([list(column.values()) for column in columns])
-    if any(column.keys() != columns[0].keys() for column in columns):
-        common = [step for step in common if all(step in column for column in columns)]
-    return common, np.array([[column[step] for step in common] for column in columns])
+def _shared_points(tables: Sequence[Any]) -> tuple[Any, Any]:
+    """The steps that all seeds have, and their values: seeds × (mean, lowest, highest) × steps."""
+    if not tables:
+        return np.empty(0), np.empty((0, 3, 0))
+    if any(not np.array_equal(table[0], tables[0][0]) for table in tables):
+        common = reduce(np.intersect1d, [table[0] for table in tables])
+        tables = [table[:, np.searchsorted(table[0], common)] for table in tables]
+    return tables[0][0], np.stack([table[1:] for table in tables])
 
 
-def _points(curve: Curve, what: What) -> Points:
+def _table(curve: Curve, what: What) -> Any:
+    """Steps that rise, and at each the value and the lowest and highest that it stands for; four rows of numbers."""
+    extremes: tuple[list[float], list[float]] = ([], [])
     if what == "training":
-        steps, values = curve.steps, curve.losses
+        steps, values, extremes = curve.steps, curve.losses, (curve.lowest, curve.highest)
     else:
         steps, values = curve.held_out_steps, curve.accuracy if what == "accuracy" else curve.held_out_losses
-    points: Points = list(zip(steps, values, strict=False))
-    if set(map(type, values)) != {float} or not all(map(math.isfinite, values)):
-        points = [(s, v) for s, v in points if words.is_finite_number(v)]
-    return drop_partial_point(points, curve.status) if what == "training" else points
+    row = np.array(values, dtype=float)[: len(steps)]
+    columns = [row, *(np.array(one, dtype=float) if one else row for one in extremes)]
+    table = np.stack([np.array(steps[: len(row)], dtype=float), *columns])
+    table = table[:, np.isfinite(table).all(0)]
+    if not (np.diff(table[0]) > 0).all():
+        table = table[:, np.unique(table[0], return_index=True)[1]]
+    return _without_partial_point(table) if what == "training" and curve.status != "diverged" else table
+
+
+def _without_partial_point(table: Any) -> Any:
+    """Without a last point of far fewer steps, see `drop_partial_point`; its extremes go to the point before it."""
+    ends = [(step, 0.0) for step in table[0, [0, 1, -2, -1]].tolist()] if table.shape[1] > 2 else []
+    if len(drop_partial_point(ends, "")) == len(ends):
+        return table
+    table[2, -2], table[3, -2] = table[2, -2:].min(), table[3, -2:].max()
+    return table[:, :-1]
 
 
 def _thinned(points: Sequence[Any]) -> list[Any]:
@@ -165,6 +191,9 @@ def _plot(ax: Any, summary: Summary, drawn: list[CurveLine], what: str, against:
         )
         if len([c for c in line.runs.curves if c.status != "diverged"]) > 1:
             ax.fill_between(xs, line.low, line.high, color=line.look["color"], alpha=0.18, lw=0, zorder=2)
+        if line.has_extremes:
+            shade, edge = ((line.look["color"], strength) for strength in (0.09, 0.5))  # a peak is as thin as its edge
+            ax.fill_between(xs, line.lowest, line.highest, facecolor=shade, edgecolor=edge, lw=0.5, zorder=1)
         for points in line.diverged:
             ax.plot([x / size for x, _ in points], [y for _, y in points], lw=0.7, color=line.look["color"], alpha=0.7)
             ax.plot(points[-1][0] / size, points[-1][1], "x", ms=6, color=line.look["color"])
@@ -173,7 +202,7 @@ def _plot(ax: Any, summary: Summary, drawn: list[CurveLine], what: str, against:
         ax.set_ylim(*_with_room(*limits, log=log, most=1.0 if what == "accuracy" and limits[1] <= 1 else math.inf))
     elif what != "accuracy":
         set_log_axis_if_wide(
-            ax, [v for line in drawn for v in [*line.low, *line.high, *(y for p in line.diverged for _, y in p)]]
+            ax, [v for line in drawn for v in [*line.lowest, *line.highest, *(y for p in line.diverged for _, y in p)]]
         )
     lowest = summary.costs.get("scratch_min_loss")
     if zoom and what == "training" and words.is_finite_number(lowest):
@@ -230,12 +259,13 @@ def _columns(drawn: list[CurveLine]) -> int:
     return 2 if max(len(line.label) for line in drawn) <= 28 else 1
 
 
-def _caption(against: str, zoom: bool) -> str:
+def _caption(against: str, zoom: bool, has_extremes: bool) -> str:
     if zoom:
         return "The same, zoomed to where the comparison is decided"
-    if against == "step":
-        return "Training loss against steps; every model from its own first step, mean and min–max over seeds"
-    return "Training loss against total cost; models that start from the base model start where its training ended"
+    if against == "flops":
+        return "Training loss against total cost; models that start from the base model start where its training ended"
+    start = "Training loss against steps; every model from its own first step, mean and min–max over seeds"
+    return f"{start}; fainter, the extremes of what each point is the mean of" if has_extremes else start
 
 
 def _finals(drawn: list[CurveLine]) -> str:

@@ -5,29 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 from mupscale.method import read_width_line
 from mupscale.plots import MUTED, Gallery, Picture, escape_text, figure, level_colors, styled, words
-from mupscale.report import shapes
 from mupscale.report.facts import format_width
-from mupscale.system import MupscaleError, read_json
+from mupscale.system import Finite, MupscaleError, Positive, parse_record, read_json
 
 Varied = Literal["lr", "noise"]
 FILE = "transfer-check.json"
 _NAMES = {"lr": "learning rate", "noise": "noise"}
-_LOSSES = shapes.list_of(shapes.anything)
-_POINT = shapes.fields({"x": shapes.number, "losses": _LOSSES})
-_LINE = shapes.fields({"width": shapes.width, "points": shapes.list_of(_POINT)})
-_CHECK = shapes.fields(
-    {
-        "lr": shapes.list_of(_LINE),
-        "noise": shapes.list_of(_LINE),
-        "fixed": shapes.fields({"lr": shapes.anything, "noise": shapes.anything}, optional=frozenset({"lr", "noise"})),
-        "verdict": shapes.list_of(shapes.any_text),
-    },
-    optional=frozenset({"verdict"}),
-)
+
+
+class _Point(TypedDict):
+    x: Finite
+    losses: list[Any]
+
+
+class _Line(TypedDict):
+    width: dict[str, Positive] | Positive
+    points: list[_Point]
+
+
+class _Check(TypedDict):
+    lr: list[_Line]
+    noise: list[_Line]
+    fixed: dict[str, Any]
+    verdict: NotRequired[list[str]]
 
 
 def save_transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
@@ -77,12 +81,12 @@ def load_transfer_check(folder: Path) -> dict[str, Any] | None:
     path = folder / FILE
     try:
         values = read_json(path)
-        _CHECK(values, "")
+        parse_record(_Check, values)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise MupscaleError(f"{path} cannot be read ({error.strerror})") from None
-    except (shapes.WrongShapeError, MupscaleError) as error:
+    except MupscaleError as error:
         why = str(error).removeprefix(f"{path} is damaged: ")
         raise MupscaleError(f"{path} is damaged ({why}): run mupscale transfer-check again, or remove it") from None
     return dict(values)

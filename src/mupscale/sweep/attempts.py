@@ -50,7 +50,12 @@ class Attempts:
         self._first = count if self._first is None else self._first
         changed = [*self.open, *range(len(self.trials), count)]
         for number in changed:
-            trial = trials[number]
+            try:
+                trial = trials[number]
+            except KeyError:
+                raise MupscaleError(
+                    f"the study is damaged: it has {count} trials, but none of number {number}"
+                ) from None
             self.trials[number : number + 1] = [trial]
             self._look_at(trial)
 

@@ -122,7 +122,7 @@ def _open(place: str, patience: float) -> BaseStorage:
 def load_optuna() -> Any:
     """Optuna, without its running commentary."""
     optuna = require("optuna", extra="sweep", reason="sweeps need optuna")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # what it warns of, it then raises
     return optuna
 
 
@@ -231,8 +231,13 @@ def _is_storage_error(error: BaseException) -> bool:
 
 
 def _is_temporary(error: BaseException) -> bool:
-    """Whether waiting could help: a server that restarts, a network that comes back; not a full disk or a long lock."""
-    if not _is_storage_error(error):
+    """Whether waiting could help: a server that restarts, a network that comes back; not a full disk or a long lock.
+
+    SQLite has no server: it has waited for locks already, and nothing else of it passes.
+    """
+    import sqlite3
+
+    if not _is_storage_error(error) or isinstance(_driver_error(error), sqlite3.Error):
         return False
     text = str(_driver_error(error)).lower()
     hopeless = ("locked", "full", "disk i/o", "readonly", "read-only", "not a database", "malformed", "no such table")
@@ -261,14 +266,10 @@ def _describe_cause(error: BaseException, patience: float) -> str | None:
         return "the study has been deleted from it"
     if isinstance(error, RuntimeError) and ("schema" in text or "possess lock" in text):
         return text
-    if isinstance(error, _DAMAGE) and _comes_from_a_journal(error):
-        return "it is no journal of optuna's, or a damaged one"
+    readers = {Path(frame.f_code.co_filename).parent.name for frame, _ in walk_tb(error.__traceback__)}
+    if isinstance(error, _DAMAGE) and readers & {"journal", "_rdb"}:  # packages of optuna's
+        return f"it is no {'journal' if 'journal' in readers else 'study'} of optuna's, or a damaged one"
     return None
-
-
-def _comes_from_a_journal(error: BaseException) -> bool:
-    """Whether an error was raised where optuna reads its journal."""
-    return any("journal" in Path(frame.f_code.co_filename).parts[-2:] for frame, _ in walk_tb(error.__traceback__))
 
 
 def _without_password(place: str) -> str:

@@ -43,16 +43,20 @@ from mupscale.system.tables import (
 from mupscale.system.tensor_files import check_tensors, checksum, write_tensors
 from mupscale.system.terminal import Display, open_display, print_at_once, printable, set_loudness
 from mupscale.system.torch_files import load_torch
-from mupscale.system.typed_records import parse_record, show_short
+from mupscale.system.typed_records import NOT_EMPTY, Finite, Must, Positive, parse_record, show_short
 from mupscale.system.unpacking import open_gzip
 from mupscale.system.version import VERSION
 
 __all__ = [
+    "NOT_EMPTY",
     "VERSION",
     "Display",
+    "Finite",
     "Interrupted",
     "MupscaleError",
+    "Must",
     "PlanError",
+    "Positive",
     "RunLock",
     "UncheckedPlan",
     "appearing",

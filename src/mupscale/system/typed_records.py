@@ -1,12 +1,28 @@
-"""Plain values into dataclasses, field by field: what does not fit is named, and what belongs there."""
+"""Plain values into dataclasses, field by field: what does not fit is named, and what belongs there.
+
+A field's type may say more than its kind, as `Positive` does (Annotated with a Must). A TypedDict stands for a mapping
+that stays one, beside whose fields others may lie.
+"""
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from mupscale.system.errors import MupscaleError
 
@@ -14,16 +30,44 @@ _Record = TypeVar("_Record")
 _LARGEST = 1 << 63
 
 
+@dataclass(frozen=True)
+class Must:
+    """What a value must be beyond its type: in words, and whether one is.
+
+    >>> from typing import Annotated, TypedDict
+    >>> from mupscale.system import Must, parse_record
+    >>> even = Must("an even number", lambda value: value % 2 == 0)
+    >>> Pairs = TypedDict("Pairs", {"count": Annotated[int, even]})
+    >>> parse_record(Pairs, {"count": 2, "more": "x"})
+    {'count': 2, 'more': 'x'}
+    >>> parse_record(Pairs, {"count": 3})
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: 'count' is 3, but must be an even number
+    """
+
+    be: str
+    fits: Callable[[Any], bool]
+
+
+Finite = Annotated[float, Must("a number", math.isfinite)]
+"""A number that is one."""
+Positive = Annotated[float, Must("a number above 0", lambda value: 0 < value < math.inf)]
+"""A finite number above 0."""
+NOT_EMPTY = Must("a list of 1 or more", bool)
+
+
 class _Mismatch(Exception):
     """A value that is not what its field holds."""
 
     def __init__(self, field: str, value: Any, expected: str) -> None:
         super().__init__(f"'{field}' is {show_short(value)}, but must be {expected}" if field else expected)
-        self.expected = expected
+        self.field, self.expected = field, expected
 
 
 def parse_record(kind: type[_Record], values: Any, where: object = "") -> _Record:
     """A dataclass from the mapping that its `asdict` gave, all of whose fields are checked by their types.
+
+    Of a TypedDict the mapping itself, if its fields are right.
 
     where: the file that an error names.
 
@@ -40,7 +84,7 @@ def parse_record(kind: type[_Record], values: Any, where: object = "") -> _Recor
     mupscale.system.errors.MupscaleError: curve.json: 'step' is 'x', but must be a whole number
     """
     try:
-        record: _Record = _dataclass(kind, values, "")
+        record: _Record = (_mapping if is_typeddict(kind) else _dataclass)(kind, values, "")
         return record
     except (_Mismatch, MupscaleError) as error:
         raise MupscaleError(f"{where}: {error}" if str(where) else str(error)) from None
@@ -64,7 +108,7 @@ def show_short(value: Any, most: int = 60) -> str:
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+    return get_type_hints(kind, include_extras=True)
 
 
 def _dataclass(kind: type, values: Any, field: str) -> Any:
@@ -84,9 +128,38 @@ def _dataclass(kind: type, values: Any, field: str) -> Any:
     return kind(**arguments)
 
 
+def _mapping(kind: type, values: Any, field: str) -> Any:
+    _checked(isinstance(values, Mapping), values, field or "it", "a mapping")
+    parsed = dict(values)
+    for name, hint in _hints(kind).items():
+        place = f"{field}.{name}" if field else name
+        if name in values:
+            parsed[name] = _parse(hint, values[name], place)
+        elif get_origin(hint) is not NotRequired:
+            raise _Mismatch("", values, f"'{place}' is missing")
+    return parsed
+
+
+def _constrained(hint: Any, musts: tuple[Must, ...], value: Any, field: str) -> Any:
+    """A value of a type of which more is demanded."""
+    try:
+        parsed = _parse(hint, value, field)
+    except _Mismatch as error:
+        raise (_Mismatch(field, value, musts[0].be) if error.field == field else error) from None
+    for must in musts:
+        _checked(must.fits(parsed), value, field, must.be)
+    return parsed
+
+
 def _parse(hint: Any, value: Any, field: str) -> Any:
     """The value as its type has it."""
     origin = get_origin(hint)
+    if origin is NotRequired:
+        return _parse(get_args(hint)[0], value, field)
+    if origin is Annotated:
+        return _constrained(hint.__origin__, hint.__metadata__, value, field)
+    if is_typeddict(hint):
+        return _mapping(hint, value, field)
     if hint is Any or hint is object:
         return value
     if origin in (Union, types.UnionType):
@@ -104,16 +177,15 @@ def _parse(hint: Any, value: Any, field: str) -> Any:
 
 
 def _one_of(hints: tuple[Any, ...], value: Any, field: str) -> Any:
-    expected: list[str] = []
+    """As the first of these types that takes it; where none does, a complaint about what lies in it goes first."""
+    expected, inside = [], None
     for hint in hints:
         try:
             return _parse(hint, value, field)
         except _Mismatch as error:
-            nested = isinstance(value, dict | list) and error.expected not in ("a mapping", "a list")
-            if nested and not isinstance(hint, type):
-                raise
+            inside = inside if error.field == field else error
             expected.append(error.expected)
-    raise _Mismatch(field, value, " or ".join(dict.fromkeys(expected)))
+    raise inside or _Mismatch(field, value, " or ".join(dict.fromkeys(expected)))
 
 
 def _container(kind: Any, inner: tuple[Any, ...], value: Any, field: str) -> Any:

@@ -3,12 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from mupscale.system import MupscaleError, show_short
 
 _NUMBERS = ("loss", "lr", "flops", "seconds", "accuracy", "grad_norm")
+_PLAIN = 1 << 62
 _NEEDED = {"train": ("loss",), "eval": ("loss",), "grow": ("width",), "end": ("status",)}
+
+
+class MetricsChecks:
+    """The checks of a file's lines, most of which have the same fields of the same types as one before.
+
+    Of such a line only whole numbers are looked at, for a type says nothing of their size. Where a line is of a new
+    form, or a number is not plainly right, `check_metrics` has the word.
+
+    >>> checks = MetricsChecks("metrics.jsonl")
+    >>> checks.check({"kind": "train", "step": 1, "loss": 0.5}, 1)
+    >>> checks.check({"kind": "train", "step": -2, "loss": 0.5}, 2)
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: metrics.jsonl, line 2: 'step' is -2, but must be a whole number: remove ...
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = path
+        self.sound: dict[tuple[Any, ...], tuple[str, ...]] = {}
+
+    def check(self, record: Mapping[str, Any], number: int) -> None:
+        """Refuse the line of this number if something is wrong with it."""
+        form = (record["kind"], *record, *map(type, record.values()))
+        if not self._is_sound(record, form):
+            check_metrics(record, f"{self.path}, line {number}")
+            if dict not in form:
+                self.sound[form] = tuple(name for name, value in record.items() if type(value) is int)
+
+    def _is_sound(self, record: Mapping[str, Any], form: tuple[Any, ...]) -> bool:
+        try:
+            whole = self.sound[form]
+        except (KeyError, TypeError):  # a new form, or a kind that is a list
+            return False
+        for name in whole:  # noqa: SIM110 - a generator for every line takes half as long again
+            if not 0 < record[name] < _PLAIN:
+                return False
+        return True
 
 
 def check_metrics(record: Mapping[str, Any], where: str) -> None:

@@ -54,7 +54,8 @@ def data_fingerprint(data: Data) -> str:
 def cost_per_example(family: Family, width: WholeWidth, data: Data, recipe: Recipe) -> float | None:
     """Training FLOPs of one example, counted on a model without memory; its outputs are checked on the way.
 
-    None where they cannot be counted.
+    A model that looks at values (transformers' masks do) is built for it, where there is room. None where they cannot
+    be counted.
 
     >>> from mupscale.data import CoverTypeSample
     >>> from mupscale.train import Spec
@@ -70,20 +71,48 @@ def cost_per_example(family: Family, width: WholeWidth, data: Data, recipe: Reci
     >>> cost_per_example(recipe.family(), 64, CoverTypeSample(), recipe)
     72576.0
     """
-    x, outputs = _first_example(data), list[Any]()
-    try:
-        sketch = family.sketch(width).to("meta", recipe.dtype())
-        sketch.register_forward_hook(lambda module, given, output: outputs.append(output))
-        cost = float(count_flops(sketch, cast_input(x, recipe).to("meta")))
-        logits = find_logits(outputs[-1])
-    except Exception:  # a model that needs values: its cost is not known, and its outputs are not checked
+    x = cast_input(_first_example(data), recipe)
+    counted = _count_without_memory(family, width, x, recipe) or _count_on_weights(family, width, x, recipe)
+    if counted is None:
         return None
+    cost, logits = counted
     if data.classes is not None and logits is not None and logits.shape[-1] < data.classes:
         raise MupscaleError(
             f"the model has {logits.shape[-1]} outputs and the data {data.classes} classes: set the model's "
             f"number of outputs (vocab, classes, d_out) to at least that"
         )
     return cost
+
+
+def _count_without_memory(
+    family: Family, width: WholeWidth, x: Tensor, recipe: Recipe
+) -> tuple[float, Tensor | None] | None:
+    try:
+        return _count(family.sketch(width).to("meta", recipe.dtype()), x.to("meta"))
+    except Exception:  # a model that needs values
+        return None
+
+
+def _count_on_weights(
+    family: Family, width: WholeWidth, x: Tensor, recipe: Recipe
+) -> tuple[float, Tensor | None] | None:
+    """The same on a model that is built, unless that takes more than half of the memory."""
+    try:
+        needed = sum(p.numel() for p in family.sketch(width).parameters()) * recipe.dtype().itemsize
+        if 2 * needed > (available_memory() or 0):
+            return None
+        with torch.random.fork_rng(devices=[]):
+            return _count(family.build(width).to(recipe.dtype()), x.cpu())
+    except Exception:  # its cost is not known, and its outputs are not checked
+        return None
+
+
+def _count(model: nn.Module, x: Tensor) -> tuple[float, Tensor | None]:
+    """FLOPs, and the logits on the way."""
+    outputs: list[Any] = []
+    model.register_forward_hook(lambda module, given, output: outputs.append(output))
+    cost = float(count_flops(model, x))
+    return cost, find_logits(outputs[-1])
 
 
 def check_memory(recipe: Recipe, family: Family, processes: Processes) -> None:

@@ -122,7 +122,8 @@ class Processes:
             except MupscaleError as error:
                 failure = str(error)
             except OSError as error:
-                failure = f"{what}: {error}"
+                is_named = error.strerror and str(error.filename) in what
+                failure = f"{what}: {error.strerror if is_named else error}"
         (failed,) = self.any(failure is not None)
         if failed:
             message = [failure]

@@ -38,18 +38,17 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
         ...     draw_curves([str(run.path)], f"{folder}/curves.svg").name
         'curves.svg'
     """
-    fig, ax = figure(8, 4.6)
     held_out = loss == "held-out"
-    kind = "eval" if held_out else "train"
-    for number, run in enumerate(runs):
-        records = RunFolder(run).records()
-        points = [(r[against], r["loss"]) for r in records if r["kind"] == kind and r.get(against) is not None]
+    lines = [_read(RunFolder(run), "eval" if held_out else "train", against) for run in runs]
+    for run, (points, _) in zip(runs, lines, strict=True):
         if not points:
             raise MupscaleError(f"{run} has no {loss} loss against {against} to draw")
+    fig, ax = figure(8, 4.6)
+    for number, (run, (points, growths)) in enumerate(zip(runs, lines, strict=True)):
         color = COLORS[number % len(COLORS)]
         style = {"color": color, "lw": 1.6, "marker": "o" if held_out else None, "ms": 3}
-        ax.plot(*zip(*_drawn(points), strict=True), label=Path(run).resolve().name, **style)
-        for growth in (r for r in records if r["kind"] == "grow" and r.get(against) is not None):
+        ax.plot(*zip(*points, strict=True), label=Path(run).resolve().name, **style)
+        for growth in growths:
             _mark(ax, growth, growth[against], color, number)
     ax.set_yscale("log")
     ax.yaxis.set_major_formatter("{x:.2g}")
@@ -61,10 +60,18 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
     return save_figure(fig, Path(out))
 
 
-def _drawn(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points of a line that are drawn: all, or of very many some, the extremes among them."""
+def _read(run: RunFolder, kind: str, against: Against) -> tuple[list[tuple[float, float]], list[dict[str, Any]]]:
+    """The points of a line that are drawn, and the growths to mark in it."""
+    points, growths = [], []
+    for record in run.each_record():
+        if record.get(against) is None:
+            continue
+        if record["kind"] == kind:
+            points.append((record[against], record["loss"]))
+        elif record["kind"] == "grow":
+            growths.append(record)
     values = [math.nan if value is None else value for _, value in points]
-    return [points[i] for i in keep_extremes(values, values, _MOST)]
+    return [points[i] for i in keep_extremes(values, values, _MOST)], growths
 
 
 def _mark(ax: Any, growth: dict[str, Any], at: float, color: str, row: int) -> None:

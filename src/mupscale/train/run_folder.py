@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.system import MupscaleError, RunLock, clear_leftovers, replace_text, sync_folder
-from mupscale.train.metric_records import check_metrics
+from mupscale.train.metric_records import MetricsChecks
 from mupscale.train.recipe import Recipe
 
+_DECODER: Any = json.JSONDecoder()
+_SCAN = _DECODER.scan_once  # what json.loads does, without what it does around it
 _CHECKPOINT = re.compile(r"step-(\d{9})(\.safetensors)?")
 
 
@@ -112,23 +114,31 @@ class RunFolder:
 
     def records(self) -> list[dict[str, Any]]:
         """The metrics so far."""
-        return [record for _, record in self._lines()]
+        return list(self.each_record())
+
+    def each_record(self) -> Iterator[dict[str, Any]]:
+        """The metrics so far, one line at a time: there may be millions."""
+        return (record for _, record in self._lines())
 
     def _lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
         if not self.metrics.exists():
             return
+        checks = MetricsChecks(self.metrics)
         with open(self.metrics, encoding="utf-8", errors="replace") as file:
             for number, line in enumerate(file, 1):
                 record = _parse_line(line)
-                if line.endswith("\n") and isinstance(record, dict) and {"kind", "step"} <= record.keys():
-                    check_metrics(record, f"{self.metrics}, line {number}")
+                if isinstance(record, dict) and "kind" in record and "step" in record and line.endswith("\n"):
+                    checks.check(record, number)
                     yield line, record  # and not the line that a kill cut short
 
 
 def _parse_line(line: str) -> Any:
     """The values of a line; None where it is no JSON, as one that a kill cut short."""
     try:
-        return json.loads(line)
+        record, end = _SCAN(line, 0)
+        return record if line[end:] == "\n" else json.loads(line)
+    except StopIteration:  # no value begins there, but perhaps after a blank
+        return _parse_line(line.lstrip()) if line[:1].isspace() else None
     except (ValueError, RecursionError):
         return None
 

@@ -26,6 +26,7 @@ from mupscale.hf.describe.building import (
 from mupscale.hf.describe.completeness import check_layers, check_nothing_missing, check_sizes
 from mupscale.hf.describe.depths import (
     POST_NORM,
+    PRE_NORM_IF,
     WRITERS,
     HowDeep,
     LayerOrigin,
@@ -50,6 +51,7 @@ __all__ = [
     "DESCRIPTIONS",
     "PARTS",
     "POST_NORM",
+    "PRE_NORM_IF",
     "WRITERS",
     "Architecture",
     "AskedGrowth",

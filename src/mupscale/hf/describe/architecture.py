@@ -63,7 +63,7 @@ class Architecture:
     aliases: by pattern, other names of one tensor, tied or not, and the name it is kept under.
     wider_heads: heads may become wider instead of more, since neither their positions nor their norms prevent that;
     folds: by pattern, the constants that copies then want in the weights. start: by pattern, around what new units
-    start, where that is not 0 (or 1, of gains).
+    and new layers start, where that is not 0 (or 1, of gains).
     refuse: a sentence for configs that cannot grow so. not_lossless: why fresh units change the function whatever they
     start with, if they do.
 
@@ -252,9 +252,14 @@ class Architecture:
         std = self.initial_std(config)
         stds = {name: self._init(name, entry, config) * (std or 0.02) for name, entry in entries.items()}
         if fresh:
-            start = {name: f(config) for name in entries for p, f in self.start.items() if _matches(name, (p,))}
-            return plan_fresh(entries, layouts, stds if std else None, start)
+            start = {name: self.start_of(name, config) for name in entries}
+            started = {name: value for name, value in start.items() if value is not None}
+            return plan_fresh(entries, layouts, stds if std else None, started)
         return Plan(entries, fresh={name: stds[name] * entry.init for name, entry in entries.items()})
+
+    def start_of(self, name: str, config: Config) -> float | None:
+        """Around what a tensor's initial values lie, where that is told."""
+        return next((value(config) for pattern, value in self.start.items() if _matches(name, (pattern,))), None)
 
     def initial_std(self, config: Config) -> float | None:
         """The std that the config gives a fresh initialisation; None where it does not tell."""

@@ -66,10 +66,8 @@ def settle_growth(
         )
     if wanted:
         by_how_much = times_to_parts(wanted, architecture.parts(config), fresh=fresh is not None)
-    elif fresh is not None and isinstance(by_how_much, PartTimes):
-        raise MupscaleError("fresh units of parts by name are not there yet: grow all parts alike, as in --times 2")
     elif fresh is not None:
-        by_how_much = check_groups(Ratios(**asdict(by_how_much)), architecture.parts(config))
+        by_how_much = check_groups(by_how_much.as_ratios(), architecture.parts(config))
     elif isinstance(by_how_much, Ratios):
         by_how_much = Times(**asdict(by_how_much))
     return AskedGrowth(by_how_much, fresh, 0.0 if not isinstance(operator, Copies) else operator.noise)

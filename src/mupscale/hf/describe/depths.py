@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from mupscale.core import Shape
 from mupscale.growth import DepthOperator, Identity, Place, Stack
-from mupscale.hf.describe.architecture import Config
+from mupscale.hf.describe.architecture import Architecture, Config
 from mupscale.hf.describe.building import transformers_config
 from mupscale.hf.describe.completeness import LAYERS
 from mupscale.hf.describe.multipliers import Times
@@ -42,6 +42,10 @@ WRITERS: dict[str, tuple[tuple[str, ...], float]] = {
     "gpt_neox": ((r"attention\.dense", r"mlp\.dense_4h_to_h"), 0.0),
     "opt": ((r"self_attn\.out_proj", r"fc2"), 0.0),
     "gpt2": ((r"attn\.c_proj", r"mlp\.c_proj"), 0.0),
+    "whisper": ((r"(self|encoder)_attn\.out_proj", r"fc2"), 0.0),
+    "wav2vec2": ((r"attention\.out_proj", r"feed_forward\.output_dense", r"adapter_layer\.linear_2"), 0.0),
+    "mamba2": ((r"mixer\.out_proj",), 0.0),
+    "qwen3_next": ((*_LLAMA, r"linear_attn\.out_proj"), 0.0),
     "t5": ((r"layer\.\d\.(SelfAttention|EncDecAttention)\.o", r"layer\.\d\.DenseReluDense\.wo"), 0.0),
     "vit": ((r"attention\.output\.dense", r"output\.dense", r"attention\.o_proj", r"mlp\.fc2"), 0.0),
 }
@@ -50,13 +54,18 @@ WRITERS: dict[str, tuple[tuple[str, ...], float]] = {
 The tests compare it with what `mupscale.plan_depth` finds by running small models."""
 POST_NORM = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "bart")
 """Architectures whose layers normalise the stream itself, so that none can leave it as it is."""
+PRE_NORM_IF = {"opt": ("do_layer_norm_before", True), "wav2vec2": ("do_stable_layer_norm", False)}
+"""Architectures that are either, by a setting of their config and what it is where it is left out."""
 _FIXED = re.compile(r"(.*\.)?(attn|attention)\.(masked_)?bias|.*rotary_emb\.inv_freq")  # constants
 _ZERO_GAINS = ("gemma", "gemma2", "gemma3_text")  # which store a gain without its 1
 _GAIN_THAT_STAYS = re.compile(r".*norm[^.]*\.weight")  # of a size that never grows, such as a rank
 _FIRST_ALONE = re.compile(r".*\.relative_attention_bias\..*")  # which the first layer has for all
+_ONE_FOR_EACH_LAYER = re.compile(r"layer_weights")  # the weights of a sum over what all layers give
 _WRITTEN_OUT = ("layer_types", "mlp_layer_types", "no_rope_layers")  # what a config may leave to transformers
 _NUMBERS_OF_LAYERS = ("mlp_only_layers", "moe_layers")
-_NO_LAYERS = re.compile(r"architectures|.*token_ids?|.*labels?")
+_NO_LAYERS = re.compile(  # lists that may be as long as there are layers, and are of something else
+    r"architectures|time_step_limit|(mlp|ssm)_multipliers|.*(token|label|conv|tdnn|kernel|stride|stage|channel|patch).*"
+)
 
 
 class LayerOrigin(NamedTuple):
@@ -110,7 +119,8 @@ def check_depth(config: Config, how: HowDeep, layers: int, names: Collection[str
     """
     kind, operator = str(config.get("model_type")), depth_operator(how)
     if not operator.copies:
-        if kind in POST_NORM or (kind == "opt" and not config.get("do_layer_norm_before", True)):
+        setting, default = PRE_NORM_IF.get(kind, ("", True))
+        if kind in POST_NORM or not config.get(setting, default):
             raise MupscaleError(
                 f"layers of {kind} normalise the stream after what they add to it (post-norm), so that no layer can "
                 f"leave it as it is: take --how stack, which changes the function"
@@ -120,6 +130,12 @@ def check_depth(config: Config, how: HowDeep, layers: int, names: Collection[str
                 f"what writes into the residual stream of {kind} is not described: load the model and use "
                 f"mupscale.deepen(shallow, deep, inputs=batch), which finds it by running; or take --how stack"
             )
+    if weighted := [name for name in names if _ONE_FOR_EACH_LAYER.fullmatch(name)]:
+        raise MupscaleError(
+            f"'{weighted[0]}' of {folder} has a number for each layer and weighs their outputs "
+            f"(use_weighted_layer_sum in config.json), which more layers would share: load the base model, without "
+            f"its head, and deepen that"
+        )
     before = _counts(config, names, folder)
     if layers <= max(before.values()):
         raise MupscaleError(
@@ -196,11 +212,18 @@ def plan_layers(
             tensors[name] = LayerTensor(*origin, mean=silent)
         else:
             planned = plan.names[origin.name]
-            norm = described.layout(origin.name).norm
-            gain = norm in ("rms", "layer", "head") or (not norm and bool(_GAIN_THAT_STAYS.fullmatch(name)))
-            mean = 1.0 if gain and described.model_type not in _ZERO_GAINS else 0.0
+            mean = _initial_mean(described, origin.name, first)
             tensors[name] = LayerTensor(*origin, mean=mean, std=(plan.fresh or {}).get(planned, 0.0))
     return tensors
+
+
+def _initial_mean(described: Architecture, name: str, config: Config) -> float:
+    """Around what a tensor of a fresh layer lies: 1 for a gain, 0 for all else, or what its description says."""
+    start, norm = described.start_of(name, config), described.layout(name).norm
+    if start is not None:
+        return start
+    gain = norm in ("rms", "layer", "head") or (not norm and bool(_GAIN_THAT_STAYS.fullmatch(name)))
+    return 1.0 if gain and described.model_type not in _ZERO_GAINS else 0.0
 
 
 def writers_of(kind: str, names: Collection[str]) -> dict[str, dict[str, float]]:

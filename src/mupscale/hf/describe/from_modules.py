@@ -21,7 +21,7 @@ from mupscale.hf.describe.architecture import Config
 from mupscale.hf.describe.batches import make_batches
 from mupscale.hf.describe.building import build_model, sketch_model
 from mupscale.hf.describe.config_fields import parts_of, sizes_of, wide_config
-from mupscale.hf.describe.multipliers import Ratios, Times, grown
+from mupscale.hf.describe.multipliers import Times, grown
 from mupscale.hf.describe.planned import Evidence, PlannedArchitecture
 from mupscale.planning import How, build_plan, with_initial_of
 from mupscale.planning import plan as plan_of_models
@@ -154,7 +154,7 @@ def plan_by_modules(config: Config, times: Times, *, fresh: bool = True) -> Plan
 
 
 def _how(times: Times) -> How:
-    return "fresh" if isinstance(times, Ratios) else "copies"
+    return "fresh" if times.takes_any_ratio else "copies"
 
 
 def _with_initial(widening: Plan, config: Config) -> Plan:

@@ -73,6 +73,19 @@ class Times:
         """The multipliers of a part of a model: its text, its vision; the same for all where none is named."""
         return self
 
+    @property
+    def takes_any_ratio(self) -> bool:
+        """Whether it is a growth by fresh units."""
+        return False
+
+    def as_ratios(self) -> Times:
+        """The same for a growth by fresh units."""
+        return Ratios(**asdict(self))
+
+    def as_copies(self) -> Times:
+        """Twice as much of what grows."""
+        return Times(**{name: 2 if ratio != 1 else 1 for name, ratio in asdict(self).items()})
+
     def __mul__(self, other: Times) -> Times:
         """First this, then the other."""
         if isinstance(other, PartTimes) and not isinstance(self, PartTimes):
@@ -104,6 +117,11 @@ class Ratios(Times):
             if isinstance(value, bool | float) or not isinstance(value, int | Fraction) or value < 1:
                 raise MupscaleError(f"{name} cannot become {value} times as large: a growth makes a model wider")
             object.__setattr__(self, name, tidy(value))
+
+    @property
+    def takes_any_ratio(self) -> bool:
+        """It is."""
+        return True
 
     def to_json(self) -> dict[str, Any]:
         """Exact: fractions as text, so that an earlier version does not take them for copies."""
@@ -152,6 +170,19 @@ class PartTimes(Times):
         """1 where it is not named."""
         return dict(self.parts).get(part, Times())
 
+    @property
+    def takes_any_ratio(self) -> bool:
+        """Whether any part does."""
+        return any(times.takes_any_ratio for _, times in self.parts)
+
+    def as_ratios(self) -> PartTimes:
+        """Of each part."""
+        return PartTimes.of_parts({name: times.as_ratios() for name, times in self.parts})
+
+    def as_copies(self) -> PartTimes:
+        """Of each part."""
+        return PartTimes.of_parts({name: times.as_copies() for name, times in self.parts})
+
     def __mul__(self, other: Times) -> PartTimes:
         """First this, then the other."""
         names = [name for name, _ in (*self.parts, *getattr(other, "parts", ()))]
@@ -175,14 +206,14 @@ class PartTimes(Times):
 
 
 def times_from_json(content: Mapping[str, Any]) -> Times:
-    """What to_json of copies gave.
+    """What to_json gave, in which ratios are texts.
 
     >>> times_from_json(Times.of("text=2").to_json()) == Times.of("text=2")
     True
     """
     if "parts" in content:
-        return PartTimes.of_parts({name: Times(**numbers) for name, numbers in content["parts"].items()})
-    return Times(**content)
+        return PartTimes.of_parts({name: times_from_json(numbers) for name, numbers in content["parts"].items()})
+    return Ratios.from_json(content) if any(isinstance(n, str) for n in content.values()) else Times(**content)
 
 
 def grown(size: int, times: Number) -> int:

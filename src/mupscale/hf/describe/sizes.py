@@ -89,11 +89,9 @@ def times_to_parts(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: 
                 f"--{what or name} {part}{'=' * bool(part)}{wanted[name]}: config.json has the sizes {_in_words(now)}; "
                 f"name one of them, as in --hidden text=1024"
             )
-    if fresh:
-        raise MupscaleError("fresh units of parts by name are not there yet: grow all parts alike, as in --times 2")
     named = {part: _of_part(wanted, part) for part in parts}
     return PartTimes.of_parts(
-        {part: times_to(own, _of_part(now, part), fresh=False) for part, own in named.items() if own}
+        {part: times_to(own, _of_part(now, part), fresh=fresh) for part, own in named.items() if own}
     )
 
 
@@ -101,13 +99,17 @@ def _of_part(sizes: Mapping[str, int], part: str) -> dict[str, int]:
     return {name.removeprefix(f"{part}."): n for name, n in sizes.items() if name.startswith(f"{part}.")}
 
 
-def check_groups(times: Ratios, now: Mapping[str, int]) -> Ratios:
+def check_groups(times: Times, now: Mapping[str, int]) -> Times:
     """The ratios, where each old key/value head keeps its old heads and gets whole new ones, or new ones get groups.
 
     >>> check_groups(Ratios(heads=4, kv=2), {"heads": 4, "kv": 2})
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: 4 heads with 2 key/value heads cannot become 16 with 4: key/value heads ...
     """
+    if isinstance(times, PartTimes):
+        for part, own in times.parts:
+            check_groups(own, _of_part(now, part))
+        return times
     heads, kv = now.get("heads"), now.get("kv")
     if heads is None or kv is None:
         return times

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mupscale.core import Shape
-from mupscale.growth import draw_normal, refuse_nonfinite
+from mupscale.growth import DRAWS, Draws, draw_normal, refuse_nonfinite
 from mupscale.hf.files.safetensors_format import StoredTensor, make_header, raw_bytes, read_into
 from mupscale.hf.files.shards import parse_size
 from mupscale.system import replace_text
@@ -23,7 +23,7 @@ _PIECE = 1 << 20  # entries that are in memory at a time
 
 @dataclass(frozen=True)
 class NewTensor:
-    """A tensor of a new layer: its name, what it is drawn from (a constant for a std of 0), and the seed.
+    """A tensor of a new layer: its name, what it is drawn from (a constant for a std of 0), the seed, and how.
 
     >>> NewTensor("norm.weight", mean=1.0, std=0.0, seed=0).whole((2,), torch.float32)
     tensor([1., 1.])
@@ -33,12 +33,13 @@ class NewTensor:
     mean: float
     std: float
     seed: int
+    draws: Draws = DRAWS
 
     def part(self, start: int, count: int, size: int, dtype: torch.dtype) -> Tensor:
         """So many of its `size` entries; what is drawn follows from the seed and the name alone."""
         if self.std == 0:
             return torch.full((count,), self.mean, dtype=dtype)
-        drawn = draw_normal(torch.empty(count), start, size, self.seed, f"new block {self.name}")
+        drawn = draw_normal(torch.empty(count), start, size, self.seed, f"new block {self.name}", self.draws)
         return drawn.mul_(self.std).add_(self.mean).to(dtype)
 
     def whole(self, shape: Shape, dtype: torch.dtype) -> Tensor:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mupscale.core import Plan, Shape
-from mupscale.growth import Draws, Fresh, Unit
-from mupscale.hf.describe import Config, HowDeep, Ratios, Times, architecture_of, deep_config, times_from_json
+from mupscale.growth import DRAWS, Draws, Fresh, Unit
+from mupscale.hf.describe import Config, HowDeep, Times, architecture_of, deep_config, times_from_json
 from mupscale.system import MupscaleError, read_json, replace_text
 
 RECORD_FILE = "mupscale.json"
@@ -28,6 +28,7 @@ class GrowthStep:
 
     >>> GrowthStep(Times.of(2), noise=0.5, seed=1).times.ffn
     2
+    >>> from mupscale.hf.describe import Ratios
     >>> GrowthStep.from_json(GrowthStep(Ratios(ffn=2), fresh=Fresh(outgoing=0.5)).to_json()).fresh
     Fresh(outgoing=0.5, lossless=False)
     """
@@ -38,7 +39,7 @@ class GrowthStep:
     unit: Unit = "init"
     fresh: Fresh | None = None
     sizes: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    draws: Draws = "ziggurat"
+    draws: Draws = DRAWS
     layers: int | None = None
     deepen: HowDeep = "identity"
 
@@ -66,16 +67,17 @@ class GrowthStep:
     def from_json(cls, content: Mapping[str, Any]) -> GrowthStep:
         """What to_json gave, or an earlier version, which knew copies alone."""
         how = content.get("how", "copies")
-        if how in get_args(HowDeep):
-            return cls(Times(**content["times"]), seed=content["seed"], layers=int(content["layers"]), deepen=how)
-        if how not in ("copies", "fresh"):
-            raise ValueError(f"a growth by {how!r}, which this version does not know")
-        fresh = Fresh(content["outgoing"], content["lossless"]) if how == "fresh" else None
-        times = times_from_json(content["times"]) if fresh is None else Ratios.from_json(content["times"])
-        unit, sizes = content.get("unit", "init"), content.get("sizes", {})
         draws = content.get("draws", "torch")
         if draws not in get_args(Draws):
             raise ValueError(f"numbers drawn by {draws!r}, which this version does not know")
+        if how in get_args(HowDeep):
+            times, seed, layers = Times(**content["times"]), content["seed"], int(content["layers"])
+            return cls(times, seed=seed, draws=draws, layers=layers, deepen=how)
+        if how not in ("copies", "fresh"):
+            raise ValueError(f"a growth by {how!r}, which this version does not know")
+        fresh = Fresh(content["outgoing"], content["lossless"]) if how == "fresh" else None
+        times = times_from_json(content["times"])
+        unit, sizes = content.get("unit", "init"), content.get("sizes", {})
         return cls(times, content["noise"], content["seed"], unit, fresh, sizes, draws)
 
 

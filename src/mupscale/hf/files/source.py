@@ -78,8 +78,12 @@ def open_source(path: str | Path | Source) -> Source:
             f"in Python, to read them as float32 numbers; or take the original checkpoint, which is not rounded"
         )
     if not folder.is_dir():
-        advice = "give the folder, not a file in it" if folder.exists() else "give a checkpoint's folder or a hub name"
-        raise MupscaleError(f"there is no folder at {path}: {advice}")
+        if folder.exists():
+            raise MupscaleError(
+                f"{path} is a file: give the folder of a Hugging Face checkpoint, with config.json and weights; a file "
+                f"of mupscale.save is read by mupscale.load"
+            )
+        raise MupscaleError(f"there is no folder at {path}: give a checkpoint's folder or a hub name")
     if (folder / "adapter_config.json").exists():
         raise MupscaleError(
             f"{folder} holds a LoRA or another PEFT adapter, which cannot be widened by itself: merge it into its "

@@ -36,7 +36,7 @@ from mupscale.system import MupscaleError, usable_cores
 _PIECE = 1 << 19  # wide entries that are made at a time
 _WRITE = 1 << 20  # bytes that are written at a time: larger writes cost Linux up to three times as much
 _NOISY_PIECE = 1 << 20  # noise comes in blocks, and a piece that cuts them draws some in vain
-_FRESH_PIECE = 1 << 19  # as wide entries, among which old ones are put
+_FRESH_PIECE = 1 << 20  # as wide entries, among which old ones are put
 _MOST_THREADS = 16
 
 

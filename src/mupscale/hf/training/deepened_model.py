@@ -52,7 +52,7 @@ def deepen_in_memory(
     tensors, parameters = plan_layers(shapes_of(model), step.deepen, step.layers, first, times), naming.parameters(deep)
     for name, p in parameters.items():
         if (one := tensors[name]).mean is not None:
-            p.copy_(NewTensor(name, one.mean, one.std, step.seed).whole(tuple(p.shape), p.dtype))
+            p.copy_(NewTensor(name, one.mean, one.std, step.seed, step.draws).whole(tuple(p.shape), p.dtype))
     writers = None if operator.copies else writers_of(str(config["model_type"]), shapes_of(model))
     plan = plan_depth(model, deep, grow=operator, writers=writers)
     deepen(model, deep, plan, grow=operator)

@@ -7,6 +7,7 @@ fresh_growth: new units, and what they move. comparison: the result. deep_output
 
 from mupscale.hf.verification.comparison import Comparison, ComparisonRow
 from mupscale.hf.verification.loading import load_pretrained
+from mupscale.hf.verification.model_outputs import compare_outputs
 from mupscale.hf.verification.relation import find_record
 from mupscale.hf.verification.verifying import needed_bytes, verify
 from mupscale.hf.verification.weights import is_exact
@@ -14,6 +15,7 @@ from mupscale.hf.verification.weights import is_exact
 __all__ = [
     "Comparison",
     "ComparisonRow",
+    "compare_outputs",
     "find_record",
     "is_exact",
     "load_pretrained",

@@ -39,6 +39,11 @@ def compare_outputs(
     """Run both models on these batches.
 
     old_units: from a number of hidden units to their places in the wide model, where it has new ones beside them.
+
+    >>> from mupscale.hf.describe import build_model, make_batches
+    >>> model = build_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 11})
+    >>> compare_outputs(model, model, make_batches(model, size=5)).differences
+    {'logits': 0.0}
     """
     worst: dict[str, float] = {}
     losses = [0.0, 0.0]

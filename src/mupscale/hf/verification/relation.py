@@ -71,7 +71,7 @@ class Relation:
         for growth in self.growths:
             if growth.layers is not None:
                 tensors = plan_layers(shapes, growth.deepen, growth.layers, first, times)
-                yield PlannedDepth(tensors, growth.seed)
+                yield PlannedDepth(tensors, growth.seed, growth.draws)
                 shapes = {name: shapes[tensor.origin] for name, tensor in tensors.items()}
             else:
                 recorded = self.plan if len(self.growths) == 1 else None

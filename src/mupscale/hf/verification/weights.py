@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mupscale.core import Entry, Plan, expand, index_of_old
-from mupscale.growth import Draws, Fresh, GaussianNoise, Part, standard_normal, unit_std
+from mupscale.growth import DRAWS, Draws, Fresh, GaussianNoise, Part, standard_normal, unit_std
 from mupscale.hf.describe import LayerTensor
 from mupscale.hf.files import NewTensor, Source, StoredTensor, plan_name, read_into
 from mupscale.system import MupscaleError
@@ -30,15 +30,16 @@ class PlannedGrowth:
     noise: GaussianNoise
     seed: int
     fresh: Fresh | None = None
-    draws: Draws = "ziggurat"
+    draws: Draws = DRAWS
 
 
 @dataclass(frozen=True)
 class PlannedDepth:
-    """A growth to more layers: what every tensor of the deep files is, and the seed of what was drawn."""
+    """A growth to more layers: what every tensor of the deep files is, and what was drawn."""
 
     tensors: Mapping[str, LayerTensor]
     seed: int
+    draws: Draws = DRAWS
 
 
 AnyGrowth = PlannedGrowth | PlannedDepth
@@ -89,7 +90,7 @@ def _trace(name: str, small: Source, steps: Sequence[AnyGrowth]) -> _History:
         tensor = step.tensors[name]
         is_new = is_new or tensor.is_new
         if tensor.mean is not None and drawn is None:
-            drawn, later = NewTensor(name, tensor.mean, tensor.std, step.seed), len(ways)
+            drawn, later = NewTensor(name, tensor.mean, tensor.std, step.seed, step.draws), len(ways)
         name = tensor.origin
     ways.reverse()
     if drawn is None:

@@ -2,7 +2,7 @@
 
 The first models (`multi_query`) have one key/value head for all, which is one group of the later layout: more heads
 make more groups, and the wide config says so. With ALiBi each head's slope follows from the number of heads, which
-then has to stay.
+then has to stay. So has their size, by whose root Falcon divides the slopes, too: heads cannot become wider as BLOOM's.
 """
 
 from mupscale.hf.describe.architecture import Architecture, Config, Tied, Wires

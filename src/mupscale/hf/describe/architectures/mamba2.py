@@ -3,6 +3,8 @@
 Whole groups are copied, and the wide config has more of them. Head size and state size stay.
 """
 
+import math
+import statistics
 from dataclasses import replace
 
 from mupscale.hf.describe.architecture import Architecture, Config, Wires
@@ -39,6 +41,25 @@ def _of_outputs(config: Config) -> float:
     return _uniform(config, MAMBA2.number(config, "num_heads") * MAMBA2.number(config, "head_dim"))
 
 
+def _decays(config: Config) -> list[float]:
+    """What A_log of a layer starts as; a new layer's is drawn with the same mean and spread."""
+    return [math.log(head) for head in range(1, MAMBA2.number(config, "num_heads") + 1)]
+
+
+def _time_steps(config: Config) -> tuple[float, float]:
+    """The logarithms between which those of dt lie evenly; dt_bias, through a softplus, is close to them."""
+    return math.log(MAMBA2.value(config, "time_step_min")), math.log(MAMBA2.value(config, "time_step_max"))
+
+
+def _of_decays(config: Config) -> float:
+    return statistics.pstdev(_decays(config)) / (MAMBA2.initial_std(config) or 0.1)
+
+
+def _of_time_steps(config: Config) -> float:
+    least, most = _time_steps(config)
+    return (most - least) / 12**0.5 / (MAMBA2.initial_std(config) or 0.1)
+
+
 def _refuse(config: Config, times: Times) -> str:
     if times.hidden != times.heads:
         return (
@@ -47,8 +68,8 @@ def _refuse(config: Config, times: Times) -> str:
         )
     if isinstance(times, Ratios):
         return (
-            "the decays of Mamba 2 (A_log) start as log 1, 2, 3, … over its heads, so that there is nothing to draw "
-            "new heads from: grow by copies, as in --times 2"
+            "the decays of Mamba 2 (A_log) start as log 1, 2, 3, … over the heads of a layer, so that where new heads "
+            "beside trained ones start is not said: grow by copies, as in --times 2"
         )
     return ""
 
@@ -83,9 +104,21 @@ MAMBA2 = register(
             "n_groups": 8,
             "conv_kernel": 4,
             "initializer_range": 0.1,
+            "time_step_min": 0.001,
+            "time_step_max": 0.1,
         },
         wires=_wires,
-        init={"*.mixer.conv1d.weight": _of_convolution, "*.mixer.out_proj.weight": _of_outputs},
+        init={
+            "*.mixer.conv1d.weight": _of_convolution,
+            "*.mixer.out_proj.weight": _of_outputs,
+            "*.mixer.A_log": _of_decays,
+            "*.mixer.dt_bias": _of_time_steps,
+        },
+        start={
+            "*.mixer.A_log": lambda config: statistics.fmean(_decays(config)),
+            "*.mixer.dt_bias": lambda config: statistics.fmean(_time_steps(config)),
+            "*.mixer.D": lambda config: 1.0,
+        },
         also=_also,
         refuse=_refuse,
     )

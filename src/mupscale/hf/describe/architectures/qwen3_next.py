@@ -96,6 +96,11 @@ QWEN3_NEXT = register(
         wires=_wires,
         also=_also,
         init={"*.A_log": _of_decays},
-        start={"*.dt_bias": lambda config: 1.0, "*.A_log": lambda config: 1.77},
+        start={
+            "*.dt_bias": lambda config: 1.0,
+            "*.A_log": lambda config: 1.77,
+            "*.linear_attn.norm.weight": lambda config: 1.0,
+            "*norm.weight": lambda config: 0.0,
+        },
     )
 )
