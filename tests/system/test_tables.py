@@ -82,3 +82,15 @@ def test_reports_are_tables() -> None:
     check = mu.coord_check(family, [16, 32], [torch.randn(4, 3)], loss, torch.optim.SGD, lr=0.1, steps=1, seeds=1)
     assert str(check).splitlines()[0] == check.verdict
     assert check.verdict in check._repr_html_()
+
+
+def test_a_plan_fits_80_columns_without_a_terminal_and_names_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    matrix = mu.Entry((1024, 4096), (2048, 8192), {0: mu.Axis(2), 1: mu.Axis(2)}, (0,), (1,))
+    ends = [f"{part}.{kind}" for part in ("query", "key", "value") for kind in ("weight", "bias")]
+    plan = mu.Plan({f"model.encoder.layers.{i}.self_attention.{end}": matrix for i in range(2) for end in ends})
+    shapes, factors, _ = str(plan).split("\n\n")
+    assert max(map(len, str(plan).splitlines())) <= 80
+    for table in (shapes, factors):
+        assert all(f"{end} " in table for end in ends)
+        assert table.count("layers.0–1") == len(ends)

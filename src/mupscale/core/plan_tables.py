@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from mupscale.core.rules import Number, Rule
-from mupscale.system import name_of_group, pattern_of_name
+from mupscale.system import html_table, name_of_group, pattern_of_name, terminal_width, text_table, wrap_text
 
 HEADER = ("parameter", "shape", "out", "in", "fold", "weight ×", "lr × (Adam)", "lr × (SGD)")
+TriedBy = Literal["copies", "silent units"]
+"""What was run to see that a plan is right."""
+
+_SHAPES = 5  # columns of the first part, where the table is cut in two
+_WIDTH, _UNLIMITED = 80, 1 << 20
 
 
 class PlannedShape(NamedTuple):
@@ -45,13 +50,45 @@ def shapes_in_words(narrow: tuple[int, ...], wide: tuple[int, ...]) -> str:
     return before if before == after else f"{before} → {after}"
 
 
-def tried_in_words(checked: bool) -> str:
-    """Whether models were run to see that copies by a plan are exact.
+def plan_as_text(rows: Sequence[tuple[str, ...]], tried: str) -> str:
+    """The table within the terminal's width, 80 where there is none: in two parts where one would not fit.
 
-    >>> tried_in_words(True)
-    'copies tried: exact'
+    >>> print(plan_as_text([("weight", "8 → 16", "2", "1", "1", "1", "1", "2")], "copies tried: exact"))
+    parameter  shape   out  in  fold  weight ×  lr × (Adam)  lr × (SGD)
+    weight     8 → 16    2   1     1         1            1           2
+    copies tried: exact
     """
-    return "copies tried: exact" if checked else "not tried yet: mu.verify, or a batch (inputs=), would"
+    width = terminal_width() or _WIDTH
+    whole = text_table(HEADER, rows, left=2, width=_UNLIMITED)
+    if max(map(len, whole.splitlines())) > width:
+        shapes = text_table(HEADER[:_SHAPES], [row[:_SHAPES] for row in rows], left=2, width=width)
+        factors = [(row[0], *row[_SHAPES:]) for row in rows]
+        whole = f"{shapes}\n\n{text_table((HEADER[0], *HEADER[_SHAPES:]), factors, width=width)}\n"
+    return f"{whole}\n{wrap_text(tried, width)}"
+
+
+def plan_as_html(rows: Sequence[tuple[str, ...]], tried: str) -> str:
+    """The table for a notebook.
+
+    >>> plan_as_html([], "copies tried: exact")[:50]
+    '<table><caption>copies tried: exact</caption><thea'
+    """
+    return html_table(HEADER, rows, tried)
+
+
+def tried_in_words(by: TriedBy | None, *, copies: bool = True) -> str:
+    """What models were run to see of a plan; by: None if none was. copies: whether that is what it is for.
+
+    >>> tried_in_words("copies")
+    'copies tried: exact'
+    >>> tried_in_words("silent units", copies=False)
+    'tried with the new units silent: the outputs stay'
+    """
+    if by is None:
+        return "not tried yet: mu.verify, or a batch (inputs=), would"
+    if by == "silent units":
+        return "tried with the new units silent: the outputs stay"
+    return "copies tried: exact" if copies else "axes tried with copies, at a whole multiple: exact"
 
 
 def _numbers(rule: Rule) -> tuple[str, ...]:

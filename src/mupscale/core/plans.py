@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from mupscale.core import naming
 from mupscale.core.entries import Entry, Shape, entry_from_json, entry_to_json
-from mupscale.core.plan_tables import HEADER, PlannedShape, plan_rows, tried_in_words
+from mupscale.core.plan_tables import PlannedShape, TriedBy, plan_as_html, plan_as_text, plan_rows, tried_in_words
 from mupscale.core.rules import Rule
-from mupscale.system import MupscaleError, html_table, read_regular, replace_text, text_table
+from mupscale.system import MupscaleError, read_regular, replace_text
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -35,7 +35,10 @@ class Plan:
     forget gate starts at 1.
     norms: of the parameters of a norm over a growing axis, what it does: "layer" (centres and divides), "rms" (divides)
     or "group" (centres and divides groups of units) at its gain, and "bias" at the other.
-    checked: whether models were run to see that copies by this plan are exact.
+    past_norms: by parameter, the growing dimensions whose units no norm reads (outputs) or made (inputs), where a run
+    has shown it; None if none has.
+    checked: whether models were run to see that this plan is right. tried_by: what they were: copies, or the old units
+    with silent ones beside them.
 
     >>> import mupscale as mu
     >>> plan = mu.plan(nn.Linear(4, 8), nn.Linear(4, 16))
@@ -51,7 +54,9 @@ class Plan:
     mup: bool = False
     means: Mapping[str, tuple[float, ...]] | None = None
     norms: Mapping[str, str] = field(default_factory=dict)
+    past_norms: Mapping[str, tuple[int, ...]] | None = None
     checked: bool = field(default=False, compare=False)
+    tried_by: TriedBy = field(default="copies", compare=False)
 
     def __getitem__(self, name: str) -> Entry:
         entry = self.parameters.get(name) or self.buffers.get(name)
@@ -61,11 +66,14 @@ class Plan:
 
     def __str__(self) -> str:
         """A table that fits the terminal; alike layers in one row."""
-        return f"{text_table(HEADER, self._table_rows(), left=2)}\n{tried_in_words(self.checked)}"
+        return plan_as_text(self._table_rows(), self._tried())
 
     def _repr_html_(self) -> str:
         """The same table in a notebook."""
-        return html_table(HEADER, self._table_rows(), tried_in_words(self.checked))
+        return plan_as_html(self._table_rows(), self._tried())
+
+    def _tried(self) -> str:
+        return tried_in_words(self.tried_by if self.checked else None, copies=not self.mup)
 
     def _table_rows(self) -> list[tuple[str, ...]]:
         return plan_rows({name: PlannedShape(e.narrow, e.wide, e.rule) for name, e in self.parameters.items()})
@@ -84,7 +92,9 @@ class Plan:
             self.mup,
             later.means,
             {**self.norms, **later.norms},
+            self.past_norms if later.past_norms is None else later.past_norms,
             self.checked and later.checked,
+            later.tried_by,
         )
 
     @cached_property
@@ -131,7 +141,8 @@ class Plan:
         content["mup"] = self.mup
         content["means"] = None if self.means is None else {n: list(m) for n, m in self.means.items()}
         content["norms"] = dict(self.norms)
-        content["checked"] = self.checked
+        content["past_norms"] = None if self.past_norms is None else {n: list(d) for n, d in self.past_norms.items()}
+        content["checked"], content["tried_by"] = self.checked, self.tried_by
         return json.dumps({"format": _FORMAT, **content}, indent=1)
 
     @classmethod
@@ -144,8 +155,10 @@ class Plan:
             sides = [{n: entry_from_json(e) for n, e in content[s].items()} for s in ("parameters", "buffers")]
             means = content.get("means")
             parts = None if means is None else {n: tuple(m) for n, m in means.items()}
-            norms, checked = content.get("norms", {}), content.get("checked", False)
-            return cls(sides[0], sides[1], content["fresh"], content["mup"], parts, norms, checked)
+            norms, past = content.get("norms", {}), content.get("past_norms")
+            dims = None if past is None else {n: tuple(d) for n, d in past.items()}
+            tried = content.get("checked", False), content.get("tried_by", "copies")
+            return cls(sides[0], sides[1], content["fresh"], content["mup"], parts, norms, dims, *tried)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as error:
             raise MupscaleError(f"this is not a plan written by mupscale ({type(error).__name__}: {error})") from None
 

@@ -18,6 +18,8 @@ from mupscale.planning import all_tensors, check_plan_by_running
 class _Family(Protocol):
     """What is asked here of the family."""
 
+    inputs: Any
+
     def build(self, width: WidthLike) -> nn.Module: ...
     def sketch(self, width: WidthLike) -> nn.Module: ...
     def widening(
@@ -52,6 +54,8 @@ def widen_member(
         has_memory = not any(tensor.is_meta for tensor in all_tensors(wide).values())
         check_plan_by_running(model, wide if has_memory else _with_memory(family, width), plan, inputs)
         plan, inputs = replace(plan, checked=True), None
+    if inputs is None and not grow.needs_multiples:
+        inputs = family.inputs
     dress_like(wide, model)
     if place is not None:
         wide = place(wide)

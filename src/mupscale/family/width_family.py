@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, overload
 
 import torch
@@ -27,6 +28,7 @@ from mupscale.planning import (
     check_plan_by_running,
     default_init_at,
     find_depth_size,
+    find_past_norms,
     find_width_dims,
     initial_means,
     initial_std,
@@ -133,8 +135,9 @@ class Family(BuiltMembers):
         copies = grow is None or grow.needs_multiples
         plan = self._between(self._at(narrow), wide_model, how="copies" if copies else "fresh")
         entries = self._between(self.sketch(self._init_at), wide_model, how="mup").parameters
-        checked = self._has_tried(narrow, wide)
-        return replace(with_initial(plan, entries, self.initial_std(), self._means), checked=checked)
+        past_norms = self._past_norms if plan.norms and self.inputs is not None else None
+        plan = with_initial(plan, entries, self.initial_std(), self._means)
+        return replace(plan, checked=self._has_tried(narrow, wide), past_norms=past_norms)
 
     def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> None:
         """An error where one member of the family cannot grow into the other in this way, before any is built."""
@@ -143,6 +146,12 @@ class Family(BuiltMembers):
         else:
             operator = split_operators(grow)[0]
             operator.check(self.widening(narrow, wide, grow=operator))
+
+    @cached_property
+    def _past_norms(self) -> Mapping[str, tuple[int, ...]] | None:
+        """What a run of two small members shows."""
+        narrow, wide = self._probes()
+        return find_past_norms(narrow, wide, self._between(narrow, wide, how="fresh"), self.inputs)
 
     def _has_tried(self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> bool:
         """Whether small members have grown as these two would: of a width with several sizes, by the same ones."""

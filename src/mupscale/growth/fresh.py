@@ -28,8 +28,8 @@ class Fresh(Operator):
     """New units beside the old ones, drawn as μP draws them at the wide width; any wider width will do.
 
     outgoing: between 0 and 1, how much of its fresh weight a new unit has towards old ones. At 0 the function stays on
-    every axis that no norm reads. lossless: the function stays on the axes that norms read, too; `upscale` tells where
-    that cannot be.
+    every axis that no norm reads. lossless: the function stays on the axes that norms read, too, where a batch
+    (inputs=) has shown who reads them; `upscale` tells by how much it does not.
 
     >>> import torch, mupscale as mu
     >>> from torch.nn import Linear, Sequential, Tanh
@@ -81,7 +81,7 @@ class Fresh(Operator):
             std,
             means,
             keep,
-            outgoing=float(keeps_outgoing(entry, plan)),
+            outgoing=float(keeps_outgoing(part.name, entry, plan)),
             new_outputs="zero" if silent[0] else "mean" if silent[1] else "drawn",
             draws=part.draws,
         )

@@ -4,22 +4,32 @@ An axis that no norm reads: new units have fresh incoming weights and none towar
 An axis that an RMSNorm reads: new units start at 0, with fresh outgoing weights. The mean square over N units is n/N of
 what it was, so that gains are multiplied by √(n/N); that is exact up to the norm's eps.
 An axis that a LayerNorm reads: new units start at the mean of the old ones, which leaves the mean where it is and
-makes the variance n/N of what it was; the normalised new units are 0, and gains are multiplied by √(n/N).
+makes the variance n/N of what it was; the normalised new units are 0, and gains are multiplied by √(n/N). What reads
+them past the norm, as a head that reads the residual stream itself, has no weights from them at first.
+
+Which parameters write what a norm reads, and which read past it, a run shows (Plan.past_norms); without one, all axes
+of a norm's sizes are taken for its own.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
-from mupscale.core import Entry, Plan, gather_whole
-from mupscale.planning import call_arguments, kind_of_norm, tensors_in
-from mupscale.system import MupscaleError
+from mupscale.core import Entry, Plan, gather_whole, is_sharded
+from mupscale.planning import call_arguments, find_past_norms, kind_of_norm, tensors_in
+from mupscale.system import MupscaleError, UncheckedPlan
 
+UNTRIED = (
+    "this growth has not been tried: which weights of new units keep the function was told from shapes alone. Pass "
+    "inputs=, a small batch as the model is called with it, and a run shows it and measures the difference"
+)
 _ROUNDING = {torch.float64: 1e-3, torch.float32: 1e-3}  # a norm's eps leaves a trace, too
 
 
@@ -54,29 +64,29 @@ def gain_factor(name: str, plan: Plan) -> float:
     return math.sqrt(entry.narrow[0] / entry.wide[0])
 
 
-def _kinds(entry: Entry, dims: tuple[int, ...], plan: Plan) -> set[str]:
+def _kinds(name: str, entry: Entry, dims: tuple[int, ...], plan: Plan) -> set[str]:
     """What the norms do that read this parameter's outputs, or make its inputs."""
     normed = normed_axes(plan)
-    if len(dims) != 1 or dims[0] not in entry.axes:
+    if len(dims) != 1 or dims[0] not in entry.axes or dims[0] in (plan.past_norms or {}).get(name, ()):
         return set()
     axis = entry.axes[dims[0]]
     plain = axis.times != 1 and axis.block == 1 and not axis.sections
     return normed.get((entry.narrow[dims[0]], entry.wide[dims[0]]), set()) if plain else set()
 
 
-def keeps_outgoing(entry: Entry, plan: Plan) -> bool:
+def keeps_outgoing(name: str, entry: Entry, plan: Plan) -> bool:
     """Whether new inputs of this parameter are zero at first, so that their weights may be fresh."""
-    return bool(_kinds(entry, entry.in_, plan))
+    return bool(_kinds(name, entry, entry.in_, plan))
 
 
 def is_written_by_mean(name: str, entry: Entry, plan: Plan) -> bool:
     """Whether new outputs start at the mean of the old ones, since a LayerNorm reads them."""
-    return name not in plan.norms and "layer" in _kinds(entry, entry.out, plan)
+    return name not in plan.norms and "layer" in _kinds(name, entry, entry.out, plan)
 
 
 def is_zero(name: str, entry: Entry, plan: Plan) -> bool:
     """Whether new outputs start at zero, since an RMSNorm reads them."""
-    return name not in plan.norms and _kinds(entry, entry.out, plan) == {"rms"}
+    return name not in plan.norms and _kinds(name, entry, entry.out, plan) == {"rms"}
 
 
 def obstacles(narrow: nn.Module, plan: Plan) -> list[str]:
@@ -96,6 +106,9 @@ def obstacles(narrow: nn.Module, plan: Plan) -> list[str]:
     for sizes, kinds in normed_axes(plan).items():
         if len(kinds) > 1:
             reasons.append(f"LayerNorms and RMSNorms read the same axis of {sizes[0]} units")
+    if unsettled := [name for name, entry in plan.parameters.items() if _is_read_unsettled(name, entry, plan)]:
+        more = f" (and {len(unsettled) - 1} more)" if len(unsettled) > 1 else ""
+        reasons.append(f"new units of '{unsettled[0]}'{more} are drawn, and a norm reads what becomes of them")
     widths = {e.narrow[d] for e in plan.parameters.values() for d, axis in e.axes.items() if axis.times != 1}
     for path, module in narrow.named_modules():
         bare = isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.weight is None
@@ -104,16 +117,47 @@ def obstacles(narrow: nn.Module, plan: Plan) -> list[str]:
     return reasons
 
 
+def _is_read_unsettled(name: str, entry: Entry, plan: Plan) -> bool:
+    """Whether norms read new outputs of this parameter that can only be drawn: a GRU's, or those in blocks."""
+    growing = [d for d in entry.out if entry.axes[d].times != 1]
+    unread = (plan.past_norms or {}).get(name, ())
+    settled = name in plan.norms or bool(_kinds(name, entry, entry.out, plan))
+    return plan.past_norms is not None and not settled and any(d not in unread for d in growing)
+
+
+def with_past_norms(plan: Plan, narrow: Any, wide: nn.Module, inputs: Any) -> Plan:
+    """The plan with what a run of both models on a batch shows of its norms, if it has any and does not know it yet.
+
+    >>> import mupscale as mu
+    >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.LayerNorm(n), nn.Linear(n, 2)) for n in (8, 12))
+    >>> with_past_norms(mu.plan(narrow, wide, grow=mu.Fresh()), narrow, wide, torch.ones(4, 3)).past_norms
+    {}
+    """
+    runs = isinstance(narrow, nn.Module) and not any(is_sharded(p) for p in (*narrow.parameters(), *wide.parameters()))
+    if inputs is None or plan.past_norms is not None or not plan.norms or not runs:
+        return plan
+    return replace(plan, past_norms=find_past_norms(narrow, wide, plan, inputs))
+
+
 def warn_of_loss(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any = None) -> None:
     """Warn where a lossless growth has changed the function: by how much on a batch, and why if that is known."""
     reasons = obstacles(narrow, plan)
     if inputs is None:
         if reasons:
             warnings.warn(f"the growth is not lossless: {'; '.join(reasons)}", stacklevel=3)
+        elif plan.norms and plan.past_norms is None:
+            warnings.warn(UNTRIED, UncheckedPlan, stacklevel=3)
         return
-    difference, rounding = difference_of_outputs(narrow, wide, inputs)
+    try:
+        difference, rounding = difference_of_outputs(narrow, wide, inputs)
+    except Exception as error:  # the models have grown already, and need not run here
+        warnings.warn(f"{UNTRIED} (on the batch: {type(error).__name__}: {error})", UncheckedPlan, stacklevel=3)
+        return
     if difference > rounding:
-        why = "; ".join(reasons) or "a norm inside the residual stream, or an activation that is not 0 at 0"
+        why = "; ".join(reasons) or (
+            "a norm inside the residual stream, units that are multiplied on their way to a norm, or a readout tied to "
+            "the embedding that no norm comes before"
+        )
         warnings.warn(
             f"the growth is not lossless: outputs differ by {difference:.2g} of their size on the batch ({why})",
             stacklevel=3,
@@ -124,21 +168,36 @@ def warn_of_loss(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any = N
 def difference_of_outputs(narrow: nn.Module, wide: nn.Module, batch: Any) -> tuple[float, float]:
     """By how much the outputs of two models differ, relative to their size, and how much rounding and eps may explain.
 
+    The batch is taken to the device of each model, and to its precision if that is one for all parameters.
+
     >>> model = nn.Linear(2, 2)
     >>> difference_of_outputs(model, model, torch.ones(1, 2))[0]
     0.0
     """
-    args, kwargs = call_arguments(batch)
     outputs = []
     for model in (narrow, wide):
+        args, kwargs = _as_model_takes_it(model, call_arguments(batch))
         modes = {module: module.training for module in model.modules()}
         model.eval()
-        outputs.append(_first_tensor(model(*args, **kwargs)))
-        for module, training in modes.items():
-            module.training = training
+        try:
+            outputs.append(_first_tensor(model(*args, **kwargs)))
+        finally:
+            for module, training in modes.items():
+                module.training = training
     before, after = (gather_whole(output).double() for output in outputs)
     size = float(before.square().mean().sqrt()) or 1.0
     return float((after - before).abs().max()) / size, _ROUNDING.get(outputs[0].dtype, 0.05)
+
+
+def _as_model_takes_it(model: nn.Module, batch: Any) -> Any:
+    parameters = [p for p in model.parameters() if p.is_floating_point()]
+    dtypes = {p.dtype for p in parameters}
+
+    def moved(tensor: Tensor) -> Tensor:
+        there = tensor.to(parameters[0].device)
+        return there.to(parameters[0].dtype) if tensor.is_floating_point() and len(dtypes) == 1 else there
+
+    return tree_map_only(Tensor, moved, batch) if parameters else batch
 
 
 def _first_tensor(output: Any) -> Tensor:

@@ -13,14 +13,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from mupscale.core import Plan
 from mupscale.growth.copies import Copies
 from mupscale.growth.fresh import Fresh
-from mupscale.growth.lossless import warn_of_loss
+from mupscale.growth.lossless import warn_of_loss, with_past_norms
 from mupscale.growth.noise import Noise
 from mupscale.growth.operators import Operator, check_operator
 from mupscale.growth.optimizer_state import constructor_arguments, widen_optimizer
 from mupscale.growth.sources import prepare_growth
 from mupscale.growth.writing import write_grown
 from mupscale.optim import widen_scheduler, widened_groups
-from mupscale.planning import check_plan_by_running
+from mupscale.planning import check_is_model, check_plan_by_running
 from mupscale.planning import plan as make_plan
 from mupscale.system import MupscaleError, UncheckedPlan
 
@@ -102,13 +102,17 @@ def upscale(
     >>> wide.layers[1].weight.shape, {group["lr"] for group in wide_optimizer.param_groups} == {0.01, 0.0025}
     (torch.Size([32, 32]), True)
     """
+    check_is_model(wide)
     operator = choose_operator(grow, noise)
     check_scheduler(scheduler, optimizer)
     plan = _settled_plan(plan, narrow, wide, operator, inputs, fresh)
     sources = prepare_growth(narrow, wide, plan)
+    is_lossless = isinstance(operator, Fresh) and operator.lossless
+    if is_lossless:
+        plan = with_past_norms(plan, narrow, wide, inputs)
     grown = None if optimizer is None else grow_optimizer(optimizer, narrow, wide, plan, lr, operator)
     write_grown(sources, wide, plan, operator, seed)
-    if isinstance(operator, Fresh) and operator.lossless:
+    if is_lossless:
         warn_of_loss(narrow, wide, plan, inputs)
     return with_scheduler(wide, grown, scheduler)
 

@@ -20,6 +20,7 @@ from_run       two models side by side: what they compute, searched and checked
 certain_outputs
                bare parameters that certainly are outputs; others are refused unless a batch shows what they are
 kept_constants what the weights of old units are multiplied by beside fresh ones
+past_norms     which parameters write units that no norm reads, or read units past the norms
 role_registry  the roles of torch's modules, and those that users add
 attention      heads, recognised from a module's own attributes
 tied_readouts  the norm that takes the 1/k of a readout tied to the embedding
@@ -36,13 +37,14 @@ width_dims     which dimensions are widths, and which size is a number of blocks
 from mupscale.planning.block_lists import BlockList, find_block_lists
 from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import check_plan_by_running, role_for_any_width, roles_by_running
-from mupscale.planning.growth_checks import How
+from mupscale.planning.growth_checks import How, check_is_model
 from mupscale.planning.initial import initial_means, initial_std, mean_of, means_of, rescale_spread, with_initial
 from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of
 from mupscale.planning.module_differences import ROUNDING, Difference, first_differing_module, relative_difference
 from mupscale.planning.norms import kind_of_norm
 from mupscale.planning.output_gradients import has_length_one
+from mupscale.planning.past_norms import find_past_norms
 from mupscale.planning.precision import KeepDouble, in_double
 from mupscale.planning.recorder import Recorder
 from mupscale.planning.residual_branches import Writers, find_writers, silence
@@ -69,11 +71,13 @@ __all__ = [
     "all_tensors",
     "build_plan",
     "call_arguments",
+    "check_is_model",
     "check_plan_by_running",
     "computed_tensors",
     "default_init_at",
     "find_block_lists",
     "find_depth_size",
+    "find_past_norms",
     "find_width_dims",
     "find_writers",
     "first_differing_module",

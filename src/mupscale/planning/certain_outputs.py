@@ -10,13 +10,15 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry
-from mupscale.system import PlanError
+from mupscale.core import Entry, shapes_in_words
+from mupscale.system import PlanError, name_of_group, pattern_of_name
 
+_SHOWN = 3  # groups of parameters that a message names
 _GAINS = {"gain", "gains", "gamma", "layerscale", "scale"}
 _ADDED = re.compile(
     r"pos(itions?)?|(abs(olute)?_?)?"
@@ -91,17 +93,52 @@ def _with_generic_weights(module: nn.Module) -> nn.Module:
     return alone
 
 
-def not_certain(name: str, module: nn.Module, small: Tensor, large: Tensor, dim: int) -> PlanError:
-    """What to say of a parameter that may be read along its width or give it."""
-    cls = type(module).__name__
-    parts = " and roles for its other parts (a weight_norm's gain wants a fold of in_^-1/2)"
-    more = parts if cls == "ParametrizationList" else ""
-    return PlanError(
-        f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)} grows along dimension {dim}, and {cls} does "
-        f"not tell whether its units are given there (added to the hidden units, or multiplied with each of them) or "
-        f"summed over: pass a batch, inputs=, so that the model itself shows it, or "
-        f"roles={{'{name}': mupscale.Role(out={dim})}} where they are given and "
-        f"roles={{'{name}': mupscale.Role(in_={dim})}} where they are summed over{more}"
+class Uncertain(NamedTuple):
+    """A parameter that may be read along its width or give it: of which kind of module, and how it grows."""
+
+    kind: str
+    narrow: tuple[int, ...]
+    wide: tuple[int, ...]
+    dim: int
+
+    @property
+    def is_multiple(self) -> bool:
+        """Whether copies of its units would fit, so that a run of the models could show what it is."""
+        return self.narrow[self.dim] > 0 and self.wide[self.dim] % self.narrow[self.dim] == 0
+
+
+def check_certain(uncertain: Mapping[str, Uncertain]) -> None:
+    """Refuse parameters of which nobody can tell whether they are read along their width or give it, all at once.
+
+    >>> check_certain({f"blocks.{i}.alpha": Uncertain("Block", (16,), (32,), 0) for i in range(2)})
+    Traceback (most recent call last):
+    mupscale.system.errors.PlanError: 'blocks.0–1.alpha' (in Block, 16 → 32) may be given along the width (added to ...
+    """
+    if not uncertain:
+        return
+    groups: dict[tuple[str, Uncertain], list[str]] = {}
+    for name, each in uncertain.items():
+        groups.setdefault((pattern_of_name(name), each), []).append(name)
+    shown = [
+        f"'{name_of_group(names)}' (in {each.kind}, {shapes_in_words(each.narrow, each.wide)})"
+        for (_, each), names in list(groups.items())[:_SHOWN]
+    ]
+    more = f" and {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else ""
+    (_, first), names = next(iter(groups.items()))
+    local = names[0].rpartition(".")[2]
+    pattern = f"*.{local}" if len(names) > 1 and not local.isdigit() else names[0]
+    parts = "; a weight_norm's gain wants a fold of in_^-1/2, too" if first.kind == "ParametrizationList" else ""
+    remedy = (
+        "Pass a batch, inputs=, to mupscale.plan, upscale or Family, so that a run shows it"
+        if all(each.is_multiple for each in uncertain.values())
+        else "A run shows it, but at a whole multiple of the width alone: take one, with inputs=, or "
+        "mupscale.Family(…, inputs=…), which learns it there for every width"
+    )
+    raise PlanError(
+        f"{', '.join(shown)}{more} may be given along the width (added to the hidden units, or multiplied with each of "
+        f"them) or summed over, which the modules do not tell. {remedy}; or say it, roles={{'{pattern}': "
+        f"mupscale.Role(out={first.dim})}} where given and Role(in_={first.dim}) where summed over, to mupscale.Family "
+        f"or to mupscale.plan, whose result upscale takes as plan={parts}"
     )
 
 

@@ -25,7 +25,7 @@ from mupscale.core import (
     tidy,
 )
 from mupscale.planning.attention import attention_roles
-from mupscale.planning.certain_outputs import check_tables_are_read, is_certain_output, not_certain
+from mupscale.planning.certain_outputs import Uncertain, check_certain, check_tables_are_read, is_certain_output
 from mupscale.planning.growth_checks import How, agrees_with_rebuilt, check_axis, check_blocks, check_read_widths
 from mupscale.planning.norms import norms_over_widths
 from mupscale.planning.role_registry import registered
@@ -55,6 +55,7 @@ def build_plan(
         raise MupscaleError("narrow and wide are one and the same module; build a second, wider one")
     walk = _Walk(narrow, wide, dict(roles or {}), how, is_width, assume)
     parameters = walk.entries("parameters")
+    check_certain(walk.uncertain)
     if not assume:
         check_tables_are_read(walk.small, parameters, walk.told(parameters))
     parameters = walk.fold_tied_readouts(parameters)
@@ -85,6 +86,7 @@ class _Walk:
         self.used: set[str] = set()
         self.readouts: dict[str, tuple[str, Number, Number]] = {}
         self.unkept: set[str] = set()
+        self.uncertain: dict[str, Uncertain] = {}
         self._compare_modules()
         self.roles = self._collect_roles()
 
@@ -196,7 +198,8 @@ class _Walk:
         path, _, local = name.rpartition(".")
         told = len(grown) != 1 or self.assume or not isinstance(small, nn.Parameter)
         if not told and not is_certain_output(self.small[path], local, small, grown[0]):
-            raise not_certain(name, self.small[path], small, large, grown[0])
+            kind = type(self.small[path]).__name__
+            self.uncertain[name] = Uncertain(kind, tuple(small.shape), tuple(large.shape), grown[0])
         if len(grown) <= 1:
             return Role(out=tuple(grown))
         cls = type(self.small[path]).__name__
@@ -225,8 +228,8 @@ class _Walk:
                 if d not in out + in_:
                     raise MupscaleError(
                         f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)} grows along "
-                        f"dimension {d}, which is no width axis of it; keep that size, or say what it "
-                        f"is with roles={{'{name}': Role(…)}}"
+                        f"dimension {d}, which is no width axis of it: a vocabulary, a number of classes or of "
+                        f"positions? Keep that size, or say what it is with roles={{'{name}': Role(…)}}"
                     )
                 check_axis(name, small, large, d, role, self.how)
         keep = {d for d in out + in_ if small.shape[d] != large.shape[d] or self.is_width(name, d)}

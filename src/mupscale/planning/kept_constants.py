@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Plan, Role, index_of_old, naming
+from mupscale.core import Plan, Role, index_of_old, is_new, naming
 from mupscale.planning.copied_values import are_close
 from mupscale.planning.from_modules import build_plan
 from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, tensors_in
@@ -89,7 +89,7 @@ def keeps_outputs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -
             weight.mul_(float(entry.keep)).add_(float(entry.offset) * (float(entry.keep) - 1))
         theirs[name].zero_()
         theirs[name][index_of_old(entry.narrow, entry.axes)] = weight
-    _narrow_norms(kept, large, plan)
+    look_at_old_units_alone(kept, large, plan)
     ours, outputs = (
         [t for t in tensors_in(run_in_float64(model, batch)) if t.is_floating_point()] for model in (small, large)
     )
@@ -97,15 +97,31 @@ def keeps_outputs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -
     return bool(pairs) and all(bool(a.isfinite().all()) and are_close(a, b, loosened=100) for a, b in pairs)
 
 
-def _narrow_norms(kept: nn.Module, large: nn.Module, plan: Plan) -> None:
-    """Let the norms of the wide model look at the old units alone."""
+def look_at_old_units_alone(
+    kept: nn.Module, large: nn.Module, plan: Plan, new_units: list[Tensor] | None = None
+) -> None:
+    """Let the norms of the wide model do to the old units what the narrow one's do, and give zeros for new ones.
+
+    new_units: a list that what the norms are given for new units is put into as they are called.
+
+    >>> import mupscale as mu
+    >>> narrow, wide = nn.LayerNorm(2), nn.LayerNorm(4)
+    >>> look_at_old_units_alone(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()))
+    >>> wide(torch.tensor([1.0, 5.0, 3.0, 5.0])).round()
+    tensor([-1.,  0.,  1.,  0.], grad_fn=...)
+    """
     ours, theirs = naming.modules(kept), naming.modules(large)
     for name, kind in plan.norms.items():
         path, entry = name.rpartition(".")[0], plan[name]
         if kind in ("layer", "rms"):
             index = index_of_old(entry.narrow, entry.axes)[0]
+            new = is_new(entry.axes[0], entry.narrow[0]).nonzero()[:, 0]
 
-            def old_units_alone(x: Tensor, norm: nn.Module = ours[path], index: Any = index) -> Tensor:
+            def old_units_alone(
+                x: Tensor, norm: nn.Module = ours[path], index: Any = index, new: Tensor = new
+            ) -> Tensor:
+                if new_units is not None:
+                    new_units.append(x[..., new])
                 out = torch.zeros_like(x)
                 out[..., index] = norm(x[..., index])
                 return out

@@ -13,9 +13,10 @@ from torch import nn
 from mupscale.core import Plan, Role, naming
 from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import check_plan_by_running, roles_by_running
-from mupscale.planning.growth_checks import How
+from mupscale.planning.growth_checks import How, check_is_model
 from mupscale.planning.initial import initial_means, initial_std, with_initial
 from mupscale.planning.kept_constants import keeps_outputs, with_keeps
+from mupscale.planning.past_norms import find_past_norms
 from mupscale.system import MupscaleError
 
 
@@ -49,11 +50,14 @@ def plan(
     >>> mu.plan(MLP(3, 8, 2), MLP(3, 32, 2))["layers.1.weight"].rule
     Rule(out=4, in_=4, fold=1)
     """
+    check_is_model(wide)
     how: How = "copies" if grow is None or grow.needs_multiples else "fresh"
     if inputs is None:
         widening = build_plan(narrow, wide, roles=roles, how=how)
     else:
         widening = _plan_by_running(narrow, wide, inputs, dict(roles or {}), how)
+        if widening.norms:
+            widening = replace(widening, past_norms=find_past_norms(narrow, wide, widening, inputs))
     return widening if fresh is None else with_initial_of(widening, fresh)
 
 
@@ -77,6 +81,8 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dic
     """The plan that the modules suggest, if it stands the check; else the one that the run shows."""
     if how == "fresh" and not _are_multiples(narrow, wide):
         return _plan_between_multiples(narrow, wide, inputs, roles)
+    if not _are_multiples(narrow, wide):
+        build_plan(narrow, wide, roles=roles, assume=True)  # it says which size is none, where a run could not
     walked = None
     try:
         walked = build_plan(narrow, wide, roles=roles, assume=True)
@@ -107,4 +113,4 @@ def _plan_between_multiples(narrow: nn.Module, wide: nn.Module, inputs: Any, rol
             "shows what it is: plan for that, or take Family(build, base, inputs=…), which learns it there for every "
             "width; or leave out inputs="
         )
-    return replace(planned, checked=True)
+    return replace(planned, checked=True, tried_by="silent units")

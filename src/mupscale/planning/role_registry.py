@@ -147,12 +147,26 @@ def _recurrent(narrow: nn.RNNBase, wide: nn.RNNBase) -> Roles:
     return {name: MATRIX if p.dim() == 2 else OUTPUT for name, p in narrow.named_parameters(recurse=False)}
 
 
+def _whole_heads(narrow: nn.MultiheadAttention, wide: nn.MultiheadAttention) -> str:
+    """How the width is to be chosen so that heads stay as they are."""
+    head, width = narrow.head_dim, wide.embed_dim
+    if width % head == 0:
+        return f"Grow num_heads instead ({narrow.num_heads} → {width // head})"
+    below = width // head * head
+    grows = width > narrow.embed_dim
+    first = below if below > (narrow.embed_dim if grows else 0) else below + head
+    return (
+        f"Take a multiple of {head} for the width, such as {first} or {first + head}, with num_heads of "
+        f"{first // head} or {first // head + 1}"
+    )
+
+
 def _multihead_attention(narrow: nn.MultiheadAttention, wide: nn.MultiheadAttention) -> Roles:
     if wide.head_dim != narrow.head_dim:
         raise MupscaleError(
             f"nn.MultiheadAttention with head_dim {narrow.head_dim} → {wide.head_dim}: its attention scales as "
             f"1/√head_dim, which would need another learning rate for the query part of one packed tensor. "
-            f"Grow num_heads instead ({narrow.num_heads} → {narrow.num_heads * wide.embed_dim // narrow.embed_dim})"
+            f"{_whole_heads(narrow, wide)}"
         )
     head = narrow.head_dim
     heads_out, bias = Role(out=0, in_=1, out_block=head), Role(out=0, out_block=head)

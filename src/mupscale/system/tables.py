@@ -14,6 +14,7 @@ LEAST_NAME = 16
 """Characters that a shortened name keeps at least."""
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_NUMBERS = re.compile(r"[\d–,]+|\*")
 
 
 def terminal_width() -> int | None:
@@ -64,6 +65,48 @@ def shorten_middle(text: str, width: int) -> str:
         return text
     left = (width - 1) // 2 + (width - 1) % 2
     return f"{text[:left]}…{text[len(text) - (width - 1 - left) :]}"
+
+
+def shorten_name(name: str, width: int) -> str:
+    """A dotted name of at most `width` characters that keeps its numbers and its end, if it can: block and module.
+
+    >>> from mupscale.system import shorten_name
+    >>> shorten_name("model.encoder.layers.0–11.self_attention.query.weight", 32)
+    '…layers.0–11…query.weight'
+    """
+    parts = name.split(".")
+    if len(name) <= width or len(parts) < 3:
+        return shorten_middle(name, width)
+    kept = {len(parts) - 2, len(parts) - 1}
+    for number, part in enumerate(parts):
+        if _NUMBERS.fullmatch(part):
+            kept |= {max(0, number - 1), number}
+    order = [i for i in range(len(parts) - 1, -1, -1) if i not in kept]
+    best = shorten_middle(name, width)
+    for count in range(len(order) + 1):
+        text = _joined(parts, kept | set(order[:count]))
+        if len(text) <= width:
+            best = text
+    return best
+
+
+def _joined(parts: Sequence[str], kept: set[int]) -> str:
+    """The parts that are kept, with a sign for each gap."""
+    text, before = "", -1
+    for number in sorted(kept):
+        text += ("" if number == 0 else "." if number == before + 1 else "…") + parts[number]
+        before = number
+    return text
+
+
+def _fitting_names(names: Sequence[str], width: int) -> list[str]:
+    """Names of about this width, each other than the rest: longer where they could not be told apart."""
+    longest = max(map(len, names), default=0)
+    for size in range(width, longest):
+        shortened = [shorten_name(name, size) for name in names]
+        if len(set(shortened)) == len(set(names)):
+            return shortened
+    return list(names)
 
 
 def name_of_group(names: Sequence[str]) -> str:
@@ -118,11 +161,12 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: in
     width = terminal_width() if width is None else width
     sizes = [max(len(row[i]) for row in cells) for i in range(len(header))]
     over = 0 if width is None else sum(sizes) + 2 * (len(sizes) - 1) - width
+    names = [row[0] for row in cells]
     if over > 0:
-        sizes[0] = max(sizes[0] - over, min(sizes[0], LEAST_NAME))
+        names = _fitting_names(names, max(sizes[0] - over, min(sizes[0], LEAST_NAME)))
+        sizes[0] = max(map(len, names))
     lines = []
-    for row in cells:
-        first = shorten_middle(row[0], sizes[0])
+    for first, row in zip(names, cells, strict=True):
         texts = [
             text.ljust(size) if number < left else text.rjust(size)
             for number, (text, size) in enumerate(zip((first, *row[1:]), sizes, strict=True))

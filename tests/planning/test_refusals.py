@@ -1,0 +1,105 @@
+"""What is said where a pair of models cannot be planned: which sizes are wrong, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mupscale as mu
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear, self.alpha, self.beta = nn.Linear(width, width), *(nn.Parameter(torch.ones(width)) for _ in "ab")
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x * self.alpha + self.linear(x) * self.beta
+        return y
+
+
+class Tokens(nn.Module):
+    def __init__(self, width: int, vocabulary: int = 13) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(2))
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        y: Tensor = self.head(x)
+        return y
+
+
+TOKENS = torch.arange(12).reshape(3, 4)
+
+
+def refusal(wide: Any, **given: Any) -> str:
+    with pytest.raises(mu.MupscaleError) as refused:
+        mu.upscale(Tokens(8), wide, **given)
+    return str(refused.value)
+
+
+def test_a_batch_does_not_hide_which_size_is_wrong() -> None:
+    not_a_multiple, narrower, vocabulary = (
+        refusal(wide, inputs=TOKENS) for wide in (Tokens(12), Tokens(4), Tokens(16, vocabulary=14))
+    )
+    assert "no multiple; widths that fit are 16, 24, 32" in not_a_multiple
+    assert "grow=mupscale.Fresh()" in not_a_multiple
+    assert "becomes narrower" in narrower
+    assert "multiple" not in narrower
+    assert "dimension 0, which is no width axis of it: a vocabulary" in vocabulary
+    assert "Keep that size" in vocabulary
+
+
+@pytest.mark.parametrize("given", [{}, {"inputs": TOKENS}, {"grow": mu.Fresh()}])
+def test_a_number_is_no_wide_model(given: dict[str, Any]) -> None:
+    said = refusal(32, **given)
+    assert "the wide model is a module" in said
+    assert "width=32" in said
+    with pytest.raises(mu.MupscaleError, match="the wide model is a module"):
+        mu.upscale(Tokens(8), 32, mu.plan(Tokens(8), Tokens(16), inputs=TOKENS))  # type: ignore[call-overload]
+
+
+def test_bare_vectors_are_named_all_at_once_with_what_helps() -> None:
+    """At a multiple a batch helps; elsewhere a multiple, a family, or roles that mu.plan takes."""
+    at_multiple = refusal(Tokens(16))
+    between = refusal(Tokens(12), inputs=TOKENS, fresh=lambda: Tokens(8), grow=mu.Fresh())
+    for said in (at_multiple, between):
+        assert "'blocks.0–1.alpha' (in Block, 8 → " in said
+        assert "'blocks.0–1.beta'" in said
+        assert "roles={'*.alpha': mupscale.Role(out=0)}" in said
+        assert "takes as plan=" in said
+    assert "Pass a batch, inputs=" in at_multiple
+    assert "Family(…" not in at_multiple
+    assert "a whole multiple of the width" in between
+    assert "mupscale.Family(…, inputs=…)" in between
+    assert "Pass a batch" not in between
+
+
+def test_each_thing_that_the_message_names_helps() -> None:
+    narrow, grow = Tokens(8), mu.Fresh()
+    mu.upscale(narrow, Tokens(16), inputs=TOKENS)
+    given: dict[str, Any] = {"fresh": lambda: Tokens(8), "grow": grow, "inputs": TOKENS}
+    plan = mu.plan(narrow, Tokens(12), roles={"*.alpha": mu.Role(out=0), "*.beta": mu.Role(out=0)}, **given)
+    mu.upscale(narrow, Tokens(12), plan=plan, grow=grow)
+    mu.Family(Tokens, base=8, inputs=TOKENS).upscale(narrow, width=12, grow=grow)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide", "advice"),
+    [
+        ((16, 2), (20, 2), "Take a multiple of 8 for the width, such as 24 or 32, with num_heads of 3 or 4"),
+        ((16, 2), (28, 2), "Take a multiple of 8 for the width, such as 24 or 32, with num_heads of 3 or 4"),
+        ((64, 8), (12, 1), "Take a multiple of 8 for the width, such as 8 or 16, with num_heads of 1 or 2"),
+        ((16, 2), (32, 2), r"Grow num_heads instead \(2 → 4\)"),
+    ],
+)
+def test_heads_that_would_be_cut(narrow: tuple[int, int], wide: tuple[int, int], advice: str) -> None:
+    with pytest.raises(mu.MupscaleError, match=advice):
+        mu.plan(nn.MultiheadAttention(*narrow), nn.MultiheadAttention(*wide), grow=mu.Fresh())
