@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 NOTEBOOKS = sorted((ROOT / "docs").glob("**/*.ipynb"))
+
+
+@pytest.fixture(autouse=True)
+def architectures_stay() -> Iterator[None]:
+    """What a page registers is forgotten after it, so that no other test meets it."""
+    from mupscale.hf.describe import DESCRIPTIONS
+
+    before = dict(DESCRIPTIONS)
+    yield
+    DESCRIPTIONS.clear()
+    DESCRIPTIONS.update(before)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

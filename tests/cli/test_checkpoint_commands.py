@@ -229,7 +229,9 @@ def test_a_fold_is_named(tmp_path: Path) -> None:
         (["inspect", "SMALL", "--times", "1.5"], "whole number"),
         (["inspect", "SMALL", "--times", "depth=2"], "nothing that grows"),
         (["inspect", "SMALL", "--times", "ffn=2,ffn=3"], "'ffn' twice"),
-        (["inspect", "SMALL", "--how", "afresh"], "by copies or by fresh units"),
+        (["inspect", "SMALL", "--how", "afresh"], "copies or fresh, of more units, or with --layers identity, stack"),
+        (["upscale", "SMALL", "SMALL"], "exists already: remove it"),
+        (["upscale", "SMALL", "OUT", "--times", "2", "--layers", "4", "--how", "stack"], "say --deepen stack"),
         (["inspect", "SMALL", "--lossless"], "--lossless is for fresh units"),
         (["inspect", "SMALL", "--how", "fresh", "--heads", "5"], "5"),
         (["inspect", "SMALL", "--how", "fresh", "--hidden", "8"], "16"),
@@ -289,7 +291,9 @@ def test_overwrite_replaces_what_mupscale_wrote_alone(
 ) -> None:
     wide, words = tmp_path / "wide", ["upscale", str(small), str(tmp_path / "wide"), "--no-verify"]
     assert main([*words, "--overwrite"]) == 0
+    capsys.readouterr()
     assert main(words) == 1
+    assert "exists already: --overwrite replaces it" in capsys.readouterr().err
     assert main([*words, "--overwrite", "--times", "3"]) == 0
     assert json.loads((wide / "config.json").read_text())["hidden_size"] == 48
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small", "wide"]

@@ -64,3 +64,21 @@ def test_the_name_on_the_hub_is_known_by_the_cache(tmp_path: Path) -> None:
     write_llama(folder)
     hf.upscale(folder, tmp_path / "wide", times="ffn=2", verify=False, progress=False)
     assert "base_model: someone/small\n" in card(tmp_path / "wide")
+
+
+def test_the_card_loads_the_class_of_the_config_and_the_optimizer(tmp_path: Path) -> None:
+    """As printed it runs; sentences of the comparison end with a full stop."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=64, vocab_size=11)
+    model = transformers.GPT2LMHeadModel(config)
+    model.save_pretrained(tmp_path / "small")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(input_ids=torch.ones(1, 4, dtype=int)).logits.sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    wide = hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, optimizer=tmp_path / "optimizer.pt", layers=2)
+    written = card(tmp_path / "wide")
+    assert 'transformers.GPT2LMHeadModel.from_pretrained("wide")' in written
+    assert 'hf.resume_optimizer("wide", model' in written
+    assert "). New layers write nothing" in written
+    assert "optimizer.pt: the saved optimizer, grown as well" in str(wide)

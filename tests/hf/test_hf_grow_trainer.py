@@ -179,3 +179,12 @@ def test_width_and_layers_at_once(deepen: Any, tmp_path: Path) -> None:
 def test_too_few_layers_are_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match="the model has 2 layers, and a deeper model more than that, not 2"):
         train(tmp_path, hf.GrowTrainerCallback(at=2, layers=2), steps=3)
+
+
+@pytest.mark.parametrize("asked", [{"times": 2}, {"layers": 3}])
+def test_loading_the_grown_model_into_the_small_one_names_the_remedy(tmp_path: Path, asked: dict[str, Any]) -> None:
+    """trainer.train(resume_from_checkpoint=…) without callback.resume(trainer)."""
+    train(tmp_path, hf.GrowTrainerCallback(at=1, **asked), steps=2)
+    with pytest.raises(MupscaleError, match=r"has grown after step 1.*callback\.resume\(trainer\)") as caught:
+        train(tmp_path, hf.GrowTrainerCallback(at=1, **asked), steps=3, resume=tmp_path / "checkpoint-1")
+    assert "\n" not in str(caught.value)

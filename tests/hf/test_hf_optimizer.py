@@ -521,3 +521,22 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
 def _anonymous() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def test_a_schedule_that_has_ended_at_no_rate_is_told(case: Case) -> None:
+    """As the Trainer's linear one does: with a rate of 0 nothing would be learnt."""
+    optimizer = torch.optim.AdamW(case.small.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step)
+    train(case.small, optimizer, batches(1), schedule)
+    case.save(optimizer)
+    case.widened()
+    with pytest.warns(UserWarning, match=r"a learning rate of 0, where its schedule had ended.*\(lr=0\.01\)"):
+        training.resume_optimizer(case.out, case.wide, torch.optim.AdamW)
+    resumed = training.resume_optimizer(case.out, case.wide, torch.optim.AdamW, lr=1e-2)
+    assert {group["lr"] for group in resumed.param_groups} == {1e-2, 5e-3}
+
+
+def test_another_kind_of_file_is_no_optimizer(case: Case) -> None:
+    case.path.write_text('{"log_history": []}')
+    with pytest.raises(mu.MupscaleError, match=r"optimizer.pt is no file of torch.save: give the optimizer.pt"):
+        case.widened()

@@ -16,6 +16,7 @@ from hf_models import randomised  # noqa: E402
 from mupscale import Fresh, MupscaleError  # noqa: E402
 from mupscale.cli import main  # noqa: E402
 from mupscale.hf import inspect, verify  # noqa: E402
+from mupscale.hf.describe import architecture_of, settle_growth  # noqa: E402
 from mupscale.hf.describe.batches import make_batches  # noqa: E402
 from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
 from mupscale.hf.describe.multipliers import Times  # noqa: E402
@@ -250,3 +251,28 @@ def test_parts_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match=r"--hidden audio=24: config.json has the sizes"):
         upscale(small, tmp_path / "wide", hidden="audio=24", grow=Fresh(), progress=False)
     assert not (tmp_path / "wide").exists()
+
+
+def test_new_channels_of_batch_norm_start_with_the_variance_of_a_fresh_one(tmp_path: Path) -> None:
+    """A running variance of 0 divided outputs by the root of eps, in each layer once more."""
+    config = transformers.RegNetConfig(
+        embedding_size=4, hidden_sizes=[4], depths=[1], groups_width=1, num_labels=3, layer_type="x"
+    )
+    model = transformers.RegNetForImageClassification(config)
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_var"):
+            buffer.uniform_(0.5, 2.0)
+    model.save_pretrained(tmp_path / "small")
+    wide = upscale(tmp_path / "small", tmp_path / "wide", times=2, grow=Fresh(), progress=False)
+    grown = transformers.RegNetForImageClassification.from_pretrained(tmp_path / "wide").state_dict()
+    variances = [tensor for name, tensor in grown.items() if name.endswith("running_var")]
+    assert variances
+    assert all(bool((tensor >= 0.5).all()) for tensor in variances)
+    assert wide.comparison is not None
+    assert "New channels of BatchNorm" in wide.comparison.verdict
+
+
+def test_a_part_that_the_model_lacks_is_answered_with_its_parts(tmp_path: Path) -> None:
+    config = {"model_type": "clip", "text_config": {"hidden_size": 8}, "vision_config": {"hidden_size": 8}}
+    with pytest.raises(MupscaleError, match=r"names 'txt', which is nothing that grows: text and vision \(text=2\)"):
+        settle_growth(architecture_of(config), config, times="txt=2")

@@ -164,7 +164,7 @@ def test_wrong_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--deepen", "stack"], "add --layers N"),
         (["--layers", "3", "--how", "stack", "--deepen", "identity"], "leave one out"),
         (["--layers", "3", "--deepen", "sideways"], "identity, stack or interleaved"),
-        (["--layers", "3", "--optimizer", f"{small}/config.json"], "cannot be loaded"),
+        (["--layers", "3", "--optimizer", f"{small}/config.json"], "is no file of torch.save"),
         (["--layers", "3", "--optimizer", f"{small}/none.pt"], "no saved optimizer"),
     ):
         assert main(["upscale", small, out, *words]) in (1, 2)

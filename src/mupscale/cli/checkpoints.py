@@ -16,9 +16,18 @@ from mupscale.cli.arguments import (
     parse_arguments,
     separate_options,
 )
-from mupscale.system import print_at_once, printable, wrap_text
+from mupscale.cli.checkpoint_options import (
+    add_depth,
+    add_dequantise,
+    add_describe,
+    add_growth,
+    add_mixture,
+    add_times,
+    add_trust,
+    check_before_imports,
+)
+from mupscale.system import MupscaleError, is_taken, print_at_once, printable, wrap_text
 
-_HOW_DEEP = ("identity", "stack", "interleaved")
 UPSCALE = """\
 Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the same function, or nearly.
 
@@ -68,10 +77,10 @@ deviation; a constant where the model starts with one), and how much of that lea
 def _upscale_parser() -> Any:
     """All options of mupscale upscale."""
     parser = make_parser("upscale", "CHECKPOINT OUT [--option VALUE …]", UPSCALE)
-    _add_times(parser)
-    _add_growth(parser)
-    _add_depth(parser)
-    _add_experts(parser)
+    add_times(parser)
+    add_growth(parser)
+    add_depth(parser)
+    add_mixture(parser)
     parser.add_argument("--noise", type=float, default=0.0, help="of copies, in multiples of a fresh initialisation's")
     parser.add_argument("--seed", type=int, default=0, help="of the noise or the fresh units")
     parser.add_argument(
@@ -80,10 +89,10 @@ def _upscale_parser() -> Any:
     parser.add_argument("--shard-size", type=str, default="5GB", help="largest file of weights")
     parser.add_argument("--optimizer", type=str | None, help="a saved torch optimizer (optimizer.pt) to widen as well")
     parser.add_argument("--no-verify", action="store_true", help="do not compare the two models afterwards")
-    _add_trust(parser)
+    add_trust(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint of mupscale's at OUT")
     parser.add_argument("--threads", type=int | None, help="how many (default: one for each core)")
-    _add_dequantise(parser)
+    add_dequantise(parser)
     return parser
 
 
@@ -91,13 +100,12 @@ def upscale_command(words: list[str]) -> int:
     """mupscale upscale SOURCE OUT."""
     flags = ("--no-verify", "--lossless", "--overwrite", "--trust-remote-code", "--dequantise")
     (path, out), options = _paths(_upscale_parser(), words, ("CHECKPOINT", "OUT"), flags=flags)
-    _describe(options.describe)
     if options.experts is not None or options.active is not None:
         return _experts(path, out, options)
+    place, depth = _check_place(Path(out), options.overwrite), check_before_imports(path, options)
+    _describe(options.describe)
     from mupscale.hf import upscale
 
-    options.how, depth = _depth(options)
-    place = _beside(Path(out)) if options.overwrite else Path(out)
     upscaled = upscale(
         _checkpoint(path, options),
         place,
@@ -127,13 +135,14 @@ def upscale_command(words: list[str]) -> int:
 
 def _experts(path: str, out: str, options: Any) -> int:
     """A dense checkpoint as a mixture of experts."""
-    from mupscale.hf import add_experts
-
     if options.experts is None:
         raise UsageError("--active says how many of the experts a token is sent to: add --experts N")
     sizes = (options.hidden, options.ffn, options.heads, options.kv, options.layers, options.dtype)
     if options.times is not None or any(size is not None for size in sizes) or options.overwrite or options.noise:
         raise UsageError("--experts stands alone: more width, layers or another dtype come one after the other")
+    _describe(options.describe)
+    from mupscale.hf import add_experts
+
     settings = {"experts": options.experts, "active": 2 if options.active is None else options.active}
     settings |= {"seed": options.seed, "shard_size": options.shard_size, "optimizer": options.optimizer}
     made = add_experts(
@@ -147,18 +156,14 @@ def _experts(path: str, out: str, options: Any) -> int:
     return 0
 
 
-def _depth(options: Any) -> tuple[str, dict[str, Any]]:
-    """What --how says of width, and what of depth: beside --layers it may name either."""
-    how, deepen = options.how, options.deepen
-    if options.layers is None:
-        if deepen is not None or how in _HOW_DEEP:
-            raise UsageError(f"{'--deepen' if deepen else f'--how {how}'} is about new layers: add --layers N")
-        return how, {}
-    if how in _HOW_DEEP:
-        if deepen is not None:
-            raise UsageError(f"--how {how} and --deepen {deepen} both say what new layers are: leave one out")
-        how, deepen = "copies", how
-    return how, {"layers": options.layers, "deepen": deepen or "identity"}
+def _check_place(out: Path, overwrite: bool) -> Path:
+    """Where to write; what stands at `out` already is refused, unless it is mupscale's and is to be replaced."""
+    if overwrite:
+        return _beside(out)
+    if is_taken(out):
+        own = "--overwrite replaces it" if (out / "mupscale.json").is_file() and not out.is_symlink() else "remove it"
+        raise MupscaleError(f"{out} exists already: {own}, or choose another name")
+    return out
 
 
 def _beside(out: Path) -> Path:
@@ -187,9 +192,9 @@ def verify_command(words: list[str]) -> int:
     parser.add_argument("--tokens", type=int, default=64, help="length of the texts that are compared")
     parser.add_argument("--tolerance", type=float | None, help="largest relative difference (default: by dtype)")
     parser.add_argument("--seed", type=int, default=0, help="of the random tokens")
-    _add_trust(parser)
-    _add_describe(parser)
-    _add_dequantise(parser)
+    add_trust(parser)
+    add_describe(parser)
+    add_dequantise(parser)
     (small, wide), options = _paths(parser, words, ("SMALL", "WIDE"), flags=("--trust-remote-code", "--dequantise"))
     from mupscale.hf import verify
 
@@ -212,18 +217,18 @@ def verify_command(words: list[str]) -> int:
 def inspect_command(words: list[str]) -> int:
     """mupscale inspect CHECKPOINT."""
     parser = make_parser("inspect", "CHECKPOINT [--option VALUE …]", INSPECT)
-    _add_times(parser)
-    _add_growth(parser)
-    _add_depth(parser)
+    add_times(parser)
+    add_growth(parser)
+    add_depth(parser)
     parser.add_argument("--optimizer", type=str, default="AdamW", help="of torch, for which factors are shown")
-    _add_trust(parser)
-    _add_dequantise(parser)
+    add_trust(parser)
+    add_dequantise(parser)
     flags = ("--lossless", "--trust-remote-code", "--dequantise")
     (path,), options = _paths(parser, words, ("CHECKPOINT",), flags=flags)
+    depth = check_before_imports(path, options)
+    _describe(options.describe)
     from mupscale.hf import inspect
 
-    _describe(options.describe)
-    options.how, depth = _depth(options)
     overview = inspect(
         _checkpoint(path, options),
         times=options.times,
@@ -240,46 +245,6 @@ def inspect_command(words: list[str]) -> int:
     return 0
 
 
-def _add_times(parser: Any) -> None:
-    meaning = "how much wider: a whole number, or hidden=2,ffn=3,heads=2 (kv=… for key/value heads); 1 if not named; of"
-    meaning += " a model of several parts text=2,vision.ffn=3"
-    meaning = f"{meaning} (default: 2, or what the sizes below say)"
-    parser.add_argument("--times", type=str | None, default=None, help=meaning)
-    _add_describe(parser)
-
-
-def _add_trust(parser: Any) -> None:
-    meaning = "run the code that the checkpoint brings with it, of its model or its tokenizer"
-    parser.add_argument("--trust-remote-code", action="store_true", help=meaning)
-
-
-def _add_growth(parser: Any) -> None:
-    """By which operator, to which sizes."""
-    parser.add_argument("--how", type=str, default="copies", help="copies, or fresh for new units beside the old ones")
-    parser.add_argument("--hidden", type=str | None, help="hidden size of the wide model, instead of --times")
-    parser.add_argument("--ffn", type=str | None, help="size of its feed-forward layers; what is not named stays")
-    parser.add_argument("--heads", type=str | None, help="number of its attention heads; head_dim stays")
-    parser.add_argument(
-        "--kv", type=str | None, help="number of its key/value heads (default: they grow with the heads)"
-    )
-    outgoing = "of fresh units: how much of their weight towards old ones they start with, 0 to 1 (default: 1)"
-    parser.add_argument("--outgoing", type=float | None, help=outgoing)
-    parser.add_argument("--lossless", action="store_true", help="fresh units that leave the function as it is")
-
-
-def _add_depth(parser: Any) -> None:
-    parser.add_argument("--layers", type=int | None, help="number of layers of a deeper model; the width stays")
-    meaning = "what new layers are: identity, stack or interleaved, where --how is about the width"
-    parser.add_argument("--deepen", type=str | None, help=meaning)
-
-
-def _add_experts(parser: Any) -> None:
-    parser.add_argument(
-        "--experts", type=int | None, help="number of experts of a mixture, each the layer that there is"
-    )
-    parser.add_argument("--active", type=int | None, help="how many of them a token is sent to (default: 2)")
-
-
 def _operator(options: Any, noise: float = 0.0) -> Any:
     """The operator that --how names; None for copies."""
     from mupscale.train import build_operator
@@ -291,17 +256,10 @@ def _operator(options: Any, noise: float = 0.0) -> Any:
             raise UsageError("--lossless settles what fresh units start with: leave out --outgoing")
         outgoing = 1.0 if options.outgoing is None else options.outgoing
         return build_operator("lossless" if options.lossless else "fresh", 0.0, "init", outgoing)
-    if options.how != "copies":
-        raise UsageError(f"--how {options.how}: a model grows by copies or by fresh units (fresh)")
     for name, given in (("--outgoing", options.outgoing is not None), ("--lossless", options.lossless)):
         if given:
             raise UsageError(f"{name} is for fresh units: add --how fresh, or leave it out")
     return None
-
-
-def _add_dequantise(parser: Any) -> None:
-    meaning = "read a GGUF file: its weights as float32, as far as it has not rounded them"
-    parser.add_argument("--dequantise", action="store_true", help=meaning)
 
 
 def _checkpoint(path: str, options: Any) -> Any:
@@ -312,11 +270,6 @@ def _checkpoint(path: str, options: Any) -> Any:
         return path
     print_at_once(wrap_text(f"reading {printable(path)} as float32"), "stderr")
     return read_gguf(path)
-
-
-def _add_describe(parser: Any) -> None:
-    meaning = "a Python module of yours that registers the description of an architecture"
-    parser.add_argument("--describe", type=str | None, metavar="MODULE", help=meaning)
 
 
 def _describe(module: str | None) -> None:

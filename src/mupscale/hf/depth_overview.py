@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,13 +30,14 @@ _COPIED = {"stack": "all layers again on top", "interleaved": "each behind its l
 class DepthOverview:
     """How many layers there are, before and after, and what every tensor of the deep files is.
 
-    old: where the trained layers lie among the new ones.
+    old: where the trained layers lie among the new ones. new_numbers: how many entries new tensors have.
     """
 
     layers: tuple[int, int]
     how: HowDeep
     old: tuple[int, ...]
     tensors: Mapping[str, LayerTensor]
+    new_numbers: int
 
     def table(self) -> str:
         """New tensors that start alike, by their layers."""
@@ -54,7 +56,7 @@ class DepthOverview:
             lines.append("new layers write nothing into the residual stream yet, so that the function stays")
         else:
             lines.append(f"new layers are copies, {_COPIED[self.how]}, which changes the function")
-        lines.append("learning rates stay those of the shallow model")
+        lines.append("more layers change no learning rate")
         return lines
 
 
@@ -83,7 +85,9 @@ def overview_of_depth(
     times = times if record is None else record.times * times
     before = layers_of(source.config) or 0
     old = [n for n, place in enumerate(depth_operator(how).places(before, layers)) if not place.is_new]
-    return DepthOverview((before, layers), how, tuple(old), plan_layers(shapes, how, layers, first, times))
+    tensors = plan_layers(shapes, how, layers, first, times)
+    new_numbers = sum(math.prod(shapes[tensor.origin]) for tensor in tensors.values() if tensor.is_new)
+    return DepthOverview((before, layers), how, tuple(old), tensors, new_numbers)
 
 
 def _start(tensor: LayerTensor) -> str:

@@ -114,7 +114,9 @@ class Inspection:
         if self.depth is not None:
             wider = [f"--times {self.times}"] if self.times != Times() and self.fresh is None else []
             wider += ["fresh units"] if self.fresh is not None else []
-            lines[0] = f"{self.model_type} ({self.architecture.origin}), {' and '.join([*wider, 'more layers'])}"
+            after = shorten_number(self.numbers[1] + self.depth.new_numbers)
+            how = " and ".join([*wider, "more layers"])
+            lines[0] = f"{self.model_type} ({self.architecture.origin}), {before} → {after} numbers with {how}"
             lines += self.depth.summary()
             if self.times == Times() and self.fresh is None:
                 return [*lines, *self._history()]

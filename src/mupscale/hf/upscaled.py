@@ -13,10 +13,15 @@ from mupscale.hf.verification import Comparison
 
 __all__ = ["Upscaled"]
 
+_OF_OPTIMIZER = "optimizer.pt: the saved optimizer, grown as well, which mupscale.hf.resume_optimizer reads"
+
 
 @dataclass(frozen=True)
 class Upscaled:
-    """What was written. `comparison`: of the two models, where they were compared; else `unverified` says why not."""
+    """What was written. `comparison`: of the two models, where they were compared; else `unverified` says why not.
+
+    optimizer: whether a saved optimizer went along.
+    """
 
     path: Path
     times: Times
@@ -28,6 +33,7 @@ class Upscaled:
     fresh: Fresh | None = None
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     deepen: HowDeep | None = None
+    optimizer: bool = False
 
     def __str__(self) -> str:
         before, after = map(shorten_number, self.numbers)
@@ -40,4 +46,5 @@ class Upscaled:
             wider = self.fresh is not None or self.times != Times()
             layers = f"{' → '.join(map(str, self.sizes['layers']))} layers ({self.deepen})"
             how = f"{how} and {layers}" if wider else layers
-        return f"{self.path}: {before} → {after} numbers with {how}, {size}\n{checked}"
+        optimizer = f"{_OF_OPTIMIZER}\n" if self.optimizer else ""
+        return f"{self.path}: {before} → {after} numbers with {how}, {size}\n{optimizer}{checked}"

@@ -124,7 +124,7 @@ def _wider_and_deeper(job: DeepeningJob, width: Mapping[str, Any], note: Callabl
     sizes = {**(wide[0].sizes if wide else {}), "layers": made.layers}
     times, fresh = (wide[0].times, wide[0].fresh) if wide else (Times(), None)
     written = made.numbers, made.bytes, made.files, made.comparison, made.unverified
-    return Upscaled(made.path, times, *written, fresh, sizes, made.how)
+    return Upscaled(made.path, times, *written, fresh, sizes, made.how, job.optimizer is not None)
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,8 @@ def _carry_out(
     except OSError as error:
         raise MupscaleError(failure_of_writing(out, error)) from None
     growth, written = prepared.growth, (prepared.numbers, prepared.bytes, len(prepared.shards))
-    return Upscaled(out, growth.times, *written, comparison, why, growth.fresh, prepared.sizes)
+    carried = prepared.optimizer is not None
+    return Upscaled(out, growth.times, *written, comparison, why, growth.fresh, prepared.sizes, optimizer=carried)
 
 
 def _write(

@@ -17,8 +17,10 @@ tensor_files  tensors as safetensors, with checksums
 tables    tables and sentences that fit the terminal, and tables for notebooks
 torch_files  tensors that torch.save wrote, never code
 extras    optional packages, and how to install them
+checkpoint_arguments  a checkpoint, a place and multipliers as a person names them, looked at before torch is imported
 """
 
+from mupscale.system.checkpoint_arguments import check_has_config, is_taken, parse_multipliers
 from mupscale.system.cores import usable_cores
 from mupscale.system.environment import number_in_environment
 from mupscale.system.errors import Diverged, Interrupted, MupscaleError, PlanError, UncheckedPlan
@@ -62,6 +64,7 @@ __all__ = [
     "UncheckedPlan",
     "appearing",
     "available_memory",
+    "check_has_config",
     "check_tensors",
     "checksum",
     "clear_leftovers",
@@ -71,6 +74,7 @@ __all__ = [
     "html_table",
     "is_out_of_memory",
     "is_process_alive",
+    "is_taken",
     "load_torch",
     "machine_name",
     "name_of_group",
@@ -78,6 +82,7 @@ __all__ = [
     "open_display",
     "open_gzip",
     "parse_json",
+    "parse_multipliers",
     "parse_record",
     "pattern_of_name",
     "print_at_once",

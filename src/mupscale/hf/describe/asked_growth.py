@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from mupscale.core import Plan
 from mupscale.growth import Copies, Fresh, Noise, Operator, choose_operator
 from mupscale.hf.describe.architecture import Config
+from mupscale.hf.describe.config_fields import part_names
 from mupscale.hf.describe.multipliers import PartTimes, Ratios, Times
 from mupscale.hf.describe.planned import PlannedArchitecture
 from mupscale.hf.describe.sizes import check_groups, sizes_by_part, times_to_parts
@@ -59,7 +60,7 @@ def settle_growth(
         )
     if wanted and times is not None:
         raise MupscaleError("say either by how much it grows (times) or what it becomes (hidden, ffn, heads, kv)")
-    by_how_much = Times.of(2 if times is None else times)
+    by_how_much = Times.of(2 if times is None else times, () if architecture.described else part_names(config))
     if isinstance(by_how_much, PartTimes) and architecture.described:
         raise MupscaleError(
             f"--times {by_how_much}: a {architecture.model_type} model has no parts; hidden, ffn, heads and kv grow"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mupscale.core import Entry, Plan, Role, Shape
+from mupscale.core import Entry, Plan, Role, Shape, naming
 from mupscale.growth import Copies, Fresh
 from mupscale.hf.describe import memory
 from mupscale.hf.describe.architecture import Config
@@ -213,10 +213,23 @@ def plan_for_files(config: Config, plan: Plan, shapes: Mapping[str, Shape]) -> P
                 continue
         entries[name] = replace(entry, names=(name,))
         fresh[name] = 0.0 if plan.fresh is None or planned is None else plan.fresh.get(planned, 0.0)
-    by_model = {name: plan.names.get(names[name], "") for name in entries}
-    means = None if plan.means is None else {n: plan.means.get(by_model[n], (0.0,)) for n in entries}
+    by_model = {name: plan.names.get(names[name], names[name]) for name in entries}
+    starts = {**_initial_statistics(model), **(plan.means or {})}
+    means = None if plan.means is None else {n: starts.get(by_model[n], (0.0,)) for n in entries}
     norms = {n: plan.norms[by_model[n]] for n in entries if by_model[n] in plan.norms}
     return Plan(entries, {}, None if plan.fresh is None else fresh, plan.mup, means, norms)
+
+
+def _initial_statistics(model: nn.Module) -> dict[str, tuple[float, ...]]:
+    """Buffers that start at 1: the running variance of a BatchNorm, which divides, and the gain of a frozen one."""
+    ones = ("running_var", "weight")
+    norms = {path: module for path, module in naming.modules(model).items() if hasattr(module, "running_var")}
+    return {
+        f"{path}.{n}": (1.0,)
+        for path, module in norms.items()
+        for n, _ in module.named_buffers(recurse=False)
+        if n in ones
+    }
 
 
 def names_in_model(model: nn.Module, names: Iterable[str]) -> dict[str, str] | None:

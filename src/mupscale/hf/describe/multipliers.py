@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from typing import Any
 
 from mupscale.core import Number, tidy
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, parse_multipliers
 
-_MOST_DIGITS = 18
 PART_NAMES = ("text", "vision", "audio", "encoder", "decoder", "qformer", "backbone", "thinker", "talker")
 """What transformers calls the parts of a model: each has a config of its own, text_config and so on."""
 
@@ -50,22 +48,22 @@ class Times:
             )
 
     @classmethod
-    def of(cls, times: int | str | Mapping[str, int] | Times) -> Times:
+    def of(cls, times: int | str | Mapping[str, int] | Times, parts: Iterable[str] = ()) -> Times:
         """From a number for everything, a text such as 'hidden=2,ffn=3,heads=2', or a mapping; what is not named stays.
 
-        Key/value heads grow with the heads unless they are named.
+        Key/value heads grow with the heads unless they are named. parts: those that the model has, for the error.
         """
         if isinstance(times, Times):
             return times
         if isinstance(times, str):
-            times = _parsed(times)
+            times = parse_multipliers(times)
         if not isinstance(times, Mapping):
             return cls(times, times, times, times)
         if any(name.partition(".")[0] in PART_NAMES for name in times):
-            return PartTimes.by_name(times)
+            return PartTimes.by_name(times, parts)
         if strangers := times.keys() - {f.name for f in fields(cls)}:
             raise MupscaleError(
-                f"--times names '{min(strangers)}', which is nothing that grows: hidden, ffn, heads and kv are"
+                f"--times names '{min(strangers)}', which is nothing that grows: {_what_grows(parts)} are"
             )
         return cls(**{"kv": times.get("heads", 1), **times})
 
@@ -149,13 +147,14 @@ class PartTimes(Times):
         """The multipliers of each part are checked."""
 
     @classmethod
-    def by_name(cls, times: Mapping[str, int]) -> PartTimes:
+    def by_name(cls, times: Mapping[str, int], parts: Iterable[str] = ()) -> PartTimes:
         """From `text=2` or `text.hidden=2,text.heads=2`."""
         named: dict[str, dict[str, int]] = {}
         for name, number in times.items():
             part, _, what = name.partition(".")
             if part not in PART_NAMES:
-                raise MupscaleError(f"--times names '{part}' beside parts of a model: {', '.join(PART_NAMES)} are such")
+                such = ", ".join(parts or PART_NAMES)
+                raise MupscaleError(f"--times names '{part}' beside parts of a model: {such} are such")
             more = {what: number} if what else dict.fromkeys(("hidden", "ffn", "heads", "kv"), number)
             named[part] = {**named.get(part, {}), **more}
         return cls.of_parts({part: Times.of(numbers) for part, numbers in named.items()})
@@ -247,21 +246,7 @@ def how_to_grow_alike(hidden: int, heads: int, times: Times) -> str:
     return f"let hidden and heads grow alike, as in --hidden {count * size} --heads {count}"
 
 
-def _parsed(text: str) -> int | dict[str, int]:
-    def number(word: str) -> int:
-        if not re.fullmatch(r"\d+", word):
-            raise MupscaleError(
-                f"--times {text}: '{word}' is no whole number; units are copied whole, as in --times 2 or "
-                f"--times hidden=2,ffn=3,heads=2"
-            )
-        if len(word) > _MOST_DIGITS:
-            raise MupscaleError(f"--times: a number of {len(word):,} digits is too large; {_MOST_DIGITS} are the most")
-        return int(word)
-
-    if "=" not in text:
-        return number(text.strip())
-    pairs = [part.partition("=") for part in text.split(",")]
-    numbers = [(name.strip(), number(value.strip())) for name, _, value in pairs]
-    if twice := [name for i, (name, _) in enumerate(numbers) if name in dict(numbers[:i])]:
-        raise MupscaleError(f"--times {text} names '{twice[0]}' twice: say once how much it grows")
-    return dict(numbers)
+def _what_grows(parts: Iterable[str]) -> str:
+    """In words, for an error; parts: of a model that has several."""
+    sizes = "hidden, ffn, heads and kv"
+    return f"{' and '.join(parts)} (text=2), or {sizes} of one of them (text.ffn=2)" if parts else sizes

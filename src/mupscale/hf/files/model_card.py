@@ -11,6 +11,7 @@ from mupscale.hf.files.source import Source
 from mupscale.system import replace_text
 
 CARD_FILE = "README.md"
+OPTIMIZER_FILE = "optimizer.pt"
 _TAG = "mupscale"
 _PARTS = {
     "hidden": "hidden size",
@@ -37,13 +38,22 @@ were right for the small model:
 import torch, transformers
 from mupscale import hf
 
-model = transformers.AutoModel.from_pretrained("{folder}")  # or the class of your task
+model = {load}
 groups = hf.param_groups("{folder}", model, torch.optim.AdamW, lr=1e-4, groups=hf.decay_groups(model, 0.1))
 optimizer = torch.optim.AdamW(groups)
 ```
-
+{resume}
 Clip gradients with `mupscale.clip_grad_norm_(model, 1.0, hf.plan("{folder}", model))`, or with the callback `hf.Clip`
 in the Trainer: the plain norm depends on the width.
+"""
+
+
+_RESUME = """
+`optimizer.pt` holds the small model's optimizer, grown as well; this goes on with its groups, rates and state instead:
+
+```python
+optimizer = hf.resume_optimizer("{folder}", model, torch.optim.AdamW)  # lr=1e-4 for another rate
+```
 """
 
 
@@ -58,7 +68,7 @@ def write_model_card(
     """Write README.md into the folder of a checkpoint that will be called `name`; one of the small model is extended.
 
     growths: what was done to it, in turn. sizes: before and after, by hidden, ffn, heads, kv and layers. checked: what
-    a comparison showed, or why there was none.
+    a comparison showed, or why there was none. A saved optimizer that went along is mentioned.
 
     >>> import tempfile
     >>> from mupscale.hf.describe import Times
@@ -82,9 +92,19 @@ def write_model_card(
     fields = _fields(front.group(1) if front else "")
     body = old[front.end() :] if front else old
     base = _base_model(source)
-    section = f"{_story(source, growths, sizes, checked, base)}\n\n{_TRAINING.format(folder=name)}"
+    resume = _RESUME.format(folder=name) if (folder / OPTIMIZER_FILE).exists() else ""
+    training = _TRAINING.format(folder=name, load=_load(source, name), resume=resume)
+    section = f"{_story(source, growths, sizes, checked, base)}\n\n{training}"
     body = f"{body.rstrip()}\n\n# Upscaled with mupscale\n\n{section}" if body.strip() else f"# {name}\n\n{section}"
     replace_text(folder / CARD_FILE, f"---\n{_front(fields, base)}---\n\n{body.lstrip()}")
+
+
+def _load(source: Source, name: str) -> str:
+    """How the model is loaded: by the class that config.json names, where it is transformers' own."""
+    named = [str(n) for n in source.config.get("architectures") or [] if re.fullmatch(r"[A-Za-z]\w*", str(n))]
+    if named and not source.config.get("auto_map"):
+        return f'transformers.{named[0]}.from_pretrained("{name}")'
+    return f'transformers.AutoModel.from_pretrained("{name}")  # or the class of your task'
 
 
 def _base_model(source: Source) -> str:
@@ -105,8 +125,14 @@ def _story(
     return (
         f"This is {made_from} made {' and '.join(kinds)} with mupscale: {grown}. "
         f"{' '.join(map(_how, kinds.values()))} It has not been trained since.\n\n"
-        f"Comparison of the two models: {' '.join(checked.split())}"
+        f"Comparison of the two models: {_one_line(checked)}"
     )
+
+
+def _one_line(checked: str) -> str:
+    """Its lines one behind the other, each a sentence."""
+    lines = [line.strip() for line in checked.splitlines() if line.strip()]
+    return " ".join(line if line.endswith((".", "!", "?")) else f"{line}." for line in lines)
 
 
 def _how(growth: GrowthStep) -> str:

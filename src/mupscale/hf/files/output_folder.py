@@ -15,7 +15,7 @@ import torch
 from mupscale.hf.files.record import RECORD_FILE
 from mupscale.hf.files.shards import WeightShard, size_in_words, write_index
 from mupscale.hf.files.source import Source
-from mupscale.system import MupscaleError, open_display, replace_text
+from mupscale.system import MupscaleError, is_taken, open_display, replace_text
 
 _DTYPES: dict[str, torch.dtype] = {n: getattr(torch, n) for n in ("float32", "bfloat16", "float16", "float64")}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -30,7 +30,7 @@ def check_place(out: Path, source: Source) -> None:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     check_place(Path(folder) / "wide", Source(Path(folder) / "small", {}, {}))
     """
-    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+    if is_taken(out):
         raise MupscaleError(f"{out} exists already: remove it, or choose another name")
     here, there = out.resolve(), source.folder.resolve()
     if there == here or there in here.parents:

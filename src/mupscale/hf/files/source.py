@@ -16,7 +16,7 @@ from torch import Tensor
 from mupscale.core import Shape
 from mupscale.hf.describe import check_sizes
 from mupscale.hf.files.safetensors_format import DTYPES, StoredTensor, make_header, raw_bytes, read_header
-from mupscale.system import MupscaleError, load_torch, read_json, require, show_short
+from mupscale.system import MupscaleError, check_has_config, load_torch, read_json, require, show_short
 
 _SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -123,10 +123,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     ...     read_config(Path(folder))
     {'model_type': 'gpt2'}
     """
-    advice = "give the folder that save_pretrained wrote, or one of the hub"
-    if gguf := sorted(folder.glob("*.gguf"))[:1]:
-        advice = f"give {gguf[0].name} itself, with --dequantise"
-    config = _read_json(folder / "config.json", advice)
+    check_has_config(folder)
+    config = _read_json(folder / "config.json", "give the folder that save_pretrained wrote")
     if (quantised := config.get("quantization_config")) is not None:
         method = quantised.get("quant_method", "some method") if isinstance(quantised, dict) else quantised
         raise MupscaleError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,8 @@ def resume_optimizer(
 ) -> Optimizer:
     """The optimizer of an upscaled checkpoint, with the groups and state that `mupscale upscale --optimizer` widened.
 
-    path: the checkpoint's folder, or the optimizer's file. lr: another learning rate, in the small model's units.
+    path: the checkpoint's folder, or the optimizer's file. lr: another learning rate, in the small model's units; of a
+    run whose schedule has ended at 0 it must be given, unless a new schedule begins: without it there is a warning.
 
     >>> import tempfile, transformers
     >>> folder = tempfile.TemporaryDirectory()
@@ -119,6 +121,8 @@ def resume_optimizer(
     for group in groups if lr is not None else ():
         group["lr"] = scale(lr, group.get("lr_factor", 1.0))
         group.pop("initial_lr", None)
+    if not any(group.get("lr", 1.0) for group in groups):
+        _warn_of_no_rate(saved.path, groups)
     build: Callable[[Any], Optimizer] = optimizer_class
     optimizer = build(groups)
     content = optimizer.state_dict()
@@ -129,3 +133,14 @@ def resume_optimizer(
         whole = {key: v for key, v in state.items() if isinstance(v, Tensor) and v.shape == p.shape}
         state.update({key: laid_out_like(value, p) for key, value in whole.items()})
     return optimizer
+
+
+def _warn_of_no_rate(path: Path, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Of a schedule that has ended at 0, as the Trainer's does: with these rates nothing would be learnt."""
+    first = groups[0]
+    began = f"{float(first['initial_lr']) / first.get('lr_factor', 1.0):g}" if "initial_lr" in first else "1e-4"
+    warnings.warn(
+        f"{path} was saved with a learning rate of 0, where its schedule had ended, and nothing is learnt at it: give "
+        f"one in the small model's units (lr={began}), or let a scheduler of a new run set it, as the Trainer's does",
+        stacklevel=3,
+    )

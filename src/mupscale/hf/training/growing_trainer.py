@@ -66,9 +66,29 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
         self.plan: Plan | None = None
         self.record: Record | None = None
         self._max_norm = 0.0
+        self._loading: Any = None
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Have a checkpoint of the grown model met by a sentence, and not by a list of shapes, where it is loaded."""
+        if self._loading is None and kwargs.get("model") is not None:
+            self._loading = kwargs["model"].register_load_state_dict_pre_hook(self._check_loaded)
+
+    def _check_loaded(self, model: nn.Module, tensors: dict[str, Any], *rest: Any) -> None:
+        """Refuse weights of another size, or of another number of layers, than the model has before its growth."""
+        own = model.state_dict()
+        differs = any(own[name].shape != tensor.shape for name, tensor in tensors.items() if name in own)
+        differs |= self.layers is not None and not tensors.keys() <= own.keys()
+        if self.plan is None and differs:
+            raise MupscaleError(
+                f"this checkpoint is of the model that has grown after step {self.at}, and the model of this Trainer "
+                f"has not: go on with trainer.train(resume_from_checkpoint=callback.resume(trainer))"
+            )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse now what could not grow later."""
+        if self._loading is not None:  # whatever was to be loaded has been
+            self._loading.remove()
+            self._loading = None
         if args.world_size > 1 or args.deepspeed or args.torch_compile:
             raise MupscaleError(
                 "GrowTrainerCallback grows a model in one process, uncompiled: with several processes stop at this "

@@ -86,9 +86,10 @@ def refuse_untrainable(model: nn.Module) -> None:
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups by name as transformers' Trainer makes them: weight decay for all but biases and norms.
+    """Names in two groups, as transformers' Trainer makes them: weight decay for all but biases and norms.
 
-    For `groups=` of param_groups. Frozen parameters are in neither.
+    For `groups=` of param_groups, which puts parameters for names: torch's optimizers take none. Frozen parameters are
+    in neither.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
     >>> [(group["params"], group["weight_decay"]) for group in decay_groups(model, 0.1)]

@@ -90,6 +90,9 @@ def read_optimizer(path: Path, model: nn.Module, *, mmap: bool = False) -> Saved
 def _load(path: Path, mmap: bool) -> dict[str, Any]:
     if not path.is_file():
         raise MupscaleError(f"there is no optimizer at {path}: give the file that torch.save wrote of its state_dict()")
+    with path.open("rb") as file:
+        if not file.read(2).startswith((b"PK", b"\x80")):  # a zip file, or a pickle of earlier versions of torch
+            raise MupscaleError(f"{path} is no file of torch.save: give the optimizer.pt that lies beside the weights")
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # whatever is wrong with the file

@@ -86,6 +86,11 @@ class FreshGrowth:
                 "Norms that come after the residual sum let no new hidden unit be silent: let hidden stay, or describe "
                 "the architecture (mupscale.hf.register)."
             )
+        if any(name.endswith("running_var") for name in self.relation.small.shapes):
+            said.append(
+                "New channels of BatchNorm have the running mean 0 and variance 1 of a fresh one: outputs mean little "
+                "until it has trained on, or mupscale.measure_statistics has run a few batches."
+            )
         if self.obstacles and not self.fresh.lossless:
             said.append(f"Not compared with the new units silent: {self._why}.")
         if train:

@@ -143,7 +143,7 @@ def _compare_models(
     outputs = pair.compare_outputs()
     if outputs.constant and pair.relation is not None:
         pair.relation.architecture.check_constant_outputs(pair.relation.small.folder)
-    note = "moved by the noise" if pair.noisy else ""
+    note = "moved by noise" if pair.noisy else ""
     rows += [ComparisonRow(what, off, limits.as_they_are, note) for what, off in outputs.differences.items()]
     without = ", without the noise" if pair.noisy else ", before rounding" if limits.rounded else ""
     if without:  # the files are compared with it; that config and plan are right shows without it

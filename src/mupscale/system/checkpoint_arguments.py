@@ -1,0 +1,61 @@
+"""A checkpoint's folder, a place for another and multipliers, as a person names them: all that shows without torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mupscale.system.errors import MupscaleError
+
+_MOST_DIGITS = 18
+
+
+def check_has_config(folder: Path) -> None:
+    """Refuse a folder without a config.json.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "config.json").write_text("{}")
+    ...     check_has_config(Path(folder))
+    """
+    if (folder / "config.json").exists():
+        return
+    advice = "give the folder that save_pretrained wrote, or one of the hub"
+    if gguf := sorted(folder.glob("*.gguf"))[:1]:
+        advice = f"give {gguf[0].name} itself, with --dequantise"
+    raise MupscaleError(f"there is no config.json in {folder}: {advice}")
+
+
+def is_taken(place: Path) -> bool:
+    """Whether something stands where a folder is to appear; an empty folder does not count.
+
+    >>> is_taken(Path("nowhere"))
+    False
+    """
+    return place.is_symlink() or (place.exists() and (not place.is_dir() or any(place.iterdir())))
+
+
+def parse_multipliers(text: str) -> int | dict[str, int]:
+    """A whole number, or several by name.
+
+    >>> parse_multipliers("2"), parse_multipliers("hidden=2,ffn=3")
+    (2, {'hidden': 2, 'ffn': 3})
+    """
+    if "=" not in text:
+        return _whole_number(text.strip(), text)
+    pairs = [part.partition("=") for part in text.split(",")]
+    numbers = [(name.strip(), _whole_number(value.strip(), text)) for name, _, value in pairs]
+    if twice := [name for i, (name, _) in enumerate(numbers) if name in dict(numbers[:i])]:
+        raise MupscaleError(f"--times {text} names '{twice[0]}' twice: say once how much it grows")
+    return dict(numbers)
+
+
+def _whole_number(word: str, text: str) -> int:
+    if not re.fullmatch(r"\d+", word):
+        raise MupscaleError(
+            f"--times {text}: '{word}' is no whole number; units are copied whole, as in --times 2 or "
+            f"--times hidden=2,ffn=3,heads=2"
+        )
+    if len(word) > _MOST_DIGITS:
+        raise MupscaleError(f"--times: a number of {len(word):,} digits is too large; {_MOST_DIGITS} are the most")
+    return int(word)
