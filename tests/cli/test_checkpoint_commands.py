@@ -69,7 +69,7 @@ def test_fresh_units_at_sizes_that_are_no_multiples(
     ("options", "message"),
     [
         ("--how fresh --hidden 24 --heads 6 --noise 0.3", "--noise makes copies differ"),
-        ("--how magic", "--how magic: a model grows by copies or by fresh units"),
+        ("--how magic", "--how magic: it is copies or fresh, of more units, or with --layers identity"),
         ("--lossless", "--lossless is for fresh units: add --how fresh"),
         ("--outgoing 0.5", "--outgoing is for fresh units"),
         ("--how fresh --lossless --outgoing 0.5", "leave out --outgoing"),

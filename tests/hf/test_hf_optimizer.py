@@ -188,6 +188,7 @@ def test_training_differs_without_any_part_of_it(lost: str, tmp_path: Path, doub
     assert not same(train(case.small, optimizer, data), train(case.wide, resumed, data))
 
 
+@pytest.mark.filterwarnings("ignore:.* was saved with a learning rate of 0")  # whose schedule is made anew here
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_trainers_own_file_goes_on_exactly(tied: bool, tmp_path: Path, double: None) -> None:
     """Two groups without names; a schedule in the middle, made anew for the wide model with last_epoch."""

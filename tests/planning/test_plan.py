@@ -172,7 +172,7 @@ def test_parametrised_layers() -> None:
             return out
 
     narrow, wide = Normed(4), Normed(12)
-    with pytest.raises(MupscaleError, match=r"weight\.original0.*and roles for its other parts .*fold of in_\^-1/2"):
+    with pytest.raises(MupscaleError, match=r"weight\.original1.*and roles for its other parts .*fold of in_\^-1/2"):
         mu.plan(narrow, wide)
     roles = {"*.original1": Role(out=0, in_=1), "*.original0": Role(out=0, fold=3**-0.5)}
     assert_equivalent(narrow, wide, sequences(), roles=roles)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import mupscale as mu
 import small_runs
@@ -574,8 +575,25 @@ class Choosy(small_runs.Dropping):
         return super().forward(x)
 
 
+class Uncountable(small_runs.Dropping):
+    """A model that does not run where torch counts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        if _get_current_dispatch_mode() is not None:
+            raise RuntimeError("kernels of its own")
+        return super().forward(x)
+
+
+def test_a_model_that_looks_at_values_is_built_to_be_counted(tmp_path: Path) -> None:
+    for name in ("Choosy", "Plain"):
+        spec = Spec("test_train.Choosy") if name == "Choosy" else Spec("small_runs.Dropping")
+        run_recipe(recipe(tmp_path / name, model=spec, steps=2))
+    assert column(tmp_path / "Choosy", "flops") == column(tmp_path / "Plain", "flops") != [None, None]
+
+
 def test_a_cost_that_cannot_be_counted_is_none(tmp_path: Path) -> None:
-    run_recipe(recipe(tmp_path, model=Spec("test_train.Choosy"), steps=2))
+    run_recipe(recipe(tmp_path, model=Spec("test_train.Uncountable"), steps=2))
     assert column(tmp_path, "flops") == [None, None]
 
 

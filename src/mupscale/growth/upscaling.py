@@ -85,11 +85,9 @@ def upscale(
     model would if there is no noise; `Fresh()` keeps the trained units and draws new ones; or an Operator of your own.
     The wide optimizer has the narrow one's class, hyperparameters (as they are now) and state, all rescaled.
     scheduler: of the optimizer; the same schedule at the same point, for the wide one (`widen_scheduler`).
-    lr: another learning rate from now on, in the units of a group with lr_factor 1; a schedule goes on from there, with
-    all its rates in that ratio.
+    lr: another learning rate from now on, in the units of a group with lr_factor 1; a schedule goes on from there.
     inputs: a small batch, as in `plan`. Copies by this plan are then checked on it before anything is changed: outputs
-    and gradients in float64, with generic weights. `Fresh(lossless=True)` is measured on it: a warning says by how much
-    the outputs differ, where they do.
+    and gradients in float64, with generic weights. `Fresh(lossless=True)` is measured on it and warns if they differ.
 
     >>> import torch, mupscale as mu
     >>> from mupscale.models import MLP

@@ -77,10 +77,11 @@ def shorten_name(name: str, width: int) -> str:
     parts = name.split(".")
     if len(name) <= width or len(parts) < 3:
         return shorten_middle(name, width)
-    kept = {len(parts) - 2, len(parts) - 1}
-    for number, part in enumerate(parts):
-        if _NUMBERS.fullmatch(part):
-            kept |= {max(0, number - 1), number}
+    ends = {len(parts) - 2, len(parts) - 1}
+    numbers = {number for number, part in enumerate(parts) if _NUMBERS.fullmatch(part)}
+    kept = ends | numbers | {max(0, number - 1) for number in numbers}
+    if len(_joined(parts, kept)) > width:  # without what is counted
+        kept = ends | numbers
     order = [i for i in range(len(parts) - 1, -1, -1) if i not in kept]
     best = shorten_middle(name, width)
     for count in range(len(order) + 1):
@@ -100,13 +101,12 @@ def _joined(parts: Sequence[str], kept: set[int]) -> str:
 
 
 def _fitting_names(names: Sequence[str], width: int) -> list[str]:
-    """Names of about this width, each other than the rest: longer where they could not be told apart."""
-    longest = max(map(len, names), default=0)
-    for size in range(width, longest):
-        shortened = [shorten_name(name, size) for name in names]
-        if len(set(shortened)) == len(set(names)):
-            return shortened
-    return list(names)
+    """Names of at most this width, each other than the rest if that can be: a name alike others loses its middle."""
+    shortened = [shorten_name(name, width) for name in names]
+    return [
+        shorten_middle(name, width) if shortened.count(short) > 1 and names.count(name) == 1 else short
+        for name, short in zip(names, shortened, strict=True)
+    ]
 
 
 def name_of_group(names: Sequence[str]) -> str:
