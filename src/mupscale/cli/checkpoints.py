@@ -145,14 +145,14 @@ def _experts(path: str, out: str, options: Any) -> int:
 
     settings = {"experts": options.experts, "active": 2 if options.active is None else options.active}
     settings |= {"seed": options.seed, "shard_size": options.shard_size, "optimizer": options.optimizer}
-    made = add_experts(
+    mixture = add_experts(
         _checkpoint(path, options),
         out,
         **settings,
         verify=not options.no_verify,
         note=lambda line: print_at_once(wrap_text(printable(line)), "stderr"),
     )
-    print(printable(wrap_text(str(made)), lines=True))
+    print(printable(wrap_text(str(mixture)), lines=True))
     return 0
 
 

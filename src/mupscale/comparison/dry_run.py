@@ -28,7 +28,7 @@ def describe_plan(recipe: Recipe, settings: ComparisonSettings, folder: str | Pa
     large, 16 → 64           26 runs   4.32e+08 FLOPs   35.8%
     together                           1.21e+09 FLOPs
     steps at the full budget: from scratch 67, continued 488, grown from copies 60, grown with fresh units 60
-    tuning costs less than that: candidates that are 10 % behind after 0.25 of the budget go no further
+    tuning costs at most that: candidates that are 10 % behind after 0.25 of the budget go no further
     """
     run = ComparisonRun(recipe, settings, Path(folder), lambda text: None, forecast_only=False)
     large, small, contenders = run.plan()
@@ -45,7 +45,7 @@ def describe_plan(recipe: Recipe, settings: ComparisonSettings, folder: str | Pa
         lines.append(NO_FLOPS)
     if small[0].tuning_legs(contenders[0]).first is not None:
         lines.append(
-            f"tuning costs less than that: candidates that are {100 * settings.prune:g} % behind after "
+            f"tuning costs at most that: candidates that are {100 * settings.prune:g} % behind after "
             f"{settings.budgets[0]:g} of the budget go no further"
         )
     return "\n".join(lines)

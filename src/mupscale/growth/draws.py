@@ -1,9 +1,9 @@
 """Normal numbers for noise and new units: the same for a seed on every machine, and any part of a tensor alone.
 
 Sixteen random bits pick two numbers at once, a point of the plane, from a table of 65,536 points that lie as the normal
-distribution of the plane has them. Their mean is 0 and their covariance the identity, both exactly; other moments and
-the distribution of any projection are the normal one's within some thousandths. A weight thus takes one of 65,000
-values, up to 4.56 standard deviations, in every dtype. A ziggurat has no such bounds and takes three times as long.
+distribution of the plane has them. Their mean is 0 exactly and their covariance the identity within 1e-8; other
+moments and the distribution of any projection are the normal one's within some thousandths. A weight thus takes one of
+65,000 values, up to 4.56 standard deviations, in every dtype. A ziggurat has no such bounds and takes longer.
 """
 
 from __future__ import annotations
