@@ -2,7 +2,8 @@
 
 CPU seconds (user and system) of whole commands, from the start of Python to the last byte, and what they write:
 `mupscale report` of a summary that holds every step of a curve, `mupscale report` of the same run as `mupscale run`
-would thin it, and `mupscale curves` of its metrics, a line for every step.
+would thin it, and `mupscale curves` of its metrics, a line for every step. The first round, which may have to compile
+modules of Python, does not count.
 """
 
 from __future__ import annotations
@@ -44,8 +45,11 @@ def write_summary(folder: Path, steps: int, curve: Curve) -> None:
 
 def cpu_seconds(words: list[str]) -> float:
     """User and system seconds of one command."""
+    keeps_compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before = os.times()
-    subprocess.run([sys.executable, "-m", "mupscale", *words], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "mupscale", *words], stdout=subprocess.DEVNULL, env=keeps_compiled, check=True
+    )
     after = os.times()
     return after.children_user - before.children_user + after.children_system - before.children_system
 
@@ -66,7 +70,7 @@ def main() -> None:
         }
         for number, (name, words) in enumerate(commands.items()):
             out = folder / (f"{number}.png" if words[0] == "curves" else str(number))
-            seconds = [cpu_seconds([*words, str(out)]) for _ in range(options.rounds)]
+            seconds = [cpu_seconds([*words, str(out)]) for _ in range(1 + options.rounds)][1:]
             written = sum(path.stat().st_size for path in [out, *out.rglob("*")] if path.is_file())
             print(f"{name:<46}{statistics.median(seconds):6.2f} s (best {min(seconds):.2f}), {written / 1e6:.2f} MB")
 

@@ -29,16 +29,13 @@ from mupscale.report.writing import write_report
 from mupscale.sweep.space import Space, Sweep, Trial
 from summaries import LRS, NOISES, diverged, example, sweep_1, sweep_2, transfer_check, write
 
-plt = pytest.importorskip("matplotlib.pyplot")
+pytest.importorskip("matplotlib")
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of the example, transfer check and all."""
-    before = plt.get_fignums()
-    page = write_report([write(tmp_path_factory.mktemp("runs") / "run", check=True)])
-    assert plt.get_fignums() == before, "a figure was not freed"
-    return page
+    return write_report([write(tmp_path_factory.mktemp("runs") / "run", check=True)])
 
 
 class Seen(HTMLParser):
@@ -338,7 +335,6 @@ def held_out(summary: Summary, what: str = "held-out") -> Any:
     return found[what]
 
 
-@pytest.mark.usefixtures("_close")
 @pytest.mark.parametrize("what", ["held-out", "accuracy"])
 def test_held_out_scores_are_drawn_against_cost_where_all_costs_are_known(what: str) -> None:
     """Against steps, a small model's many steps leave no room for the comparison."""
@@ -356,7 +352,6 @@ def test_held_out_scores_are_drawn_against_cost_where_all_costs_are_known(what: 
     assert len(steps.lines) == len(ax.lines)  # none is left out
 
 
-@pytest.mark.usefixtures("_close")
 def test_a_zoomed_picture_shows_where_every_compared_model_ends() -> None:
     flat = held_out(example())
     ax = held_out(rising(example(), "continued", 0.7))
@@ -371,7 +366,6 @@ def test_a_zoomed_picture_shows_where_every_compared_model_ends() -> None:
     assert held_out(worse).get_ylim() == flat.get_ylim()
 
 
-@pytest.mark.usefixtures("_close")
 def test_a_zoomed_axis_ends_where_values_do() -> None:
     assert loss_curves._with_room(0.01, 0.5, log=False, most=math.inf) == (0.0, pytest.approx(0.5392))
     assert loss_curves._with_room(-0.01, 0.5, log=False, most=math.inf)[0] < -0.01
@@ -379,7 +373,6 @@ def test_a_zoomed_axis_ends_where_values_do() -> None:
     assert loss_curves._with_room(0.01, 1.0, log=True, most=math.inf)[0] > 0
 
 
-@pytest.mark.usefixtures("_close")
 def test_both_of_two_lines_that_coincide_are_seen() -> None:
     """Where the learning rate does not change, (b) is (a)."""
     summary = example()
@@ -403,18 +396,11 @@ def test_long_curves_are_thinned_to_their_ends() -> None:
 
 def axes(draw: Callable[[Any], None]) -> Any:
     """Draws into axes of their own."""
-    _, ax = plt.subplots(layout="constrained")
+    _, ax = figure()
     draw(ax)
     return ax
 
 
-@pytest.fixture
-def _close() -> Any:
-    yield
-    plt.close("all")
-
-
-@pytest.mark.usefixtures("_close")
 def test_heatmap_stars_the_optimum_and_leaves_diverged_cells_empty() -> None:
     from matplotlib.colors import to_hex
 
@@ -442,7 +428,6 @@ def test_heatmap_stars_the_optimum_and_leaves_diverged_cells_empty() -> None:
     assert ax.figure.legends[0].get_texts()[-1].get_text() == "stopped early (pruned)"
 
 
-@pytest.mark.usefixtures("_close")
 @pytest.mark.parametrize(("first", "apart"), [(4.324, 0.02), (0.1, 0.013), (2.3, 1e-4), (0.4, 0.0), (7000.0, 90.0)])
 def test_numbers_beside_the_colours_are_distinct_and_even(first: float, apart: float) -> None:
     sweep = sweep_2()
@@ -462,7 +447,6 @@ def test_numbers_beside_the_colours_are_distinct_and_even(first: float, apart: f
     assert gaps == pytest.approx([gaps[0]] * len(gaps), rel=0.01)
 
 
-@pytest.mark.usefixtures("_close")
 def test_waterfall_leads_from_one_loss_to_the_other() -> None:
     ax = axes(lambda ax: gain._waterfall(ax, example().gain))
     ends = [(bar.get_y(), bar.get_y() + bar.get_height()) for bar in ax.patches]
@@ -476,7 +460,6 @@ def test_waterfall_leads_from_one_loss_to_the_other() -> None:
     assert "noise −0.00008." in gain.describe_gain(tiny)
 
 
-@pytest.mark.usefixtures("_close")
 def test_waterfall_goes_on_to_the_upscaled_model_with_its_own_rate(tmp_path: Path) -> None:
     """The verdict is about the better of the two, so the picture has both."""
     given = {**example().gain, "upscaled_own": 0.29, "scratch_own": 0.33}
@@ -526,7 +509,6 @@ def test_a_last_point_of_few_steps_is_left_out() -> None:
     assert drop_partial_point(curve[:2], "finished") == curve[:2]
 
 
-@pytest.mark.usefixtures("_close")
 def test_the_cross_of_what_diverged_lies_where_it_ended() -> None:
     """Also where that is soon after the last whole point, in curves by noise and in those of the large models."""
     points = [(100, 1.0), (200, 0.9), (300, 0.8), (316, 4.0)]
@@ -542,7 +524,6 @@ def test_the_cross_of_what_diverged_lies_where_it_ended() -> None:
     assert (line.xs[-1], line.diverged[0][-1]) == (300, (316, 4.0))
 
 
-@pytest.mark.usefixtures("_close")
 @pytest.mark.parametrize(("highest", "scale"), [(0.2, "linear"), (4.0, "log")])
 def test_losses_that_lie_far_apart_get_a_logarithmic_axis(highest: float, scale: str) -> None:
     """Else the best curves, which are what the picture is for, lie on top of each other."""
@@ -557,7 +538,6 @@ def test_losses_that_lie_far_apart_get_a_logarithmic_axis(highest: float, scale:
     assert 3 <= len(shown) <= 6
 
 
-@pytest.mark.usefixtures("_close")
 def test_curves_by_noise_are_those_of_the_best_learning_rate() -> None:
     sweep = sweep_2()
     chosen = sweeps._by_noise(sweep)
@@ -568,7 +548,6 @@ def test_curves_by_noise_are_those_of_the_best_learning_rate() -> None:
     assert [label.get_text() for label in ax.figure.axes[-1].get_yticklabels()] == ["0.1", "0.3", "1", "3", "10"]
 
 
-@pytest.mark.usefixtures("_close")
 def test_transfer_panels_mark_each_width_s_optimum(tmp_path: Path) -> None:
     values = transfer_check()
     ax = axes(lambda ax: transfer._panel(ax, values, "noise"))
@@ -588,7 +567,6 @@ def crosses(ax: Any) -> dict[tuple[float, float], str]:
     return {(m.get_xdata()[0], round(float(m.get_ydata()[0]), 3)): to_hex(m.get_color()) for m in marks}
 
 
-@pytest.mark.usefixtures("_close")
 def test_transfer_panels_mark_what_diverged(tmp_path: Path) -> None:
     """Else a value that diverged looks like one that was not tried."""
     values = transfer_check()
@@ -617,7 +595,6 @@ def test_transfer_panels_mark_what_diverged(tmp_path: Path) -> None:
     assert [text.get_text() for text in ax.figure.legends[0].get_texts()][-2:] == ["1,024", "diverged"]
 
 
-@pytest.mark.usefixtures("_close")
 @pytest.mark.parametrize(
     ("xs", "all_fit"),
     [

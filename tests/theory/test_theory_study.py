@@ -30,7 +30,7 @@ from mupscale.theory.noise_conditions import measure_conditions
 from mupscale.theory.noise_sweep import sweep_limit
 from mupscale.theory.worked_examples import Settings
 
-plt = pytest.importorskip("matplotlib.pyplot")
+pytest.importorskip("matplotlib")
 
 SETTINGS = Settings(
     slope=lambda y: y - 1.0,
@@ -175,7 +175,6 @@ class Easel(Gallery):
         fig, ax = figure(*size)
         sketch(ax)
         self.axes = fig.axes
-        plt.close(fig)
 
 
 @pytest.fixture

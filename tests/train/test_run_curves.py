@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mupscale import MupscaleError
-from mupscale.train import draw_curves
+from mupscale.plots import save_figure
+from mupscale.train import draw_curves, run_curves
 from mupscale.train.run_folder import RunFolder
 
 pytest.importorskip("matplotlib")
@@ -28,22 +29,25 @@ def run(folder: Path, *, flops: float | None = 1e9) -> str:
     return str(folder)
 
 
-def test_one_line_a_run_and_a_mark_a_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import matplotlib.pyplot as plt
+def keep_figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that are written from now on."""
+    figures: list[Any] = []
+    monkeypatch.setattr(run_curves, "save_figure", lambda fig, path: figures.append(fig) or save_figure(fig, path))
+    return figures
 
-    monkeypatch.setattr(plt, "close", lambda fig: None)  # so that the axes can be looked at
+
+def test_one_line_a_run_and_a_mark_a_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = keep_figures(monkeypatch)
     for against, last in (("step", 20), ("flops", 2e10), ("seconds", 20)):
         runs = [run(tmp_path / f"{against}-{name}") for name in "ab"]
         path = draw_curves(runs, str(tmp_path / against / "c.png"), against)  # type: ignore[arg-type]
         assert path.read_bytes().startswith(b"\x89PNG")
-        ax = plt.gcf().axes[0]
+        ax = figures[-1].axes[0]
         lines = [line for line in ax.lines if line.get_label().startswith(against)]
         assert [list(line.get_ydata()) for line in lines] == [[2.0, 1.0]] * 2
         assert [line.get_xdata()[-1] for line in lines] == [last] * 2
         heights = [text.xy[1] for text in ax.texts if text.get_text() == "→ heads 4"]
         assert len(set(heights)) == 2, "the marks of two runs overlap"
-    monkeypatch.undo()
-    plt.close("all")
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
@@ -54,25 +58,18 @@ def test_nothing_to_draw(tmp_path: Path) -> None:
         draw_curves([unknown], str(tmp_path / "c.png"), loss="held-out")
     with pytest.raises(MupscaleError, match="nowhere has no training loss"):
         draw_curves([str(tmp_path / "nowhere")], str(tmp_path / "c.png"))
-    import matplotlib.pyplot as plt
-
-    assert not plt.get_fignums(), "a figure was not freed"
 
 
 def test_a_line_of_very_many_points_keeps_its_extremes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import matplotlib.pyplot as plt
-
-    monkeypatch.setattr(plt, "close", lambda fig: None)
+    figures = keep_figures(monkeypatch)
     losses = [2.0] * 20_000
     losses[7_777], losses[15_001] = 77.0, 0.25
     lines = [json.dumps({"kind": "train", "step": step, "loss": loss}) for step, loss in enumerate(losses, 1)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     draw_curves([str(tmp_path)], str(tmp_path / "c.png"))
-    (line,) = plt.gcf().axes[0].lines
+    (line,) = figures[-1].axes[0].lines
     assert len(line.get_ydata()) <= 2000
     assert (max(line.get_ydata()), min(line.get_ydata())) == (77.0, 0.25)
-    monkeypatch.undo()
-    plt.close("all")
 
 
 GOOD = {"kind": "train", "step": 1, "loss": 0.5, "lr": 0.1, "width": 8}

@@ -1,4 +1,4 @@
-"""The look of every picture: matplotlib on the Agg backend, imported only when a picture is asked for."""
+"""The look of every picture. matplotlib is imported only when one is asked for, and pyplot never: it opens windows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ GREY = "#9aa5b1"
 def figure(width: float = 7.0, height: float = 4.2, columns: int = 1) -> tuple[Any, Any]:
     """A figure and its axes in the house style; several columns give an array of axes.
 
-    >>> import matplotlib.pyplot as plt
     >>> fig, ax = figure(width=4, height=3)
     >>> ax.spines["top"].get_visible()
     False
-    >>> plt.close(fig)
     """
-    matplotlib = require("matplotlib", extra="plots", reason="pictures need matplotlib")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    require("matplotlib", extra="plots", reason="pictures need matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    fig, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained", dpi=150)
+    fig = FigureCanvasAgg(Figure(figsize=(width, height), layout="constrained", dpi=150)).figure
+    axes: Any = fig.subplots(1, columns)
     for ax in axes if columns > 1 else (axes,):
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.25, linewidth=0.6)
@@ -32,20 +31,16 @@ def figure(width: float = 7.0, height: float = 4.2, columns: int = 1) -> tuple[A
 
 
 def save_figure(fig: Any, path: Path) -> Path:
-    """Write the figure, in the format that the file's name says, and free it.
+    """Write the figure, in the format that the file's name says.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     save_figure(figure()[0], Path(folder, "pictures", "empty.png")).is_file()
     True
     """
-    import matplotlib.pyplot as plt
-
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         fig.savefig(path)
     except ValueError as error:
         raise MupscaleError(f"the picture {path} cannot be written: {error}") from None
-    finally:
-        plt.close(fig)
     return path

@@ -229,7 +229,7 @@ def add_legend_below(ax: Any, columns: int = 2) -> None:
 
 @contextmanager
 def styled(salt: str) -> Iterator[None]:
-    """The report's colours and letters; whatever is drawn meanwhile is freed. salt: for names inside an SVG.
+    """The report's colours and letters. salt: for names inside an SVG.
 
     >>> import matplotlib
     >>> with styled("loss"):
@@ -237,17 +237,9 @@ def styled(salt: str) -> Iterator[None]:
     'loss'
     """
     matplotlib = require("matplotlib", extra="plots", reason="pictures need matplotlib")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    before = set(plt.get_fignums())
-    try:
-        rc: Any = {**_STYLE, "svg.hashsalt": salt}
-        with matplotlib.rc_context(rc):
-            yield
-    finally:
-        for number in set(plt.get_fignums()) - before:
-            plt.close(number)
+    rc: Any = {**_STYLE, "svg.hashsalt": salt}
+    with matplotlib.rc_context(rc):
+        yield
 
 
 def _shorter(svg: str) -> str:
