@@ -33,8 +33,8 @@ from mupscale.hf.files.safetensors_format import StoredTensor, raw_bytes, read_i
 from mupscale.hf.files.shards import WeightShard, WideTensor
 from mupscale.system import MupscaleError, usable_cores
 
-_PIECE = 1 << 19  # wide entries that are made at a time
-_WRITE = 1 << 20  # bytes that are written at a time: larger writes cost Linux up to three times as much
+_PIECE = 1 << 20  # wide entries that are made at a time
+_WRITE = 1 << 17  # bytes that are written at a time: larger writes cost Linux up to five times as much
 _NOISY_PIECE = 1 << 20  # noise comes in blocks, and a piece that cuts them draws some in vain
 _FRESH_PIECE = 1 << 20  # as wide entries, among which old ones are put
 _MOST_THREADS = 16
@@ -127,12 +127,12 @@ def _write_shard(
     with open(path, "wb") as file:
         file.write(shard.head)
         file.truncate(shard.bytes)
-    tasks = _SharedTasks(every_task)
+    tasks, write_lock = _SharedTasks(every_task), threading.Lock()
 
     def work_off_tasks() -> None:
         try:
             with ExitStack() as open_files:
-                writer = _PieceWriter(path, seed, open_files)
+                writer = _PieceWriter(path, seed, write_lock, open_files)
                 for task in tasks:
                     advance(writer.make(task))
         except BaseException:
@@ -232,10 +232,13 @@ def pieces(shape: Shape, axes: Mapping[int, Axis], size: int, start: int = 0, at
 
 
 class _PieceWriter:
-    """One thread's open files and buffers."""
+    """One thread's open files and buffers.
 
-    def __init__(self, path: Path, seed: int, open_files: ExitStack) -> None:
-        self._seed, self._open_files = seed, open_files
+    write_lock: of all threads that write this file. Linux lets in one at a time, and has the others wait by spinning.
+    """
+
+    def __init__(self, path: Path, seed: int, write_lock: threading.Lock, open_files: ExitStack) -> None:
+        self._seed, self._write_lock, self._open_files = seed, write_lock, open_files
         self._target = open_files.enter_context(path.open("r+b", buffering=0))
         self._sources: dict[Path, BinaryIO] = {}
         self._buffers: dict[str, Tensor] = {}
@@ -308,11 +311,12 @@ class _PieceWriter:
         return read_into(narrow, file, source.start + piece.start * source.dtype.itemsize)
 
     def _write(self, wide: Tensor, target: StoredTensor, at: int) -> int:
-        self._target.seek(target.start + at * target.dtype.itemsize)
         left = raw_bytes(wide)
         total = left.nbytes
-        while left.nbytes:
-            left = left[self._target.write(left[:_WRITE]) :]
+        with self._write_lock:
+            self._target.seek(target.start + at * target.dtype.itemsize)
+            while left.nbytes:
+                left = left[self._target.write(left[:_WRITE]) :]
         return total
 
     def _buffer(self, use: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
