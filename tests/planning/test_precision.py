@@ -71,6 +71,16 @@ def test_what_is_less_already_stays() -> None:
         assert X.to(torch.complex64).is_complex()
 
 
+@pytest.mark.parametrize("product", [torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, lambda a, b: a @ b])
+def test_what_is_less_goes_along_in_a_product(product: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """As rotary frequencies, which a cast leaves in float64, and positions in float32 do in older transformers."""
+    positions = torch.arange(8.0).view(2, 4)
+    with KeepDouble():
+        assert torch.equal(product(X.float(), positions.T), X @ positions.double().T)
+        assert torch.equal(product(positions, X.float().T), positions.double() @ X.T)
+        assert product(positions, positions.T).dtype == torch.float32
+
+
 def test_a_view_of_the_bits_is_no_cast() -> None:
     with KeepDouble():
         assert torch.equal(X.view(torch.float32), X.clone().view(torch.float32))

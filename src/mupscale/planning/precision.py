@@ -14,6 +14,7 @@ _LESS = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _NAMED = frozenset(f"torch.{device}{kind}Tensor" for device in ("", "cuda.") for kind in ("Float", "BFloat16", "Half"))
 _LOWER = frozenset((Tensor.float, Tensor.bfloat16, Tensor.half))
 _LIKE_ANOTHER = frozenset((Tensor.to, Tensor.type_as))
+_PRODUCTS = frozenset((torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm))
 
 
 def in_double(values: Any) -> Any:
@@ -29,12 +30,12 @@ class KeepDouble(TorchFunctionMode):
     """While it is entered, no operation turns a float64 tensor into one of less precision.
 
     What was less before (rotary frequencies, positions as floats) stays as it is: it does not depend on the width.
-    Autocast leaves float64 alone by itself.
+    In a product with float64 it becomes that. Autocast leaves float64 alone by itself.
 
     >>> x = torch.ones(2, dtype=torch.float64)
     >>> with KeepDouble():
-    ...     x.float().dtype, x.to(torch.bfloat16).dtype
-    (torch.float64, torch.float64)
+    ...     x.float().dtype, x.to(torch.bfloat16).dtype, (torch.ones(2) @ x.float()).dtype
+    (torch.float64, torch.float64, torch.float64)
     """
 
     def __torch_function__(
@@ -48,6 +49,8 @@ class KeepDouble(TorchFunctionMode):
         lowers = function in _LOWER
         if len(args) + len(kwargs) < 2 and not lowers:  # an attribute of a tensor, as most of the many calls are
             return function(*args, **kwargs)
+        if function in _PRODUCTS and _has_double(args):  # torch refuses two precisions in one product
+            return function(*in_double(args), **kwargs)
         tensor = args[0] if args else kwargs.get("input", kwargs.get("self"))
         if not isinstance(tensor, Tensor) or tensor.dtype != torch.float64 or function is Tensor.view:
             return function(*args, **kwargs)
@@ -56,6 +59,10 @@ class KeepDouble(TorchFunctionMode):
         if function in _LIKE_ANOTHER and (other := _another(args, kwargs)) is not None and other.dtype in _LESS:
             return tensor.to(other.device)
         return function(*(_double(a) for a in args), **{name: _double(value) for name, value in kwargs.items()})
+
+
+def _has_double(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(a, Tensor) and a.dtype == torch.float64 for a in args)
 
 
 def _another(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
