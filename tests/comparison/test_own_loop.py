@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -142,3 +143,63 @@ def test_what_the_loop_returns_is_checked(family: mu.Family, returned: object, m
     with pytest.raises(MupscaleError, match=message):
         loop.compare(*base_model(family), 8, 16)
     assert told == ["1/9 a base model of width 4"]
+
+
+def loop_of(family: mu.Family, **given: Any) -> OwnLoop:
+    """A short one, which says nothing."""
+    values = {"train": train, "small": 4, "factors": [1.0], "noises": [1.0], "note": lambda text: None, **given}
+    return OwnLoop(family, make_optimizer=optimizer_of(family), lr=LR, base_steps=BASE_STEPS, steps=STEPS, **values)
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (("continued", "copy"), "'copy' is no contender: take from from-scratch, continued, copies, fresh"),
+        (("continued",), "contenders needs the base model continued, and a grown model"),
+        (("from-scratch", "fresh"), "contenders needs the base model continued"),
+    ],
+)
+def test_contenders_between_which_nothing_can_be_asked(
+    family: mu.Family, names: tuple[str, ...], sentence: str
+) -> None:
+    with pytest.raises(MupscaleError, match=sentence):
+        loop_of(family, contenders=names).compare(*base_model(family), 8, 16)
+
+
+def test_copies_need_a_multiple_and_fresh_units_none(family: mu.Family) -> None:
+    with pytest.raises(MupscaleError, match="width 12 is no multiple of 8, as copies need: take one, or leave"):
+        loop_of(family).compare(*base_model(family), 8, 12)
+    result = loop_of(family, contenders=("continued", "fresh")).compare(*base_model(family), 8, 12)
+    assert set(result.answer["ranking"]) == {"continued", "fresh"}
+
+
+def test_depth_alone_has_nothing_to_fill() -> None:
+    class Deep(nn.Module):
+        def __init__(self, width: int, depth: int) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(5, width), nn.Linear(width, 1)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Tanh(), nn.Linear(width, width)) for _ in range(depth))
+
+        def forward(self, x: Tensor) -> Tensor:
+            """A residual stream."""
+            x = self.first(x)
+            for block in self.blocks:
+                x = x + block(x)
+            return self.last(x)
+
+    family = mu.Family(Deep, base={"width": 4, "depth": 2}, inputs=X.float())
+    model = family.init({"width": 8, "depth": 2})
+    loop = loop_of(family, small={"width": 4, "depth": 2})
+    with pytest.raises(MupscaleError, match="the model becomes no wider, and the contenders differ in"):
+        loop.compare(model, optimizer_of(family)(model, LR), {"width": 8, "depth": 2}, {"width": 8, "depth": 4})
+    for given in ({"noise": 1.0}, {"grow": mu.Copies(2.0)}, {"grow": mu.Fresh()}):
+        with pytest.raises(MupscaleError, match="in depth alone, which has no new units"):
+            family.upscale(model, depth=4, **given)  # type: ignore[call-overload]
+    deep, _ = family.upscale(model, depth=4, grow=(mu.Fresh(), mu.Identity()))
+    assert torch.equal(deep(X.float()), model(X.float()))
+
+
+def test_all_losses_that_are_no_numbers_name_what_an_own_loop_has(family: mu.Family) -> None:
+    loop = loop_of(family, train=lambda model, optimizer, steps, schedule: [float("nan")] * steps)
+    with pytest.raises(MupscaleError, match="in an OwnLoop factors"):
+        loop.compare(*base_model(family), 8, 16)

@@ -5,6 +5,7 @@ Another contender is another entry of CONTENDERS; settings, training, forecast, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mupscale.system import MupscaleError
@@ -163,3 +164,20 @@ def contender_named(name: str) -> Contender:
         if one.name == name:
             return one
     raise MupscaleError(f"{name!r} is no contender: take from {', '.join(one.name for one in CONTENDERS)}")
+
+
+def check_contenders(names: Sequence[str], setting: str) -> None:
+    """Refuse names that are none, and a choice in which nothing can be compared. setting: what the user calls it.
+
+    >>> check_contenders(["continued", "copy"], "contenders")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: 'copy' is no contender: take from ...
+    """
+    for one in (contender_named(name) for name in names):
+        if one.tuned_as is not None and one.tuned_as not in names:
+            raise MupscaleError(f"{setting} has {one.name}, which takes the learning rate of {one.tuned_as}: add that")
+    if CONTINUED.name not in names or not any(contender_named(name).is_grown for name in names):
+        raise MupscaleError(
+            f"{setting} needs the base model continued, and a grown model to compare with it: "
+            f"take from {', '.join(one.name for one in CONTENDERS)}"
+        )

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.comparison.answer import answer_comparison
-from mupscale.comparison.contenders import DEFAULT_NAMES, Contender
+from mupscale.comparison.contenders import DEFAULT_NAMES, Contender, check_contenders
 from mupscale.comparison.results import BudgetPoint, ContenderRuns, SystemRuns, Tried, TunedContender
 from mupscale.comparison.system import plan_legs, whole_leg
 from mupscale.comparison.tuning import asked_for, choose
@@ -113,10 +113,12 @@ class OwnLoop:
 
         narrow, wide: the model's width, and the one to grow to.
         """
+        check_contenders(self.contenders, "contenders")
         chosen = asked_for(self.contenders)
         if any(one.keeps_rates for one in chosen):
             raise MupscaleError("naive-widening needs a recipe, whose rates can be left as they are: leave it out here")
         self._check_width(model, narrow)
+        self._check_growth(chosen, narrow, wide)
         small_wide = Width.of(self.small).scaled_as(Width.of(narrow), Width.of(wide)).whole
         to_tune = [one for one in chosen if one.tuned_as is None]
         tell = _Stages(1 + len(to_tune) + len(chosen), self.note)
@@ -142,6 +144,21 @@ class OwnLoop:
                     f"the model is not the family's at width {Width.of(narrow)}: its '{name}' has shape "
                     f"{tuple(p.shape)}, and there it has {there.get(name, 'none')}; give the model's own width"
                 )
+
+    def _check_growth(self, chosen: Sequence[Contender], narrow: WholeWidth, wide: WholeWidth) -> None:
+        """Refuse growth in which copies and fresh units are the same, and copies at sizes that they cannot have."""
+        before, after, depth = Width.of(narrow).sizes, Width.of(wide).sizes, self.family.depth_size
+        growing = {name: (size, after[name]) for name, size in before.items() if name in after and name != depth}
+        if all(there == here for here, there in growing.values()):
+            raise MupscaleError(
+                f"from {Width.of(narrow)} to {Width.of(wide)} the model becomes no wider, and the contenders differ in "
+                f"how new units are filled: let a width grow; new blocks alone are no part of this comparison"
+            )
+        unfit = next((f"{name} {b} is no multiple of {a}" for name, (a, b) in growing.items() if b % a), None)
+        if unfit and (names := [one.name for one in chosen if one.needs_multiples]):
+            raise MupscaleError(
+                f"{unfit}, as {', '.join(names)} need: take a multiple, or leave them out of contenders"
+            )
 
     def _small_base(self) -> Trained:
         """A base model at the small width."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
-from mupscale.comparison.contenders import CONTENDERS, DEFAULT_NAMES, contender_named
+from mupscale.comparison.contenders import DEFAULT_NAMES, check_contenders
 from mupscale.core import WholeWidth, Width
 from mupscale.system import MupscaleError
 
@@ -72,17 +72,7 @@ class ComparisonSettings:
                 f"comparison.budgets is {self.budgets}, but they are parts of the full budget that rise to 1, such as "
                 f"[0.25, 0.5, 1]"
             )
-        names = set(self.contenders)
-        for one in (contender_named(name) for name in self.contenders):
-            if one.tuned_as is not None and one.tuned_as not in names:
-                raise MupscaleError(
-                    f"comparison.contenders has {one.name}, which takes the learning rate of {one.tuned_as}: add that"
-                )
-        if "continued" not in names or not any(contender_named(name).is_grown for name in names):
-            raise MupscaleError(
-                "comparison.contenders needs the base model continued, and a grown model to compare with it: "
-                f"take from {', '.join(one.name for one in CONTENDERS)}"
-            )
+        check_contenders(self.contenders, "comparison.contenders")
 
     def _check_words(self) -> None:
         hints = get_type_hints(ComparisonSettings)
@@ -91,8 +81,6 @@ class ComparisonSettings:
                 raise MupscaleError(
                     f"comparison.{name}: {getattr(self, name)!r} is none of {', '.join(get_args(hints[name]))}"
                 )
-        for name in self.contenders:
-            contender_named(name)
 
     def _check_numbers(self, name: str, values: Sequence[float]) -> None:
         for value in values:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from mupscale.comparison.contenders import CONTENDERS, Contender
+from mupscale.comparison.contenders import CONTENDERS, Contender, contender_named
 from mupscale.comparison.results import Tried, TunedContender
 from mupscale.comparison.stages import StageTrainer
 from mupscale.comparison.system import Leg, System, TuningLegs
@@ -35,7 +35,8 @@ class Tuning:
 
 def asked_for(names: Sequence[str]) -> list[Contender]:
     """These contenders, in the registry's order."""
-    return [one for one in CONTENDERS if one.name in names]
+    wanted = [contender_named(name) for name in names]
+    return [one for one in CONTENDERS if one in wanted]
 
 
 def tune_contenders(system: System, trainer: StageTrainer, seeds: int) -> Tuning:
@@ -206,7 +207,7 @@ def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | 
         raise MupscaleError(
             f"{name}: all {len(tried)} trials at the small width diverged, with learning rates from "
             f"{min(cell.lr for cell in tried):g} to {max(cell.lr for cell in tried):g}: give smaller ones "
-            f"(comparison.lrs)"
+            "(comparison.lrs; in an OwnLoop factors)"
         )
     best = min(means, key=lambda number: means[number])
     remarks = []

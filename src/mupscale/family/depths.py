@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from mupscale.core import Plan, Width, WidthLike, check_same_names, naming
 from mupscale.family.built_members import BuiltMembers
-from mupscale.family.operator_pairs import Grow, split_operators
+from mupscale.family.operator_pairs import Grow, refuse_width_operator, split_operators
 from mupscale.growth import (
     DepthOperator,
     DepthRule,
@@ -289,6 +289,8 @@ class Depths:
             grown, optimizer_now = self.at(before).upscale(
                 model, optimizer, width=widths, grow=wider, lr=rate, seed=seed, place=place, inputs=inputs
             )
+        else:
+            refuse_width_operator(grow)
         if after == before:
             return grown, optimizer_now
         at = widths if widths is not None else current

@@ -24,3 +24,17 @@ def split_operators(grow: Grow | None) -> tuple[Operator, DepthOperator]:
             f"or a pair of the two, not {grow!r}"
         )
     return (wider or [Copies()])[0], (deeper or [Identity()])[0]
+
+
+def refuse_width_operator(grow: Grow | None) -> None:
+    """An error if new units are said to be filled somehow, in a growth that has none. A pair says both, just in case.
+
+    >>> refuse_width_operator(Copies(1.0))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: this growth is in depth alone, which has no new units for Copies(...
+    """
+    if isinstance(grow, Operator):
+        raise MupscaleError(
+            f"this growth is in depth alone, which has no new units for {grow!r} to fill: leave noise= and grow= out, "
+            f"say what new blocks are (grow=mupscale.Identity() or mupscale.Stack()), or let the width grow, too"
+        )

@@ -107,6 +107,11 @@ class Family(BuiltMembers):
         return self._depths is not None
 
     @property
+    def depth_size(self) -> str | None:
+        """The name of the size that is a number of residual blocks."""
+        return None if self._depths is None else self._depths.name
+
+    @property
     def init_at(self) -> PlainWidth:
         """The width at which the model's own initialisation is taken as it is."""
         return self._init_at.plain
