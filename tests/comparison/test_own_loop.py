@@ -167,7 +167,7 @@ def test_contenders_between_which_nothing_can_be_asked(
 
 
 def test_copies_need_a_multiple_and_fresh_units_none(family: mu.Family) -> None:
-    with pytest.raises(MupscaleError, match="width 12 is no multiple of 8, as copies need: take one, or leave"):
+    with pytest.raises(MupscaleError, match="width 12 is no multiple of 8, as copies need: take a multiple, or leave"):
         loop_of(family).compare(*base_model(family), 8, 12)
     result = loop_of(family, contenders=("continued", "fresh")).compare(*base_model(family), 8, 12)
     assert set(result.answer["ranking"]) == {"continued", "fresh"}
