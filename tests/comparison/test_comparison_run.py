@@ -244,6 +244,8 @@ def test_from_a_checkpoint_of_ones_own_loop(tmp_path: Path) -> None:
     assert summary.large.base_cost is not None
     assert not any("optimizer state" in note for note in summary.notes)
     checkpoint.save(tmp_path / "mine.safetensors", model)
+    with pytest.raises(MupscaleError, match=r"mine\.safetensors has changed since; choose another folder"):
+        compare_quietly(tmp_path / "other", recipe, few(base_steps=9, seeds=1, small_seeds=1))
     bare = compare_quietly(tmp_path / "bare", recipe, few(base_steps=9, seeds=1, small_seeds=1), forecast_only=True)
     assert any("holds no optimizer state" in note for note in bare.notes)
 

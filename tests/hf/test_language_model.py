@@ -13,10 +13,12 @@ import torch
 import mupscale as mu
 from hf_files import TOKENS, folder_with_tokenizer
 from mupscale.cli import main
+from mupscale.cli.hugging_face_base import base_checkpoint, describe_tokens
 from mupscale.data import Text, tinyshakespeare
 from mupscale.data.tokenizer_choice import load_tokenizer, make_tokenizer
 from mupscale.hf import LanguageModel, hidden_size, load_language_model
 from mupscale.system import MupscaleError
+from mupscale.train import Recipe, Spec
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -112,7 +114,49 @@ def test_costs_are_flops_and_small_widths_are_named(
     steps = {name: int(count) for name, count in re.findall(r"(from scratch|continued|grown from copies) (\d+)", out)}
     assert steps["continued"] > 1.5 * steps["grown from copies"]
     assert main([*command, "--comparison.widths", "[6]"]) == 1
-    assert re.search(r"take a multiple of \d; small widths are given by comparison.widths", capsys.readouterr().err)
+    growth = (
+        r"take a multiple of \d; a small model grows as the large one does, here from 6 to 12; small widths are given"
+    )
+    assert re.search(growth, capsys.readouterr().err)
+    assert main([*command, "--width", "16", "--comparison.widths", "[8]"]) == 1
+    assert f"{folder} holds a model of width 16, and the width to grow to is 16" in capsys.readouterr().err
+
+
+def save_other_weights(folder: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        next(model.parameters()).mul_(0.5)
+    model.save_pretrained(folder)
+
+
+def recipe_from(folder: Path, tokenizer: str) -> Recipe:
+    data = Spec("mupscale.data.Text", {"tokens": "tokens", "tokenizer": tokenizer})
+    model = Spec("mupscale.hf.LanguageModel", {"folder": str(folder)})
+    sgd = Spec("torch.optim.SGD", {"lr": 0.1})
+    return Recipe(model, data, sgd, width=32, base=16, steps=4, batch=2, start=str(folder))
+
+
+def test_other_weights_in_the_folder_are_another_base_model(tmp_path: Path) -> None:
+    folder, out = folder_with_tokenizer(tmp_path / "model", "gpt2"), tmp_path / "run"
+    recipe = recipe_from(folder, f"hf:{folder}")
+    first = base_checkpoint(recipe, out)
+    assert base_checkpoint(recipe, out) == first
+    save_other_weights(folder)
+    second = base_checkpoint(recipe, out)  # nothing has begun with the first
+    assert second.start != first.start
+    assert Path(str(second.start)).read_bytes() != Path(str(first.start)).read_bytes()
+    (out / "comparison.json").write_text("{}")
+    assert base_checkpoint(recipe, out) == second
+    save_other_weights(folder)
+    with pytest.raises(MupscaleError, match=r"has changed since the comparison in .*run began: choose another folder"):
+        base_checkpoint(recipe, out)
+
+
+def test_tokens_of_another_tokenizer_are_kept_in_mind(tmp_path: Path) -> None:
+    assert describe_tokens(recipe_from(tmp_path / "model", f"hf:{tmp_path}/model/../model")) == []
+    for other in ("bytes", f"hf:{tmp_path}/other"):
+        (said,) = describe_tokens(recipe_from(tmp_path / "model", other))
+        assert f"does not name the tokenizer of {tmp_path / 'model'}" in said
 
 
 @pytest.mark.slow
@@ -132,4 +176,8 @@ def test_a_comparison_from_a_hugging_face_folder(tmp_path: Path, kind: str, caps
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["base"]["width"], summary["large"]["wide"]) == (16, 32)
     assert any("holds no optimizer state" in note for note in summary["notes"])
+    assert not any("tokenizer" in note for note in summary["notes"])
     assert "Report:" in capsys.readouterr().out
+    save_other_weights(folder)
+    assert main(["run", recipe_of(tmp_path, folder), *words]) == 1
+    assert f"{folder} has changed since the comparison in {tmp_path / 'run'} began" in capsys.readouterr().err

@@ -11,7 +11,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mupscale.cli.arguments import UsageError
-from mupscale.cli.hugging_face_base import base_checkpoint, is_hugging_face, with_hugging_face_base
+from mupscale.cli.hugging_face_base import (
+    base_checkpoint,
+    describe_tokens,
+    is_hugging_face,
+    with_hugging_face_base,
+)
 from mupscale.cli.method import run_paper
 from mupscale.cli.output_places import may_write_nothing, print_place
 from mupscale.cli.recipe_options import read_recipe_values
@@ -47,13 +52,16 @@ def run_command(words: list[str]) -> int:
 
     recipe, settings, options = read_comparison(words)
     folder = Path(recipe.out or "runs/comparison")
+    base_name, notes = recipe.start or "", describe_tokens(recipe) if is_hugging_face(recipe.start) else []
     if options["dry_run"]:
         with TemporaryDirectory() as kept:
-            print(describe_plan(_own_checkpoint(recipe, Path(kept)), settings, folder))
+            print(describe_plan(_own_checkpoint(recipe, Path(kept)), settings, folder, base_name=base_name))
         return 0
     recipe = _own_checkpoint(recipe, folder)
     command = shlex.join(["mupscale", "run", *words])
-    summary = run_comparison(recipe, settings, folder, command=command, forecast_only=options["forecast"])
+    summary = run_comparison(
+        recipe, settings, folder, command=command, forecast_only=options["forecast"], base_name=base_name, notes=notes
+    )
     said = [summary.answer["sentence"]] if summary.answer else [summary.forecast["sentence"]]
     said += [f"Note: {note}" for note in summary.notes]
     print("", *map(wrap_text, said), "", sep="\n", flush=True)

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 
 from mupscale.cli.arguments import UsageError, read_yaml, separate_options
 from mupscale.cli.shipped_list import find_recipe
+from mupscale.system import MupscaleError, fingerprint_files
+
+_WEIGHTS = (".safetensors", ".bin", ".gguf")
 
 if TYPE_CHECKING:
     from mupscale.train import Recipe
 
-BASE_FILE = "base-model.safetensors"
+_BASE_FILE = "base-model{}.safetensors"
 _ASKED = {
     "optimizer": "the learning rate it was trained with (--optimizer AdamW --optimizer.lr 3e-4)",
     "steps": "how many steps the grown model trains (--steps 2000)",
@@ -57,13 +60,36 @@ def with_hugging_face_base(words: Sequence[str], flags: Sequence[str]) -> list[s
 
 
 def base_checkpoint(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with its weights in a checkpoint of ours, written into the run's folder once."""
+    """The recipe with its weights in a checkpoint of ours, written into the run's folder once.
+
+    Its name tells which weights it holds, so that other ones are never taken for them.
+    """
     from mupscale.hf import load_language_model
     from mupscale.train import save_model_at
 
     assert recipe.start is not None
-    path = folder / BASE_FILE
+    source, is_begun = Path(recipe.start), (folder / "comparison.json").exists()
+    if is_begun and (older := folder / _BASE_FILE.format("")).exists():  # of an earlier version
+        return replace(recipe, start=str(older))
+    files = (path for path in source.iterdir() if path.name == "config.json" or path.suffix in _WEIGHTS)
+    path = folder / _BASE_FILE.format(f"-{fingerprint_files(sorted(files))}")
     if not path.exists():
+        if is_begun and any(folder.glob(_BASE_FILE.format("-*"))):
+            raise MupscaleError(
+                f"{recipe.start} has changed since the comparison in {folder} began: choose another folder (--out)"
+            )
         model, width = load_language_model(recipe.start)
         save_model_at(path, model, width)
     return replace(recipe, start=str(path))
+
+
+def describe_tokens(recipe: Recipe) -> list[str]:
+    """What is to be kept in mind where the data may be in another tokenizer's tokens than the folder's."""
+    tokenizer = str(recipe.data.init_args.get("tokenizer", ""))
+    named = tokenizer.removeprefix("hf:")
+    if recipe.start is None or (named != tokenizer and Path(named).resolve() == Path(recipe.start).resolve()):
+        return []
+    return [
+        f"the recipe does not name the tokenizer of {recipe.start} (data.tokenizer: hf:{recipe.start}), so it is not "
+        f"known that its tokens mean to the model what they meant in its training"
+    ]

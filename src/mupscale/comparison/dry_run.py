@@ -12,8 +12,8 @@ from mupscale.core import Width
 from mupscale.train import Recipe
 
 
-def describe_plan(recipe: Recipe, settings: ComparisonSettings, folder: str | Path) -> str:
-    """A table of stages, for `mupscale run --dry-run`; nothing is written.
+def describe_plan(recipe: Recipe, settings: ComparisonSettings, folder: str | Path, *, base_name: str = "") -> str:
+    """A table of stages, for `mupscale run --dry-run`; nothing is written. base_name: as in `run_comparison`.
 
     >>> from mupscale.train import Growth, Spec
     >>> recipe = Recipe(
@@ -30,7 +30,7 @@ def describe_plan(recipe: Recipe, settings: ComparisonSettings, folder: str | Pa
     steps at the full budget: from scratch 67, continued 488, grown from copies 60, grown with fresh units 60
     tuning costs at most that: candidates that are 10 % behind after 0.25 of the budget go no further
     """
-    run = ComparisonRun(recipe, settings, Path(folder), lambda text: None, forecast_only=False)
+    run = ComparisonRun(recipe, settings, Path(folder), lambda text: None, False, base_name)
     large, small, contenders = run.plan()
     rows = []
     rows.append(_tuning_row(small[0], settings, contenders))

@@ -20,7 +20,7 @@ from mupscale.comparison.training import train_base_models, train_budgets
 from mupscale.comparison.tuning import Tuning, asked_for, tune_contenders
 from mupscale.core import Width
 from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, print_at_once, read_json, write_json
-from mupscale.train import Recipe, StoredRecipe, describe_start
+from mupscale.train import Recipe, StoredRecipe, describe_start, fingerprint_checkpoint
 
 _MAY_CHANGE = {"seeds", "small_seeds", "contenders", "engine"}
 _TUNING_STAGES = 3
@@ -38,11 +38,14 @@ def run_comparison(
     command: str = "",
     forecast_only: bool = False,
     note: Note = print_at_once,
+    base_name: str = "",
+    notes: Sequence[str] = (),
 ) -> ComparisonSummary:
     """Tune at small widths, forecast, train all contenders at full size, and say what came of it; summary.json.
 
     The recipe has one growth event, which tells both widths and how long each model trains; or it starts from a
     checkpoint (`start`) and its width is the wide one. The same call goes on where an earlier one was stopped.
+    base_name: what the user calls that checkpoint. notes: what the answer is to keep in mind beside its own.
 
     >>> from mupscale.train import Spec
     >>> recipe = Recipe(
@@ -55,7 +58,7 @@ def run_comparison(
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: a comparison needs to know what the model grows to: give the recipe one ...
     """
-    run = ComparisonRun(recipe, settings, Path(folder), note, forecast_only)
+    run = ComparisonRun(recipe, settings, Path(folder), note, forecast_only, base_name, list(notes))
     plan = run.plan()
     with run.opened():
         return run.run(plan, command)
@@ -71,13 +74,17 @@ class PlannedComparison(NamedTuple):
 
 @dataclass
 class ComparisonRun:
-    """A comparison in its folder: what is compared, and the stages in their order. notes: sentences to keep in mind."""
+    """A comparison in its folder: what is compared, and the stages in their order.
+
+    base_name: what the user calls the checkpoint that it starts from. notes: sentences to keep in mind.
+    """
 
     recipe: Recipe
     settings: ComparisonSettings
     folder: Path
     note: Note
     forecast_only: bool
+    base_name: str = ""
     notes: list[str] = field(default_factory=list)
 
     def plan(self) -> PlannedComparison:
@@ -138,17 +145,18 @@ class ComparisonRun:
 
     def _from_checkpoint(self, costs: Costs, folder: Path) -> System:
         recipe, start = self.recipe, describe_start(self.recipe)
+        name = self.base_name or recipe.start
         narrow, wide = Width.of(start.width), Width.of(recipe.width)
         if narrow == wide or narrow.size > wide.size:
             raise MupscaleError(
-                f"{recipe.start} holds a model of width {narrow}, and the width to grow to is {wide}: give a wider one "
+                f"{name} holds a model of width {narrow}, and the width to grow to is {wide}: give a wider one "
                 f"(--width)"
             )
         if not start.has_optimizer:
-            self.notes.append(f"{recipe.start} holds no optimizer state, so every contender starts without one")
+            self.notes.append(f"{name} holds no optimizer state, so every contender starts without one")
         if start.is_decayed:
             self.notes.append(
-                f"the learning rate of {recipe.start} has fallen already: every contender takes it from there, and "
+                f"the learning rate of {name} has fallen already: every contender takes it from there, and "
                 f"raises the rate again"
             )
         steps = self.settings.base_steps if start.steps is None else start.steps
@@ -161,8 +169,8 @@ class ComparisonRun:
         """Of small base models: as many as the large one has trained."""
         if system.base_steps is None:
             raise MupscaleError(
-                f"{system.base} does not tell for how many steps its model has trained, and small base models are to "
-                f"train as long: give comparison.base_steps"
+                f"{self.base_name or system.base} does not tell for how many steps its model has trained, and small "
+                f"base models are to train as long: give comparison.base_steps"
             )
         return system.base_steps
 
@@ -186,7 +194,10 @@ class ComparisonRun:
                 except MupscaleError as error:
                     if one is systems[-1]:
                         raise
-                    raise MupscaleError(f"{error}; small widths are given by comparison.widths") from None
+                    raise MupscaleError(
+                        f"{error}; a small model grows as the large one does, here from {Width.of(one.narrow)} to "
+                        f"{Width.of(one.wide)}; small widths are given by comparison.widths"
+                    ) from None
                 except Exception as error:  # the model's own
                     raise MupscaleError(
                         f"the model cannot be built at width {Width.of(width)}: {type(error).__name__}: "
@@ -245,12 +256,13 @@ class ComparisonRun:
         """The folder, made if there is none, refused if it holds another comparison, and locked meanwhile."""
         path = self.folder / "comparison.json"
         values = json.loads(json.dumps({"recipe": self.recipe.to_json(), "settings": self.settings.to_json()}))
+        values["base"] = None if self.recipe.start is None else fingerprint_checkpoint(self.recipe.start)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             busy = f"another process is comparing in {self.folder}: wait for it, or choose another folder (--out)"
             with exclusive_lock(self.folder / ".lock", refusal=busy):
                 if path.exists():
-                    self._check_same(path, values["settings"])
+                    self._check_same(path, values["settings"], values["base"])
                 for folder in (self.folder, self.folder / "stacks"):
                     clear_leftovers(folder, alone=True)
                 write_json(path, values)
@@ -258,10 +270,11 @@ class ComparisonRun:
         except OSError as error:
             raise MupscaleError(f"{path} cannot be written: {error.strerror or error}") from None
 
-    def _check_same(self, path: Path, settings: Mapping[str, Any]) -> None:
+    def _check_same(self, path: Path, settings: Mapping[str, Any], base: str | None) -> None:
         try:
             stored = read_json(path)
             recipe, theirs = StoredRecipe.of(stored["recipe"], path), dict(stored["settings"])
+            their_base = stored.get("base", base)  # earlier versions have none
         except (OSError, ValueError, KeyError, TypeError, MupscaleError) as error:
             raise MupscaleError(f"{path} is damaged ({error}): choose another folder (--out)") from None
         difference = recipe.describe_difference(self.recipe, recipe.steps)
@@ -270,6 +283,8 @@ class ComparisonRun:
         for name, value in settings.items():
             if name not in _MAY_CHANGE and theirs.get(name) != value:
                 difference = f"comparison.{name} is {theirs.get(name)} there and {value} here"
+        if not difference and their_base != base:
+            difference = f"{self.recipe.start} has changed since"
         if difference:
             raise MupscaleError(
                 f"{self.folder} holds a comparison of another recipe: {difference}; choose another folder (--out)"

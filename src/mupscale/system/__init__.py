@@ -25,7 +25,15 @@ from mupscale.system.cores import usable_cores
 from mupscale.system.environment import number_in_environment
 from mupscale.system.errors import Diverged, Interrupted, MupscaleError, PlanError, UncheckedPlan
 from mupscale.system.extras import require
-from mupscale.system.files import appearing, clear_leftovers, replace_text, replacing, sync_folder, write_json
+from mupscale.system.files import (
+    appearing,
+    clear_leftovers,
+    fingerprint_files,
+    replace_text,
+    replacing,
+    sync_folder,
+    write_json,
+)
 from mupscale.system.json_files import parse_json, read_json, read_regular
 from mupscale.system.locks import exclusive_lock
 from mupscale.system.machines import is_process_alive, machine_name
@@ -70,6 +78,7 @@ __all__ = [
     "clear_leftovers",
     "derive",
     "exclusive_lock",
+    "fingerprint_files",
     "generator",
     "html_table",
     "is_out_of_memory",

@@ -32,7 +32,7 @@ from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
 from mupscale.train.run_state import RunState
 from mupscale.train.schedule import Schedule
 from mupscale.train.snapshot import read_snapshot, save_model_at
-from mupscale.train.start import StartingModel, describe_start, starting_point
+from mupscale.train.start import StartingModel, describe_start, fingerprint_checkpoint, starting_point
 from mupscale.train.stop_requests import StopRequest, catch_stop_signals
 from mupscale.train.stored_recipes import StoredRecipe, packages_to_trust
 from mupscale.train.tensorboard import TensorBoardWriter
@@ -79,6 +79,7 @@ __all__ = [
     "describe_start",
     "draw_curves",
     "find_checkpoint",
+    "fingerprint_checkpoint",
     "import_path",
     "join_processes",
     "lightning_growth",

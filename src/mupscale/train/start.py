@@ -19,7 +19,7 @@ from mupscale.core import Plan, WholeWidth, without_ddp
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.optim import make_optimizer
-from mupscale.system import MupscaleError, derive, load_torch
+from mupscale.system import MupscaleError, derive, fingerprint_files, load_torch
 from mupscale.train.dcp_folders import is_dcp_folder, load_dcp_model
 from mupscale.train.growing import coming_batches, grow_model
 from mupscale.train.growth_events import build_depth_operator, build_operator
@@ -125,6 +125,20 @@ def describe_start(recipe: Recipe) -> StartingModel:
     decayed = isinstance(schedule, dict) and schedule.get("kind", "constant") != "constant"
     steps = None if state is None else state.step
     return StartingModel(width, steps, saved.content.optimizer is not None, decayed)
+
+
+def fingerprint_checkpoint(start: str) -> str:
+    """Eight digits that change with any byte of the checkpoint that `start` means, see `find_checkpoint`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "model.safetensors")
+    ...     _ = path.write_bytes(b"weights")
+    ...     fingerprint_checkpoint(str(path))
+    '1ad27358'
+    """
+    path = find_checkpoint(start)
+    return fingerprint_files([path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file()))
 
 
 def _open(path: Path) -> Snapshot | Mapping[str, Tensor]:
