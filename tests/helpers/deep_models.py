@@ -51,6 +51,17 @@ class Residual(nn.Module):
         return x + self.branch(x)
 
 
+class ScaledStream(nn.Module):
+    """A block that multiplies the stream by a scale per channel before it adds to it, as PoolFormer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.scale = nn.Linear(D, 12), nn.Linear(12, D), nn.Parameter(1 + 0.1 * torch.randn(D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale.view(1, 1, -1) * x + self.down(F.gelu(self.up(x)))
+
+
 class PostNorm(nn.Module):
     """The stream itself is normalised."""
 
@@ -229,6 +240,7 @@ RESIDUAL: dict[str, Deepening] = {
     "encoder-pre-norm": Deepening(_encoder),
     "grouped-parallel": Deepening(lambda n: Stream(n, Grouped)),
     "scale-per-channel": Deepening(lambda n: Stream(n, lambda: Residual("scale"))),
+    "scaled-stream": Deepening(lambda n: Stream(n, ScaledStream)),
     "norm-in-branch": Deepening(lambda n: Stream(n, lambda: Residual("norm"))),
     "gain-without-its-one": Deepening(lambda n: Stream(n, lambda: Residual("one-plus"))),
     "dropout": Deepening(lambda n: Stream(n, lambda: Residual("dropout"))),

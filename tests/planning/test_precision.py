@@ -79,6 +79,7 @@ def test_what_is_less_goes_along_in_a_product(product: Callable[[Tensor, Tensor]
         assert torch.equal(product(X.float(), positions.T), X @ positions.double().T)
         assert torch.equal(product(positions, X.float().T), positions.double() @ X.T)
         assert product(positions, positions.T).dtype == torch.float32
+        assert torch.equal(F.linear(positions, X), positions.double() @ X.T)
 
 
 def test_a_view_of_the_bits_is_no_cast() -> None:

@@ -43,8 +43,6 @@ REFUSED: dict[str, tuple[str, str]] = {
     "timm: Swin V2": (SHAPES, "the new block of its second stage is shifted, and no old one there is"),
     "timm: CoAtNet": (SHAPES, "blocks that change the shape have other modules"),
     "timm: TinyViT": ("not its input plus branches alone", "a GELU behind the sum"),
-    "timm: PoolFormer": (NOT_RESIDUAL, "multiplies the stream by a learned scale"),
-    "timm: CAFormer": (NOT_RESIDUAL, "multiplies the stream by a learned scale"),
     "timm: ConvMixer": ("post-norm", "normalises the stream"),
     "timm: RepViT": (NOT_RESIDUAL, "half of a block has no residual connection"),
     "timm: DenseNet": ("no ModuleList or Sequential is longer", "concatenates instead of adding"),
@@ -54,11 +52,9 @@ REFUSED: dict[str, tuple[str, str]] = {
     "vit-pytorch: nViT": ("differ in more than", "normalises the stream"),
     "vit-pytorch: CrossViT": ("where it ends cannot be told", "two streams, which the model adds to by itself"),
     "vit-pytorch: MaxViT": (SHAPES, "blocks that change the shape have other modules"),
-    "x-transformers: dynamic position bias": (FLOAT32, "asks for float32 inside"),
     "x-transformers: residual attention": ("computes something else", "a block reads the attention of the one before"),
     "x-transformers: post-norm": (NOT_RESIDUAL, "normalises the stream"),
     "x-transformers: gated residuals": (NOT_RESIDUAL, "a gate in place of the sum"),
-    "x-transformers: scaled residuals": (NOT_RESIDUAL, "multiplies the stream by a learned scale"),
 }
 """By library and name, what the message of a refusal says as a regular expression, and why in a few words."""
 

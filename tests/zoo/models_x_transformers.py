@@ -42,12 +42,7 @@ language("Encoder", kind="Encoder")
 language("rotary positions", rotary_pos_emb=True)
 language("relative positions of T5", rel_pos_bias=True)
 language("ALiBi", alibi_pos_bias=True, refused="attend.* no copies", why="every head has a slope of its own")
-language(
-    "dynamic position bias",
-    dynamic_pos_bias=True,
-    refused="does not run on the batch in float64",
-    why="asks for float32 inside, and so does not run in float64",
-)
+language("dynamic position bias", dynamic_pos_bias=True)
 language("RMSNorm, SwiGLU, no biases", use_rmsnorm=True, ff_glu=True, ff_swish=True, ff_no_bias=True)
 language("ScaleNorm", use_scalenorm=True)
 language("grouped queries", attn_kv_heads=lambda k: 2 * k, heads=lambda k: 4 * k, attn_dim_head=4)

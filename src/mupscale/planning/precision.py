@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -14,7 +14,9 @@ _LESS = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _NAMED = frozenset(f"torch.{device}{kind}Tensor" for device in ("", "cuda.") for kind in ("Float", "BFloat16", "Half"))
 _LOWER = frozenset((Tensor.float, Tensor.bfloat16, Tensor.half))
 _LIKE_ANOTHER = frozenset((Tensor.to, Tensor.type_as))
-_PRODUCTS = frozenset((torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm))
+_PRODUCTS = frozenset(
+    (torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, nn.functional.linear)
+)
 
 
 def in_double(values: Any) -> Any:

@@ -19,7 +19,10 @@ from mupscale.planning.block_runs import BlockRun, MarkedRun, run_with_blocks, w
 from mupscale.planning.tracing import Operation, Ref, in_float64
 
 Writers = dict[str, float]
-"""From a parameter's name to the value at which it writes nothing: 0, or −1 for a gain that is stored without its 1."""
+"""From a parameter's name to the value at which it writes nothing.
+
+That is 0, −1 for a gain that is stored without its 1, and 1 for a scale s of the stream itself, which adds s − 1 of it.
+"""
 
 _SUMS = {"add", "add_", "sub", "sub_"}
 _ALL_OPERANDS = {"cat", "stack", "index_add", "index_add_", "index_put", "index_put_"}
@@ -168,7 +171,7 @@ class _Walk:
 
     def __init__(self, marked: MarkedRun, block: BlockRun) -> None:
         self.marked, self.block = marked, block
-        self.data = set(block.given)
+        self.data, self._scales = set(block.given), Writers()
         for operation in marked.run.operations[block.first : block.last]:
             if self.data & set(operation.refs):
                 self.data |= {number for number in operation.results if number is not None}
@@ -179,9 +182,9 @@ class _Walk:
             raise _Unlike("where it ends cannot be told")
         streams = self.marked.streams(self.block)
         branches = [branch for number in streams for branch in self._branches(number, self.block.last)]
-        if not branches:
+        if not branches and not self._scales:
             raise _Unlike("it has no residual connection: what it is given is not added to what it computes")
-        written: Writers = {}
+        written = self._own(self._scales)
         for number, before in branches:
             written |= self._written_by(number, before)
         return {name.removeprefix(f"{self.block.path}."): value for name, value in written.items()}
@@ -197,17 +200,23 @@ class _Walk:
         operands = [n for n in dict.fromkeys(operation.refs) if n in self.data]
         if operation.name in _SUMS and len(operands) == 2:
             for stream, branch in (operands, operands[::-1]):
+                scales = dict(self._scales)
                 with suppress(_Unlike):
                     return [*self._branches(stream, position), (branch, position)]
+                self._scales = scales
             raise _Unlike(f"what it is given is transformed before '{operation.module}' adds to it")
         if operation.name == "cat" and operands == list(dict.fromkeys(operation.refs)):  # parts of the stream, or two
             return [branch for operand in operands for branch in self._branches(operand, position)]
-        used = [name for n in operation.refs if n not in self.data for name in self._roots(n, position)]
+        roots = [self._roots(n, position) for n in operation.refs if n not in self.data]
+        used = {name: value for each in roots for name, value in each.items()}
         if "norm" in operation.name and len(operands) == 1:
             raise _Unlike(
                 f"'{operation.module}' normalises the stream after a branch was added to it (post-norm), so that no "
                 f"block can leave the stream as it is"
             )
+        if operation.name in ("mul", "mul_") and len(operands) == 1 and list(used.values()) == [0.0]:
+            self._scales |= dict.fromkeys(used, 1.0)
+            used = {}
         if len(operands) != 1 or used:
             raise _Unlike(
                 f"it has no residual connection: '{operation.module}' transforms all of what it is given "
