@@ -20,7 +20,7 @@ import pytest
 import summaries
 from mupscale import MupscaleError
 from mupscale.method.contenders import SCRATCH_DROP, UPSCALED, UPSCALED_OWN
-from mupscale.method.summary import Curve, Summary
+from mupscale.method.summary import Curve, Runs, Summary
 from mupscale.plots import words
 from mupscale.plots.figures import figure
 from mupscale.plots.gallery import INK, Gallery, drop_partial_point, recolour_for_dark
@@ -748,6 +748,13 @@ def test_extremes_of_what_points_are_the_means_of_are_drawn() -> None:
     assert (line.low, line.high) == ([2.0, 1.3, 1.0], [2.2, 1.5, 1.2])
     assert (line.lowest, line.highest) == ([1.9, 0.1, 0.8], [3, 9, 5])
     assert line.has_extremes
+
+
+def test_a_run_that_diverged_keeps_its_peak() -> None:
+    curve = Curve(0, "diverged", [10, 20, 30], [2.0, 1.5, 3.0], lowest=[1.9, 0.1, 2.0], highest=[2.1, 2.0, 77.0])
+    runs = Runs("scratch", "", width=8, lr=0.1, steps=30, flops_per_step=1.0, curves=[curve])
+    (line,) = loss_curves.collect_lines(replace(example(), runs=[runs]), "training", "step")
+    assert line.diverged == [[(10, 2.0), (20, 0.1), (30, 77.0)]]
 
 
 @pytest.mark.parametrize("field", ["losses", "lowest", "highest"])

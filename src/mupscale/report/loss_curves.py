@@ -123,9 +123,7 @@ def _line(runs: Runs, what: What, start: float, scale: float) -> CurveLine:
     steps, values = _shared_points([table for is_lost, table in tables if not is_lost and table.size])
     means, lowest, highest = values[:, 0], values[:, 1].min(0, initial=math.inf), values[:, 2].max(0, initial=-math.inf)
     kept = keep_extremes(lowest, highest, _MOST)
-    lost = [
-        _thinned(list(zip(*table[:2].tolist(), strict=True))) for is_lost, table in tables if is_lost and table.size
-    ]
+    lost = [_thinned(_with_extremes(table)) for is_lost, table in tables if is_lost and table.size]
     return CurveLine(
         runs,
         (start + scale * steps[kept]).tolist(),
@@ -171,6 +169,14 @@ def _without_partial_point(table: Any) -> Any:
         return table
     table[2, -2], table[3, -2] = table[2, -2:].min(), table[3, -2:].max()
     return table[:, :-1]
+
+
+def _with_extremes(table: Any) -> list[tuple[float, float]]:
+    """The points of one run, with the lowest and the highest that any of them stands for in the place of its mean."""
+    steps, values, lowest, highest = table
+    values = values.copy()
+    values[highest.argmax()], values[lowest.argmin()] = highest.max(), lowest.min()
+    return list(zip(steps.tolist(), values.tolist(), strict=True))
 
 
 def _thinned(points: Sequence[Any]) -> list[Any]:
