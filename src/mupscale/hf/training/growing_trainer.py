@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,11 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
 
     times, or hidden, ffn, heads and kv: how wide it becomes, as in `hf.upscale`; grow: `Fresh()` for fresh units; noise
     and seed: of copies. layers: how many it gets, and deepen: what new ones are; with layers alone the width stays. lr:
-    another learning rate from then on, in the small model's units. The small model is saved as checkpoint-STEP-narrow,
-    with its optimizer's state, and the grown one as checkpoint-STEP with a mupscale.json. The Trainer keeps its model
-    object, which has the grown weights from then on; clipping (max_grad_norm) is then by the norm that the small
-    model's gradient would have. After a stop, make the same Trainer with the same callback, and go on with
+    another learning rate from then on, in the small model's units. The small model is saved as narrow-checkpoint-STEP,
+    with its optimizer's state, which save_total_limit does not count; the grown one as checkpoint-STEP with a
+    mupscale.json. The Trainer keeps its model object, which has the grown weights from then on; clipping
+    (max_grad_norm) is then by the norm that the small model's gradient would have, and load_best_model_at_end chooses
+    among checkpoints of the grown model. After a stop, make the same Trainer with the same callback, and go on with
     `trainer.train(resume_from_checkpoint=callback.resume(trainer))`.
 
     >>> GrowTrainerCallback(at=500, times=2).at
@@ -60,6 +62,11 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
         lr: float | None = None,
         seed: int = 0,
     ) -> None:
+        if isinstance(at, bool) or not isinstance(at, int) or at < 1:
+            raise MupscaleError(
+                f"at= is the number of steps after which the model grows, 1 or more, not {at!r}; to grow it before "
+                f"training, use mupscale.hf.upscale, and train the wide checkpoint"
+            )
         self.at, self.times, self.grow, self.noise, self.lr, self.seed = at, times, grow, noise, lr, seed
         self.sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
         self.layers, self.deepen = layers, deepen
@@ -98,6 +105,12 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
             self._take_over_clipping(args)
         elif state.global_step < self.at:
             self._asked(kwargs["model"])
+            if state.max_steps < self.at:
+                warnings.warn(
+                    f"the model will not grow: GrowTrainerCallback(at={self.at}) waits for step {self.at}, and this "
+                    f"run ends after step {state.max_steps}; give an earlier at=, or train for longer",
+                    stacklevel=2,
+                )
         else:
             raise MupscaleError(
                 f"this run goes on from step {state.global_step}, and its model grew after {self.at}: go on with "
@@ -128,11 +141,13 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
             return control
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        narrow = Path(args.output_dir) / f"checkpoint-{self.at}-narrow"
+        narrow = Path(args.output_dir) / f"narrow-checkpoint-{self.at}"  # checkpoint-… would count for its rotation
         model.save_pretrained(narrow)
         torch.save(inner.state_dict(), narrow / "optimizer.pt")
         self._grow(model, inner, kwargs["lr_scheduler"])
         self._take_over_clipping(args)
+        # the best so far is a small model, whose weights could not be loaded at the end
+        state.best_metric = state.best_model_checkpoint = state.best_global_step = None
         control.should_save = True
         return control
 
