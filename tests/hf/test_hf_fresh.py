@@ -262,6 +262,15 @@ def test_verify_of_a_lossless_growth(tmp_path: Path, name: str) -> None:
     assert "lossless: logits move by" in made.comparison.verdict
 
 
+def test_what_is_compared_is_not_called_untried(tmp_path: Path) -> None:
+    """Outputs with silent units are compared, and there are no inputs= to pass to a command."""
+    save_small(tmp_path / "small")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", mu.UncheckedPlan)
+        assert grow(tmp_path / "small", tmp_path / "wide", verify=True).comparison is not None
+        assert hf.verify(tmp_path / "small", tmp_path / "wide").ok
+
+
 def test_silent_units_that_no_norm_reads_change_nothing(tmp_path: Path) -> None:
     save_small(tmp_path / "small", "bert")
     made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(outgoing=0.0), ffn=27, verify=True)

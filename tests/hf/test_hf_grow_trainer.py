@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +225,30 @@ def test_the_small_model_stays_where_few_checkpoints_are_kept(tmp_path: Path, li
     names = {f"checkpoint-{step}" for step in (3, 4)[-limit:]} | {"narrow-checkpoint-2"}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert transformers.LlamaForCausalLM.from_pretrained(tmp_path / "narrow-checkpoint-2").config.hidden_size == 16
+
+
+def grow_lossless(folder: Path, model: Any) -> Any:
+    train(folder, hf.GrowTrainerCallback(at=1, hidden=24, heads=6, grow=mu.Fresh(lossless=True)), steps=1, model=model)
+
+
+def test_a_lossless_growth_as_described_is_not_called_untried(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", mu.UncheckedPlan)
+        grow_lossless(tmp_path, small_llama())
+    assert hf.verify(tmp_path / "narrow-checkpoint-1", tmp_path / "checkpoint-1", dtype="float64").ok
+
+
+def test_a_growth_that_is_lossless_in_name_only_warns(tmp_path: Path) -> None:
+    """By its description, which knows more than the plan does."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, vocab_size=31, max_position_embeddings=16))
+    with pytest.warns(UserWarning, match="the growth is not lossless: its norms come after the residual sum"):
+        grow_lossless(tmp_path, model)
+
+
+def test_an_architecture_that_is_not_described_is_to_be_compared(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}
+    config = transformers.ArceeConfig(**sizes, num_key_value_heads=2, vocab_size=31, max_position_embeddings=16)
+    with pytest.warns(mu.UncheckedPlan, match="'arcee' is not described.* verify narrow-checkpoint-1 checkpoint-1"):
+        grow_lossless(tmp_path, transformers.ArceeForCausalLM(config))
+    assert hf.verify(tmp_path / "narrow-checkpoint-1", tmp_path / "checkpoint-1").ok

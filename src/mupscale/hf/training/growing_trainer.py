@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.core import Plan
-from mupscale.growth import Copies, Operator, upscale
+from mupscale.growth import Copies, Operator, obstacles, upscale_untried
 from mupscale.hf.describe import (
     AskedGrowth,
     HowDeep,
@@ -27,7 +26,7 @@ from mupscale.hf.files import RECORD_FILE, GrowthStep, Record
 from mupscale.hf.training.deepened_model import deepen_in_memory, model_like
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.optim import FROM_GROUP, clip_grad_norm_, widen_scheduler
-from mupscale.system import MupscaleError, read_json
+from mupscale.system import MupscaleError, UncheckedPlan, read_json
 
 
 class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: ignore[misc]
@@ -211,14 +210,26 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
     ) -> tuple[nn.Module, Optimizer]:
         config = narrow.config.to_dict()  # type: ignore[union-attr, operator]
         architecture = architecture_of(config)
-        plan = match_plan(narrow, architecture.plan_parameters(config, asked.times, shapes_of(narrow)))
+        planned = architecture.plan_parameters(config, asked.times, shapes_of(narrow))
+        plan = match_plan(narrow, planned)
         check_fresh_plan(architecture, config, plan, asked.fresh)
         wide = model_like(narrow, architecture.wide_config(config, asked.times))
         operator = asked.fresh or Copies(asked.noise)
-        checked = replace(plan, checked=True)  # the architecture's description is tried in the tests
-        _, grown = upscale(narrow, wide, checked, optimizer, grow=operator, lr=lr, seed=self.seed)
+        _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=operator, lr=lr, seed=self.seed)
         assert grown is not None
+        is_lossless = asked.fresh is not None and asked.fresh.lossless
+        reasons = [*architecture.obstacles(config, asked.times), *obstacles(narrow, plan)] if is_lossless else []
+        if reasons:
+            warnings.warn(f"the growth is not lossless: {'; '.join(reasons)}", stacklevel=2)
+        elif not architecture.described and (is_lossless or not planned.checked):  # descriptions are tried in the tests
+            warnings.warn(self._untried(architecture.model_type), UncheckedPlan, stacklevel=2)
         return wide, grown
+
+    def _untried(self, model_type: str) -> str:
+        return (
+            f"this growth has not been tried: '{model_type}' is not described, so that its modules were asked. Compare "
+            f"the two models, in the Trainer's folder: mupscale verify narrow-checkpoint-{self.at} checkpoint-{self.at}"
+        )
 
 
 def last_checkpoint(folder: Path) -> tuple[int, Path] | None:
