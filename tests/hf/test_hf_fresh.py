@@ -184,12 +184,12 @@ def test_sizes_of_copies_and_multipliers_of_fresh_units(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "cut head": ({"model": "gpt2", "hidden": 18}, "--hidden 18 would cut a head of 4 units; take 20 with --heads 5"),
+    "cut head": ({"model": "gpt2", "hidden": 18}, "hidden=18 would cut a head of 4 units; take 20 with heads=5"),
     "rotary": ({"model": "gpt_neox", "hidden": 48}, "head_dim is hidden_size / num_attention_heads, and it must stay"),
-    "narrower": ({"hidden": 8}, "--hidden 8 is narrower than the model"),
-    "groups": ({"heads": 5, "hidden": 20}, "--heads 5 cuts a group"),
+    "narrower": ({"hidden": 8}, "hidden=8 is narrower than the model"),
+    "groups": ({"heads": 5, "hidden": 20}, "heads=5 cuts a group"),
     "kv": ({"heads": 6, "hidden": 24, "kv": 4}, "4 heads with 2 key/value heads cannot become 6 with 4"),
-    "no multiple": ({"hidden": 24, "heads": 6, "grow": None}, "--how fresh"),
+    "no multiple": ({"hidden": 24, "heads": 6, "grow": None}, r"^hidden=24 is no .*: grow=mupscale\.Fresh\(\)$"),
     "both": ({"hidden": 24, "times": 2}, "say either by how much it grows"),
     "noise": ({"hidden": 24, "noise": 0.5}, "noise= and grow= are two ways"),
     "divide": ({"hidden": 25, "heads": 6}, "6 heads do not divide 25; let hidden grow as much as heads"),

@@ -111,6 +111,8 @@ def test_fresh_units_and_another_rate(tmp_path: Path) -> None:
 def test_what_cannot_grow_is_said_before_training(tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match="say either by how much"):
         train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, hidden=32), steps=3)
+    with pytest.raises(MupscaleError, match=r"hidden=24 is no whole multiple of 16, .*: grow=mupscale\.Fresh\(\)"):
+        train(tmp_path, hf.GrowTrainerCallback(at=2, hidden=24, heads=6), steps=3)
 
 
 @pytest.mark.parametrize(("stop", "layers"), [(3, None), (4, None), (7, None), (7, 4)])

@@ -311,7 +311,7 @@ def test_extend_and_register(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"model_type": "mistral", "hidden_size": "x"}, 2, "config.json of a mistral model"),
         ({"model_type": "gpt2", "n_embd": 16, "n_head": 4, "add_cross_attention": True}, 2, "attends to an encoder"),
         ({"model_type": "gpt2", "n_embd": 16, "n_head": 4}, "hidden=2", "head_dim is n_embd / n_head.*heads=2"),
-        ({"model_type": "bert"}, "hidden=2,heads=2,kv=1", "leave kv out of --times"),
+        ({"model_type": "bert"}, "hidden=2,heads=2,kv=1", "leave kv out of times="),
         ({"model_type": "opt", "do_layer_norm_before": False}, 2, "no norm with a gain.*untie the readout"),
         ({"model_type": "opt", "_remove_final_layer_norm": True}, 2, "no norm with a gain"),
         ({"model_type": "opt", "layer_norm_elementwise_affine": False}, 2, "no norm with a gain"),
