@@ -17,6 +17,7 @@ from hf_files import llama_config, llama_tensors, write_checkpoint  # noqa: E402
 from hf_models import tiny  # noqa: E402
 from mupscale import Fresh, MupscaleError, hf  # noqa: E402
 from mupscale.cli import main  # noqa: E402
+from mupscale.system import setting  # noqa: E402
 
 
 @pytest.fixture
@@ -87,6 +88,7 @@ def test_what_fresh_growth_refuses(
     assert message in said
     assert len(said.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
+    assert setting("hidden", 24) == "hidden=24"  # whoever calls from Python then has arguments again
 
 
 def test_verify_fails_where_a_weight_is_wrong(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,12 +184,12 @@ def test_sizes_of_copies_and_multipliers_of_fresh_units(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "cut head": ({"model": "gpt2", "hidden": 18}, "--hidden 18 would cut a head of 4 units; take 20 with --heads 5"),
+    "cut head": ({"model": "gpt2", "hidden": 18}, "hidden=18 would cut a head of 4 units; take 20 with heads=5"),
     "rotary": ({"model": "gpt_neox", "hidden": 48}, "head_dim is hidden_size / num_attention_heads, and it must stay"),
-    "narrower": ({"hidden": 8}, "--hidden 8 is narrower than the model"),
-    "groups": ({"heads": 5, "hidden": 20}, "--heads 5 cuts a group"),
+    "narrower": ({"hidden": 8}, "hidden=8 is narrower than the model"),
+    "groups": ({"heads": 5, "hidden": 20}, "heads=5 cuts a group"),
     "kv": ({"heads": 6, "hidden": 24, "kv": 4}, "4 heads with 2 key/value heads cannot become 6 with 4"),
-    "no multiple": ({"hidden": 24, "heads": 6, "grow": None}, "--how fresh"),
+    "no multiple": ({"hidden": 24, "heads": 6, "grow": None}, r"^hidden=24 is no .*: grow=mupscale\.Fresh\(\)$"),
     "both": ({"hidden": 24, "times": 2}, "say either by how much it grows"),
     "noise": ({"hidden": 24, "noise": 0.5}, "noise= and grow= are two ways"),
     "divide": ({"hidden": 25, "heads": 6}, "6 heads do not divide 25; let hidden grow as much as heads"),
@@ -260,6 +260,15 @@ def test_verify_of_a_lossless_growth(tmp_path: Path, name: str) -> None:
     assert rows["logits"].difference < 1e-3
     assert rows["logits, eps scaled"].difference < 1e-5
     assert "lossless: logits move by" in made.comparison.verdict
+
+
+def test_what_is_compared_is_not_called_untried(tmp_path: Path) -> None:
+    """Outputs with silent units are compared, and there are no inputs= to pass to a command."""
+    save_small(tmp_path / "small")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", mu.UncheckedPlan)
+        assert grow(tmp_path / "small", tmp_path / "wide", verify=True).comparison is not None
+        assert hf.verify(tmp_path / "small", tmp_path / "wide").ok
 
 
 def test_silent_units_that_no_norm_reads_change_nothing(tmp_path: Path) -> None:

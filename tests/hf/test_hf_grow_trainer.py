@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ def train(
         disable_tqdm=True,
         **{"max_grad_norm": 0.5, "learning_rate": 1e-2, "save_strategy": "no", **settings},
     )
-    trainer = transformers.Trainer(model or small_llama(), arguments, train_dataset=Texts(), callbacks=list(callbacks))
+    data = {"train_dataset": Texts(), "eval_dataset": Texts()}
+    trainer = transformers.Trainer(model or small_llama(), arguments, **data, callbacks=list(callbacks))
     where = callbacks[0].resume(trainer) if resume is True else str(resume) if resume else None
     trainer.train(resume_from_checkpoint=where)
     return trainer
@@ -87,8 +89,8 @@ def test_copies_go_on_as_the_small_model_would(tmp_path: Path) -> None:
 
 def test_checkpoints_before_and_after(tmp_path: Path) -> None:
     train(tmp_path, hf.GrowTrainerCallback(at=2, times=2), steps=3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-2-narrow"]
-    narrow, wide = tmp_path / "checkpoint-2-narrow", tmp_path / "checkpoint-2"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "narrow-checkpoint-2"]
+    narrow, wide = tmp_path / "narrow-checkpoint-2", tmp_path / "checkpoint-2"
     assert hf.verify(narrow, wide, dtype="float64").ok
     assert (wide / "mupscale.json").is_file()
     model = transformers.AutoModelForCausalLM.from_pretrained(wide)
@@ -109,6 +111,8 @@ def test_fresh_units_and_another_rate(tmp_path: Path) -> None:
 def test_what_cannot_grow_is_said_before_training(tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match="say either by how much"):
         train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, hidden=32), steps=3)
+    with pytest.raises(MupscaleError, match=r"hidden=24 is no whole multiple of 16, .*: grow=mupscale\.Fresh\(\)"):
+        train(tmp_path, hf.GrowTrainerCallback(at=2, hidden=24, heads=6), steps=3)
 
 
 @pytest.mark.parametrize(("stop", "layers"), [(3, None), (4, None), (7, None), (7, 4)])
@@ -141,7 +145,7 @@ def test_more_layers_go_on_where_the_shallow_model_was(tmp_path: Path) -> None:
     ours, theirs = losses(grown), losses(alone)
     assert ours[:4] == pytest.approx(theirs[:4], rel=1e-5)
     assert abs(ours[5] - theirs[5]) > 1e-4
-    narrow, deep = tmp_path / "grown" / "checkpoint-3-narrow", tmp_path / "grown" / "checkpoint-3"
+    narrow, deep = tmp_path / "grown" / "narrow-checkpoint-3", tmp_path / "grown" / "checkpoint-3"
     report = hf.verify(narrow, deep, dtype="float64")
     assert report.ok
     assert "the function is the same" in report.verdict
@@ -170,7 +174,7 @@ def test_width_and_layers_at_once(deepen: Any, tmp_path: Path) -> None:
     assert (grown.model.config.hidden_size, grown.model.config.num_hidden_layers) == (32, 4)
     close = losses(grown)[3] == pytest.approx(losses(alone)[3], rel=1e-5)
     assert close == (deepen == "identity")
-    narrow, both = tmp_path / "grown" / "checkpoint-3-narrow", tmp_path / "grown" / "checkpoint-3"
+    narrow, both = tmp_path / "grown" / "narrow-checkpoint-3", tmp_path / "grown" / "checkpoint-3"
     assert hf.verify(narrow, both, dtype="float64").ok
     rates = {name: group["lr_factor"] for group in grown.optimizer.param_groups for name in group["param_names"]}
     assert rates["model.layers.3.mlp.up_proj.weight"] == rates["model.layers.0.mlp.up_proj.weight"] == 0.5
@@ -188,3 +192,65 @@ def test_loading_the_grown_model_into_the_small_one_names_the_remedy(tmp_path: P
     with pytest.raises(MupscaleError, match=r"has grown after step 1.*callback\.resume\(trainer\)") as caught:
         train(tmp_path, hf.GrowTrainerCallback(at=1, **asked), steps=3, resume=tmp_path / "checkpoint-1")
     assert "\n" not in str(caught.value)
+
+
+def test_the_best_checkpoint_is_one_of_the_grown_model(tmp_path: Path) -> None:
+    """By a measure that gets worse: the first small model is the best of all, and cannot be loaded into a wide one."""
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
+    each_step = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = train(tmp_path, hf.GrowTrainerCallback(at=2, times=2), steps=3, **best, **each_step)
+    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-2"
+    assert trainer.state.best_global_step == 2
+    saved = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
+    assert torch.equal(trainer.model.lm_head.weight, saved.lm_head.weight)
+
+
+@pytest.mark.parametrize("at", [0, -1, 2.0, True])
+def test_a_growth_before_the_first_step_is_refused_when_it_is_asked_for(at: Any) -> None:
+    with pytest.raises(MupscaleError, match=rf"at= .* 1 or more, not {at}; .* use mupscale\.hf\.upscale"):
+        hf.GrowTrainerCallback(at=at, times=2)
+
+
+def test_a_run_that_ends_before_the_growth_is_warned_of_when_it_begins(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"will not grow: .*at=50.* this run ends after step 1;"):
+        train(tmp_path, hf.GrowTrainerCallback(at=50, times=2), steps=1)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_the_small_model_stays_where_few_checkpoints_are_kept(tmp_path: Path, limit: int) -> None:
+    """And so does the grown one, to go on from, which would have to make room for it."""
+    settings = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": limit}
+    train(tmp_path, hf.GrowTrainerCallback(at=2, times=2), steps=2, **settings)
+    assert {"checkpoint-2", "narrow-checkpoint-2"} <= {path.name for path in tmp_path.iterdir()}
+    again = train(tmp_path, hf.GrowTrainerCallback(at=2, times=2), steps=4, resume=True, **settings)
+    assert again.model.config.hidden_size == 32
+    names = {f"checkpoint-{step}" for step in (3, 4)[-limit:]} | {"narrow-checkpoint-2"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert transformers.LlamaForCausalLM.from_pretrained(tmp_path / "narrow-checkpoint-2").config.hidden_size == 16
+
+
+def grow_lossless(folder: Path, model: Any) -> Any:
+    train(folder, hf.GrowTrainerCallback(at=1, hidden=24, heads=6, grow=mu.Fresh(lossless=True)), steps=1, model=model)
+
+
+def test_a_lossless_growth_as_described_is_not_called_untried(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", mu.UncheckedPlan)
+        grow_lossless(tmp_path, small_llama())
+    assert hf.verify(tmp_path / "narrow-checkpoint-1", tmp_path / "checkpoint-1", dtype="float64").ok
+
+
+def test_a_growth_that_is_lossless_in_name_only_warns(tmp_path: Path) -> None:
+    """By its description, which knows more than the plan does."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, vocab_size=31, max_position_embeddings=16))
+    with pytest.warns(UserWarning, match="the growth is not lossless: its norms come after the residual sum"):
+        grow_lossless(tmp_path, model)
+
+
+def test_an_architecture_that_is_not_described_is_to_be_compared(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}
+    config = transformers.ArceeConfig(**sizes, num_key_value_heads=2, vocab_size=31, max_position_embeddings=16)
+    with pytest.warns(mu.UncheckedPlan, match="'arcee' is not described.* verify narrow-checkpoint-1 checkpoint-1"):
+        grow_lossless(tmp_path, transformers.ArceeForCausalLM(config))
+    assert hf.verify(tmp_path / "narrow-checkpoint-1", tmp_path / "checkpoint-1").ok

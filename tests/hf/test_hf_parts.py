@@ -244,11 +244,11 @@ def test_parts_that_are_not_there(tmp_path: Path) -> None:
     small = saved(tmp_path / "small", "clip")
     with pytest.raises(MupscaleError, match="'audio' is nothing of this model that grows: its parts are text, vision"):
         upscale(small, tmp_path / "wide", times="audio=2", progress=False)
-    with pytest.raises(MupscaleError, match=r"--hidden 32: config.json has the sizes text.hidden 16"):
+    with pytest.raises(MupscaleError, match=r"hidden=32: config.json has the sizes text.hidden 16"):
         upscale(small, tmp_path / "wide", hidden=32, progress=False)
-    with pytest.raises(MupscaleError, match=r"--hidden text=wide: a size is a whole number"):
+    with pytest.raises(MupscaleError, match=r"hidden=\"text=wide\": a size is a whole number"):
         upscale(small, tmp_path / "wide", hidden="text=wide", progress=False)
-    with pytest.raises(MupscaleError, match=r"--hidden audio=24: config.json has the sizes"):
+    with pytest.raises(MupscaleError, match=r"hidden=\"audio=24\": config.json has the sizes"):
         upscale(small, tmp_path / "wide", hidden="audio=24", grow=Fresh(), progress=False)
     assert not (tmp_path / "wide").exists()
 

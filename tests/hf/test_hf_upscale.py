@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path, Path], Any], str]] = {
     "a link": ({}, lambda small, out: out.symlink_to(out.parent / "nowhere"), "exists already"),
     "no config": ({}, lambda small, out: (small / "config.json").unlink(), "there is no config.json"),
     "no weights": ({}, lambda small, out: (small / "model.safetensors").unlink(), "there are no weights"),
-    "non-integer factor": ({"times": "1.5"}, None, "--times 1.5: '1.5' is no whole number"),
+    "non-integer factor": ({"times": "1.5"}, None, "times=\"1.5\": '1.5' is no whole number"),
     "real factor": ({"times": 1.5}, None, "grow 1.5 times"),
     "zero": ({"times": 0}, None, "0 times"),
     "unknown part": ({"times": "depth=2"}, None, "depth"),

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from mupscale.cli.arguments import UsageError, look_in_current_folder
 from mupscale.cli.failures import failure_sentence, give_up_stdout, has_current_folder, prepare_streams, print_failure
 from mupscale.cli.help_texts import stored_help
-from mupscale.system import VERSION, Interrupted, set_loudness, wrap_text
+from mupscale.system import VERSION, Interrupted, asked_by_command, set_loudness, wrap_text
 
 
 class Command(NamedTuple):
@@ -91,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 0
     try:
         try:
-            status = _dispatch(words, shows_origin)
+            with asked_by_command():
+                status = _dispatch(words, shows_origin)
         finally:  # a parser that has printed its help goes by SystemExit
             sys.stdout.flush()
     except BrokenPipeError:  # whoever read the output has seen enough

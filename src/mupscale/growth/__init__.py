@@ -45,7 +45,14 @@ from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.growth.optimizer_state import axes_of_state, initial_state, is_scalar, state_factor, widen_optimizer
 from mupscale.growth.sources import keep_base_shape, refuse_nonfinite
 from mupscale.growth.statistics import measure_statistics
-from mupscale.growth.upscaling import check_scheduler, choose_operator, grow_optimizer, upscale, with_scheduler
+from mupscale.growth.upscaling import (
+    check_scheduler,
+    choose_operator,
+    grow_optimizer,
+    upscale,
+    upscale_untried,
+    with_scheduler,
+)
 from mupscale.growth.wide_models import dress_like, has_unsaved_widths
 from mupscale.growth.writing import widen
 
@@ -99,6 +106,7 @@ __all__ = [
     "state_factor",
     "unit_std",
     "upscale",
+    "upscale_untried",
     "widen",
     "widen_optimizer",
     "with_depth",

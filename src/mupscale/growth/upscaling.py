@@ -115,6 +115,29 @@ def upscale(
     return with_scheduler(wide, grown, scheduler)
 
 
+def upscale_untried(
+    narrow: nn.Module,
+    wide: nn.Module,
+    plan: Plan,
+    optimizer: Optimizer | None = None,
+    *,
+    grow: Operator,
+    lr: float | None = None,
+    seed: int = 0,
+) -> tuple[nn.Module, Optimizer | None]:
+    """What `upscale` does, without a word about what was not tried: for callers that know the plan, or compare models.
+
+    >>> import mupscale as mu
+    >>> narrow, wide = nn.Linear(2, 4), nn.Linear(2, 8)
+    >>> upscale_untried(narrow, wide, mu.plan(narrow, wide), grow=Copies())[0].weight.shape
+    torch.Size([8, 2])
+    """
+    check_operator(grow, plan)
+    sources = prepare_growth(narrow, wide, plan)
+    grown = None if optimizer is None else grow_optimizer(optimizer, narrow, wide, plan, lr, grow)
+    return write_grown(sources, wide, plan, grow, seed), grown
+
+
 def check_scheduler(scheduler: LRScheduler | None, optimizer: Optimizer | None) -> None:
     """An error where a scheduler is given without the optimizer that it was made for.
 

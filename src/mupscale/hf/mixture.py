@@ -25,7 +25,7 @@ from mupscale.hf.files import (
     write_deep_weights,
 )
 from mupscale.hf.verification import compare_outputs, find_record, load_pretrained, needed_bytes
-from mupscale.system import MupscaleError, appearing
+from mupscale.system import MupscaleError, appearing, setting
 
 __all__ = ["Mixture", "add_experts"]
 
@@ -145,7 +145,7 @@ def _check(small: Source, experts: int, active: int, optimizer: object) -> _Targ
     if optimizer is not None:
         raise MupscaleError(
             "the state of an optimizer is not carried over to experts, each of which sees other gradients from the "
-            "first step on: leave --optimizer out, and start a fresh one"
+            f"first step on: leave {setting('optimizer')} out, and start a fresh one"
         )
     return _TARGETS[kind]
 

@@ -17,9 +17,11 @@ tensor_files  tensors as safetensors, with checksums
 tables    tables and sentences that fit the terminal, and tables for notebooks
 torch_files  tensors that torch.save wrote, never code
 extras    optional packages, and how to install them
+callers   how whoever asked says a thing, in Python or to a command
 checkpoint_arguments  a checkpoint, a place and multipliers as a person names them, looked at before torch is imported
 """
 
+from mupscale.system.callers import as_asked, asked_by_command, setting
 from mupscale.system.checkpoint_arguments import check_has_config, is_taken, parse_multipliers
 from mupscale.system.cores import usable_cores
 from mupscale.system.environment import number_in_environment
@@ -71,6 +73,8 @@ __all__ = [
     "RunLock",
     "UncheckedPlan",
     "appearing",
+    "as_asked",
+    "asked_by_command",
     "available_memory",
     "check_has_config",
     "check_tensors",
@@ -103,6 +107,7 @@ __all__ = [
     "require",
     "seeded",
     "set_loudness",
+    "setting",
     "shorten_middle",
     "shorten_name",
     "show_short",

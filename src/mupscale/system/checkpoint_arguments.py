@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from mupscale.system.callers import setting
 from mupscale.system.errors import MupscaleError
 
 _MOST_DIGITS = 18
@@ -46,16 +47,18 @@ def parse_multipliers(text: str) -> int | dict[str, int]:
     pairs = [part.partition("=") for part in text.split(",")]
     numbers = [(name.strip(), _whole_number(value.strip(), text)) for name, _, value in pairs]
     if twice := [name for i, (name, _) in enumerate(numbers) if name in dict(numbers[:i])]:
-        raise MupscaleError(f"--times {text} names '{twice[0]}' twice: say once how much it grows")
+        raise MupscaleError(f"{setting('times', text)} names '{twice[0]}' twice: say once how much it grows")
     return dict(numbers)
 
 
 def _whole_number(word: str, text: str) -> int:
     if not re.fullmatch(r"\d+", word):
         raise MupscaleError(
-            f"--times {text}: '{word}' is no whole number; units are copied whole, as in --times 2 or "
-            f"--times hidden=2,ffn=3,heads=2"
+            f"{setting('times', text)}: '{word}' is no whole number; units are copied whole, as in "
+            f"{setting('times', 2)} or {setting('times', 'hidden=2,ffn=3,heads=2')}"
         )
     if len(word) > _MOST_DIGITS:
-        raise MupscaleError(f"--times: a number of {len(word):,} digits is too large; {_MOST_DIGITS} are the most")
+        raise MupscaleError(
+            f"{setting('times')}: a number of {len(word):,} digits is too large; {_MOST_DIGITS} are the most"
+        )
     return int(word)

@@ -18,7 +18,7 @@ from mupscale.core import Entry, Number, Plan, Shape, tidy
 from mupscale.hf.describe.initial import plan_fresh
 from mupscale.hf.describe.multipliers import Ratios, Times, grown, how_to_grow_alike
 from mupscale.hf.describe.wires import Layout, Wire
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, setting
 
 Config = Mapping[str, Any]
 Wires = Mapping[str, Wire]
@@ -149,12 +149,12 @@ class Architecture:
         if times.kv != times.heads and self.kv is None:
             raise MupscaleError(
                 f"{self.model_type} has as many key/value heads as heads, so that its kv heads cannot grow apart from "
-                f"them; leave kv out{'' if isinstance(times, Ratios) else ' of --times'}"
+                f"them; leave kv out{'' if isinstance(times, Ratios) else ' of ' + setting('times')}"
             )
         hidden, heads = grown(hidden, times.hidden), grown(heads, times.heads)
         if self.divisible and hidden % heads:
             alike = "let hidden grow as much as heads"
-            alike = alike if isinstance(times, Ratios) else f"{alike}, as in --times {times.heads}"
+            alike = alike if isinstance(times, Ratios) else f"{alike}, as in {setting('times', times.heads)}"
             raise MupscaleError(
                 f"transformers wants the heads of a {self.model_type} model to divide its {self.hidden}, and {heads} "
                 f"heads do not divide {hidden}; {alike}"

@@ -12,7 +12,7 @@ from mupscale.hf.describe.config_fields import part_names
 from mupscale.hf.describe.multipliers import PartTimes, Ratios, Times
 from mupscale.hf.describe.planned import PlannedArchitecture
 from mupscale.hf.describe.sizes import check_groups, sizes_by_part, times_to_parts
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, setting
 
 Size = int | str | Mapping[str, int]
 """Of the wide model; of a model of several parts, by their names, as in {"text": 1024} or "text=1024,vision=768"."""
@@ -63,7 +63,8 @@ def settle_growth(
     by_how_much = Times.of(2 if times is None else times, () if architecture.described else part_names(config))
     if isinstance(by_how_much, PartTimes) and architecture.described:
         raise MupscaleError(
-            f"--times {by_how_much}: a {architecture.model_type} model has no parts; hidden, ffn, heads and kv grow"
+            f"{setting('times', str(by_how_much))}: a {architecture.model_type} model has no parts; hidden, ffn, heads "
+            f"and kv grow"
         )
     if wanted:
         by_how_much = times_to_parts(wanted, architecture.parts(config), fresh=fresh is not None)

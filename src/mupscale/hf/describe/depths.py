@@ -14,7 +14,7 @@ from mupscale.hf.describe.building import transformers_config
 from mupscale.hf.describe.completeness import LAYERS
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.registry import DESCRIPTIONS
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, as_asked
 
 HowDeep = Literal["identity", "stack", "interleaved"]
 """What new layers are."""
@@ -110,6 +110,11 @@ def layers_of(config: Config) -> int | None:
     return counts[0] if counts else None
 
 
+def _called(how: HowDeep) -> str:
+    """What new layers are, as the caller says it."""
+    return as_asked(f"'{how}'", f"--how {how}")
+
+
 def check_depth(config: Config, how: HowDeep, layers: int, names: Collection[str], folder: object) -> None:
     """An error where this checkpoint cannot be made so deep in this way.
 
@@ -123,12 +128,13 @@ def check_depth(config: Config, how: HowDeep, layers: int, names: Collection[str
         if kind in POST_NORM or not config.get(setting, default):
             raise MupscaleError(
                 f"layers of {kind} normalise the stream after what they add to it (post-norm), so that no layer can "
-                f"leave it as it is: take --how stack, which changes the function"
+                f"leave it as it is: take {_called('stack')}, which changes the function"
             )
         if kind not in WRITERS or kind not in DESCRIPTIONS:
             raise MupscaleError(
                 f"what writes into the residual stream of {kind} is not described: load the model and use "
-                f"mupscale.deepen(shallow, deep, inputs=batch), which finds it by running; or take --how stack"
+                f"mupscale.deepen(shallow, deep, inputs=batch), which finds it by running; or take "
+                f"{_called('stack')}"
             )
     if weighted := [name for name in names if _ONE_FOR_EACH_LAYER.fullmatch(name)]:
         raise MupscaleError(
@@ -264,7 +270,7 @@ def deep_config(config: Config, how: HowDeep, layers: int) -> dict[str, Any]:
         if dense != list(range(len(dense))):
             raise MupscaleError(
                 f"the first {first} layers of this model are plain and all others have experts, which cannot be said "
-                f"of layers that are stacked; take --how interleaved, or identity"
+                f"of layers that are stacked; take {_called('interleaved')}, or identity"
             )
         deep["first_k_dense_replace"] = len(dense)
     return {**deep, **{name: layers for name in LAYERS if isinstance(config.get(name), int)}}

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from mupscale.core import Number, tidy
-from mupscale.system import MupscaleError, parse_multipliers
+from mupscale.system import MupscaleError, as_asked, parse_multipliers, setting
 
 PART_NAMES = ("text", "vision", "audio", "encoder", "decoder", "qformer", "backbone", "thinker", "talker")
 """What transformers calls the parts of a model: each has a config of its own, text_config and so on."""
@@ -39,7 +39,7 @@ class Times:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise MupscaleError(
                     f"{name} cannot grow {value} times: units are copied whole, so choose a whole number, as in "
-                    f"--times 2 or --times hidden=2,ffn=3,heads=2"
+                    f"{setting('times', 2)} or {setting('times', 'hidden=2,ffn=3,heads=2')}"
                 )
         if self.heads % self.kv:
             raise MupscaleError(
@@ -63,7 +63,7 @@ class Times:
             return PartTimes.by_name(times, parts)
         if strangers := times.keys() - {f.name for f in fields(cls)}:
             raise MupscaleError(
-                f"--times names '{min(strangers)}', which is nothing that grows: {_what_grows(parts)} are"
+                f"{setting('times')} names '{min(strangers)}', which is nothing that grows: {_what_grows(parts)} are"
             )
         return cls(**{"kv": times.get("heads", 1), **times})
 
@@ -154,7 +154,7 @@ class PartTimes(Times):
             part, _, what = name.partition(".")
             if part not in PART_NAMES:
                 such = ", ".join(parts or PART_NAMES)
-                raise MupscaleError(f"--times names '{part}' beside parts of a model: {such} are such")
+                raise MupscaleError(f"{setting('times')} names '{part}' beside parts of a model: {such} are such")
             more = {what: number} if what else dict.fromkeys(("hidden", "ffn", "heads", "kv"), number)
             named[part] = {**named.get(part, {}), **more}
         return cls.of_parts({part: Times.of(numbers) for part, numbers in named.items()})
@@ -231,19 +231,19 @@ def how_to_grow_alike(hidden: int, heads: int, times: Times) -> str:
     """What to ask for where heads are parts of the hidden size and the two do not grow alike.
 
     >>> how_to_grow_alike(768, 12, Ratios(hidden=Fraction(800, 768)))
-    '--hidden 800 would cut a head of 64 units; take 832 with --heads 13'
+    'hidden=800 would cut a head of 64 units; take 832 with heads=13'
     """
     if not isinstance(times, Ratios):
-        return (
-            f"let hidden and heads grow alike, as in --times hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
-        )
+        alike = f"hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
+        return f"let hidden and heads grow alike, as in {setting('times', alike)}"
     size, wide = hidden // heads, grown(hidden, times.hidden)
     if times.hidden != 1 and wide % size:
         fits = [n for n in (wide // size, wide // size + 1) if n > heads]
-        near = " or ".join(f"{n * size} with --heads {n}" for n in fits)
-        return f"--hidden {wide} would cut a head of {size} units; take {near}"
+        near = " or ".join(f"{n * size} with {setting('heads', n)}" for n in fits)
+        return f"{setting('hidden', wide)} would cut a head of {size} units; take {near}"
     count = wide // size if times.hidden != 1 else grown(heads, times.heads)
-    return f"let hidden and heads grow alike, as in --hidden {count * size} --heads {count}"
+    both = as_asked(f"hidden={count * size}, heads={count}", f"--hidden {count * size} --heads {count}")
+    return f"let hidden and heads grow alike, as in {both}"
 
 
 def _what_grows(parts: Iterable[str]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from mupscale.core import Axis, Entry, Number, Shape
 from mupscale.hf.describe.multipliers import grown
@@ -98,17 +97,15 @@ class Layout:
         return Entry(shape, wide, axes, out, in_, fold, (name,), self.offset, keep)
 
     def narrowed(self, name: str, shape: Shape, wires: Mapping[str, Wire]) -> Shape:
-        """The narrow shape of a tensor that has this shape in the wide model."""
-        narrow = list(shape)
-        for d, label in self._labels(name, shape, wires).items():
-            size = Fraction(shape[d]) / Fraction(wires[label].times)
-            narrow[d] = int(size)
-            if size != narrow[d]:
-                raise MupscaleError(
-                    f"'{name}' has shape {shape}, and its dimension {d} is no multiple of {wires[label].times}, by "
-                    f"which '{label}' has grown: the model and its record do not belong together"
-                )
-        return tuple(narrow)
+        """The narrow shape of a tensor that has this shape in the wide model; an error where none there has it."""
+        lying = {d: wires[label] for d, label in self._labels(name, shape, wires).items()}
+        wide = tuple(grown(lying[d].size, lying[d].times) if d in lying else n for d, n in enumerate(shape))
+        if shape != wide:
+            raise MupscaleError(
+                f"'{name}' has shape {shape}, and {wide} in the upscaled model: load that one, from the folder that "
+                f"mupscale upscale wrote"
+            )
+        return tuple(lying[d].size if d in lying else n for d, n in enumerate(shape))
 
     def _labels(self, name: str, shape: Shape, wires: Mapping[str, Wire]) -> dict[int, str]:
         """The wires by dimension, counted from the first (0)."""

@@ -43,7 +43,7 @@ def plan(path: str | Path, model: nn.Module) -> Plan:
     refuse_untrainable(model)
     record = Record.load(path)
     try:
-        model_plan = match_plan(model, record.plan_for(shapes_of(model)))
+        model_plan = match_plan(model, record.plan_for(shapes_of(model)), record.config)
         model_plan.check(model)
     except MupscaleError as error:
         kind = type(naming.unwrap(model)).__name__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.core import Plan
-from mupscale.growth import Copies, Operator, upscale
+from mupscale.growth import Copies, Operator, obstacles, upscale_untried
 from mupscale.hf.describe import (
     AskedGrowth,
     HowDeep,
@@ -26,7 +26,7 @@ from mupscale.hf.files import RECORD_FILE, GrowthStep, Record
 from mupscale.hf.training.deepened_model import deepen_in_memory, model_like
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.optim import FROM_GROUP, clip_grad_norm_, widen_scheduler
-from mupscale.system import MupscaleError, read_json
+from mupscale.system import MupscaleError, UncheckedPlan, read_json
 
 
 class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: ignore[misc]
@@ -34,10 +34,11 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
 
     times, or hidden, ffn, heads and kv: how wide it becomes, as in `hf.upscale`; grow: `Fresh()` for fresh units; noise
     and seed: of copies. layers: how many it gets, and deepen: what new ones are; with layers alone the width stays. lr:
-    another learning rate from then on, in the small model's units. The small model is saved as checkpoint-STEP-narrow,
-    with its optimizer's state, and the grown one as checkpoint-STEP with a mupscale.json. The Trainer keeps its model
-    object, which has the grown weights from then on; clipping (max_grad_norm) is then by the norm that the small
-    model's gradient would have. After a stop, make the same Trainer with the same callback, and go on with
+    another learning rate from then on, in the small model's units. The small model is saved as narrow-checkpoint-STEP,
+    with its optimizer's state, which save_total_limit does not count; the grown one as checkpoint-STEP with a
+    mupscale.json. The Trainer keeps its model object, which has the grown weights from then on; clipping
+    (max_grad_norm) is then by the norm that the small model's gradient would have, and load_best_model_at_end chooses
+    among checkpoints of the grown model. After a stop, make the same Trainer with the same callback, and go on with
     `trainer.train(resume_from_checkpoint=callback.resume(trainer))`.
 
     >>> GrowTrainerCallback(at=500, times=2).at
@@ -60,6 +61,11 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
         lr: float | None = None,
         seed: int = 0,
     ) -> None:
+        if isinstance(at, bool) or not isinstance(at, int) or at < 1:
+            raise MupscaleError(
+                f"at= is the number of steps after which the model grows, 1 or more, not {at!r}; to grow it before "
+                f"training, use mupscale.hf.upscale, and train the wide checkpoint"
+            )
         self.at, self.times, self.grow, self.noise, self.lr, self.seed = at, times, grow, noise, lr, seed
         self.sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
         self.layers, self.deepen = layers, deepen
@@ -98,6 +104,12 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
             self._take_over_clipping(args)
         elif state.global_step < self.at:
             self._asked(kwargs["model"])
+            if state.max_steps < self.at:
+                warnings.warn(
+                    f"the model will not grow: GrowTrainerCallback(at={self.at}) waits for step {self.at}, and this "
+                    f"run ends after step {state.max_steps}; give an earlier at=, or train for longer",
+                    stacklevel=2,
+                )
         else:
             raise MupscaleError(
                 f"this run goes on from step {state.global_step}, and its model grew after {self.at}: go on with "
@@ -128,11 +140,13 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
             return control
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        narrow = Path(args.output_dir) / f"checkpoint-{self.at}-narrow"
+        narrow = Path(args.output_dir) / f"narrow-checkpoint-{self.at}"  # checkpoint-… would count for its rotation
         model.save_pretrained(narrow)
         torch.save(inner.state_dict(), narrow / "optimizer.pt")
         self._grow(model, inner, kwargs["lr_scheduler"])
         self._take_over_clipping(args)
+        # the best so far is a small model, whose weights could not be loaded at the end
+        state.best_metric = state.best_model_checkpoint = state.best_global_step = None
         control.should_save = True
         return control
 
@@ -196,14 +210,26 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
     ) -> tuple[nn.Module, Optimizer]:
         config = narrow.config.to_dict()  # type: ignore[union-attr, operator]
         architecture = architecture_of(config)
-        plan = match_plan(narrow, architecture.plan_parameters(config, asked.times, shapes_of(narrow)))
+        planned = architecture.plan_parameters(config, asked.times, shapes_of(narrow))
+        plan = match_plan(narrow, planned)
         check_fresh_plan(architecture, config, plan, asked.fresh)
         wide = model_like(narrow, architecture.wide_config(config, asked.times))
         operator = asked.fresh or Copies(asked.noise)
-        checked = replace(plan, checked=True)  # the architecture's description is tried in the tests
-        _, grown = upscale(narrow, wide, checked, optimizer, grow=operator, lr=lr, seed=self.seed)
+        _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=operator, lr=lr, seed=self.seed)
         assert grown is not None
+        is_lossless = asked.fresh is not None and asked.fresh.lossless
+        reasons = [*architecture.obstacles(config, asked.times), *obstacles(narrow, plan)] if is_lossless else []
+        if reasons:
+            warnings.warn(f"the growth is not lossless: {'; '.join(reasons)}", stacklevel=2)
+        elif not architecture.described and (is_lossless or not planned.checked):  # descriptions are tried in the tests
+            warnings.warn(self._untried(architecture.model_type), UncheckedPlan, stacklevel=2)
         return wide, grown
+
+    def _untried(self, model_type: str) -> str:
+        return (
+            f"this growth has not been tried: '{model_type}' is not described, so that its modules were asked. Compare "
+            f"the two models, in the Trainer's folder: mupscale verify narrow-checkpoint-{self.at} checkpoint-{self.at}"
+        )
 
 
 def last_checkpoint(folder: Path) -> tuple[int, Path] | None:

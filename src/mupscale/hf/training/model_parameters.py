@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from mupscale.core import Entry, Plan, Shape, naming
+from mupscale.hf.describe import Config, sketch_model
 from mupscale.system import MupscaleError
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm(\.|$)")
@@ -24,8 +26,10 @@ def shapes_of(model: nn.Module) -> dict[str, Shape]:
     return {naming.canonical(name): tuple(p.shape) for name, p in named}
 
 
-def match_plan(model: nn.Module, plan: Plan) -> Plan:
+def match_plan(model: nn.Module, plan: Plan, small: Config | None = None) -> Plan:
     """The plan with the parameters that the model has, under its own names, tied as they are there.
+
+    small: config.json of the model that was upscaled, where the wide one may have been loaded with another head.
 
     >>> import mupscale as mu
     >>> narrow, wide = (nn.Sequential(nn.Linear(2, n), nn.Linear(n, 1)) for n in (4, 8))
@@ -42,6 +46,7 @@ def match_plan(model: nn.Module, plan: Plan) -> Plan:
         entries = {plan.names[name]: replace(plan.parameters[plan.names[name]], names=()) for name in group}
         first = next(iter(entries))
         if any(entry != entries[first] for entry in entries.values()):
+            _refuse_new_readout(group, type(naming.unwrap(model)).__name__, small)
             raise MupscaleError(
                 f"'{group[0]}' and '{group[1]}' are one tensor in this model and were two when it was upscaled: load "
                 f"it with tie_word_embeddings as in its config.json"
@@ -61,6 +66,21 @@ def match_plan(model: nn.Module, plan: Plan) -> Plan:
     norms = {taken[name]: kind for name, kind in plan.norms.items()}
     stds = None if plan.fresh is None else fresh
     return Plan(parameters, {}, stds, plan.mup, None if plan.means is None else means, norms)
+
+
+def _refuse_new_readout(group: Sequence[str], kind: str, small: Config | None) -> None:
+    """An error where one of the names of a tensor is of a head that the model lacked when it was upscaled."""
+    if small is None:
+        return
+    upscaled = sketch_model(small)
+    known = tuple(f".{name}" for name in shapes_of(upscaled))  # which may be the body alone, without its prefix
+    if new := [name for name in group if not f".{name}".endswith(known)]:
+        raise MupscaleError(
+            f"'{new[0]}' is one tensor with '{group[0]}' in this model, and the {type(upscaled).__name__} that was "
+            f"upscaled had no such readout, so that the norm before it lacks the 1/k which a tied readout takes when "
+            f"the width grows k times. Load the small model as {kind}, save it, and upscale that; or load this one "
+            f"with tie_word_embeddings=False, and its readout starts afresh"
+        )
 
 
 def refuse_untrainable(model: nn.Module) -> None:

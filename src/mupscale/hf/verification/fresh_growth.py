@@ -12,7 +12,7 @@ from functools import cached_property
 from torch import nn
 
 from mupscale.core import Plan
-from mupscale.growth import Fresh, obstacles, upscale
+from mupscale.growth import Fresh, obstacles, upscale_untried
 from mupscale.hf.verification.relation import Relation
 
 _EPS = ("eps", "variance_epsilon", "layer_norm_eps")
@@ -64,7 +64,7 @@ class FreshGrowth:
     def silence(self, small: nn.Module, wide: nn.Module) -> None:
         """Make the wide model compute what the small one does, as far as its config and plan are right."""
         if not self.fresh.lossless:
-            upscale(small, wide, self.plan, grow=Fresh(lossless=True))
+            upscale_untried(small, wide, self.plan, grow=Fresh(lossless=True))  # the outputs are compared next
         scale_eps(wide, self.plan)
 
     def as_recorded(self, what: str, moved: float) -> str:

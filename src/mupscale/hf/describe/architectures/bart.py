@@ -8,6 +8,7 @@ from mupscale.hf.describe.architectures.bert import AFTER_THE_SUM
 from mupscale.hf.describe.multipliers import Times, grown
 from mupscale.hf.describe.registry import register
 from mupscale.hf.describe.wires import Wire, linear, readout, same, table, vector
+from mupscale.system import setting
 
 
 def _last_norm(config: Config) -> tuple[str, ...]:
@@ -33,7 +34,7 @@ def _refuse(config: Config, times: Times) -> str:
     if config.get("scale_embedding") and times.hidden != 1:
         return (
             "this BART model multiplies its embeddings by √d_model (scale_embedding in config.json), and its readout "
-            "is the same tensor, unscaled: let the feed-forward layers alone grow, as in --times ffn=2"
+            f"is the same tensor, unscaled: let the feed-forward layers alone grow, as in {setting('times', 'ffn=2')}"
         )
     return ""
 

@@ -12,6 +12,7 @@ from mupscale.hf.describe.architecture import Architecture, Config, Wires
 from mupscale.hf.describe.architectures.falcon import FALCON
 from mupscale.hf.describe.multipliers import Ratios, Times
 from mupscale.hf.describe.registry import register
+from mupscale.system import setting
 
 
 def why_not_with_alibi(heads: int, times: Times) -> str:
@@ -19,9 +20,10 @@ def why_not_with_alibi(heads: int, times: Times) -> str:
     if not isinstance(times, Ratios):
         if times.heads == 1:
             return ""
+        wider = setting("times", f"hidden={times.hidden},ffn={times.hidden},heads=1")
         return (
             "the slopes of ALiBi follow from the number of heads, so that no head can be copied and keep its own: let "
-            f"heads stay and become wider, as in --times hidden={times.hidden},ffn={times.hidden},heads=1"
+            f"heads stay and become wider, as in {wider}"
         )
     doubled = isinstance(times.heads, int) and times.heads.bit_count() == 1 and heads.bit_count() == 1
     if times.hidden == times.heads and (doubled or times.heads == 1):
@@ -34,7 +36,7 @@ def why_not_with_alibi(heads: int, times: Times) -> str:
     return (
         f"the slopes of ALiBi follow from the number of heads, and those of {heads} heads are among those of "
         f"{heads * times.heads} only where both numbers are powers of two: let hidden and heads grow 2 or 4 times, or "
-        f"make heads wider by copies (--times hidden=2,ffn=2,heads=1)"
+        f"make heads wider by copies ({setting('times', 'hidden=2,ffn=2,heads=1')})"
     )
 
 

@@ -10,6 +10,7 @@ from mupscale.hf.describe.architectures.llama import HEADS, OTHERS
 from mupscale.hf.describe.multipliers import Times, grown
 from mupscale.hf.describe.registry import register
 from mupscale.hf.describe.wires import Wire, linear, same, table, vector
+from mupscale.system import setting
 
 
 def _groups(config: Config) -> int:
@@ -42,13 +43,14 @@ def _refuse(config: Config, times: Times) -> str:
     if times.heads != 1 and config.get("alibi", False):
         return (
             "the slopes of ALiBi follow from the number of heads (alibi in config.json), so that no head can be copied "
-            "or added and keep its own: let the feed-forward layers alone grow, as in --times ffn=2"
+            f"or added and keep its own: let the feed-forward layers alone grow, as in {setting('times', 'ffn=2')}"
         )
     old = not config.get("new_decoder_architecture", False) and config.get("multi_query", True)
     if times.heads != 1 and old and not config.get("parallel_attn", True):
         return (
             "this Falcon model has one key/value head for all its heads in one tensor, which transformers cannot hold "
-            "in groups without parallel_attn: let the feed-forward layers alone grow, as in --times ffn=2"
+            "in groups without parallel_attn: let the feed-forward layers alone grow, as in "
+            f"{setting('times', 'ffn=2')}"
         )
     if isinstance(times.heads, int) or not old:
         return ""

@@ -12,6 +12,7 @@ from mupscale.hf.describe.architectures.llama import HEADS, OTHERS, TIED
 from mupscale.hf.describe.multipliers import Ratios, Times, grown
 from mupscale.hf.describe.registry import register
 from mupscale.hf.describe.wires import Layout, Wire, linear, table, vector
+from mupscale.system import setting
 
 
 def _wires(wires: Wires, config: Config) -> Wires:
@@ -64,12 +65,12 @@ def _refuse(config: Config, times: Times) -> str:
     if times.hidden != times.heads:
         return (
             f"Mamba 2 has as many units in its heads as expand × hidden_size: let hidden and heads grow alike, as in "
-            f"--times {times.hidden if times.hidden != 1 else times.heads}"
+            f"{setting('times', times.hidden if times.hidden != 1 else times.heads)}"
         )
     if isinstance(times, Ratios):
         return (
             "the decays of Mamba 2 (A_log) start as log 1, 2, 3, … over the heads of a layer, so that where new heads "
-            "beside trained ones start is not said: grow by copies, as in --times 2"
+            f"beside trained ones start is not said: grow by copies, as in {setting('times', 2)}"
         )
     return ""
 

@@ -6,6 +6,7 @@ from mupscale.hf.describe.architectures.llama import ATTENTION, OTHERS
 from mupscale.hf.describe.multipliers import Times, grown
 from mupscale.hf.describe.registry import register
 from mupscale.hf.describe.wires import Wire, linear, readout, same, table, vector
+from mupscale.system import setting
 
 
 def _word_size(config: Config) -> int:
@@ -42,7 +43,8 @@ def _refuse(config: Config, times: Times) -> str:
         return (
             "this OPT model reads its logits out with its embedding and has no norm with a gain before that "
             "(do_layer_norm_before, _remove_final_layer_norm or layer_norm_elementwise_affine in config.json), so that "
-            "nothing can take the readout's 1/k; untie the readout, or let hidden stay as in --times ffn=2"
+            "nothing can take the readout's 1/k; untie the readout, or let hidden stay as in "
+            f"{setting('times', 'ffn=2')}"
         )
     return ""
 

@@ -10,6 +10,7 @@ from mupscale.hf.describe.architectures.llama import ATTENTION, FEED_FORWARD, HE
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.registry import register
 from mupscale.hf.describe.wires import same, table, vector
+from mupscale.system import setting
 
 
 def _refuse(config: Config, times: Times) -> str:
@@ -17,7 +18,7 @@ def _refuse(config: Config, times: Times) -> str:
         return (
             "this StableLM model has a norm for each head in a tensor of its own (qk_layernorm in config.json), and "
             "more heads would need tensors that the files lack: let the feed-forward layers alone grow, as in "
-            "--times ffn=2"
+            f"{setting('times', 'ffn=2')}"
         )
     return ""
 

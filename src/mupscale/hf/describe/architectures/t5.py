@@ -7,6 +7,7 @@ from mupscale.hf.describe.architecture import Architecture, Config, Tied, Wires
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.registry import register
 from mupscale.hf.describe.wires import linear, readout, same, table, vector
+from mupscale.system import setting
 
 
 def _of_hidden(config: Config) -> float:
@@ -34,7 +35,7 @@ def _refuse(config: Config, times: Times) -> str:
         return (
             "this T5 model has a readout beside its embedding by config.json (tie_word_embeddings, as T5 1.1 has it), "
             "and transformers 5 ties the two all the same, without T5's scale: let hidden stay, as in "
-            "--times ffn=2,heads=2"
+            f"{setting('times', 'ffn=2,heads=2')}"
         )
     return ""
 

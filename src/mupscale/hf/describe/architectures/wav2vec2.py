@@ -11,6 +11,7 @@ from mupscale.hf.describe.architectures.bert import AFTER_THE_SUM
 from mupscale.hf.describe.multipliers import Ratios, Times
 from mupscale.hf.describe.registry import register
 from mupscale.hf.describe.wires import Layout, Wire, column, linear, readout, same, vector
+from mupscale.system import setting
 
 _DEFAULTS: dict[str, Any] = {
     "hidden_size": 768,
@@ -52,12 +53,12 @@ def _refuse(config: Config, times: Times) -> str:
     if config.get("add_adapter") and times.hidden != 1:
         return (
             "this wav2vec2 model has an adapter after its encoder (add_adapter in config.json), whose size is not "
-            "described: let the feed-forward layers alone grow, as in --times ffn=2"
+            f"described: let the feed-forward layers alone grow, as in {setting('times', 'ffn=2')}"
         )
     if isinstance(times, Ratios) and times.hidden != 1:
         return (
             "the positions of wav2vec2 come from a convolution whose weight has a given norm, so that new hidden units "
-            "would take from the old ones: grow hidden by copies, as in --times 2, or let it stay"
+            f"would take from the old ones: grow hidden by copies, as in {setting('times', 2)}, or let it stay"
         )
     return ""
 

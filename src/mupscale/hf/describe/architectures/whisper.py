@@ -10,13 +10,14 @@ from mupscale.hf.describe.architectures.bart import BART
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.registry import register
 from mupscale.hf.describe.wires import Layout, readout, same, vector
+from mupscale.system import setting
 
 
 def _refuse(config: Config, times: Times) -> str:
     if config.get("scale_embedding") and times.hidden != 1:
         return (
             "this Whisper model says that it multiplies its embeddings by √d_model (scale_embedding in config.json), "
-            "which no published one does: let hidden stay, as in --times ffn=2"
+            f"which no published one does: let hidden stay, as in {setting('times', 'ffn=2')}"
         )
     return ""
 
