@@ -7,6 +7,7 @@ logits shrinks as width^(-1/2), is what remains.
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,38 @@ def test_over_depth_blocks_at_the_same_part_of_the_way_are_compared(tmp_path: Pa
     assert abs(powers(under)["h.1.ln_1"]) < 0.2, str(under)
     assert powers(without)["h.1.ln_1"] - powers(under)["h.1.ln_1"] > 0.15, str(without)
     assert under.plot(tmp_path / "depth.png").stat().st_size > 5000
+
+
+class ResidualMLP(nn.Module):
+    """Pre-norm blocks."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, width), nn.LayerNorm(width), nn.Linear(width, 3)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
+            for _ in range(depth)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(self.norm(x))
+
+
+def test_the_members_that_the_page_on_depth_takes_are_flat_under_the_rule() -> None:
+    """At a width of 8, and over depths 2 and 8 alone, these data are not."""
+    page = Path(__file__).parents[2] / "docs" / "depth.md"
+    example = re.search(r'\[\{"width": (\d+), "depth": d\} for d in \(([\d, ]+)\)\]', page.read_text(encoding="utf-8"))
+    assert example is not None
+    width, depths = int(example[1]), [int(depth) for depth in example[2].split(",")]
+    torch.manual_seed(8)
+    x, y = torch.randn(32, 6), torch.randint(3, (32,))
+    family = mu.Family(ResidualMLP, base={"width": width, "depth": 2}, inputs=x, depth_rule="complete")
+    members = [{"width": width, "depth": depth} for depth in depths]
+    check = mu.coord_check(family, members, [(x, y)], classify, torch.optim.AdamW, lr=1e-2)
+    assert check.ok, str(check)
 
 
 @pytest.mark.parametrize("widths", [[64, 64], [{"first": 16, "second": 32}] * 2], ids=["number", "sizes"])
