@@ -56,10 +56,9 @@ def coord_check(
 ) -> CoordCheck:
     """Train members of the family for a few steps and measure their modules' outputs on the first batch.
 
-    A power of the width is fitted to what the seeds gave at each width, with a standard error. A layer is flat if its
-    output has a power of at most 0.2, and the output's change by training one within ±0.2. A power beyond that, but not
-    with its 95 % interval, is too noisy to tell: `ok` is False then, and `outcome` says so. Take widths further apart,
-    or more seeds: with two of each many a family that is right is too noisy to tell.
+    A power of the width is fitted to what the seeds gave, with a standard error. A layer is flat if its output has a
+    power of at most 0.2, and the output's change by training one within ±0.2. A power beyond that, but not with its
+    95 % interval, is too noisy to tell (`ok` is False, `outcome` says so): take widths further apart, or more seeds.
 
     parametrization="standard" trains the author's own initialisation with one learning rate, for comparison.
     Of models of several depths, blocks are compared that lie at the same part of the way, under the shallowest's names.
@@ -85,14 +84,9 @@ def coord_check(
         for seed in range(seeds):
             model = _member(family, width, seed, parametrization).to(dtype=dtype)
             silence_dropout(model)  # another mask at every look would count as change
-            if parametrization == "mup":
-                opt = family.optimizer(model, optimizer, **hyper)
-            else:
-                opt = optimizer(model.parameters(), **hyper)
-            folds = _folds(family.plan(model)) if parametrization == "mup" else {}
+            opt, folds = _trainer(family, model, parametrization, optimizer, hyper)
             first = model if first is None else first
-            _check_depth_alone(first, model, members)
-            names = {path or OUTPUT: name or OUTPUT for path, name in names_in_shallow(first, model).items()}
+            names = _names_in_first(first, model, members)
             measured = _measure(model, opt, data, loss, steps, size, seed, folds)
             rows += [replace(row, module=names[row.module]) for row in measured if row.module in names]
     title = {"mup": "μP", "standard": "standard parametrisation"}[parametrization]
@@ -132,10 +126,11 @@ def _several_sizes(widths: Sequence[Width], how: str) -> MupscaleError:
     )
 
 
-def _check_depth_alone(first: nn.Module, model: nn.Module, widths: Sequence[Width]) -> None:
-    """An error if the models differ in their blocks and in another size as well."""
+def _names_in_first(first: nn.Module, model: nn.Module, widths: Sequence[Width]) -> dict[str, str]:
+    """What the model's layers are called in the first; an error if its blocks are others and another size differs."""
     if len(_differing_names(widths)) > 1 and naming.parameters(first).keys() != naming.parameters(model).keys():
         raise _several_sizes(widths, "and one of them is a number of layers,")
+    return {path or OUTPUT: name or OUTPUT for path, name in names_in_shallow(first, model).items()}
 
 
 def _member(family: Members, width: Width, seed: int, parametrization: str) -> nn.Module:
@@ -145,6 +140,15 @@ def _member(family: Members, width: Width, seed: int, parametrization: str) -> n
         raise MupscaleError(f"parametrization is 'mup' or 'standard', not {parametrization!r}")
     with seeded(seed):
         return family.build(width)
+
+
+def _trainer(
+    family: Members, model: nn.Module, parametrization: str, optimizer: type[Optimizer], hyper: dict[str, Any]
+) -> tuple[Optimizer, dict[str, float]]:
+    """The model's optimizer, and the constants that are folded into outputs of its modules."""
+    if parametrization == "mup":
+        return family.optimizer(model, optimizer, **hyper), _folds(family.plan(model))
+    return optimizer(model.parameters(), **hyper), {}
 
 
 def _folds(plan: Plan) -> dict[str, float]:
