@@ -28,6 +28,7 @@ def architectures_stay() -> Iterator[None]:
     DESCRIPTIONS.update(before)
 
 
+@pytest.mark.filterwarnings("error::mupscale.theory.FewSamples")  # a limit that is shown is a good one
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -36,6 +37,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
         exec(compile(block, page.name, "exec"), scope)
 
 
+@pytest.mark.filterwarnings("error::mupscale.theory.FewSamples")  # a limit that is shown is a good one
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ logits shrinks as width^(-1/2), is what remains.
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 import mupscale as mu
-from mupscale.checks.coordinates import CoordCheck, Measurement
+from mupscale.checks.coordinate_verdicts import CoordCheck, Measurement
+from mupscale.checks.power_laws import fit_power
 from mupscale.models import GPT2, MLP, ResNet18
 from mupscale.system.errors import MupscaleError
 
@@ -54,7 +56,7 @@ def test_mlp(optimizer: type[Optimizer], hyper: dict[str, Any]) -> None:
     assert mup.ok, str(mup)
     assert [layer.module for layer in mup.layers] == [f"layers.{i}" for i in range(4)]
     standard = mu.coord_check(MLPS, widths, data, classify, optimizer, parametrization="standard", **hyper)
-    assert not standard.ok, str(standard)
+    assert standard.outcome == "not flat", str(standard)
     assert max(map(abs, powers(mup).values())) < 0.12
     if optimizer is torch.optim.AdamW:
         assert powers(standard)["layers.1"] > 0.7
@@ -96,7 +98,7 @@ def test_wrong_roles_are_seen() -> None:
         lambda width: MLP(20, width, 5), base=64, roles={"layers.1.weight": mu.Role(out=0, in_=1, fold=lambda o, i: i)}
     )
     check = mu.coord_check(family, [64, 128, 256], vectors(), classify, torch.optim.AdamW, lr=1e-2)
-    assert not check.ok
+    assert check.outcome == "not flat"
     assert next(layer.module for layer in check.layers if not layer.flat) == "layers.1"
 
 
@@ -190,7 +192,7 @@ def test_powers_and_verdicts() -> None:
         "large": "grows",
         "small": "flat",  # a readout may start near zero
     }
-    assert not check.ok
+    assert check.outcome == "not flat"
 
 
 def test_the_table_reads_well() -> None:
@@ -198,9 +200,10 @@ def test_the_table_reads_well() -> None:
     first, head, *lines = text.splitlines()
     assert first == "made up: NOT flat over widths 1, 4, 16"
     assert head.split() == ["module", "size", "∝", "width^", "change", "∝", "width^", "verdict"]
-    assert lines[0].split() == ["short", "+0.00", "+0.00", "flat"]
-    assert lines[1].split() == ["a.longer.name", "+0.00", "+0.50", "grows"]
-    assert len({line.index("+0.00") for line in lines}) == 1
+    assert " ".join(lines[0].split()) == "short +0.00 ± 0.00 +0.00 ± 0.00 flat"
+    assert " ".join(lines[1].split()) == "a.longer.name +0.00 ± 0.00 +0.50 ± 0.00 grows"
+    assert len({line.index("+0.00") for line in lines[:2]}) == 1
+    assert lines[2:] == ["flat: powers within ±0.2; ±: one standard error"]
     assert str(made({"short": [2, 2, 2]})).startswith("made up: flat over widths")
 
 
@@ -212,8 +215,9 @@ def test_the_table_reads_well() -> None:
         {f"layer.{i}": [1.0, 4 + i, 16] for i in range(12)},
         {"still": [0.0, 0, 0], "explodes": [1, 1, math.inf], "lost": [1, math.nan, 1]},
         {"still": [0.0, 0, 0]},
+        {"bent": [1.0, 4, 3], "flat": [2, 2, 2]},
     ],
-    ids=["flat", "one", "many", "odd", "nothing"],
+    ids=["flat", "one", "many", "odd", "nothing", "noisy"],
 )
 @pytest.mark.filterwarnings("error")
 def test_plot(tmp_path: Path, change: dict[str, list[float]]) -> None:
@@ -286,17 +290,110 @@ def test_over_depth_blocks_at_the_same_part_of_the_way_are_compared(tmp_path: Pa
         for rule in ("complete", "none")
     )
     assert under.widths == [2, 12]
-    assert "over depth 2, 12\nmodule           size ∝ depth^" in str(under)
+    assert "over depth 2, 12" in under.verdict
+    assert "\nmodule           size ∝ depth^" in str(under)
     assert {name.split(".")[1] for name in powers(under) if name.startswith("h.")} == {"0", "1"}
     assert abs(powers(under)["h.1.ln_1"]) < 0.2, str(under)
     assert powers(without)["h.1.ln_1"] - powers(under)["h.1.ln_1"] > 0.15, str(without)
     assert under.plot(tmp_path / "depth.png").stat().st_size > 5000
 
 
-def test_models_of_one_size_are_refused() -> None:
-    for widths in ([64, 64], [{"width": 8, "depth": 2}, {"width": 16, "depth": 2}, {"width": 8, "depth": 4}]):
-        with pytest.raises(MupscaleError, match=r"compares models of different sizes.* let one size alone differ"):
-            mu.coord_check(MLPS, widths, vectors(1), classify, torch.optim.SGD, lr=0.1)
+class ResidualMLP(nn.Module):
+    """Pre-norm blocks."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, width), nn.LayerNorm(width), nn.Linear(width, 3)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
+            for _ in range(depth)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(self.norm(x))
+
+
+def test_the_members_that_the_page_on_depth_takes_are_flat_under_the_rule() -> None:
+    """At a width of 8, and over depths 2 and 8 alone, these data are not."""
+    page = Path(__file__).parents[2] / "docs" / "depth.md"
+    example = re.search(r'\[\{"width": (\d+), "depth": d\} for d in \(([\d, ]+)\)\]', page.read_text(encoding="utf-8"))
+    assert example is not None
+    width, depths = int(example[1]), [int(depth) for depth in example[2].split(",")]
+    torch.manual_seed(8)
+    x, y = torch.randn(32, 6), torch.randint(3, (32,))
+    family = mu.Family(ResidualMLP, base={"width": width, "depth": 2}, inputs=x, depth_rule="complete")
+    members = [{"width": width, "depth": depth} for depth in depths]
+    check = mu.coord_check(family, members, [(x, y)], classify, torch.optim.AdamW, lr=1e-2)
+    assert check.ok, str(check)
+
+
+@pytest.mark.parametrize("widths", [[64, 64], [{"first": 16, "second": 32}] * 2], ids=["number", "sizes"])
+def test_models_of_one_size_are_refused(widths: Any) -> None:
+    with pytest.raises(MupscaleError, match=r"compares models of different sizes.* let each differ from the others"):
+        mu.coord_check(MLPS, widths, vectors(1), classify, torch.optim.SGD, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "why"),
+    [
+        ([(16, 2), (32, 8)], r"by different factors here \(width 16, depth 2; width 32, depth 8\)"),
+        ([(8, 2), (16, 2), (8, 4)], "by different factors"),
+        ([(16, 2), (32, 4)], "and one of them is a number of layers"),
+    ],
+    ids=["factors", "in turn", "together"],
+)
+def test_width_and_depth_at_once_are_refused(sizes: list[tuple[int, int]], why: str) -> None:
+    """A power of two sizes has no meaning, and the table would call it one of the width."""
+    widths = [{"width": width, "depth": depth} for width, depth in sizes]
+    data = [torch.randint(11, (4, 8))]
+    with pytest.raises(MupscaleError, match=rf"and width and depth differ {why}.*; vary one size at a time"):
+        mu.coord_check(deep_family("none"), widths, data, language, torch.optim.SGD, lr=0.1, steps=1, seeds=1)
+
+
+def noisy_check(seed: int, widths: list[int], **arguments: Any) -> CoordCheck:
+    """Of a family that is right, on data that is drawn afresh."""
+    torch.manual_seed(seed)
+    x, y = torch.randn(32, 6), torch.randint(3, (32,))
+    family = mu.Family(lambda width: MLP(6, width, 3), base=64, inputs=x)
+    return mu.coord_check(family, widths, [(x, y)], classify, torch.optim.AdamW, lr=1e-3, **arguments)
+
+
+def test_chance_is_not_taken_for_a_wrong_family() -> None:
+    """Two seeds at two widths measure mostly noise; further apart, or with more seeds, the same family is flat."""
+    few = [noisy_check(seed, [64, 128]) for seed in range(8)]
+    assert {check.outcome for check in few} == {"flat", "too noisy to tell"}
+    noisy = next(seed for seed, check in enumerate(few) if not check.ok)
+    assert "too noisy to tell over widths 64, 128: take widths further apart, or more seeds\n" in str(few[noisy])
+    assert not any(layer.flat for layer in few[noisy].layers if layer.verdict == "too noisy")
+    assert noisy_check(noisy, [64, 512]).ok
+    assert noisy_check(noisy, [64, 128], seeds=8).ok
+    assert noisy_check(noisy, [64, 128], parametrization="standard").outcome == "not flat"
+
+
+def test_errors_of_powers_come_from_seeds_and_from_the_fit() -> None:
+    """As a least-squares fit of all points has it."""
+    seeds = fit_power({1: [1.0, math.e**0.2], math.e: [1.0, math.e**0.2]})
+    assert seeds.freedom == 2
+    assert seeds.error == pytest.approx(math.sqrt(4 * 0.1**2 / 2 / (4 * 0.5**2)), rel=0.01)
+    bent = fit_power({1: [1.0], math.e: [math.e**0.3], math.e**2: [1.0]})
+    assert (bent.exponent, bent.freedom) == (pytest.approx(0), 1)
+    assert bent.error == pytest.approx(math.sqrt((0.2**2 + 2 * 0.1**2) / 1 / 2))
+    assert bent.margin == pytest.approx(12.71 * bent.error)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"), [([1.0, 1.2], "too noisy"), ([1.0, 1.1], "flat"), ([1.0, 0.0], "vanishes")], ids=str
+)
+def test_one_seed_at_two_widths_has_no_error_bar(change: list[float], verdict: str) -> None:
+    rows = [Measurement(width, 0, 1, "hidden", 1.0, value) for width, value in zip((1, 2), change, strict=True)]
+    check = CoordCheck(rows, "made up", axis="depth")
+    assert [layer.verdict for layer in check.layers] == [verdict]
+    if verdict == "too noisy":
+        assert "values of depth further apart, or more seeds" in check.verdict
+        assert "+0.26 ± ?" in str(check)
 
 
 def test_widths_are_shown_as_whole_numbers() -> None:

@@ -648,3 +648,33 @@ def test_a_check_holds_for_the_sizes_that_grew_in_it() -> None:
             family.upscale(Block(2, 8), width={"heads": 2, "ffn": 16})
         family.check(tokens)
         family.upscale(model, width=wide)
+
+
+TRIED, UNTRIED = "copies tried on small members of the family: exact", "not tried yet"
+
+
+def test_plans_of_a_family_say_that_small_members_were_tried() -> None:
+    x = torch.randn(4, 3)
+    with_batch, checked = (mu.Family(lambda width: MLP(3, width, 2), 16, inputs=inputs) for inputs in (x, None))
+    assert UNTRIED in str(checked.plan(32))
+    checked.check(x)
+    for family in (with_batch, checked):
+        assert family.plan(32) is family.plan(32)
+        for plan in (family.plan(32), family.plan(family.init(32)), family.widening(16, 32)):
+            assert str(plan).endswith(TRIED)
+            assert mu.Plan.from_json(plan.to_json()).tried_by == "small members"
+
+
+def test_a_plan_in_other_sizes_than_were_tried_says_so() -> None:
+    family = mu.Family(Block, base={"heads": 2, "ffn": 8}, inputs=torch.randint(0, 11, (2, 6)))
+    for sizes, tried in (((4, 16), True), ((2, 8), True), ((1, 4), True), ((4, 8), False)):
+        plan = family.plan({"heads": sizes[0], "ffn": sizes[1]})
+        assert str(plan).splitlines()[-1].startswith(TRIED if tried else UNTRIED), sizes
+
+
+def test_plans_at_every_depth_say_that_small_members_were_tried() -> None:
+    tokens = torch.randint(0, 11, (2, 6))
+    base = {"width": 8, "depth": 2}
+    family = mu.Family(lambda width, depth: GPT2(11, 8, width=width, head_dim=4, layers=depth), base, inputs=tokens)
+    for depth in (2, 4):
+        assert str(family.plan({"width": 16, "depth": depth})).endswith(TRIED)

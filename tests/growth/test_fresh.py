@@ -676,8 +676,8 @@ def test_coordinates_are_flat_after_growth_in_the_middle_of_training(times: Frac
 
 def test_a_wrong_spread_or_rate_is_seen() -> None:
     """Fresh units as large at every width, and rates that do not shrink with it."""
-    assert not check_of(spread=0.5, times=Fraction(2)).ok
-    assert not check_of(rate=1.0, times=Fraction(2)).ok
+    assert check_of(spread=0.5, times=Fraction(2)).outcome == "not flat"
+    assert check_of(rate=1.0, times=Fraction(2)).outcome == "not flat"
 
 
 class _Misfolded(mu.Fresh):

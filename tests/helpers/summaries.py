@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mupscale.checks.coordinates import Measurement
+from mupscale.checks.coordinate_verdicts import Measurement
 from mupscale.method.summary import Choice, Curve, Runs, StageCost, Summary
 from mupscale.sweep.space import Space, Status, Sweep, Trial
 

@@ -137,6 +137,35 @@ def test_noise_has_the_papers_size() -> None:
         assert float((now - was).std()) == pytest.approx(level * unit, rel=0.1)
 
 
+@pytest.mark.parametrize("sigma", [1.0, 2.5])
+def test_noise_of_a_family_at_base_1(sigma: float) -> None:
+    """In unit "theory" it is the program's; a number counts initial standard deviations, and means level / sigma."""
+    n, k, level = 64, 2, 0.8
+
+    def build(width: int) -> nn.Module:
+        layers = [nn.Linear(a, b, bias=False) for a, b in ((30, width), (width, width), (width, 30))]
+        for layer, std in zip(layers, (1.0, width**-0.5, 1 / width), strict=True):
+            nn.init.normal_(layer.weight, std=sigma * std)
+        return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
+
+    net = Network(Finite(n, k, device="cpu"), MLPSetup(3, sigma=sigma), 30, 30)
+    before = net.weights()
+    net.upscale(k, level)
+    wanted = [float((now - was).std()) for was, now in zip(before, net.weights(), strict=True)]
+    family = mu.Family(build, base=1, init_at=n)
+    model = family.init(n)
+    exact, *noisy = (
+        dict(family.upscale(model, width=k * n, noise=noise)[0].named_parameters())
+        for noise in (0.0, mu.GaussianNoise(level, unit="theory"), level / sigma, level)
+    )
+    in_theory, divided, plain = (
+        [float((wide[name] - p).detach().std()) for name, p in exact.items()] for wide in noisy
+    )
+    assert in_theory == pytest.approx(wanted, rel=0.05)
+    assert divided == pytest.approx(wanted, rel=0.05)
+    assert plain == pytest.approx([sigma * std for std in wanted], rel=0.05)
+
+
 # ------------------------------------------------------------------------ finite networks meet the limit
 
 CASES = [(a, layers, k) for a in ("tanh", "relu") for layers in (3, 4) for k in (2, 3)]

@@ -3,11 +3,14 @@
 equivalence       both models trained side by side
 differences       parameters and buffers that are not what they should be, and what usually causes it
 coordinates       how large activations and their changes are at each width, or depth
+coordinate_verdicts  a power of the width for each layer, whether it is flat, and a picture
+power_laws        an exponent with its error
 same_depth        which layers of a shallow and a deep model correspond
 rounding          models in float64, and models that differ in their last bits
 """
 
-from mupscale.checks.coordinates import CoordCheck, Measurement, coord_check
+from mupscale.checks.coordinate_verdicts import CoordCheck, Measurement
+from mupscale.checks.coordinates import coord_check
 from mupscale.checks.equivalence import Report, verify
 
 __all__ = [

@@ -6,140 +6,22 @@ the standard parametrisation they grow or vanish. One look tells whether a famil
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mupscale.checks.coordinate_verdicts import CoordCheck, Measurement
 from mupscale.checks.equivalence import Loss
 from mupscale.checks.same_depth import names_in_shallow
 from mupscale.core import Plan, Width, WidthLike, naming
 from mupscale.planning import Recorder, silence_dropout
-from mupscale.plots import COLORS, GREY, figure, save_figure
-from mupscale.system import MupscaleError, html_table, seeded, text_table
+from mupscale.system import MupscaleError, seeded
 
-FLAT = 0.2
-"""A power of the width within ±this counts as none."""
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One measurement: root mean square of a module's output, and of its change since the start, on one batch."""
-
-    width: float
-    seed: int
-    step: int
-    module: str
-    size: float
-    change: float
-
-
-@dataclass(frozen=True)
-class Layer:
-    """How a module's output changes with width, as powers fitted at the last step, and what follows."""
-
-    module: str
-    size_power: float
-    change_power: float
-
-    @property
-    def flat(self) -> bool:
-        """Activations must not grow (they may shrink: a readout starts near zero), and their changes be Θ(1)."""
-        return self.size_power <= FLAT and abs(self.change_power) <= FLAT
-
-    @property
-    def verdict(self) -> str:
-        """The verdict in words."""
-        if self.flat:
-            return "flat"
-        power = self.change_power if abs(self.change_power) > FLAT else self.size_power
-        return "grows" if power > 0 else "vanishes"
-
-
-@dataclass(frozen=True)
-class CoordCheck:
-    """The table of measurements, a verdict per layer, and a picture.
-
-    axis: the size that the models differ in, and whose powers are fitted.
-
-    >>> rows = [Measurement(width, 0, 1, "hidden", size=1.0, change=width / 64) for width in (64, 128, 256)]
-    >>> print(CoordCheck(rows, "standard parametrisation"))
-    standard parametrisation: NOT flat over widths 64, 128, 256
-    module  size ∝ width^  change ∝ width^  verdict
-    hidden          +0.00            +1.00    grows
-    """
-
-    rows: list[Measurement]
-    title: str
-    axis: str = "width"
-
-    @property
-    def layers(self) -> list[Layer]:
-        """One verdict for each module that all models have."""
-        last, widths = max(row.step for row in self.rows), dict[str, set[float]]()
-        for row in self.rows:
-            widths.setdefault(row.module, set()).add(row.width)
-        modules = [module for module, measured in widths.items() if len(measured) == len(self.widths)]
-        return [Layer(m, self._power(m, last, "size"), self._power(m, last, "change")) for m in modules]
-
-    @property
-    def ok(self) -> bool:
-        """Whether every layer is flat."""
-        return all(layer.flat for layer in self.layers)
-
-    def mean(self, module: str, width: float, step: int, what: Literal["size", "change"]) -> float:
-        """Mean over seeds."""
-        values = [getattr(r, what) for r in self.rows if (r.module, r.width, r.step) == (module, width, step)]
-        return float(sum(values) / len(values))
-
-    @property
-    def widths(self) -> list[float]:
-        """The widths, in increasing order."""
-        return sorted({row.width for row in self.rows})
-
-    def _power(self, module: str, step: int, what: Literal["size", "change"]) -> float:
-        """Least-squares slope of log size against log width; a layer that does not change at all has power 0."""
-        sizes = [self.mean(module, w, step, what) for w in self.widths]
-        if not all(math.isfinite(s) for s in sizes):
-            return math.inf
-        if min(sizes) < 1e-12:
-            return 0.0 if max(sizes) < 1e-12 else -math.inf
-        xs, ys = [math.log(w) for w in self.widths], [math.log(s) for s in sizes]
-        mx, my = sum(xs) / len(xs), sum(ys) / len(ys)
-        return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum((x - mx) ** 2 for x in xs)
-
-    @property
-    def verdict(self) -> str:
-        """Whether all layers are flat, in a line."""
-        values = ", ".join(str(int(w) if w == int(w) else w) for w in self.widths)
-        what = "widths" if self.axis == "width" else self.axis
-        return f"{self.title}: {'flat' if self.ok else 'NOT flat'} over {what} {values}"
-
-    @property
-    def _header(self) -> tuple[str, ...]:
-        return "module", f"size ∝ {self.axis}^", f"change ∝ {self.axis}^", "verdict"
-
-    def __str__(self) -> str:
-        return f"{self.verdict}\n{text_table(self._header, self._table_rows())}"
-
-    def _repr_html_(self) -> str:
-        """For a notebook."""
-        return html_table(self._header, self._table_rows(), self.verdict)
-
-    def _table_rows(self) -> list[tuple[str, ...]]:
-        return [(x.module, f"{x.size_power:+.2f}", f"{x.change_power:+.2f}", x.verdict) for x in self.layers]
-
-    def plot(self, path: str | Path, *, narrow: bool = False) -> Path:
-        """Change of each layer's activations against width at the last step; layers that are not flat in colour.
-
-        narrow: a picture for a column or a phone, with the layers' names below.
-        """
-        return _plot(self, Path(path), narrow)
+OUTPUT = "(output)"
 
 
 class Members(Protocol):
@@ -174,8 +56,13 @@ def coord_check(
 ) -> CoordCheck:
     """Train members of the family for a few steps and measure their modules' outputs on the first batch.
 
+    A power of the width is fitted to what the seeds gave, with a standard error. A layer is flat if its output has a
+    power of at most 0.2, and the output's change by training one within ±0.2. A power beyond that, but not with its
+    95 % interval, is too noisy to tell (`ok` is False, `outcome` says so): take widths further apart, or more seeds.
+
     parametrization="standard" trains the author's own initialisation with one learning rate, for comparison.
     Of models of several depths, blocks are compared that lie at the same part of the way, under the shallowest's names.
+    One size may differ, or several that grow by the same factors; a depth differs alone.
 
     >>> import mupscale as mu
     >>> from mupscale.models import MLP
@@ -197,13 +84,9 @@ def coord_check(
         for seed in range(seeds):
             model = _member(family, width, seed, parametrization).to(dtype=dtype)
             silence_dropout(model)  # another mask at every look would count as change
-            if parametrization == "mup":
-                opt = family.optimizer(model, optimizer, **hyper)
-            else:
-                opt = optimizer(model.parameters(), **hyper)
-            folds = _folds(family.plan(model)) if parametrization == "mup" else {}
+            opt, folds = _trainer(family, model, parametrization, optimizer, hyper)
             first = model if first is None else first
-            names = {path or OUTPUT: name or OUTPUT for path, name in names_in_shallow(first, model).items()}
+            names = _names_in_first(first, model, members)
             measured = _measure(model, opt, data, loss, steps, size, seed, folds)
             rows += [replace(row, module=names[row.module]) for row in measured if row.module in names]
     title = {"mup": "μP", "standard": "standard parametrisation"}[parametrization]
@@ -211,19 +94,43 @@ def coord_check(
 
 
 def _differing_size(widths: Sequence[Width]) -> tuple[str, list[float]]:
-    """The name of the one size in which these widths differ, such as a depth, and its values; else the width's own."""
+    """The name of the one size in which these widths differ, such as a depth, and its values.
+
+    "width" and the largest size where several grow by the same factors.
+    """
     for width in widths[1:]:
         width.check_form(widths[0])
-    names = [name for name in widths[0].sizes if len({width.sizes[name] for width in widths}) > 1]
+    names = _differing_names(widths)
     axis, sizes = "width", [float(width.size) for width in widths]
     if len(names) == 1:
         axis, sizes = names[0], [float(width.sizes[names[0]]) for width in widths]
+    elif any(len({width.ratio_to(widths[0])[name] for name in names}) > 1 for width in widths):
+        raise _several_sizes(widths, "by different factors")
     if len(set(sizes)) < len(sizes):
         raise MupscaleError(
             f"coord_check compares models of different sizes, and {axis} is {', '.join(f'{s:g}' for s in sizes)}; let "
-            f"one size alone differ, or all of them grow"
+            f"each differ from the others"
         )
     return axis, sizes
+
+
+def _differing_names(widths: Sequence[Width]) -> list[str]:
+    return [name for name in widths[0].sizes if len({width.sizes[name] for width in widths}) > 1]
+
+
+def _several_sizes(widths: Sequence[Width], how: str) -> MupscaleError:
+    names, values = _differing_names(widths), "; ".join(map(str, widths))
+    return MupscaleError(
+        f"coord_check fits powers of one size, and {' and '.join(names)} differ {how} here ({values}); vary one size "
+        f"at a time, and keep the others as they are"
+    )
+
+
+def _names_in_first(first: nn.Module, model: nn.Module, widths: Sequence[Width]) -> dict[str, str]:
+    """What the model's layers are called in the first; an error if its blocks are others and another size differs."""
+    if len(_differing_names(widths)) > 1 and naming.parameters(first).keys() != naming.parameters(model).keys():
+        raise _several_sizes(widths, "and one of them is a number of layers,")
+    return {path or OUTPUT: name or OUTPUT for path, name in names_in_shallow(first, model).items()}
 
 
 def _member(family: Members, width: Width, seed: int, parametrization: str) -> nn.Module:
@@ -233,6 +140,15 @@ def _member(family: Members, width: Width, seed: int, parametrization: str) -> n
         raise MupscaleError(f"parametrization is 'mup' or 'standard', not {parametrization!r}")
     with seeded(seed):
         return family.build(width)
+
+
+def _trainer(
+    family: Members, model: nn.Module, parametrization: str, optimizer: type[Optimizer], hyper: dict[str, Any]
+) -> tuple[Optimizer, dict[str, float]]:
+    """The model's optimizer, and the constants that are folded into outputs of its modules."""
+    if parametrization == "mup":
+        return family.optimizer(model, optimizer, **hyper), _folds(family.plan(model))
+    return optimizer(model.parameters(), **hyper), {}
 
 
 def _folds(plan: Plan) -> dict[str, float]:
@@ -291,55 +207,3 @@ def _is_layer(module: nn.Module) -> bool:
 
 def _rms(tensor: Tensor) -> float:
     return float(tensor.double().square().mean().sqrt())
-
-
-OUTPUT = "(output)"
-_ODD = "#d8a48f"  # layers that are not flat and have no colour left
-
-
-def _plot(check: CoordCheck, path: Path, narrow: bool) -> Path:
-    """Change since initialisation against width, one line per layer; what is not flat in colour, with its power."""
-    fig, ax = figure(*((4.8, 4.4) if narrow else (7.5, 4.2)))
-    last = max(row.step for row in check.rows)
-    odd = sorted((x for x in check.layers if not x.flat), key=lambda x: -abs(x.change_power))
-    named = {layer.module: COLORS[1 + i] for i, layer in enumerate(odd[: len(COLORS) - 1])}
-    drawn = list[float]()
-    for layer in check.layers:
-        values = [check.mean(layer.module, w, last, "change") for w in check.widths]
-        values = [v if math.isfinite(v) and v > 0 else math.nan for v in values]
-        drawn += [v for v in values if v == v]
-        style: dict[str, Any] = {"lw": 0.9, "color": GREY if layer.flat else _ODD}
-        if layer.module in named:
-            style = {"lw": 1.6, "color": named[layer.module], "label": _label(layer, check.axis), "zorder": 3}
-        ax.plot(check.widths, values, "o-", ms=3, **style)
-    flat, more = len(check.layers) - len(odd), len(odd) - len(named)
-    for count, color, text in ((more, _ODD, "more not flat"), (flat, GREY, "flat")):
-        if count:
-            ax.plot([], [], "o-", ms=3, lw=0.9, color=color, label=f"{count} {text}")
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
-    ax.set_xticks(check.widths, [f"{w:g}" for w in check.widths])
-    ax.minorticks_off()
-    low, high = (min(drawn), max(drawn)) if drawn else (1.0, 1.0)
-    middle, half = math.sqrt(low * high), max(10.0, 1.3 * math.sqrt(high / low))
-    ax.set_ylim(middle / half, middle * half)  # at least two decades, so that what is flat looks flat
-    ax.set_xlabel(check.axis)
-    ax.set_ylabel(f"rms change of the layer's output after {last} steps")
-    verdict = "flat" if check.ok else "not flat"
-    ax.set_title(f"Coordinate check, {check.title}: {verdict}", loc="left", fontsize=9.5 if narrow else 11)
-    names: dict[str, Any] = {"title": "layers", "fontsize": 8, "title_fontsize": 8}
-    names |= {"alignment": "left", "frameon": False}
-    if narrow:
-        fig.legend(loc="outside lower center", ncols=2, **names)
-    else:
-        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **names)
-    return save_figure(fig, path)
-
-
-def _label(layer: Layer, axis: str) -> str:
-    """The power that makes the layer not flat: of its change or, where that is flat, of its size."""
-    by_change = abs(layer.change_power) > FLAT
-    power = layer.change_power if by_change else layer.size_power
-    if math.isinf(power):
-        return f"{layer.module} {'diverges' if power > 0 else 'vanishes'}"
-    return f"{layer.module} {'∝' if by_change else 'size ∝'} {axis}$^{{{power:+.2f}}}$"

@@ -9,7 +9,7 @@ from mupscale.core.rules import Number, Rule
 from mupscale.system import html_table, name_of_group, pattern_of_name, terminal_width, text_table, wrap_text
 
 HEADER = ("parameter", "shape", "out", "in", "fold", "weight ×", "lr × (Adam)", "lr × (SGD)")
-TriedBy = Literal["copies", "silent units"]
+TriedBy = Literal["copies", "silent units", "small members"]
 """What was run to see that a plan is right."""
 
 _SHAPES = 5  # columns of the first part, where the table is cut in two
@@ -83,11 +83,15 @@ def tried_in_words(by: TriedBy | None, *, copies: bool = True) -> str:
     'copies tried: exact'
     >>> tried_in_words("silent units", copies=False)
     'tried with the new units silent: the outputs stay'
+    >>> tried_in_words("small members")
+    'copies tried on small members of the family: exact'
     """
     if by is None:
         return "not tried yet: mu.verify, or a batch (inputs=), would"
     if by == "silent units":
         return "tried with the new units silent: the outputs stay"
+    if by == "small members":
+        return "copies tried on small members of the family: exact"
     return "copies tried: exact" if copies else "axes tried with copies, at a whole multiple: exact"
 
 

@@ -37,8 +37,8 @@ class Plan:
     or "group" (centres and divides groups of units) at its gain, and "bias" at the other.
     past_norms: by parameter, the growing dimensions whose units no norm reads (outputs) or made (inputs), where a run
     has shown it; None if none has.
-    checked: whether models were run to see that this plan is right. tried_by: what they were: copies, or the old units
-    with silent ones beside them.
+    checked: whether models were run to see that this plan is right. tried_by: what they were: copies, the old units
+    with silent ones beside them, or copies between small members of a family.
 
     >>> import mupscale as mu
     >>> plan = mu.plan(nn.Linear(4, 8), nn.Linear(4, 16))

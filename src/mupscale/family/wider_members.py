@@ -53,7 +53,7 @@ def widen_member(
     if inputs is not None and grow.needs_multiples:
         has_memory = not any(tensor.is_meta for tensor in all_tensors(wide).values())
         check_plan_by_running(model, wide if has_memory else _with_memory(family, width), plan, inputs)
-        plan, inputs = replace(plan, checked=True), None
+        plan, inputs = replace(plan, checked=True, tried_by="copies"), None
     if inputs is None and not grow.needs_multiples:
         inputs = family.inputs
     dress_like(wide, model)

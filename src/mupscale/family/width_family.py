@@ -90,7 +90,7 @@ class Family(BuiltMembers):
         self._width_dims = find_width_dims(self.sketch, self._base)
         if init_at is None:
             self._init_at = default_init_at(self._base, self._base_model, self._width_dims)
-        self._plans: dict[Width, Plan] = {}
+        self._plans: dict[tuple[Width, int], Plan] = {}  # by width, and how much had been tried then
         self._measured: dict[str, float] | None = None
         self._means: dict[str, tuple[float, ...]] = {}
         self.tried: set[frozenset[str]] = set()
@@ -117,15 +117,19 @@ class Family(BuiltMembers):
         return self._init_at.plain
 
     def plan(self, width: WidthLike | nn.Module) -> Plan:
-        """μP at this width (or for this model): every factor relative to the base. Made once for each width."""
+        """μP at this width (or for this model): every factor relative to the base. Made once for each width.
+
+        With a batch (`inputs`, or `check`) it says that small members have been tried.
+        """
         if self._depths is not None:
             return self._depths.plan(width)
         if isinstance(width, nn.Module):
-            return self._between(self._base_model, width, how="mup")
-        width = Width.of(width)
-        if width not in self._plans:
-            self._plans[width] = self._between(self._base_model, self.sketch(width), how="mup")
-        return self._plans[width]
+            return self._noting_trial(self._between(self._base_model, width, how="mup"), self._base, width)
+        width, trials = Width.of(width), len(self.tried)
+        if (width, trials) not in self._plans:
+            plan = self._between(self._base_model, self.sketch(width), how="mup")
+            self._plans[width, trials] = self._noting_trial(plan, self._base, width)
+        return self._plans[width, trials]
 
     def widening(
         self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module, *, grow: Operator | None = None
@@ -142,7 +146,7 @@ class Family(BuiltMembers):
         entries = self._between(self.sketch(self._init_at), wide_model, how="mup").parameters
         past_norms = self._past_norms if plan.norms and self.inputs is not None else None
         plan = with_initial(plan, entries, self.initial_std(), self._means)
-        return replace(plan, checked=self._has_tried(narrow, wide), past_norms=past_norms)
+        return self._noting_trial(replace(plan, past_norms=past_norms), narrow, wide)
 
     def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> None:
         """An error where one member of the family cannot grow into the other in this way, before any is built."""
@@ -158,12 +162,14 @@ class Family(BuiltMembers):
         narrow, wide = self._probes()
         return find_past_norms(narrow, wide, self._between(narrow, wide, how="fresh"), self.inputs)
 
-    def _has_tried(self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> bool:
-        """Whether small members have grown as these two would: of a width with several sizes, by the same ones."""
-        if len(self._base.sizes) == 1:
-            return bool(self.tried)
+    def _noting_trial(self, plan: Plan, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> Plan:
+        """Whether small members have grown as these two differ: of a width with several sizes, in the same ones."""
         few, many = (self.width_of(member) for member in (narrow, wide))
-        return few is not None and many is not None and frozenset(few.growing(many)) in self.tried
+        tried = bool(self.tried)
+        if tried and len(self._base.sizes) > 1:
+            differing = None if few is None or many is None else {n for n, k in many.ratio_to(few).items() if k != 1}
+            tried = differing is not None and (not differing or frozenset(differing) in self.tried)
+        return replace(plan, checked=tried, tried_by="small members")
 
     def init(self, width: WidthLike, seed: int = 0) -> nn.Module:
         """A model under μP: the author's own draw, each random parameter rescaled to its μP standard deviation.

@@ -74,7 +74,7 @@ def _check(run: MethodRun, widths: Sequence[WholeWidth], lr: float) -> dict[str,
         objective,
         recipe.optimizer_class(),
         steps=3,
-        seeds=1,
+        seeds=2,
         dtype=recipe.dtype(),
         **{**hyper, "lr": lr},
     )

@@ -148,16 +148,16 @@ def _coordinates(summary: Summary, gallery: Gallery) -> str:
     if not summary.coords or not summary.coords.get("rows"):
         return ""
     check = _check(summary.coords)
-    verdict = "flat" if check.ok else "not flat"
     widths = ", ".join(words.format_count(width) for width in check.widths)
-    sentence = f"How much each layer's output changes in the first steps of training, at widths {widths}: {verdict}."
+    what = "How much each layer's output changes in the first steps of training"
+    sentence = f"{what}, at widths {widths}: {check.outcome}."
     picture = gallery.adopt(
         "coordinates",
         f"Coordinate check, {check.title}. {sentence}",
         sentence,
         lambda path: check.plot(path, narrow=True),
     )
-    rows = [(x.module, f"{x.size_power:+.2f}", f"{x.change_power:+.2f}", x.verdict) for x in check.layers]
+    rows = [(x.module, str(x.size), str(x.change), x.verdict) for x in check.layers]
     head = ("layer", "size, power of the width", "change, power of the width", "verdict")
     layers = markup.make_folded("Layer by layer", markup.make_table(head, rows))
     return markup.make_section("Coordinate check", markup.make_pictures([picture]), layers)
