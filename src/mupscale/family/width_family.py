@@ -102,13 +102,8 @@ class Family(BuiltMembers):
         return f"Family({', '.join(self._base.sizes)}, base={self.base}, init_at={self.init_at}{rule})"
 
     @property
-    def has_depth(self) -> bool:
-        """Whether one of the sizes is a number of residual blocks."""
-        return self._depths is not None
-
-    @property
     def depth_size(self) -> str | None:
-        """The name of the size that is a number of residual blocks."""
+        """The name of the size that is a number of residual blocks; None where none is."""
         return None if self._depths is None else self._depths.name
 
     @property

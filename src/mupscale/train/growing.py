@@ -43,7 +43,7 @@ def grow_model(
     wide, grown = family.upscale(model, optimizer, width=width, grow=grow, seed=seed, place=processes.place)
     assert grown is not None
     has_statistics = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in wide.modules())
-    if not wider.needs_multiples and has_statistics and not family.has_depth:
+    if not wider.needs_multiples and has_statistics and family.depth_size is None:
         measure_statistics(wide, batches, family.widening(model, wide, grow=wider))
         processes.reshard(wide)
     return wide, grown

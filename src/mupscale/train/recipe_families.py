@@ -64,7 +64,7 @@ def _make(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None,
         return _build(model, {"width": width[0]} if width else widths)
 
     family = Family(build, base, init_at=init_at, depth_rule=depth_rule)
-    if family.has_depth:  # what writes into the residual stream is found by running small models
+    if family.depth_size is not None:  # what writes into the residual stream is found by running small models
         inputs = few_examples(make_data(data))
         return Family(build, base, init_at=init_at, depth_rule=depth_rule, inputs=inputs)
     try:
