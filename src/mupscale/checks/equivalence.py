@@ -35,6 +35,7 @@ from mupscale.planning import (
     in_double,
     relative_difference,
     silence_dropout,
+    take_modes,
 )
 from mupscale.system import MupscaleError, html_table, text_table, wrap_text
 
@@ -247,6 +248,7 @@ class _Pair:
         plan.check(wide)
         small, own = _copy(narrow, optimizer if isinstance(optimizer, Optimizer) else None)
         large, _ = _copy(wide)
+        take_modes(large, small)
         dropout = [silence_dropout(model) for model in (small, large)]
         eps = rounding_of(small)
         tolerance = _tolerance(eps)

@@ -55,6 +55,7 @@ from mupscale.planning.tracing import (
     in_float64,
     run_in_float64,
     silence_dropout,
+    take_modes,
     tensors_in,
 )
 from mupscale.planning.width_dims import all_tensors, default_init_at, find_depth_size, find_width_dims
@@ -98,6 +99,7 @@ __all__ = [
     "run_in_float64",
     "silence",
     "silence_dropout",
+    "take_modes",
     "tensors_in",
     "with_initial",
     "with_initial_of",

@@ -81,7 +81,7 @@ def keeps_outputs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -
     True
     """
     small, batch = in_float64(narrow, inputs, generic=1)
-    large, _ = in_float64(wide, inputs)
+    large, _ = in_float64(wide, inputs, like=narrow)
     kept, theirs = copy.deepcopy(small), saved_tensors(large)
     for name, weight in saved_tensors(kept).items():
         entry = plan[name]

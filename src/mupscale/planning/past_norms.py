@@ -56,7 +56,7 @@ class _Trial:
     def __init__(self, narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> None:
         self.plan = plan
         small, self.batch = in_float64(narrow, inputs, generic=1)
-        self.large, _ = in_float64(wide, inputs)
+        self.large, _ = in_float64(wide, inputs, like=narrow)
         self.kept = copy.deepcopy(small)
         for name, weight in saved_tensors(self.kept).items():
             entry = plan[name]
