@@ -145,7 +145,7 @@ def warn_of_loss(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any = N
     if inputs is None:
         if reasons:
             warnings.warn(f"the growth is not lossless: {'; '.join(reasons)}", stacklevel=3)
-        elif plan.norms and plan.past_norms is None:
+        elif plan.norms and plan.past_norms is None and plan.checked:  # else that has been said of the whole plan
             warnings.warn(UNTRIED, UncheckedPlan, stacklevel=3)
         return
     try:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import Entry, Plan, index_of_old, is_new, naming, places
-from mupscale.planning.kept_constants import look_at_old_units_alone
+from mupscale.planning.silent_units import look_at_old_units_alone
 from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, tensors_in
 from mupscale.system import MupscaleError
 
