@@ -67,6 +67,11 @@ def deepen(
 
 
 def _refuse_another_operator(plan: DepthPlan, grow: DepthOperator | None) -> None:
+    if not isinstance(plan, DepthPlan):
+        raise MupscaleError(
+            f"plan= is a plan of depth, as mupscale.plan_depth(shallow, deep, inputs=…) makes it, and not a "
+            f"{type(plan).__name__}; to grow a model wider as well, take mupscale.upscale before or after this"
+        )
     if grow is not None and grow != plan.grow:
         raise MupscaleError(
             f"this depth plan is for {plan.grow!r}, and grow= is {grow!r}: leave grow= out, or make the plan with "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, Entry, Plan, gather_whole, laid_out_like, naming
+from mupscale.core import Axis, Entry, Plan, check_is_plan, gather_whole, laid_out_like, naming
 from mupscale.growth.copies import Copies
 from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.growth.sources import refuse_nonfinite
@@ -49,6 +49,7 @@ def widen_optimizer(
             f"state of {type(optimizer).__name__} cannot be carried over to {type(wide_optimizer).__name__}; "
             f"use one optimizer for both, or start the wide one without state"
         )
+    check_is_plan(plan)
     operator = Copies() if grow is None else grow
     traits = traits_of(type(wide_optimizer))
     targets = dict(_targets(wide_optimizer, plan, wide))

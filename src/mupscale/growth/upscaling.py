@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.core import Plan, is_sharded
+from mupscale.core import Plan, check_is_plan, is_sharded
 from mupscale.growth.copies import Copies
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.lossless import warn_of_loss, with_past_norms
@@ -156,6 +156,7 @@ def _settled_plan(
             "fresh= is for a plan that is made here: give it to plan(…, fresh=…), or leave the plan out"
         )
     settled = make_plan(narrow, wide, inputs=inputs, fresh=fresh, grow=operator) if plan is None else plan
+    check_is_plan(settled)
     entries = [*settled.parameters.values(), *settled.buffers.values()]
     if plan is None and all(entry.narrow == entry.wide for entry in entries):
         raise MupscaleError(
