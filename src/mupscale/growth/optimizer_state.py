@@ -49,7 +49,6 @@ def widen_optimizer(
             f"state of {type(optimizer).__name__} cannot be carried over to {type(wide_optimizer).__name__}; "
             f"use one optimizer for both, or start the wide one without state"
         )
-    check_is_plan(plan)
     operator = Copies() if grow is None else grow
     traits = traits_of(type(wide_optimizer))
     targets = dict(_targets(wide_optimizer, plan, wide))
@@ -73,6 +72,7 @@ def widen_optimizer(
 
 
 def _targets(optimizer: Optimizer, plan: Plan, wide: nn.Module | None) -> Iterator[tuple[str, Any]]:
+    check_is_plan(plan)
     tensors = [(p, group) for group in optimizer.param_groups for p in group["params"]]
     names = _resolve(optimizer.param_groups, [p for p, _ in tensors], plan, wide, "wide")
     return zip(names, tensors, strict=True)
