@@ -19,7 +19,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import PackedTensors, Plan, copy_into, laid_out_like, naming, pack_values, unpack_values
+from mupscale.core import (
+    PackedTensors,
+    Plan,
+    check_is_plan,
+    copy_into,
+    laid_out_like,
+    naming,
+    pack_values,
+    unpack_values,
+)
 from mupscale.system import MupscaleError, check_tensors, parse_json, replacing, write_tensors
 
 _HEADER = "mupscale"
@@ -86,6 +95,8 @@ def save_states(
     ...     load(path).model
     {'weight': tensor([1., 1.])}
     """
+    if plan is not None:
+        check_is_plan(plan)
     path = Path(path)
     tensors = PackedTensors()
     content = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 import mupscale as mu
+from mupscale.planning import kind_of_norm
 
 LOSSLESS = mu.Fresh(lossless=True)
 
@@ -143,3 +145,113 @@ def test_a_batch_on_which_a_model_does_not_run_is_no_end_of_a_growth() -> None:
     plan = mu.plan(narrow, wide, fresh=narrow, grow=LOSSLESS)
     with pytest.warns(mu.UncheckedPlan, match="on the batch: RuntimeError"):
         mu.upscale(narrow, wide, plan, grow=LOSSLESS, inputs=torch.ones(2, 3))
+
+
+def own_norm(name: str, eps: float = 1e-12, *, centred: bool = False) -> Callable[[int], nn.Module]:
+    """A norm written by hand, of a class of this name."""
+
+    def __init__(self: Any, width: int) -> None:
+        nn.Module.__init__(self)
+        self.gain, self.epsilon = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        x = x - x.mean(-1, keepdim=True) if centred else x
+        out: Tensor = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon) * self.gain
+        return out
+
+    return type(name, (nn.Module,), {"__init__": __init__, "forward": forward})
+
+
+def stream(norm: Callable[[int], nn.Module], size: float = 1.0) -> Callable[[int], nn.Module]:
+    class Net(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.embed, self.norm, self.out = nn.Linear(20, width), norm(width), nn.Linear(width, 5)
+            self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = size * self.embed(x)
+            out: Tensor = self.out(x + self.down(self.up(self.norm(x)).relu()))
+            return out
+
+    return Net
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("name", ["RMS", "MyNorm", "Scaler"])
+def test_a_norm_is_told_by_what_it_does_and_not_by_its_name(name: str, centred: bool) -> None:
+    build, x = stream(own_norm(name, centred=centred)), torch.randn(6, 20)
+    narrow = trained(build, x.double())
+    wide, _ = mu.upscale(narrow, exact(build(12)), inputs=x.double(), fresh=lambda: build(8), grow=LOSSLESS)
+    assert difference(narrow, wide, x.double()) < 1e-9
+
+
+class Sign(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x) * self.gain
+
+    def act(self, x: Tensor) -> Tensor:
+        return x.sign()
+
+
+class UnitLength(Sign):
+    def act(self, x: Tensor) -> Tensor:
+        return nn.functional.normalize(x, dim=-1)
+
+
+class Softmax(Sign):
+    def act(self, x: Tensor) -> Tensor:
+        return x.softmax(-1)
+
+
+class Batch(Sign):
+    def act(self, x: Tensor) -> Tensor:
+        return x / x.square().mean(0, keepdim=True).sqrt()
+
+
+class Noise(Sign):
+    def act(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+
+@pytest.mark.parametrize("module", [Sign, UnitLength, Softmax, Batch, Noise])
+def test_what_is_no_norm_over_the_units_is_not_taken_for_one(module: type[Sign]) -> None:
+    before = torch.get_rng_state()
+    assert kind_of_norm(module(8)) == ""
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_where_eps_is_the_cause_the_warning_says_which_is_exact() -> None:
+    x = torch.randn(6, 20)
+    for norm, said in (
+        (own_norm("RMS", 1e-5), r"epsilon=5e-06 in 'norm' of"),
+        (nn.LayerNorm, r"eps=5e-06 in 'norm' of"),
+    ):
+        build = stream(norm, 1e-3)
+        narrow, wide = build(8), build(16)
+        with pytest.warns(UserWarning, match=rf"not lossless: .* {said} the wide model is exact"):
+            mu.upscale(narrow, wide, inputs=x, fresh=lambda build=build: build(8), grow=LOSSLESS)
+        assert difference(narrow, wide, x) > 1e-3
+        setattr(wide.norm, "eps" if norm is nn.LayerNorm else "epsilon", 5e-6)
+        assert difference(narrow, wide, x) < 1e-5
+
+
+def test_a_norm_inside_another_module_is_among_the_causes() -> None:
+    class Inside(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.embed, self.gain = nn.Linear(20, width), nn.Parameter(torch.ones(width))
+            self.out = nn.Linear(width, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.embed(x)
+            out: Tensor = self.out(x * torch.rsqrt(x.square().mean(-1, keepdim=True)) * self.gain)
+            return out
+
+    x = torch.randn(6, 20)
+    with pytest.warns(UserWarning, match="a norm that was not recognised: write it as a module that holds its gain"):
+        mu.upscale(Inside(8), Inside(16), inputs=x, fresh=lambda: Inside(8), grow=LOSSLESS)

@@ -30,6 +30,11 @@ def test_events_of_all_kinds(tmp_path: Path) -> None:
     assert losses[5] != column(tmp_path / "plain", "loss")[5]
 
 
+@pytest.mark.filterwarnings("error::mupscale.UncheckedPlan")
+def test_it_is_tried_on_the_data_of_the_recipe(tmp_path: Path) -> None:
+    run_recipe(recipe(tmp_path / "run", grow=[Growth(2, 11, how="fresh"), Growth(3, 13, how="lossless")], steps=4))
+
+
 def test_the_function_stays_in_a_lossless_growth(tmp_path: Path) -> None:
     run_recipe(recipe(tmp_path / "plain"))
     run_recipe(recipe(tmp_path / "run", grow=[Growth(5, 11, how="lossless")]))

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale.checks.differences import first_wrong_buffer, worst_parameter
 from mupscale.checks.rounding import can_double, into_double, move_by_rounding, rounding_of
-from mupscale.core import Plan, naming
+from mupscale.core import Plan, check_is_plan, naming
 from mupscale.growth import grow_optimizer, keep_base_shape, widen
 from mupscale.optim import clip_grad_norm_
 from mupscale.planning import (
@@ -35,6 +35,7 @@ from mupscale.planning import (
     in_double,
     relative_difference,
     silence_dropout,
+    take_modes,
 )
 from mupscale.system import MupscaleError, html_table, text_table, wrap_text
 
@@ -243,10 +244,12 @@ class _Pair:
         hyper: dict[str, Any],
         in_float64: bool,
     ) -> _Pair:
+        check_is_plan(plan)
         plan.check(narrow, "narrow")
         plan.check(wide)
         small, own = _copy(narrow, optimizer if isinstance(optimizer, Optimizer) else None)
         large, _ = _copy(wide)
+        take_modes(large, small)
         dropout = [silence_dropout(model) for model in (small, large)]
         eps = rounding_of(small)
         tolerance = _tolerance(eps)

@@ -69,13 +69,13 @@ class Axis:
         return replace(self, times=times)
 
 
-def multiplier(narrow: int, wide: int) -> Number:
+def multiplier(narrow: Number, wide: Number) -> Number:
     """wide / narrow, as an int where it is one and an exact fraction elsewhere.
 
     >>> multiplier(64, 256), multiplier(64, 96)
     (4, Fraction(3, 2))
     """
-    ratio = Fraction(wide, narrow) if narrow else Fraction(1 if wide == 0 else 0)
+    ratio = Fraction(wide) / Fraction(narrow) if narrow else Fraction(1 if wide == 0 else 0)
     return ratio.numerator if ratio.denominator == 1 else ratio
 
 

@@ -51,16 +51,13 @@ def whole_blocks(axis: Axis, length: int, block: int) -> int:
     3
     >>> whole_blocks(Axis(Fraction(5, 4)), 64, 32)
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 64 units in blocks of 32 cannot become 80: that cuts a block; take 96
+    mupscale.system.errors.MupscaleError: 64 units in blocks of 32 cannot become 80: that cuts a block
     """
     wide = length * Fraction(axis.times)
     if length % block:
         raise MupscaleError(f"an axis of {length} units does not divide into blocks of {block}; check the block")
     if wide % block:
-        above = -(-wide // block) * block
-        below = above - block
-        near = f"{below} or {above}" if below > length else f"{above}"
-        raise MupscaleError(f"{length} units in blocks of {block} cannot become {wide}: that cuts a block; take {near}")
+        raise MupscaleError(f"{length} units in blocks of {block} cannot become {wide}: that cuts a block")
     return int(wide // block)
 
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from mupscale.core import Plan, WidthLike, naming
 from mupscale.growth import Operator, dress_like, has_unsaved_widths, upscale
-from mupscale.planning import all_tensors, check_plan_by_running
+from mupscale.planning import all_tensors, check_plan_by_running, check_silent_units
 
 
 class _Family(Protocol):
@@ -50,10 +50,12 @@ def widen_member(
     if naming.plain_tensors_without_memory(wide) or has_unsaved_widths(wide, model):  # the narrow one lacks values
         wide = _with_memory(family, width)
     plan = family.widening(model, wide, grow=grow)
-    if inputs is not None and grow.needs_multiples:
+    if inputs is not None and (grow.needs_multiples or not plan.checked):
         has_memory = not any(tensor.is_meta for tensor in all_tensors(wide).values())
-        check_plan_by_running(model, wide if has_memory else _with_memory(family, width), plan, inputs)
-        plan, inputs = replace(plan, checked=True, tried_by="copies"), None
+        check = check_plan_by_running if grow.needs_multiples else check_silent_units
+        check(model, wide if has_memory else _with_memory(family, width), plan, inputs)
+        plan = replace(plan, checked=True, tried_by="copies" if grow.needs_multiples else "silent units")
+        inputs = None if grow.needs_multiples else inputs
     if inputs is None and not grow.needs_multiples:
         inputs = family.inputs
     dress_like(wide, model)

@@ -55,7 +55,7 @@ def deepen(
     _write(shallow, deep, plan)
     if checked:
         try:
-            _check_same_function(shallow, deep, inputs)
+            _check_same_function(shallow, deep, plan, inputs)
         except MupscaleError:
             for tensor, values in before:  # what is refused leaves the model as it was
                 tensor.copy_(values)
@@ -67,6 +67,11 @@ def deepen(
 
 
 def _refuse_another_operator(plan: DepthPlan, grow: DepthOperator | None) -> None:
+    if not isinstance(plan, DepthPlan):
+        raise MupscaleError(
+            f"plan= is a plan of depth, as mupscale.plan_depth(shallow, deep, inputs=…) makes it, and not a "
+            f"{type(plan).__name__}; to grow a model wider as well, take mupscale.upscale before or after this"
+        )
     if grow is not None and grow != plan.grow:
         raise MupscaleError(
             f"this depth plan is for {plan.grow!r}, and grow= is {grow!r}: leave grow= out, or make the plan with "
@@ -96,11 +101,13 @@ def _write(shallow: nn.Module, deep: nn.Module, plan: DepthPlan) -> None:
             copy_into(targets[name], whole)
 
 
-def _check_same_function(shallow: nn.Module, deep: nn.Module, inputs: Any) -> None:
+def _check_same_function(shallow: nn.Module, deep: nn.Module, plan: DepthPlan, inputs: Any) -> None:
     """An error where the deep model computes something else although its new blocks write nothing."""
 
     def outputs(model: nn.Module, seed: int) -> list[Tensor]:
         copied, batch = in_float64(model, inputs)
+        if model is deep:
+            _take_modes_of_shallow(copied, shallow, plan)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return [t for t in tensors_in(run_in_float64(copied, batch)) if t.is_floating_point()]
@@ -225,6 +232,11 @@ def dress_deep(deep: nn.Module, shallow: nn.Module, plan: DepthPlan) -> None:
             source = ours[plan.origins[name].name]
             tensor.data = tensor.data.to(source.device, source.dtype)
             tensor.requires_grad_(source.requires_grad)
+    _take_modes_of_shallow(deep, shallow, plan)
+
+
+def _take_modes_of_shallow(deep: nn.Module, shallow: nn.Module, plan: DepthPlan) -> None:
+    """Put every module of the deep model into the mode of the one that it comes from."""
     modules, modes = naming.modules(deep), naming.modules(shallow)
     moved = {path: one.shallow[0] for one in plan.lists for path in one.deep} | {
         path: source for one in plan.lists for path, source in one.moved.items()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from mupscale.core import Entry, Plan, gather_whole, is_sharded
+from mupscale.core import Entry, Plan, gather_whole, is_sharded, naming
 from mupscale.planning import call_arguments, find_past_norms, kind_of_norm, tensors_in
 from mupscale.system import MupscaleError, UncheckedPlan
 
@@ -30,6 +30,13 @@ UNTRIED = (
     "this growth has not been tried: which weights of new units keep the function was told from shapes alone. Pass "
     "inputs=, a small batch as the model is called with it, and a run shows it and measures the difference"
 )
+_POSSIBLE = (
+    "a norm's eps beside small units: where n units become N, n/N of it in the wide model is exact; a norm that was "
+    "not recognised: write it as a module that holds its gain and nothing else, and is called with the units as the "
+    "last dimension; a norm inside the residual stream; units that are multiplied on their way to a norm; or a readout "
+    "tied to the embedding that no norm comes before"
+)
+_EPS = ("eps", "epsilon", "variance_epsilon")
 _ROUNDING = {torch.float64: 1e-3, torch.float32: 1e-3}  # a norm's eps leaves a trace, too
 
 
@@ -145,7 +152,7 @@ def warn_of_loss(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any = N
     if inputs is None:
         if reasons:
             warnings.warn(f"the growth is not lossless: {'; '.join(reasons)}", stacklevel=3)
-        elif plan.norms and plan.past_norms is None:
+        elif plan.norms and plan.past_norms is None and plan.checked:  # else that has been said of the whole plan
             warnings.warn(UNTRIED, UncheckedPlan, stacklevel=3)
         return
     try:
@@ -154,14 +161,35 @@ def warn_of_loss(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any = N
         warnings.warn(f"{UNTRIED} (on the batch: {type(error).__name__}: {error})", UncheckedPlan, stacklevel=3)
         return
     if difference > rounding:
-        why = "; ".join(reasons) or (
-            "a norm inside the residual stream, units that are multiplied on their way to a norm, or a readout tied to "
-            "the embedding that no norm comes before"
-        )
+        why = "; ".join(reasons) or _why_by_eps(narrow, wide, plan, inputs) or _POSSIBLE
         warnings.warn(
             f"the growth is not lossless: outputs differ by {difference:.2g} of their size on the batch ({why})",
             stacklevel=3,
         )
+
+
+def _why_by_eps(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> str:
+    """In words, that the eps of norms is all there is to a difference; found by a run with the eps that is exact."""
+    modules, before = naming.modules(wide), dict[tuple[str, str], float]()
+    for name, kind in plan.norms.items():
+        path = name.rpartition(".")[0]
+        for key in _EPS:
+            if kind in ("layer", "rms") and isinstance(eps := getattr(modules[path], key, None), float):
+                before[path, key] = eps
+                setattr(modules[path], key, eps * gain_factor(name, plan) ** 2)
+    if not before:
+        return ""
+    try:
+        difference, rounding = difference_of_outputs(narrow, wide, inputs)
+        exact = [(path, key, getattr(modules[path], key)) for path, key in before]
+    finally:
+        for (path, key), eps in before.items():
+            setattr(modules[path], key, eps)
+    if difference > rounding:
+        return ""
+    path, key, eps = exact[0]
+    more = f" (and in {len(exact) - 1} more)" if len(exact) > 1 else ""
+    return f"units are small beside the norms' eps: {key}={eps:.3g} in '{path}'{more} of the wide model is exact"
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry, Plan, gather_whole, is_sharded, laid_out_like
+from mupscale.core import Entry, Plan, check_is_plan, gather_whole, is_sharded, laid_out_like
 from mupscale.growth.draws import standard_normal
 from mupscale.growth.spectral import spectral_norm
 from mupscale.system import MupscaleError
@@ -115,6 +115,7 @@ def perturb(wide: nn.Module, plan: Plan, noise: Noise, seed: int = 0) -> Gaussia
     >>> torch.equal(wide.weight, before)
     False
     """
+    check_is_plan(plan)
     noise = check_noise(noise, plan)
     unit: Unit = noise.unit if isinstance(noise, GaussianNoise) else "theory"
     constants = {}

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.core import Plan
+from mupscale.core import Plan, check_is_plan, is_sharded
 from mupscale.growth.copies import Copies
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.lossless import warn_of_loss, with_past_norms
@@ -20,7 +20,7 @@ from mupscale.growth.optimizer_state import constructor_arguments, widen_optimiz
 from mupscale.growth.sources import prepare_growth
 from mupscale.growth.writing import write_grown
 from mupscale.optim import widen_scheduler, widened_groups
-from mupscale.planning import check_is_model, check_plan_by_running
+from mupscale.planning import check_is_model, check_plan_by_running, check_silent_units, keeps_outputs
 from mupscale.planning import plan as make_plan
 from mupscale.system import MupscaleError, UncheckedPlan
 
@@ -87,7 +87,8 @@ def upscale(
     scheduler: of the optimizer; the same schedule at the same point, for the wide one (`widen_scheduler`).
     lr: another learning rate from now on, in the units of a group with lr_factor 1; a schedule goes on from there.
     inputs: a small batch, as in `plan`. Copies by this plan are then checked on it before anything is changed: outputs
-    and gradients in float64, with generic weights. `Fresh(lossless=True)` is measured on it and warns if they differ.
+    and gradients in float64, with generic weights. So is a plan for fresh units: outputs, with the new units silent.
+    `Fresh(lossless=True)` is measured on it and warns if outputs differ. Without a batch that was tried, it warns.
 
     >>> import torch, mupscale as mu
     >>> from mupscale.models import MLP
@@ -178,6 +179,7 @@ def _settled_plan(
             "fresh= is for a plan that is made here: give it to plan(…, fresh=…), or leave the plan out"
         )
     settled = make_plan(narrow, wide, inputs=inputs, fresh=fresh, grow=operator) if plan is None else plan
+    check_is_plan(settled)
     entries = [*settled.parameters.values(), *settled.buffers.values()]
     if plan is None and all(entry.narrow == entry.wide for entry in entries):
         raise MupscaleError(
@@ -187,9 +189,26 @@ def _settled_plan(
     check_operator(operator, settled)
     if operator.needs_multiples and inputs is not None and plan is not None:
         check_plan_by_running(narrow, wide, settled, inputs)
-    elif operator.needs_multiples and not settled.checked:
+    elif not settled.checked and not _is_tried_by_fresh_units(narrow, wide, settled, operator, inputs):
         warnings.warn(UNCHECKED, UncheckedPlan, stacklevel=3)
     return settled
+
+
+def _is_tried_by_fresh_units(narrow: nn.Module, wide: nn.Module, plan: Plan, operator: Operator, inputs: Any) -> bool:
+    """Whether a batch shows that fresh units by this plan leave the old ones as they are; an error where they do not.
+
+    A lossless growth that cannot be tried before is measured when it is done.
+    """
+    if operator.needs_multiples or inputs is None:
+        return False
+    tensors = [*narrow.parameters(), *wide.parameters(), *wide.buffers()]
+    try:
+        keeps = None if any(t.is_meta or is_sharded(t) for t in tensors) else keeps_outputs(narrow, wide, plan, inputs)
+    except Exception:  # whatever a model raises; it need not run here to grow
+        keeps = None
+    if keeps is False:
+        check_silent_units(narrow, wide, plan, inputs)
+    return bool(keeps) or (isinstance(operator, Fresh) and operator.lossless)
 
 
 def choose_operator(grow: Operator | None, noise: Noise) -> Operator:

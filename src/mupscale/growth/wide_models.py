@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from mupscale.core import naming
+from mupscale.planning import take_modes
 
 
 def dress_like(wide: nn.Module, narrow: nn.Module) -> None:
@@ -24,9 +25,7 @@ def dress_like(wide: nn.Module, narrow: nn.Module) -> None:
                 device = theirs[name].device if theirs[name].is_meta else tensor.device
                 theirs[name].data = theirs[name].data.to(device, tensor.dtype)
                 theirs[name].requires_grad_(tensor.requires_grad)
-    modules = naming.modules(wide)
-    for path, module in naming.modules(narrow).items():
-        modules[path].training = module.training
+    take_modes(wide, narrow)
 
 
 def has_unsaved_widths(wide: nn.Module, narrow: nn.Module) -> bool:

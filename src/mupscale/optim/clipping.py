@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Plan, gather_whole
+from mupscale.core import Plan, check_is_plan, gather_whole
 from mupscale.system import MupscaleError
 
 
@@ -23,6 +23,8 @@ def clip_grad_norm_(
     """torch's clip_grad_norm_ with every gradient weighted so that the norm is what the narrow model's would be.
 
     Plain clipping breaks equivalence: copied gradients have another norm. Returns the invariant norm.
+    plan: from the width at which max_norm was chosen to the model, and not from its last width. After growing twice it
+    is `first.then(second)`. After `deepen` it is `plan(base, model, inputs=…)`, with base as deep as the model.
 
     >>> import mupscale as mu
     >>> narrow, wide = nn.Linear(1, 1, bias=False), nn.Linear(4, 4, bias=False)
@@ -31,6 +33,7 @@ def clip_grad_norm_(
     >>> mu.clip_grad_norm_(wide, 1.0, plan)
     tensor(3.)
     """
+    check_is_plan(plan)
     parameters, weights = plan.check(model), plan.norm_weights(norm_type)
     by_weight: dict[float, list[Tensor]] = {}
     for name, p in parameters.items():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Plan, is_sharded, naming
+from mupscale.core import Plan, check_is_plan, is_sharded, naming
 from mupscale.optim.group_builder import FOLLOW_LR, FROM_GROUP, RATE_CHANGE, GroupBuilder, scale
 from mupscale.optim.optimizer_traits import Hyper, traits_of
 from mupscale.system import MupscaleError
@@ -41,6 +41,7 @@ def param_groups(
     >>> group["lr"], group["weight_decay"], group["lr_factor"]
     (0.025, 0.04, 0.25)
     """
+    check_is_plan(plan)
     traits = traits_of(optimizer).at(plan)
     parameters = plan.check(model)
     defaults = default_hyper(optimizer, hyper)

@@ -20,6 +20,7 @@ from_run       two models side by side: what they compute, searched and checked
 certain_outputs
                bare parameters that certainly are outputs; others are refused unless a batch shows what they are
 kept_constants what the weights of old units are multiplied by beside fresh ones
+silent_units   the wide model with the old units alone: whether and where it differs
 past_norms     which parameters write units that no norm reads, or read units past the norms
 role_registry  the roles of torch's modules, and those that users add
 attention      heads, recognised from a module's own attributes
@@ -49,12 +50,14 @@ from mupscale.planning.precision import KeepDouble, in_double
 from mupscale.planning.recorder import Recorder
 from mupscale.planning.residual_branches import Writers, find_writers, silence
 from mupscale.planning.role_registry import register_roles
+from mupscale.planning.silent_units import check_silent_units, keeps_outputs
 from mupscale.planning.tracing import (
     call_arguments,
     computed_tensors,
     in_float64,
     run_in_float64,
     silence_dropout,
+    take_modes,
     tensors_in,
 )
 from mupscale.planning.width_dims import all_tensors, default_init_at, find_depth_size, find_width_dims
@@ -73,6 +76,7 @@ __all__ = [
     "call_arguments",
     "check_is_model",
     "check_plan_by_running",
+    "check_silent_units",
     "computed_tensors",
     "default_init_at",
     "find_block_lists",
@@ -86,6 +90,7 @@ __all__ = [
     "in_float64",
     "initial_means",
     "initial_std",
+    "keeps_outputs",
     "kind_of_norm",
     "mean_of",
     "means_of",
@@ -98,6 +103,7 @@ __all__ = [
     "run_in_float64",
     "silence",
     "silence_dropout",
+    "take_modes",
     "tensors_in",
     "with_initial",
     "with_initial_of",

@@ -12,10 +12,11 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from torch import nn
 
-from mupscale.core import Number, Role, multiplier, naming
+from mupscale.core import Number, Role, multiplier, naming, tidy
 from mupscale.planning.role_registry import Roles, is_torchs_own, registered
 from mupscale.system import MupscaleError
 
@@ -28,6 +29,7 @@ _QUERY = re.compile(r"^(to_|w|w_)?(q|query|queries)(_proj|_lin|_linear)?$", re.I
 _KEY_VALUE = re.compile(r"^(to_|w|w_)?(k|v|key|value|keys|values|kv)(_proj|_lin|_linear)?$", re.I)
 _FUSED = re.compile(r"^(c_attn|in_proj|query_key_value|(to_|w|w_)?qkv(_proj|_lin|_linear)?)$", re.I)
 _FUSED_BY_HEAD = re.compile(r"(^|\.)query_key_value$")  # GPT-NeoX, BLOOM, Falcon: q, k and v of each head together
+_KEY_AND_VALUE = re.compile(r"(^|[._])(to_|w)?kv", re.I)
 _OUT = re.compile(r"^(o|out|wo|w_o|c_proj|proj|dense|to_out|output|(o|out)_(proj|lin|linear))$", re.I)
 _QUERY_NORM, _KEY_NORM = re.compile(r"^q\w*_?norm$", re.I), re.compile(r"^k\w*_?norm$", re.I)
 
@@ -36,20 +38,27 @@ _QUERY_NORM, _KEY_NORM = re.compile(r"^q\w*_?norm$", re.I), re.compile(r"^k\w*_?
 class _Attention:
     """What an attention module says of itself."""
 
-    heads: int
-    kv_heads: int
+    heads: Number  # in a wide model that would cut one, a fraction
+    kv_heads: Number
     head_dim: int | None
     scale: float | None
 
     @classmethod
     def of(cls, module: nn.Module) -> _Attention | None:
-        heads = _attribute(module, HEADS)
+        heads: Number | None = _attribute(module, HEADS)
+        kv_heads: Number | None = _attribute(module, KV_HEADS)
+        head_dim = _attribute(module, HEAD_DIM)
+        if heads is None and head_dim is not None:
+            heads, kv_heads = _Projections.of(module).heads(head_dim, kv_heads)
         if heads is None:
             return None
-        kv_heads, head_dim = _attribute(module, KV_HEADS), _attribute(module, HEAD_DIM)
         values = (getattr(module, name, None) for name in SCALE)
         scale = next((float(v) for v in values if isinstance(v, int | float) and v is not True and v > 0), None)
         return cls(heads, heads if kv_heads is None else kv_heads, head_dim, scale)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.heads == int(self.heads) and self.kv_heads == int(self.kv_heads)
 
 
 def _attribute(module: nn.Module, names: Sequence[str]) -> int | None:
@@ -69,7 +78,7 @@ def attention_roles(narrow: nn.Module, wide: nn.Module, path: str) -> Roles:
     """Roles for the projections of an attention module whose heads or head_dim grow; empty for anything else."""
     inner = _inner_attention(narrow)
     small, large = (_Attention.of(model.get_submodule(inner)) for model in (narrow, wide))
-    if small is None or large is None or is_torchs_own(narrow):
+    if small is None or large is None or is_torchs_own(narrow) or not small.is_whole:
         return {}
     if not inner and any(_Attention.of(child) is not None for child in narrow.modules() if child is not narrow):
         return {}  # a container that merely knows the number of heads
@@ -154,10 +163,27 @@ class _Projections:
     def head_dim(self, attention: _Attention) -> int | None:
         """head_dim as the projections' sizes give it, for modules that do not store it."""
         if self.query:
-            return _out_features(self.linears[self.query[0]]) // attention.heads
+            return int(_out_features(self.linears[self.query[0]]) // attention.heads)
         if self.fused:
-            return _out_features(self.linears[self.fused[0]]) // (attention.heads + 2 * attention.kv_heads)
+            return int(_out_features(self.linears[self.fused[0]]) // (attention.heads + 2 * attention.kv_heads))
         return None
+
+    def heads(self, head_dim: int, kv_heads: Number | None) -> tuple[Number | None, Number | None]:
+        """The heads, and those of keys and values, as sizes and names give them; none where these do not tell."""
+        is_named = any(
+            _QUERY.match(part) or _FUSED.match(part) for n in self.query + self.fused for part in n.split(".")
+        )
+        if not is_named or not self.complete:
+            return None, None
+        if self.query:
+            heads = multiplier(head_dim, _out_features(self.linears[self.query[0]]))
+            both = 2 if _KEY_AND_VALUE.search(self.key_value[0]) else 1
+            kv = kv_heads or multiplier(both * head_dim, _out_features(self.linears[self.key_value[0]]))
+        else:
+            heads = multiplier(head_dim, _in_features(self.linears[self.out[0]]))
+            rows = multiplier(head_dim, _out_features(self.linears[self.fused[0]]))
+            kv = kv_heads or tidy((rows - heads) / Fraction(2))
+        return (heads, kv) if heads > 0 and kv > 0 else (None, None)
 
 
 def _home(name: str, pattern: re.Pattern[str]) -> str:
@@ -172,6 +198,10 @@ def _is_linear(module: nn.Module) -> bool:
 
 def _out_features(module: nn.Module) -> int:
     return int(module.out_features if isinstance(module, nn.Linear) else module.nf)  # type: ignore[arg-type]
+
+
+def _in_features(module: nn.Module) -> int:
+    return int(module.in_features if isinstance(module, nn.Linear) else module.weight.shape[0])  # type: ignore[index]
 
 
 def _growing_heads(
@@ -189,9 +219,10 @@ def _growing_heads(
             f"{where}: query heads grow {grow} times and key/value heads {kv_grow} times; "
             f"grow both alike (whole groups) or leave the key/value heads as they are"
         )
-    group = small.heads // small.kv_heads if kv_grow == grow else 1
+    heads, kv_heads = int(small.heads), int(small.kv_heads)
+    group = heads // kv_heads if kv_grow == grow else 1
     query, key = group * head_dim, head_dim
-    sections = ((small.heads * head_dim, query), *((small.kv_heads * head_dim, key),) * 2)
+    sections = ((heads * head_dim, query), *((kv_heads * head_dim, key),) * 2)
     roles: dict[str, Role] = {}
     change: list[tuple[tuple[str, ...], Callable[[Role], Role]]] = [
         (projections.query, lambda role: role.blocks(out=query)),

@@ -55,11 +55,13 @@ def build_plan(
         raise MupscaleError("narrow and wide are one and the same module; build a second, wider one")
     walk = _Walk(narrow, wide, dict(roles or {}), how, is_width, assume)
     parameters = walk.entries("parameters")
+    check_blocks(parameters, how)
     check_certain(walk.uncertain)
     if not assume:
         check_tables_are_read(walk.small, parameters, walk.told(parameters))
     parameters = walk.fold_tied_readouts(parameters)
     buffers = walk.entries("buffers")
+    check_blocks(buffers, how)
     walk.check_patterns_used()
     if how == "fresh":
         walk.check_kept(parameters)
@@ -265,7 +267,6 @@ class _Walk:
             times = multiplier(small.shape[d], large.shape[d])
             sections = role.out_sections if d in out and times != 1 else ()
             axes[d] = Axis(times, block if times != 1 else 1, sections)
-            check_blocks(group[0], small.shape[d], axes[d], d, self.how)
         entry = Entry(tuple(small.shape), tuple(large.shape), axes, out, in_, 1, group)
         fold, keep = (f(entry.rule.out, entry.rule.in_) if callable(f) else f for f in (role.fold, role.keep))
         if keep is None and fold != 1:

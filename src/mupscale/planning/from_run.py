@@ -114,7 +114,7 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
     mupscale.system.errors.MupscaleError: ...
     """
     small, batch = in_float64(narrow, inputs, generic=1)
-    large, _ = in_float64(wide, inputs)
+    large, _ = in_float64(wide, inputs, like=narrow)
     with torch.no_grad():
         theirs = saved_tensors(large)
         for name, weight in saved_tensors(small).items():
@@ -168,7 +168,7 @@ class _Search:
 
     def __init__(self, narrow: nn.Module, wide: nn.Module, inputs: Any) -> None:
         self.small, self.batch = in_float64(narrow, inputs, generic=0)
-        self.large, _ = in_float64(wide, inputs)
+        self.large, _ = in_float64(wide, inputs, like=narrow)
         advice = "the two models must be of one class and depth; only widths may differ"
         ours, theirs = saved_tensors(self.small), saved_tensors(self.large)
         check_same_names("the narrow model", ours, "the wide model", theirs, advice, what="parameter or buffer")

@@ -5,7 +5,8 @@ Under μP alone nothing is copied or placed, so any size will do.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Literal
 
@@ -60,24 +61,44 @@ def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, ho
         raise MupscaleError(f"{where}: {role.uncopyable or role.unplaceable}")
 
 
-def check_blocks(name: str, n: int, axis: Axis, dim: int, how: How) -> None:
-    """Refuse an axis of n units whose blocks do not fit into it, or would be cut in the wide one.
+def check_blocks(entries: Mapping[str, Entry], how: How) -> None:
+    """Refuse an axis whose blocks do not fit into it, or would be cut in the wide one, with sizes at which none is.
 
-    >>> check_blocks("weight", 64, Axis(Fraction(5, 4), block=32), 0, "fresh")
+    >>> heads = Entry((64, 4), (80, 4), {0: Axis(Fraction(5, 4), block=32)}, out=(0,))
+    >>> check_blocks({"weight": heads}, "fresh")
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: 'weight', dimension 0: 64 units in blocks of 32 cannot become 80: ...
     """
-    if how == "mup" or axis.times == 1:
-        return
-    if how == "copies":
-        if not axis.sections and n % axis.block:
+    growing = [(name, e.narrow[d], d, axis) for name, e in entries.items() for d, axis in e.axes.items()]
+    for name, n, dim, axis in growing if how != "mup" else ():
+        if axis.times == 1:
+            continue
+        if how == "copies" and not axis.sections and n % axis.block:
             raise MupscaleError(f"'{name}': dimension {dim} of {n} units does not divide into blocks of {axis.block}")
-        return
-    try:
-        for length, block in axis.sections or ((n, axis.block),):
-            whole_blocks(axis, length, block)
-    except MupscaleError as error:
-        raise MupscaleError(f"'{name}', dimension {dim}: {error}") from None
+        if how == "fresh":
+            try:
+                for length, block in _parts(n, axis):
+                    whole_blocks(axis, length, block)
+            except MupscaleError as error:
+                alike = [(units, other) for _, units, _, other in growing if other.times == axis.times]
+                raise MupscaleError(f"'{name}', dimension {dim}: {error}{_sizes_that_fit(n, alike)}") from None
+
+
+def _parts(n: int, axis: Axis) -> Sequence[tuple[int, int]]:
+    """An axis of n units as lengths, and the blocks that they lie in."""
+    return axis.sections or ((n, axis.block),)
+
+
+def _sizes_that_fit(n: int, alike: Sequence[tuple[int, Axis]]) -> str:
+    """The sizes nearest to the one asked for, of an axis of n units, at which no axis that grows alike is cut."""
+    parts = [part for units, axis in alike for part in _parts(units, axis)]
+    if any(length % block for length, block in parts):
+        return ""
+    times, common = Fraction(alike[0][1].times), math.gcd(*(length // block for length, block in parts))
+    factors = [Fraction(k, common) for k in (math.floor(times * common), math.ceil(times * common)) if k > common]
+    width = min(units for units, _ in alike)
+    fits, widths = (" or ".join(str(units * factor) for factor in factors) for units in (n, width))
+    return f"; take {fits}" + (f", that is {widths} where {width} become {width * times} now" if width != n else "")
 
 
 def check_read_widths(entries: Mapping[str, Entry], told: Collection[str]) -> None:

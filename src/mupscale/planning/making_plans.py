@@ -15,8 +15,9 @@ from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import check_plan_by_running, roles_by_running
 from mupscale.planning.growth_checks import How, check_is_model
 from mupscale.planning.initial import initial_means, initial_std, with_initial
-from mupscale.planning.kept_constants import keeps_outputs, with_keeps
+from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.past_norms import find_past_norms
+from mupscale.planning.silent_units import check_silent_units
 from mupscale.system import MupscaleError
 
 
@@ -106,11 +107,5 @@ def _are_multiples(narrow: nn.Module, wide: nn.Module) -> bool:
 def _plan_between_multiples(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dict[str, Role]) -> Plan:
     """For fresh units at a width that has no copies to follow: from the modules, tried with the new units silent."""
     planned = build_plan(narrow, wide, roles=roles, how="fresh")
-    if not keeps_outputs(narrow, wide, planned, inputs):
-        raise MupscaleError(
-            "the wide model with the old units alone does not compute what the narrow one does on the batch: a norm "
-            "that was not recognised, or a constant that depends on the width. At a whole multiple of the width a run "
-            "shows what it is: plan for that, or take Family(build, base, inputs=…), which learns it there for every "
-            "width; or leave out inputs="
-        )
+    check_silent_units(narrow, wide, planned, inputs)
     return replace(planned, checked=True, tried_by="silent units")

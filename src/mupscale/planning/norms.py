@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from mupscale.core import Entry
+from mupscale.planning.role_registry import is_torchs_own
 
 _SHIFT = 3.0
 
@@ -46,8 +50,10 @@ def kind_of_norm(module: nn.Module) -> str:
     if isinstance(module, nn.GroupNorm):
         return "group"
     own = list(module.named_parameters(recurse=False))
-    if "norm" not in type(module).__name__.lower() or isinstance(module, nn.modules.batchnorm._NormBase) or not own:
+    if isinstance(module, nn.modules.batchnorm._NormBase) or not own:
         return ""
+    if "norm" not in type(module).__name__.lower():
+        return _kind_of_unnamed(module)
     weight = own[0][1]
     if weight.is_meta:
         return _kind_by_name(module)
@@ -60,6 +66,42 @@ def kind_of_norm(module: nn.Module) -> str:
     if _are_close(y, shifted):
         return "layer"
     return "rms" if _are_close(y, scaled) else ""
+
+
+def _kind_of_unnamed(module: nn.Module) -> str:
+    """The same of a module whose class is called something else: only what is certainly a norm is one.
+
+    It has a gain for every unit, and a bias at most. Its outputs are as large for larger inputs, of mean square 1 for a
+    gain of 1, and each depends on all inputs. It is called with weights of its own, and none of the model's change.
+    """
+    own = dict(module.named_parameters(recurse=False))
+    gain, *rest = own.values()
+    is_plain = not is_torchs_own(module) and not any(True for _ in module.children()) and not list(module.buffers())
+    if not is_plain or len(rest) > 1 or gain.dim() != 1 or gain.numel() < 2 or any(p.shape != gain.shape for p in rest):
+        return ""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            return _kind_by_calling(copy.deepcopy(module).to_empty(device="cpu"), list(own), gain.numel())
+        except Exception:  # it takes other arguments
+            return ""
+
+
+@torch.no_grad()
+def _kind_by_calling(module: nn.Module, names: list[str], units: int) -> str:
+    x = torch.randn(4, units, generator=torch.Generator().manual_seed(0))
+    ones, zeros = ({name: torch.full((units,), value) for name in names} for value in (1.0, 0.0))
+    ones |= {name: zeros[name] for name in names[1:]}
+
+    def normed(values: torch.Tensor) -> torch.Tensor:
+        with_gain, without = (functional_call(module, weights, (values,)) for weights in (ones, zeros))
+        return torch.sub(with_gain, without)  # some gains are 1 + weight
+
+    y, other = normed(x), normed(torch.cat([x[:, :1] * 9 * _SHIFT, x[:, 1:]], dim=1))
+    if not _are_close(y, normed(x * _SHIFT)) or _are_close(y[:, 1:], other[:, 1:]):
+        return ""
+    if not math.isclose(float(y.square().mean()), 1.0, rel_tol=0.05):
+        return ""
+    return "layer" if _are_close(y, normed(x + _SHIFT)) else "rms"
 
 
 def _kind_by_name(module: nn.Module) -> str:

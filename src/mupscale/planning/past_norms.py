@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import Entry, Plan, index_of_old, is_new, naming, places
-from mupscale.planning.kept_constants import look_at_old_units_alone
+from mupscale.planning.silent_units import look_at_old_units_alone
 from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, tensors_in
 from mupscale.system import MupscaleError
 
@@ -56,7 +56,7 @@ class _Trial:
     def __init__(self, narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> None:
         self.plan = plan
         small, self.batch = in_float64(narrow, inputs, generic=1)
-        self.large, _ = in_float64(wide, inputs)
+        self.large, _ = in_float64(wide, inputs, like=narrow)
         self.kept = copy.deepcopy(small)
         for name, weight in saved_tensors(self.kept).items():
             entry = plan[name]

@@ -138,10 +138,13 @@ def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
 
 
-def in_float64(model: nn.Module, inputs: Any, *, generic: int | None = None) -> tuple[nn.Module, Any]:
+def in_float64(
+    model: nn.Module, inputs: Any, *, generic: int | None = None, like: nn.Module | None = None
+) -> tuple[nn.Module, Any]:
     """A copy of the model without dropout, and the batch, both in float64.
 
     generic: a seed for weights to put in place of the model's, of the same size, so that no two units are alike.
+    like: the model that the copy is compared with, whose train or eval mode it takes, part by part.
 
     >>> model, batch = in_float64(nn.Linear(1, 2), torch.ones(1, 1), generic=0)
     >>> batch.dtype, bool(model.bias[0] != model.bias[1])
@@ -154,6 +157,8 @@ def in_float64(model: nn.Module, inputs: Any, *, generic: int | None = None) -> 
         )
     memo = {id(t): _copied_in_double(t) for t in tensors if type(t) in (nn.Parameter, Tensor)}  # read once
     copied = copy.deepcopy(naming.unwrap(model), {**memo, **computed_tensors(model)}).double()
+    if like is not None:
+        take_modes(copied, like)
     silence_dropout(copied)
     if generic is not None:
         generator = torch.Generator().manual_seed(generic)
@@ -165,6 +170,20 @@ def in_float64(model: nn.Module, inputs: Any, *, generic: int | None = None) -> 
         for buffer in (tensor for name, tensor in saved_tensors(copied).items() if name not in parameters):
             buffer.mul_(0.5 + torch.rand(buffer.shape, generator=generator, dtype=torch.float64).to(buffer.device))
     return copied, in_double(inputs)
+
+
+def take_modes(model: nn.Module, like: nn.Module) -> None:
+    """Put every module into the train or eval mode that the module of its path has in the other model.
+
+    >>> model = nn.Linear(2, 2)
+    >>> take_modes(model, nn.Linear(4, 4).eval())
+    >>> model.training
+    False
+    """
+    modules = naming.modules(model)
+    for path, module in naming.modules(like).items():
+        if path in modules:
+            modules[path].training = module.training
 
 
 def computed_tensors(model: nn.Module) -> dict[int, Tensor]:

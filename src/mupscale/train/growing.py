@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext, suppress
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -11,6 +12,7 @@ from mupscale.core import WholeWidth, Width, WidthLike
 from mupscale.data import Data
 from mupscale.family import Family, Grow, split_operators
 from mupscale.growth import measure_statistics
+from mupscale.system import MupscaleError
 from mupscale.train.numeric_precision import cast_input
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
@@ -34,12 +36,14 @@ def grow_model(
 ) -> tuple[nn.Module, Optimizer]:
     """The model and its optimizer at the new width, which may say a depth; `before` is the one that it has.
 
-    data: on which copies are tried, unless that has been done. batches: inputs on which the running statistics of new
-    channels are measured; copies have those of the old ones.
+    data: on which copies are tried, unless that has been done. They show where units lie, for fresh ones as well.
+    batches: inputs on which the running statistics of new channels are measured; copies have those of the old ones.
     """
     wider, _ = split_operators(grow)
-    if wider.needs_multiples and data is not None:
-        check_copies(family, data, before, width)
+    if data is not None:
+        # sizes that grow by fresh units alone have no copies to try; then the growth warns that it is not tried
+        with nullcontext() if wider.needs_multiples else suppress(MupscaleError):
+            check_copies(family, data, before, width)
     wide, grown = family.upscale(model, optimizer, width=width, grow=grow, seed=seed, place=processes.place)
     assert grown is not None
     has_statistics = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in wide.modules())

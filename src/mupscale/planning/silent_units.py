@@ -1,0 +1,151 @@
+"""A wide model with the old units alone: whether it computes what the narrow one does, and where it does not.
+
+This is how a plan for fresh units is tried at a width that has no copies to follow.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mupscale.core import Entry, Plan, index_of_old, is_new, naming
+from mupscale.planning.copied_values import are_close
+from mupscale.planning.recorder import Recorder
+from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, tensors_in
+from mupscale.system import MupscaleError
+
+
+@torch.no_grad()
+def keeps_outputs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> bool:
+    """Whether a wide model with the old units in their places and zeros elsewhere gives the narrow one's outputs.
+
+    plan: for fresh units. Norms over an axis that grows are taken over the old units alone.
+
+    >>> import mupscale as mu
+    >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.LayerNorm(n), nn.Linear(n, 2)) for n in (8, 12))
+    >>> keeps_outputs(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()), torch.ones(4, 3))
+    True
+    """
+    return _agree(*_silent_pair(narrow, wide, plan, inputs))
+
+
+@torch.no_grad()
+def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> None:
+    """An error where `keeps_outputs` says no, with the layers between which the two models part.
+
+    >>> import mupscale as mu
+    >>> layers = lambda n: (nn.Conv1d(3, n, 1), nn.Flatten(), nn.Linear(4 * n, 2))
+    >>> narrow, wide = (nn.Sequential(*layers(n)) for n in (8, 12))
+    >>> check_silent_units(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()), torch.ones(1, 3, 4))
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: the wide model with the old units alone does not compute what the narrow ...
+    """
+    pair = small, large, batch = _silent_pair(narrow, wide, plan, inputs)
+    if _agree(*pair):
+        return
+    with Recorder(small) as ours, Recorder(large) as theirs:
+        for model in (small, large):
+            run_in_float64(model, batch)
+    where, name = _where_they_part(ours, theirs, plan)
+    raise MupscaleError(
+        f"the wide model with the old units alone does not compute what the narrow one does on the batch{where}. "
+        f"Either units lie in blocks that the modules do not tell, as after a flatten or in heads; or a norm was not "
+        f"recognised; or there is a constant that depends on the width. At a whole multiple of the width a run finds "
+        f"the blocks and constants: grow to that. Or take mupscale.Family(build, base, inputs=…), which learns them "
+        f"there for every width. Or say the blocks: plan=mupscale.plan(…, roles={{'{name}': mupscale.Role(out=0, "
+        f"in_=1, in_block=…)}}), with in_block=H*W after a flatten to C·H·W; for heads in_block=head_dim in the output "
+        f"projection, and out_block=head_dim in query, key and value and their biases"
+    )
+
+
+def _silent_pair(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> tuple[nn.Module, nn.Module, Any]:
+    """Both models in float64 with generic weights, those of the narrow one in the wide one's places; and the batch."""
+    small, batch = in_float64(narrow, inputs, generic=1)
+    large, _ = in_float64(wide, inputs, like=narrow)
+    kept, theirs = copy.deepcopy(small), saved_tensors(large)
+    for name, weight in saved_tensors(kept).items():
+        entry = plan[name]
+        if name in plan.parameters and entry.keep != 1:
+            weight.mul_(float(entry.keep)).add_(float(entry.offset) * (float(entry.keep) - 1))
+        theirs[name].zero_()
+        theirs[name][index_of_old(entry.narrow, entry.axes)] = weight
+    look_at_old_units_alone(kept, large, plan)
+    return small, large, batch
+
+
+def _agree(small: nn.Module, large: nn.Module, batch: Any) -> bool:
+    ours, outputs = (
+        [t for t in tensors_in(run_in_float64(model, batch)) if t.is_floating_point()] for model in (small, large)
+    )
+    pairs = [(a, b) for a, b in zip(ours, outputs, strict=True) if a.shape == b.shape]
+    return bool(pairs) and all(bool(a.isfinite().all()) and are_close(a, b, loosened=100) for a, b in pairs)
+
+
+def _where_they_part(ours: Recorder, theirs: Recorder, plan: Plan) -> tuple[str, str]:
+    """The layers between which two models part, in words, and the weight of the second one."""
+    last = ""
+    for path in ours.outputs:
+        weights = {n: e for n, e in plan.parameters.items() if n.rpartition(".")[0] == path and len(e.narrow) > 1}
+        same = _same_at_old_units(ours.outputs[path], theirs.outputs.get(path), list(weights.values()))
+        if same:
+            last = path if weights else last
+        elif same is False:
+            name = next(iter(weights), "")
+            shapes = f" (weight {plan[name].narrow} → {plan[name].wide})" if name else ""
+            before = f"behind '{last}' they agree, and " if last else ""
+            return f": {before}'{path or 'the model'}'{shapes} is the first to differ", name or "NAME.weight"
+    return "", "NAME.weight"
+
+
+def _same_at_old_units(ours: Tensor, theirs: Tensor | None, weights: list[Entry]) -> bool | None:
+    """Whether the old units of a module's output are the narrow one's; None where their places are not known."""
+    if theirs is None or ours.dim() != theirs.dim():
+        return None
+    grown = [d for d in range(ours.dim()) if ours.shape[d] != theirs.shape[d]]
+    if grown:
+        axes = {(e.narrow[d], e.wide[d]): e.axes[d] for e in weights for d in e.out}
+        if len(grown) > 1 or (sizes := (ours.shape[grown[0]], theirs.shape[grown[0]])) not in axes:
+            return None
+        theirs = theirs[index_of_old(tuple(ours.shape), {grown[0]: axes[sizes]})]
+    return are_close(ours, theirs, loosened=100)
+
+
+def look_at_old_units_alone(
+    kept: nn.Module, large: nn.Module, plan: Plan, new_units: list[Tensor] | None = None
+) -> None:
+    """Let the norms of the wide model do to the old units what the narrow one's do, and give zeros for new ones.
+
+    new_units: a list that what the norms are given for new units is put into as they are called. With it GroupNorms,
+    which mix old and new units whatever these start at, are left as they are.
+
+    >>> import mupscale as mu
+    >>> narrow, wide = nn.LayerNorm(2), nn.LayerNorm(4)
+    >>> look_at_old_units_alone(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()))
+    >>> wide(torch.tensor([1.0, 5.0, 3.0, 5.0])).round()
+    tensor([-1.,  0.,  1.,  0.], grad_fn=...)
+    """
+    ours, theirs = naming.modules(kept), naming.modules(large)
+    for name, kind in plan.norms.items():
+        path, entry = name.rpartition(".")[0], plan[name]
+        if kind in ("layer", "rms") or (kind == "group" and new_units is None):
+            index = index_of_old(entry.narrow, entry.axes)[0]
+            new = is_new(entry.axes[0], entry.narrow[0]).nonzero()[:, 0]
+
+            def old_units_alone(
+                x: Tensor,
+                norm: nn.Module = ours[path],
+                index: Any = index,
+                new: Tensor = new,
+                dim: int = 1 if kind == "group" else -1,
+            ) -> Tensor:
+                units = x.movedim(dim, -1)
+                if new_units is not None:
+                    new_units.append(units[..., new])
+                out = torch.zeros_like(units)
+                out[..., index] = norm(units[..., index].movedim(-1, dim)).movedim(dim, -1)
+                return out.movedim(-1, dim)
+
+            theirs[path].forward = old_units_alone

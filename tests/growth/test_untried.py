@@ -1,0 +1,116 @@
+"""Fresh units by a plan that nobody has tried: a warning without a batch, an error where a batch shows it is wrong."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+import mupscale as mu
+
+SILENT = mu.Fresh(outgoing=0)
+IMAGES = torch.randn(4, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+TEXT = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
+
+
+def flattened(channels: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, channels, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(channels * 16, 5))
+
+
+def grouped(channels: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, channels, 3),
+        nn.GroupNorm(2, channels),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(channels, 5),
+    )
+
+
+class Heads(nn.Module):
+    """Heads of four, which no attribute tells."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.qkv, self.last = nn.Linear(3, width), nn.Linear(width, 3 * width), nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(self.first(x)).chunk(3, -1)
+        q, k, v = (part.view(*x.shape[:2], -1, 4).transpose(1, 2) for part in parts)
+        out: Tensor = self.last(scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(*x.shape[:2], -1))
+        return out
+
+
+MODELS: dict[str, tuple[Callable[[int], nn.Module], Tensor]] = {"flatten": (flattened, IMAGES), "heads": (Heads, TEXT)}
+
+
+def difference(narrow: nn.Module, wide: nn.Module, x: Tensor) -> float:
+    return float(((wide(x) - narrow(x)).norm() / narrow(x).norm()).detach())
+
+
+@pytest.mark.parametrize("grow", [SILENT, mu.Fresh(lossless=True)])
+@pytest.mark.parametrize("width", [12, 16])
+@pytest.mark.parametrize("name", MODELS)
+def test_without_a_batch_it_warns_once(name: str, width: int, grow: mu.Fresh) -> None:
+    build, _ = MODELS[name]
+    with pytest.warns(mu.UncheckedPlan, match="this growth has not been tried: .* Pass inputs=") as caught:
+        mu.upscale(build(8), build(width), fresh=lambda: build(8), grow=grow)
+    assert len(caught) == 1
+    with pytest.warns(mu.UncheckedPlan, match="this growth has not been tried"):
+        mu.Family(build, base=8).upscale(build(8), width=width, grow=grow)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_batch_that_comes_after_the_plan_tries_it(name: str) -> None:
+    build, x = MODELS[name]
+    narrow, wide = build(8), build(12)
+    before = [p.clone() for p in wide.parameters()]
+    plan = mu.plan(narrow, wide, fresh=lambda: build(8), grow=SILENT)
+    with pytest.raises(mu.MupscaleError, match="the old units alone"):
+        mu.upscale(narrow, wide, plan, grow=SILENT, inputs=x)
+    assert all(torch.equal(p, old) for p, old in zip(wide.parameters(), before, strict=True))
+    with pytest.raises(mu.MupscaleError, match="the old units alone"):
+        mu.Family(build, base=8).upscale(narrow, width=12, grow=SILENT, inputs=x)
+
+
+def test_what_a_batch_has_shown_warns_no_more() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for build in (grouped, lambda width: nn.Sequential(nn.Flatten(), nn.Linear(48, width), nn.Linear(width, 2))):
+            plan = mu.plan(build(8), build(12), fresh=lambda build=build: build(8), grow=SILENT)
+            mu.upscale(build(8), build(12), plan, grow=SILENT, inputs=IMAGES)
+            mu.upscale(build(8), build(12), fresh=lambda build=build: build(8), grow=SILENT, inputs=IMAGES)
+            mu.Family(build, base=8).upscale(build(8), width=12, grow=SILENT, inputs=IMAGES)
+
+
+ROLES: dict[str, dict[str, mu.Role]] = {
+    "flatten": {"3.weight": mu.Role(out=0, in_=1, in_block=16)},
+    "heads": {
+        "qkv.weight": mu.Role(out=0, in_=1, out_block=4),
+        "qkv.bias": mu.Role(out=0, out_block=4),
+        "last.weight": mu.Role(out=0, in_=1, in_block=4),
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "said"), [("flatten", "behind '0' .* '3' "), ("heads", "behind 'qkv' .* 'last' ")])
+def test_blocks_between_multiples_are_named_and_each_remedy_helps(name: str, said: str) -> None:
+    build, x = MODELS[name]
+    narrow = build(8)
+    given: dict[str, Any] = {"inputs": x, "fresh": lambda: build(8), "grow": SILENT}
+    with pytest.raises(mu.MupscaleError, match=rf"{said}\(weight .* → .*a flatten or in heads") as refused:
+        mu.upscale(narrow, build(12), **given)
+    assert "leave out inputs=" not in str(refused.value)
+    assert f"roles={{'{next(reversed(ROLES[name]))}': mupscale.Role(out=0, in_=1, in_block=…)}}" in str(refused.value)
+    plan = mu.plan(narrow, build(12), roles=ROLES[name], **given)
+    for wide in (
+        mu.upscale(narrow, build(12), plan, grow=SILENT)[0],
+        mu.upscale(narrow, build(16), **given)[0],
+        mu.Family(build, base=8, inputs=x).upscale(narrow, width=12, grow=SILENT)[0],
+    ):
+        assert difference(narrow, wide, x) < 1e-6
