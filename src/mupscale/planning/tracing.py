@@ -102,9 +102,9 @@ def record_run(model: nn.Module, inputs: Any) -> RecordedRun:
 def run_in_float64(model: nn.Module, inputs: Any) -> Any:
     """What the model returns for a batch, float64 throughout: rounding to float32 would look like a wrong plan.
 
-    >>> run_in_float64(nn.Linear(1, 2), torch.ones(1, 1, dtype=torch.float64))
+    >>> run_in_float64(nn.Conv1d(1, 2, 1), torch.ones(1, 1, 1, dtype=torch.float64))
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: Linear does not run on the batch in float64: mat1 and mat2 must have ...
+    mupscale.system.errors.MupscaleError: Conv1d does not run on the batch in float64: Input type (double) and bias ...
     """
     args, kwargs = call_arguments(inputs)
     try:
