@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from mupscale.comparison.contenders import CONTENDERS, Contender, contender_named
+from mupscale.comparison.contenders import CONTENDERS, Contender
 from mupscale.comparison.results import Tried, TunedContender
 from mupscale.comparison.stages import StageTrainer
 from mupscale.comparison.system import Leg, System, TuningLegs
@@ -35,8 +35,7 @@ class Tuning:
 
 def asked_for(names: Sequence[str]) -> list[Contender]:
     """These contenders, in the registry's order."""
-    wanted = [contender_named(name) for name in names]
-    return [one for one in CONTENDERS if one in wanted]
+    return [one for one in CONTENDERS if one.name in names]
 
 
 def tune_contenders(system: System, trainer: StageTrainer, seeds: int) -> Tuning:

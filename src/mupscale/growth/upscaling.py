@@ -105,12 +105,10 @@ def upscale(
     operator = choose_operator(grow, noise)
     check_scheduler(scheduler, optimizer)
     plan = _settled_plan(plan, narrow, wide, operator, inputs, fresh)
-    sources = prepare_growth(narrow, wide, plan)
     is_lossless = isinstance(operator, Fresh) and operator.lossless
     if is_lossless:
         plan = with_past_norms(plan, narrow, wide, inputs)
-    grown = None if optimizer is None else grow_optimizer(optimizer, narrow, wide, plan, lr, operator)
-    write_grown(sources, wide, plan, operator, seed)
+    _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=operator, lr=lr, seed=seed)
     if is_lossless:
         warn_of_loss(narrow, wide, plan, inputs)
     return with_scheduler(wide, grown, scheduler)
