@@ -1,10 +1,12 @@
 """Free memory, as the files of Linux tell it."""
 
+import gc
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from mupscale.system import available_memory
+from mupscale.system import MupscaleError, available_memory, pausing_garbage_collection
 from mupscale.system.memory import _in_unknown_system
 
 GIB = 1 << 30
@@ -62,3 +64,16 @@ def test_where_there_is_no_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_where_nobody_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sysconf_names", {})
     assert available_memory(tmp_path) is None
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_garbage_collection_is_afterwards_as_it_was_before_even_after_an_error(was_on: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if was_on else gc.disable)()
+        with suppress(MupscaleError), pausing_garbage_collection():
+            assert not gc.isenabled()
+            raise MupscaleError("no such run")
+        assert gc.isenabled() is was_on
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -7,7 +7,9 @@ person can mend is raised as a MupscaleError, or as a UsageError where the comma
 
 from __future__ import annotations
 
+import atexit
 import difflib
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -84,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     prepare_streams()
+    atexit.register(gc.disable)  # the system takes all memory back, without a last search for cycles
     given = set(words)
     shows_origin = bool(given & {"--debug", *_VERBOSE} or os.environ.get("MUPSCALE_DEBUG"))
     set_loudness("quiet" if _QUIET & given else "verbose" if _VERBOSE & given else "normal")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
 from mupscale.cli.output_places import may_write_nothing, print_place
 from mupscale.cli.recipe_options import read_recipe_values
-from mupscale.system import number_in_environment, print_at_once, wrap_text
+from mupscale.system import number_in_environment, pausing_garbage_collection, print_at_once, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.method import Method
@@ -154,9 +154,10 @@ def report_command(words: list[str]) -> int:
     out = parse_arguments(parser, join_options(options)).out
     if not runs:
         raise UsageError("give the folder of at least one run, such as runs/mlp-covtype-demo")
-    from mupscale.report import write_report
+    with pausing_garbage_collection():
+        from mupscale.report import write_report
 
-    print(f"Report: {write_report(runs, None if out is None else Path(out))}")
+        print(f"Report: {write_report(runs, None if out is None else Path(out))}")
     return 0
 
 

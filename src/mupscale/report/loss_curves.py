@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from statistics import median
 from typing import Any, Literal
@@ -55,6 +55,11 @@ class CurveLine:
         """Whether single measurements lie beyond the points."""
         return self.lowest != self.low or self.highest != self.high
 
+    def moved(self, start: float, scale: float) -> CurveLine:
+        """The same line on another scale of x."""
+        diverged = [[(start + scale * x, value) for x, value in points] for points in self.diverged]
+        return replace(self, xs=[start + scale * x for x in self.xs], diverged=diverged)
+
     @property
     def label(self) -> str:
         """Its name, and what became of it."""
@@ -72,8 +77,11 @@ class CurveLine:
 
 def draw_loss_curves(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
     """Training loss against steps and FLOPs, whole and zoomed, then what was measured on held-out data."""
-    for against, axis in (("step", "steps"), ("flops", "total FLOPs")):
-        drawn = collect_lines(summary, "training", against)  # type: ignore[arg-type]
+    trained = collect_lines(summary, "training", "step")
+    for against, axis, drawn in (
+        ("step", "steps", trained),
+        ("flops", "total FLOPs", _against_flops(summary, trained)),
+    ):
         if not drawn:
             continue
         alt = f"Training loss against {axis}. {_finals(drawn)}"
@@ -85,8 +93,10 @@ def draw_loss_curves(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
                 _plot(ax, summary, drawn, "training", against, zoom)
 
             yield gallery.draw(name, f"{alt} {'Zoom.' if zoom else ''}".strip(), caption, sketch, size=_size(drawn))
-    for what in ("held-out", "accuracy"):
-        drawn, charged = collect_lines(summary, what, "step"), collect_lines(summary, what, "flops")
+    measured: tuple[What, ...] = ("held-out", "accuracy")
+    for what in measured:
+        drawn = collect_lines(summary, what, "step")
+        charged = _against_flops(summary, drawn)
         against, axis = "step", "steps"
         if len(charged) == len(drawn):  # all costs are known
             drawn, against, axis = charged, "flops", "total cost"
@@ -100,39 +110,39 @@ def draw_loss_curves(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
 
 
 def collect_lines(summary: Summary, what: What, against: Against) -> list[CurveLine]:
-    """Every model that has such a curve. Those that start from the base model start where its cost ended."""
+    """Every model that has such a curve, against steps or FLOPs."""
+    lines = [line for runs in summary.runs if (line := _line(runs, what)).xs or line.diverged]
+    return lines if against == "step" else _against_flops(summary, lines)
+
+
+def _against_flops(summary: Summary, lines: Sequence[CurveLine]) -> list[CurveLine]:
+    """Those whose cost is known. A model that starts from the base model starts where its cost ended."""
     base = summary.get("base")
     spent = summary.costs.get("base")
     if not words.is_finite_number(spent):
         spent = base.steps * base.flops_per_step if base and words.is_finite_number(base.flops_per_step) else None
-    drawn = []
-    for runs in summary.runs:
-        start, scale = 0.0, 1.0
-        if against == "flops":
-            if not words.is_finite_number(runs.flops_per_step) or (runs.after_base and spent is None):
-                continue
-            start, scale = (spent or 0.0) if runs.after_base else 0.0, runs.flops_per_step
-        line = _line(runs, what, start, scale)
-        if line.xs or line.diverged:
-            drawn.append(line)
-    return drawn
+    charged = []
+    for line in lines:
+        runs = line.runs
+        if words.is_finite_number(runs.flops_per_step) and not (runs.after_base and spent is None):
+            charged.append(line.moved((spent or 0.0) if runs.after_base else 0.0, runs.flops_per_step))
+    return charged
 
 
-def _line(runs: Runs, what: What, start: float, scale: float) -> CurveLine:
+def _line(runs: Runs, what: What) -> CurveLine:
     tables = [(curve.status == "diverged", _table(curve, what)) for curve in runs.curves]
     steps, values = _shared_points([table for is_lost, table in tables if not is_lost and table.size])
     means, lowest, highest = values[:, 0], values[:, 1].min(0, initial=math.inf), values[:, 2].max(0, initial=-math.inf)
     kept = keep_extremes(lowest, highest, _MOST)
-    lost = [_thinned(_with_extremes(table)) for is_lost, table in tables if is_lost and table.size]
     return CurveLine(
         runs,
-        (start + scale * steps[kept]).tolist(),
+        steps[kept].tolist(),
         (means[:, kept].mean(0) if kept else steps).tolist(),
         means[:, kept].min(0, initial=math.inf).tolist(),
         means[:, kept].max(0, initial=-math.inf).tolist(),
         lowest[kept].tolist(),
         highest[kept].tolist(),
-        [[(start + scale * step, value) for step, value in points] for points in lost],
+        [_thinned(_with_extremes(table)) for is_lost, table in tables if is_lost and table.size],
     )
 
 

@@ -39,7 +39,7 @@ from mupscale.system.files import (
 from mupscale.system.json_files import parse_json, read_json, read_regular
 from mupscale.system.locks import exclusive_lock
 from mupscale.system.machines import is_process_alive, machine_name
-from mupscale.system.memory import available_memory, is_out_of_memory
+from mupscale.system.memory import available_memory, is_out_of_memory, pausing_garbage_collection
 from mupscale.system.run_locks import RunLock
 from mupscale.system.seeds import derive, generator, seeded
 from mupscale.system.tables import (
@@ -98,6 +98,7 @@ __all__ = [
     "parse_multipliers",
     "parse_record",
     "pattern_of_name",
+    "pausing_garbage_collection",
     "print_at_once",
     "printable",
     "read_json",
