@@ -1,6 +1,7 @@
 """Does more depth pay, and do learning rates transfer over it: every arm of docs/results/depth.md, by the engine.
 
     python results/depth.py bytes-4-8 bytes-64x4-128x8 rates --data tokens=data/bytes --work work
+    python results/depth.py rates-mlp-sgd rates-mlp-adamw
 
 Each folder depth-NAME beside this file holds a recipe. Where it has a growth event, there follow from it
 - base models with the recipe's learning rate, at a constant rate until the event;
@@ -254,7 +255,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         lines = [head, "| --- " * (len(summary["lrs"]) + 2) + "|"]
         for rule, depths in summary["rules"].items():
             for line in depths:
-                cells = [f"{loss:.3f}" if math.isfinite(loss) else "–" for loss in line["losses"]]
+                cells = [f"{loss:.3f}" if loss < 100 else "–" for loss in line["losses"]]
                 lines.append(f"| {rule} | {line['depth']} | " + " | ".join(cells) + " |")
         return "\n".join([*lines, "", summary["verdict"]])
     lines = ["| | held-out loss | each seed | learning rate |", "| --- | --- | --- | --- |"]
@@ -280,14 +281,14 @@ def draw_rates(summary: Mapping[str, Any], path: Path) -> None:
         for number, line in enumerate(lines):
             color = plt.get_cmap("viridis")(number / max(1, len(lines) - 1))
             points = [(lr, loss) for lr, loss in zip(summary["lrs"], line["losses"], strict=True) if loss < 1e9]
-            ax.plot(*zip(*points, strict=True), "o-", color=color, markersize=3, label=f"{line['depth']} layers")
+            ax.plot(*zip(*points, strict=True), "o-", color=color, markersize=3, label=f"{line['depth']} blocks")
             ax.plot(*min(points, key=lambda point: point[1]), "o", color=color, markersize=7)
         ax.set_xscale("log", base=2)
         ax.set_title(f"depth_rule: {rule}", fontsize=9)
         ax.set_xlabel("learning rate at the base", fontsize=8)
         ax.grid(alpha=0.25, linewidth=0.6)
-    lowest = min(min(line["losses"]) for lines in summary["rules"].values() for line in lines)
-    axes[0].set_ylim(lowest - 0.05, lowest + 0.65)
+    all_losses = [line["losses"] for lines in summary["rules"].values() for line in lines]
+    axes[0].set_ylim(0.97 * min(map(min, all_losses)), 1.03 * max(losses[0] for losses in all_losses))
     axes[0].set_ylabel("training loss", fontsize=8)
     axes[1].legend(fontsize=7, frameon=False)
     save_figure(fig, path)
@@ -302,7 +303,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, default=Path("work"))
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=JSON", help="another field of the recipe")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no stage after so many seconds")
-    parser.add_argument("--draw", type=Path, help="draw the rates that depth-rates/depth.json holds into this file")
+    parser.add_argument("--draw", type=Path, help="draw the rates of every depth.json into this folder")
     asked = parser.parse_args(words)
     until = time.monotonic() + asked.seconds
     for name in asked.names:
@@ -311,7 +312,7 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"there is no recipe at {file}", file=sys.stderr)
             return 2
         data = yaml.safe_load(file.read_text(encoding="utf-8"))["data"]
-        data["init_args"] |= dict(word.split("=", 1) for word in asked.data)
+        data.setdefault("init_args", {}).update(word.split("=", 1) for word in asked.data)
         if asked.shakespeare:
             data = {"class_path": "mupscale.data.Shakespeare", "init_args": {"context": data["init_args"]["context"]}}
         more = {key: json.loads(value) for key, value in (word.split("=", 1) for word in asked.set)}
@@ -324,7 +325,8 @@ def main(words: Sequence[str] | None = None) -> int:
         (file.parent / "depth.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
         print(markdown(summary), flush=True)
     if asked.draw is not None:
-        draw_rates(json.loads((HERE / "depth-rates" / "depth.json").read_text(encoding="utf-8")), asked.draw)
+        for file in sorted(HERE.glob("depth-rates*/depth.json")):
+            draw_rates(json.loads(file.read_text(encoding="utf-8")), asked.draw / f"{file.parent.name}.png")
     return 0
 
 
