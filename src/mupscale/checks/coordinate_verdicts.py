@@ -131,7 +131,7 @@ class CoordCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether every layer is flat. False, too, where that is too noisy to tell: `outcome` tells the two apart."""
+        """Whether every layer is flat. False, too, where that cannot be told: `outcome` tells the two apart."""
         return self.outcome == "flat"
 
     @property
