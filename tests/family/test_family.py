@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -357,6 +358,39 @@ def test_what_is_no_family_is_refused(
 ) -> None:
     with pytest.raises(mu.MupscaleError, match=message):
         mu.Family(build, **arguments)
+
+
+class TwoSizes(nn.Module):
+    """A model whose author wants both of its sizes, or has a default for the second."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, width), nn.Linear(width, heads * 2)
+
+
+def with_default(width: int, heads: int = 4) -> nn.Module:
+    return TwoSizes(width, heads)
+
+
+@pytest.mark.parametrize("build", [TwoSizes, with_default], ids=["needed", "default"])
+@pytest.mark.parametrize("width", [32, {"width": 32}, {"wide": 32, "heads": 8}], ids=["bare", "one", "misspelt"])
+def test_a_width_that_does_not_name_all_sizes_is_refused(build: Callable[..., nn.Module], width: Any) -> None:
+    """A default of the author's would be a size that stays as it is, without a word."""
+    family = mu.Family(build, base={"width": 16, "heads": 4})
+    model = family.init({"width": 16, "heads": 4})
+    asked: list[Callable[[], object]] = [
+        lambda: family.init(width),
+        lambda: family.plan(width),
+        lambda: family.upscale(model, width=width),
+        lambda: family.check_growth({"width": 16, "heads": 4}, width),
+    ]
+    sentence = (
+        f"the sizes of this family are width and heads, and {width} does not name them; say them all, as in "
+        f"{{'width': 32, 'heads': 8}}"
+    )
+    for ask in asked:
+        with pytest.raises(mu.MupscaleError, match=f"^{re.escape(sentence)}$"):
+            ask()
 
 
 def test_an_error_in_the_authors_code_is_shown() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -65,6 +67,30 @@ def test_noise_and_fresh_units_in_one_call() -> None:
     assert not torch.allclose(noisy(x), model(x))
     assert fresh.layers[1].weight.shape == (11, 11)
     assert wide_scheduler.last_epoch == scheduler.last_epoch
+
+
+def test_a_rate_far_above_the_schedules_is_said() -> None:
+    """In mid-schedule the peak of it is no rate of today's; half of what the optimizer has now is."""
+    x = torch.randn(4, 3)
+    family = mu.Family(lambda width: MLP(3, width, 2), 8, inputs=x)
+    model = family.init(16)
+    optimizer = family.optimizer(model, AdamW, lr=3e-3)
+    scheduler = CosineAnnealingLR(optimizer, T_max=100)
+    for _ in range(90):
+        optimizer.step()
+        scheduler.step()
+    with pytest.warns(UserWarning, match=r"^lr is 20\.4 times the .*, 7\.34e-05, .*would be lr=3\.67e-05$") as met:
+        family.upscale(model, optimizer, scheduler=scheduler, width=32, grow=mu.Fresh(), lr=1.5e-3)
+    assert [warning.filename for warning in met] == [__file__]
+    wide = MLP(3, 32, 2)
+    with pytest.warns(UserWarning, match="lr is 20.4 times"):
+        mu.upscale(model, wide, family.widening(16, 32), optimizer, scheduler=scheduler, lr=1.5e-3)
+    group = optimizer.param_groups[-1]
+    lr = group["lr"] / group["lr_factor"] / 2  # as the page on choosing has it
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, grown, schedule = family.upscale(model, optimizer, scheduler=scheduler, width=32, grow=mu.Fresh(), lr=lr)
+    assert schedule.get_last_lr() == pytest.approx([3.67e-05 * g["lr_factor"] for g in grown.param_groups], rel=1e-3)
 
 
 def test_what_does_not_go_together_is_refused() -> None:

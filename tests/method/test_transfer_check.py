@@ -42,36 +42,39 @@ def test_an_optimum_that_stays_transfers() -> None:
 
 def test_one_grid_step_is_told_with_its_ratio_and_its_price() -> None:
     assert verdict(line(128, 0.4), line(256, 0.8), line(512, 0.8)) == [
-        "the best learning rate moves by at most 1 grid step (×2) over widths 128 … 512: it transfers",
         "taking the best learning rate of width 128, 0.4, to width 512 costs 10.0% of the loss there",
+        "the best learning rate moves by at most 1 grid step (×2) over widths 128 … 512: the optimum transfers",
     ]
 
 
 def test_more_than_a_step_does_not_transfer() -> None:
-    first, price = verdict(line(128, 0.2), line(256, 0.4), line(512, 0.8), axis="noise")
-    assert first == (
+    """What it costs is said first: it may be little."""
+    price, moves = verdict(line(128, 0.2), line(256, 0.4), line(512, 0.8), axis="noise")
+    assert moves == (
         "the best noise moves by 2 grid steps (×2 each) over widths 128 … 512 (0.2 at 128, 0.4 at 256, 0.8 at 512): "
-        "it does not transfer"
+        "the optimum does not transfer"
     )
     assert price.endswith("costs 40.0% of the loss there")
 
 
 def test_movement_to_and_fro_counts_as_far_as_it_goes() -> None:
-    assert "2 grid steps" in verdict(line(128, 0.4), line(256, 0.2), line(512, 0.8), line(1024, 0.4))[0]
+    price, moves = verdict(line(128, 0.4), line(256, 0.2), line(512, 0.8), line(1024, 0.4))
+    assert price == "the best learning rate of width 128, 0.4, is the best at width 1024, too"
+    assert "2 grid steps" in moves
 
 
 def test_movement_that_not_every_seed_agrees_on_is_called_so() -> None:
     moved = line(256, 0.8, spread=0.3)  # seeds differ from each other, but agree on the best
-    assert "it does not transfer" in verdict(line(128, 0.2), moved)[0]
+    assert "the optimum does not transfer" in verdict(line(128, 0.2), moved)[1]
     moved["points"][1]["losses"][0] = 0.9
-    assert "not every seed agrees, so it may transfer" in verdict(line(128, 0.2), moved)[0]
+    assert "not every seed agrees, so the optimum may transfer" in verdict(line(128, 0.2), moved)[1]
 
 
 def test_one_seed_cannot_excuse_a_movement() -> None:
     lines = [line(128, 0.2), line(256, 0.8, spread=0.3)]
     for point in (point for entry in lines for point in entry["points"]):
         del point["losses"][1:]
-    assert "it does not transfer" in verdict(*lines)[0]
+    assert "the optimum does not transfer" in verdict(*lines)[1]
 
 
 def test_a_value_at_which_a_seed_diverged_is_not_the_best() -> None:
@@ -79,8 +82,8 @@ def test_a_value_at_which_a_seed_diverged_is_not_the_best() -> None:
     hurt["points"][3]["losses"][1] = None
     hurt["points"][2]["losses"][0] = 0.99
     found = verdict(line(128, 0.8), hurt)
-    assert "at most 1 grid step" in found[0]
-    assert found[1] == "taking the best learning rate of width 128, 0.8, to width 256 diverges there"
+    assert "at most 1 grid step" in found[1]
+    assert found[0] == "taking the best learning rate of width 128, 0.8, to width 256 diverges there"
 
 
 def test_a_width_at_which_everything_diverged_is_named_and_left_out() -> None:
@@ -102,7 +105,7 @@ def test_an_optimum_on_the_edge_says_nothing_of_transfer() -> None:
 def test_no_noise_at_all_is_no_edge_and_has_no_ratio() -> None:
     grid = [0.0, 1.0, 2.0]
     assert len(verdict(line(128, 0.0, grid), line(256, 0.0, grid), axis="noise")) == 1
-    assert "1 grid step over" in verdict(line(128, 0.0, grid), line(256, 1.0, grid), axis="noise")[0]
+    assert "1 grid step over" in verdict(line(128, 0.0, grid), line(256, 1.0, grid), axis="noise")[1]
 
 
 def test_one_width_or_one_value_shows_nothing() -> None:

@@ -4,6 +4,7 @@ equivalence       both models trained side by side
 differences       parameters and buffers that are not what they should be, and what usually causes it
 coordinates       how large activations and their changes are at each width, or depth
 coordinate_verdicts  a power of the width for each layer, whether it is flat, and a picture
+failed_training   a loss that rises, or is not finite, at one width
 power_laws        an exponent with its error
 same_depth        which layers of a shallow and a deep model correspond
 rounding          models in float64, and models that differ in their last bits

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mupscale.checks.failed_training import failure_at
 from mupscale.checks.power_laws import Power, fit_power
 from mupscale.plots import COLORS, GREY, figure, save_figure
 from mupscale.system import html_table, text_table
@@ -14,13 +15,16 @@ from mupscale.system import html_table, text_table
 FLAT = 0.2
 """A power of the width within ±this counts as none."""
 
-LayerVerdict = Literal["flat", "grows", "vanishes", "too noisy"]
-Outcome = Literal["flat", "not flat", "too noisy to tell"]
+LayerVerdict = Literal["flat", "grows", "vanishes", "too noisy", "no verdict"]
+Outcome = Literal["flat", "not flat", "too noisy to tell", "learning rate too large"]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measurement: root mean square of a module's output, and of its change since the start, on one batch."""
+    """One measurement: root mean square of a module's output, and of its change since the start, on one batch.
+
+    loss: the model's, on that batch at that step; None in files of earlier versions.
+    """
 
     width: float
     seed: int
@@ -28,6 +32,7 @@ class Measurement:
     module: str
     size: float
     change: float
+    loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,9 @@ class Layer:
     """How a module's output changes with width, as powers fitted at the last step, and what follows.
 
     Activations must not grow (they may shrink: a readout starts near zero), and their changes be Θ(1). A power beyond
-    the threshold by less than its margin, half of a 95 % interval, may be chance: that is too noisy to tell.
+    the threshold by less than its margin, half of a 95 % interval, may be chance: that is too noisy to tell. So is one
+    within the threshold whose standard error is larger than the threshold.
+    diverged: training failed at this learning rate, whatever the width, so that only what is flat has a verdict.
 
     >>> [Layer("h", Power(0.0), Power(0.5, error, freedom=4)).verdict for error in (0.0, 0.1, 0.2)]
     ['grows', 'grows', 'too noisy']
@@ -44,6 +51,7 @@ class Layer:
     module: str
     size: Power
     change: Power
+    diverged: bool = False
 
     @property
     def size_power(self) -> float:
@@ -65,11 +73,17 @@ class Layer:
         """The verdict in words."""
         if (power := self.guilty) is not None:
             return "grows" if power.exponent > 0 else "vanishes"
-        return "flat" if self.size_power <= FLAT and abs(self.change_power) <= FLAT else "too noisy"
+        shrinks = self.size_power + self.size.margin <= FLAT
+        is_flat = abs(self.change_power) <= FLAT and self.size_power <= FLAT
+        if is_flat and self.change.error <= FLAT and (shrinks or self.size.error <= FLAT):
+            return "flat"
+        return "no verdict" if self.diverged else "too noisy"
 
     @property
     def guilty(self) -> Power | None:
         """The power that is beyond the threshold by more than its margin: of the change or, else, of the size."""
+        if self.diverged:
+            return None
         if abs(self.change_power) - FLAT > self.change.margin:
             return self.change
         return self.size if self.size_power - FLAT > self.size.margin else None
@@ -86,7 +100,7 @@ class CoordCheck:
     standard parametrisation: NOT flat over widths 64, 128, 256
     module  size ∝ width^  change ∝ width^  verdict
     hidden   +0.00 ± 0.00     +1.00 ± 0.00    grows
-    flat: powers within ±0.2; ±: one standard error
+    flat: power of the size at most 0.2 (it may shrink), of the change within ±0.2; ±: one standard error
     """
 
     rows: list[Measurement]
@@ -100,17 +114,35 @@ class CoordCheck:
         for row in self.rows:
             widths.setdefault(row.module, set()).add(row.width)
         modules = [module for module, measured in widths.items() if len(measured) == len(self.widths)]
-        return [Layer(m, self._power(m, last, "size"), self._power(m, last, "change")) for m in modules]
+        failed = self.failure is not None
+        return [Layer(m, self._power(m, last, "size"), self._power(m, last, "change"), failed) for m in modules]
+
+    @property
+    def failure(self) -> str | None:
+        """Where training fails at this learning rate for another reason than the width, and how; None if it does not.
+
+        That is, at the smallest width already, or at one of them and not at the largest.
+        """
+        failures = {width: failure_at(width, self.rows) for width in self.widths}
+        first, *_, last = failures.values()
+        if first is None and last is not None:
+            return None
+        return next((f"at {self.axis} {width:g} {how}" for width, how in failures.items() if how), None)
 
     @property
     def ok(self) -> bool:
-        """Whether every layer is flat. False, too, where that is too noisy to tell: `outcome` tells the two apart."""
+        """Whether every layer is flat. False, too, where that cannot be told: `outcome` tells the two apart."""
         return self.outcome == "flat"
 
     @property
     def outcome(self) -> Outcome:
-        """Not flat if that is sure of one layer; too noisy to tell if a layer may be flat or not by chance."""
+        """Not flat if that is sure of one layer; too noisy to tell if a layer may be flat or not by chance.
+
+        The learning rate is too large to tell where layers are not flat, and training fails at the smallest width.
+        """
         verdicts = {layer.verdict for layer in self.layers}
+        if "no verdict" in verdicts:
+            return "learning rate too large"
         if verdicts & {"grows", "vanishes"}:
             return "not flat"
         return "too noisy to tell" if "too noisy" in verdicts else "flat"
@@ -136,10 +168,13 @@ class CoordCheck:
         """Whether all layers are flat, in a line."""
         values = ", ".join(str(int(w) if w == int(w) else w) for w in self.widths)
         what = "widths" if self.axis == "width" else self.axis
-        line = f"{self.title}: {self.outcome.replace('not', 'NOT')} over {what} {values}"
-        if self.outcome != "too noisy to tell":
+        if (outcome := self.outcome) == "learning rate too large":
+            return f"{self.title}: {outcome} to tell over {what} {values}: {self.failure}; take a smaller one"
+        line = f"{self.title}: {outcome.replace('not', 'NOT')} over {what} {values}"
+        if outcome != "too noisy to tell":
             return line
-        return f"{line}: take {what if what == 'widths' else f'values of {what}'} further apart, or more seeds"
+        apart = f"{what if what == 'widths' else f'values of {what}'} further apart"
+        return f"{line}: take {apart}, more seeds, or a smaller learning rate"
 
     @property
     def _header(self) -> tuple[str, ...]:
@@ -158,14 +193,16 @@ class CoordCheck:
     def plot(self, path: str | Path, *, narrow: bool = False) -> Path:
         """Change of each layer's activations against width at the last step; layers that are not flat in colour.
 
-        Layers of which that is too noisy to tell are dashed.
+        Layers of which that cannot be told are dashed.
 
         narrow: a picture for a column or a phone, with the layers' names below.
         """
         return _plot(self, Path(path), narrow)
 
 
-_LEGEND = f"flat: powers within ±{FLAT:g}; ±: one standard error"
+_LEGEND = (
+    f"flat: power of the size at most {FLAT:g} (it may shrink), of the change within ±{FLAT:g}; ±: one standard error"
+)
 _ODD = "#d8a48f"  # layers that are not flat and have no colour left
 
 
@@ -182,13 +219,14 @@ def _plot(check: CoordCheck, path: Path, narrow: bool) -> Path:
         values = [v if math.isfinite(v) and v > 0 else math.nan for v in values]
         drawn += [v for v in values if v == v]
         style: dict[str, Any] = {"lw": 0.9, "color": GREY if layer.guilty is None else _ODD}
-        style["ls"] = "--" if layer.verdict == "too noisy" else "-"
+        style["ls"] = "--" if layer.verdict in ("too noisy", "no verdict") else "-"
         if layer.module in named:
             style |= {"lw": 1.6, "color": named[layer.module], "label": _label(layer, check.axis), "zorder": 3}
         ax.plot(check.widths, values, marker="o", ms=3, **style)
     flat, more = sum(layer.flat for layer in layers), len(odd) - len(named)
     noisy = len(layers) - len(odd) - flat
-    rest = ((more, _ODD, "-", "more not flat"), (noisy, GREY, "--", "too noisy to tell"), (flat, GREY, "-", "flat"))
+    unknown = "too noisy to tell" if check.failure is None else "without a verdict"
+    rest = ((more, _ODD, "-", "more not flat"), (noisy, GREY, "--", unknown), (flat, GREY, "-", "flat"))
     for count, color, line, text in rest:
         if count:
             ax.plot([], [], f"o{line}", ms=3, lw=0.9, color=color, label=f"{count} {text}")

@@ -22,6 +22,7 @@ from mupscale.planning import Recorder, silence_dropout
 from mupscale.system import MupscaleError, seeded
 
 OUTPUT = "(output)"
+_TITLES = {"mup": "μP", "standard": "standard parametrisation"}
 
 
 class Members(Protocol):
@@ -58,8 +59,10 @@ def coord_check(
 
     A power of the width is fitted to what the seeds gave, with a standard error. A layer is flat if its output has a
     power of at most 0.2, and the output's change by training one within ±0.2. A power beyond that, but not with its
-    95 % interval, is too noisy to tell (`ok` is False, `outcome` says so): take widths further apart, or more seeds.
-
+    95 % interval, is too noisy to tell (`ok` is False, `outcome` says so), and so is one whose standard error is above
+    0.2: take widths further apart, more seeds, or a smaller learning rate.
+    Where layers are not flat, and the loss doubles or is not finite at the smallest width already, `outcome` is
+    "learning rate too large": take one at which that model trains. At large widths alone that is "not flat".
     parametrization="standard" trains the author's own initialisation with one learning rate, for comparison.
     Of models of several depths, blocks are compared that lie at the same part of the way, under the shallowest's names.
     One size may differ, or several that grow by the same factors; a depth differs alone.
@@ -82,15 +85,13 @@ def coord_check(
     first: nn.Module | None = None
     for size, width in sorted(zip(sizes, members, strict=True), key=lambda pair: pair[0]):
         for seed in range(seeds):
-            model = _member(family, width, seed, parametrization).to(dtype=dtype)
-            silence_dropout(model)  # another mask at every look would count as change
+            model = _member(family, width, seed, parametrization, dtype)
             opt, folds = _trainer(family, model, parametrization, optimizer, hyper)
             first = model if first is None else first
             names = _names_in_first(first, model, members)
             measured = _measure(model, opt, data, loss, steps, size, seed, folds)
             rows += [replace(row, module=names[row.module]) for row in measured if row.module in names]
-    title = {"mup": "μP", "standard": "standard parametrisation"}[parametrization]
-    return CoordCheck(rows, f"{title}, {optimizer.__name__}", axis)
+    return CoordCheck(rows, f"{_TITLES[parametrization]}, {optimizer.__name__}", axis)
 
 
 def _differing_size(widths: Sequence[Width]) -> tuple[str, list[float]]:
@@ -133,13 +134,13 @@ def _names_in_first(first: nn.Module, model: nn.Module, widths: Sequence[Width])
     return {path or OUTPUT: name or OUTPUT for path, name in names_in_shallow(first, model).items()}
 
 
-def _member(family: Members, width: Width, seed: int, parametrization: str) -> nn.Module:
-    if parametrization == "mup":
-        return family.init(width, seed)
-    if parametrization != "standard":
+def _member(family: Members, width: Width, seed: int, parametrization: str, dtype: torch.dtype | None) -> nn.Module:
+    if parametrization not in _TITLES:
         raise MupscaleError(f"parametrization is 'mup' or 'standard', not {parametrization!r}")
     with seeded(seed):
-        return family.build(width)
+        model = family.init(width, seed) if parametrization == "mup" else family.build(width)
+    silence_dropout(model)  # another mask at every look would count as change
+    return model.to(dtype=dtype)
 
 
 def _trainer(
@@ -177,7 +178,7 @@ def _measure(
     measured = {path for path, module in naming.modules(model).items() if _is_layer(module)}
     for step in range(steps + 1):
         with torch.no_grad(), Recorder(model) as recorder:
-            loss(model, data[0])
+            value = float(loss(model, data[0]))
         if step == 0 and not _is_output_of(recorder.outputs, measured):
             measured.add("")  # computed by no layer: a product of two of them, a functional readout
         for path, output in recorder.outputs.items():
@@ -185,7 +186,8 @@ def _measure(
                 output = output / folds.get(path, 1.0)
                 start.setdefault(path, output)
                 name = path or OUTPUT
-                rows.append(Measurement(width, seed, step, name, _rms(output), _rms(output - start[path])))
+                sizes = _rms(output), _rms(output - start[path])
+                rows.append(Measurement(width, seed, step, name, *sizes, value))
         if step == steps:
             break
         optimizer.zero_grad()

@@ -13,6 +13,7 @@ NOTHING = 1e-12  # below this a measurement counts as zero
 class Power:
     """An exponent and its standard error, infinite where one seed at two sizes leaves nothing to tell it from.
 
+    An infinite exponent: finite at small sizes and not at large ones. NaN: not finite, and not by the size.
     freedom: the degrees of freedom that the error was estimated with.
     """
 
@@ -30,8 +31,8 @@ class Power:
         return self.error and self.error * (_FACTORS.get(self.freedom) or 1.96 + 2.7 / max(self.freedom, 1))
 
     def __str__(self) -> str:
-        if math.isinf(self.exponent):
-            return f"{self.exponent:+}"
+        if not math.isfinite(self.exponent):
+            return f"{self.exponent:+}" if math.isinf(self.exponent) else "not finite"
         return f"{self.exponent:+.2f} ± {'?' if math.isinf(self.error) else f'{self.error:.2f}'}"
 
 
@@ -39,7 +40,7 @@ _FACTORS = {1: 12.71, 2: 4.3, 3: 3.18, 4: 2.78}  # Student's 97.5 % quantiles, w
 
 
 def fit_power(values: Mapping[float, Sequence[float]]) -> Power:
-    """The least-squares slope of log mean against log size; values: by size, one for each seed.
+    """The least-squares slope of log mean against log size; values: by size, in increasing order, one for each seed.
 
     Its standard error counts how far seeds are from the line, and so how far the means are from it, too.
     What is zero at all sizes has power 0.
@@ -49,7 +50,7 @@ def fit_power(values: Mapping[float, Sequence[float]]) -> Power:
     """
     means = [sum(several) / len(several) for several in values.values()]
     if not all(math.isfinite(mean) for mean in means):
-        return Power(math.inf)
+        return Power(math.inf if math.isfinite(means[0]) and not math.isfinite(means[-1]) else math.nan)
     if min(means) < NOTHING:
         return Power(0.0 if max(means) < NOTHING else -math.inf)
     xs, ys = [math.log(size) for size in values], [math.log(mean) for mean in means]

@@ -41,6 +41,7 @@ class BuiltMembers:
     def build(self, width: WidthLike) -> nn.Module:
         """The model as its author initialises it: the standard parametrisation."""
         width = Width.of(width)
+        self._check_names(width)
         model = width.pass_to(self._build)
         if not isinstance(model, nn.Module):
             raise MupscaleError(
@@ -48,6 +49,16 @@ class BuiltMembers:
             )
         self._built[model] = width
         return model
+
+    def _check_names(self, width: Width) -> None:
+        """An error where one of the base's several sizes is missing; a default of the author's would not be one."""
+        names = self._base.sizes.keys()
+        if len(names) > 1 and not names <= width.sizes.keys():
+            *others, last = names
+            raise MupscaleError(
+                f"the sizes of this family are {', '.join(others)} and {last}, and {width.plain} does not name them; "
+                f"say them all, as in {self._base.times(2).plain}"
+            )
 
     def sketch(self, width: WidthLike) -> nn.Module:
         """The model without memory, on the meta device; a real one where its author's code needs values."""

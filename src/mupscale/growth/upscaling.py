@@ -85,7 +85,8 @@ def upscale(
     model would if there is no noise; `Fresh()` keeps the trained units and draws new ones; or an Operator of your own.
     The wide optimizer has the narrow one's class, hyperparameters (as they are now) and state, all rescaled.
     scheduler: of the optimizer; the same schedule at the same point, for the wide one (`widen_scheduler`).
-    lr: another learning rate from now on, in the units of a group with lr_factor 1; a schedule goes on from there.
+    lr: another learning rate from now on, in the units of a group with lr_factor 1. With a scheduler it takes the place
+    of the rate at this moment, not of the peak, and the schedule goes on from there with all its rates in that ratio.
     inputs: a small batch, as in `plan`. Copies by this plan are then checked on it before anything is changed: outputs
     and gradients in float64, with generic weights. So is a plan for fresh units: outputs, with the new units silent.
     `Fresh(lossless=True)` is measured on it and warns if outputs differ. Without a batch that was tried, it warns.

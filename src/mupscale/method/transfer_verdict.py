@@ -12,7 +12,9 @@ from mupscale.core import Width
 
 
 def judge_transfer(values: Mapping[str, Any]) -> list[str]:
-    """How far the best learning rate and the best noise move over the widths, in grid steps: sentences.
+    """What transferring the best learning rate and the best noise costs, and how far they move over the widths.
+
+    Sentences, with what it costs first: an optimum may move by several grid steps where the loss hardly depends on it.
 
     >>> def line(width: int, losses: list[float]) -> dict[str, Any]:
     ...     points = [{"x": x, "losses": [loss]} for x, loss in zip((0.1, 0.2, 0.4), losses)]
@@ -47,11 +49,11 @@ def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
     if len(grid) < 2:
         return []
     lines = [read_width_line(entry) for entry in entries]
-    sentences = [f"at width {line.width} every {what} tried diverged" for line in lines if not line.losses]
+    lost = [f"at width {line.width} every {what} tried diverged" for line in lines if not line.losses]
     lines = [line for line in lines if line.losses]
     if len(lines) < 2:
         return [
-            *sentences,
+            *lost,
             f"whether the best {what} transfers cannot be seen at {len(lines)} width(s): give two or more",
         ]
     at = [grid.index(line.best) for line in lines]
@@ -59,21 +61,22 @@ def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
     over = f"over widths {lines[0].width} … {lines[-1].width}"
     if moved == 0:
         end = "whether it transfers cannot be seen on the edge" if _on_edge(lines[0], grid) else "it transfers"
-        sentences.append(f"the best {what}, {grid[at[0]]:.3g}, does not move {over}: {end}")
+        movement = f"the best {what}, {grid[at[0]]:.3g}, does not move {over}: {end}"
     elif moved == 1:
-        sentences.append(f"the best {what} moves by at most 1 grid step{_ratio(grid, at)} {over}: it transfers")
+        movement = f"the best {what} moves by at most 1 grid step{_ratio(grid, at)} {over}: the optimum transfers"
     else:
         path = ", ".join(f"{line.best:.3g} at {line.width}" for line in lines)
         apart = any(line.tells_apart(lines[0].best) for line in lines)
-        end = "it does not transfer" if apart else "but not every seed agrees, so it may transfer"
-        sentences.append(f"the best {what} moves by {moved} grid steps{_ratio(grid, at)} {over} ({path}): {end}")
-    return [*sentences, *_price(lines[0], lines[-1], what), *_edges(lines, grid, what)]
+        end = "the optimum does not transfer" if apart else "but not every seed agrees, so the optimum may transfer"
+        movement = f"the best {what} moves by {moved} grid steps{_ratio(grid, at)} {over} ({path}): {end}"
+    price = _price(lines[0], lines[-1], what) if moved else []
+    return [*lost, *price, movement, *_edges(lines, grid, what)]
 
 
 def _price(small: WidthLine, large: WidthLine, what: str) -> list[str]:
     """What transferring from the smallest width costs at the largest."""
     if small.best == large.best:
-        return []
+        return [f"the best {what} of width {small.width}, {small.best:.3g}, is the best at width {large.width}, too"]
     taken = f"taking the best {what} of width {small.width}, {small.best:.3g}, to width {large.width}"
     if small.best not in large.losses:
         return [f"{taken} diverges there"]

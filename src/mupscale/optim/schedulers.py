@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +17,7 @@ from mupscale.system import MupscaleError
 
 _RATES = ("min_lrs", "max_lrs")  # absolute rates, one per group
 _PER_GROUP = ("lr_lambdas", "base_momentums", "max_momentums")
+_FAR = 4.0  # so many times the schedule's rate, and lr= was probably meant as another one
 
 
 class _FloorPerGroup(LRScheduler):
@@ -35,7 +38,8 @@ def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRSche
     """The same schedule at the same point, for the optimizer that `upscale` made from this scheduler's own.
 
     (Loading its state dict would bring the narrow rates along, one per narrow group.) Where `upscale` was given another
-    learning rate, that is the rate at this point: the schedule goes on from there, with all its rates in that ratio.
+    learning rate, that is the rate at this point: the schedule goes on from there, with all its rates in that ratio. It
+    warns where that is more than four times the rate that the schedule has here.
 
     >>> import torch
     >>> import mupscale as mu
@@ -46,6 +50,34 @@ def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRSche
     >>> mu.widen_scheduler(scheduler, wide_optimizer).get_last_lr()
     [0.025]
     """
+    widened = _carried_over(scheduler, wide_optimizer)
+    _warn_of_far_rate(wide_optimizer)
+    return widened
+
+
+def _warn_of_far_rate(wide_optimizer: Optimizer) -> None:
+    """Say so where the lr that `upscale` was given is far above the schedule's, as its peak is in the middle of it."""
+    group = max(wide_optimizer.param_groups, key=lambda group: float(group.get(RATE_CHANGE, 1.0)))
+    times = float(group.get(RATE_CHANGE, 1.0))
+    if times > _FAR:
+        now = float(group["lr"]) / group.get("lr_factor", 1.0) / times
+        warnings.warn(
+            f"lr is {times:.3g} times the learning rate that the schedule has at this moment, {now:.3g}, and the "
+            f"schedule goes on from there, with all its rates {times:.3g} times as large; half of today's rate would "
+            f"be lr={now / 2:.3g}",
+            stacklevel=_caller_outside(),
+        )
+
+
+def _caller_outside() -> int:
+    """The stacklevel, for a warning in the function that asks, of the first line outside this package."""
+    level, package = 1, __name__.partition(".")[0]
+    while str(sys._getframe(level).f_globals.get("__name__")).partition(".")[0] == package:
+        level += 1
+    return level
+
+
+def _carried_over(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRScheduler:
     groups = wide_optimizer.param_groups
     if not all(FROM_GROUP in group for group in groups):
         raise MupscaleError("widen_scheduler takes the wide optimizer that upscale made from the scheduler's own")
@@ -57,7 +89,7 @@ def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRSche
     for name, value in vars(scheduler).items():
         wide_value: Any = copy.copy(value) if isinstance(value, list | dict) else value
         if name == "_schedulers":  # SequentialLR, ChainedScheduler
-            wide_value = [widen_scheduler(inner, wide_optimizer) for inner in value]
+            wide_value = [_carried_over(inner, wide_optimizer) for inner in value]
         elif name == "base_lrs":
             for group, i, factor in zip(groups, origin, growth, strict=True):
                 group.setdefault("initial_lr", scale(value[i], factor))

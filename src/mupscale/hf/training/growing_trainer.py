@@ -34,12 +34,12 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
 
     times, or hidden, ffn, heads and kv: how wide it becomes, as in `hf.upscale`; grow: `Fresh()` for fresh units; noise
     and seed: of copies. layers: how many it gets, and deepen: what new ones are; with layers alone the width stays. lr:
-    another learning rate from then on, in the small model's units. The small model is saved as narrow-checkpoint-STEP,
-    with its optimizer's state, which save_total_limit does not count; the grown one as checkpoint-STEP with a
-    mupscale.json. The Trainer keeps its model object, which has the grown weights from then on; clipping
-    (max_grad_norm) is then by the norm that the small model's gradient would have, and load_best_model_at_end chooses
-    among checkpoints of the grown model. After a stop, make the same Trainer with the same callback, and go on with
-    `trainer.train(resume_from_checkpoint=callback.resume(trainer))`.
+    the learning rate at that step, in the small model's units, from which the schedule goes on. The small model is
+    saved as narrow-checkpoint-STEP, with its optimizer's state, which save_total_limit does not count; the grown one as
+    checkpoint-STEP with a mupscale.json. The Trainer keeps its model object, which has the grown weights from then on;
+    clipping (max_grad_norm) is then by the norm that the small model's gradient would have, and load_best_model_at_end
+    chooses among checkpoints of the grown model. After a stop, make the same Trainer with the same callback, and go on
+    with `trainer.train(resume_from_checkpoint=callback.resume(trainer))`.
 
     >>> GrowTrainerCallback(at=500, times=2).at
     500
