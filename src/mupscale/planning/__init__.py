@@ -12,6 +12,7 @@ from_run       two models side by side: what they compute, searched and checked
   copied_values  in which order, and by which factor, one tensor is copies of another
   guesses        what is assumed and what is found
   better_guesses what to assume instead where a pass got stuck
+  source_units   which units of a weight the units of a tensor come from
   output_gradients
                  outputs of both models, and gradients of one loss
   recorder       the outputs of all modules while a model runs

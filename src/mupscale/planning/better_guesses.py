@@ -14,6 +14,7 @@ from mupscale.core import Axis
 from mupscale.planning.copied_values import possible_axes
 from mupscale.planning.following import Follower
 from mupscale.planning.guesses import Accepted, Dim, Guess, Side, Stuck
+from mupscale.planning.source_units import SourceUnits, operations_before
 from mupscale.system import MupscaleError
 
 _FOLDS_UPSTREAM = 5  # operations with weights, back from where a factor shows
@@ -44,6 +45,7 @@ def _with_other_orders(follower: Follower, position: int) -> Iterator[Guess]:
     arguments = [(n, d) for n in dict.fromkeys(op.refs) for d in follower.axes.get(n, {})]
     arguments.sort(key=lambda spot: follower.axes[spot[0]][spot[1]].block)
     orders_there = [follower.axes[n][d] for n, d in arguments]
+    traced = SourceUnits(follower, position)
     for number, dim in arguments:
         n, wide = (side.values[number].shape[dim] for side in (follower.small, follower.large))
         current, sources = follower.axes[number][dim], follower.sources[number][dim]
@@ -58,8 +60,26 @@ def _with_other_orders(follower: Follower, position: int) -> Iterator[Guess]:
                 for m, e in changed:
                     other[m][e] = axis
                 if isinstance(follower.attempt(position, other), Accepted):
-                    for orders in _orders_of_sources(follower, sources, n, axis):
+                    for orders in (
+                        *_traced_orders(follower, traced, changed, axis),
+                        *_orders_of_sources(follower, sources, n, axis),
+                    ):
                         yield replace(follower.guess, axes={**follower.guess.axes, **orders})
+
+
+def _traced_orders(
+    follower: Follower, traced: SourceUnits, changed: Sequence[tuple[int, int]], axis: Axis
+) -> Iterator[dict[Dim, Axis]]:
+    """The order of parameters' outputs that gives these dimensions of arguments this one, and nothing else another."""
+    sources = frozenset[Dim]().union(*(follower.sources[number][dim] for number, dim in changed))
+    spots = dict.fromkeys(changed, axis)
+    found = {
+        source: traced.order(source, {(m, e): a for (m, e), a in spots.items() if source in follower.sources[m][e]})
+        for source in sources
+    }
+    orders = {source: order for source, order in found.items() if order is not None}
+    if orders:
+        yield _for_all_layers(follower, orders)
 
 
 def _orders_of_sources(follower: Follower, sources: frozenset[Dim], n: int, axis: Axis) -> Iterator[dict[Dim, Axis]]:
@@ -150,7 +170,7 @@ def _foldable(follower: Follower, position: int) -> Iterator[list[str]]:
     if position < len(operations):
         yield from ([name] for name in follower.weights_of(operations[position]))
     sets: list[list[str]] = []
-    for earlier in _ancestors(follower, position):
+    for earlier in operations_before(follower, position):
         names = follower.weights_of(operations[earlier])
         if names and names not in sets:
             sets.append(names)
@@ -160,19 +180,6 @@ def _foldable(follower: Follower, position: int) -> Iterator[list[str]]:
         yield names
         if count:
             yield list(dict.fromkeys(itertools.chain(*sets[: count + 1])))
-
-
-def _ancestors(follower: Follower, position: int) -> Iterator[int]:
-    """The operations that an operation's arguments come from, the nearest first."""
-    operations = follower.small.run.operations
-    makers = {number: i for i, op in enumerate(operations[:position]) for number in op.results if number is not None}
-    wanted = operations[position].refs if position < len(operations) else follower.small.run.outputs
-    waiting = {makers[number] for number in wanted if number in makers}
-    while waiting:
-        latest = max(waiting)
-        waiting.remove(latest)
-        yield latest
-        waiting |= {makers[number] for number in operations[latest].refs if makers.get(number, latest) < latest}
 
 
 def _exact(number: float) -> float:

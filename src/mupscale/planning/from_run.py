@@ -67,7 +67,7 @@ def roles_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, walked: Pl
 
 
 def role_for_any_width(name: str, role: Role, entry: Entry) -> Role:
-    """The role with its constant as a power of the multiplier, where it was found as a number.
+    """The role with its constant as a power of the multiplier and its parts as shares of the axis, not as numbers.
 
     >>> import mupscale as mu
     >>> entry = mu.Entry(narrow=(2,), wide=(4,), axes={0: mu.Axis(2)}, out=(0,))
@@ -75,6 +75,7 @@ def role_for_any_width(name: str, role: Role, entry: Entry) -> Role:
     >>> role.fold(4, 1)
     0.25
     """
+    role = role.with_shares()
     if callable(role.fold) or role.fold == 1:
         return role
     times = float(entry.rule.in_ if entry.rule.in_ != 1 else entry.rule.out)
