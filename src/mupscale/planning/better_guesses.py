@@ -13,6 +13,7 @@ from fractions import Fraction
 from mupscale.core import Axis
 from mupscale.planning.copied_values import possible_axes
 from mupscale.planning.following import Follower
+from mupscale.planning.growth_checks import How
 from mupscale.planning.guesses import Accepted, Dim, Guess, Side, Stuck
 from mupscale.planning.source_units import SourceUnits, operations_before
 from mupscale.system import MupscaleError
@@ -191,8 +192,8 @@ def _exact(number: float) -> float:
     return number
 
 
-def refusal(follower: Follower, stuck: Stuck) -> MupscaleError:
-    """What is wrong, where, and what to do about it.
+def refusal(follower: Follower, stuck: Stuck, how: How | None = None) -> MupscaleError:
+    """What is wrong, where, and what to do about it: `how` the plan is to be used, where that is known.
 
     >>> from torch import nn
     >>> from mupscale.planning.tracing import record_run
@@ -201,17 +202,21 @@ def refusal(follower: Follower, stuck: Stuck) -> MupscaleError:
     the wide model's output is 2 times the narrow one's, and ...
     """
     operations = follower.small.run.operations
-    advice = "leave that size as it is, grow by fresh units, or pass roles= for what the run cannot tell"
+    advice = "leave that size as it is, or pass roles= for what the run cannot tell"
+    if how == "copies":
+        advice += "; or try fresh units, which need no copies (grow=mupscale.Fresh())"
     if stuck.position == len(operations):
         return MupscaleError(
-            f"the wide model's output is {stuck.factor:.6g} times the narrow one's, and no weight before it can take "
-            f"that up: {advice}"
+            f"the wide model's output is {stuck.factor:.6g} times the narrow one's, and no weight that was tried can "
+            f"take that up: {advice}"
         )
     op = operations[stuck.position]
     where = f"'{op.module}'" if op.module else "the model"
     shapes = [f"{_shape(follower.small, n)} → {_shape(follower.large, n)}" for n in op.refs if _grows(follower, n)]
     what = f"{where} ({op.name} of {', '.join(shapes) or 'what does not grow'})"
-    return MupscaleError(f"in {what} the wide units are no copies of the narrow ones, in whatever order: {advice}")
+    return MupscaleError(
+        f"in {what} the wide units are no copies of the narrow ones in any order that was tried: {advice}"
+    )
 
 
 def _grows(follower: Follower, number: int) -> bool:
