@@ -22,6 +22,7 @@ certain_outputs
                bare parameters that certainly are outputs; others are refused unless a batch shows what they are
 kept_constants what the weights of old units are multiplied by beside fresh ones
 silent_units   the wide model with the old units alone: whether and where it differs
+parted_models  where such a model parts from the narrow one, and blocks that help
 past_norms     which parameters write units that no norm reads, or read units past the norms
 role_registry  the roles of torch's modules, and those that users add
 attention      heads, recognised from a module's own attributes
