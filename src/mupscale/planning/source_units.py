@@ -163,7 +163,7 @@ def _rows(number: Tensor, weights: Mapping[str, Tensor], sources: Collection[Dim
     for name, dim in sources:
         gradient = gradients.get(name)
         gradient = torch.zeros_like(weights[name]) if gradient is None else gradient
-        rows[name, dim] = gradient.movedim(dim, 0).reshape(gradient.shape[dim], -1)
+        rows[name, dim] = gradient.movedim(dim, 0).reshape(gradient.shape[dim], -1).cpu()
     return rows
 
 
