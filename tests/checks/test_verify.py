@@ -477,6 +477,30 @@ def test_a_wide_model_that_was_not_widened() -> None:
     assert report.first.name == "layers.0"
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_noise_that_was_left_in_is_named(dtype: torch.dtype) -> None:
+    """In float32 such a model is allowed float32's rounding, and that is said, too."""
+    narrow, wide, plan = pair(mlp, 4, 8)
+    narrow, wide = narrow.to(dtype), wide.to(dtype)
+    data = [(x.to(dtype), y) for x, y in vectors(D_IN)]
+    mu.upscale(narrow, wide, mu.plan(narrow, wide, fresh=mlp(4), inputs=data[0][0]), noise=0.5)
+    report = mu.verify(narrow, wide, plan, data, classify, optimizer=torch.optim.SGD, lr=0.1, steps=1)
+    assert report.first is not None
+    assert "Usually noise" in report.first.advice
+    assert "heads" not in report.first.advice
+    assert report.tolerance == (1e-10 if dtype == torch.float64 else 1e-4)
+    assert ("the wide one is not what the plan writes" in report.verdict) == (dtype == torch.float32)
+    given = mu.verify(narrow, wide, plan, data, classify, tolerance=1e-3)
+    assert "(tolerance 1e-03), loss" in given.verdict
+
+
+def test_the_models_own_precision_is_said_where_float64_is_not_wanted() -> None:
+    narrow, wide, plan = pair(mlp, 4, 8)
+    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify, in_float64=False)
+    assert "(tolerance 1e-04, that of the models' own precision), loss" in report.verdict
+    assert mu.verify(narrow, wide, plan, vectors(D_IN), classify).reason == ""
+
+
 def test_an_optimizer_registered_with_a_wrong_degree(float64: None) -> None:
     class Odd(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:

@@ -98,15 +98,21 @@ ROLES: dict[str, dict[str, mu.Role]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "said"), [("flatten", "behind '0' .* '3' "), ("heads", "behind 'qkv' .* 'last' ")])
-def test_blocks_between_multiples_are_named_and_each_remedy_helps(name: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "said", "roles"),
+    [
+        ("flatten", "behind '0' .* '3' ", "{'3.weight': mupscale.Role(in_=1, in_block=16)}"),
+        ("heads", "behind 'qkv' .* 'last' ", "{'last.weight': mupscale.Role(out=0, in_=1, in_block=…)}"),
+    ],
+)
+def test_blocks_between_multiples_are_named_and_each_remedy_helps(name: str, said: str, roles: str) -> None:
     build, x = MODELS[name]
     narrow = build(8)
     given: dict[str, Any] = {"inputs": x, "fresh": lambda: build(8), "grow": SILENT}
     with pytest.raises(mu.MupscaleError, match=rf"{said}\(weight .* → .*a flatten or in heads") as refused:
         mu.upscale(narrow, build(12), **given)
     assert "leave out inputs=" not in str(refused.value)
-    assert f"roles={{'{next(reversed(ROLES[name]))}': mupscale.Role(out=0, in_=1, in_block=…)}}" in str(refused.value)
+    assert f"roles={roles}" in str(refused.value)
     plan = mu.plan(narrow, build(12), roles=ROLES[name], **given)
     for wide in (
         mu.upscale(narrow, build(12), plan, grow=SILENT)[0],
@@ -114,3 +120,48 @@ def test_blocks_between_multiples_are_named_and_each_remedy_helps(name: str, sai
         mu.Family(build, base=8, inputs=x).upscale(narrow, width=12, grow=SILENT)[0],
     ):
         assert difference(narrow, wide, x) < 1e-6
+
+
+class Recurrent(nn.Module):
+    """Channels and rows of an image, flattened, are what an LSTM reads in both directions."""
+
+    def __init__(self, width: int, norm: bool = False) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, width, 1), Centred(width) if norm else nn.Identity()
+        self.rnn = nn.LSTM(4 * width, width, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(2 * width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(torch.tanh(self.conv(x)).transpose(1, -1)).transpose(1, -1)
+        y: Tensor = self.head(self.rnn(x.permute(0, 3, 1, 2).flatten(2))[0][:, -1])
+        return y
+
+
+class Centred(nn.Module):
+    """A gain behind a constant that depends on the width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain / len(self.gain)
+
+
+def test_the_module_that_reads_the_blocks_is_named_whatever_it_is_and_the_role_helps() -> None:
+    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    given: dict[str, Any] = {"inputs": x, "fresh": lambda: Recurrent(4), "grow": SILENT}
+    with pytest.raises(mu.MupscaleError, match=r"behind 'conv' they agree, and 'rnn' .* in blocks of 4 ") as refused:
+        mu.plan(Recurrent(4), Recurrent(6), **given)
+    role = mu.Role(out=0, in_=1, in_block=4)
+    names = "rnn.weight_ih_l0", "rnn.weight_ih_l0_reverse"
+    said = ", ".join(f"'{name}': mupscale.Role(out=0, in_=1, in_block=4)" for name in names)
+    assert f"roles={{{said}}}" in str(refused.value)
+    assert mu.plan(Recurrent(4), Recurrent(6), **given, roles=dict.fromkeys(names, role)).checked
+
+
+def test_a_module_without_a_matrix_is_named_too_and_no_block_is_advised() -> None:
+    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(mu.MupscaleError, match=r"'norm' is the first to differ\. Either it is a norm") as refused:
+        mu.plan(Recurrent(4, norm=True), Recurrent(6, norm=True), inputs=x, grow=SILENT)
+    assert "roles=" not in str(refused.value)

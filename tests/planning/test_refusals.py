@@ -103,3 +103,38 @@ def test_each_thing_that_the_message_names_helps() -> None:
 def test_heads_that_would_be_cut(narrow: tuple[int, int], wide: tuple[int, int], advice: str) -> None:
     with pytest.raises(mu.MupscaleError, match=advice):
         mu.plan(nn.MultiheadAttention(*narrow), nn.MultiheadAttention(*wide), grow=mu.Fresh())
+
+
+class Largest(nn.Module):
+    """The largest unit: whichever copy it is gets all of the gradient, so that no copies are exact."""
+
+    def __init__(self, width: int, power: float = 0.0) -> None:
+        super().__init__()
+        self.power, self.a, self.b, self.c = power, nn.Linear(3, width), nn.Linear(width, width), nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.a(x))
+        y: Tensor = self.c(torch.tanh(self.b(x * len(self.b.weight) ** self.power)) * x.max(-1, keepdim=True)[0])
+        return y
+
+
+def test_what_has_no_copies_may_grow_by_fresh_units_and_the_refusal_says_so() -> None:
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    narrow, wide = Largest(4), Largest(8)
+    with pytest.raises(mu.MupscaleError, match=r"in any order that was tried: .*; or try fresh units"):
+        mu.plan(narrow, wide, inputs=x)
+    plan = mu.plan(narrow, wide, inputs=x, grow=mu.Fresh(), fresh=lambda: Largest(4))
+    assert plan.tried_by == "silent units"
+    grown, _ = mu.upscale(narrow, wide, plan, inputs=x, grow=mu.Fresh())
+    assert torch.equal(grown.a.weight[::2], narrow.a.weight)
+
+
+def test_fresh_units_are_no_advice_to_those_who_asked_for_them() -> None:
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(mu.MupscaleError, match="in any order that was tried") as refused:
+        mu.plan(Largest(4, power=1.0), Largest(8, power=1.0), inputs=x, grow=mu.Fresh())
+    with pytest.raises(mu.MupscaleError, match="in any order that was tried") as unlearnt:
+        mu.Family(Largest, base=4, inputs=x)
+    for said in (refused, unlearnt):
+        assert "fresh units" not in str(said.value)
+        assert "pass roles=" in str(said.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -16,19 +18,38 @@ _UPDATE = (
     "usually copies that receive different gradients (grouped-query heads not copied as whole groups), plain "
     "clipping instead of clip_grad_norm_ with the plan, or an optimizer registered with a wrong degree."
 )
+_WEIGHTS = (
+    "Usually noise, which makes copies differ on purpose (verify a growth without it, as mupscale.widen writes it, and "
+    "add the noise then); or training since the growth, another plan, or a model that was never widened."
+)
+
+
+def why_no_copies(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) -> str:
+    """What usually causes it where the wide model does not hold what the plan writes into it; '' where it does."""
+    off, name = _furthest(narrow, wide, plan, tolerance)
+    if not name or math.isinf(off):  # what is not finite has another cause
+        return ""
+    return (
+        f"Before any step, the wide model's weights are not the copies that the plan makes of the narrow one's: "
+        f"'{name}' is off by {off:.1e}. {_WEIGHTS}"
+    )
 
 
 def worst_parameter(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
     """After a step: the parameter that is furthest from the copies it should consist of."""
+    off, name = _furthest(narrow, wide, plan, tolerance)
+    return Difference(name, "parameter", off, f"The models agreed until an update: {_UPDATE}") if name else None
+
+
+def _furthest(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) -> tuple[float, str]:
+    """How far the worst parameter is from its copies, and its name; '' where all are within the tolerance."""
     worst: tuple[float, str] = (tolerance, "")
     theirs = naming.parameters(wide)
     for name, p in naming.parameters(narrow).items():
         entry = plan.parameters[name]
         expected = entry.widened(p.detach(), torch.empty_like(theirs[name]))
         worst = max(worst, (relative_difference(expected, theirs[name].detach()), name))
-    if not worst[1]:
-        return None
-    return Difference(worst[1], "parameter", worst[0], f"The models agreed until an update: {_UPDATE}")
+    return worst
 
 
 def first_wrong_buffer(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) -> Difference | None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.checks.differences import first_wrong_buffer, worst_parameter
+from mupscale.checks.differences import first_wrong_buffer, why_no_copies, worst_parameter
 from mupscale.checks.rounding import can_double, into_double, move_by_rounding, rounding_of
 from mupscale.core import Plan, check_is_plan, naming
 from mupscale.growth import grow_optimizer, keep_base_shape, widen
@@ -44,7 +44,9 @@ _REPORT_HEADER = ("step", "difference", "allowed", "loss (narrow)", "loss (wide)
 _ROWS_SHOWN = 7
 _DOUBLE = torch.finfo(torch.float64).eps
 _MANY_ROUNDINGS = 100  # a widened sum has more terms than the narrow one's
+_FEW_ROUNDINGS = 4  # of the weights that a plan writes
 _SAME = 1e-12  # of weights that the same arithmetic made
+_NOT_WRITTEN = "that of the models' own precision, since the wide one is not what the plan writes"
 _MOST_ALLOWED = 1e-2  # where rounding goes further, nothing is shown
 
 
@@ -53,7 +55,8 @@ class Report:
     """Relative output differences before each step, both losses, and the first difference if there is one.
 
     rounding: what is allowed at each step, where rounding alone was measured to exceed the tolerance. dropout: whether
-    there was any, which was switched off, since masks at two widths are not the same.
+    there was any, which was switched off, since masks at two widths are not the same. reason: why the tolerance is not
+    float64's, where it was not given.
     """
 
     differences: list[float]
@@ -62,6 +65,7 @@ class Report:
     first: Difference | None = None
     rounding: list[float] = field(default_factory=list)
     dropout: bool = False
+    reason: str = ""
 
     @property
     def max_relative_difference(self) -> float:
@@ -85,7 +89,7 @@ class Report:
         verdict = "equivalent" if self.ok else "NOT equivalent"
         head = (
             f"{verdict}: largest relative output difference {self.max_relative_difference:.1e} over {steps} steps "
-            f"(tolerance {self.tolerance:.0e}{self._more_allowed}), "
+            f"(tolerance {self.tolerance:.0e}{self.reason and f', {self.reason}'}{self._more_allowed}), "
             f"loss {self.losses[0][0]:.4g} → {self.losses[-1][0]:.4g}{', without dropout' * self.dropout}"
         )
         return head if self.first is None else f"{head}\n{self.first}"
@@ -132,7 +136,8 @@ def verify(
     outputs only. clip: width-invariant clipping in both. The models given are not changed.
     in_float64: copies of less precise models are compared in float64, where what is wrong cannot hide in rounding;
     False leaves them as they are. tolerance: 1e-10 in float64, unless rounding alone, measured on the narrow model and
-    one that differs from it in last bits, goes further.
+    one that differs from it in last bits, goes further. Where the wide model is not what the plan writes (after noise),
+    or the loss or the device cannot do with float64, that of the models' own precision: 1e-4 for float32, 5e-2 below.
 
     >>> import mupscale as mu
     >>> from mupscale.models import MLP
@@ -152,7 +157,7 @@ def verify(
         in_float64, pair = False, make_pair(False)
     training = _Training(data, loss, steps, clip)
     allowed = pair.tolerance if tolerance is None else tolerance
-    report = training.compare(pair, allowed)
+    report = replace(training.compare(pair, allowed), reason=pair.reason if tolerance is None else "")
     if tolerance is None and not report.ok and (report.first is None or report.first.kind != "buffer"):
         rounding = training.measure_rounding(make_pair(in_float64), make_pair(in_float64), allowed)
         explained = replace(report, rounding=rounding, first=None)
@@ -222,7 +227,10 @@ class _Training:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Copies of both models, without dropout, that are trained side by side; no optimizers where none is given."""
+    """Copies of both models, without dropout, that are trained side by side; no optimizers where none is given.
+
+    reason: why the tolerance is not float64's. changed: what to say where the wide model is not what the plan writes.
+    """
 
     small: nn.Module
     large: nn.Module
@@ -230,6 +238,8 @@ class _Pair:
     optimizers: Sequence[Optimizer]
     schedulers: Sequence[LRScheduler]
     tolerance: float
+    reason: str
+    changed: str
     in_double: bool
     dropout: bool
 
@@ -252,20 +262,21 @@ class _Pair:
         take_modes(large, small)
         dropout = [silence_dropout(model) for model in (small, large)]
         eps = rounding_of(small)
-        tolerance = _tolerance(eps)
+        tolerance, changed = _tolerance(eps), why_no_copies(small, large, plan, _FEW_ROUNDINGS * eps)
         in_double = in_float64 and can_double(small)
+        reason = "that of the models' own precision" if eps > _DOUBLE else ""
         if in_double and eps > _DOUBLE:
-            written = _is_written_by(plan, small, large)
+            written, reason = _is_written_by(plan, small, large), _NOT_WRITTEN
             into_double(small, own)
             into_double(large)
             if written:  # once more, without the rounding
                 widen(small, large, plan)
-                tolerance = _tolerance(_DOUBLE)
+                tolerance, reason = _tolerance(_DOUBLE), ""
         if isinstance(optimizer, type):
             own = optimizer(small.parameters(), **hyper)
         optimizers = [] if own is None else [own, grow_optimizer(own, small, large, plan)]
         schedulers = [schedule(each) for each in optimizers] if schedule is not None else []
-        return cls(small, large, plan, optimizers, schedulers, tolerance, in_double, any(dropout))
+        return cls(small, large, plan, optimizers, schedulers, tolerance, reason, changed, in_double, any(dropout))
 
     def step(self, losses: Sequence[Tensor], clip: float | None) -> None:
         """One step of both optimizers and schedulers, or of the narrow one's where there is one loss."""
@@ -328,5 +339,5 @@ def _first_difference(
         level = max(tolerance, min(ROUNDING, difference / 1000))  # not the first that merely rounds
         first = worst or first_differing_module(ours, theirs, pair.plan, level, may_round=not pair.in_double)
         if first is not None:
-            return first
+            return replace(first, advice=pair.changed) if pair.changed else first
     return None if step else first_wrong_buffer(pair.small, pair.large, pair.plan, tolerance)

@@ -6,31 +6,45 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mupscale.core.rules import Number
+from mupscale.system import MupscaleError
 
 Dims = int | tuple[int, ...]
+Sections = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Role:
     """The output and input dimensions of one parameter or buffer, and the blocks in which their units are copied.
 
+    `out_sections` is for an output axis of several parts whose blocks differ: (length, block) of each part in turn, in
+    units of the narrow model, so that the lengths add up to the axis. A callable gets the number of narrow units, for a
+    role that serves every width. Where all parts have blocks of one length, `out_block` says it.
     `fold` is a constant for the stored weight, as in Rule; a callable gets the multipliers (out, in_).
     `offset` is what the module adds to the stored weight before it uses it: 1 for a norm with gain 1 + w.
     `uncopyable`, where not empty, says why the axes may scale (μP) but their units cannot be copied (widening).
     `keep` is what the weights of old units are multiplied by where new units come beside them, as in Entry; where there
     is a fold, it has to be said. `unplaceable` says why new units cannot come beside the old ones.
 
-    >>> import mupscale as mu
+    >>> import torch, mupscale as mu
     >>> head = mu.Role(out=0, in_=1, in_block=49)  # reads channels that were flattened with their 7 x 7 positions
     >>> head.dims(ndim=2)
     ((0,), (1,))
+
+    Queries, keys and values from one linear layer: 4 query heads of 8 units, and 2 key heads and 2 value heads that
+    they share in pairs. A pair of query heads stays together, so blocks are of 16 units there and of 8 elsewhere.
+
+    >>> qkv = mu.Role(out=0, in_=1, out_sections=((32, 16), (16, 8), (16, 8)))
+    >>> narrow, wide = torch.nn.Linear(32, 64, bias=False), torch.nn.Linear(64, 128, bias=False)
+    >>> plan = mu.plan(narrow, wide, roles={"weight": qkv})
+    >>> plan["weight"].axes[0].source(64)[:64:8]  # the narrow unit at which each wide query head begins
+    tensor([ 0,  8,  0,  8, 16, 24, 16, 24])
     """
 
     out: Dims = ()
     in_: Dims = ()
     out_block: int = 1
     in_block: int = 1
-    out_sections: tuple[tuple[int, int], ...] = ()
+    out_sections: Sections | Callable[[int], Sections] = ()
     fold: Number | Callable[[Number, Number], Number] = 1
     uncopyable: str = ""
     offset: Number = 0
@@ -46,6 +60,32 @@ class Role:
         out = tuple(d % ndim for d in _as_tuple(self.out)) if ndim else ()
         in_ = tuple(d % ndim for d in _as_tuple(self.in_)) if ndim else ()
         return out, in_
+
+    def sections(self, units: int) -> Sections:
+        """The parts of an output axis of so many narrow units, as lengths and blocks; none where it is one part."""
+        return self.out_sections(units) if callable(self.out_sections) else self.out_sections
+
+    def with_shares(self) -> Role:
+        """The same role for every width: the parts of its output axis grow with it, and their blocks do not.
+
+        >>> Role(out=0, out_sections=((32, 16), (16, 8), (16, 8))).with_shares().sections(128)
+        ((64, 16), (32, 8), (32, 8))
+        """
+        if callable(self.out_sections) or not self.out_sections:
+            return self
+        found = self.out_sections
+        total = sum(length for length, _ in found)
+
+        def sections(units: int) -> Sections:
+            if any(length * units % (total * block) for length, block in found):
+                lengths, blocks = (", ".join(map(str, numbers)) for numbers in zip(*found, strict=True))
+                raise MupscaleError(
+                    f"an axis of {total} units is copied in parts of {lengths}, in blocks of {blocks}; one of {units} "
+                    f"units cannot be divided so"
+                )
+            return tuple((length * units // total, block) for length, block in found)
+
+        return replace(self, out_sections=sections)
 
     def fits(self, ndim: int) -> bool:
         """Whether a tensor of this many dimensions has all that are named here, each of them once."""

@@ -12,6 +12,7 @@ from_run       two models side by side: what they compute, searched and checked
   copied_values  in which order, and by which factor, one tensor is copies of another
   guesses        what is assumed and what is found
   better_guesses what to assume instead where a pass got stuck
+  source_units   which units of a weight the units of a tensor come from
   output_gradients
                  outputs of both models, and gradients of one loss
   recorder       the outputs of all modules while a model runs
@@ -21,6 +22,7 @@ certain_outputs
                bare parameters that certainly are outputs; others are refused unless a batch shows what they are
 kept_constants what the weights of old units are multiplied by beside fresh ones
 silent_units   the wide model with the old units alone: whether and where it differs
+parted_models  where such a model parts from the narrow one, and blocks that help
 past_norms     which parameters write units that no norm reads, or read units past the norms
 role_registry  the roles of torch's modules, and those that users add
 attention      heads, recognised from a module's own attributes

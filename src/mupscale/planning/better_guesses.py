@@ -13,7 +13,9 @@ from fractions import Fraction
 from mupscale.core import Axis
 from mupscale.planning.copied_values import possible_axes
 from mupscale.planning.following import Follower
+from mupscale.planning.growth_checks import How
 from mupscale.planning.guesses import Accepted, Dim, Guess, Side, Stuck
+from mupscale.planning.source_units import SourceUnits, operations_before
 from mupscale.system import MupscaleError
 
 _FOLDS_UPSTREAM = 5  # operations with weights, back from where a factor shows
@@ -44,6 +46,7 @@ def _with_other_orders(follower: Follower, position: int) -> Iterator[Guess]:
     arguments = [(n, d) for n in dict.fromkeys(op.refs) for d in follower.axes.get(n, {})]
     arguments.sort(key=lambda spot: follower.axes[spot[0]][spot[1]].block)
     orders_there = [follower.axes[n][d] for n, d in arguments]
+    traced = SourceUnits(follower, position)
     for number, dim in arguments:
         n, wide = (side.values[number].shape[dim] for side in (follower.small, follower.large))
         current, sources = follower.axes[number][dim], follower.sources[number][dim]
@@ -58,8 +61,26 @@ def _with_other_orders(follower: Follower, position: int) -> Iterator[Guess]:
                 for m, e in changed:
                     other[m][e] = axis
                 if isinstance(follower.attempt(position, other), Accepted):
-                    for orders in _orders_of_sources(follower, sources, n, axis):
+                    for orders in (
+                        *_traced_orders(follower, traced, changed, axis),
+                        *_orders_of_sources(follower, sources, n, axis),
+                    ):
                         yield replace(follower.guess, axes={**follower.guess.axes, **orders})
+
+
+def _traced_orders(
+    follower: Follower, traced: SourceUnits, changed: Sequence[tuple[int, int]], axis: Axis
+) -> Iterator[dict[Dim, Axis]]:
+    """The order of parameters' outputs that gives these dimensions of arguments this one, and nothing else another."""
+    sources = frozenset[Dim]().union(*(follower.sources[number][dim] for number, dim in changed))
+    spots = dict.fromkeys(changed, axis)
+    found = {
+        source: traced.order(source, {(m, e): a for (m, e), a in spots.items() if source in follower.sources[m][e]})
+        for source in sources
+    }
+    orders = {source: order for source, order in found.items() if order is not None}
+    if orders:
+        yield _for_all_layers(follower, orders)
 
 
 def _orders_of_sources(follower: Follower, sources: frozenset[Dim], n: int, axis: Axis) -> Iterator[dict[Dim, Axis]]:
@@ -150,7 +171,7 @@ def _foldable(follower: Follower, position: int) -> Iterator[list[str]]:
     if position < len(operations):
         yield from ([name] for name in follower.weights_of(operations[position]))
     sets: list[list[str]] = []
-    for earlier in _ancestors(follower, position):
+    for earlier in operations_before(follower, position):
         names = follower.weights_of(operations[earlier])
         if names and names not in sets:
             sets.append(names)
@@ -162,19 +183,6 @@ def _foldable(follower: Follower, position: int) -> Iterator[list[str]]:
             yield list(dict.fromkeys(itertools.chain(*sets[: count + 1])))
 
 
-def _ancestors(follower: Follower, position: int) -> Iterator[int]:
-    """The operations that an operation's arguments come from, the nearest first."""
-    operations = follower.small.run.operations
-    makers = {number: i for i, op in enumerate(operations[:position]) for number in op.results if number is not None}
-    wanted = operations[position].refs if position < len(operations) else follower.small.run.outputs
-    waiting = {makers[number] for number in wanted if number in makers}
-    while waiting:
-        latest = max(waiting)
-        waiting.remove(latest)
-        yield latest
-        waiting |= {makers[number] for number in operations[latest].refs if makers.get(number, latest) < latest}
-
-
 def _exact(number: float) -> float:
     """The number, its rounding taken off: a small fraction, or the root of one."""
     for power in (1, 2):
@@ -184,8 +192,8 @@ def _exact(number: float) -> float:
     return number
 
 
-def refusal(follower: Follower, stuck: Stuck) -> MupscaleError:
-    """What is wrong, where, and what to do about it.
+def refusal(follower: Follower, stuck: Stuck, how: How | None = None) -> MupscaleError:
+    """What is wrong, where, and what to do about it: `how` the plan is to be used, where that is known.
 
     >>> from torch import nn
     >>> from mupscale.planning.tracing import record_run
@@ -194,17 +202,21 @@ def refusal(follower: Follower, stuck: Stuck) -> MupscaleError:
     the wide model's output is 2 times the narrow one's, and ...
     """
     operations = follower.small.run.operations
-    advice = "leave that size as it is, grow by fresh units, or pass roles= for what the run cannot tell"
+    advice = "leave that size as it is, or pass roles= for what the run cannot tell"
+    if how == "copies":
+        advice += "; or try fresh units, which need no copies (grow=mupscale.Fresh())"
     if stuck.position == len(operations):
         return MupscaleError(
-            f"the wide model's output is {stuck.factor:.6g} times the narrow one's, and no weight before it can take "
-            f"that up: {advice}"
+            f"the wide model's output is {stuck.factor:.6g} times the narrow one's, and no weight that was tried can "
+            f"take that up: {advice}"
         )
     op = operations[stuck.position]
     where = f"'{op.module}'" if op.module else "the model"
     shapes = [f"{_shape(follower.small, n)} → {_shape(follower.large, n)}" for n in op.refs if _grows(follower, n)]
     what = f"{where} ({op.name} of {', '.join(shapes) or 'what does not grow'})"
-    return MupscaleError(f"in {what} the wide units are no copies of the narrow ones, in whatever order: {advice}")
+    return MupscaleError(
+        f"in {what} the wide units are no copies of the narrow ones in any order that was tried: {advice}"
+    )
 
 
 def _grows(follower: Follower, number: int) -> bool:

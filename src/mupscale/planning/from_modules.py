@@ -265,7 +265,7 @@ class _Walk:
         for d in out + in_:
             block = role.out_block if d in out else role.in_block
             times = multiplier(small.shape[d], large.shape[d])
-            sections = role.out_sections if d in out and times != 1 else ()
+            sections = role.sections(small.shape[d]) if d in out and times != 1 else ()
             axes[d] = Axis(times, block if times != 1 else 1, sections)
         entry = Entry(tuple(small.shape), tuple(large.shape), axes, out, in_, 1, group)
         fold, keep = (f(entry.rule.out, entry.rule.in_) if callable(f) else f for f in (role.fold, role.keep))

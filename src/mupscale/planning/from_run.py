@@ -15,6 +15,7 @@ from mupscale.core import Entry, Number, Plan, Role, check_same_names, naming, t
 from mupscale.planning.better_guesses import refusal, suggestions
 from mupscale.planning.copied_values import are_close, explanations, largest_number
 from mupscale.planning.following import Follower
+from mupscale.planning.growth_checks import How
 from mupscale.planning.guesses import Guess, Side, Stuck, Written
 from mupscale.planning.memory_layouts import without_copies
 from mupscale.planning.module_differences import first_differing_module
@@ -34,11 +35,14 @@ _MOST_PASSES = 25
 _ADVICE = "make it by running the models, plan(narrow, wide, inputs=…), or pass roles= for what it gets wrong"
 
 
-def roles_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, walked: Plan | None = None) -> dict[str, Role]:
+def roles_by_running(
+    narrow: nn.Module, wide: nn.Module, inputs: Any, walked: Plan | None = None, how: How | None = None
+) -> dict[str, Role]:
     """The role of every parameter and saved buffer that the models use on this batch, under all their names.
 
     inputs: what the models are called with: a tensor, a tuple of arguments, or a dict of keywords.
-    walked: a plan to start from, as the modules' types and names suggest it.
+    walked: a plan to start from, as the modules' types and names suggest it. how: what the roles are for, which a
+    refusal then gives advice for.
 
     >>> import torch
     >>> class Plain(nn.Module):
@@ -51,7 +55,7 @@ def roles_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, walked: Pl
     >>> roles["a"].out, roles["b"].in_
     ((1,), (0,))
     """
-    search = _Search(narrow, wide, inputs)
+    search = _Search(narrow, wide, inputs, how)
     guess = _guess_of(walked)
     error = None
     for products in (False, True):
@@ -67,7 +71,7 @@ def roles_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, walked: Pl
 
 
 def role_for_any_width(name: str, role: Role, entry: Entry) -> Role:
-    """The role with its constant as a power of the multiplier, where it was found as a number.
+    """The role with its constant as a power of the multiplier and its parts as shares of the axis, not as numbers.
 
     >>> import mupscale as mu
     >>> entry = mu.Entry(narrow=(2,), wide=(4,), axes={0: mu.Axis(2)}, out=(0,))
@@ -75,6 +79,7 @@ def role_for_any_width(name: str, role: Role, entry: Entry) -> Role:
     >>> role.fold(4, 1)
     0.25
     """
+    role = role.with_shares()
     if callable(role.fold) or role.fold == 1:
         return role
     times = float(entry.rule.in_ if entry.rule.in_ != 1 else entry.rule.out)
@@ -166,7 +171,8 @@ def _check_numbers(tensors: Sequence[Tensor]) -> None:
 class _Search:
     """Pass after pass over the two runs, each under a better guess."""
 
-    def __init__(self, narrow: nn.Module, wide: nn.Module, inputs: Any) -> None:
+    def __init__(self, narrow: nn.Module, wide: nn.Module, inputs: Any, how: How | None) -> None:
+        self.how = how
         self.small, self.batch = in_float64(narrow, inputs, generic=0)
         self.large, _ = in_float64(wide, inputs, like=narrow)
         advice = "the two models must be of one class and depth; only widths may differ"
@@ -247,9 +253,9 @@ class _Search:
                     follower, stuck = other, where
                     break
                 if self.passes > _MOST_PASSES:
-                    raise refusal(follower, stuck)
+                    raise refusal(follower, stuck, self.how)
             else:
-                raise refusal(follower, stuck)
+                raise refusal(follower, stuck, self.how)
         return follower
 
 

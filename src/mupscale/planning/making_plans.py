@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from glob import escape
@@ -81,7 +82,7 @@ def with_initial_of(widening: Plan, fresh: nn.Module | Callable[[], nn.Module]) 
 def _plan_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dict[str, Role], how: How) -> Plan:
     """The plan that the modules suggest, if it stands the check; else the one that the run shows."""
     if how == "fresh" and not _are_multiples(narrow, wide):
-        return _plan_between_multiples(narrow, wide, inputs, roles)
+        return _plan_with_silent_units(narrow, wide, inputs, roles)
     if not _are_multiples(narrow, wide):
         build_plan(narrow, wide, roles=roles, assume=True)  # it says which size is none, where a run could not
     walked = None
@@ -89,7 +90,13 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dic
         walked = build_plan(narrow, wide, roles=roles, assume=True)
         check_plan_by_running(narrow, wide, walked, inputs)
     except MupscaleError:  # the modules do not tell, or mislead; the run may tell
-        learnt = roles_by_running(narrow, wide, inputs, walked)
+        try:
+            learnt = roles_by_running(narrow, wide, inputs, walked, how)
+        except MupscaleError:
+            if how == "fresh":  # which may do where no copies are exact
+                with suppress(MupscaleError):
+                    return _plan_with_silent_units(narrow, wide, inputs, roles)
+            raise
         if how == "fresh":
             learnt = with_keeps(narrow, wide, learnt, inputs)
         told = {name for name in learnt if any(fnmatchcase(name, pattern) for pattern in roles)}
@@ -104,8 +111,8 @@ def _are_multiples(narrow: nn.Module, wide: nn.Module) -> bool:
     return all(not n or large % n == 0 for small, wider in pairs for n, large in zip(small, wider, strict=False))
 
 
-def _plan_between_multiples(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dict[str, Role]) -> Plan:
-    """For fresh units at a width that has no copies to follow: from the modules, tried with the new units silent."""
+def _plan_with_silent_units(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dict[str, Role]) -> Plan:
+    """For fresh units where there are no copies to follow: from the modules, tried with the new units silent."""
     planned = build_plan(narrow, wide, roles=roles, how="fresh")
     check_silent_units(narrow, wide, planned, inputs)
     return replace(planned, checked=True, tried_by="silent units")

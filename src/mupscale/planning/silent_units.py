@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry, Plan, index_of_old, is_new, naming
+from mupscale.core import Plan, index_of_old, is_new, naming
 from mupscale.planning.copied_values import are_close
-from mupscale.planning.recorder import Recorder
+from mupscale.planning.parted_models import Parting, find_parting
 from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, tensors_in
 from mupscale.system import MupscaleError
 
@@ -46,18 +46,34 @@ def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: A
     pair = small, large, batch = _silent_pair(narrow, wide, plan, inputs)
     if _agree(*pair):
         return
-    with Recorder(small) as ours, Recorder(large) as theirs:
-        for model in (small, large):
-            run_in_float64(model, batch)
-    where, name = _where_they_part(ours, theirs, plan)
+    parting = find_parting(small, large, batch, plan)
     raise MupscaleError(
-        f"the wide model with the old units alone does not compute what the narrow one does on the batch{where}. "
+        f"the wide model with the old units alone does not compute what the narrow one does on the batch"
+        f"{'' if parting is None else f': {parting}'}. {_remedies(parting)}"
+    )
+
+
+def _remedies(parting: Parting | None) -> str:
+    found = (
+        "At a whole multiple of the width a run finds the blocks and constants: grow to that. Or take "
+        "mupscale.Family(build, base, inputs=…), which learns them there for every width"
+    )
+    if parting is not None and parting.helpful:
+        block = next(iter(parting.helpful.values()))
+        return (
+            f"Its inputs lie in blocks of {block} units, as after a flatten or in heads, which the modules do not "
+            f"tell; with them it agrees: plan=mupscale.plan(…, roles={parting.roles}). {found}"
+        )
+    if parting is not None and parting.weights and parting.matrix is None:
+        why = "it is a norm that was not recognised, or a constant in it or before it depends on the width"
+        return f"Either {why}. {found}"
+    name = "NAME.weight" if parting is None or parting.matrix is None else parting.matrix
+    return (
         f"Either units lie in blocks that the modules do not tell, as after a flatten or in heads; or a norm was not "
-        f"recognised; or there is a constant that depends on the width. At a whole multiple of the width a run finds "
-        f"the blocks and constants: grow to that. Or take mupscale.Family(build, base, inputs=…), which learns them "
-        f"there for every width. Or say the blocks: plan=mupscale.plan(…, roles={{'{name}': mupscale.Role(out=0, "
-        f"in_=1, in_block=…)}}), with in_block=H*W after a flatten to C·H·W; for heads in_block=head_dim in the output "
-        f"projection, and out_block=head_dim in query, key and value and their biases"
+        f"recognised; or there is a constant that depends on the width. {found}. Or say the blocks: "
+        f"plan=mupscale.plan(…, roles={{'{name}': mupscale.Role(out=0, in_=1, in_block=…)}}), with "
+        f"in_block=H*W after a flatten to C·H·W; for heads in_block=head_dim in the output projection, and "
+        f"out_block=head_dim in query, key and value and their biases"
     )
 
 
@@ -82,35 +98,6 @@ def _agree(small: nn.Module, large: nn.Module, batch: Any) -> bool:
     )
     pairs = [(a, b) for a, b in zip(ours, outputs, strict=True) if a.shape == b.shape]
     return bool(pairs) and all(bool(a.isfinite().all()) and are_close(a, b, loosened=100) for a, b in pairs)
-
-
-def _where_they_part(ours: Recorder, theirs: Recorder, plan: Plan) -> tuple[str, str]:
-    """The layers between which two models part, in words, and the weight of the second one."""
-    last = ""
-    for path in ours.outputs:
-        weights = {n: e for n, e in plan.parameters.items() if n.rpartition(".")[0] == path and len(e.narrow) > 1}
-        same = _same_at_old_units(ours.outputs[path], theirs.outputs.get(path), list(weights.values()))
-        if same:
-            last = path if weights else last
-        elif same is False:
-            name = next(iter(weights), "")
-            shapes = f" (weight {plan[name].narrow} → {plan[name].wide})" if name else ""
-            before = f"behind '{last}' they agree, and " if last else ""
-            return f": {before}'{path or 'the model'}'{shapes} is the first to differ", name or "NAME.weight"
-    return "", "NAME.weight"
-
-
-def _same_at_old_units(ours: Tensor, theirs: Tensor | None, weights: list[Entry]) -> bool | None:
-    """Whether the old units of a module's output are the narrow one's; None where their places are not known."""
-    if theirs is None or ours.dim() != theirs.dim():
-        return None
-    grown = [d for d in range(ours.dim()) if ours.shape[d] != theirs.shape[d]]
-    if grown:
-        axes = {(e.narrow[d], e.wide[d]): e.axes[d] for e in weights for d in e.out}
-        if len(grown) > 1 or (sizes := (ours.shape[grown[0]], theirs.shape[grown[0]])) not in axes:
-            return None
-        theirs = theirs[index_of_old(tuple(ours.shape), {grown[0]: axes[sizes]})]
-    return are_close(ours, theirs, loosened=100)
 
 
 def look_at_old_units_alone(
