@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from mupscale.core.rules import Number
 
@@ -24,6 +24,8 @@ class Role:
     >>> head = mu.Role(out=0, in_=1, in_block=49)  # reads channels that were flattened with their 7 x 7 positions
     >>> head.dims(ndim=2)
     ((0,), (1,))
+    >>> print(head)
+    Role(out=0, in_=1, in_block=49)
     """
 
     out: Dims = ()
@@ -40,6 +42,16 @@ class Role:
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", _as_tuple(self.out))
         object.__setattr__(self, "in_", _as_tuple(self.in_))
+
+    def __str__(self) -> str:
+        """What differs from a role that says nothing; functions are not spelt out."""
+        said = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        for name, value in said.items():
+            if callable(value):
+                said[name] = "…"
+            elif name in ("out", "in_") and len(value) == 1:
+                (said[name],) = value
+        return f"Role({', '.join(f'{name}={value}' for name, value in said.items())})"
 
     def dims(self, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Output and input dimensions as non-negative numbers, for a tensor of this many dimensions."""

@@ -140,7 +140,10 @@ class _Walk:
 
     def check_patterns_used(self) -> None:
         """A pattern that names nothing is a typing error, not a wish."""
+        names = [name for kind in ("parameters", "buffers") for name, _ in _named(self.narrow, kind)]
         for pattern in self.overrides.keys() - self.used:
+            if any(fnmatchcase(name, pattern) for name in names):
+                continue  # all that it names is named by earlier ones, too
             raise MupscaleError(f"roles: the pattern '{pattern}' matches no parameter or buffer of the model")
 
     def entries(self, kind: str) -> dict[str, Entry]:
@@ -228,6 +231,12 @@ class _Walk:
         for d in range(small.dim()):
             if small.shape[d] != large.shape[d]:
                 if d not in out + in_:
+                    if (given := self._override(name)) is not None:
+                        raise MupscaleError(
+                            f"the role given for '{name}', {given}, leaves out dimension {d}, along which it grows: "
+                            f"{tuple(small.shape)} → {tuple(large.shape)}. Say whether that is out= or in_=, or leave "
+                            f"the role out"
+                        )
                     raise MupscaleError(
                         f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)} grows along "
                         f"dimension {d}, which is no width axis of it: a vocabulary, a number of classes or of "

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
-from glob import escape
 from typing import Any, Protocol
 
 from torch import nn
 
 from mupscale.core import Plan, Role, naming
 from mupscale.planning.from_modules import build_plan
-from mupscale.planning.from_run import check_plan_by_running, roles_by_running
+from mupscale.planning.from_run import check_plan_by_running
 from mupscale.planning.growth_checks import How, check_is_model
 from mupscale.planning.initial import initial_means, initial_std, with_initial
-from mupscale.planning.kept_constants import with_keeps
+from mupscale.planning.learnt_roles import learn_roles
 from mupscale.planning.past_norms import find_past_norms
 from mupscale.planning.silent_units import check_silent_units
 from mupscale.system import MupscaleError
@@ -84,17 +82,10 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dic
         return _plan_between_multiples(narrow, wide, inputs, roles)
     if not _are_multiples(narrow, wide):
         build_plan(narrow, wide, roles=roles, assume=True)  # it says which size is none, where a run could not
-    walked = None
     try:
-        walked = build_plan(narrow, wide, roles=roles, assume=True)
-        check_plan_by_running(narrow, wide, walked, inputs)
-    except MupscaleError:  # the modules do not tell, or mislead; the run may tell
-        learnt = roles_by_running(narrow, wide, inputs, walked)
-        if how == "fresh":
-            learnt = with_keeps(narrow, wide, learnt, inputs)
-        told = {name for name in learnt if any(fnmatchcase(name, pattern) for pattern in roles)}
-        roles |= {escape(name): role for name, role in learnt.items() if name not in told}
         check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=roles, assume=True), inputs)
+    except MupscaleError:  # the modules do not tell, or mislead; the run may tell
+        roles = learn_roles(narrow, wide, inputs, roles, keeps=how == "fresh")
     return replace(build_plan(narrow, wide, roles=roles, how=how, assume=True), checked=True)
 
 
