@@ -130,3 +130,11 @@ def test_a_family_learns_the_roles_of_a_tied_readout(name: str) -> None:
         steps=3,
     )
     assert report.ok
+
+
+@pytest.mark.parametrize("norm", [OwnScale, nn.LayerNorm, nn.RMSNorm])
+def test_a_scaled_and_tied_embedding_is_planned_whatever_the_norms_class(norm: Callable[[int], nn.Module]) -> None:
+    """An RMSNorm without eps does not see the factor, which shows only where the stream is added to."""
+    plan = mu.plan(Tied(8, norm, scaled=True), Tied(32, norm, scaled=True), inputs=TOKENS)
+    folds = {name: float(entry.fold) for name, entry in plan.parameters.items() if entry.fold != 1}
+    assert folds == pytest.approx({"tok.weight": 0.5} | {n: 0.5 for n in plan.parameters if n.startswith("last.")})

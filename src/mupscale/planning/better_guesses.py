@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -104,7 +104,13 @@ def _pattern(name: str) -> str:
 def _without_factors(follower: Follower, position: int) -> Iterator[Guess]:
     """Where an argument, or the operation but for one of its weights, is off by a factor: that folded in somewhere."""
     op = follower.small.run.operations[position]
-    factors = [follower.scales[number] for number in op.refs if follower.scales.get(number, 1.0) != 1.0]
+    scales = {number: follower.scales[number] for number in op.refs if number in follower.scales}
+    factors = [scale for scale in scales.values() if scale != 1.0]
+    if len({*scales.values()}) > 1:  # what belongs to one argument is made up for before the two meet
+        for number, scale in scales.items():
+            if scale != 1.0:
+                upstream = _upstream(follower, _ancestors(follower, [number], position))
+                yield from _with_folds_into(follower, upstream, scale)
     for name in follower.weights_of(op):
         factor = follower.factor_without(position, name)
         factors += [factor] if factor is not None else []
@@ -131,11 +137,13 @@ def _with_own_folds(follower: Follower, position: int, factors: Sequence[float])
 
 
 def _with_folds(follower: Follower, position: int, factor: float) -> Iterator[Guess]:
-    """A constant folded into weights: those of the operation itself, or of operations before it.
+    """A constant folded into weights: those of the operation itself, or of operations before it."""
+    yield from _with_folds_into(follower, _foldable(follower, position), factor)
 
-    A weight that is used twice in a product takes the root of it.
-    """
-    for names, power in itertools.product(_foldable(follower, position), (1.0, 0.5)):
+
+def _with_folds_into(follower: Follower, foldable: Iterable[list[str]], factor: float) -> Iterator[Guess]:
+    """A constant folded into one of these sets of weights; one that is used twice in a product takes the root of it."""
+    for names, power in itertools.product(foldable, (1.0, 0.5)):
         for offset in (0.0, 1.0):
             if offset and any(follower.small.weights[name].dim() > 1 for name in names):
                 continue
@@ -146,12 +154,18 @@ def _with_folds(follower: Follower, position: int, factor: float) -> Iterator[Gu
 
 
 def _foldable(follower: Follower, position: int) -> Iterator[list[str]]:
-    operations = follower.small.run.operations
-    if position < len(operations):
-        yield from ([name] for name in follower.weights_of(operations[position]))
+    run = follower.small.run
+    if position < len(run.operations):
+        yield from ([name] for name in follower.weights_of(run.operations[position]))
+    wanted = run.operations[position].refs if position < len(run.operations) else run.outputs
+    yield from _upstream(follower, _ancestors(follower, wanted, position))
+
+
+def _upstream(follower: Follower, ancestors: Iterable[int]) -> Iterator[list[str]]:
+    """The weights of the nearest of these operations, and of several of them together."""
     sets: list[list[str]] = []
-    for earlier in _ancestors(follower, position):
-        names = follower.weights_of(operations[earlier])
+    for earlier in ancestors:
+        names = follower.weights_of(follower.small.run.operations[earlier])
         if names and names not in sets:
             sets.append(names)
         if len(sets) == _FOLDS_UPSTREAM:
@@ -162,11 +176,10 @@ def _foldable(follower: Follower, position: int) -> Iterator[list[str]]:
             yield list(dict.fromkeys(itertools.chain(*sets[: count + 1])))
 
 
-def _ancestors(follower: Follower, position: int) -> Iterator[int]:
-    """The operations that an operation's arguments come from, the nearest first."""
+def _ancestors(follower: Follower, wanted: Sequence[int], before: int) -> Iterator[int]:
+    """The operations that these tensors come from, the nearest first; only those before this one."""
     operations = follower.small.run.operations
-    makers = {number: i for i, op in enumerate(operations[:position]) for number in op.results if number is not None}
-    wanted = operations[position].refs if position < len(operations) else follower.small.run.outputs
+    makers = {number: i for i, op in enumerate(operations[:before]) for number in op.results if number is not None}
     waiting = {makers[number] for number in wanted if number in makers}
     while waiting:
         latest = max(waiting)
