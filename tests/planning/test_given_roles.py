@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
+from mupscale.planning import keeps_outputs
 
 
 class Net(nn.Module):
@@ -41,8 +42,8 @@ class Tied(nn.Module):
     def __init__(self, width: int, norm: Callable[[int], nn.Module] = OwnScale, scaled: bool = False) -> None:
         super().__init__()
         self.factor = math.sqrt(width) if scaled else 1.0
-        self.tok, self.first, self.last = nn.Embedding(11, width), norm(width), norm(width)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.tok, self.first = nn.Embedding(11, width), norm(width)
+        self.up, self.down, self.last = nn.Linear(width, 2 * width), nn.Linear(2 * width, width), norm(width)
         self.head = nn.Linear(width, 11, bias=False)
         nn.init.normal_(self.tok.weight, std=0.02)
         self.head.weight = self.tok.weight
@@ -59,6 +60,7 @@ TIED: dict[str, Callable[[int], nn.Module]] = {
     "own norm": Tied,
     "own norm, scaled": lambda width: Tied(width, scaled=True),
     "LayerNorm, scaled": lambda width: Tied(width, nn.LayerNorm, scaled=True),
+    "RMSNorm, scaled": lambda width: Tied(width, nn.RMSNorm, scaled=True),
 }
 # --- a role that does not hold
 WRONG = {
@@ -132,9 +134,67 @@ def test_a_family_learns_the_roles_of_a_tied_readout(name: str) -> None:
     assert report.ok
 
 
+def root(out: mu.Number, in_: mu.Number) -> float:
+    return float(out) ** -0.5
+
+
+SCALED = {"tok.weight": mu.Role(out=1, fold=root), "last.weight": mu.Role(out=0, fold=root)}
+
+
+def test_a_role_given_for_one_name_of_a_tied_tensor_serves_for_the_others() -> None:
+    """With a batch and without one; and it is the embedding's constant that the last norm has to make up for."""
+    narrow, wide = Tied(8, scaled=True), Tied(32, scaled=True)
+    by_run = mu.plan(narrow, wide, inputs=TOKENS, roles=SCALED)
+    by_modules = mu.plan(narrow, wide, roles=SCALED | {"first.weight": mu.Role(out=0)})
+    normed = Tied(8, nn.LayerNorm, scaled=True), Tied(32, nn.LayerNorm, scaled=True)
+    by_norm = mu.plan(*normed, roles={"tok.weight": SCALED["tok.weight"]})
+    for plan in (by_run, by_modules, by_norm):
+        assert [float(plan[name].fold) for name in ("tok.weight", "last.weight")] == pytest.approx([0.5, 0.5])
+    mu.upscale(narrow, wide, by_modules, inputs=TOKENS)  # which checks it
+    mu.upscale(*normed, by_norm, inputs=TOKENS)
+
+
+def test_roles_of_tied_names_that_differ_are_shown_with_what_differs() -> None:
+    roles = SCALED | {"head.weight": mu.Role(out=1)}
+    shown = re.escape("tok.weight: Role(out=1, fold=0.707107); head.weight: Role(out=1))")
+    with pytest.raises(mu.MupscaleError, match=shown):
+        mu.plan(Tied(8, scaled=True), Tied(16, scaled=True), inputs=TOKENS, roles=roles)
+
+
 @pytest.mark.parametrize("norm", [OwnScale, nn.LayerNorm, nn.RMSNorm])
 def test_a_scaled_and_tied_embedding_is_planned_whatever_the_norms_class(norm: Callable[[int], nn.Module]) -> None:
     """An RMSNorm without eps does not see the factor, which shows only where the stream is added to."""
     plan = mu.plan(Tied(8, norm, scaled=True), Tied(32, norm, scaled=True), inputs=TOKENS)
     folds = {name: float(entry.fold) for name, entry in plan.parameters.items() if entry.fold != 1}
     assert folds == pytest.approx({"tok.weight": 0.5} | {n: 0.5 for n in plan.parameters if n.startswith("last.")})
+
+
+# --- what the old units' weights are multiplied by beside fresh ones
+@pytest.mark.parametrize("roles", [{}, SCALED], ids=["found", "given"])
+@pytest.mark.parametrize("norm", [OwnScale, nn.LayerNorm])
+@pytest.mark.usefixtures("float64")
+def test_fresh_units_beside_an_embedding_that_is_scaled_and_tied(
+    norm: Callable[[int], nn.Module], roles: dict[str, mu.Role]
+) -> None:
+    """Two equal constants of which old weights keep unequal parts."""
+
+    def build(width: int) -> nn.Module:
+        return Tied(width, norm, scaled=True)
+
+    plan = mu.plan(build(8), build(32), inputs=TOKENS, grow=mu.Fresh(), roles=roles, fresh=lambda: build(8))
+    kept = {name: float(entry.keep) for name, entry in plan.parameters.items() if entry.keep != 1}
+    gains = {name: 2.0 for name in plan.parameters if name.startswith("last.")}
+    assert kept == pytest.approx({"tok.weight": 0.5, **gains})
+    assert keeps_outputs(build(8), build(32), plan, TOKENS)
+
+
+def test_a_family_finds_what_old_weights_keep_for_every_width() -> None:
+    family = mu.Family(TIED["own norm, scaled"], base=8, inputs=TOKENS)
+    plan = family.widening(8, 12, grow=mu.Fresh())
+    assert float(plan["tok.weight"].keep) == pytest.approx(1.5**-0.5)
+    assert float(plan["last.weight"].keep) == pytest.approx(1.5**0.5)
+
+
+def test_a_constant_given_without_its_part_for_old_units_is_asked_for_where_no_run_looks() -> None:
+    with pytest.raises(mu.MupscaleError, match=re.escape("keep=…). With a batch (inputs=)")):
+        mu.plan(Net(8), Net(16), grow=mu.Fresh(), roles={"out.weight": mu.Role(in_=1, fold=2.0)})

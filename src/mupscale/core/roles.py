@@ -51,6 +51,8 @@ class Role:
                 said[name] = "…"
             elif name in ("out", "in_") and len(value) == 1:
                 (said[name],) = value
+            elif isinstance(value, float):
+                said[name] = f"{value:.6g}"
         return f"Role({', '.join(f'{name}={value}' for name, value in said.items())})"
 
     def dims(self, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -35,6 +35,7 @@ from mupscale.planning import (
     learn_roles,
     roles_for_any_width,
     with_initial,
+    with_keeps,
 )
 from mupscale.system import MupscaleError, seeded
 
@@ -315,8 +316,8 @@ class Family(BuiltMembers):
             self.check(inputs)
             return
         narrow, wide = self._probes()
-        learnt = learn_roles(narrow, wide, inputs, self.roles or {}, keeps=True)
-        self.roles = roles_for_any_width(narrow, wide, learnt)
+        learnt = learn_roles(narrow, wide, inputs, self.roles or {})
+        self.roles = roles_for_any_width(narrow, wide, with_keeps(narrow, wide, learnt, inputs))
         self._plans.clear()
         self._check_at(2, inputs)  # at another width, too, since roles are for all of them
         self.check(inputs)

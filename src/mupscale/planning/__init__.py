@@ -41,6 +41,7 @@ from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import check_plan_by_running
 from mupscale.planning.growth_checks import How, check_is_model
 from mupscale.planning.initial import initial_means, initial_std, mean_of, means_of, rescale_spread, with_initial
+from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.learnt_roles import learn_roles, roles_for_any_width
 from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of
 from mupscale.planning.module_differences import ROUNDING, Difference, first_differing_module, relative_difference
@@ -108,4 +109,5 @@ __all__ = [
     "tensors_in",
     "with_initial",
     "with_initial_of",
+    "with_keeps",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -14,7 +14,7 @@ from mupscale.core import Number, Plan, Role, check_same_names, naming, tidy
 from mupscale.planning.better_guesses import refusal, suggestions
 from mupscale.planning.copied_values import are_close, explanations, largest_number
 from mupscale.planning.following import Follower
-from mupscale.planning.guesses import Guess, Side, Stuck, Written
+from mupscale.planning.guesses import Guess, Side, Stuck, Written, guess_with_roles
 from mupscale.planning.memory_layouts import without_copies
 from mupscale.planning.module_differences import first_differing_module
 from mupscale.planning.output_gradients import outputs_and_gradients
@@ -33,11 +33,17 @@ _MOST_PASSES = 25
 _ADVICE = "make it by running the models, plan(narrow, wide, inputs=…), or pass roles= for what it gets wrong"
 
 
-def roles_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, walked: Plan | None = None) -> dict[str, Role]:
+def roles_by_running(
+    narrow: nn.Module,
+    wide: nn.Module,
+    inputs: Any,
+    walked: Plan | None = None,
+    given: Mapping[str, Role] | None = None,
+) -> dict[str, Role]:
     """The role of every parameter and saved buffer that the models use on this batch, under all their names.
 
     inputs: what the models are called with: a tensor, a tuple of arguments, or a dict of keywords.
-    walked: a plan to start from, as the modules' types and names suggest it.
+    walked: a plan to start from, as the modules' types and names suggest it. given: roles by name, to start from, too.
 
     >>> import torch
     >>> class Plain(nn.Module):
@@ -51,7 +57,8 @@ def roles_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, walked: Pl
     ((1,), (0,))
     """
     search = _Search(narrow, wide, inputs)
-    guess = _guess_of(walked)
+    sides = saved_tensors(search.small), saved_tensors(search.large)
+    guess = guess_with_roles(_guess_of(walked), given or {}, *sides)
     error = None
     for products in (False, True):
         try:

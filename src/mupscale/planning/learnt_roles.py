@@ -10,23 +10,18 @@ from fnmatch import fnmatchcase
 from glob import escape
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from mupscale.core import Entry, Number, Role, naming
-from mupscale.planning.from_modules import build_plan
+from mupscale.planning.from_modules import build_plan, find_role
 from mupscale.planning.from_run import roles_by_running, what_differs
-from mupscale.planning.kept_constants import with_keeps
 from mupscale.system import MupscaleError
 
 _MOST_SHOWN = 3  # roles named in a message
 
 
-def learn_roles(
-    narrow: nn.Module, wide: nn.Module, inputs: Any, given: Mapping[str, Role], *, keeps: bool
-) -> dict[str, Role]:
+def learn_roles(narrow: nn.Module, wide: nn.Module, inputs: Any, given: Mapping[str, Role]) -> dict[str, Role]:
     """By pattern: the roles that were given, and for all else those that a run shows; an error where they do not hold.
-
-    keeps: whether to find, too, what the weights of old units are multiplied by beside fresh ones.
 
     >>> import torch
     >>> class Plain(nn.Module):
@@ -35,9 +30,9 @@ def learn_roles(
     ...         self.a, self.b = nn.Parameter(torch.randn(3, width)), nn.Parameter(torch.randn(width, 2))
     ...     def forward(self, x):
     ...         return torch.tanh(x @ self.a) @ self.b
-    >>> learn_roles(Plain(4), Plain(8), torch.randn(5, 3), {"a": Role(out=1)}, keeps=False)["b"].in_
+    >>> learn_roles(Plain(4), Plain(8), torch.randn(5, 3), {"a": Role(out=1)})["b"].in_
     (0,)
-    >>> learn_roles(Plain(4), Plain(8), torch.randn(5, 3), {"b": Role(out=0)}, keeps=False)
+    >>> learn_roles(Plain(4), Plain(8), torch.randn(5, 3), {"b": Role(out=0)})
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: the role given for 'b', Role(out=0), does not stand the check: ...
     """
@@ -45,8 +40,7 @@ def learn_roles(
     learnt = pair.learn()
     if reason := pair.what_differs(given, learnt):
         raise pair.refuse_given(learnt, reason)
-    merged = pair.merge(given, learnt)
-    return _as_patterns(with_keeps(narrow, wide, merged, inputs) if keeps else merged, given)
+    return _as_patterns(pair.merge(given, learnt), given)
 
 
 def roles_for_any_width(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role]) -> dict[str, Role]:
@@ -59,10 +53,12 @@ def roles_for_any_width(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, 
     plan = build_plan(narrow, wide, roles=roles, assume=True)
     made: dict[tuple[str, Role], Role] = {}  # one for all names of a tied tensor, which are to have equal roles
     for name, first in plan.names.items():
-        role = _find(roles, name)
+        role = find_role(roles, name)
         if role is not None and (first, role) not in made:
             made[first, role] = _for_any_width(name, role, plan[first])
-    names = {name: made[first, role] for name, first in plan.names.items() if (role := _find(roles, name)) is not None}
+    names = {
+        name: made[first, role] for name, first in plan.names.items() if (role := find_role(roles, name)) is not None
+    }
     return _as_patterns(names, roles)
 
 
@@ -84,10 +80,6 @@ def _for_any_width(name: str, role: Role, entry: Entry) -> Role:
     fold = role.fold if callable(role.fold) or role.fold == 1 else as_power(role.fold)
     keep = role.keep if role.keep is None or callable(role.keep) else as_power(role.keep)
     return replace(role, fold=fold, keep=keep)
-
-
-def _find(roles: Mapping[str, Role], name: str) -> Role | None:
-    return next((role for pattern, role in roles.items() if fnmatchcase(name, pattern)), None)
 
 
 def _as_patterns(by_name: Mapping[str, Role], given: Mapping[str, Role]) -> dict[str, Role]:
@@ -114,9 +106,13 @@ class _Pair:
         except MupscaleError:
             walked = None
         try:
-            return roles_by_running(self.narrow, self.wide, self.inputs, walked)
+            return roles_by_running(self.narrow, self.wide, self.inputs, walked, self._given_by_name())
         except MupscaleError as error:
-            if not self.given or walked is None:
+            if not self.given:
+                raise
+            with suppress(MupscaleError):  # where they are wrong, they mislead the search
+                return roles_by_running(self.narrow, self.wide, self.inputs)
+            if walked is None:
                 raise
             reason = what_differs(self.narrow, self.wide, walked, self.inputs)
             raise MupscaleError(
@@ -124,17 +120,22 @@ class _Pair:
                 f"stand the check: {reason}"
             ) from None
 
+    def _given_by_name(self) -> dict[str, Role]:
+        """Of a tied tensor under its first name, as it is saved."""
+        groups = naming.aliases(_named(self.narrow))
+        told = {group[0]: [role for name in group if (role := find_role(self.given, name))] for group in groups}
+        return {first: roles[0] for first, roles in told.items() if roles}
+
     def merge(self, given: Mapping[str, Role], learnt: Mapping[str, Role]) -> dict[str, Role]:
         """By name, what was given, else what was learnt; of a tied tensor what was given for another name of it.
 
         But not where the other name was learnt to be used in another way, as a readout uses an embedding's weight.
         """
-        whole = naming.unwrap(self.narrow)
-        named = [*whole.named_parameters(remove_duplicate=False), *whole.named_buffers(remove_duplicate=False)]
+        named = _named(self.narrow)
         ndim = {naming.canonical(name): tensor.dim() for name, tensor in named}
         merged = dict(learnt)
         for group in naming.aliases(named):
-            told = {name: role for name in group if (role := _find(given, name)) is not None}
+            told = {name: role for name in group if (role := find_role(given, name)) is not None}
             merged |= told
             for name in group if told else ():
                 if name in learnt and name not in told:
@@ -174,6 +175,11 @@ class _Pair:
             f"the {'role' if one else 'roles'} given for {given}, {'does' if one else 'do'} not stand the check: "
             f"{reason}. {advice} {'it' if one else 'them'} out"
         )
+
+
+def _named(model: nn.Module) -> list[tuple[str, Tensor]]:
+    whole = naming.unwrap(model)
+    return [*whole.named_parameters(remove_duplicate=False), *whole.named_buffers(remove_duplicate=False)]
 
 
 def _listed(roles: Mapping[str, Role]) -> str:

@@ -13,6 +13,7 @@ from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import check_plan_by_running
 from mupscale.planning.growth_checks import How, check_is_model
 from mupscale.planning.initial import initial_means, initial_std, with_initial
+from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.learnt_roles import learn_roles
 from mupscale.planning.past_norms import find_past_norms
 from mupscale.planning.silent_units import check_silent_units
@@ -85,7 +86,8 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dic
     try:
         check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=roles, assume=True), inputs)
     except MupscaleError:  # the modules do not tell, or mislead; the run may tell
-        roles = learn_roles(narrow, wide, inputs, roles, keeps=how == "fresh")
+        roles = learn_roles(narrow, wide, inputs, roles)
+    roles = with_keeps(narrow, wide, roles, inputs) if how == "fresh" else roles
     return replace(build_plan(narrow, wide, roles=roles, how=how, assume=True), checked=True)
 
 
