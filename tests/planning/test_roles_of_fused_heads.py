@@ -70,6 +70,15 @@ def test_given_roles_that_mislead_the_search_are_named() -> None:
         mu.plan(Fused(16), Fused(32), inputs=TOKENS, roles={"mix.weight": fused(16), "back.weight": role})
 
 
-def test_sections_are_for_one_width_and_so_not_for_a_family() -> None:
+@pytest.mark.usefixtures("float64")
+def test_a_family_takes_sections_as_parts_of_every_width() -> None:
+    family = mu.Family(Fused, base=16, inputs=TOKENS, roles={"mix.weight": fused(16)})
+    narrow = family.init(32)
+    wide, _ = family.upscale(narrow, width=96, inputs=TOKENS)
+    assert family.widening(32, 96)["mix.weight"].axes[0].sections == fused(32).out_sections
+    assert torch.allclose(wide(TOKENS), narrow(TOKENS), rtol=1e-10, atol=1e-12)
+
+
+def test_sections_for_another_width_are_refused_where_nothing_is_tried() -> None:
     with pytest.raises(mu.MupscaleError, match=r"'mix.weight': dimension 0 has 64 units, and the sections .* up to 32"):
-        mu.Family(Fused, base=16, inputs=TOKENS, roles={"mix.weight": fused(16)})
+        mu.plan(Fused(32), Fused(64), roles={"mix.weight": fused(16)} | {"*.g": mu.Role(out=0)})

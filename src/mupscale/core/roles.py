@@ -71,6 +71,18 @@ class Role:
         """Whether it says more than which dimension is output and which is input."""
         return (self.out_block, self.in_block, self.out_sections, self.fold) != (1, 1, (), 1)
 
+    def sections_of(self, units: int) -> tuple[tuple[int, int], ...]:
+        """The sections as parts of an output axis of so many units, whatever width they were told for.
+
+        >>> fused = Role(out=0, out_sections=((8, 4), (4, 2), (4, 2)))
+        >>> fused.sections_of(32)
+        ((16, 4), (8, 2), (8, 2))
+        """
+        whole = sum(length for length, _ in self.out_sections)
+        if not whole or any(length * units % whole for length, _ in self.out_sections):
+            return self.out_sections
+        return tuple((length * units // whole, block) for length, block in self.out_sections)
+
     def blocks(self, *, out: int | None = None, in_: int | None = None) -> Role:
         """The same role with other block lengths."""
         return replace(

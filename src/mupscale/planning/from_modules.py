@@ -287,8 +287,8 @@ class _Walk:
         for d in out + in_:
             block = role.out_block if d in out else role.in_block
             times = multiplier(small.shape[d], large.shape[d])
-            sections = role.out_sections if d in out and times != 1 else ()
-            axes[d] = Axis(times, block if times != 1 else 1, sections)
+            told = role.sections_of(small.shape[d]) if self.assume else role.out_sections  # tried, so no slip passes
+            axes[d] = Axis(times, block if times != 1 else 1, told if d in out and times != 1 else ())
         entry = Entry(tuple(small.shape), tuple(large.shape), axes, out, in_, 1, group)
         fold, keep = (f(entry.rule.out, entry.rule.in_) if callable(f) else f for f in (role.fold, role.keep))
         if keep is None and fold != 1:
