@@ -184,3 +184,47 @@ def test_complete_takes_back_the_authors_own_rule() -> None:
     }
     assert std["attn.c_proj.weight"][1] * 4 == pytest.approx(std["attn.c_proj.weight"][0], rel=0.05)
     assert std["mlp.c_fc.weight"][1] == pytest.approx(std["mlp.c_fc.weight"][0], rel=0.05)
+
+
+class OwnScale(nn.Module):
+    """A norm whose class does not say so."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = OwnScale(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class TiedBlocks(nn.Module):
+    """Only a run tells which norm takes the 1/k of the tied readout."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.tok, self.last = nn.Embedding(11, width), OwnScale(width)
+        self.blocks = nn.ModuleList(Residual(width) for _ in range(depth))
+        self.head = nn.Linear(width, 11, bias=False)
+        self.head.weight = self.tok.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tok(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.last(x))
+
+
+def test_roles_are_learnt_where_rates_follow_the_depth() -> None:
+    one = mu.Family(TiedBlocks, base={"width": 8, "depth": 1}, inputs=TOKENS, depth_rule="complete")
+    model = one.init({"width": 8, "depth": 1})
+    wide, _ = one.upscale(model, width=16, depth=2, inputs=TOKENS)
+    assert torch.allclose(wide(TOKENS), model(TOKENS), rtol=1e-9, atol=1e-12)

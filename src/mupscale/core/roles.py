@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from mupscale.core.rules import Number
 from mupscale.system import MupscaleError
@@ -17,8 +17,8 @@ class Role:
     """The output and input dimensions of one parameter or buffer, and the blocks in which their units are copied.
 
     `out_sections` is for an output axis of several parts whose blocks differ: (length, block) of each part in turn, in
-    units of the narrow model, so that the lengths add up to the axis. A callable gets the number of narrow units, for a
-    role that serves every width. Where all parts have blocks of one length, `out_block` says it.
+    units of the narrow model, so that the lengths add up to the axis. Where the plan is tried, as by a family, they
+    serve every width: the parts grow with the axis. Where all parts have blocks of one length, `out_block` says it.
     `fold` is a constant for the stored weight, as in Rule; a callable gets the multipliers (out, in_).
     `offset` is what the module adds to the stored weight before it uses it: 1 for a norm with gain 1 + w.
     `uncopyable`, where not empty, says why the axes may scale (μP) but their units cannot be copied (widening).
@@ -29,6 +29,8 @@ class Role:
     >>> head = mu.Role(out=0, in_=1, in_block=49)  # reads channels that were flattened with their 7 x 7 positions
     >>> head.dims(ndim=2)
     ((0,), (1,))
+    >>> print(head)
+    Role(out=0, in_=1, in_block=49)
 
     Queries, keys and values from one linear layer: 4 query heads of 8 units, and 2 key heads and 2 value heads that
     they share in pairs. A pair of query heads stays together, so blocks are of 16 units there and of 8 elsewhere.
@@ -44,7 +46,7 @@ class Role:
     in_: Dims = ()
     out_block: int = 1
     in_block: int = 1
-    out_sections: Sections | Callable[[int], Sections] = ()
+    out_sections: Sections = ()
     fold: Number | Callable[[Number, Number], Number] = 1
     uncopyable: str = ""
     offset: Number = 0
@@ -55,37 +57,23 @@ class Role:
         object.__setattr__(self, "out", _as_tuple(self.out))
         object.__setattr__(self, "in_", _as_tuple(self.in_))
 
+    def __str__(self) -> str:
+        """What differs from a role that says nothing; functions are not spelt out."""
+        said = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        for name, value in said.items():
+            if callable(value):
+                said[name] = "…"
+            elif name in ("out", "in_") and len(value) == 1:
+                (said[name],) = value
+            elif isinstance(value, float):
+                said[name] = f"{value:.6g}"
+        return f"Role({', '.join(f'{name}={value}' for name, value in said.items())})"
+
     def dims(self, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Output and input dimensions as non-negative numbers, for a tensor of this many dimensions."""
         out = tuple(d % ndim for d in _as_tuple(self.out)) if ndim else ()
         in_ = tuple(d % ndim for d in _as_tuple(self.in_)) if ndim else ()
         return out, in_
-
-    def sections(self, units: int) -> Sections:
-        """The parts of an output axis of so many narrow units, as lengths and blocks; none where it is one part."""
-        return self.out_sections(units) if callable(self.out_sections) else self.out_sections
-
-    def with_shares(self) -> Role:
-        """The same role for every width: the parts of its output axis grow with it, and their blocks do not.
-
-        >>> Role(out=0, out_sections=((32, 16), (16, 8), (16, 8))).with_shares().sections(128)
-        ((64, 16), (32, 8), (32, 8))
-        """
-        if callable(self.out_sections) or not self.out_sections:
-            return self
-        found = self.out_sections
-        total = sum(length for length, _ in found)
-
-        def sections(units: int) -> Sections:
-            if any(length * units % (total * block) for length, block in found):
-                lengths, blocks = (", ".join(map(str, numbers)) for numbers in zip(*found, strict=True))
-                raise MupscaleError(
-                    f"an axis of {total} units is copied in parts of {lengths}, in blocks of {blocks}; one of {units} "
-                    f"units cannot be divided so"
-                )
-            return tuple((length * units // total, block) for length, block in found)
-
-        return replace(self, out_sections=sections)
 
     def fits(self, ndim: int) -> bool:
         """Whether a tensor of this many dimensions has all that are named here, each of them once."""
@@ -96,6 +84,24 @@ class Role:
     def has_blocks_or_fold(self) -> bool:
         """Whether it says more than which dimension is output and which is input."""
         return (self.out_block, self.in_block, self.out_sections, self.fold) != (1, 1, (), 1)
+
+    def sections_of(self, units: int) -> Sections:
+        """The sections as parts of an output axis of so many units, whatever width they were told for.
+
+        >>> fused = Role(out=0, out_sections=((32, 16), (16, 8), (16, 8)))
+        >>> fused.sections_of(128)
+        ((64, 16), (32, 8), (32, 8))
+        """
+        whole = sum(length for length, _ in self.out_sections)
+        if not whole or whole == units:
+            return self.out_sections
+        if any(length * units % (whole * block) for length, block in self.out_sections):
+            lengths, blocks = (", ".join(map(str, numbers)) for numbers in zip(*self.out_sections, strict=True))
+            raise MupscaleError(
+                f"an axis of {whole} units is copied in parts of {lengths}, in blocks of {blocks}; one of {units} "
+                f"units cannot be divided so"
+            )
+        return tuple((length * units // whole, block) for length, block in self.out_sections)
 
     def blocks(self, *, out: int | None = None, in_: int | None = None) -> Role:
         """The same role with other block lengths."""

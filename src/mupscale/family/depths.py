@@ -141,6 +141,7 @@ class Depths:
                 self._widths.plain,
                 init_at=at,
                 roles=self.family.roles,
+                inputs=self.family.inputs,
             )
         return self._as_built[depth]
 

@@ -32,8 +32,8 @@ from mupscale.planning import (
     find_width_dims,
     initial_means,
     initial_std,
-    role_for_any_width,
-    roles_by_running,
+    learn_roles,
+    roles_for_any_width,
     with_initial,
     with_keeps,
 )
@@ -316,10 +316,8 @@ class Family(BuiltMembers):
             self.check(inputs)
             return
         narrow, wide = self._probes()
-        roles = with_keeps(narrow, wide, roles_by_running(narrow, wide, inputs), inputs)
-        entries = build_plan(narrow, wide, roles=roles, assume=True)
-        learnt = {n: role_for_any_width(n, role, entries[n]) for n, role in roles.items()}
-        self.roles = {**(self.roles or {}), **learnt}
+        learnt = learn_roles(narrow, wide, inputs, self.roles or {})
+        self.roles = roles_for_any_width(narrow, wide, with_keeps(narrow, wide, learnt, inputs))
         self._plans.clear()
         self._check_at(2, inputs)  # at another width, too, since roles are for all of them
         self.check(inputs)

@@ -18,6 +18,7 @@ from_run       two models side by side: what they compute, searched and checked
   recorder       the outputs of all modules while a model runs
   module_differences
                  the first module that differs, and what usually causes it
+learnt_roles   roles that a run shows, beside those that were given; for all widths of a family
 certain_outputs
                bare parameters that certainly are outputs; others are refused unless a batch shows what they are
 kept_constants what the weights of old units are multiplied by beside fresh ones
@@ -39,10 +40,11 @@ width_dims     which dimensions are widths, and which size is a number of blocks
 
 from mupscale.planning.block_lists import BlockList, find_block_lists
 from mupscale.planning.from_modules import build_plan
-from mupscale.planning.from_run import check_plan_by_running, role_for_any_width, roles_by_running
+from mupscale.planning.from_run import check_plan_by_running
 from mupscale.planning.growth_checks import How, check_is_model
 from mupscale.planning.initial import initial_means, initial_std, mean_of, means_of, rescale_spread, with_initial
 from mupscale.planning.kept_constants import with_keeps
+from mupscale.planning.learnt_roles import learn_roles, roles_for_any_width
 from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of
 from mupscale.planning.module_differences import ROUNDING, Difference, first_differing_module, relative_difference
 from mupscale.planning.norms import kind_of_norm
@@ -94,14 +96,14 @@ __all__ = [
     "initial_std",
     "keeps_outputs",
     "kind_of_norm",
+    "learn_roles",
     "mean_of",
     "means_of",
     "plan",
     "register_roles",
     "relative_difference",
     "rescale_spread",
-    "role_for_any_width",
-    "roles_by_running",
+    "roles_for_any_width",
     "run_in_float64",
     "silence",
     "silence_dropout",

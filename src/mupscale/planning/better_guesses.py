@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -125,7 +125,13 @@ def _pattern(name: str) -> str:
 def _without_factors(follower: Follower, position: int) -> Iterator[Guess]:
     """Where an argument, or the operation but for one of its weights, is off by a factor: that folded in somewhere."""
     op = follower.small.run.operations[position]
-    factors = [follower.scales[number] for number in op.refs if follower.scales.get(number, 1.0) != 1.0]
+    scales = {number: follower.scales[number] for number in op.refs if number in follower.scales}
+    factors = [scale for scale in scales.values() if scale != 1.0]
+    if len({*scales.values()}) > 1:  # what belongs to one argument is made up for before the two meet
+        for number, scale in scales.items():
+            if scale != 1.0:
+                upstream = _upstream(follower, operations_before(follower, position, [number]))
+                yield from _with_folds_into(follower, upstream, scale)
     for name in follower.weights_of(op):
         factor = follower.factor_without(position, name)
         factors += [factor] if factor is not None else []
@@ -152,11 +158,13 @@ def _with_own_folds(follower: Follower, position: int, factors: Sequence[float])
 
 
 def _with_folds(follower: Follower, position: int, factor: float) -> Iterator[Guess]:
-    """A constant folded into weights: those of the operation itself, or of operations before it.
+    """A constant folded into weights: those of the operation itself, or of operations before it."""
+    yield from _with_folds_into(follower, _foldable(follower, position), factor)
 
-    A weight that is used twice in a product takes the root of it.
-    """
-    for names, power in itertools.product(_foldable(follower, position), (1.0, 0.5)):
+
+def _with_folds_into(follower: Follower, foldable: Iterable[list[str]], factor: float) -> Iterator[Guess]:
+    """A constant folded into one of these sets of weights; one that is used twice in a product takes the root of it."""
+    for names, power in itertools.product(foldable, (1.0, 0.5)):
         for offset in (0.0, 1.0):
             if offset and any(follower.small.weights[name].dim() > 1 for name in names):
                 continue
@@ -167,12 +175,17 @@ def _with_folds(follower: Follower, position: int, factor: float) -> Iterator[Gu
 
 
 def _foldable(follower: Follower, position: int) -> Iterator[list[str]]:
-    operations = follower.small.run.operations
-    if position < len(operations):
-        yield from ([name] for name in follower.weights_of(operations[position]))
+    run = follower.small.run
+    if position < len(run.operations):
+        yield from ([name] for name in follower.weights_of(run.operations[position]))
+    yield from _upstream(follower, operations_before(follower, position))
+
+
+def _upstream(follower: Follower, earlier_operations: Iterable[int]) -> Iterator[list[str]]:
+    """The weights of the nearest of these operations, and of several of them together."""
     sets: list[list[str]] = []
-    for earlier in operations_before(follower, position):
-        names = follower.weights_of(operations[earlier])
+    for earlier in earlier_operations:
+        names = follower.weights_of(follower.small.run.operations[earlier])
         if names and names not in sets:
             sets.append(names)
         if len(sets) == _FOLDS_UPSTREAM:

@@ -140,7 +140,10 @@ class _Walk:
 
     def check_patterns_used(self) -> None:
         """A pattern that names nothing is a typing error, not a wish."""
+        names = [name for kind in ("parameters", "buffers") for name, _ in _named(self.narrow, kind)]
         for pattern in self.overrides.keys() - self.used:
+            if any(fnmatchcase(name, pattern) for name in names):
+                continue  # all that it names is named by earlier ones, too
             raise MupscaleError(f"roles: the pattern '{pattern}' matches no parameter or buffer of the model")
 
     def entries(self, kind: str) -> dict[str, Entry]:
@@ -188,8 +191,13 @@ class _Walk:
             raise MupscaleError(
                 f"'{name}' has {small.dim()} dimensions in the narrow model and {large.dim()} in the wide"
             )
-        roles = {self._oriented(self._role(alias, small, large), alias, small, large) for alias in group}
-        role = roles.pop() if len(roles) == 1 else self._tied_readout(group, roles, small, large)
+        roles = {alias: self._oriented(self._role(alias, small, large), alias, small, large) for alias in group}
+        given = [roles[alias] for alias in group if self._override(alias) is not None]
+        for alias in group:  # a role given for one name serves for others that are used alike
+            if self._override(alias) is None:
+                alike = (role for role in given if (role.out, role.in_) == (roles[alias].out, roles[alias].in_))
+                roles[alias] = next(alike, roles[alias])
+        role = roles[name] if len({*roles.values()}) == 1 else self._tied_readout(roles, small, large)
         return self._with_axes(group, role, small, large)
 
     def _role(self, name: str, small: Tensor, large: Tensor) -> Role:
@@ -228,6 +236,12 @@ class _Walk:
         for d in range(small.dim()):
             if small.shape[d] != large.shape[d]:
                 if d not in out + in_:
+                    if (given := self._override(name)) is not None:
+                        raise MupscaleError(
+                            f"the role given for '{name}', {given}, leaves out dimension {d}, along which it grows: "
+                            f"{tuple(small.shape)} → {tuple(large.shape)}. Say whether that is out= or in_=, or leave "
+                            f"the role out"
+                        )
                     raise MupscaleError(
                         f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)} grows along "
                         f"dimension {d}, which is no width axis of it: a vocabulary, a number of classes or of "
@@ -237,22 +251,30 @@ class _Walk:
         keep = {d for d in out + in_ if small.shape[d] != large.shape[d] or self.is_width(name, d)}
         return replace(role, out=tuple(d for d in out if d in keep), in_=tuple(d for d in in_ if d in keep))
 
-    def _tied_readout(self, group: tuple[str, ...], roles: set[Role], small: Tensor, large: Tensor) -> Role:
-        """One tensor used as embedding and as readout: it widens as the embedding, the readout's 1/k is folded."""
-        as_output = [r for r in roles if r.out and not r.in_]
-        as_input = [r for r in roles if r.in_ and not r.out]
-        if len(roles) != 2 or not as_output or not as_input or as_output[0].out != as_input[0].in_:
+    def _tied_readout(self, roles: Mapping[str, Role], small: Tensor, large: Tensor) -> Role:
+        """One tensor used as embedding and as readout: it widens as the embedding, the readout's 1/k is folded.
+
+        roles: by all names of the tensor.
+        """
+        group, distinct = tuple(roles), {*roles.values()}
+        as_output = [r for r in distinct if r.out and not r.in_]
+        as_input = [r for r in distinct if r.in_ and not r.out]
+        if len(distinct) != 2 or not as_output or not as_input or as_output[0].out != as_input[0].in_:
+            entries = {name: self._with_axes(group, role, small, large) for name, role in roles.items()}
+            shown = {n: replace(r, fold=entries[n].fold, keep=r.keep and entries[n].keep) for n, r in roles.items()}
             raise MupscaleError(
                 f"tied parameters {', '.join(group)} play roles that contradict each other "
-                f"({' and '.join(f'out={r.out}, in_={r.in_}' for r in roles)}); untie them, or pass "
-                f"roles= for all names"
+                f"({'; '.join(f'{name}: {role}' for name, role in shown.items())}); untie them, or pass one role for "
+                f"all names in roles="
             )
+        own = self._with_axes(group, as_output[0], small, large)  # its constants meet the readout, too
         times = multiplier(math.prod(small.shape), math.prod(large.shape))
         fold = as_input[0].fold
         divided = Fraction(1) * (fold(1, times) if callable(fold) else fold)
-        if times != divided or self.how == "fresh":  # a MuSharedReadout divides by its width itself
+        summed = Fraction(1) * times * own.fold
+        if not math.isclose(summed, divided) or self.how == "fresh":  # a MuSharedReadout divides by its width itself
             readout = next(n for n in group if self._reads_out(n))
-            self.readouts[group[0]] = (readout, tidy(times / divided), tidy(divided))
+            self.readouts[group[0]] = (readout, tidy(summed / divided), tidy(divided / own.keep))
         return as_output[0]
 
     def _reads_out(self, name: str) -> bool:
@@ -265,8 +287,8 @@ class _Walk:
         for d in out + in_:
             block = role.out_block if d in out else role.in_block
             times = multiplier(small.shape[d], large.shape[d])
-            sections = role.sections(small.shape[d]) if d in out and times != 1 else ()
-            axes[d] = Axis(times, block if times != 1 else 1, sections)
+            told = role.sections_of(small.shape[d]) if self.assume else role.out_sections  # tried, so no slip passes
+            axes[d] = Axis(times, block if times != 1 else 1, told if d in out and times != 1 else ())
         entry = Entry(tuple(small.shape), tuple(large.shape), axes, out, in_, 1, group)
         fold, keep = (f(entry.rule.out, entry.rule.in_) if callable(f) else f for f in (role.fold, role.keep))
         if keep is None and fold != 1:
@@ -279,13 +301,15 @@ class _Walk:
         Beside fresh units, the old ones' gains stay, unless the model divides by its width itself.
         """
         for embedding, (readout, times, keep) in self.readouts.items():
-            norm = [name for name, entry in entries.items() if self._told_to_fold(name, times, entry)]
+            others = {name: entry for name, entry in entries.items() if name != embedding}
+            norm = [name for name, entry in others.items() if self._told_to_fold(name, times, entry)]
             if not norm and (times != 1 or keep != 1):
                 width = entries[embedding].narrow[entries[embedding].out[0]]
                 norm = norm_before(self.small, readout, width)
                 entries.update({name: replace(entries[name], fold=tidy(Fraction(1) / times)) for name in norm})
             self.unkept -= set(norm)  # the user may have said where the fold goes
-            entries.update({name: replace(entries[name], keep=keep) for name in norm})
+            unsaid = [name for name in norm if (role := self._override(name)) is None or role.keep is None]
+            entries.update({name: replace(entries[name], keep=keep) for name in unsaid})
         return entries
 
     def check_kept(self, entries: Mapping[str, Entry]) -> None:
@@ -294,7 +318,8 @@ class _Walk:
             if name in self.unkept:
                 raise MupscaleError(
                     f"'{name}' has fold={float(entries[name].fold):.6g} for copies; say by what the weights of old "
-                    f"units are to be multiplied where the other units are fresh: Role(…, fold=…, keep=…)"
+                    f"units are to be multiplied where the other units are fresh: Role(…, fold=…, keep=…). With a "
+                    f"batch (inputs=) and a wide model at a whole multiple of the width, a run looks for it"
                 )
 
     def told(self, entries: Mapping[str, Entry]) -> set[str]:
@@ -304,6 +329,15 @@ class _Walk:
     def _told_to_fold(self, name: str, times: Number, entry: Entry) -> bool:
         role = self._override(name)
         return role is not None and role.fold != 1 and math.isclose(entry.fold * times, 1)
+
+
+def find_role(roles: Mapping[str, Role], name: str) -> Role | None:
+    """The role of the first pattern that the name fits.
+
+    >>> find_role({"*.bias": Role(out=0)}, "layers.0.bias").out
+    (0,)
+    """
+    return next((role for pattern, role in roles.items() if fnmatchcase(name, pattern)), None)
 
 
 def _named(model: nn.Module, kind: str) -> list[tuple[str, Tensor]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry, Number, Plan, Role, check_same_names, naming, tidy
+from mupscale.core import Number, Plan, Role, check_same_names, naming, tidy
 from mupscale.planning.better_guesses import refusal, suggestions
 from mupscale.planning.copied_values import are_close, explanations, largest_number
 from mupscale.planning.following import Follower
 from mupscale.planning.growth_checks import How
-from mupscale.planning.guesses import Guess, Side, Stuck, Written
+from mupscale.planning.guesses import Guess, Side, Stuck, Written, guess_with_roles
 from mupscale.planning.memory_layouts import without_copies
 from mupscale.planning.module_differences import first_differing_module
 from mupscale.planning.output_gradients import outputs_and_gradients
@@ -36,13 +35,18 @@ _ADVICE = "make it by running the models, plan(narrow, wide, inputs=…), or pas
 
 
 def roles_by_running(
-    narrow: nn.Module, wide: nn.Module, inputs: Any, walked: Plan | None = None, how: How | None = None
+    narrow: nn.Module,
+    wide: nn.Module,
+    inputs: Any,
+    walked: Plan | None = None,
+    given: Mapping[str, Role] | None = None,
+    how: How | None = None,
 ) -> dict[str, Role]:
     """The role of every parameter and saved buffer that the models use on this batch, under all their names.
 
     inputs: what the models are called with: a tensor, a tuple of arguments, or a dict of keywords.
-    walked: a plan to start from, as the modules' types and names suggest it. how: what the roles are for, which a
-    refusal then gives advice for.
+    walked: a plan to start from, as the modules' types and names suggest it. given: roles by name, to start from, too.
+    how: what the roles are for, which a refusal then gives advice for.
 
     >>> import torch
     >>> class Plain(nn.Module):
@@ -56,7 +60,8 @@ def roles_by_running(
     ((1,), (0,))
     """
     search = _Search(narrow, wide, inputs, how)
-    guess = _guess_of(walked)
+    sides = saved_tensors(search.small), saved_tensors(search.large)
+    guess = guess_with_roles(_guess_of(walked), given or {}, *sides)
     error = None
     for products in (False, True):
         try:
@@ -68,34 +73,6 @@ def roles_by_running(
         except MupscaleError as refused:
             error = error or refused
     raise error or AssertionError("no error, and no roles")
-
-
-def role_for_any_width(name: str, role: Role, entry: Entry) -> Role:
-    """The role with its constant as a power of the multiplier and its parts as shares of the axis, not as numbers.
-
-    >>> import mupscale as mu
-    >>> entry = mu.Entry(narrow=(2,), wide=(4,), axes={0: mu.Axis(2)}, out=(0,))
-    >>> role = role_for_any_width("gain", Role(out=0, fold=0.5), entry)
-    >>> role.fold(4, 1)
-    0.25
-    """
-    role = role.with_shares()
-    if callable(role.fold) or role.fold == 1:
-        return role
-    times = float(entry.rule.in_ if entry.rule.in_ != 1 else entry.rule.out)
-    if times == 1:
-        raise MupscaleError(
-            f"a constant that depends on the width has to be folded into '{name}', which has no width; plan the pair "
-            f"of models instead, with plan(narrow, wide, inputs=…), or let the model not depend on its width there"
-        )
-    by_input = entry.rule.in_ != 1
-
-    def as_power(constant: Number) -> Callable[[Number, Number], Number]:
-        power = round(4 * math.log(float(constant)) / math.log(times)) / 4
-        return lambda out, in_: float(in_ if by_input else out) ** power
-
-    keep = role.keep if role.keep is None or callable(role.keep) else as_power(role.keep)
-    return replace(role, fold=as_power(role.fold), keep=keep)
 
 
 def _computed_buffers(small: nn.Module, large: nn.Module) -> dict[str, Role]:
@@ -118,6 +95,18 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: ...
     """
+    if reason := what_differs(narrow, wide, plan, inputs):
+        raise MupscaleError(f"the plan is wrong: {reason}; {_ADVICE}")
+
+
+def what_differs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> str:
+    """What `check_plan_by_running` finds wrong, in words; nothing where the plan is right.
+
+    >>> import torch, mupscale as mu
+    >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.Linear(n, 2)) for n in (4, 8))
+    >>> what_differs(narrow, wide, mu.plan(narrow, wide), torch.ones(1, 3))
+    ''
+    """
     small, batch = in_float64(narrow, inputs, generic=1)
     large, _ = in_float64(wide, inputs, like=narrow)
     with torch.no_grad():
@@ -131,10 +120,9 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
         if a.shape != b.shape:
             continue  # hidden units, which are copied
         if not are_close(a, b, loosened=5):
-            raise MupscaleError(
-                f"the plan is wrong: output {number} of the wide model differs from the narrow one's by "
-                f"{float((a - b).norm() / a.norm()):.1e} on the batch{_first_module(small, large, plan, batch)}; "
-                f"{_ADVICE}"
+            return (
+                f"output {number} of the wide model differs from the narrow one's by "
+                f"{float((a - b).norm() / a.norm()):.1e} on the batch{_first_module(small, large, plan, batch)}"
             )
     largest = max(map(largest_number, ours[1].values()), default=0.0)
     for name, gradient in ours[1].items():
@@ -143,10 +131,8 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
         if name in theirs_out[1] and not are_close(
             expected, theirs_out[1][name], loosened=1000, size=1e-3 * largest * entry.rule.gradient()
         ):
-            raise MupscaleError(
-                f"the plan is wrong: the copies of '{name}' do not each get their share of its gradient on the "
-                f"batch; {_ADVICE}"
-            )
+            return f"the copies of '{name}' do not each get their share of its gradient on the batch"
+    return ""
 
 
 def _first_module(small: nn.Module, large: nn.Module, plan: Plan, batch: Any) -> str:

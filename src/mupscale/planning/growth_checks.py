@@ -73,6 +73,11 @@ def check_blocks(entries: Mapping[str, Entry], how: How) -> None:
     for name, n, dim, axis in growing if how != "mup" else ():
         if axis.times == 1:
             continue
+        if axis.sections and (whole := sum(length for length, _ in axis.sections)) != n:
+            raise MupscaleError(
+                f"'{name}': dimension {dim} has {n} units, and the sections of its role add up to {whole}: say them "
+                f"for this width; or pass a batch, inputs=, with which they are taken as parts of the whole and tried"
+            )
         if how == "copies" and not axis.sections and n % axis.block:
             raise MupscaleError(f"'{name}': dimension {dim} of {n} units does not divide into blocks of {axis.block}")
         if how == "fresh":

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from mupscale.core import Axis
+from mupscale.core import Axis, Role
+from mupscale.planning.copied_values import growing_dims, possible_axes
 from mupscale.planning.tracing import RecordedRun
 
 Dim = tuple[str, int]
+Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,31 @@ class Guess:
     def fold(self, name: str) -> float:
         """The constant folded into a parameter."""
         return self.folds.get(name, (1.0, 0.0))[0]
+
+
+def guess_with_roles(guess: Guess, roles: Mapping[str, Role], narrow: Tensors, wide: Tensors) -> Guess:
+    """The guess with the orders and constants of these roles, which are by name; not with those that do not fit.
+
+    >>> import torch
+    >>> tensors = [{"a": torch.ones(n, 3)} for n in (8, 16)]
+    >>> guess_with_roles(Guess(), {"a": Role(out=0, out_block=4)}, *tensors).axes
+    {('a', 0): Axis(times=2, block=4, sections=())}
+    """
+    axes, folds = dict(guess.axes), dict(guess.folds)
+    for name, role in roles.items():
+        if name not in narrow or not role.fits(narrow[name].dim()):
+            continue
+        small, large = narrow[name].shape, wide[name].shape
+        times = {d: large[d] // small[d] for d in growing_dims(small, large) or ()}
+        out, in_ = ([d for d in side if d in times] for side in role.dims(len(small)))
+        given = {d: Axis(times[d], role.out_block, role.sections_of(small[d])) for d in out}
+        given |= {d: Axis(times[d], role.in_block) for d in in_}
+        axes |= {(name, d): axis for d, axis in given.items() if axis in possible_axes(small[d], large[d], [axis])}
+        multiples = [math.prod(times[d] for d in side) for side in (out, in_)]
+        fold = float(role.fold(*multiples) if callable(role.fold) else role.fold)
+        if fold != 1:
+            folds[name] = fold, float(role.offset)
+    return replace(guess, axes=axes, folds=folds)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ which does not show in the fold, but in a wide model that has the old units alon
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from glob import escape
 from typing import Any
@@ -16,8 +18,8 @@ from typing import Any
 import torch  # noqa: F401  # for the examples
 from torch import nn
 
-from mupscale.core import Role
-from mupscale.planning.from_modules import build_plan
+from mupscale.core import Entry, Role
+from mupscale.planning.from_modules import build_plan, find_role
 from mupscale.planning.silent_units import keeps_outputs
 from mupscale.system import MupscaleError
 
@@ -26,7 +28,7 @@ _SUMS = (1, 0, 2)  # over how many growing axes the copies are summed beside the
 
 
 def with_keeps(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], inputs: Any) -> dict[str, Role]:
-    """The roles, with `keep` for each constant whose share a run of the models shows; others as they are.
+    """The roles, by pattern, with `keep` for each constant whose share a run of the models shows; others as they are.
 
     >>> class Readout(nn.Module):
     ...     def __init__(self, width):
@@ -38,30 +40,35 @@ def with_keeps(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], in
     >>> with_keeps(Readout(4), Readout(8), roles, torch.ones(1, 3))["b.weight"].keep
     2.0
     """
-    folds = {name: float(role.fold) for name, role in roles.items() if _lacks_keep(role) and not callable(role.fold)}
-    given = {escape(name): role for name, role in roles.items()}
-    if not folds:
-        return dict(roles)
-    try:
-        entries = build_plan(narrow, wide, roles=given, assume=True).parameters.values()
-        times = max(float(axis.times) for entry in entries for axis in entry.axes.values())
-        for keeps in _trials(folds, times):
-            told = {name: replace(roles[name], keep=keep) for name, keep in keeps.items()}
-            trial = given | {escape(name): role for name, role in told.items()}
+    with suppress(MupscaleError):  # it cannot grow by fresh units, which is said where that is asked for
+        plan = build_plan(narrow, wide, roles=roles, assume=True)
+        lacking = {name: own for name in plan.parameters if (own := _lacking_keep(plan[name], roles))}
+        folds = {name: float(plan[name].fold) for name in lacking}
+        axes = [axis for entry in plan.parameters.values() for axis in entry.axes.values()]
+        for keeps in _trials(folds, max((float(axis.times) for axis in axes), default=1.0)):
+            told = {
+                escape(alias): replace(role, keep=keep)
+                for name, keep in keeps.items()
+                for alias, role in lacking[name].items()
+            }
+            trial = told | {pattern: role for pattern, role in roles.items() if pattern not in told}
             if keeps_outputs(narrow, wide, build_plan(narrow, wide, roles=trial, how="fresh", assume=True), inputs):
-                return {**roles, **told}
-    except MupscaleError:  # it cannot grow by fresh units, which is said where that is asked for
-        pass
+                return trial
     return dict(roles)
 
 
-def _lacks_keep(role: Role) -> bool:
-    return role.fold != 1 and role.keep is None
+def _lacking_keep(entry: Entry, roles: Mapping[str, Role]) -> dict[str, Role]:
+    """By all its names, the roles of a parameter with a constant and no word on what the old weights keep of it."""
+    told = {alias: role for alias in entry.names if (role := find_role(roles, alias)) is not None}
+    return told if entry.fold != 1 and all(role.keep is None for role in told.values()) else {}
 
 
 def _trials(folds: Mapping[str, float], times: float) -> Iterator[dict[str, float]]:
-    """Every way to tell the sums' share of each constant; equal constants have equal shares."""
-    values = sorted(set(folds.values()))
-    for sums in itertools.islice(itertools.product(_SUMS, repeat=len(values)), _MOST_TRIALS):
-        share = dict(zip(values, sums, strict=True))
-        yield {name: fold * times ** share[fold] for name, fold in folds.items()}
+    """Every way to tell the sums' share of each constant: equal constants with equal shares first, then one by one."""
+    kinds = {name: (fold, re.sub(r"\d+", "#", name)) for name, fold in folds.items()}  # alike in all layers
+    groupings: list[dict[str, Any]] = [dict(folds), kinds] if folds else []
+    for groups in groupings:
+        keys = sorted(set(groups.values()))
+        for sums in itertools.islice(itertools.product(_SUMS, repeat=len(keys)), _MOST_TRIALS):
+            share = dict(zip(keys, sums, strict=True))
+            yield {name: fold * times ** share[groups[name]] for name, fold in folds.items()}

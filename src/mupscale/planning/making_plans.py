@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from fnmatch import fnmatchcase
-from glob import escape
 from typing import Any, Protocol
 
 from torch import nn
 
 from mupscale.core import Plan, Role, naming
 from mupscale.planning.from_modules import build_plan
-from mupscale.planning.from_run import check_plan_by_running, roles_by_running
+from mupscale.planning.from_run import check_plan_by_running
 from mupscale.planning.growth_checks import How, check_is_model
 from mupscale.planning.initial import initial_means, initial_std, with_initial
 from mupscale.planning.kept_constants import with_keeps
+from mupscale.planning.learnt_roles import learn_roles
 from mupscale.planning.past_norms import find_past_norms
 from mupscale.planning.silent_units import check_silent_units
 from mupscale.system import MupscaleError
@@ -85,23 +84,17 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dic
         return _plan_with_silent_units(narrow, wide, inputs, roles)
     if not _are_multiples(narrow, wide):
         build_plan(narrow, wide, roles=roles, assume=True)  # it says which size is none, where a run could not
-    walked = None
     try:
-        walked = build_plan(narrow, wide, roles=roles, assume=True)
-        check_plan_by_running(narrow, wide, walked, inputs)
+        check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=roles, assume=True), inputs)
     except MupscaleError:  # the modules do not tell, or mislead; the run may tell
         try:
-            learnt = roles_by_running(narrow, wide, inputs, walked, how)
+            roles = learn_roles(narrow, wide, inputs, roles, how)
         except MupscaleError:
             if how == "fresh":  # which may do where no copies are exact
                 with suppress(MupscaleError):
                     return _plan_with_silent_units(narrow, wide, inputs, roles)
             raise
-        if how == "fresh":
-            learnt = with_keeps(narrow, wide, learnt, inputs)
-        told = {name for name in learnt if any(fnmatchcase(name, pattern) for pattern in roles)}
-        roles |= {escape(name): role for name, role in learnt.items() if name not in told}
-        check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=roles, assume=True), inputs)
+    roles = with_keeps(narrow, wide, roles, inputs) if how == "fresh" else roles
     return replace(build_plan(narrow, wide, roles=roles, how=how, assume=True), checked=True)
 
 
