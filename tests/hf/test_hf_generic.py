@@ -43,7 +43,6 @@ EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mamba": ("Mamba", "ForCausalLM", {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 29, "state_size": 3}),
 }
 MORE_EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "modernbert": ("ModernBert", "ForMaskedLM", {**TEXT, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}),
     "deberta-v2": ("DebertaV2", "ForMaskedLM", {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
     "dinov2": ("Dinov2", "ForImageClassification", {**SIZES, "image_size": 8, "patch_size": 4}),
     "clip_text_model": ("CLIPText", "CLIPTextModel", TEXT),

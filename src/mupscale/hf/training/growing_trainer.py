@@ -19,6 +19,7 @@ from mupscale.hf.describe import (
     architecture_of,
     check_depth,
     check_fresh_plan,
+    check_wider_and_deeper,
     require_transformers,
     settle_growth,
 )
@@ -170,8 +171,11 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
         config = model.config.to_dict()  # type: ignore[union-attr, operator]
         architecture = architecture_of(config)
         if self.layers is not None:
+            is_wider = self.times is not None or self.grow is not None or any(self.sizes.values())
+            if is_wider:
+                check_wider_and_deeper(config)
             check_depth(config, self.deepen, self.layers, shapes_of(model), "the model")
-            if self.times is None and self.grow is None and not any(self.sizes.values()):
+            if not is_wider:
                 return settle_growth(architecture, config, times=1, noise=self.noise)
         return settle_growth(architecture, config, times=self.times, sizes=self.sizes, grow=self.grow, noise=self.noise)
 
