@@ -271,6 +271,12 @@ def test_a_decayed_checkpoint_is_said_to_be(tmp_path: Path) -> None:
         ({}, {"widths": [{"d": 4}]}, "must be of the same form"),
         ({}, {"lrs": [1e20]}, "all 1 trials at the small width diverged"),
         ({"width": 6, "grow": [Growth(at=9, width=12)]}, {"widths": []}, "no eighth and no quarter"),
+        (
+            {"width": 64, "grow": [Growth(at=9, width=100, how="fresh")]},
+            {"widths": []},
+            r"small model of width 8 .* from 64 to 100, and a width of 12.5 is not whole: .*an eighth and a quarter of "
+            r"64; give them there \(--comparison.widths\)",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_one_sentence(

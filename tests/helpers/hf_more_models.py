@@ -71,6 +71,7 @@ MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
             "max_position_embeddings": POSITIONS,
         },
     ),
+    "modernbert": ("ModernBert", "ForMaskedLM", {**TEXT, "local_attention": 4}),
     "electra": ("Electra", "ForMaskedLM", {**TEXT, "embedding_size": 12}),
     "gpt_oss": (
         "GptOss",

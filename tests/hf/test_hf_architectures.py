@@ -87,6 +87,12 @@ MORE: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "granitemoe-tied": ("granitemoe", "hidden=2,ffn=3,heads=2", {"tie_word_embeddings": True}),
     "roberta-untied": ("roberta", "hidden=2,ffn=3,heads=2", {"tie_word_embeddings": False}),
     "distilbert-untied": ("distilbert", "hidden=2,ffn=3,heads=2", {"tie_word_embeddings": False}),
+    "modernbert-untied": (
+        "modernbert",
+        "hidden=3,ffn=2,heads=3",
+        {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True, "norm_bias": True},
+    ),
+    "modernbert-biases": ("modernbert", 2, {"classifier_bias": True, "norm_bias": True, "decoder_bias": False}),
     "electra-untied": ("electra", "hidden=3,ffn=2,heads=3", {"tie_word_embeddings": False}),
     "electra-large": ("electra", 2, {"embedding_size": 16}),
     "electra-discriminator": ("electra", 2, {"head": "ForPreTraining"}),

@@ -32,7 +32,7 @@ from slow_cases import with_slow  # noqa: E402
 
 RESIDUAL = sorted(WRITERS)
 PRE_NORM: dict[str, dict[str, Any]] = {"wav2vec2": {"do_stable_layer_norm": True, "adapter_attn_dim": 3}}
-FEW = ("gpt2", "llama", "gemma2", "mixtral", "t5", "deepseek_v2", "mamba2", "whisper", "wav2vec2")
+FEW = ("gpt2", "llama", "gemma2", "mixtral", "t5", "deepseek_v2", "mamba2", "whisper", "wav2vec2", "modernbert")
 COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 
 
@@ -60,7 +60,7 @@ def test_every_described_architecture_is_here() -> None:
     assert PRE_NORM.keys() < PRE_NORM_IF.keys() < WRITERS.keys()
     assert {*CONFIGS} <= DESCRIPTIONS.keys()
     files = Path(architectures.__file__).parent.glob("[!_]*.py")
-    assert len(CONFIGS) == 45
+    assert len(CONFIGS) == 46
     assert all(any(name.startswith(file.stem) for name in CONFIGS) for file in files)
     assert not {*WRITERS} & {*POST_NORM}
 
@@ -78,7 +78,8 @@ def test_identity_keeps_the_function_of_every_described_architecture(name: str, 
     content = stored(tmp_path / "deep")
     assert 5 in [content.get(name) for name in COUNTS]
     if types := vars(config).get("layer_types"):
-        assert content["layer_types"] == [types[number] for number in (0, 0, 1, 1, 1)]
+        blocks = (0, 1, 1, 1, 1) if name == "modernbert" else (0, 0, 1, 1, 1)  # whose first has no norm
+        assert content["layer_types"] == [types[number] for number in blocks]
 
 
 @pytest.mark.parametrize("name", with_slow(RESIDUAL, ("mamba2", "whisper")))
@@ -167,6 +168,36 @@ def test_post_norm_is_refused_and_stacks(name: str, tmp_path: Path) -> None:
     assert "copied layers move" in str(stacked)
 
 
+def test_a_first_layer_that_holds_less_is_not_copied(tmp_path: Path) -> None:
+    """ModernBERT's has no norm, and a copy of it would lack one elsewhere; no message sends one on to the next."""
+    saved("modernbert", tmp_path / "small")
+    for how in ("stack", "interleaved"):
+        with pytest.raises(MupscaleError, match=r"do not all hold the same .*attn_norm.weight'; take 'identity'"):
+            hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=4, how=how)  # type: ignore[arg-type]
+    hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3)
+    both = hf.upscale(tmp_path / "deep", tmp_path / "large", times=2, layers=5)  # once more, and wider
+    assert both.comparison is not None
+    assert both.comparison.ok
+    saved("modernbert", tmp_path / "one", num_hidden_layers=1)
+    with pytest.raises(MupscaleError, match=r"nothing would be 'model.layers.1.attn_norm.weight'$"):
+        hf.deepen_checkpoint(tmp_path / "one", tmp_path / "other", layers=2)
+
+
+def test_what_is_not_described_and_cannot_be_stacked_is_not_told_to_be(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4}
+    config = transformers.ModernBertDecoderConfig(**sizes, num_hidden_layers=2, pad_token_id=0)
+    transformers.ModernBertDecoderForCausalLM(config).save_pretrained(tmp_path / "small")
+    for settings in ({}, {"deepen": "stack"}):  # whatever new layers are to be
+        with pytest.raises(MupscaleError, match=r"can be made wider, or deeper once, not both"):
+            hf.upscale(tmp_path / "small", tmp_path / "out", times=2, layers=4, **settings)
+        with pytest.raises(MupscaleError, match=r"can be made wider, or deeper once, not both"):
+            hf.inspect(tmp_path / "small", times=2, layers=4, **settings)
+    with pytest.raises(MupscaleError, match=r"is not described: load the model .* finds it by running$"):
+        hf.deepen_checkpoint(tmp_path / "small", tmp_path / "out", layers=4)
+    with pytest.raises(MupscaleError, match=r"do not all hold the same .*attn_norm.weight'; load the model and use"):
+        hf.deepen_checkpoint(tmp_path / "small", tmp_path / "out", layers=4, how="stack")
+
+
 def test_stack_says_by_how_much_outputs_change(tmp_path: Path) -> None:
     saved("llama", tmp_path / "small")
     stacked = hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=4, how="stack", shard_size="4kB")
@@ -239,7 +270,7 @@ def test_refused(tmp_path: Path) -> None:
     (tmp_path / "llama" / "config.json").write_text(json.dumps({**config, "model_type": "arcee"}))
     with pytest.raises(MupscaleError, match="of arcee is not described"):
         hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "other", layers=4)
-    with pytest.raises(MupscaleError, match="wider or deeper, not both"):
+    with pytest.raises(MupscaleError, match="wider, or deeper once, not both"):
         hf.upscale(tmp_path / "llama", tmp_path / "other", layers=4, times=2, deepen="stack")
     assert not (tmp_path / "other").exists()
     opt, _ = tiny("opt", do_layer_norm_before=False)

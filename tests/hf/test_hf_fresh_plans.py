@@ -98,6 +98,7 @@ MORE_EXACT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "roberta": ("roberta", {"ffn": HALF}, {}),
     "distilbert": ("distilbert", {"ffn": HALF}, {}),
     "electra": ("electra", {"ffn": HALF}, {}),
+    "modernbert": ("modernbert", {"ffn": HALF}, {}),
     "olmoe": ("olmoe", {"ffn": HALF}, {}),
     "bart": ("bart", {"ffn": HALF}, {}),
     "whisper": ("whisper", {"ffn": HALF}, {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from hf_models import randomised  # noqa: E402
-from mupscale import MupscaleError  # noqa: E402
+from mupscale import Fresh, MupscaleError  # noqa: E402
 from mupscale.hf.describe import from_modules  # noqa: E402
 from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
 from mupscale.hf.describe.multipliers import Times  # noqa: E402
 from mupscale.hf.describe.registry import DESCRIPTIONS  # noqa: E402
 from mupscale.hf.files.record import Record  # noqa: E402
 from mupscale.hf.files.source import open_source  # noqa: E402
+from mupscale.hf.inspection import inspect  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
 from mupscale.hf.verification.comparison import Comparison  # noqa: E402
 from mupscale.hf.verification.loading import load_pretrained  # noqa: E402
@@ -43,7 +45,6 @@ EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mamba": ("Mamba", "ForCausalLM", {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 29, "state_size": 3}),
 }
 MORE_EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "modernbert": ("ModernBert", "ForMaskedLM", {**TEXT, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}),
     "deberta-v2": ("DebertaV2", "ForMaskedLM", {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
     "dinov2": ("Dinov2", "ForImageClassification", {**SIZES, "image_size": 8, "patch_size": 4}),
     "clip_text_model": ("CLIPText", "CLIPTextModel", TEXT),
@@ -117,6 +118,24 @@ def test_what_the_modules_do_not_explain_is_refused(name: str, tmp_path: Path) -
         upscale(small, tmp_path / "wide", times=2, progress=False)
     assert "'Adding an architecture' in docs/huggingface.md" in str(error.value)
     assert not (tmp_path / "wide").exists()
+
+
+def test_a_feed_forward_size_that_follows_from_the_hidden_size(tmp_path: Path) -> None:
+    """Mamba's: what is asked of hidden alone is told what goes with it; and how it would be planned."""
+    small = saved(tmp_path / "small", *EXACT["mamba"])
+    for asked, times in (({"hidden": 24, "grow": Fresh(lossless=True)}, "3/2"), ({"times": "hidden=2"}, "2")):
+        told = rf"only \d+ of \d+ tensors of 'mamba' would grow, .* let ffn grow as hidden does, {times} times"
+        for call in (partial(upscale, out=tmp_path / "wide"), inspect):
+            with pytest.raises(MupscaleError, match=told):
+                call(small, **asked)  # type: ignore[operator]
+    assert not (tmp_path / "wide").exists()
+    assert "(not described: planned by running a small and a wide model, to be verified)" in str(inspect(small))
+
+
+def test_models_that_are_not_run_are_said_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = saved(tmp_path / "small", *EXACT["arcee"])
+    monkeypatch.setattr("mupscale.hf.describe.from_modules._FEW", 10)
+    assert "(not described: read off its modules, to be verified)" in str(inspect(small))
 
 
 def test_a_constant_that_only_a_run_shows(tmp_path: Path) -> None:

@@ -49,18 +49,27 @@ def train(
         per_device_train_batch_size=4,
         weight_decay=0.1,
         adam_epsilon=1e-3,
-        lr_scheduler_type="cosine",
         logging_steps=1,
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
-        **{"max_grad_norm": 0.5, "learning_rate": 1e-2, "save_strategy": "no", **settings},
+        **{
+            "max_grad_norm": 0.5,
+            "learning_rate": 1e-2,
+            "save_strategy": "no",
+            "lr_scheduler_type": "cosine",
+            **settings,
+        },
     )
     data = {"train_dataset": Texts(), "eval_dataset": Texts()}
     trainer = transformers.Trainer(model or small_llama(), arguments, **data, callbacks=list(callbacks))
     where = callbacks[0].resume(trainer) if resume is True else str(resume) if resume else None
     trainer.train(resume_from_checkpoint=where)
     return trainer
+
+
+def rates(trainer: Any) -> list[float]:
+    return [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 def losses(trainer: Any) -> list[float]:
@@ -254,3 +263,14 @@ def test_an_architecture_that_is_not_described_is_to_be_compared(tmp_path: Path)
     with pytest.warns(mu.UncheckedPlan, match="'arcee' is not described.* verify narrow-checkpoint-1 checkpoint-1"):
         grow_lossless(tmp_path, transformers.ArceeForCausalLM(config))
     assert hf.verify(tmp_path / "narrow-checkpoint-1", tmp_path / "checkpoint-1").ok
+
+
+def test_lr_is_the_rate_at_the_step_of_growth(tmp_path: Path) -> None:
+    """Half of what a linear schedule would have been, as the docs say it; what it is already is no news, and said."""
+    linear = {"lr_scheduler_type": "linear", "learning_rate": 8e-3, "max_grad_norm": 0.0}
+    alone = train(tmp_path / "alone", **linear)
+    halved = train(tmp_path / "halved", hf.GrowTrainerCallback(at=5, times=2, lr=8e-3 * (1 - 5 / 10) / 2), **linear)
+    half = [rate / 2 if step > 5 else rate for step, rate in enumerate(rates(alone), start=1)]
+    torch.testing.assert_close(rates(halved), half, rtol=1e-6, atol=0)
+    with pytest.warns(UserWarning, match=r"lr=0.004 changes nothing: .* after step 5; for half .* give lr=0.002"):
+        train(tmp_path / "same", hf.GrowTrainerCallback(at=5, times=2, lr=4e-3), **linear)

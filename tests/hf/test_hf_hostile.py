@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
-from hf_files import llama_config, llama_tensors, write_checkpoint
-from mupscale import MupscaleError, hf
-from mupscale.cli import main
+from hf_files import llama_config, llama_tensors, write_checkpoint  # noqa: E402
+from mupscale import MupscaleError, hf  # noqa: E402
+from mupscale.cli import main  # noqa: E402
 
 
 def checkpoint(folder: Path, without: str = "", **changed: Any) -> Path:
@@ -94,6 +94,20 @@ def test_links_within_the_checkpoint_and_the_hubs_store_are_files(tmp_path: Path
     hf.upscale(folder, tmp_path / "wide", verify=False, progress=False)
     assert (tmp_path / "wide" / "tokenizer.json").read_text() == "{}"
     assert not (tmp_path / "wide" / "merges.txt").is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "T5ForConditionalGeneration"])
+def test_a_text_without_a_tokenizer_to_read_it(kind: str, tmp_path: Path) -> None:
+    """transformers makes one of special tokens alone, to which a text is nothing, or unknown words."""
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 120}
+    if kind.startswith("GPT2"):
+        sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 120}
+    model = getattr(transformers, kind)
+    model(model.config_class(**sizes)).save_pretrained(tmp_path / "small")
+    hf.upscale(tmp_path / "small", tmp_path / "wide", verify=False, progress=False)
+    (tmp_path / "text").write_text("to be or not to be")
+    with pytest.raises(MupscaleError, match=r"small has no tokenizer that .*: put its files there"):
+        hf.verify(tmp_path / "small", tmp_path / "wide", text=tmp_path / "text")
 
 
 def test_a_tokenizer_of_code_is_refused_without_a_question(

@@ -114,10 +114,10 @@ def test_costs_are_flops_and_small_widths_are_named(
     steps = {name: int(count) for name, count in re.findall(r"(from scratch|continued|grown from copies) (\d+)", out)}
     assert steps["continued"] > 1.5 * steps["grown from copies"]
     assert main([*command, "--comparison.widths", "[6]"]) == 1
-    growth = (
-        r"take a multiple of \d; a small model grows as the large one does, here from 6 to 12; small widths are given"
-    )
+    growth = r"take a multiple of \d; a small model grows as the large one does, here from 6 to 12; give other small"
     assert re.search(growth, capsys.readouterr().err)
+    assert main([*command, "--width", "18"]) == 1  # before any small width, of which none was given
+    assert "at hidden size 18 the" in capsys.readouterr().err
     assert main([*command, "--width", "16", "--comparison.widths", "[8]"]) == 1
     assert f"{folder} holds a model of width 16, and the width to grow to is 16" in capsys.readouterr().err
 
@@ -157,6 +157,22 @@ def test_tokens_of_another_tokenizer_are_kept_in_mind(tmp_path: Path) -> None:
     for other in ("bytes", f"hf:{tmp_path}/other"):
         (said,) = describe_tokens(recipe_from(tmp_path / "model", other))
         assert f"does not name the tokenizer of {tmp_path / 'model'}" in said
+
+
+def test_what_is_to_be_kept_in_mind_is_said_before_anything_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_with_tokenizer(tmp_path / "model", "gpt2")
+    (folder / "optimizer.pt").write_bytes(b"a Trainer's")
+    given = {
+        "from": folder, "width": 32, "steps": 24, "batch": 4, "optimizer": "AdamW", "optimizer.lr": 0.003,
+        "comparison.base_steps": 16, "comparison.widths": [8], "device": "cpu", "data.tokenizer": "bytes",
+    }  # fmt: skip
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    assert main(["run", recipe_of(tmp_path, folder), *words, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert f"Note: the recipe does not name the tokenizer of {folder}" in out
+    assert f"Note: {folder} has its optimizer's state in optimizer.pt, which is not read" in out
 
 
 @pytest.mark.slow

@@ -55,7 +55,8 @@ def run_command(words: list[str]) -> int:
     base_name, notes = recipe.start or "", describe_tokens(recipe) if is_hugging_face(recipe.start) else []
     if options["dry_run"]:
         with TemporaryDirectory() as kept:
-            print(describe_plan(_own_checkpoint(recipe, Path(kept)), settings, folder, base_name=base_name))
+            own = _own_checkpoint(recipe, Path(kept))
+            print(describe_plan(own, settings, folder, base_name=base_name, notes=notes))
         return 0
     recipe = _own_checkpoint(recipe, folder)
     command = shlex.join(["mupscale", "run", *words])

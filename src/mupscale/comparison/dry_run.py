@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from mupscale.comparison.contenders import Contender
-from mupscale.comparison.pipeline import NO_FLOPS, ComparisonRun
+from mupscale.comparison.pipeline import ComparisonRun
 from mupscale.comparison.settings import ComparisonSettings
 from mupscale.comparison.system import System
 from mupscale.core import Width
 from mupscale.train import Recipe
 
 
-def describe_plan(recipe: Recipe, settings: ComparisonSettings, folder: str | Path, *, base_name: str = "") -> str:
-    """A table of stages, for `mupscale run --dry-run`; nothing is written. base_name: as in `run_comparison`.
+def describe_plan(
+    recipe: Recipe,
+    settings: ComparisonSettings,
+    folder: str | Path,
+    *,
+    base_name: str = "",
+    notes: Sequence[str] = (),
+) -> str:
+    """A table of stages, for `mupscale run --dry-run`; nothing is written. base_name, notes: as in `run_comparison`.
 
     >>> from mupscale.train import Growth, Spec
     >>> recipe = Recipe(
@@ -30,7 +38,7 @@ def describe_plan(recipe: Recipe, settings: ComparisonSettings, folder: str | Pa
     steps at the full budget: from scratch 67, continued 488, grown from copies 60, grown with fresh units 60
     tuning costs at most that: candidates that are 10 % behind after 0.25 of the budget go no further
     """
-    run = ComparisonRun(recipe, settings, Path(folder), lambda text: None, False, base_name)
+    run = ComparisonRun(recipe, settings, Path(folder), lambda text: None, False, base_name, list(notes))
     large, small, contenders = run.plan()
     rows = []
     rows.append(_tuning_row(small[0], settings, contenders))
@@ -41,14 +49,12 @@ def describe_plan(recipe: Recipe, settings: ComparisonSettings, folder: str | Pa
     lines = [f"{name:<22}{count:>5} runs  {_short(cost)} {unit}  {cost / total:6.1%}" for name, count, cost in rows]
     steps = ", ".join(f"{one.label} {large.steps(one):,}" for one in contenders)
     lines += [f"{'together':<22}{'':>10}  {_short(total)} {unit}", f"steps at the full budget: {steps}"]
-    if unit == "steps":
-        lines.append(NO_FLOPS)
     if small[0].tuning_legs(contenders[0]).first is not None:
         lines.append(
             f"tuning costs at most that: candidates that are {100 * settings.prune:g} % behind after "
             f"{settings.budgets[0]:g} of the budget go no further"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"Note: {note}" for note in run.notes)])
 
 
 def _tuning_row(system: System, settings: ComparisonSettings, contenders: list[Contender]) -> tuple[str, int, float]:

@@ -18,7 +18,7 @@ from mupscale.comparison.stages import Note, StageTrainer
 from mupscale.comparison.system import Costs, System
 from mupscale.comparison.training import train_base_models, train_budgets
 from mupscale.comparison.tuning import Tuning, asked_for, tune_contenders
-from mupscale.core import Width
+from mupscale.core import WholeWidth, Width
 from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, print_at_once, read_json, write_json
 from mupscale.train import Recipe, StoredRecipe, describe_start, fingerprint_checkpoint
 
@@ -60,6 +60,8 @@ def run_comparison(
     """
     run = ComparisonRun(recipe, settings, Path(folder), note, forecast_only, base_name, list(notes))
     plan = run.plan()
+    for line in run.notes:
+        note(f"Note: {line}")
     with run.opened():
         return run.run(plan, command)
 
@@ -93,8 +95,10 @@ class ComparisonRun:
         widths = self.settings.small_widths(system.narrow, system.wide)
         contenders = self.contenders(system)
         system = replace(system, settings=self.settings)
-        small = [system.smaller(width, self.small_base_steps(system)) for width in widths]
-        self._check([*small, system])
+        self._check(system, system)
+        small = [self._smaller(system, width) for width in widths]
+        for one in small:
+            self._check(one, system)
         if system.costs.unit == "steps":
             self.notes.append(NO_FLOPS)
         return PlannedComparison(system, small, contenders)
@@ -153,7 +157,9 @@ class ComparisonRun:
                 f"(--width)"
             )
         if not start.has_optimizer:
-            self.notes.append(f"{name} holds no optimizer state, so every contender starts without one")
+            file = next(Path(str(name)).glob("optimizer*"), None)  # of transformers' Trainer
+            unread = "" if file is None else f"has its optimizer's state in {file.name}, which is not read"
+            self.notes.append(f"{name} {unread or 'holds no optimizer state'}, so every contender starts without one")
         if start.is_decayed:
             self.notes.append(
                 f"the learning rate of {name} has fallen already: every contender takes it from there, and "
@@ -185,27 +191,48 @@ class ComparisonRun:
             self.settings = replace(self.settings, contenders=[one.name for one in wanted])
         return wanted
 
-    def _check(self, systems: Sequence[System]) -> None:
+    def _smaller(self, system: System, width: WholeWidth) -> System:
+        """The same at a small width, which must have a wide one of its own."""
+        steps = self.small_base_steps(system)
+        try:
+            return system.smaller(width, steps)
+        except MupscaleError as error:
+            raise MupscaleError(
+                f"a small model of width {Width.of(width)} is to grow as the large one does, from "
+                f"{Width.of(system.narrow)} to {Width.of(system.wide)}, and {str(error).partition(':')[0]}: "
+                f"{self._other_small_widths(system)}"
+            ) from None
+
+    def _other_small_widths(self, system: System) -> str:
+        """Whose the small widths are, and what to give."""
+        if self.settings.widths:
+            return "give other small widths in comparison.widths"
+        return (
+            f"comparison.widths gives no small widths, so that they are an eighth and a quarter of "
+            f"{Width.of(system.narrow)}; give them there (--comparison.widths)"
+        )
+
+    def _check(self, system: System, large: System) -> None:
         """Refuse widths at which the model cannot be built, and budgets too short for the schedule."""
-        for one in systems:
-            for width in (one.narrow, one.wide):
-                try:
-                    one.recipe.family().sketch(width)
-                except MupscaleError as error:
-                    if one is systems[-1]:
-                        raise
-                    raise MupscaleError(
-                        f"{error}; a small model grows as the large one does, here from {Width.of(one.narrow)} to "
-                        f"{Width.of(one.wide)}; small widths are given by comparison.widths"
-                    ) from None
-                except Exception as error:  # the model's own
-                    raise MupscaleError(
-                        f"the model cannot be built at width {Width.of(width)}: {type(error).__name__}: "
-                        f"{' '.join(str(error).split())}; give other small widths (comparison.widths)"
-                    ) from None
-            for contender in asked_for(self.settings.contenders):
-                one.legs(contender)
-                one.check_growth(contender)
+        small = f"; {self._other_small_widths(large)}"
+        for width in (system.narrow, system.wide):
+            try:
+                system.recipe.family().sketch(width)
+            except MupscaleError as error:
+                if system is large:
+                    raise
+                raise MupscaleError(
+                    f"{error}; a small model grows as the large one does, here from {Width.of(system.narrow)} to "
+                    f"{Width.of(system.wide)}{small}"
+                ) from None
+            except Exception as error:  # the model's own
+                raise MupscaleError(
+                    f"the model cannot be built at width {Width.of(width)}: {type(error).__name__}: "
+                    f"{' '.join(str(error).split())}{'' if system is large else small}"
+                ) from None
+        for contender in asked_for(self.settings.contenders):
+            system.legs(contender)
+            system.check_growth(contender)
 
     # ------------------------------------------------------------------------------------------- stages
 

@@ -14,6 +14,7 @@ from mupscale.hf.describe import (
     architecture_of,
     check_depth,
     check_nothing_missing,
+    check_wider_and_deeper,
     layers_of,
     memory,
     plan_layers,
@@ -131,12 +132,9 @@ class DeepeningJob:
         """Write it; `widen` writes what becomes deeper, where that is not the checkpoint itself."""
         before, how = self.source, self.growth.deepen
         check_place(self.out, before)
+        if widen or find_record(before):
+            check_wider_and_deeper(before.config)
         check_depth(before.config, how, self.layers, before.tensors, before.folder)
-        if not architecture_of(before.config).described and (widen or find_record(before)):
-            raise MupscaleError(
-                f"'{before.model_type}' is not described, and such a checkpoint can be made wider or deeper, not both: "
-                f"describe the architecture (mupscale.hf.register)"
-            )
         file = None if self.optimizer is None else find_optimizer_file(self.optimizer)
         if file is not None:
             check_deepened_optimizer(file, before, layers=self.layers, how=how)

@@ -13,6 +13,7 @@ from mupscale.hf.describe import (
     LayerTensor,
     Times,
     check_depth,
+    check_wider_and_deeper,
     depth_operator,
     layers_of,
     plan_layers,
@@ -79,8 +80,10 @@ def overview_of_depth(
     h.1.mlp.c_fc.weight      1    ± 0.02
     >>> temporary.cleanup()
     """
-    check_depth(source.config, how, layers, source.tensors, source.folder)
     record = find_record(source)
+    if record is not None or times != Times():
+        check_wider_and_deeper(source.config)
+    check_depth(source.config, how, layers, source.tensors, source.folder)
     first: Config = source.config if record is None else record.config
     times = times if record is None else record.times * times
     before = layers_of(source.config) or 0

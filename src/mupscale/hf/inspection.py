@@ -76,10 +76,14 @@ class InspectionRow:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The rows, and around them: which sizes of the config change, and how large the model becomes."""
+    """The rows, and around them: which sizes of the config change, and how large the model becomes.
+
+    origin: where the plan comes from, in words.
+    """
 
     folder: Path
     architecture: PlannedArchitecture
+    origin: str
     times: Times
     optimizer: str
     sizes: Mapping[str, tuple[Any, Any]]
@@ -110,13 +114,13 @@ class Inspection:
         """A few sentences."""
         before, after = map(shorten_number, self.numbers)
         how = f"--times {self.times}" if self.fresh is None else "fresh units"
-        lines = [f"{self.model_type} ({self.architecture.origin}), {before} → {after} numbers with {how}"]
+        lines = [f"{self.model_type} ({self.origin}), {before} → {after} numbers with {how}"]
         if self.depth is not None:
             wider = [f"--times {self.times}"] if self.times != Times() and self.fresh is None else []
             wider += ["fresh units"] if self.fresh is not None else []
             after = shorten_number(self.numbers[1] + self.depth.new_numbers)
             how = " and ".join([*wider, "more layers"])
-            lines[0] = f"{self.model_type} ({self.architecture.origin}), {before} → {after} numbers with {how}"
+            lines[0] = f"{self.model_type} ({self.origin}), {before} → {after} numbers with {how}"
             lines += self.depth.summary()
             if self.times == Times() and self.fresh is None:
                 return [*lines, *self._history()]
@@ -254,7 +258,7 @@ def _inspect(
     config, times, fresh = source.config, asked.times, asked.fresh
     plan = architecture.plan_parameters(config, times, source.shapes)
     check_fresh_plan(architecture, config, plan, fresh)
-    architecture.check_grown(plan, times)
+    architecture.check_grown(plan, times, config)
     wide = architecture.wide_config(config, times)
     sizes = {n: (config.get(n), v) for n, v in wide.items() if config.get(n) != v and not isinstance(v, dict)}
     before, after = architecture.sizes(config), architecture.sizes(wide)
@@ -266,6 +270,7 @@ def _inspect(
     return Inspection(
         source.folder,
         architecture,
+        architecture.origin_of(plan),
         times,
         optimizer.__name__,
         sizes,

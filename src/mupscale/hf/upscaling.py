@@ -212,7 +212,7 @@ def _prepare(
         source, architecture, config, plan, recorded_plan, before, shards, gaussian, growth, seed, file
     )
     few, many = prepared.numbers
-    architecture.check_grown(plan, times)
+    architecture.check_grown(plan, times, source.config)
     check_space(out, source, prepared.bytes, 0 if file is None else file.stat().st_size * many // max(1, few))
     return prepared
 

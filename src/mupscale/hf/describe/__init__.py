@@ -24,6 +24,7 @@ from mupscale.hf.describe.building import (
     transformers_config,
 )
 from mupscale.hf.describe.completeness import check_layers, check_nothing_missing, check_sizes
+from mupscale.hf.describe.depth_checks import check_depth, check_wider_and_deeper
 from mupscale.hf.describe.depths import (
     POST_NORM,
     PRE_NORM_IF,
@@ -31,7 +32,6 @@ from mupscale.hf.describe.depths import (
     HowDeep,
     LayerOrigin,
     LayerTensor,
-    check_depth,
     deep_config,
     depth_operator,
     layer_origins,
@@ -75,6 +75,7 @@ __all__ = [
     "check_layers",
     "check_nothing_missing",
     "check_sizes",
+    "check_wider_and_deeper",
     "column",
     "conv1d",
     "deep_config",

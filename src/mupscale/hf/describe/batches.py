@@ -192,6 +192,7 @@ def _tokens_of(text: str, folder: Path, vocabulary: int, needed: int, trust_remo
                 folder, local_files_only=True, trust_remote_code=trust_remote_code
             )
             ids = tokenizer(text, return_tensors=None)["input_ids"]
+            known = tokenizer.decode(ids, skip_special_tokens=True).strip()
     except Exception as error:  # whatever is wrong with its files
         if not trust_remote_code and "trust_remote_code" in str(error):
             raise MupscaleError(
@@ -202,6 +203,11 @@ def _tokens_of(text: str, folder: Path, vocabulary: int, needed: int, trust_remo
             f"{folder} has no tokenizer that transformers can load ({in_one_line(error)}); leave the text out, and "
             f"random tokens are taken"
         ) from None
+    if text.strip() and not known:  # without files transformers makes one of special tokens alone
+        raise MupscaleError(
+            f"{folder} has no tokenizer that knows a word of the text: put its files there (tokenizer.json), or leave "
+            f"the text out, and random tokens are taken"
+        )
     if len(ids) < 2:
         raise MupscaleError(f"the text is {len(ids)} tokens long; give two or more")
     if max(ids) >= vocabulary:

@@ -126,6 +126,23 @@ def parts_of(config: Config) -> dict[str, int]:
     return {part: sizes[0] for part, sizes in named.items() if sizes and is_size(sizes[0])}
 
 
+def ffn_that_follows_hidden(config: Config, times: Times) -> int | None:
+    """What the feed-forward size becomes where transformers makes it of the hidden size by itself; else None.
+
+    >>> mamba = {"model_type": "mamba", "hidden_size": 64, "intermediate_size": 128, "expand": 2}
+    >>> ffn_that_follows_hidden(mamba, Times.of("hidden=2"))
+    256
+    """
+    fields = [name for name in FIELDS["ffn"] if is_size(config.get(name))]
+    left = {name: value for name, value in config.items() if name not in fields}
+    wider = {name: _grown(left[name], times.hidden) for name in FIELDS["hidden"] if is_size(left.get(name))}
+    try:
+        before, after = (vars(transformers_config(one)).get(fields[0]) for one in (left, {**left, **wider}))
+    except (IndexError, MupscaleError):
+        return None
+    return after if before == config[fields[0]] and isinstance(after, int) and after != before else None
+
+
 def _wide_part(config: Config, times: Times) -> dict[str, Any]:
     """config.json with every field that grows multiplied."""
     fields = {part: [name for name in names if is_size(config.get(name))] for part, names in FIELDS.items()}

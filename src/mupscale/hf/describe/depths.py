@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from mupscale.core import Shape
 from mupscale.growth import DepthOperator, Identity, Place, Stack
 from mupscale.hf.describe.architecture import Architecture, Config
-from mupscale.hf.describe.building import transformers_config
+from mupscale.hf.describe.building import sketch_model, transformers_config
 from mupscale.hf.describe.completeness import LAYERS
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.describe.registry import DESCRIPTIONS
@@ -19,7 +19,7 @@ from mupscale.system import MupscaleError, as_asked
 HowDeep = Literal["identity", "stack", "interleaved"]
 """What new layers are."""
 
-_LAYER = re.compile(r"(?P<list>(?:.*?\.)?(?:layers|layer|h|blocks?))\.(?P<number>\d+)\.(?P<local>.+)")
+LAYER = re.compile(r"(?P<list>(?:.*?\.)?(?:layers|layer|h|blocks?))\.(?P<number>\d+)\.(?P<local>.+)")
 _EXPERTS = (
     r"block_sparse_moe\.experts\.\d+\.w2",
     r"(mlp|block_sparse_moe|feed_forward)\.experts\.(\d+\.)?down_proj(_bias)?",
@@ -48,6 +48,7 @@ WRITERS: dict[str, tuple[tuple[str, ...], float]] = {
     "qwen3_next": ((*_LLAMA, r"linear_attn\.out_proj"), 0.0),
     "t5": ((r"layer\.\d\.(SelfAttention|EncDecAttention)\.o", r"layer\.\d\.DenseReluDense\.wo"), 0.0),
     "vit": ((r"attention\.output\.dense", r"output\.dense", r"attention\.o_proj", r"mlp\.fc2"), 0.0),
+    "modernbert": ((r"attn\.Wo", r"mlp\.Wo"), 0.0),
 }
 """Of each architecture, the modules of a layer that write into the residual stream, and the value at which they do not.
 
@@ -60,7 +61,6 @@ _FIXED = re.compile(r"(.*\.)?(attn|attention)\.(masked_)?bias|.*rotary_emb\.inv_
 _ZERO_GAINS = ("gemma", "gemma2", "gemma3_text")  # which store a gain without its 1
 _GAIN_THAT_STAYS = re.compile(r".*norm[^.]*\.weight")  # of a size that never grows, such as a rank
 _FIRST_ALONE = re.compile(r".*\.relative_attention_bias\..*")  # which the first layer has for all
-_ONE_FOR_EACH_LAYER = re.compile(r"layer_weights")  # the weights of a sum over what all layers give
 _WRITTEN_OUT = ("layer_types", "mlp_layer_types", "no_rope_layers")  # what a config may leave to transformers
 _NUMBERS_OF_LAYERS = ("mlp_only_layers", "moe_layers")
 _NO_LAYERS = re.compile(  # lists that may be as long as there are layers, and are of something else
@@ -110,60 +110,9 @@ def layers_of(config: Config) -> int | None:
     return counts[0] if counts else None
 
 
-def _called(how: HowDeep) -> str:
+def called(how: HowDeep) -> str:
     """What new layers are, as the caller says it."""
-    return as_asked(f"'{how}'", f"--how {how}")
-
-
-def check_depth(config: Config, how: HowDeep, layers: int, names: Collection[str], folder: object) -> None:
-    """An error where this checkpoint cannot be made so deep in this way.
-
-    >>> check_depth({"model_type": "bert", "num_hidden_layers": 2}, "identity", 4, [], "small")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: layers of bert normalise the stream after what they add to it (post-norm), ...
-    """
-    kind, operator = str(config.get("model_type")), depth_operator(how)
-    if not operator.copies:
-        setting, default = PRE_NORM_IF.get(kind, ("", True))
-        if kind in POST_NORM or not config.get(setting, default):
-            raise MupscaleError(
-                f"layers of {kind} normalise the stream after what they add to it (post-norm), so that no layer can "
-                f"leave it as it is: take {_called('stack')}, which changes the function"
-            )
-        if kind not in WRITERS or kind not in DESCRIPTIONS:
-            raise MupscaleError(
-                f"what writes into the residual stream of {kind} is not described: load the model and use "
-                f"mupscale.deepen(shallow, deep, inputs=batch), which finds it by running; or take "
-                f"{_called('stack')}"
-            )
-    if weighted := [name for name in names if _ONE_FOR_EACH_LAYER.fullmatch(name)]:
-        raise MupscaleError(
-            f"'{weighted[0]}' of {folder} has a number for each layer and weighs their outputs "
-            f"(use_weighted_layer_sum in config.json), which more layers would share: load the base model, without "
-            f"its head, and deepen that"
-        )
-    before = _counts(config, names, folder)
-    if layers <= max(before.values()):
-        raise MupscaleError(
-            f"{folder} has {max(before.values())} layers, and a deeper model more than that, not {layers}"
-        )
-
-
-def _counts(config: Config, names: Collection[str], folder: object) -> dict[str, int]:
-    """How many layers each list has, by the files and by the config."""
-    numbers: dict[str, set[int]] = {}
-    for name in names:
-        if match := _LAYER.fullmatch(name):
-            numbers.setdefault(match["list"], set()).add(int(match["number"]))
-    told = {config[field] for field in LAYERS if isinstance(config.get(field), int)}
-    whole = all(found == set(range(len(found))) and len(found) in told for found in numbers.values())
-    if not numbers or not whole or len(numbers) > 1 + bool(config.get("is_encoder_decoder")):
-        says = " and ".join(map(str, sorted(told))) or "nothing"
-        raise MupscaleError(
-            f"the layers of {folder} are not found: its config says {says}, and its files have "
-            f"{sum(map(len, numbers.values()))} in {', '.join(sorted(numbers)) or 'no list'}"
-        )
-    return {path: len(found) for path, found in numbers.items()}
+    return as_asked(f"'{how}'", f"--deepen {how}")
 
 
 def layer_origins(names: Collection[str], how: HowDeep, layers: int) -> dict[str, LayerOrigin]:
@@ -172,11 +121,13 @@ def layer_origins(names: Collection[str], how: HowDeep, layers: int) -> dict[str
     >>> layer_origins(["h.0.up.weight", "norm.weight"], "identity", 2)["h.1.up.weight"]
     LayerOrigin(name='h.0.up.weight', is_new=True)
     """
-    matches = {name: match for name in names if (match := _LAYER.fullmatch(name))}
+    matches = {name: match for name in names if (match := LAYER.fullmatch(name))}
     counts = {match["list"]: 0 for match in matches.values()}
     for match in matches.values():
         counts[match["list"]] = max(counts[match["list"]], int(match["number"]) + 1)
     places = {path: depth_operator(how).places(count, layers) for path, count in counts.items()}
+    if not depth_operator(how).copies:
+        places |= {path: _not_after_the_first(places[path]) for path in _lists_whose_first_lacks(matches.values())}
     origins: dict[str, LayerOrigin] = {}
     for name in names:
         if name not in matches:
@@ -188,6 +139,20 @@ def layer_origins(names: Collection[str], how: HowDeep, layers: int) -> dict[str
                 deep = f"{match['list']}.{number}.{match['local']}"
                 origins[deep] = LayerOrigin(name, place.is_new)
     return origins
+
+
+def _lists_whose_first_lacks(matches: Collection[re.Match[str]]) -> list[str]:
+    """Lists of layers of which the first holds a part of what all others do, as where the embedding has a norm."""
+    held: dict[str, dict[int, set[str]]] = {}
+    for match in matches:
+        held.setdefault(match["list"], {}).setdefault(int(match["number"]), set()).add(match["local"])
+    others = {path: [names for number, names in layers.items() if number] for path, layers in held.items()}
+    return [path for path, rest in others.items() if rest and all(held[path].get(0, set()) < names for names in rest)]
+
+
+def _not_after_the_first(places: Sequence[Place]) -> list[Place]:
+    """New layers go with the nearest that is shaped as they are, which the first is not."""
+    return [Place(1, is_new=True) if place.is_new and place.block == 0 else place for place in places]
 
 
 def plan_layers(
@@ -211,7 +176,7 @@ def plan_layers(
     patterns, silent = WRITERS[described.model_type]
     tensors: dict[str, LayerTensor] = {}
     for name, origin in origins.items():
-        match = _LAYER.fullmatch(origin.name)
+        match = LAYER.fullmatch(origin.name)
         if not origin.is_new or match is None or _FIXED.fullmatch(origin.name):
             tensors[name] = LayerTensor(*origin)
         elif any(re.fullmatch(rf"{pattern}(\.weight|\.bias)?", match["local"]) for pattern in patterns):
@@ -240,7 +205,7 @@ def writers_of(kind: str, names: Collection[str]) -> dict[str, dict[str, float]]
     """
     patterns, silent = WRITERS[kind]
     written: dict[str, dict[str, float]] = {}
-    for match in filter(None, map(_LAYER.fullmatch, names)):
+    for match in filter(None, map(LAYER.fullmatch, names)):
         if any(re.fullmatch(rf"{pattern}(\.weight|\.bias)?", match["local"]) for pattern in patterns):
             written.setdefault(f"{match['list']}.{match['number']}", {})[match["local"]] = silent
     return written
@@ -261,7 +226,8 @@ def deep_config(config: Config, how: HowDeep, layers: int) -> dict[str, Any]:
         if name in _NUMBERS_OF_LAYERS and isinstance(value, list):
             deep[name] = _places_of(places, value)
         elif isinstance(value, list) and len(value) == before and (name in config or name in _WRITTEN_OUT):
-            deep[name] = value if _NO_LAYERS.fullmatch(name) else [value[place.block] for place in places]
+            fitting = places if len({*map(str, value[:2])}) == 1 else _fitting_places(config, how, places)
+            deep[name] = value if _NO_LAYERS.fullmatch(name) else [value[place.block] for place in fitting]
     if (step := loaded.get("decoder_sparse_step", 1)) > 1:
         plain = [n for n in range(before) if (n + 1) % step or n in (loaded.get("mlp_only_layers") or [])]
         deep |= {"mlp_only_layers": _places_of(places, plain), "decoder_sparse_step": 1}
@@ -270,10 +236,22 @@ def deep_config(config: Config, how: HowDeep, layers: int) -> dict[str, Any]:
         if dense != list(range(len(dense))):
             raise MupscaleError(
                 f"the first {first} layers of this model are plain and all others have experts, which cannot be said "
-                f"of layers that are stacked; take {_called('interleaved')}, or identity"
+                f"of layers that are stacked; take {called('interleaved')}, or identity"
             )
         deep["first_k_dense_replace"] = len(dense)
     return {**deep, **{name: layers for name in LAYERS if isinstance(config.get(name), int)}}
+
+
+def _fitting_places(config: Config, how: HowDeep, places: Sequence[Place]) -> Sequence[Place]:
+    """The places of layers by what they hold, which the model tells."""
+    if depth_operator(how).copies:
+        return places
+    try:
+        names = [name for name, _ in sketch_model(config).named_parameters()]
+    except MupscaleError:
+        return places
+    lacks = _lists_whose_first_lacks([match for name in names if (match := LAYER.fullmatch(name))])
+    return _not_after_the_first(places) if lacks else places
 
 
 def _places_of(places: Sequence[Place], blocks: Collection[int]) -> list[int]:

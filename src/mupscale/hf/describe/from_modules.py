@@ -32,11 +32,16 @@ _MOST = 64  # GB of float32 would take minutes to initialise
 
 
 class FromModules(PlannedArchitecture):
-    """Plans made by comparing the modules of a narrow and a wide sketch; the wide model has to be verified."""
+    """Plans made by running a narrow and a wide model, or of their modules; the wide model has to be verified."""
 
     described = False
-    origin = "not described: read off its modules, to be verified"
+    origin = "not described"
     evidence = Evidence(required=True, training_steps=5, dtypes=("float64", "float32"))
+
+    def origin_of(self, plan: Plan) -> str:
+        """Whether the models were small enough to be run."""
+        how = "planned by running a small and a wide model" if plan.checked else "read off its modules"
+        return f"{self.origin}: {how}, to be verified"
 
     def wide_config(self, config: Config, times: Times) -> dict[str, Any]:
         """By the usual names of fields."""

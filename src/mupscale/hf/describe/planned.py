@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 from mupscale.core import Plan, Shape
 from mupscale.hf.describe.architecture import Config
+from mupscale.hf.describe.config_fields import ffn_that_follows_hidden
 from mupscale.hf.describe.multipliers import PartTimes, Times
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, setting
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Evidence:
 
 
 class PlannedArchitecture(ABC):
-    """How models of one model_type grow: `Described` knows it, `FromModules` reads it off the modules.
+    """How models of one model_type grow: `Described` knows it, `FromModules` runs two models, or asks their modules.
 
     described: whether there is a description. origin: where the plan comes from, in words. evidence: what has to be
     shown of a wide model. A config is always the narrow model's config.json.
@@ -40,6 +41,10 @@ class PlannedArchitecture(ABC):
 
     def __init__(self, model_type: str) -> None:
         self.model_type = model_type
+
+    def origin_of(self, plan: Plan) -> str:
+        """Where this plan comes from, in words."""
+        return self.origin
 
     @abstractmethod
     def wide_config(self, config: Config, times: Times) -> dict[str, Any]:
@@ -99,18 +104,22 @@ class PlannedArchitecture(ABC):
     def plan_wide_parameters(self, config: Config, times: Times, shapes: Mapping[str, Shape]) -> Plan:
         """The plan for a wide model's parameters, which have these shapes, where nothing else is on record."""
 
-    def check_grown(self, plan: Plan, times: Times) -> None:
+    def check_grown(self, plan: Plan, times: Times, config: Config) -> None:
         """An error where nothing grows, or, of an architecture that is not described, only a part."""
         growing = sum(entry.narrow != entry.wide for entry in plan.parameters.values())
         remedy = "have other names than usual; describe the architecture (mupscale.hf.register)"
         if growing == 0 and times != Times():
             raise MupscaleError(f"nothing of '{self.model_type}' would grow: the sizes in its config {remedy}")
         whole = times.hidden != 1 and not isinstance(times, PartTimes)
-        if whole and self.evidence.required and 2 * growing < len(plan.parameters):
+        if not whole or not self.evidence.required or 2 * growing >= len(plan.parameters):
+            return
+        few = f"only {growing} of {len(plan.parameters)} tensors of '{self.model_type}' would grow"
+        if times.ffn == 1 and (size := ffn_that_follows_hidden(config, times)) is not None:
             raise MupscaleError(
-                f"only {growing} of {len(plan.parameters)} tensors of '{self.model_type}' would grow: the other sizes "
-                f"in its config {remedy}"
+                f"{few}, since its config makes the size of its feed-forward layers of the hidden size: let ffn grow "
+                f"as hidden does, {times.hidden} times ({setting('ffn', size)})"
             )
+        raise MupscaleError(f"{few}: the other sizes in its config {remedy}")
 
     @abstractmethod
     def check_unverified(self) -> None:

@@ -22,7 +22,7 @@ def architecture_of(config: Config) -> PlannedArchitecture:
     >>> architecture_of({"model_type": "llama"}).origin
     'as described'
     >>> architecture_of({"model_type": "arcee"}).origin
-    'not described: read off its modules, to be verified'
+    'not described'
     """
     description = DESCRIPTIONS.get(str(config.get("model_type")))
     return FromModules(str(config.get("model_type"))) if description is None else Described(description)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from mupscale.hf.describe import (
     architecture_of,
     check_depth,
     check_fresh_plan,
+    check_wider_and_deeper,
     require_transformers,
     settle_growth,
 )
@@ -34,8 +36,10 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
 
     times, or hidden, ffn, heads and kv: how wide it becomes, as in `hf.upscale`; grow: `Fresh()` for fresh units; noise
     and seed: of copies. layers: how many it gets, and deepen: what new ones are; with layers alone the width stays. lr:
-    the learning rate at that step, in the small model's units, from which the schedule goes on. The small model is
-    saved as narrow-checkpoint-STEP, with its optimizer's state, which save_total_limit does not count; the grown one as
+    the learning rate at the step of growth, where the schedule may have fallen far below learning_rate, in the small
+    model's units; the schedule goes on from it, with all its rates in that ratio. Half of what they would have been,
+    under a linear schedule over N steps, is lr=learning_rate * (1 - at / N) / 2. The small model is saved as
+    narrow-checkpoint-STEP, with its optimizer's state, which save_total_limit does not count; the grown one as
     checkpoint-STEP with a mupscale.json. The Trainer keeps its model object, which has the grown weights from then on;
     clipping (max_grad_norm) is then by the norm that the small model's gradient would have, and load_best_model_at_end
     chooses among checkpoints of the grown model. After a stop, make the same Trainer with the same callback, and go on
@@ -143,12 +147,23 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
         narrow = Path(args.output_dir) / f"narrow-checkpoint-{self.at}"  # checkpoint-… would count for its rotation
         model.save_pretrained(narrow)
         torch.save(inner.state_dict(), narrow / "optimizer.pt")
+        self._warn_of_the_same_rate(inner)
         self._grow(model, inner, kwargs["lr_scheduler"])
         self._take_over_clipping(args)
         # the best so far is a small model, whose weights could not be loaded at the end
         state.best_metric = state.best_model_checkpoint = state.best_global_step = None
         control.should_save = True
         return control
+
+    def _warn_of_the_same_rate(self, optimizer: Optimizer) -> None:
+        """lr= is easily taken for a rate that the schedule is to begin with."""
+        rates = [float(group["lr"]) / group.get("lr_factor", 1.0) for group in optimizer.param_groups]
+        if self.lr is not None and all(math.isclose(self.lr, rate, rel_tol=1e-3) for rate in rates):
+            warnings.warn(
+                f"lr={self.lr:g} changes nothing: the schedule is at that rate after step {self.at}; for half of what "
+                f"the rates would be from here on give lr={self.lr / 2:g}",
+                stacklevel=2,
+            )
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Clip the wide model as the small one was."""
@@ -170,8 +185,11 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
         config = model.config.to_dict()  # type: ignore[union-attr, operator]
         architecture = architecture_of(config)
         if self.layers is not None:
+            is_wider = self.times is not None or self.grow is not None or any(self.sizes.values())
+            if is_wider:
+                check_wider_and_deeper(config)
             check_depth(config, self.deepen, self.layers, shapes_of(model), "the model")
-            if self.times is None and self.grow is None and not any(self.sizes.values()):
+            if not is_wider:
                 return settle_growth(architecture, config, times=1, noise=self.noise)
         return settle_growth(architecture, config, times=self.times, sizes=self.sizes, grow=self.grow, noise=self.noise)
 

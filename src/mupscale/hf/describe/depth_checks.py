@@ -1,0 +1,116 @@
+"""Which checkpoints cannot become deeper, or not in the way that is asked for, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from mupscale.hf.describe.architecture import Config
+from mupscale.hf.describe.building import sketch_model
+from mupscale.hf.describe.completeness import LAYERS
+from mupscale.hf.describe.depths import (
+    LAYER,
+    POST_NORM,
+    PRE_NORM_IF,
+    WRITERS,
+    HowDeep,
+    called,
+    deep_config,
+    depth_operator,
+    layer_origins,
+)
+from mupscale.hf.describe.registry import DESCRIPTIONS
+from mupscale.system import MupscaleError
+
+_IN_MEMORY = "load the model and use mupscale.deepen(shallow, deep, inputs=batch)"
+_ONE_FOR_EACH_LAYER = re.compile(r"layer_weights")  # the weights of a sum over what all layers give
+
+
+def check_wider_and_deeper(config: Config) -> None:
+    """An error where a checkpoint cannot become wider and deeper: what is not described has one plan on record.
+
+    >>> check_wider_and_deeper({"model_type": "arcee"})
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: 'arcee' is not described, and such a checkpoint can be made wider, or ...
+    """
+    if (kind := str(config.get("model_type"))) not in DESCRIPTIONS:
+        raise MupscaleError(
+            f"'{kind}' is not described, and such a checkpoint can be made wider, or deeper once, not both: ask for a "
+            f"width or for layers alone, or describe the architecture (mupscale.hf.register)"
+        )
+
+
+def check_depth(config: Config, how: HowDeep, layers: int, names: Collection[str], folder: object) -> None:
+    """An error where this checkpoint cannot be made so deep in this way.
+
+    >>> check_depth({"model_type": "bert", "num_hidden_layers": 2}, "identity", 4, [], "small")
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: layers of bert normalise the stream after what they add to it (post-norm), ...
+    """
+    kind, operator = str(config.get("model_type")), depth_operator(how)
+    if not operator.copies:
+        setting, default = PRE_NORM_IF.get(kind, ("", True))
+        if kind in POST_NORM or not config.get(setting, default):
+            raise MupscaleError(
+                f"layers of {kind} normalise the stream after what they add to it (post-norm), so that no layer can "
+                f"leave it as it is: take {called('stack')}, which changes the function"
+            )
+        if kind not in WRITERS or kind not in DESCRIPTIONS:
+            stack = "" if _misfit(config, "stack", layers) else f"; or take {called('stack')}"
+            raise MupscaleError(
+                f"what writes into the residual stream of {kind} is not described: {_IN_MEMORY}, which finds it by "
+                f"running{stack}"
+            )
+    if weighted := [name for name in names if _ONE_FOR_EACH_LAYER.fullmatch(name)]:
+        raise MupscaleError(
+            f"'{weighted[0]}' of {folder} has a number for each layer and weighs their outputs "
+            f"(use_weighted_layer_sum in config.json), which more layers would share: load the base model, without "
+            f"its head, and deepen that"
+        )
+    before = _counts(config, names, folder)
+    if layers <= max(before.values()):
+        raise MupscaleError(
+            f"{folder} has {max(before.values())} layers, and a deeper model more than that, not {layers}"
+        )
+    if odd := _misfit(config, how, layers):
+        instead = f"take {called('identity')}" if kind in WRITERS else _IN_MEMORY
+        raise MupscaleError(
+            f"layers of {kind} do not all hold the same tensors, and new ones that are made after those of {folder} "
+            f"('{how}') would not be whole: {odd}{f'; {instead}' if operator.copies else ''}"
+        )
+
+
+def _misfit(config: Config, how: HowDeep, layers: int) -> str:
+    """What the deep model's layers hold that those do not which they are to be made after, or the reverse; or nothing.
+
+    What transformers cannot build is not known beforehand.
+    """
+    try:
+        shallow, deep = (
+            [name for name, _ in sketch_model(made).named_parameters(remove_duplicate=False)]
+            for made in (config, deep_config(config, how, layers))
+        )
+    except MupscaleError:
+        return ""
+    made = layer_origins(shallow, how, layers)
+    if lacking := [name for name in deep if name not in made]:
+        return f"nothing would be '{lacking[0]}'"
+    surplus = made.keys() - deep
+    return f"the model with {layers} layers has no '{min(surplus)}'" if surplus else ""
+
+
+def _counts(config: Config, names: Collection[str], folder: object) -> dict[str, int]:
+    """How many layers each list has, by the files and by the config."""
+    numbers: dict[str, set[int]] = {}
+    for name in names:
+        if match := LAYER.fullmatch(name):
+            numbers.setdefault(match["list"], set()).add(int(match["number"]))
+    told = {config[field] for field in LAYERS if isinstance(config.get(field), int)}
+    whole = all(found == set(range(len(found))) and len(found) in told for found in numbers.values())
+    if not numbers or not whole or len(numbers) > 1 + bool(config.get("is_encoder_decoder")):
+        says = " and ".join(map(str, sorted(told))) or "nothing"
+        raise MupscaleError(
+            f"the layers of {folder} are not found: its config says {says}, and its files have "
+            f"{sum(map(len, numbers.values()))} in {', '.join(sorted(numbers)) or 'no list'}"
+        )
+    return {path: len(found) for path, found in numbers.items()}
