@@ -255,3 +255,32 @@ def test_a_norm_inside_another_module_is_among_the_causes() -> None:
     x = torch.randn(6, 20)
     with pytest.warns(UserWarning, match="a norm that was not recognised: write it as a module that holds its gain"):
         mu.upscale(Inside(8), Inside(16), inputs=x, fresh=lambda: Inside(8), grow=LOSSLESS)
+
+
+class ChannelsFirst(nn.LayerNorm):
+    """As ConvNeXt has it: of the channels, which come before the positions."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.movedim(1, -1)).movedim(-1, 1)
+
+
+class Images(nn.Module):
+    """Convolutions with such a norm between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, width, 2, 2), ChannelsFirst(width), nn.Conv2d(width, width, 1)
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.second(gelu(self.norm(self.first(x)))).mean((2, 3)))
+        return y
+
+
+@pytest.mark.parametrize("width", [12, 16])
+def test_norms_of_channels_that_come_before_positions(width: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 6, 10, dtype=torch.float64)
+    narrow, wide = Images(8).double(), Images(width).double()
+    mu.upscale(narrow, wide, inputs=x, fresh=lambda: Images(8), grow=LOSSLESS)
+    torch.testing.assert_close(narrow(x), wide(x), rtol=1e-4, atol=1e-4)

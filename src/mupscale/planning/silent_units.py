@@ -126,8 +126,10 @@ def look_at_old_units_alone(
                 norm: nn.Module = ours[path],
                 index: Any = index,
                 new: Tensor = new,
-                dim: int = 1 if kind == "group" else -1,
+                is_group: bool = kind == "group",
+                count: int = entry.wide[0],
             ) -> Tensor:
+                dim = 1 if is_group or x.shape[-1] != count else -1  # some LayerNorms are of channels before positions
                 units = x.movedim(dim, -1)
                 if new_units is not None:
                     new_units.append(units[..., new])

@@ -87,10 +87,9 @@ class FreshGrowth:
                 "the architecture (mupscale.hf.register)."
             )
         if any(name.endswith("running_var") for name in self.relation.small.shapes):
-            said.append(
-                "New channels of BatchNorm have the running mean 0 and variance 1 of a fresh one: outputs mean little "
-                "until it has trained on, or mupscale.measure_statistics has run a few batches."
-            )
+            fresh = "New channels of BatchNorm have the running mean 0 and variance 1 of a fresh one"
+            until = ": outputs mean little until it has trained on, or mupscale.measure_statistics has run batches"
+            said.append(f"{fresh}{'' if same and self.fresh.lossless else until}.")
         if self.obstacles and not self.fresh.lossless:
             said.append(f"Not compared with the new units silent: {self._why}.")
         if train:
