@@ -33,7 +33,10 @@ from mupscale.system import MupscaleError, check_tensors, parse_json, replacing,
 
 _HEADER = "mupscale"
 _VERSION = 1
-_GROUPS_OF_PLAN = "a grown model's has the groups that mupscale.param_groups makes from the checkpoint's plan"
+_GROUPS_OF_PLAN = (
+    "a grown model's has the groups that mupscale.param_groups makes from the checkpoint's plan, and from groups=, "
+    "where the small model's optimizer had groups of its own"
+)
 
 
 class DamagedCheckpoint(MupscaleError):

@@ -702,3 +702,15 @@ def test_a_small_mistake_is_not_called_rounding() -> None:
     report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
     assert report.first is not None
     assert "rounding" not in report.first.advice
+
+
+def test_steps_that_move_no_weight_show_nothing_of_training() -> None:
+    narrow, wide = MLP(D_IN, 4, D_OUT), MLP(D_IN, 8, D_OUT)
+    plan = mu.plan(narrow, wide)
+    mu.widen(narrow, wide, plan)
+    for lr, unmoved in ((0.0, True), (0.1, False)):
+        report = mu.verify(narrow, wide, plan, vectors(D_IN), classify, optimizer=torch.optim.SGD, lr=lr, steps=2)
+        assert report.ok
+        assert report.unmoved is unmoved
+        assert ("No weight moved" in str(report)) is unmoved
+    assert "No weight moved" not in str(mu.verify(narrow, wide, plan, vectors(D_IN), classify))

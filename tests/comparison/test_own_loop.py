@@ -203,3 +203,23 @@ def test_all_losses_that_are_no_numbers_name_what_an_own_loop_has(family: mu.Fam
     loop = loop_of(family, train=lambda model, optimizer, steps, schedule: [float("nan")] * steps)
     with pytest.raises(MupscaleError, match="in an OwnLoop factors"):
         loop.compare(*base_model(family), 8, 16)
+
+
+def test_every_stretch_begins_at_the_tuned_rate_though_the_base_model_had_a_scheduler(family: mu.Family) -> None:
+    """A scheduler leaves the rate that it began with in the groups, and the next one begins there."""
+    model, optimizer = base_model(family)
+    for group in optimizer.param_groups:
+        assert group["initial_lr"] == group["lr"]
+        group["initial_lr"] *= 2  # as in the middle of a cosine
+    seen: list[tuple[int, float]] = []
+
+    def watched(model: nn.Module, optimizer: Optimizer, steps: int, schedule: Callable[[int], float]) -> list[float]:
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        group = optimizer.param_groups[0]
+        seen.append((len(model.inside.bias), group["lr"] / group["lr_factor"]))  # type: ignore[arg-type]
+        return [1.0] * steps
+
+    loop_of(family, train=watched, factors=[0.5], budgets=[0.5, 1.0]).compare(model, optimizer, 8, 16)
+    rates = [lr for _, lr in seen]
+    assert {width for width, _ in seen} == {4, 8, 16}
+    assert rates == pytest.approx([LR] + [LR / 2] * (len(rates) - 1))  # the first is the small base model

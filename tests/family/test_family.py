@@ -712,3 +712,19 @@ def test_plans_at_every_depth_say_that_small_members_were_tried() -> None:
     family = mu.Family(lambda width, depth: GPT2(11, 8, width=width, head_dim=4, layers=depth), base, inputs=tokens)
     for depth in (2, 4):
         assert str(family.plan({"width": 16, "depth": depth})).endswith(TRIED)
+
+
+def test_spreads_are_known_where_a_parameter_is_a_single_number() -> None:
+    """At a width of 1: one number is random, too, and no draw tells its spread."""
+
+    def build(width: int) -> nn.Module:
+        shapes = (5, width), (width, width), (width, 1)
+        layers = [nn.Linear(a, b, bias=False) for a, b in shapes]
+        for layer in layers:
+            nn.init.normal_(layer.weight, std=0.5)
+        return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
+
+    family = mu.Family(build, base=1, init_at=1)
+    assert list(family.initial_std().values()) == pytest.approx([0.5] * 3, rel=0.25)
+    spreads = [float(p.detach().square().mean().sqrt()) for p in family.init(256).parameters()]
+    assert spreads == pytest.approx([0.5, 0.5 / 16, 0.5 / 256], rel=0.3)

@@ -47,6 +47,7 @@ _MANY_ROUNDINGS = 100  # a widened sum has more terms than the narrow one's
 _FEW_ROUNDINGS = 4  # of the weights that a plan writes
 _SAME = 1e-12  # of weights that the same arithmetic made
 _NOT_WRITTEN = "that of the models' own precision, since the wide one is not what the plan writes"
+_UNMOVED = "No weight moved in these steps (is the learning rate 0?), so nothing is shown of training."
 _MOST_ALLOWED = 1e-2  # where rounding goes further, nothing is shown
 
 
@@ -56,7 +57,7 @@ class Report:
 
     rounding: what is allowed at each step, where rounding alone was measured to exceed the tolerance. dropout: whether
     there was any, which was switched off, since masks at two widths are not the same. reason: why the tolerance is not
-    float64's, where it was not given.
+    float64's, where it was not given. unmoved: whether there was an optimizer that moved no weight.
     """
 
     differences: list[float]
@@ -66,6 +67,7 @@ class Report:
     rounding: list[float] = field(default_factory=list)
     dropout: bool = False
     reason: str = ""
+    unmoved: bool = False
 
     @property
     def max_relative_difference(self) -> float:
@@ -92,7 +94,7 @@ class Report:
             f"(tolerance {self.tolerance:.0e}{self.reason and f', {self.reason}'}{self._more_allowed}), "
             f"loss {self.losses[0][0]:.4g} → {self.losses[-1][0]:.4g}{', without dropout' * self.dropout}"
         )
-        return head if self.first is None else f"{head}\n{self.first}"
+        return "\n".join([head, *([str(self.first)] if self.first else []), *([_UNMOVED] if self.unmoved else [])])
 
     def __str__(self) -> str:
         table = text_table(_REPORT_HEADER, self._table_rows(), left=0)
@@ -194,6 +196,7 @@ class _Training:
         """Train both models side by side."""
         differences, losses = list[float](), list[tuple[float, float]]()
         first: Difference | None = None
+        before = [p.detach().clone() for p in pair.small.parameters()]
         with KeepDouble() if pair.in_double else nullcontext():
             for step, batch in enumerate(self.batches(pair)):
                 with Recorder(pair.small) as ours, Recorder(pair.large) as theirs:
@@ -204,7 +207,8 @@ class _Training:
                     first = _first_difference(pair, ours, theirs, step, differences[-1], tolerance)
                 if pair.optimizers and step < self.steps:
                     pair.step(values, self.clip)
-        return Report(differences, losses, tolerance, first, dropout=pair.dropout)
+        unmoved = bool(pair.optimizers) and self.steps > 0 and all(map(torch.equal, before, pair.small.parameters()))
+        return Report(differences, losses, tolerance, first, dropout=pair.dropout, unmoved=unmoved)
 
     def measure_rounding(self, pair: _Pair, same: _Pair, tolerance: float) -> list[float]:
         """The differences that are allowed before each step: many times the effect of last bits, or the tolerance."""

@@ -116,21 +116,21 @@ def write_sentence(runs: SystemRuns, values: dict[str, Any]) -> str:
     first = contender_named(names[0])
     if runs.seeds < 2 and len(names) > 1:
         after = contender_named(names[1]).phrase
-        apart = _percent(runs, names[1], names[0])
+        apart = _difference(runs, names[1], names[0])
         return f"With one seed {first.phrase} ends lowest, {after} {apart} higher: more seeds tell whether that holds."
     if values["decision"] is None:
         others = (contender_named(name) for name in names[1:])
         rival = next(one for one in others if not (first.is_grown and one.is_grown))
         return (
             f"Too close to call: {first.phrase} and {rival.phrase} end within what the seeds differ by, "
-            f"{_percent(runs, rival.name, names[0])} apart at the same cost."
+            f"{_difference(runs, rival.name, names[0])} apart at the same cost."
         )
     if not first.is_grown:
         grown = values["grown"]
         if grown is None:
             return f"{first.advice}: every grown model diverged."
         what = contender_named(grown).phrase
-        return f"{first.advice}: at the same cost {what} ends {_percent(runs, grown, names[0])} higher."
+        return f"{first.advice}: at the same cost {what} ends {_difference(runs, grown, names[0])} higher."
     parts = []
     if (ratio := values["cost_charged"] or values["cost_there"]) is not None:
         charged = "" if values["cost_charged"] else ", not counting the base model"
@@ -143,7 +143,7 @@ def write_sentence(runs: SystemRuns, values: dict[str, Any]) -> str:
 def _about_continuing(values: dict[str, Any]) -> str:
     even = values["break_even"][CONTINUED.name]
     kind = BreakEven(**(even.get("charged") or even["there"])).kind
-    higher = f"{100 * (1 / (1 + values['above_continued']) - 1):.2g} %"
+    higher = _percent(1 / (1 + values["above_continued"]) - 1)
     if kind == "always":
         return f"continuing the base model ends {higher} higher, at every budget"
     return f"continuing the base model ends {higher} higher, though it is lower at small budgets"
@@ -159,11 +159,20 @@ def describe_ratio(ratio: CostRatio) -> str:
     return f"{ratio.bound} {ratio.value:.{min(digits, 3)}f}".strip()
 
 
-def _percent(runs: SystemRuns, higher: str, lower: str) -> str:
+def _difference(runs: SystemRuns, higher: str, lower: str) -> str:
     above, below = runs.get(higher), runs.get(lower)
     assert above is not None
     assert below is not None
-    return f"{100 * (_final(above) / _final(below) - 1):.2g} %"
+    return _percent(_final(above) / _final(below) - 1)
+
+
+def _percent(part: float) -> str:
+    """With two digits, and as many before the point as there are.
+
+    >>> _percent(0.0123), _percent(1.634)
+    ('1.2 %', '163 %')
+    """
+    return f"{100 * part:.0f} %" if abs(part) >= 0.1 else f"{100 * part:.2g} %"
 
 
 def _final(one: ContenderRuns) -> float:

@@ -49,7 +49,7 @@ class OwnLoop:
         train: takes a model, its optimizer, a number of steps and a schedule (step -> multiple of the learning rate,
             as LambdaLR takes it), and gives the loss of every step
         make_optimizer: of a model and a learning rate at the family's base width
-        lr: the base model's learning rate
+        lr: the base model's learning rate, where its optimizer is now: in the middle of a schedule not the peak
         base_steps: that the base model has trained
         steps: of the grown model; the others have as many as cost the same, by the number of weights
         small: the width to tune at
@@ -267,7 +267,7 @@ def _check_losses(losses: Any, steps: int) -> list[float]:
 
 
 def copy_training(model: nn.Module, optimizer: Optimizer) -> Trained:
-    """A model and its optimizer, copied together; what a scheduler has done to the optimizer's methods stays behind."""
+    """A model and its optimizer, copied together; what a scheduler has left in the optimizer stays behind."""
     twin = copy.deepcopy(model)
     of = dict(zip(model.parameters(), twin.parameters(), strict=True))
     groups = [
@@ -277,4 +277,6 @@ def copy_training(model: nn.Module, optimizer: Optimizer) -> Trained:
     ]  # fmt: skip
     other = type(optimizer)(groups)  # type: ignore[call-arg]
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for group in other.param_groups:
+        group.pop("initial_lr", None)  # from which the next scheduler would begin, instead of the rate
     return twin, other

@@ -26,6 +26,7 @@ from mupscale.planning import (
     How,
     build_plan,
     check_plan_by_running,
+    count_draws,
     default_init_at,
     find_depth_size,
     find_past_norms,
@@ -335,10 +336,15 @@ class Family(BuiltMembers):
     def initial_std(self) -> dict[str, float]:
         """Std of the author's initialisation at `init_at`, over a few draws; 0 for what is not random."""
         if self._measured is None:
-            draws = []
-            for seed in range(_DRAWS):
-                with seeded(seed):
-                    draws.append(naming.parameters(self.build(self._init_at)))
+            draws = self._draws(range(_DRAWS))
+            draws += self._draws(range(_DRAWS, count_draws(draws, self._width_dims)))
             self._measured = initial_std(draws)
             self._means = initial_means(draws, self._measured)
         return self._measured
+
+    def _draws(self, seeds: Iterable[int]) -> list[dict[str, nn.Parameter]]:
+        drawn = []
+        for seed in seeds:
+            with seeded(seed):
+                drawn.append(naming.parameters(self.build(self._init_at)))
+        return drawn

@@ -42,7 +42,15 @@ from mupscale.planning.block_lists import BlockList, find_block_lists
 from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import check_plan_by_running
 from mupscale.planning.growth_checks import How, check_is_model
-from mupscale.planning.initial import initial_means, initial_std, mean_of, means_of, rescale_spread, with_initial
+from mupscale.planning.initial import (
+    count_draws,
+    initial_means,
+    initial_std,
+    mean_of,
+    means_of,
+    rescale_spread,
+    with_initial,
+)
 from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.learnt_roles import learn_roles, roles_for_any_width
 from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of
@@ -82,6 +90,7 @@ __all__ = [
     "check_plan_by_running",
     "check_silent_units",
     "computed_tensors",
+    "count_draws",
     "default_init_at",
     "find_block_lists",
     "find_depth_size",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from mupscale.core import Entry, Plan
 from mupscale.system import MupscaleError
 
+_FEW_NUMBERS, _ENOUGH_NUMBERS = 4, 256  # of a parameter in one model, and in all that are drawn
+_SMALL_MODEL = 10_000  # numbers of a model that may be drawn often
 _MOST_PARTS = 16  # equal parts of an axis with a constant each, such as the gates of a recurrent layer
 
 
@@ -26,9 +28,28 @@ def initial_std(draws: list[dict[str, nn.Parameter]]) -> dict[str, float]:
     for name, first in draws[0].items():
         if len(draws) > 1 and all(torch.equal(first, draw[name]) for draw in draws[1:]):
             stds[name] = 0.0
+        elif first.numel() < _FEW_NUMBERS and first.numel() * len(draws) >= _ENOUGH_NUMBERS:  # about one mean for all
+            stds[name] = math.sqrt(_variance(torch.cat([draw[name].detach().flatten() for draw in draws])))
         else:
             stds[name] = math.sqrt(sum(_variance(draw[name]) for draw in draws) / len(draws))
     return stds
+
+
+def count_draws(draws: Sequence[Mapping[str, Tensor]], names: Collection[str]) -> int:
+    """How many models to draw for the spread of these parameters: more where a small model has few numbers of one.
+
+    >>> draws = [dict(nn.Linear(1, 2).named_parameters()) for _ in range(4)]
+    >>> count_draws(draws, ["weight"]), count_draws([dict(nn.Linear(8, 8).named_parameters())], ["weight"])
+    (128, 1)
+    """
+    few = [
+        p.numel()
+        for name, p in draws[0].items()
+        if name in names and 0 < p.numel() < _FEW_NUMBERS and not all(torch.equal(p, draw[name]) for draw in draws[1:])
+    ]
+    if not few or sum(p.numel() for p in draws[0].values()) > _SMALL_MODEL:
+        return len(draws)
+    return max(len(draws), _ENOUGH_NUMBERS // min(few))
 
 
 def initial_means(
