@@ -1,4 +1,4 @@
-"""Does more depth pay, and do learning rates transfer over it: every arm of docs/results/depth.md, by the engine.
+"""Does more depth pay, and do learning rates transfer over it: all of docs/results/depth.md and depth-rates.md.
 
     python results/depth.py bytes-4-8 bytes-64x4-128x8 rates --data tokens=data/bytes --work work
     python results/depth.py rates-mlp-sgd rates-mlp-adamw
@@ -249,7 +249,7 @@ def held_out(outcome: Mapping[str, Any]) -> float:
 
 
 def markdown(summary: Mapping[str, Any]) -> str:
-    """What docs/results/depth.md shows of an experiment."""
+    """What the docs show of an experiment."""
     if "rules" in summary:
         head = "| depth_rule | depth | " + " | ".join(f"{lr:g}" for lr in summary["lrs"]) + " |"
         lines = [head, "| --- " * (len(summary["lrs"]) + 2) + "|"]

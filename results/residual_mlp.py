@@ -1,4 +1,4 @@
-"""A residual network without norms, for the learning rates over depth in docs/results/depth.md."""
+"""A residual network without norms, for the learning rates over depth in docs/results/depth-rates.md."""
 
 from __future__ import annotations
 

@@ -149,8 +149,11 @@ class Inspection:
         if self.fresh is None:
             return []
         kept = [row for row in self.rows if row.values is not None and row.values.keep != 1]
-        lines = ["old weights stay as they are, in the places of their units; new ones are drawn from the model's own "]
-        lines[0] += "initialisation at μP's spread for the wide size (new units), or start at a constant"
+        but = ", but for those below" if kept else ""
+        lines = [
+            f"old weights stay as they are{but}, in the places of their units; new ones are drawn from the model's "
+            f"own initialisation at μP's spread for the wide size (new units), or start at a constant"
+        ]
         if kept:
             lines.append(f"old weights are multiplied in {', '.join(row.label for row in kept)} (column old)")
         if self.fresh.lossless and not self.losses:

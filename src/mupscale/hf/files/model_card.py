@@ -49,7 +49,8 @@ in the Trainer: the plain norm depends on the width.
 
 
 _RESUME = """
-`optimizer.pt` holds the small model's optimizer, grown as well; this goes on with its groups, rates and state instead:
+`optimizer.pt` holds the small model's optimizer, grown as well; this goes on with its groups, rates and state instead.
+A schedule is not in it: a Trainer or a new scheduler begins one from the start.
 
 ```python
 optimizer = hf.resume_optimizer("{folder}", model, torch.optim.AdamW)  # lr=1e-4 for another rate
