@@ -104,3 +104,15 @@ def test_what_does_not_go_together_is_refused() -> None:
         mu.upscale(model, wide, plan, optimizer, fresh=model)
     with pytest.raises(mu.MupscaleError, match=r"nothing would grow.*build it wider"):
         mu.upscale(model, MLP(3, 8, 2).double(), optimizer=optimizer, inputs=x)
+
+
+def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before() -> None:
+    """What `fresh` builds is drawn from seeds of its own, too."""
+    torch.manual_seed(0)
+    narrow, batch = MLP(3, 8, 2), torch.randn(4, 3)
+    grown = [
+        mu.upscale(narrow, MLP(3, 16, 2), inputs=batch, fresh=lambda: MLP(3, 8, 2), noise=1.0, seed=0)[0]
+        for _ in range(2)
+    ]
+    for a, b in zip(*(model.parameters() for model in grown), strict=True):
+        assert torch.equal(a, b)

@@ -141,7 +141,7 @@ def test_noise_fresh_units_and_dtypes(tmp_path: Path) -> None:
     trained("llama", tmp_path / "small")
     common: dict[str, Any] = {"layers": 3, "progress": False}
     noisy = hf.upscale(tmp_path / "small", tmp_path / "noisy", times=2, noise=0.1, **common)
-    assert "noise move logits" in str(noisy)
+    assert "noise moves logits" in str(noisy)
     fresh = hf.upscale(tmp_path / "small", tmp_path / "fresh", hidden=24, heads=6, kv=2, grow=mu.Fresh(), **common)
     assert "fresh units move logits" in str(fresh)
     assert fresh.sizes["layers"] == (2, 3)

@@ -136,7 +136,7 @@ def test_thinned_curves_keep_their_means_and_extremes() -> None:
     assert thin_curve(curve, most=5) == (evens, [1.5, 3.5, 5.5, 7.5, 9.5], odds, evens)
     assert thin_curve(curve) == ([step for step, _ in curve], [loss for _, loss in curve], [], [])
     assert thin_curve(curve[:9], most=4) == ([3, 6, 9], [2.0, 5.0, 8.0], [1.0, 4.0, 7.0], [3.0, 6.0, 9.0])
-    assert thin_curve(curve, most=4) == ([3, 6, 9, 10], [2.0, 5.0, 8.0, 10.0], [1.0, 4.0, 7.0, 10.0], [3, 6, 9, 10])
+    assert thin_curve(curve, most=4) == ([1, 4, 7, 10], [1.0, 3.0, 6.0, 9.0], [1.0, 2.0, 5.0, 8.0], [1, 4, 7, 10])
 
 
 def test_a_peak_of_one_step_in_a_million_is_in_the_summary(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.comparison.answer import answer_comparison
-from mupscale.comparison.contenders import DEFAULT_NAMES, Contender, check_contenders
+from mupscale.comparison.contenders import DEFAULT_NAMES, Contender, check_contenders, contender_named
 from mupscale.comparison.results import BudgetPoint, ContenderRuns, SystemRuns, Tried, TunedContender
 from mupscale.comparison.system import plan_legs, whole_leg
 from mupscale.comparison.tuning import asked_for, choose
@@ -37,7 +37,8 @@ class LoopComparison:
     answer: dict[str, Any]
 
     def __str__(self) -> str:
-        return str(self.answer["sentence"])
+        remarks = [f"{contender_named(one.name).label}: {remark}" for one in self.tuned for remark in one.remarks]
+        return "\n".join([str(self.answer["sentence"]), *remarks])
 
 
 @dataclass(frozen=True)

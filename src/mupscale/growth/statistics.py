@@ -16,7 +16,8 @@ from mupscale.planning import call_arguments
 def measure_statistics(model: nn.Module, batches: Iterable[Any], plan: Plan | None = None) -> nn.Module:
     """Measure the running statistics of BatchNorms on a few batches, as the model is called with them, in place.
 
-    plan: where given, old channels keep the statistics that they have, and only new ones are measured. A model without
+    plan: where given, old channels keep the statistics that they have, and only new ones are measured: right where the
+    function is kept. Noise and new units move what old channels read, so leave the plan out there. A model without
     running statistics is left alone. Train or eval mode is afterwards what it was.
 
     >>> model = nn.Sequential(nn.BatchNorm1d(1))

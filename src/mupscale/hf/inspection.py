@@ -148,7 +148,7 @@ class Inspection:
         """What is done with old units and with new ones."""
         if self.fresh is None:
             return []
-        kept = [row for row in self.rows if row.values is not None and row.values.keep != 1]
+        kept = [row for row in self.rows if row.values is not None and _short(row.values.keep) != _short(1)]
         but = ", but for those below" if kept else ""
         lines = [
             f"old weights stay as they are{but}, in the places of their units; new ones are drawn from the model's "

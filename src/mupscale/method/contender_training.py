@@ -164,6 +164,8 @@ class ThinnedCurve(NamedTuple):
 def thin_curve(curve: Sequence[tuple[int, float]], most: int = POINTS) -> ThinnedCurve:
     """At most so many points of a curve, each the mean of those it stands for, whose extremes are kept beside it.
 
+    The first may stand for fewer than the others, so that a mean over the last ones is that of the steps.
+
     >>> thin_curve([(1, 3.0), (2, 2.0), (3, 1.5), (4, 0.5)], most=2)
     ThinnedCurve(steps=[2, 4], losses=[2.5, 1.0], lowest=[2.0, 0.5], highest=[3.0, 1.5])
     """
@@ -171,6 +173,8 @@ def thin_curve(curve: Sequence[tuple[int, float]], most: int = POINTS) -> Thinne
     steps, losses = [step for step, _ in curve], [loss for _, loss in curve]
     if each == 1:
         return ThinnedCurve(steps, losses, [], [])
-    parts = [losses[start : start + each] for start in range(0, len(losses), each)]
-    ends = [*steps[each - 1 : -1 : each], steps[-1]]
-    return ThinnedCurve(ends, list(map(fmean, parts)), list(map(min, parts)), list(map(max, parts)))
+    ends = range(len(losses) % each or each, len(losses) + 1, each)
+    parts = [losses[max(0, end - each) : end] for end in ends]
+    return ThinnedCurve(
+        [steps[end - 1] for end in ends], list(map(fmean, parts)), list(map(min, parts)), list(map(max, parts))
+    )

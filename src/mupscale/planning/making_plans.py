@@ -18,7 +18,7 @@ from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.learnt_roles import learn_roles
 from mupscale.planning.past_norms import find_past_norms
 from mupscale.planning.silent_units import check_silent_units
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, seeded
 
 
 class GrowsBy(Protocol):
@@ -70,12 +70,18 @@ def with_initial_of(widening: Plan, fresh: nn.Module | Callable[[], nn.Module]) 
     >>> with_initial_of(widening, lambda: MLP(3, 8, 2)).fresh["layers.0.weight"] > 0
     True
     """
-    draws = [fresh(), fresh()] if not isinstance(fresh, nn.Module) else [fresh]
+    draws = [fresh] if isinstance(fresh, nn.Module) else [_drawn(fresh, seed) for seed in range(2)]
     for draw in draws:
         widening.check(draw, "narrow")
     initial = [naming.parameters(draw) for draw in draws]
     stds = initial_std(initial)
     return with_initial(widening, widening.parameters, stds, initial_means(initial, stds))
+
+
+def _drawn(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A model with the same numbers at every call, so that what grows by them is the same, too."""
+    with seeded(seed):
+        return build()
 
 
 def _plan_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dict[str, Role], how: How) -> Plan:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mupscale.hf.files.record import GrowthStep
+from mupscale.hf.files.record import RECORD_FILE, GrowthStep
 from mupscale.hf.files.source import Source
 from mupscale.system import replace_text
 
@@ -32,7 +32,7 @@ _TRAINING = """\
 ## Training on
 
 `mupscale.json` knows by how much each parameter's learning rate, weight decay and eps change. Give it the values that
-were right for the small model:
+were right for {right_for}:
 
 ```python
 import torch, transformers
@@ -94,7 +94,11 @@ def write_model_card(
     body = old[front.end() :] if front else old
     base = _base_model(source)
     resume = _RESUME.format(folder=name) if (folder / OPTIMIZER_FILE).exists() else ""
-    training = _TRAINING.format(folder=name, load=_load(source, name), resume=resume)
+    grew_before = (source.folder / RECORD_FILE).is_file()
+    right_for = (
+        "the model that was the first to grow, before this one's small model" if grew_before else "the small model"
+    )
+    training = _TRAINING.format(folder=name, load=_load(source, name), resume=resume, right_for=right_for)
     section = f"{_story(source, growths, sizes, checked, base)}\n\n{training}"
     body = f"{body.rstrip()}\n\n# Upscaled with mupscale\n\n{section}" if body.strip() else f"# {name}\n\n{section}"
     replace_text(folder / CARD_FILE, f"---\n{_front(fields, base)}---\n\n{body.lstrip()}")

@@ -38,7 +38,8 @@ def compare_deep(
     allowed = allowed if tolerance is None else tolerance
     rows = [*rows, *(ComparisonRow(what, off, allowed, note) for what, off in outputs.differences.items())]
     what, moved = max(outputs.differences.items(), key=lambda item: item[1])
-    told = f"{' and '.join(movers)} move {what} by {moved:.1%}" if movers else ""
+    move = "moves" if movers == ["noise"] else "move"
+    told = f"{' and '.join(movers)} {move} {what} by {moved:.1%}" if movers else ""
     if not movers and all(row.ok for row in rows):
         notes = [*notes, "New layers write nothing into the residual stream yet, so that the function is the same."]
     if train:

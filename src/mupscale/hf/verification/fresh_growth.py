@@ -69,7 +69,7 @@ class FreshGrowth:
 
     def as_recorded(self, what: str, moved: float) -> str:
         """In words."""
-        gains = ", the norms' gains times √(n/N)" if self.fresh.lossless and self.plan.norms else ""
+        gains = " (times √(n/N) for the norms, see inspect)" if self.fresh.lossless and self.plan.norms else ""
         kept = f"the old weights are there to the bit{gains}, the new units as drawn at μP's spread"
         if self.same_as_they_are:
             return f"{kept}; {what} are the same ({moved:.1e})"
