@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import mupscale as mu
 from mupscale.core import Width
 from mupscale.models import GPT2
+from own_norms import OwnScale
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -184,17 +185,6 @@ def test_complete_takes_back_the_authors_own_rule() -> None:
     }
     assert std["attn.c_proj.weight"][1] * 4 == pytest.approx(std["attn.c_proj.weight"][0], rel=0.05)
     assert std["mlp.c_fc.weight"][1] == pytest.approx(std["mlp.c_fc.weight"][0], rel=0.05)
-
-
-class OwnScale(nn.Module):
-    """A norm whose class does not say so."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.weight
 
 
 class Residual(nn.Module):

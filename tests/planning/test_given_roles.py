@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.planning import keeps_outputs
+from own_norms import OwnScale
 
 
 class Net(nn.Module):
@@ -23,17 +24,6 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.hid(self.inp(x).relu()).relu())
-
-
-class OwnScale(nn.Module):
-    """An RMS norm whose class says nothing of norms."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.weight
 
 
 class Tied(nn.Module):

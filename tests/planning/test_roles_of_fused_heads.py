@@ -10,20 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mupscale as mu
+from own_norms import OwnScale
 
 HEAD, GROUP = 4, 2
 TOKENS = torch.randint(0, 11, (2, 5), generator=torch.Generator().manual_seed(0))
-
-
-class Gain(nn.Module):
-    """An RMS norm in all but its name."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.g = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.g
 
 
 class Fused(nn.Module):
@@ -32,7 +22,7 @@ class Fused(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.sizes = width, width // GROUP, width // GROUP
-        self.tok, self.norm, self.last = nn.Embedding(11, width), Gain(width), Gain(width)
+        self.tok, self.norm, self.last = nn.Embedding(11, width), OwnScale(width), OwnScale(width)
         self.mix, self.back = nn.Linear(width, sum(self.sizes), bias=False), nn.Linear(width, width, bias=False)
         self.head = nn.Linear(width, 11, bias=False)
         self.head.weight = self.tok.weight
@@ -81,4 +71,8 @@ def test_a_family_takes_sections_as_parts_of_every_width() -> None:
 
 def test_sections_for_another_width_are_refused_where_nothing_is_tried() -> None:
     with pytest.raises(mu.MupscaleError, match=r"'mix.weight': dimension 0 has 64 units, and the sections .* up to 32"):
-        mu.plan(Fused(32), Fused(64), roles={"mix.weight": fused(16)} | {"*.g": mu.Role(out=0)})
+        mu.plan(
+            Fused(32),
+            Fused(64),
+            roles={"mix.weight": fused(16)} | {"*norm.weight": mu.Role(out=0), "last.weight": mu.Role(out=0)},
+        )
