@@ -142,7 +142,7 @@ def test_what_the_loop_returns_is_checked(family: mu.Family, returned: object, m
     loop = OwnLoop(family, forgetful, optimizer_of(family), LR, BASE_STEPS, STEPS, small=4, note=told.append)  # type: ignore[arg-type]
     with pytest.raises(MupscaleError, match=message):
         loop.compare(*base_model(family), 8, 16)
-    assert told == ["1/9 a base model of width 4"]
+    assert told == ["1/9 a base model of width 4, 12 steps"]
 
 
 def loop_of(family: mu.Family, **given: Any) -> OwnLoop:
@@ -223,3 +223,26 @@ def test_every_stretch_begins_at_the_tuned_rate_though_the_base_model_had_a_sche
     rates = [lr for _, lr in seen]
     assert {width for width, _ in seen} == {4, 8, 16}
     assert rates == pytest.approx([LR] + [LR / 2] * (len(rates) - 1))  # the first is the small base model
+
+
+def test_every_contender_warms_up_where_it_begins_and_only_there(family: mu.Family) -> None:
+    seen: list[tuple[int, list[float]]] = []
+
+    def watched(model: nn.Module, optimizer: Optimizer, steps: int, schedule: Callable[[int], float]) -> list[float]:
+        seen.append((steps, [schedule(step) for step in range(min(3, steps))]))
+        return [1.0] * steps
+
+    told: list[str] = []
+    more = {"seeds": 1, "factors": [1.0], "noises": [1.0], "budgets": [0.5, 1.0]}
+    loop_of(family, train=watched, warmup=2, note=told.append, **more).compare(*base_model(family), 8, 16)
+    begun = [rates for _, rates in seen if rates[0] == 0.5 and rates[1] == 1.0]
+    assert len(begun) == 1 + 4 + 4, "the small base model, and all four tuned and large"
+    large = sum(int(line.split("× ")[1].split()[0]) for line in told[5:])
+    assert large == sum(steps for steps, _ in seen[5:]), "as many steps as were told"
+
+
+def test_too_long_a_warm_up_is_refused_before_anything_trains(family: mu.Family) -> None:
+    told: list[str] = []
+    with pytest.raises(MupscaleError, match=r"too few for warm-up \(1000\)"):
+        loop_of(family, warmup=1000, note=told.append).compare(*base_model(family), 8, 16)
+    assert told == []

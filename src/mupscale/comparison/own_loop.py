@@ -14,9 +14,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.comparison.answer import answer_comparison
-from mupscale.comparison.contenders import DEFAULT_NAMES, Contender, check_contenders, contender_named
+from mupscale.comparison.contenders import DEFAULT_NAMES, Contender, check_contenders
 from mupscale.comparison.results import BudgetPoint, ContenderRuns, SystemRuns, Tried, TunedContender
-from mupscale.comparison.system import plan_legs, whole_leg
+from mupscale.comparison.system import Leg, plan_legs, whole_leg
 from mupscale.comparison.tuning import asked_for, choose
 from mupscale.core import WholeWidth, Width, naming
 from mupscale.family import Family
@@ -37,8 +37,7 @@ class LoopComparison:
     answer: dict[str, Any]
 
     def __str__(self) -> str:
-        remarks = [f"{contender_named(one.name).label}: {remark}" for one in self.tuned for remark in one.remarks]
-        return "\n".join([str(self.answer["sentence"]), *remarks])
+        return "\n".join([str(self.answer["sentence"]), *(remark for one in self.tuned for remark in one.remarks)])
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,7 @@ class OwnLoop:
         seeds: of the large models
         contenders: who takes part
         note: is told what is trained next
+        warmup: steps of a linear warm-up, with which every contender and the small base model begin
 
     Example:
         >>> import mupscale as mu
@@ -82,15 +82,15 @@ class OwnLoop:
         >>> _ = train(model, optimizer, 20, lambda step: 1.0)
         >>> loop = OwnLoop(family, train, make, lr=0.01, base_steps=20, steps=16, small=4, factors=[1.0], noises=[1.0])
         >>> result = loop.compare(model, optimizer, 8, 16)
-        1/9 a base model of width 4
-        2/9 tuning at width 4: from scratch, 1 runs
-        3/9 tuning at width 4: continued, 1 runs
-        4/9 tuning at width 4: grown from copies, 1 runs
-        5/9 tuning at width 4: grown with fresh units, 1 runs
-        6/9 from scratch, 2 seeds
-        7/9 continued, 2 seeds
-        8/9 grown from copies, 2 seeds
-        9/9 grown with fresh units, 2 seeds
+        1/9 a base model of width 4, 20 steps
+        2/9 tuning at width 4: from scratch, 1 × 26 steps
+        3/9 tuning at width 4: continued, 1 × 32 steps
+        4/9 tuning at width 4: grown from copies, 1 × 16 steps
+        5/9 tuning at width 4: grown with fresh units, 1 × 16 steps
+        6/9 from scratch, 2 × 30 steps
+        7/9 continued, 2 × 38 steps
+        8/9 grown from copies, 2 × 19 steps
+        9/9 grown with fresh units, 2 × 19 steps
         >>> sorted(result.answer["ranking"])
         ['continued', 'copies', 'fresh', 'from-scratch']
     """
@@ -108,6 +108,7 @@ class OwnLoop:
     seeds: int = 2
     contenders: Sequence[str] = DEFAULT_NAMES
     note: Callable[[str], None] = print_at_once
+    warmup: int = 0
 
     def compare(self, model: nn.Module, optimizer: Optimizer, narrow: WholeWidth, wide: WholeWidth) -> LoopComparison:
         """Tune at the small width, and train all contenders from this model; it and its optimizer are not changed.
@@ -122,16 +123,19 @@ class OwnLoop:
         self._check_growth(chosen, narrow, wide)
         small_wide = Width.of(self.small).scaled_as(Width.of(narrow), Width.of(wide)).whole
         to_tune = [one for one in chosen if one.tuned_as is None]
+        for one in chosen:
+            self._all_steps(one, narrow, wide)  # refuses now what would be too few then
         tell = _Stages(1 + len(to_tune) + len(chosen), self.note)
         at_width = f"width {Width.of(self.small)}"
-        tell(f"a base model of {at_width}")
+        tell(f"a base model of {at_width}, {self.base_steps} steps")
         base, tuned, runs = self._small_base(), [], []
         for one in to_tune:
-            tell(f"tuning at {at_width}: {one.label}, {len(self._candidates(one))} runs")
+            steps = self._steps(one, self.small, small_wide)
+            tell(f"tuning at {at_width}: {one.label}, {len(self._candidates(one))} × {steps} steps")
             tuned.append(self._tune(one, base, small_wide))
         values = {one.name: one for one in tuned}
         for one in chosen:
-            tell(f"{one.label}, {self.seeds} seeds")
+            tell(f"{one.label}, {self.seeds} × {self._all_steps(one, narrow, wide)} steps")
             runs.append(self._run(one, (model, optimizer), narrow, wide, values[one.tuned_as or one.name]))
         system = SystemRuns(narrow, wide, self.base_steps * self._cost(narrow), "weights", runs)
         return LoopComparison(tuned, system, answer_comparison(system))
@@ -165,12 +169,12 @@ class OwnLoop:
         """A base model at the small width."""
         model = self.family.init(self.small)
         optimizer = self.make_optimizer(model, self.lr)
-        self._train((model, optimizer), self.base_steps, Schedule(), 0)
+        self._train((model, optimizer), self.base_steps, self._schedule, 0)
         return model, optimizer
 
     def _tune(self, one: Contender, base: Trained, wide: WholeWidth) -> TunedContender:
         """Its learning rate and noise, at the full budget with one seed."""
-        leg = whole_leg(self._steps(one, self.small, wide), "wsd", Schedule())
+        leg = whole_leg(self._steps(one, self.small, wide), "wsd", self._schedule)
         tried = []
         for lr, noise in self._candidates(one):
             begun = self._begin(one, base, wide, lr, noise, 0)
@@ -187,7 +191,7 @@ class OwnLoop:
     ) -> ContenderRuns:
         """All budgets with every seed; decays branch off the constant phase."""
         steps, width = self._steps(one, narrow, wide), wide if one.is_wide else narrow
-        legs = plan_legs(steps, self.budgets, "wsd", Schedule())
+        legs = self._legs(steps)
         losses: dict[float, list[float | None]] = {part: [] for part in self.budgets}
         for seed in range(self.seeds):
             constant = self._begin(one, base, wide, values.lr, values.noise, seed)
@@ -235,6 +239,19 @@ class OwnLoop:
             return self.base_steps + self.steps
         spent = self.steps * self._cost(wide) + (0 if one.from_base else self.base_steps * self._cost(narrow))
         return max(1, round(spent / self._cost(wide if one.is_wide else narrow)))
+
+    @property
+    def _schedule(self) -> Schedule:
+        """Of a training that begins."""
+        return Schedule(warmup=self.warmup)
+
+    def _legs(self, steps: int) -> list[Leg]:
+        """The parts of a large model's training."""
+        return plan_legs(steps, self.budgets, "wsd", self._schedule)
+
+    def _all_steps(self, one: Contender, narrow: WholeWidth, wide: WholeWidth) -> int:
+        """Of one seed, the decays of all budgets included; refused where they are too few for a budget."""
+        return sum(leg.steps for leg in self._legs(self._steps(one, narrow, wide)))
 
     def _cost(self, width: WholeWidth) -> float:
         """Of a step: the number of weights."""

@@ -106,7 +106,7 @@ def plan_legs(steps: int, budgets: Sequence[float], kind: str, own: Schedule) ->
         if decay < 1 or constant < 1 or warmup >= constant:
             raise MupscaleError(
                 f"a budget of {part:g} is {total} steps, too few for warm-up ({own.warmup}), a constant phase and a "
-                f"decay over the last quarter: give more steps, or larger parts in comparison.budgets"
+                f"decay over the last quarter: give more steps, larger budgets or fewer steps of warm-up"
             )
         legs.append(Leg(f"constant-{part:g}", constant, last, Schedule(warmup=warmup), None, 1 + len(legs)))
         last, done = legs[-1].name, done + constant
