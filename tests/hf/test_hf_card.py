@@ -82,3 +82,18 @@ def test_the_card_loads_the_class_of_the_config_and_the_optimizer(tmp_path: Path
     assert 'hf.resume_optimizer("wide", model' in written
     assert "). New layers write nothing" in written
     assert "optimizer.pt: the saved optimizer, grown as well" in str(wide)
+
+
+def test_a_card_of_ours_is_extended_without_what_is_no_longer_so(tmp_path: Path) -> None:
+    """The title is the new folder's, and only this one says how to train on; what people wrote stays."""
+    write_llama(tmp_path / "small")
+    hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, progress=False)
+    (tmp_path / "wide" / "README.md").write_text(card(tmp_path / "wide") + "\nBest on Sundays.\n", encoding="utf-8")
+    hf.upscale(tmp_path / "wide", tmp_path / "wider", times=2, progress=False)
+    told = card(tmp_path / "wider")
+    assert told.count("# wider\n") == 1
+    assert "# wide\n" not in told
+    assert told.count("## Training on") == 1
+    assert told.index("Best on Sundays.") < told.index("# Upscaled with mupscale") < told.index("## Training on")
+    assert 'from_pretrained("wide")' not in told
+    assert "loss of random inputs" in told

@@ -296,5 +296,5 @@ def test_inspection(tmp_path: Path) -> None:
     assert both.depth.tensors["model.layers.3.mlp.up_proj.weight"].origin == "model.layers.1.mlp.up_proj.weight"
     assert "all layers again on top" in str(both)
     hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
-    assert "upscaled before, to 3 layers (identity)" in str(hf.inspect(tmp_path / "deep"))
+    assert "grown before, to 3 layers (identity)" in str(hf.inspect(tmp_path / "deep"))
     assert open_source(tmp_path / "deep").config["num_hidden_layers"] == 3

@@ -152,7 +152,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path, Path], Any], str]] = {
     "record of another model": (
         {},
         lambda small, out: Record(llama_config(hidden_size=4), (GrowthStep(Times.of(2)),)).save(small),
-        "tells of a model that grew 2 times",
+        "tells of a model that grew by 2 in width",
     ),
     "broken record": ({}, lambda small, out: (small / "mupscale.json").write_text("{}"), "is no mupscale.json of this"),
 }

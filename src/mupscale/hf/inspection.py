@@ -138,9 +138,8 @@ class Inspection:
         """How it grew before."""
         if self.record is None:
             return []
-        steps = " and then ".join(map(str, self.record.growths))
         return [
-            f"it has been upscaled before, {steps}: param_groups counts from the first model, and the factors "
+            f"it has grown before, {self.record.in_words}: param_groups counts from the first model, and the factors "
             f"shown here count from this one"
         ]
 

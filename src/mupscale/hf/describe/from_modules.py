@@ -95,7 +95,9 @@ class FromModules(PlannedArchitecture):
         return plan_by_modules(config, times, fresh=fresh)
 
     def plan_wide_parameters(self, config: Config, times: Times, shapes: Mapping[str, Shape]) -> Plan:
-        """A growth without a plan on record was made by a description, which is absent now."""
+        """Of layers alone; a growth in width without a plan on record was by a description, which is absent now."""
+        if times == Times():
+            return plan_by_modules(config, times, fresh=False)
         raise MupscaleError(
             f"the model was upscaled by a description of '{config.get('model_type')}' that is not known here: register "
             f"it again before this"

@@ -26,6 +26,9 @@ _LAYERS = {
     "interleaved": "copies of each layer stand behind it (stacking, interleaved), which changes the function",
 }
 _FRONT = re.compile(r"---\r?\n(.*?)^---\r?\n?", re.S | re.M)
+_TRAINING_BEFORE = re.compile(
+    r"## Training on\n\n`mupscale\.json` knows .*?in the Trainer: the plain norm depends on the width\.\n", re.S
+)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 _TRAINING = """\
@@ -69,7 +72,8 @@ def write_model_card(
     """Write README.md into the folder of a checkpoint that will be called `name`; one of the small model is extended.
 
     growths: what was done to it, in turn. sizes: before and after, by hidden, ffn, heads, kv and layers. checked: what
-    a comparison showed, or why there was none. A saved optimizer that went along is mentioned.
+    a comparison showed, or why there was none. A saved optimizer that went along is mentioned. What an earlier growth
+    has said of training on is left out, since that model's folder and files are others.
 
     >>> import tempfile
     >>> from mupscale.hf.describe import Times
@@ -91,7 +95,8 @@ def write_model_card(
     old = before.read_text(encoding="utf-8", errors="replace") if before.is_file() else ""
     front = _FRONT.match(old)
     fields = _fields(front.group(1) if front else "")
-    body = old[front.end() :] if front else old
+    body = _TRAINING_BEFORE.sub("", old[front.end() :] if front else old).lstrip()
+    body = re.sub(rf"\A# {re.escape(source.folder.name)}\n\nThis is ", f"# {name}\n\nThis is ", body)  # a title of ours
     base = _base_model(source)
     resume = _RESUME.format(folder=name) if (folder / OPTIMIZER_FILE).exists() else ""
     grew_before = (source.folder / RECORD_FILE).is_file()

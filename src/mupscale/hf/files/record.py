@@ -44,8 +44,8 @@ class GrowthStep:
     deepen: HowDeep = "identity"
 
     def __str__(self) -> str:
-        """For a message: 2 times, or 24 layers."""
-        return f"{self.times} times" if self.layers is None else f"to {self.layers} layers ({self.deepen})"
+        """For a message: by 2 in width, or to 24 layers."""
+        return f"by {self.times} in width" if self.layers is None else f"to {self.layers} layers ({self.deepen})"
 
     def config_after(self, config: Config) -> dict[str, Any]:
         """config.json after this growth of the model that had this one."""
@@ -108,6 +108,11 @@ class Record:
     def deepenings(self) -> list[GrowthStep]:
         """The growths by which it became deeper."""
         return [growth for growth in self.growths if growth.layers is not None]
+
+    @property
+    def in_words(self) -> str:
+        """For a message: by 2 in width and then to 24 layers."""
+        return " and then ".join(map(str, self.growths))
 
     def then(self, growth: GrowthStep, plan: Plan | None = None) -> Record:
         """Grown once more; `plan` is that growth's own, where the architecture is not described."""

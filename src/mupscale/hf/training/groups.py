@@ -48,7 +48,7 @@ def plan(path: str | Path, model: nn.Module) -> Plan:
     except MupscaleError as error:
         kind = type(naming.unwrap(model)).__name__
         raise MupscaleError(
-            f"{path} tells of a model that grew {record.times} times, and this {kind} is another one: {error}"
+            f"{path} tells of a model that grew {record.in_words}, and this {kind} is another: {error}"
         ) from None
     return model_plan
 

@@ -6,12 +6,12 @@ import math
 import warnings
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mupscale.core import Plan
 from mupscale.growth import Copies, Operator, obstacles, upscale_untried
 from mupscale.hf.describe import (
     AskedGrowth,
@@ -21,31 +21,34 @@ from mupscale.hf.describe import (
     check_depth,
     check_fresh_plan,
     check_wider_and_deeper,
-    require_transformers,
     settle_growth,
 )
 from mupscale.hf.files import RECORD_FILE, GrowthStep, Record
 from mupscale.hf.training.deepened_model import deepen_in_memory, model_like
+from mupscale.hf.training.invariant_clipping import InvariantClipping, find_in_charge
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
-from mupscale.optim import FROM_GROUP, clip_grad_norm_, widen_scheduler
+from mupscale.hf.training.trainer import Clip
+from mupscale.optim import FROM_GROUP, widen_scheduler
 from mupscale.system import MupscaleError, UncheckedPlan, read_json
 
 
-class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: ignore[misc]
+class GrowTrainerCallback(InvariantClipping):
     """`Trainer(…, callbacks=[GrowTrainerCallback(at=500, times=2)])`: the model grows after this many steps.
 
     times, or hidden, ffn, heads and kv: how wide it becomes, as in `hf.upscale`; grow: `Fresh()` for fresh units; noise
     and seed: of copies. layers: how many it gets, and deepen: what new ones are; with layers alone the width stays. lr:
     the learning rate at the step of growth, where the schedule may have fallen far below learning_rate, in the small
-    model's units; the schedule goes on from it, with all its rates in that ratio. Half of what they would have been,
-    under a linear schedule over N steps, is lr=learning_rate * (1 - at / N) / 2. The small model is saved as
-    narrow-checkpoint-STEP, with its optimizer's state, which save_total_limit does not count; the grown one as
-    checkpoint-STEP with a mupscale.json. The Trainer keeps its model object, which has the grown weights from then on;
-    clipping (max_grad_norm) is then by the norm that the small model's gradient would have, and load_best_model_at_end
-    chooses among checkpoints of the grown model. After a stop, make the same Trainer with the same callback, and go on
-    with `trainer.train(resume_from_checkpoint=callback.resume(trainer))`.
+    model's units; the schedule goes on from it, with all its rates in that ratio. scale_lr, in its place: by what all
+    rates are multiplied from then on, such as 0.5. The small model is saved as narrow-checkpoint-STEP, with its
+    optimizer's state, which save_total_limit does not count; the grown one as checkpoint-STEP with a mupscale.json. The
+    Trainer keeps its model object, which has the grown weights from then on; clipping (max_grad_norm) is then by the
+    norm that the small model's gradient would have, and load_best_model_at_end chooses among checkpoints of the grown
+    model. A Trainer may have several such callbacks, each for a step of its own. After a stop, make the same Trainer
+    with the same callbacks, and go on with `trainer.train(resume_from_checkpoint=callback.resume(trainer))`, where
+    callback is any of them.
 
-    >>> GrowTrainerCallback(at=500, times=2).at
+    >>> import mupscale as mu
+    >>> GrowTrainerCallback(at=500, times=2, grow=mu.Fresh(), scale_lr=0.5).at
     500
     """
 
@@ -63,23 +66,31 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
         grow: Operator | None = None,
         noise: float = 0.0,
         lr: float | None = None,
+        scale_lr: float = 1.0,
         seed: int = 0,
     ) -> None:
+        super().__init__()
         if isinstance(at, bool) or not isinstance(at, int) or at < 1:
             raise MupscaleError(
                 f"at= is the number of steps after which the model grows, 1 or more, not {at!r}; to grow it before "
                 f"training, use mupscale.hf.upscale, and train the wide checkpoint"
             )
-        self.at, self.times, self.grow, self.noise, self.lr, self.seed = at, times, grow, noise, lr, seed
+        if not (scale_lr > 0 and math.isfinite(scale_lr)) or (lr is not None and scale_lr != 1):
+            raise MupscaleError(
+                f"scale_lr= is a positive number by which rates are multiplied, in the place of lr=, not {scale_lr!r} "
+                f"with lr={lr!r}"
+            )
+        self.at, self.times, self.grow, self.noise, self.seed = at, times, grow, noise, seed
+        self.lr, self.scale_lr = lr, scale_lr
         self.sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
         self.layers, self.deepen = layers, deepen
-        self.plan: Plan | None = None
-        self.record: Record | None = None
-        self._max_norm = 0.0
         self._loading: Any = None
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Have a checkpoint of the grown model met by a sentence, and not by a list of shapes, where it is loaded."""
+        super().on_init_end(args, state, control, **kwargs)
+        if kwargs.get("model") is not None and self not in (growths := _GROWTHS.setdefault(kwargs["model"], [])):
+            growths.append(self)
         if self._loading is None and kwargs.get("model") is not None:
             self._loading = kwargs["model"].register_load_state_dict_pre_hook(self._check_loaded)
 
@@ -105,9 +116,12 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
                 "step, widen the checkpoint with mupscale upscale --optimizer, and go on from it"
             )
         if self.plan is not None:  # resumed after the growth
-            self._take_over_clipping(args)
+            self.switch_off_theirs(args)
         elif state.global_step < self.at:
-            self._asked(kwargs["model"])
+            if not self._comes_later(kwargs["model"]):
+                self._asked(kwargs["model"])
+            elif self.layers is not None:
+                check_wider_and_deeper(kwargs["model"].config.to_dict())
             if state.max_steps < self.at:
                 warnings.warn(
                     f"the model will not grow: GrowTrainerCallback(at={self.at}) waits for step {self.at}, and this "
@@ -120,6 +134,10 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
                 f"trainer.train(resume_from_checkpoint=callback.resume(trainer))"
             )
 
+    def _comes_later(self, model: nn.Module) -> bool:
+        """Whether the model has to grow once more before this growth, so that it cannot be judged yet."""
+        return any(one.at < self.at and one.plan is None for one in _GROWTHS.get(model, []))
+
     def resume(self, trainer: Any) -> str | None:
         """The newest whole checkpoint of a Trainer's folder, for whose size its model is made; None if there is none.
 
@@ -129,14 +147,18 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
         if found is None:
             return None
         step, folder = found
-        if step >= self.at and self.plan is None:
-            self._grow(trainer.model, trainer.create_optimizer(), None)  # its values are the checkpoint's in a moment
-            if self.record is not None and not (folder / RECORD_FILE).exists():
-                self.record.save(folder)  # a kill has come before it
+        callbacks = trainer.callback_handler.callbacks
+        clip = next((one for one in callbacks if isinstance(one, Clip)), None)
+        growths = {self, *(one for one in callbacks if isinstance(one, GrowTrainerCallback))}
+        for growth in sorted(growths, key=lambda one: one.at):
+            if step >= growth.at and growth.plan is None:
+                if clip is not None and find_in_charge(trainer.model) is None:
+                    clip.begin(trainer.model)
+                growth._grow(trainer.model, trainer.create_optimizer(), None)  # its values are the checkpoint's soon
+        last = find_in_charge(trainer.model)
+        if last is not None and last.record is not None and not (folder / RECORD_FILE).exists():
+            last.record.save(folder)  # a kill has come before it
         return str(folder)
-
-    def _take_over_clipping(self, args: Any) -> None:
-        self._max_norm, args.max_grad_norm = args.max_grad_norm, 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Grow, if this was the step."""
@@ -144,49 +166,40 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
             return control
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        narrow = Path(args.output_dir) / f"narrow-checkpoint-{self.at}"  # checkpoint-… would count for its rotation
-        model.save_pretrained(narrow)
-        torch.save(inner.state_dict(), narrow / "optimizer.pt")
+        self._save_narrow(Path(args.output_dir) / f"narrow-checkpoint-{self.at}", model, inner)
         self._warn_of_the_same_rate(inner)
         self._grow(model, inner, kwargs["lr_scheduler"])
-        self._take_over_clipping(args)
+        self.switch_off_theirs(args)
         # the best so far is a small model, whose weights could not be loaded at the end
         state.best_metric = state.best_model_checkpoint = state.best_global_step = None
         control.should_save = True
         return control
 
+    def _save_narrow(self, folder: Path, model: Any, optimizer: Optimizer) -> None:
+        """The model before the growths of this step; checkpoint-… would count for the Trainer's rotation."""
+        earlier = find_in_charge(model)
+        if isinstance(earlier, GrowTrainerCallback) and earlier.at == self.at:
+            return
+        model.save_pretrained(folder)
+        torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+        if earlier is not None and earlier.record is not None:
+            earlier.record.save(folder)
+
     def _warn_of_the_same_rate(self, optimizer: Optimizer) -> None:
         """lr= is easily taken for a rate that the schedule is to begin with."""
-        rates = [float(group["lr"]) / group.get("lr_factor", 1.0) for group in optimizer.param_groups]
-        if self.lr is not None and all(math.isclose(self.lr, rate, rel_tol=1e-3) for rate in rates):
+        if self.lr is not None and all(math.isclose(self.lr, rate, rel_tol=1e-3) for rate in _rates(optimizer)):
             warnings.warn(
                 f"lr={self.lr:g} changes nothing: the schedule is at that rate after step {self.at}; for half of what "
                 f"the rates would be from here on give lr={self.lr / 2:g}",
                 stacklevel=2,
             )
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Clip the wide model as the small one was."""
-        if self.plan is not None and self._max_norm:
-            clip_grad_norm_(kwargs["model"], self._max_norm, self.plan)
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Put mupscale.json beside what was saved."""
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if self.record is not None and folder.is_dir():
-            self.record.save(folder)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the arguments as they were."""
-        if self.plan is not None:
-            args.max_grad_norm = self._max_norm
-
     def _asked(self, model: nn.Module) -> AskedGrowth:
         config = model.config.to_dict()  # type: ignore[union-attr, operator]
         architecture = architecture_of(config)
         if self.layers is not None:
             is_wider = self.times is not None or self.grow is not None or any(self.sizes.values())
-            if is_wider:
+            if is_wider or find_in_charge(model) is not None:
                 check_wider_and_deeper(config)
             check_depth(config, self.deepen, self.layers, shapes_of(model), "the model")
             if not is_wider:
@@ -198,20 +211,22 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
         asked, config = self._asked(model), model.config.to_dict()  # type: ignore[union-attr, operator]
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         config |= {"architectures": [type(model).__name__], "dtype": dtype}  # a config has them once it was saved
-        grown, grown_optimizer, record = nn.Module.__new__(type(model)), optimizer, list[GrowthStep]()
+        earlier, lr = find_in_charge(model), self._new_rate(optimizer)
+        record = Record(config, ()) if earlier is None or earlier.record is None else earlier.record
+        grown, grown_optimizer, is_wider = nn.Module.__new__(type(model)), optimizer, asked.times != Times()
         grown.__dict__.update(model.__dict__)
-        architecture = architecture_of(config)
-        if asked.times != Times() or self.layers is None:
-            grown, grown_optimizer = self._wider(grown, optimizer, asked, self.lr if self.layers is None else None)
-            record.append(GrowthStep(asked.times, noise=self.noise, seed=self.seed, fresh=asked.fresh))
+        if is_wider or self.layers is None:
+            grown, grown_optimizer = self._wider(grown, optimizer, asked, lr if self.layers is None else None)
+            plan = architecture_of(config).plan_to_record(config, asked.times, fresh=asked.fresh is not None)
+            record = record.then(GrowthStep(asked.times, noise=self.noise, seed=self.seed, fresh=asked.fresh), plan)
         if self.layers is not None:
             step = GrowthStep(Times(), seed=self.seed, layers=self.layers, deepen=self.deepen)
             from_group = [group.get(FROM_GROUP) for group in grown_optimizer.param_groups]
-            grown, grown_optimizer = deepen_in_memory(grown, grown_optimizer, step, config, asked.times, self.lr)
-            if record:  # schedulers go by the groups of the first optimizer
+            grown, grown_optimizer = deepen_in_memory(grown, grown_optimizer, step, record.config, record.times, lr)
+            if is_wider:  # schedulers go by the groups of the first optimizer
                 for group in grown_optimizer.param_groups:
                     group[FROM_GROUP] = from_group[group[FROM_GROUP]]
-            record.append(step)
+            record = record.then(step)
         widened = None if scheduler is None else widen_scheduler(scheduler, grown_optimizer)
         model.__dict__.clear()
         model.__dict__.update(grown.__dict__)
@@ -219,9 +234,20 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
         if widened is not None:
             kept = ("optimizer", "step")  # the scheduler counts the steps of the optimizer that it knows
             scheduler.__dict__.update({name: value for name, value in vars(widened).items() if name not in kept})
-        recorded = architecture.plan_to_record(config, asked.times, fresh=asked.fresh is not None)
-        self.record = Record(config, tuple(record), recorded)
-        self.plan = match_plan(model, self.record.plan_for(shapes_of(model)))
+        self.max_norm = None if earlier is None else earlier.max_norm
+        self.take_charge(model, match_plan(model, record.plan_for(shapes_of(model))), record)
+
+    def _new_rate(self, optimizer: Optimizer) -> float | None:
+        """The rate at the step of growth, in the small model's units; None where it stays."""
+        if self.scale_lr == 1:
+            return self.lr
+        rates = _rates(optimizer)
+        if not all(math.isclose(rate, rates[0], rel_tol=1e-6) for rate in rates):
+            raise MupscaleError(
+                f"scale_lr= takes parameter groups of one learning rate, and after step {self.at} they have "
+                f"{', '.join(f'{rate:g}' for rate in sorted(set(rates)))}: give lr="
+            )
+        return rates[0] * self.scale_lr
 
     def _wider(
         self, narrow: nn.Module, optimizer: Optimizer, asked: AskedGrowth, lr: float | None
@@ -248,6 +274,15 @@ class GrowTrainerCallback(require_transformers().TrainerCallback):  # type: igno
             f"this growth has not been tried: '{model_type}' is not described, so that its modules were asked. Compare "
             f"the two models, in the Trainer's folder: mupscale verify narrow-checkpoint-{self.at} checkpoint-{self.at}"
         )
+
+
+_GROWTHS: WeakKeyDictionary[nn.Module, list[GrowTrainerCallback]] = WeakKeyDictionary()
+"""The growths that a Trainer's model was to have, when the Trainer was made."""
+
+
+def _rates(optimizer: Optimizer) -> list[float]:
+    """The learning rates of its groups, in the small model's units."""
+    return [float(group["lr"]) / group.get("lr_factor", 1.0) for group in optimizer.param_groups]
 
 
 def last_checkpoint(folder: Path) -> tuple[int, Path] | None:

@@ -42,6 +42,7 @@ class Comparison:
     """What was compared, the loss of both models, and the first difference if there is one.
 
     as_recorded: what to say, where all is well, of a model that is not meant to compute what the small one does.
+    inputs: what the losses are of.
     """
 
     rows: tuple[ComparisonRow, ...]
@@ -50,6 +51,7 @@ class Comparison:
     noisy: bool = False
     notes: tuple[str, ...] = ()
     as_recorded: str = ""
+    inputs: str = "random inputs"
 
     @property
     def ok(self) -> bool:
@@ -60,7 +62,7 @@ class Comparison:
     def verdict(self) -> str:
         """In words."""
         worst = max(self.rows, key=lambda row: row.difference if row.difference == row.difference else math.inf)
-        losses = f"loss {self.losses[0]:.4g} and {self.losses[1]:.4g}"
+        losses = f"loss of {self.inputs}: {self.losses[0]:.4g} and {self.losses[1]:.4g}"
         if not self.ok:
             lines = [f"NOT equivalent: {next((r.what for r in self.rows if not r.ok), worst.what)} differ ({losses})"]
             lines += [str(self.first)] if self.first is not None else []

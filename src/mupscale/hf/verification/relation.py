@@ -113,7 +113,7 @@ def find_record(source: Source) -> Record | None:
     if not _same_sizes(_config_after(record.config, record.growths), source.config):
         first, now = _sizes_in_words(record.config), _sizes_in_words(source.config)
         raise MupscaleError(
-            f"{source.folder / RECORD_FILE} tells of a model that grew {_in_words(record)} from {first}, and "
+            f"{source.folder / RECORD_FILE} tells of a model that grew {record.in_words} from {first}, and "
             f"config.json beside it has {now}: {advice}"
         )
     architecture = architecture_of(record.config)
@@ -147,13 +147,9 @@ def relate(small: Source, wide: Source, plan: Plan | None = None) -> Relation:
             whole = plan if plan is not None else record.plan if start == 0 else None
             return Relation(small, wide, growths, whole)
     raise _unrelated(
-        f"by its {RECORD_FILE} it grew {_in_words(record)} from {_sizes_in_words(record.config)}, and the small one "
+        f"by its {RECORD_FILE} it grew {record.in_words} from {_sizes_in_words(record.config)}, and the small one "
         f"has {_sizes_in_words(small.config)}"
     )
-
-
-def _in_words(record: Record) -> str:
-    return " and then ".join(map(str, record.growths))
 
 
 def _unrelated(why: str) -> MupscaleError:

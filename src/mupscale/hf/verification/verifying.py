@@ -82,13 +82,12 @@ def verify(
     batches = _batches(ours, relation, max(2, min(train + 1, _BATCHES)), tokens, seed, text, device, trust_remote_code)
     with KeepDouble() if precision == torch.float64 else nullcontext():
         if relation is not None and relation.deepened:
-            return compare_deep(relation, ours, theirs, batches, (rows, first), precision, tolerance, notes, train)
-        plan = _plan_between(ours, theirs, relation, plan)
-        limits, pair = _limits(relation, plan, precision, tolerance), _Pair(ours, theirs, plan, relation, batches)
-        if pair.fresh is not None:
-            return _compare_fresh(pair, pair.fresh, rows, first, limits, train, notes)
-        losses, first = _compare_models(pair, rows, first, limits, train)
-    return Comparison(tuple(rows), losses, first, pair.noisy, tuple(notes))
+            told = compare_deep(relation, ours, theirs, batches, (rows, first), precision, tolerance, notes, train)
+        else:
+            plan = _plan_between(ours, theirs, relation, plan)
+            limits, pair = _limits(relation, plan, precision, tolerance), _Pair(ours, theirs, plan, relation, batches)
+            told = _compare_pair(pair, rows, first, limits, train, notes)
+    return replace(told, inputs="random inputs" if text is None else "the text")
 
 
 def _check_arguments(tolerance: float | None, tokens: int, train: int) -> None:
@@ -134,6 +133,16 @@ class _Limits(NamedTuple):
     without_noise: float
     in_training: float
     rounded: bool = False  # whether the files could not hold the grown weights exactly
+
+
+def _compare_pair(
+    pair: _Pair, rows: list[ComparisonRow], first: Difference | None, limits: _Limits, train: int, notes: list[str]
+) -> Comparison:
+    """Copies, with noise or without, or fresh units."""
+    if pair.fresh is not None:
+        return _compare_fresh(pair, pair.fresh, rows, first, limits, train, notes)
+    losses, first = _compare_models(pair, rows, first, limits, train)
+    return Comparison(tuple(rows), losses, first, pair.noisy, tuple(notes))
 
 
 def _compare_models(

@@ -1,0 +1,165 @@
+"""A model that grows more than once in one run of transformers' Trainer, or that had grown before it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+import mupscale as mu  # noqa: E402
+from hf_trainer_runs import losses, rates, small_llama, train  # noqa: E402
+from mupscale import MupscaleError, hf  # noqa: E402
+from mupscale.hf.files import Record  # noqa: E402
+
+TOKENS = torch.arange(8)[None]
+
+
+def test_two_growths_by_copies_go_on_as_the_small_model_would(tmp_path: Path) -> None:
+    """Clipped by the small model's norm all the way; each callback was once given the plan of its own growth alone."""
+    alone = train(tmp_path / "alone", max_grad_norm=0.1)
+    grow, again = hf.GrowTrainerCallback(at=3, times=2), hf.GrowTrainerCallback(at=6, times=2)
+    grown = train(tmp_path / "grown", again, grow, max_grad_norm=0.1)  # in any order
+    assert grown.model.config.hidden_size == 64
+    torch.testing.assert_close(losses(grown), losses(alone), rtol=1e-5, atol=0)
+    torch.testing.assert_close(grown.model(TOKENS).logits, alone.model(TOKENS).logits, rtol=0, atol=1e-4)
+    free = train(tmp_path / "free", max_grad_norm=0.2)
+    assert (free.model(TOKENS).logits - alone.model(TOKENS).logits).abs().max() > 1e-3, "clipping does not matter"
+    assert {group["lr_factor"] for group in grown.optimizer.param_groups} == {0.25, 1.0}
+    assert grown.args.max_grad_norm == 0.1
+    for folder, times in (("checkpoint-3", 2), ("narrow-checkpoint-6", 2), ("checkpoint-6", 4)):
+        assert Record.load(tmp_path / "grown" / folder).times.hidden == times
+    assert hf.verify(tmp_path / "grown/narrow-checkpoint-6", tmp_path / "grown/checkpoint-6", dtype="float64").ok
+
+
+@pytest.mark.parametrize("asked", [[{"times": 2}, {"layers": 4}], [{"layers": 3}, {"times": 2}]])
+def test_width_and_depth_at_steps_of_their_own(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    """The second growth changes nothing where it happens, and can be told from the files."""
+    callbacks = [hf.GrowTrainerCallback(at=at, **one) for at, one in zip((2, 4), asked, strict=True)]
+    trainer = train(tmp_path, *callbacks, steps=6)
+    assert trainer.model.config.hidden_size == 32
+    assert trainer.model.config.num_hidden_layers in (3, 4)
+    for step in (2, 4):
+        assert hf.verify(tmp_path / f"narrow-checkpoint-{step}", tmp_path / f"checkpoint-{step}", dtype="float64").ok
+
+
+def test_two_growths_at_one_step_are_as_one_of_both(tmp_path: Path) -> None:
+    apart = [hf.GrowTrainerCallback(at=2, times=2), hf.GrowTrainerCallback(at=2, layers=4)]
+    twice = train(tmp_path / "apart", *apart, steps=4)
+    once = train(tmp_path / "once", hf.GrowTrainerCallback(at=2, times=2, layers=4), steps=4)
+    for (name, ours), theirs in zip(twice.model.state_dict().items(), once.model.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs), name
+    for folder in ("narrow-checkpoint-2", "checkpoint-2"):
+        ours, theirs = (tmp_path / run / folder / "config.json" for run in ("apart", "once"))
+        assert ours.read_text() == theirs.read_text()
+
+
+@pytest.mark.parametrize("stop", [2, 4, 6])
+def test_a_run_with_two_growths_goes_on_after_a_stop(tmp_path: Path, stop: int) -> None:
+    """Before the first, between them and after both: with the weights, bit for bit, of one that was not stopped."""
+
+    def callbacks() -> list[Any]:
+        first = hf.GrowTrainerCallback(at=3, hidden=24, heads=6, kv=3, grow=mu.Fresh(), scale_lr=0.5)
+        return [first, hf.GrowTrainerCallback(at=5, times=2, layers=3, noise=0.5)]
+
+    settings = {"save_strategy": "steps", "save_steps": 1, "steps": 7}
+    whole = train(tmp_path / "run", *callbacks(), **settings)
+    for path in (tmp_path / "run").iterdir():
+        if path.name[11:].isdecimal() and int(path.name[11:]) > stop:
+            shutil.rmtree(path)
+    again = train(tmp_path / "run", *callbacks(), resume=True, **settings)
+    assert again.state.global_step == 7
+    assert again.args.max_grad_norm == whole.args.max_grad_norm == 0.5
+    assert rates(again)[-1] == rates(whole)[-1]
+    for (name, ours), theirs in zip(again.model.state_dict().items(), whole.model.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def test_a_size_that_fits_only_after_the_first_growth_is_not_refused_before(tmp_path: Path) -> None:
+    first = hf.GrowTrainerCallback(at=1, hidden=24, heads=6, kv=3, grow=mu.Fresh())
+    trainer = train(tmp_path, first, hf.GrowTrainerCallback(at=2, hidden=72), steps=3)
+    assert trainer.model.config.hidden_size == 72
+
+
+def test_a_checkpoint_that_was_upscaled_grows_again_under_clip(tmp_path: Path) -> None:
+    """From files with Clip, then in the middle of the run: still what the small model would do, also after a stop."""
+    small_llama().save_pretrained(tmp_path / "small")
+    hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, progress=False)
+    hyper: dict[str, Any] = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1}
+
+    def run(folder: str, model: Any, groups: Any, *callbacks: Any, resume: bool = False) -> Any:
+        optimizer = torch.optim.AdamW(groups, **hyper)
+        schedule = transformers.get_cosine_schedule_with_warmup(optimizer, 0, 5)
+        settings = {"save_strategy": "steps", "save_steps": 1, "max_grad_norm": 0.1, "steps": 5}
+        more = {"optimizers": (optimizer, schedule), "model": model, "resume": resume}
+        return train(tmp_path / folder, *callbacks, **settings, **more)
+
+    def run_wide(resume: bool) -> Any:
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "wide", dtype=torch.float64)
+        groups = hf.param_groups(tmp_path / "wide", model, torch.optim.AdamW, **hyper)
+        return run(
+            "run", model, groups, hf.GrowTrainerCallback(at=2, times=2), hf.Clip(tmp_path / "wide"), resume=resume
+        )
+
+    small = small_llama()
+    alone = run("alone", small, small.parameters())
+    whole = run_wide(resume=False)
+    assert whole.model.config.hidden_size == 64
+    torch.testing.assert_close(losses(whole), losses(alone), rtol=1e-5, atol=0)
+    assert Record.load(tmp_path / "run/checkpoint-5").times.hidden == 4
+    for step in (4, 5):
+        shutil.rmtree(tmp_path / f"run/checkpoint-{step}")
+    again = run_wide(resume=True)
+    assert torch.equal(again.model.lm_head.weight, whole.model.lm_head.weight)
+    assert Record.load(tmp_path / "run/checkpoint-5").times.hidden == 4
+    assert again.args.max_grad_norm == 0.1
+
+
+def test_half_of_what_the_rates_would_have_been(tmp_path: Path) -> None:
+    alone = train(tmp_path / "alone", steps=6)
+    halved = train(tmp_path / "halved", hf.GrowTrainerCallback(at=2, times=2, grow=mu.Fresh(), scale_lr=0.5), steps=6)
+    ratio = [ours / theirs for ours, theirs in zip(rates(halved), rates(alone), strict=True)]
+    factor = halved.optimizer.param_groups[0]["lr_factor"]
+    assert ratio[:2] == pytest.approx([1.0, 1.0])
+    assert ratio[2:] == pytest.approx([0.5 * factor] * 4)
+
+
+@pytest.mark.parametrize("given", [{"scale_lr": 0.5, "lr": 1e-3}, {"scale_lr": 0.0}, {"scale_lr": float("nan")}])
+def test_a_factor_that_is_none_is_refused(given: dict[str, float]) -> None:
+    with pytest.raises(MupscaleError, match="positive number by which rates are multiplied, in the place of lr="):
+        hf.GrowTrainerCallback(at=2, times=2, **given)  # type: ignore[arg-type]
+
+
+def small_persimmon() -> Any:
+    """Which is not described."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 2}
+    config = transformers.PersimmonConfig(**sizes, vocab_size=31, max_position_embeddings=16)
+    return transformers.PersimmonForCausalLM(config).double()
+
+
+@pytest.mark.filterwarnings("ignore::mupscale.UncheckedPlan")
+def test_an_architecture_that_is_not_described_grows_twice(tmp_path: Path) -> None:
+    alone = train(tmp_path / "alone", model=small_persimmon(), max_grad_norm=0.1)
+    grow, again = hf.GrowTrainerCallback(at=3, times=2), hf.GrowTrainerCallback(at=6, times=2)
+    grown = train(tmp_path / "grown", grow, again, model=small_persimmon(), max_grad_norm=0.1)
+    torch.testing.assert_close(losses(grown), losses(alone), rtol=1e-5, atol=0)
+    both = hf.GrowTrainerCallback(at=2, times=2), hf.GrowTrainerCallback(at=4, layers=4, deepen="stack")
+    with pytest.raises(MupscaleError, match="can be made wider, or deeper once, not both"):
+        train(tmp_path / "refused", *both, model=small_persimmon(), steps=5)
+    assert not list((tmp_path / "refused").glob("*checkpoint*")), "refused after it had grown once"
+
+
+def test_layers_of_an_architecture_that_is_not_described(tmp_path: Path) -> None:
+    """Copies of layers have the rates of the small model; they ended in advice to register a description."""
+    trainer = train(tmp_path, hf.GrowTrainerCallback(at=2, layers=4, deepen="stack"), model=small_persimmon(), steps=4)
+    assert trainer.model.config.num_hidden_layers == 4
+    deep = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
+    assert {group["lr"] for group in hf.param_groups(tmp_path / "checkpoint-2", deep, torch.optim.AdamW, lr=0.1)} == {
+        0.1
+    }
