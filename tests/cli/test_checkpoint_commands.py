@@ -182,13 +182,13 @@ def test_inspect_an_undescribed_architecture(tmp_path: Path, capsys: pytest.Capt
 
 def test_inspect_tells_of_earlier_growth(small: Path, tmp_path: Path) -> None:
     hf.upscale(small, tmp_path / "wide", times=3, verify=False, progress=False)
-    assert any("upscaled before, 3 times" in line for line in hf.inspect(tmp_path / "wide").summary())
+    assert any("grown before, by 3 in width" in line for line in hf.inspect(tmp_path / "wide").summary())
 
 
 def test_a_record_of_another_model_is_refused(small: Path, tmp_path: Path) -> None:
     hf.upscale(small, tmp_path / "wide", verify=False, progress=False)
     shutil.copyfile(tmp_path / "wide" / "mupscale.json", small / "mupscale.json")
-    with pytest.raises(MupscaleError, match=r"grew 2 times from hidden_size 16.*beside it has hidden_size 16"):
+    with pytest.raises(MupscaleError, match=r"grew by 2 in width from hidden_size 16.*beside it has hidden_size 16"):
         hf.inspect(small)
 
 
