@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,19 @@ def test_half_of_what_the_rates_would_have_been(tmp_path: Path) -> None:
 def test_a_factor_that_is_none_is_refused(given: dict[str, float]) -> None:
     with pytest.raises(MupscaleError, match="positive number by which rates are multiplied, in the place of lr="):
         hf.GrowTrainerCallback(at=2, times=2, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", [{"noise": 0.5}, {"grow": mu.Fresh()}])
+def test_what_a_second_growth_draws_counts_from_the_first_model(how: dict[str, Any], tmp_path: Path) -> None:
+    """As in files: verify draws it again by the record, and finds the same."""
+    train(tmp_path, hf.GrowTrainerCallback(at=1, times=2), hf.GrowTrainerCallback(at=2, times=2, **how), steps=2)
+    assert hf.verify(tmp_path / "narrow-checkpoint-2", tmp_path / "checkpoint-2", dtype="float64").ok
+    record = Record.load(tmp_path / "checkpoint-2")
+    assert [growth.from_first for growth in record.growths] == [False, True]
+    replace(record, growths=tuple(replace(growth, from_first=False) for growth in record.growths)).save(
+        tmp_path / "checkpoint-2"
+    )
+    assert not hf.verify(tmp_path / "narrow-checkpoint-2", tmp_path / "checkpoint-2", dtype="float64").ok
 
 
 def small_persimmon() -> Any:

@@ -26,7 +26,7 @@ from mupscale.hf.describe import (
     runs_trusted_code,
     settle_growth,
 )
-from mupscale.hf.files import Record, Source, open_source, shorten_number
+from mupscale.hf.files import Record, Source, count_from_first, open_source, shorten_number
 from mupscale.hf.verification import find_record
 from mupscale.optim import Traits, default_hyper, traits_of
 from mupscale.system import (
@@ -138,9 +138,10 @@ class Inspection:
         """How it grew before."""
         if self.record is None:
             return []
+        spreads = "" if self.fresh is None else ", as the spreads of new units do"
         return [
-            f"it has grown before, {self.record.in_words}: param_groups counts from the first model, and the factors "
-            f"shown here count from this one"
+            f"it has grown before, {self.record.in_words}: param_groups counts from the first model{spreads}, and the "
+            f"factors shown here count from this one"
         ]
 
     def _fresh_lines(self) -> list[str]:
@@ -258,7 +259,9 @@ def _inspect(
     source: Source, architecture: PlannedArchitecture, asked: AskedGrowth, optimizer: type[Optimizer]
 ) -> Inspection:
     config, times, fresh = source.config, asked.times, asked.fresh
-    plan = architecture.plan_parameters(config, times, source.shapes)
+    plan, record = architecture.plan_parameters(config, times, source.shapes), find_record(source)
+    if record is not None and fresh is not None:
+        plan = count_from_first(record, plan)
     check_fresh_plan(architecture, config, plan, fresh)
     architecture.check_grown(plan, times, config)
     wide = architecture.wide_config(config, times)
@@ -278,7 +281,7 @@ def _inspect(
         sizes,
         tuple(rows),
         numbers,
-        find_record(source),
+        record,
         fresh,
         losses,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from mupscale.hf.files import (
     dtype_of_output,
     failure_of_writing,
     open_source,
+    plan_growth,
     size_in_words,
     write_companions,
     write_model_card,
@@ -189,9 +190,10 @@ def _prepare(
     if architecture.described and not told:
         check_layers(source.config, source.shapes, source.folder)
     measured = fresh is not None or asked.noise != 0
-    recorded_plan = architecture.plan_to_record(source.config, times, fresh=measured)
+    before = find_record(source)
+    first = before if measured else None  # from whose first model spreads are counted
+    plan, recorded_plan = plan_growth(first, source.config, times, source.shapes, fresh=measured)
     config = architecture.wide_config(source.config, times)
-    plan = architecture.plan_files(source.config, times, source.shapes, recorded=recorded_plan)
     check_fresh_plan(architecture, source.config, plan, fresh)
     if dtype is not None:
         fields = [name for name in ("dtype", "torch_dtype") if name in config] or ["dtype"]
@@ -207,7 +209,7 @@ def _prepare(
         check_optimizer_file(file, source, times, recorded_plan, grow=fresh)
     shards = arrange_shards(source, plan, dtype=dtype, shard_size=shard_size)
     growth = GrowthStep(times, gaussian.std, seed, gaussian.unit, fresh, architecture.sizes(config))
-    before = find_record(source)
+    growth = replace(growth, from_first=first is not None)
     prepared = _Prepared(
         source, architecture, config, plan, recorded_plan, before, shards, gaussian, growth, seed, file
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from mupscale.core import Plan, Shape
 from mupscale.hf.describe.architecture import Architecture, Config
-from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.describe.multipliers import Ratios, Times
 from mupscale.hf.describe.planned import Evidence, PlannedArchitecture
 
 
@@ -81,6 +81,10 @@ class Described(PlannedArchitecture):
     def plan_parameters(self, config: Config, times: Times, shapes: Mapping[str, Shape], *, fresh: bool = True) -> Plan:
         """By the names and narrow shapes."""
         return self.description.plan(config, times, shapes)
+
+    def plan_unchanged(self, config: Config, shapes: Mapping[str, Shape], *, means: bool) -> Plan:
+        """By the std in the config."""
+        return self.description.plan(config, Ratios() if means else Times(), shapes)
 
     def plan_wide_parameters(self, config: Config, times: Times, shapes: Mapping[str, Shape]) -> Plan:
         """By the names and wide shapes."""

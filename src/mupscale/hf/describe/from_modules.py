@@ -94,6 +94,13 @@ class FromModules(PlannedArchitecture):
         """By the modules of the model that the config names."""
         return plan_by_modules(config, times, fresh=fresh)
 
+    def plan_unchanged(self, config: Config, shapes: Mapping[str, Shape], *, means: bool) -> Plan:
+        """As measured on models that are built for it."""
+        model = sketch_model(config)
+        own = {name: tuple(p.shape) for name, p in naming.parameters(model).items()}
+        groups = naming.aliases(model.named_parameters(remove_duplicate=False))
+        return _with_initial(Plan({n[0]: Entry(own[n[0]], own[n[0]], names=n) for n in groups}), config)
+
     def plan_wide_parameters(self, config: Config, times: Times, shapes: Mapping[str, Shape]) -> Plan:
         """Of layers alone; a growth in width without a plan on record was by a description, which is absent now."""
         if times == Times():

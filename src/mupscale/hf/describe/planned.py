@@ -101,6 +101,13 @@ class PlannedArchitecture(ABC):
         """The plan for a narrow model's parameters, which have these shapes."""
 
     @abstractmethod
+    def plan_unchanged(self, config: Config, shapes: Mapping[str, Shape], *, means: bool) -> Plan:
+        """A plan by which nothing grows, for the initial values of a model's parameters, which have these shapes.
+
+        means: know them, too, which fresh units need.
+        """
+
+    @abstractmethod
     def plan_wide_parameters(self, config: Config, times: Times, shapes: Mapping[str, Shape]) -> Plan:
         """The plan for a wide model's parameters, which have these shapes, where nothing else is on record."""
 

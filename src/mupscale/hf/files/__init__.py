@@ -3,11 +3,13 @@
 safetensors_format: where tensors lie in a file. source: a checkpoint's folder and what is in it. gguf_files: a GGUF
 file as such a folder. shards: which wide tensor goes into which file. stream: the files filled piece by piece. record:
 mupscale.json beside a wide checkpoint. output_folder: its place, and what lies beside the weights. model_card:
-README.md there. deep_files: the weights of a checkpoint with more layers.
+README.md there. deep_files: the weights of a checkpoint with more layers. initial_values: what new units of a model
+that has grown before are drawn from.
 """
 
 from mupscale.hf.files.deep_files import DeepTensor, NewTensor, write_deep_weights
 from mupscale.hf.files.gguf_files import read_gguf
+from mupscale.hf.files.initial_values import count_from_first, plan_growth
 from mupscale.hf.files.model_card import CARD_FILE, write_model_card
 from mupscale.hf.files.output_folder import (
     bytes_bar,
@@ -37,10 +39,12 @@ __all__ = [
     "bytes_bar",
     "check_place",
     "check_space",
+    "count_from_first",
     "dtype_of_output",
     "failure_of_writing",
     "is_gguf",
     "open_source",
+    "plan_growth",
     "plan_name",
     "plan_names",
     "read_config",

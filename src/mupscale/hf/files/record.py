@@ -16,6 +16,7 @@ from mupscale.system import MupscaleError, read_json, replace_text
 
 RECORD_FILE = "mupscale.json"
 _FORMAT = "mupscale.hf/1"
+_FROM_FIRST = "from the first model"
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class GrowthStep:
 
     fresh: how it grew by fresh units; None where it grew by copies. sizes: what it became, for a reader. draws: how the
     random numbers were drawn, which files of earlier versions do not say. layers: how many it has since, where it
-    became deeper, and deepen: what the new ones are; None where it became wider.
+    became deeper, and deepen: what the new ones are; None where it became wider. from_first: whether the initial spread
+    that noise and new units go by is counted from the first model, and not, as earlier versions did, from this one.
 
     >>> GrowthStep(Times.of(2), noise=0.5, seed=1).times.ffn
     2
@@ -42,6 +44,7 @@ class GrowthStep:
     draws: Draws = DRAWS
     layers: int | None = None
     deepen: HowDeep = "identity"
+    from_first: bool = False
 
     def __str__(self) -> str:
         """For a message: by 2 in width, or to 24 layers."""
@@ -57,6 +60,7 @@ class GrowthStep:
         """As mupscale.json has it."""
         content: dict[str, Any] = {"times": self.times.to_json(), "noise": self.noise}
         content |= {"seed": self.seed, "unit": self.unit, **({} if self.draws == "torch" else {"draws": self.draws})}
+        content |= {"spread": _FROM_FIRST} if self.from_first else {}
         if self.layers is not None:
             return {**content, "how": self.deepen, "layers": self.layers}
         if self.fresh is None:
@@ -70,6 +74,8 @@ class GrowthStep:
         draws = content.get("draws", "torch")
         if draws not in get_args(Draws):
             raise ValueError(f"numbers drawn by {draws!r}, which this version does not know")
+        if (spread := content.get("spread")) not in (None, _FROM_FIRST):
+            raise ValueError(f"a spread counted {spread!r}, which this version does not know")
         if how in get_args(HowDeep):
             times, seed, layers = Times(**content["times"]), content["seed"], int(content["layers"])
             return cls(times, seed=seed, draws=draws, layers=layers, deepen=how)
@@ -78,7 +84,8 @@ class GrowthStep:
         fresh = Fresh(content["outgoing"], content["lossless"]) if how == "fresh" else None
         times = times_from_json(content["times"])
         unit, sizes = content.get("unit", "init"), content.get("sizes", {})
-        return cls(times, content["noise"], content["seed"], unit, fresh, sizes, draws)
+        made = cls(times, content["noise"], content["seed"], unit, fresh, sizes, draws)
+        return replace(made, from_first=spread is not None)
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,16 @@ class Record:
         """For a message: by 2 in width and then to 24 layers."""
         return " and then ".join(map(str, self.growths))
 
+    @property
+    def widenings(self) -> list[GrowthStep]:
+        """The growths by which it became wider."""
+        return [growth for growth in self.growths if growth.layers is None]
+
+    @property
+    def first_config(self) -> dict[str, Any]:
+        """config.json of the first model, with the layers that there are since."""
+        return reduce(lambda deep, step: step.config_after(deep), self.deepenings, dict(self.config))
+
     def then(self, growth: GrowthStep, plan: Plan | None = None) -> Record:
         """Grown once more; `plan` is that growth's own, where the architecture is not described."""
         whole = plan if self.plan is None or plan is None else self.plan.then(plan)
@@ -125,7 +142,7 @@ class Record:
         """The plan from the first model to this one, for parameters of these names and wide shapes."""
         if self.plan is not None:
             return self.plan
-        config = reduce(lambda deep, step: step.config_after(deep), self.deepenings, dict(self.config))
+        config = self.first_config
         return architecture_of(config).plan_wide_parameters(config, self.times, shapes)
 
     def save(self, folder: Path) -> None:

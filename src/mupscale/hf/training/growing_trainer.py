@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from mupscale.growth import Copies, Operator, obstacles, upscale_untried
 from mupscale.hf.describe import (
     AskedGrowth,
+    Config,
     HowDeep,
     Times,
     architecture_of,
@@ -23,7 +24,7 @@ from mupscale.hf.describe import (
     check_wider_and_deeper,
     settle_growth,
 )
-from mupscale.hf.files import RECORD_FILE, GrowthStep, Record
+from mupscale.hf.files import RECORD_FILE, GrowthStep, Record, count_from_first
 from mupscale.hf.training.deepened_model import deepen_in_memory, model_like
 from mupscale.hf.training.invariant_clipping import InvariantClipping, find_in_charge
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
@@ -216,9 +217,8 @@ class GrowTrainerCallback(InvariantClipping):
         grown, grown_optimizer, is_wider = nn.Module.__new__(type(model)), optimizer, asked.times != Times()
         grown.__dict__.update(model.__dict__)
         if is_wider or self.layers is None:
-            grown, grown_optimizer = self._wider(grown, optimizer, asked, lr if self.layers is None else None)
-            plan = architecture_of(config).plan_to_record(config, asked.times, fresh=asked.fresh is not None)
-            record = record.then(GrowthStep(asked.times, noise=self.noise, seed=self.seed, fresh=asked.fresh), plan)
+            grown, grown_optimizer = self._wider(grown, optimizer, asked, record, lr if self.layers is None else None)
+            record = self._record_width(record, config, asked)
         if self.layers is not None:
             step = GrowthStep(Times(), seed=self.seed, layers=self.layers, deepen=self.deepen)
             from_group = [group.get(FROM_GROUP) for group in grown_optimizer.param_groups]
@@ -249,13 +249,20 @@ class GrowTrainerCallback(InvariantClipping):
             )
         return rates[0] * self.scale_lr
 
+    def _record_width(self, record: Record, config: Config, asked: AskedGrowth) -> Record:
+        """The record after a growth in width; what is drawn counts from the first model, where this one grew before."""
+        from_first = bool(record.growths) and bool(asked.fresh is not None or self.noise)
+        step = GrowthStep(asked.times, noise=self.noise, seed=self.seed, fresh=asked.fresh, from_first=from_first)
+        plan = architecture_of(config).plan_to_record(config, asked.times, fresh=asked.fresh is not None)
+        return record.then(step, None if plan is None else count_from_first(record, plan))
+
     def _wider(
-        self, narrow: nn.Module, optimizer: Optimizer, asked: AskedGrowth, lr: float | None
+        self, narrow: nn.Module, optimizer: Optimizer, asked: AskedGrowth, record: Record, lr: float | None
     ) -> tuple[nn.Module, Optimizer]:
         config = narrow.config.to_dict()  # type: ignore[union-attr, operator]
         architecture = architecture_of(config)
         planned = architecture.plan_parameters(config, asked.times, shapes_of(narrow))
-        plan = match_plan(narrow, planned)
+        plan = count_from_first(record, match_plan(narrow, planned))
         check_fresh_plan(architecture, config, plan, asked.fresh)
         wide = model_like(narrow, architecture.wide_config(config, asked.times))
         operator = asked.fresh or Copies(asked.noise)

@@ -13,7 +13,7 @@ from torch import Tensor
 from mupscale.core import Axis, Plan, Shape, places
 from mupscale.growth import Fresh, GaussianNoise
 from mupscale.hf.describe import Config, PlannedArchitecture, Times, architecture_of, grown, layers_of, plan_layers
-from mupscale.hf.files import RECORD_FILE, GrowthStep, Record, Source
+from mupscale.hf.files import RECORD_FILE, GrowthStep, Record, Source, plan_growth
 from mupscale.hf.verification.weights import AnyGrowth, PlannedDepth, PlannedGrowth
 from mupscale.system import MupscaleError
 
@@ -22,13 +22,14 @@ from mupscale.system import MupscaleError
 class Relation:
     """Two checkpoints, and the growths that lead from the one to the other.
 
-    plan: of all of them in one, where the caller or mupscale.json has it.
+    plan: of all of them in one, where the caller or mupscale.json has it. before: how the small one had grown.
     """
 
     small: Source
     wide: Source
     growths: tuple[GrowthStep, ...]
     plan: Plan | None = None
+    before: Record | None = None
 
     @property
     def times(self) -> Times:
@@ -66,21 +67,24 @@ class Relation:
 
     def steps(self) -> Iterator[AnyGrowth]:
         """Each growth with its plan, for the tensors of the files."""
-        config, shapes, before = self.small.config, self.small.shapes, Record.find(self.small.folder)
-        first, times = (config, Times()) if before is None else (before.config, before.times)
+        config, shapes, record = self.small.config, self.small.shapes, self.before
+        counted = any(growth.from_first for growth in self.growths)
         for growth in self.growths:
+            by_model = None
             if growth.layers is not None:
-                tensors = plan_layers(shapes, growth.deepen, growth.layers, first, times)
+                since = (config, Times()) if record is None else (record.config, record.times)
+                tensors = plan_layers(shapes, growth.deepen, growth.layers, *since)
                 yield PlannedDepth(tensors, growth.seed, growth.draws)
                 shapes = {name: shapes[tensor.origin] for name, tensor in tensors.items()}
             else:
                 recorded = self.plan if len(self.growths) == 1 else None
-                architecture, fresh = architecture_of(config), bool(growth.noise) or growth.fresh is not None
-                plan = architecture.plan_files(config, growth.times, shapes, recorded=recorded, fresh=fresh)
+                fresh, first = bool(growth.noise) or growth.fresh is not None, record if growth.from_first else None
+                plan, by_model = plan_growth(first, config, growth.times, shapes, recorded=recorded, fresh=fresh)
                 noise = GaussianNoise(growth.noise, growth.unit)
                 yield PlannedGrowth(plan, noise, growth.seed, growth.fresh, growth.draws)
                 shapes = {name: plan[plan.names.get(name, name)].wide for name in shapes}
-            config, times = growth.config_after(config), times * growth.times
+            record = _then(record, config, growth, by_model if counted else None)
+            config = growth.config_after(config)
 
     def plan_for(self, shapes: Mapping[str, Shape]) -> Plan:
         """From the small model to the wide one, for the small model's parameters."""
@@ -145,11 +149,28 @@ def relate(small: Source, wide: Source, plan: Plan | None = None) -> Relation:
         growths = record.growths[start:]
         if _same_sizes(_config_after(small.config, growths), wide.config):
             whole = plan if plan is not None else record.plan if start == 0 else None
-            return Relation(small, wide, growths, whole)
+            return Relation(small, wide, growths, whole, before or _before(record, start))
     raise _unrelated(
         f"by its {RECORD_FILE} it grew {record.in_words} from {_sizes_in_words(record.config)}, and the small one "
         f"has {_sizes_in_words(small.config)}"
     )
+
+
+def _then(record: Record | None, config: Config, growth: GrowthStep, plan: Plan | None) -> Record:
+    """The record of a model with this config and record, grown once more."""
+    return Record(config, (growth,), plan) if record is None else record.then(growth, plan)
+
+
+def _before(record: Record, start: int) -> Record | None:
+    """What mupscale.json of the small model would say, by the wide one's, where later growths count from the first."""
+    before: Record | None = None
+    if any(growth.from_first for growth in record.growths[start:]):
+        config: Config = record.config
+        for growth in record.growths[:start]:
+            architecture, deeper = architecture_of(config), growth.layers is not None
+            plan = None if deeper else architecture.plan_to_record(config, growth.times, fresh=False)
+            before, config = _then(before, config, growth, plan), growth.config_after(config)
+    return before
 
 
 def _unrelated(why: str) -> MupscaleError:

@@ -1,0 +1,296 @@
+"""Checkpoints that grow more than once: what noise and new units are drawn from counts from the first model."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+import hf_models as models  # noqa: E402
+import mupscale as mu  # noqa: E402
+from hf_files import read_checkpoint  # noqa: E402
+from mupscale import MupscaleError, Plan, hf  # noqa: E402
+from mupscale.core import index_of_old  # noqa: E402
+from mupscale.hf.describe import DESCRIPTIONS, Times, architecture_of, sketch_model  # noqa: E402
+from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
+from mupscale.hf.files import GrowthStep, Record, count_from_first, open_source, plan_growth  # noqa: E402
+from mupscale.hf.training import match_plan, shapes_of  # noqa: E402
+
+TIED = {"tie_word_embeddings": True}
+NOISY, FRESH = mu.Copies(0.5), mu.Fresh()
+GATE = "model.layers.0.mlp.gate_proj.weight"
+
+
+def config_of(name: str, **changed: Any) -> dict[str, Any]:
+    config = models.tiny(name, **changed)[0]
+    return {**config.to_dict(), "architectures": config.architectures}
+
+
+def grown(config: Mapping[str, Any], times: Times, shapes: Mapping[str, Any]) -> tuple[Plan, dict[str, Any], Any]:
+    """The plan of a growth; the config and the shapes after it."""
+    architecture = architecture_of(config)
+    plan = architecture.plan_parameters(config, times, shapes)
+    return plan, architecture.wide_config(config, times), {n: plan[plan.names[n]].wide for n in shapes}
+
+
+def spreads(plan: Plan | None) -> dict[str, float]:
+    assert plan is not None
+    assert plan.fresh is not None
+    return dict(plan.fresh)
+
+
+def check_same_start(counted: Plan, once: Plan) -> None:
+    """Spreads and means alike, up to the rounding of a few products."""
+    assert spreads(counted) == pytest.approx(spreads(once), rel=1e-12, abs=0)
+    if counted.means is not None:
+        assert once.means is not None
+        for name, means in counted.means.items():
+            assert means == pytest.approx(once.means[name], rel=1e-12), name
+
+
+def save(folder: Path, name: str = "llama", **config: Any) -> Path:
+    """A small random model."""
+    models.randomised(models.build(models.tiny(name, **config)[0])).save_pretrained(folder)  # type: ignore[operator]
+    return folder
+
+
+def grow(source: Path, out: Path, operator: mu.Operator, **options: Any) -> Path:
+    given = {"times": 2, "verify": False, "progress": False, **options}
+    return hf.upscale(source, out, grow=operator, **given).path
+
+
+def grow_twice(folder: Path, first: mu.Operator, second: mu.Operator, **config: Any) -> tuple[Path, Path, Path]:
+    small = save(folder / "small", **config)
+    wide = grow(small, folder / "wide", first, seed=1)
+    return small, wide, grow(wide, folder / "wider", second, seed=2)
+
+
+def edit_record(folder: Path, **changed: Any) -> None:
+    """Change what mupscale.json says of the last growth; None removes it."""
+    file = folder / "mupscale.json"
+    content = json.loads(file.read_text())
+    last = {**content["growths"][-1], **changed}
+    content["growths"][-1] = {name: value for name, value in last.items() if value is not None}
+    file.write_text(json.dumps(content))
+
+
+# Plans.
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"), [*models.each([(n, {}) for n in models.CONFIGS if n != "t5"]), ("t5", {}), ("llama", TIED)]
+)
+def test_the_start_is_that_of_one_growth(name: str, changed: dict[str, Any]) -> None:
+    """Also where the sizes in a config set the spread (T5's), and where the norm of a tied readout starts below 1."""
+    config, twice = config_of(name, **changed), models.usual_times(name)
+    shapes = models.shapes(sketch_model(config), every_name=True)
+    for first in (twice, twice.as_ratios()):
+        for second in (twice, twice.as_ratios()):
+            try:
+                _, wide, wide_shapes = grown(config, first, shapes)
+                plan, _, _ = grown(wide, second, wide_shapes)
+            except MupscaleError:  # which takes no fresh units
+                assert first.takes_any_ratio or second.takes_any_ratio
+                assert name in ("bloom", "mpt", "mamba2", "wav2vec2")
+                continue
+            counted = count_from_first(Record(config, (GrowthStep(first),)), plan)
+            once = grown(config, first * second, shapes)[0]
+            check_same_start(counted, once)
+            check_same_start(count_from_first(Record(config, (GrowthStep(first),)), counted), once)
+            assert spreads(plan) != pytest.approx(spreads(once), rel=1e-2, abs=0)
+            assert replace(counted, fresh=plan.fresh, means=plan.means) == plan
+
+
+@pytest.mark.parametrize("first", ["heads=2,kv=1", "hidden=3,heads=2", "ffn=3"])
+@pytest.mark.parametrize("second", ["2", "hidden=2,heads=2", "ffn=3"])
+def test_sizes_that_grow_apart(first: str, second: str) -> None:
+    """And in blocks that do not compose, where key/value heads grow in one of the two alone."""
+    config = config_of("llama", head_dim=4, hidden_size=24)
+    shapes = models.shapes(sketch_model(config))
+    one, two = Times.of(first), Times.of(second)
+    _, wide, wide_shapes = grown(config, one, shapes)
+    plan = grown(wide, two, wide_shapes)[0]
+    check_same_start(count_from_first(Record(config, (GrowthStep(one),)), plan), grown(config, one * two, shapes)[0])
+
+
+def test_more_layers_change_no_spread() -> None:
+    """Neither alone nor between two growths by width; what a config says of all its layers is as it was."""
+    config = config_of("gpt2")
+    deeper, twice = GrowthStep(Times(), layers=4), GrowthStep(Times.of(2))
+    deep = deeper.config_after(config)
+    shapes = models.shapes(sketch_model(deep))
+    plan = grown(deep, twice.times, shapes)[0]
+    assert count_from_first(Record(config, (deeper,)), plan) == plan
+    once = grown(deep, Times.of(4), shapes)[0]
+    _, wide, wide_shapes = grown(deep, twice.times, shapes)
+    for growths in ((twice, deeper), (deeper, twice)):
+        check_same_start(count_from_first(Record(config, growths), grown(wide, twice.times, wide_shapes)[0]), once)
+
+
+def test_plans_by_a_models_own_names() -> None:
+    """As a callback has them, tied as the model is; a plan without initial values stays."""
+    config = config_of("llama", **TIED)
+    wide = architecture_of(config).wide_config(config, Times.of(2))
+    model = models.build(wide)
+    plan = match_plan(model, architecture_of(wide).plan_parameters(wide, Times.of(2), shapes_of(model)))
+    record = Record(config, (GrowthStep(Times.of(2)),))
+    counted = spreads(count_from_first(record, plan))
+    assert counted[GATE] == pytest.approx(0.02 / math.sqrt(4))
+    assert counted["model.embed_tokens.weight"] == 0.02
+    unknown = replace(plan, fresh=None)
+    assert count_from_first(record, unknown) is unknown
+    fresh = architecture_of(wide).plan_parameters(wide, Times.of(2).as_ratios(), shapes_of(model))
+    nothing_told = replace(record, config={**config, "initializer_range": None})
+    with pytest.raises(MupscaleError, match=r"write 'initializer_range', .*, and into 'config' in mupscale\.json"):
+        count_from_first(nothing_told, fresh)
+
+
+# Files.
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_new_units_have_the_spread_that_one_growth_gives_them(tmp_path: Path, name: str) -> None:
+    """Measured on the files, whose config says 0.02 throughout."""
+    sizes = {"gpt2": {"n_embd": 64, "n_layer": 1}}.get(
+        name, {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, **TIED}
+    )
+    _, wide, wider = grow_twice(tmp_path, FRESH, FRESH, name=name, **sizes)
+    before, small = open_source(wide), Record.load(wide).config
+    plan = grown(before.config, Times.of(2), before.shapes)[0]
+    once = spreads(grown(small, Times.of(4), models.shapes(sketch_model(small)))[0])
+    measured = 0
+    for tensor, p in read_checkpoint(wider).items():
+        entry = plan[tensor]
+        new = torch.ones(entry.wide, dtype=torch.bool)
+        new[index_of_old(entry.narrow, entry.axes)] = False
+        if p.dim() == 2 and (count := int(new.sum())) > 1000:
+            assert float(p[new].std()) == pytest.approx(once[tensor], rel=6 / math.sqrt(2 * count)), tensor
+            measured += 1
+    assert measured >= 5
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (FRESH, FRESH),
+        (NOISY, NOISY),
+        (NOISY, FRESH),
+        pytest.param(FRESH, NOISY, marks=pytest.mark.slow),
+        pytest.param(mu.Copies(), mu.Fresh(lossless=True), marks=pytest.mark.slow),
+    ],
+)
+def test_they_are_verified_with_the_spread_that_was_written(
+    tmp_path: Path, first: mu.Operator, second: mu.Operator
+) -> None:
+    """From the first model and from the second, also where that has lost its record; another spread is an error."""
+    small, wide, wider = grow_twice(tmp_path, first, second, **TIED)
+    assert [growth.from_first for growth in Record.load(wider).growths] == [False, True]
+    assert "spread" not in json.loads((wide / "mupscale.json").read_text())["growths"][0]
+    assert hf.verify(small, wider).ok
+    assert hf.verify(wide, wider).ok
+    lost = Path(shutil.copytree(wide, tmp_path / "lost"))
+    (lost / "mupscale.json").unlink()
+    assert hf.verify(lost, wider).ok
+    edit_record(wider, spread=None)
+    assert not hf.verify(wide, wider).ok
+    assert not hf.verify(small, wider).ok
+
+
+@pytest.mark.parametrize("operator", [FRESH, NOISY])
+def test_what_an_earlier_version_wrote_is_right(tmp_path: Path, operator: mu.Operator) -> None:
+    """It counted from the grown checkpoint and did not say so; what grows from there counts from the first."""
+    small = save(tmp_path / "small")
+    wide = grow(small, tmp_path / "wide", operator, seed=1)
+    before = Record.load(wide)
+    (wide / "mupscale.json").unlink()
+    old = grow(wide, tmp_path / "old", operator, seed=2)
+    before.then(Record.load(old).growths[0]).save(old)
+    before.save(wide)
+    new = grow(wide, tmp_path / "new", operator, seed=2)
+    assert not torch.equal(read_checkpoint(old)[GATE], read_checkpoint(new)[GATE])
+    assert hf.verify(small, old).ok
+    assert hf.verify(wide, old).ok
+    third = grow(old, tmp_path / "third", operator)
+    assert [growth.from_first for growth in Record.load(third).growths] == [False, False, True]
+    assert hf.verify(small, third).ok
+    plan = plan_growth(Record.load(old), json.loads((old / "config.json").read_text()), Times.of(2), shapes_at(old))[0]
+    assert spreads(plan)[GATE] == pytest.approx(0.02 / math.sqrt(8))
+
+
+def test_wider_and_deeper_and_wider_again(tmp_path: Path) -> None:
+    small = save(tmp_path / "small", "gpt2")
+    wide = grow(small, tmp_path / "wide", NOISY)
+    deep = grow(wide, tmp_path / "deep", FRESH, layers=3, verify=True)
+    last = grow(deep, tmp_path / "last", FRESH, times="3")
+    assert [growth.from_first for growth in Record.load(last).growths] == [False, True, False, True]
+    assert hf.verify(small, last).ok
+    edit_record(last, spread=None)
+    assert not hf.verify(deep, last).ok
+
+
+def shapes_at(folder: Path) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in read_checkpoint(folder).items()}
+
+
+def test_what_is_said_of_the_spread(tmp_path: Path) -> None:
+    """By inspect, in mupscale.json, and of words that this version does not know."""
+    small = save(tmp_path / "small")
+    wide = grow(small, tmp_path / "wide", mu.Copies())
+    found = hf.inspect(wide, times=2, grow=FRESH)
+    row = next(row for row in found.rows if "gate_proj" in row.name or "gate_proj" in row.label)
+    assert row.new_units == "± 0.01"
+    assert "param_groups counts from the first model, as the spreads of new units do" in " ".join(found.summary())
+    step = GrowthStep(Times.of(2), 0.5, from_first=True)
+    assert GrowthStep.from_json(step.to_json()) == step
+    with pytest.raises(ValueError, match="a spread counted 'otherwise', which this version does not know"):
+        GrowthStep.from_json({**step.to_json(), "spread": "otherwise"})
+    assert not Record.load(grow(wide, tmp_path / "wider", mu.Copies())).growths[-1].from_first  # nothing was drawn
+
+
+def test_the_optimizers_state_does_not_depend_on_it(tmp_path: Path) -> None:
+    small = save(tmp_path / "small")
+    wide = grow(small, tmp_path / "wide", FRESH)
+    model = models.build(json.loads((wide / "config.json").read_text()))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    grow(wide, tmp_path / "counted", FRESH, optimizer=tmp_path / "optimizer.pt")
+    (wide / "mupscale.json").unlink()
+    grow(wide, tmp_path / "alone", FRESH, optimizer=tmp_path / "optimizer.pt")
+    one, other = (torch.load(tmp_path / folder / "optimizer.pt") for folder in ("counted", "alone"))
+    assert one["param_groups"] == other["param_groups"]
+    for key, state in one["state"].items():
+        assert all(torch.equal(state[name], other["state"][key][name]) for name in state)
+
+
+# What is not described.
+
+
+@pytest.mark.parametrize("second", [FRESH, pytest.param(NOISY, marks=pytest.mark.slow)])
+def test_what_is_not_described_counts_from_the_first(tmp_path: Path, second: mu.Operator) -> None:
+    assert "arcee" not in DESCRIPTIONS
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.ArceeConfig(**sizes, num_key_value_heads=2, vocab_size=13, max_position_embeddings=16)
+    with quiet_transformers():
+        models.randomised(transformers.ArceeForCausalLM(config)).save_pretrained(tmp_path / "small")
+    wide = grow(tmp_path / "small", tmp_path / "wide", mu.Copies(), verify=True)
+    wider = grow(wide, tmp_path / "wider", second, verify=True)
+    small = open_source(tmp_path / "small")
+    once = architecture_of(small.config).plan_to_record(small.config, Times.of(4), fresh=True)
+    plan = Record.load(wider).plan
+    assert plan is not None
+    assert spreads(plan) == pytest.approx(spreads(once), rel=1e-12, abs=0)
+    assert hf.verify(tmp_path / "small", wider).ok
+    edit_record(wider, spread=None)
+    assert not hf.verify(wide, wider).ok
