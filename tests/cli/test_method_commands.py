@@ -142,6 +142,18 @@ def test_help_names_the_settings_of_the_method(capsys: pytest.CaptureFixture[str
     assert "method" not in capsys.readouterr().out.replace("methods", "")
 
 
+def test_the_first_example_of_a_transfer_check_is_short_and_says_how_long_it_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit):
+        main(["transfer-check", "--help"])
+    example = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  mupscale transfer"))
+    command, time = example.strip().split("  ", 1)
+    assert time.strip() == "40 seconds of one core"
+    assert command in Path(__file__).parents[2].joinpath("docs/paper-method.md").read_text(encoding="utf-8")  # measured
+
+
 def test_train_takes_the_same_file_and_ignores_its_method(file: str) -> None:
     assert main(["train", file, "--out", "trained"]) == 0
     assert metrics(Path("trained"), "grow")[0]["width"] == 16

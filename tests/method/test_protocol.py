@@ -17,10 +17,11 @@ from method_runs import BASE_STEPS, WIDE_STEPS, run_quietly, settings, small
 from mupscale.engine.outcomes import Outcome
 from mupscale.method import dry_run
 from mupscale.method.contender_training import read_curve, thin_curve
-from mupscale.method.dry_run import PlannedStage, measure_step, rough_time, short_flops
+from mupscale.method.dry_run import PlannedStage, measure_step, short_flops
 from mupscale.method.protocol import Protocol, near_divisor
 from mupscale.method.summary import Summary
 from mupscale.sweep.space import Cell
+from mupscale.system import rough_time
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Evaluation, Growth, Schedule, Seeds, Spec
 from small_runs import Rows

@@ -147,6 +147,25 @@ def test_a_real_check_writes_its_numbers_and_a_picture(checked: tuple[Path, dict
     assert len(values["verdict"]) >= 2
 
 
+def test_a_pipe_is_told_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mupscale.system.terminal.SECONDS_BETWEEN_LINES", 0.0)
+    asked: dict[str, Any] = {**SMALL, "widths": [8], "lrs": [0.004], "noises": [0.3], "seeds": 1}
+    transfer_check(small(), out=tmp_path / "told", note=print, **asked)
+    told = capsys.readouterr().out.splitlines()
+    assert [line for line in told if not line.startswith("step ")] == [
+        "width 8: 1 base models",
+        "width 8 → 16: 1 trials × 1 seeds",
+    ]
+    assert [line.split()[1] for line in told if line.startswith("step ")] == [
+        *(f"{step}/6" for step in range(1, 7)),
+        *(f"{step}/8" for step in range(1, 9)),
+    ]
+    transfer_check(small(), out=tmp_path / "silent", **asked)
+    assert capsys.readouterr() == ("", "")
+
+
 def test_the_shared_point_is_one_trial_and_seeds_differ(checked: tuple[Path, dict[str, Any]]) -> None:
     _, values = checked
     by_lr, by_noise = values["lr"][0]["points"][1], values["noise"][0]["points"][1]

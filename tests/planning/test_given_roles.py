@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -188,3 +189,17 @@ def test_a_family_finds_what_old_weights_keep_for_every_width() -> None:
 def test_a_constant_given_without_its_part_for_old_units_is_asked_for_where_no_run_looks() -> None:
     with pytest.raises(mu.MupscaleError, match=re.escape("keep=…). With a batch (inputs=)")):
         mu.plan(Net(8), Net(16), grow=mu.Fresh(), roles={"out.weight": mu.Role(in_=1, fold=2.0)})
+
+
+@pytest.mark.parametrize("wrong", [None, "0", 1.0, True, (0, None), torch.tensor(0.5)], ids=str)
+def test_dimensions_that_are_none_are_refused_with_what_to_write(wrong: object) -> None:
+    said = "a role's in_ is the number of the input dimension that grows, such as in_=0, or several as a tuple, not "
+    remedy = "; leave in_ away where no input dimension grows"
+    with pytest.raises(mu.MupscaleError, match=re.escape(f"{said}{wrong!r}{remedy}")):
+        mu.Role(out=0, in_=wrong)  # type: ignore[arg-type]
+    with pytest.raises(mu.MupscaleError, match="a role's out is the number of the output dimension"):
+        mu.Role(out=wrong, in_=None)  # type: ignore[arg-type]
+
+
+def test_dimensions_may_be_any_whole_numbers() -> None:
+    assert mu.Role(out=np.int64(0), in_=[1, -1]) == mu.Role(out=0, in_=(1, -1))  # type: ignore[arg-type]

@@ -31,6 +31,28 @@ def test_the_first_line_at_once_and_the_last_always(capsys: pytest.CaptureFixtur
     assert capsys.readouterr() == ("1\n3\n", "")
 
 
+def test_lines_tell_the_time_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("mupscale.system.terminal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("mupscale.system.terminal.SECONDS_BETWEEN_LINES", 10.0)
+    timed, untimed = (open_display(columns, 1000, lines="stdout") for columns in (["time left"], ["bar"]))
+    for now[0], done in ((101.0, 500), (103.0, 505), (110.0, 545), (121.0, 600), (151.0, 630), (161.0, 1000)):
+        timed.update(done, str(done))  # a run that went on after step 500: those took no time here
+        untimed.update(done, "")
+    timed.update(0, "others", total=50)
+    now[0] = 171.0
+    timed.update(5, "the others")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    left = [
+        "545, about 2 min left",
+        "600, about 2 min left",
+        "630, about 7 min left",
+        "1000",
+        "the others, about 2 min left",
+    ]
+    assert lines == left
+
+
 def test_nothing_where_no_lines_are_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     for display in (open_display(["bar"], 3), open_display(["bar"], 3, lines="stdout", visible=False)):
         assert isinstance(display, SilentDisplay)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,43 @@ def test_noise_of_a_family_at_base_1(sigma: float) -> None:
     assert in_theory == pytest.approx(wanted, rel=0.05)
     assert divided == pytest.approx(wanted, rel=0.05)
     assert plain == pytest.approx([sigma * std for std in wanted], rel=0.05)
+
+
+@pytest.mark.parametrize(("factor", "meets"), [(1.0, True), (2.0, False), (0.5, False)])
+def test_a_family_at_base_1_with_adam_tends_to_the_limit(
+    float64: None, adam_limit: float, factor: float, meets: bool
+) -> None:
+    """Its lr and eps are those of theory.Adam: another eps meets another limit."""
+    n, (inputs, targets) = 200, batch()
+
+    def build(width: int) -> nn.Module:
+        layers = [nn.Linear(a, b, bias=False) for a, b in ((inputs.shape[1], width), (width, width), (width, 1))]
+        for layer, std in zip(layers, (1.0, width**-0.5, 1 / width), strict=True):
+            nn.init.normal_(layer.weight, std=std)
+        return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
+
+    family = mu.Family(build, base=1, init_at=n)
+    fallen: list[float] = []
+    for seed in range(40):
+        model = family.init(n, seed=seed)
+        opt = family.optimizer(model, torch.optim.Adam, lr=0.1, betas=(0.8, 0.9), eps=factor * 0.2)
+        losses: list[float] = []
+        for _ in range(4):
+            loss = squared_error(model(inputs), targets)
+            losses.append(loss.item())
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+        fallen.append(losses[0] - losses[-1])
+    assert (fmean(fallen) == pytest.approx(adam_limit, rel=0.05)) is meets
+
+
+@pytest.fixture(scope="module")
+def adam_limit() -> float:
+    """By how much the loss falls in three steps."""
+    mlp, (inputs, targets) = MLPSetup(3, "tanh", entrywise=Adam(0.8, 0.9, 0.2)), batch()
+    losses = train(Limit(800, device="cpu"), mlp, inputs, targets, [Stage(3, 0.1)]).losses
+    return float(losses[0] - losses[-1])
 
 
 # ------------------------------------------------------------------------ finite networks meet the limit

@@ -68,7 +68,7 @@ class StageTrainer:
         if None not in (stored := [read_outcome(recipe) for recipe in recipes]):
             return [outcome for outcome in stored if outcome is not None]
         began = time.monotonic()
-        with lowest_loss_bar(recipes[0].steps) as tell:
+        with lowest_loss_bar(recipes[0].steps, stored.count(None)) as tell:
             outcomes = train_many(
                 recipes,
                 engine=self.engine,

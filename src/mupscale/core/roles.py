@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
+from typing import Any
 
 from mupscale.core.rules import Number
 from mupscale.system import MupscaleError
@@ -54,8 +56,8 @@ class Role:
     unplaceable: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "out", _as_tuple(self.out))
-        object.__setattr__(self, "in_", _as_tuple(self.in_))
+        object.__setattr__(self, "out", _read_dims("out", "output", self.out))
+        object.__setattr__(self, "in_", _read_dims("in_", "input", self.in_))
 
     def __str__(self) -> str:
         """What differs from a role that says nothing; functions are not spelt out."""
@@ -110,6 +112,20 @@ class Role:
             out_block=self.out_block if out is None else out,
             in_block=self.in_block if in_ is None else in_,
         )
+
+
+def _read_dims(name: str, kind: str, dims: object) -> tuple[int, ...]:
+    """The dimensions that a role names, one or several."""
+    try:
+        several: tuple[Any, ...] = tuple(dims)  # type: ignore[arg-type]
+    except TypeError:
+        several = (dims,)
+    if all(isinstance(dim, Integral) and not isinstance(dim, bool) for dim in several):
+        return tuple(map(int, several))
+    raise MupscaleError(
+        f"a role's {name} is the number of the {kind} dimension that grows, such as {name}=0, or several as a tuple, "
+        f"not {dims!r}; leave {name} away where no {kind} dimension grows"
+    )
 
 
 def _as_tuple(dims: Dims) -> tuple[int, ...]:

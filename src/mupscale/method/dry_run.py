@@ -18,6 +18,7 @@ from mupscale.method.method_run import MethodRun
 from mupscale.method.protocol import Protocol
 from mupscale.method.settings import Method
 from mupscale.method.summary import Choice
+from mupscale.system import rough_time
 from mupscale.train import Recipe, Seeds, Silence, TrainingRun, join_processes, matmul_precision
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
@@ -191,15 +192,3 @@ def short_flops(flops: float) -> str:
     """
     power = max((p for p in range(len(_PREFIXES)) if flops >= 1000.0**p), default=0)
     return f"{flops / 1000.0**power:.3g} {_PREFIXES[power]}".rstrip()
-
-
-def rough_time(seconds: float) -> str:
-    """Seconds for people, rounded up, as an estimate has them.
-
-    >>> rough_time(61), rough_time(7300)
-    ('2 min', '2.0 h')
-    """
-    if seconds < 60:
-        return f"{math.ceil(seconds)} s"
-    minutes = math.ceil(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"

@@ -91,7 +91,7 @@ class MethodRun:
         self._announce(stage, runs, f"width {Width.of(first.width).label}", first.steps, len(left), len(recipes))
         if not left:
             return [outcome for recipe in recipes if (outcome := read_outcome(recipe)) is not None]
-        with self._timed(stage), lowest_loss_bar(first.steps) as tell:
+        with self._timed(stage), lowest_loss_bar(first.steps, len(left)) as tell:
             return train_many(
                 recipes,
                 engine=self.method.engine,
@@ -131,6 +131,7 @@ class MethodRun:
         seeds = f" × {method.sweep_seeds} seeds" if method.sweep_seeds > 1 else ""
 
         def begin(left: int, count: int) -> None:
+            tell.runs = left * method.sweep_seeds
             self._announce(name, f"{count_of(count, 'trial')}{seeds}", f"width {shown}", steps, left, count)
 
         job = SweepJob(
@@ -158,9 +159,7 @@ class MethodRun:
                 on_point=tell,
                 on_start=begin,
             )
-        best = sweep.best
-        noise = f"noise {best.noise:.3g} and " if len(space.noises) > 1 else ""
-        self.note(f"  loss {best.loss:.4f} with {noise}learning rate {best.lr:.3g}, the best")
+        self.note(f"  {_best_trial(sweep)}")
         return sweep
 
     @property
@@ -227,6 +226,12 @@ class MethodRun:
 def count_of(count: int, what: str) -> str:
     """A number of things: 1 run, 1,200 steps."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _best_trial(sweep: Sweep) -> str:
+    best = sweep.best
+    noise = f"noise {best.noise:.3g} and " if len(sweep.space.noises) > 1 else ""
+    return f"loss {best.loss:.4f} with {noise}learning rate {best.lr:.3g}, the best"
 
 
 def _final_losses(outcomes: Sequence[Outcome]) -> str:

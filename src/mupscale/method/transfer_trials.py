@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.core import WholeWidth, Width
-from mupscale.engine import Engine, Outcome, train_many
+from mupscale.engine import Engine, Outcome, lowest_loss_bar, train_many
 from mupscale.method.protocol import Protocol
 from mupscale.method.transfer_verdict import judge_transfer
 from mupscale.sweep import Cell, Space, check_learning_rates
@@ -48,7 +48,7 @@ def transfer_check(
         widths: base widths to compare, two or more
         lrs, noises: what is varied; lr, noise: what the other one is fixed at meanwhile
         base_lr: the base models' learning rate; none takes the optimizer's
-        note: is told what is done, line by line
+        note: is told what is done, line by line; without one, nothing shows how far it is
 
     >>> from mupscale.train import Growth, Recipe, Spec
     >>> recipe = Recipe(
@@ -62,7 +62,7 @@ def transfer_check(
     mupscale.system.errors.MupscaleError: a transfer check needs base widths, two or more, such as [64, 128]
     """
     rate = float(recipe.optimizer.init_args["lr"] if base_lr is None else base_lr)
-    check = _Check(Protocol(recipe, Path(out) / "transfer"), seeds, rate, engine, note or (lambda text: None))
+    check = _Check(Protocol(recipe, Path(out) / "transfer"), seeds, rate, engine, note)
     if not widths:
         raise MupscaleError("a transfer check needs base widths, two or more, such as [64, 128]")
     values = check.compare(widths, _cells_by_axis(lrs, noises, lr, noise), {"lr": lr, "noise": noise})
@@ -89,11 +89,16 @@ class _Check:
     seeds: int
     base_lr: float
     engine: Engine
-    note: Callable[[str], None]
+    note: Callable[[str], None] | None
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise MupscaleError(f"seeds is {self.seeds}, but a transfer check needs at least 1")
+
+    def say(self, text: str) -> None:
+        """Tell whoever wants to know."""
+        if self.note is not None:
+            self.note(text)
 
     def compare(
         self, widths: Sequence[WholeWidth], sweeps: Mapping[str, Sequence[Cell]], fixed: Mapping[str, float]
@@ -126,7 +131,7 @@ class _Check:
             self._write_trials(path, width, done)  # nobody with other settings may take up what is begun here
             self._train_bases(width)
             wide = self.protocol.upscaled_width(width)
-            self.note(f"width {Width.of(width)} → {Width.of(wide)}: {len(missing)} trials × {self.seeds} seeds")
+            self.say(f"width {Width.of(width)} → {Width.of(wide)}: {len(missing)} trials × {self.seeds} seeds")
             recipes = [self.protocol.trial(width, cell, seed) for cell in missing for seed in range(self.seeds)]
             save = path.with_suffix(".stack.safetensors")
             outcomes = iter(self._train(recipes, save))
@@ -139,7 +144,7 @@ class _Check:
         write_json(path, {"asked": self._settings(width), "trials": trials})
 
     def _train_bases(self, width: WholeWidth) -> None:
-        self.note(f"width {Width.of(width)}: {self.seeds} base models")
+        self.say(f"width {Width.of(width)}: {self.seeds} base models")
         recipes = [self.protocol.small(width, self.base_lr, seed) for seed in range(self.seeds)]
         save = self.protocol.folder / f"base-{Width.of(width).label}.stack.safetensors"
         for outcome in self._train(recipes, save, resume=True):
@@ -150,8 +155,16 @@ class _Check:
                 )
 
     def _train(self, recipes: Sequence[Recipe], save: Path, *, resume: bool = False) -> list[Outcome]:
-        data = self.protocol.data
-        return train_many(recipes, engine=self.engine, resume=resume, save=save, note=self.note, data=data)
+        with lowest_loss_bar(recipes[0].steps, len(recipes), visible=self.note is not None) as tell:
+            return train_many(
+                recipes,
+                engine=self.engine,
+                resume=resume,
+                save=save,
+                on_point=tell,
+                note=self.say,
+                data=self.protocol.data,
+            )
 
     def _settings(self, width: WholeWidth) -> dict[str, Any]:
         """All that a trial depends on beside its cell, as JSON gives it back."""

@@ -53,7 +53,7 @@ from mupscale.system.tables import (
     wrap_text,
 )
 from mupscale.system.tensor_files import check_tensors, checksum, write_tensors
-from mupscale.system.terminal import Display, open_display, print_at_once, printable, set_loudness
+from mupscale.system.terminal import Display, open_display, print_at_once, printable, rough_time, set_loudness
 from mupscale.system.torch_files import load_torch
 from mupscale.system.typed_records import NOT_EMPTY, Finite, Must, Positive, parse_record, show_short
 from mupscale.system.unpacking import open_gzip
@@ -106,6 +106,7 @@ __all__ = [
     "replace_text",
     "replacing",
     "require",
+    "rough_time",
     "seeded",
     "set_loudness",
     "setting",

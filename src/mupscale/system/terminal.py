@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 SECONDS_BETWEEN_LINES = 10.0
+SECONDS_OF_PACE = 5.0  # over which is measured how fast something goes, before the time left is told
 Stream = Literal["stdout", "stderr"]
 Loudness = Literal["quiet", "normal", "verbose"]
 _loudness: Loudness = "normal"
@@ -82,21 +83,52 @@ class SilentDisplay:
         """Nothing."""
 
 
-class LineDisplay:
-    """A line every few seconds, and one for whatever happens once."""
+def rough_time(seconds: float) -> str:
+    """Seconds for people, rounded up, as an estimate has them.
 
-    def __init__(self, stream: Stream, *, first_at_once: bool = False) -> None:
-        self.stream = stream
+    >>> from mupscale.system import rough_time
+    >>> rough_time(61), rough_time(7300)
+    ('2 min', '2.0 h')
+    """
+    if seconds < 60:
+        return f"{math.ceil(seconds)} s"
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+class LineDisplay:
+    """A line every few seconds, and one for whatever happens once. total: for lines that tell the time left, too."""
+
+    def __init__(self, stream: Stream, *, total: float | None = None, first_at_once: bool = False) -> None:
+        self.stream, self.total = stream, total
         self.printed = -math.inf if first_at_once else time.monotonic()
+        self.measured: tuple[float, float] | None = None  # how much was done then, and when
+        self.pace: float | None = None  # seconds for each unit, of late
 
     def update(
         self, done: float, line: str = "", *, total: float | None = None, last: bool = False, **fields: Any
     ) -> None:
         """A line, if the one before is some time ago."""
         now = time.monotonic()
+        self._measure_pace(done, now)
+        if self.total is not None and total is not None:
+            self.total = total
         if last or now - self.printed >= SECONDS_BETWEEN_LINES or _loudness == "verbose":
             self.printed = now
-            self.note(line)
+            self.note(line + self._time_left(done))
+
+    def _measure_pace(self, done: float, now: float) -> None:
+        """How fast it goes since it was last measured: what was done before a run was resumed took no time here."""
+        if self.measured is None or done < self.measured[0]:
+            self.measured = done, now
+        elif now - self.measured[1] >= SECONDS_OF_PACE and done > self.measured[0]:
+            self.pace = (now - self.measured[1]) / (done - self.measured[0])
+            self.measured = done, now
+
+    def _time_left(self, done: float) -> str:
+        if self.total is None or self.pace is None or done >= self.total:
+            return ""
+        return f", about {rough_time(self.pace * (self.total - done))} left"
 
     def advance(self, amount: float = 1) -> None:
         """Nothing: there is no line for it."""
@@ -170,7 +202,7 @@ def open_display(
     """A bar where stderr is a terminal and rich is installed; else lines on the stream that is named, or nothing.
 
     columns: description, bar, wide bar, percentage, count, bytes, bytes/s, time, time left; anything else is shown as
-        it is, with {task.fields[NAME]} for a field.
+        it is, with {task.fields[NAME]} for a field. Lines tell the time left where it is among the columns.
     visible: False for nothing at all. transient: the bar is gone when it is closed. started: show it at once, and not
         only at the first update. fields: first values.
 
@@ -190,7 +222,7 @@ def open_display(
         except ImportError:  # something has removed rich
             pass
     if visible and lines is not None:
-        return LineDisplay(lines, first_at_once=first_line_at_once)
+        return LineDisplay(lines, total=total if "time left" in columns else None, first_at_once=first_line_at_once)
     return SilentDisplay()
 
 

@@ -20,16 +20,14 @@ class Progress(Protocol):
         """The end."""
 
 
-def make_progress(steps: int, unit: str, *, visible: bool, passing: bool = False) -> Progress:
+def make_progress(steps: int, unit: str, *, visible: bool) -> Progress:
     """The bar where stderr is a terminal and rich is installed; nothing at all in processes that do not print.
-
-    passing: leave nothing behind, since somebody else tells how it ended.
 
     >>> progress = make_progress(100, "samples", visible=False)
     >>> progress.update({"kind": "train", "step": 1, "loss": 2.3}, speed=1e4)
     >>> progress.close()
     """
-    return Metrics(steps, unit, passing) if visible else Silence()
+    return Metrics(steps, unit) if visible else Silence()
 
 
 class Silence:
@@ -48,19 +46,17 @@ class Silence:
 class Metrics:
     """Records of metrics on a bar or in lines; evaluations stay, above the bar or as lines of their own."""
 
-    def __init__(self, steps: int, unit: str, passing: bool = False) -> None:
-        self.steps, self.unit, self.passing = steps, unit, passing
+    def __init__(self, steps: int, unit: str) -> None:
+        self.steps, self.unit = steps, unit
         columns = ("wide bar", "count", "{task.fields[shown]}", "time", "left", "time left")
-        self.display = open_display(
-            columns, steps, transient=passing, lines="stdout", first_line_at_once=not passing, shown=""
-        )
+        self.display = open_display(columns, steps, lines="stdout", first_line_at_once=True, shown="")
 
     def update(self, record: dict[str, Any], speed: float) -> None:
         """The bar's new state, or a line if the last one is some time ago."""
         step, shown = record["step"], f"{describe_record(record)}{_speed(speed, self.unit)}"
         line = f"step {step}/{self.steps}  {shown}"
         if record["kind"] == "train":
-            self.display.update(step, line, last=step >= self.steps and not self.passing, shown=shown)
+            self.display.update(step, line, last=step >= self.steps, shown=shown)
         else:
             self.display.note(f"step {step}  {describe_record(record)}", line)
 
