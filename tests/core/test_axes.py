@@ -92,6 +92,17 @@ def test_expand_keeps_every_bit_at_scale_one(times: int) -> None:
     assert torch.equal(out.view(torch.int32), words.repeat_interleave(times))
 
 
+@pytest.mark.parametrize(("dtype", "shift"), [(torch.float64, 8), (torch.float64, 0), (torch.float32, 4)])
+def test_expand_writes_where_pairs_are_not_aligned(dtype: torch.dtype, shift: int) -> None:
+    """As in a file of safetensors, which begins at any multiple of 8: some x86 CPUs died of it in float64."""
+    narrow = torch.randn(64, 32, dtype=dtype)
+    memory = bytearray(2 * narrow.numel() * narrow.element_size() + 32)
+    start = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % 16 + shift
+    out = torch.frombuffer(memory, dtype=dtype, count=2 * narrow.numel(), offset=start).view(64, 64)
+    assert (out.data_ptr() % 16, out.storage_offset()) == (shift, 0)
+    assert torch.equal(expand(narrow, {1: Axis(2)}, out=out), narrow.repeat_interleave(2, 1))
+
+
 def test_expand_writes_nothing_around_a_strided_out() -> None:
     memory = torch.full((8, 9), 7.0)
     narrow = torch.randn(2, 2)
