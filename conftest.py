@@ -21,6 +21,7 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     """Nor is it looked through again and again while they run."""
     gc.freeze()
+    gc.set_threshold(100_000, 20, 100)  # little of what tests make is garbage in cycles
     gc.enable()
 
 

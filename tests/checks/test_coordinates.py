@@ -22,6 +22,7 @@ from mupscale.checks.coordinate_verdicts import CoordCheck, Layer, Measurement
 from mupscale.checks.power_laws import Power, fit_power
 from mupscale.models import GPT2, MLP, ResNet18
 from mupscale.system.errors import MupscaleError
+from slow_cases import with_slow
 
 MLPS = mu.Family(lambda width: MLP(20, width, 5), base=64)
 
@@ -76,6 +77,7 @@ def test_resnet18() -> None:
     assert powers(standard)["fc"] > 0.4, str(standard)
 
 
+@pytest.mark.slow
 def test_gpt2_with_growing_head_dim() -> None:
     """The tied readout's 1/k lies in the last norm, whose output is looked at without it."""
     family = mu.Family(
@@ -255,7 +257,9 @@ EVERY_OPTIMIZER: dict[type[torch.optim.Optimizer], dict[str, float]] = {
 }
 
 
-@pytest.mark.parametrize("optimizer", EVERY_OPTIMIZER, ids=lambda optimizer: optimizer.__name__)
+@pytest.mark.parametrize(
+    "optimizer", with_slow(EVERY_OPTIMIZER, list(EVERY_OPTIMIZER)[::2]), ids=lambda optimizer: optimizer.__name__
+)
 def test_flat_under_every_optimizer(optimizer: type[torch.optim.Optimizer]) -> None:
     """Adafactor's step is relative to the weights: under μP its rate for hidden matrices is ∝ in_^-1/2."""
     generator = torch.Generator().manual_seed(0)
@@ -318,6 +322,7 @@ class ResidualMLP(nn.Module):
         return self.last(self.norm(x))
 
 
+@pytest.mark.slow
 def test_the_members_that_the_page_on_depth_takes_are_flat_under_the_rule() -> None:
     """At a width of 8, and over depths 2 and 8 alone, these data are not."""
     page = Path(__file__).parents[2] / "docs" / "depth.md"

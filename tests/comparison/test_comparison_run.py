@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from comparison_runs import compare_quietly, facts, few, growing, sit
+from comparison_runs import compare_quietly, facts, few, growing, least, sit
 from method_runs import count_changes, written
 from mupscale import checkpoint
 from mupscale.cli import main
@@ -71,6 +71,7 @@ def test_what_is_in_the_summary(whole: tuple[Path, int]) -> None:
     assert all(stage.cost >= 0 for stage in summary.stages)
 
 
+@pytest.mark.slow
 def test_what_lies_far_behind_goes_no_further(tmp_path: Path) -> None:
     """Learning rates from far too small to right; stopped or not, the same ones are chosen."""
     rates = [2e-6, 2e-5, 0.02, 0.04]
@@ -159,7 +160,7 @@ def test_another_recipe_or_other_settings_are_refused(whole: tuple[Path, int]) -
 
 
 def test_a_width_that_is_no_multiple_is_for_fresh_units_alone(tmp_path: Path) -> None:
-    summary = compare_quietly(tmp_path / "run", growing(grow=[Growth(at=9, width=12, how="fresh")]), few(seeds=1))
+    summary = compare_quietly(tmp_path / "run", growing(grow=[Growth(at=9, width=12, how="fresh")]), least())
     assert summary.large is not None
     assert [one.name for one in summary.large.contenders] == ["from-scratch", "continued", "fresh"]
     assert any("copies are left out" in note for note in summary.notes)
@@ -213,8 +214,9 @@ def from_checkpoint(path: Path, **changes: Any) -> Recipe:
     return growing(**{"width": 16, "grow": [], "steps": 16, "start": str(path), **changes})
 
 
+@pytest.mark.slow
 def test_from_a_run_folder(base_run: Path, tmp_path: Path) -> None:
-    summary = compare_quietly(tmp_path / "run", from_checkpoint(base_run), few(seeds=2, small_seeds=1))
+    summary = compare_quietly(tmp_path / "run", from_checkpoint(base_run), least())
     assert summary.base["steps"] == 9
     assert summary.base["from"] == str(base_run)
     assert summary.large is not None
@@ -239,23 +241,21 @@ def test_from_a_checkpoint_of_ones_own_loop(tmp_path: Path) -> None:
     recipe = replace(recipe, start_width=8)
     with pytest.raises(MupscaleError, match=r"how many steps its model has trained.*comparison\.base_steps"):
         compare_quietly(tmp_path / "run", recipe)
-    summary = compare_quietly(tmp_path / "other", recipe, few(base_steps=9, seeds=1, small_seeds=1))
+    summary = compare_quietly(tmp_path / "other", recipe, least(base_steps=9))
     assert summary.large is not None
     assert summary.large.base_cost is not None
     assert not any("optimizer state" in note for note in summary.notes)
     checkpoint.save(tmp_path / "mine.safetensors", model)
     with pytest.raises(MupscaleError, match=r"mine\.safetensors has changed since; choose another folder"):
-        compare_quietly(tmp_path / "other", recipe, few(base_steps=9, seeds=1, small_seeds=1))
-    bare = compare_quietly(tmp_path / "bare", recipe, few(base_steps=9, seeds=1, small_seeds=1), forecast_only=True)
+        compare_quietly(tmp_path / "other", recipe, least(base_steps=9))
+    bare = compare_quietly(tmp_path / "bare", recipe, least(base_steps=9), forecast_only=True)
     assert any("holds no optimizer state" in note for note in bare.notes)
 
 
 def test_a_decayed_checkpoint_is_said_to_be(tmp_path: Path) -> None:
     folder = tmp_path / "base"
     run_recipe(growing(steps=9, grow=[], out=str(folder), schedule=Schedule("cosine")))
-    summary = compare_quietly(
-        tmp_path / "run", from_checkpoint(folder), few(seeds=1, small_seeds=1), forecast_only=True
-    )
+    summary = compare_quietly(tmp_path / "run", from_checkpoint(folder), least(), forecast_only=True)
     assert any("has fallen already" in note for note in summary.notes)
 
 
@@ -295,6 +295,7 @@ def test_a_base_model_wider_than_the_target_is_refused(base_run: Path, tmp_path:
 def test_a_checkpoint_of_another_model_is_refused(base_run: Path, tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match="the checkpoint is of another model"):
         compare_quietly(tmp_path / "run", from_checkpoint(base_run, model=Spec("small_runs.Dropping")))
+    assert not (tmp_path / "run").exists(), "refused after it had trained small models"
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -303,7 +304,7 @@ def test_a_checkpoint_of_another_model_is_refused(base_run: Path, tmp_path: Path
 def test_the_command_says_the_sentence_and_where_the_page_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = few(seeds=1, small_seeds=1, lrs=[0.02]).to_json()
+    settings = least().to_json()
     path, run = written(tmp_path / "recipe.yaml", growing()), tmp_path / "run"
     values = json.loads(path.read_text())
     path.write_text(json.dumps({**values, "comparison": {k: v for k, v in settings.items() if v is not None}}))

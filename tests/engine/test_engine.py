@@ -20,6 +20,7 @@ from mupscale.engine.dispatch import read_outcome
 from mupscale.engine.memory import even_share, free_memory, runs_at_once
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, run_recipe
+from slow_cases import with_slow
 from small_runs import (
     ADAMW,
     CLASSES,
@@ -221,7 +222,7 @@ NOISES: dict[str, list[tuple[Any, str]]] = {
 
 
 @pytest.mark.parametrize("noises", NOISES)
-@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+@pytest.mark.parametrize("name", with_slow(["AdamW", "SGD"], ["AdamW"]))
 def test_upscaled_runs_start_from_checkpoints_with_their_optimizers_state(
     name: str, noises: str, base_runs: dict[str, Path]
 ) -> None:

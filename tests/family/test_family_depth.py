@@ -44,7 +44,7 @@ def hyper(optimizer: Any) -> dict[str, tuple[float, ...]]:
     return {n: tuple(g[key] for key in names) for g in optimizer.param_groups for n in g["param_names"]}
 
 
-@pytest.mark.parametrize("rule", ["none", "complete"])
+@pytest.mark.parametrize("rule", [pytest.param("none", marks=pytest.mark.slow), "complete"])
 def test_depth_width_and_both_at_once(rule: str) -> None:
     """The function stays under Identity, and groups are those of a model that was made at that size."""
     one = family(rule)

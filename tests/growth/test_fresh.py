@@ -6,10 +6,12 @@ import copy
 import json
 import math
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -223,8 +225,19 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("training", ["SGD-momentum", "AdamW", "Adagrad", "Adafactor", "Rprop", "ASGD", "Adadelta"])
-@pytest.mark.parametrize("name", FAMILIES)
+KINDS = ["SGD-momentum", "AdamW", "Adagrad", "Adafactor", "Rprop", "ASGD", "Adadelta"]
+
+
+def _grown_and_trained() -> list[ParameterSet]:
+    """Every family with every optimizer; for every change each optimizer once, and two that differ most with all."""
+    often = ("AdamW", "Adafactor")
+    return [
+        pytest.param(name, kind, marks=() if name == "mlp" or kind in often else pytest.mark.slow)
+        for name, kind in product(FAMILIES, KINDS)
+    ]
+
+
+@pytest.mark.parametrize(("name", "training"), _grown_and_trained())
 def test_groups_are_those_of_a_fresh_model_of_that_width(name: str, training: str) -> None:
     family, n, wide_width = FAMILIES[name]
     cls, hyper = TRAININGS[training].optimizer, TRAININGS[training].hyper

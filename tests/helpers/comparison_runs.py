@@ -40,6 +40,11 @@ def few(**changes: Any) -> ComparisonSettings:
     return ComparisonSettings(**{**usual, "small_seeds": 2, **changes})
 
 
+def least(**changes: Any) -> ComparisonSettings:
+    """One learning rate and one seed of each."""
+    return few(**{"seeds": 1, "small_seeds": 1, "lrs": [0.02], **changes})
+
+
 def compare_quietly(folder: Path, of: Recipe | None = None, how: ComparisonSettings | None = None, **more: Any) -> Any:
     """A whole comparison."""
     return run_comparison(of or growing(), how or few(), folder, note=lambda text: None, **more)

@@ -168,7 +168,7 @@ def test_outputs_and_steps_of_adamw_are_the_same(variant: str) -> None:
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", models.MORE)
+@pytest.mark.parametrize("name", with_slow(models.MORE, list(models.MORE)[::2]))
 def test_one_step_of_every_other_architecture(name: str) -> None:
     """The quick part of the above."""
     pair = models.Pair(name, num_hidden_layers=1)

@@ -21,7 +21,12 @@ from mupscale.core.axes import expand  # noqa: E402
 from mupscale.hf.describe.multipliers import Times  # noqa: E402
 from mupscale.hf.describe.registry import DESCRIPTIONS  # noqa: E402
 
-HEADS = models.each((name, head) for name in models.CONFIGS for head in models.heads_of(name))
+HEADS = [
+    pytest.param(*case.values, marks=case.marks if number % 2 == 0 else pytest.mark.slow)
+    for number, case in enumerate(
+        models.each((name, head) for name in models.CONFIGS for head in models.heads_of(name))
+    )
+]
 
 
 # Every class.

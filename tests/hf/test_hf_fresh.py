@@ -26,6 +26,7 @@ from mupscale.hf.describe import DESCRIPTIONS, Ratios, Times  # noqa: E402
 from mupscale.hf.files import stream  # noqa: E402
 from mupscale.hf.files.record import GrowthStep, Record  # noqa: E402
 from mupscale.hf.upscaling import Upscaled  # noqa: E402
+from slow_cases import with_slow  # noqa: E402
 
 LARGER = {"hidden": 24, "ffn": 30, "heads": 6}
 OPERATORS = {"fresh": mu.Fresh(), "half": mu.Fresh(outgoing=0.5), "lossless": mu.Fresh(lossless=True)}
@@ -79,7 +80,9 @@ def test_what_is_streamed_is_what_growth_in_memory_gives(tmp_path: Path, name: s
         assert torch.equal(value, own[tensor]), tensor
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", with_slow([torch.float64, torch.float32, torch.bfloat16, torch.float16], [torch.float32, torch.bfloat16])
+)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_pieces_shards_and_threads_do_not_matter(
     tmp_path: Path, operator: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -419,7 +422,7 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) 
         (torch.optim.Adafactor, {"lr": 1e-2}),
     ],
 )
-@pytest.mark.parametrize("lossless", [False, True])
+@pytest.mark.parametrize("lossless", with_slow([False, True], [True]))
 def test_the_optimizers_old_state_is_carried_and_new_state_is_fresh(
     tmp_path: Path, cls: type[torch.optim.Optimizer], hyper: dict[str, float], lossless: bool
 ) -> None:

@@ -26,6 +26,7 @@ from mupscale.hf.upscaling import upscale  # noqa: E402
 from mupscale.hf.verification.comparison import Comparison  # noqa: E402
 from mupscale.hf.verification.loading import load_pretrained  # noqa: E402
 from mupscale.hf.verification.verifying import verify  # noqa: E402
+from slow_cases import with_slow  # noqa: E402
 
 SIZES = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 29}
 TEXT = {**SIZES, "max_position_embeddings": 24}
@@ -91,7 +92,7 @@ def compared(name: str, models: Mapping[str, Any], folder: Path) -> Comparison:
     return found
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", with_slow(EXACT, list(EXACT)[::2]))
 def test_exact_in_outputs_and_training(name: str, tmp_path: Path) -> None:
     found = compared(name, EXACT, tmp_path)
     assert [row.what for row in found.rows] == ["tensors in the files", "logits", "outputs over 5 steps of AdamW"]
@@ -138,6 +139,7 @@ def test_models_that_are_not_run_are_said_to_be_read(tmp_path: Path, monkeypatch
     assert "(not described: read off its modules, to be verified)" in str(inspect(small))
 
 
+@pytest.mark.slow
 def test_a_constant_that_only_a_run_shows(tmp_path: Path) -> None:
     """LongT5 divides by √d_model before its readout, which is the embedding."""
     fields = {"d_model": 16, "d_kv": 4, "d_ff": 20, "num_layers": 1, "num_heads": 4, "vocab_size": 29}

@@ -66,7 +66,7 @@ def test_what_cannot_grow_is_said_before_training(tmp_path: Path) -> None:
         train(tmp_path, hf.GrowTrainerCallback(at=2, hidden=24, heads=6), steps=3)
 
 
-@pytest.mark.parametrize(("stop", "layers"), [(3, None), (4, None), (7, None), (7, 4)])
+@pytest.mark.parametrize(("stop", "layers"), [pytest.param(3, None, marks=pytest.mark.slow), (4, None), (7, 4)])
 def test_a_run_that_was_stopped_goes_on_before_and_after_its_growth(
     tmp_path: Path, stop: int, layers: int | None
 ) -> None:

@@ -60,7 +60,7 @@ def test_two_growths_at_one_step_are_as_one_of_both(tmp_path: Path) -> None:
         assert ours.read_text() == theirs.read_text()
 
 
-@pytest.mark.parametrize("stop", [2, 4, 6])
+@pytest.mark.parametrize("stop", [pytest.param(2, marks=pytest.mark.slow), 4, 6])
 def test_a_run_with_two_growths_goes_on_after_a_stop(tmp_path: Path, stop: int) -> None:
     """Before the first, between them and after both: with the weights, bit for bit, of one that was not stopped."""
 

@@ -226,6 +226,7 @@ def test_what_an_earlier_version_wrote_is_right(tmp_path: Path, operator: mu.Ope
     assert spreads(plan)[GATE] == pytest.approx(0.02 / math.sqrt(8))
 
 
+@pytest.mark.slow
 def test_wider_and_deeper_and_wider_again(tmp_path: Path) -> None:
     small = save(tmp_path / "small", "gpt2")
     wide = grow(small, tmp_path / "wide", NOISY)

@@ -29,7 +29,7 @@ def test_sizes_of_stages_with_heads_in_a_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "sizes", "message"),
     [
-        ("RegNet", REGNET, "WIDE is no upscaled version of SMALL"),
+        pytest.param("RegNet", REGNET, "WIDE is no upscaled version of SMALL", marks=pytest.mark.slow),
         ("TimeSeriesTransformer", SERIES, "reads 'past_values', whose sizes its config does not tell"),
     ],
 )

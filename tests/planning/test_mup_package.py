@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mupscale as mu
+from slow_cases import with_slow
 
 mup = pytest.importorskip("mup")
 
@@ -89,7 +90,7 @@ def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
     return OPTIMIZERS[kind](model.parameters(), weight_decay=0.05, **hyper)
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", with_slow(OPTIMIZERS, ["adamw", "sgd"]))
 @pytest.mark.parametrize("name", BUILDS)
 def test_training_goes_on_as_the_narrow_model_would(name: str, kind: str, float64: None) -> None:
     build = BUILDS[name]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import mupscale as mu
 from mupscale import MupscaleError, Role
 from mupscale.planning.role_registry import _REGISTRY, MATRIX, register_roles, registered
+from slow_cases import with_slow
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.05}),
@@ -274,7 +275,7 @@ def batches_for(case: Case) -> list[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", with_slow(OPTIMIZERS, fast=["adamw"]))
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_widened_in_training(case: Case, optimizer: str) -> None:
     assert_equivalent(case.net(FEW), case.net(MANY), batches_for(case), optimizer)

@@ -27,6 +27,7 @@ from mupscale.plots.gallery import INK, Gallery, drop_partial_point, recolour_fo
 from mupscale.report import facts, gain, load_summary, loss_curves, sweeps, transfer
 from mupscale.report.writing import write_report
 from mupscale.sweep.space import Space, Sweep, Trial
+from slow_cases import with_slow
 from summaries import LRS, NOISES, diverged, example, sweep_1, sweep_2, transfer_check, write
 
 pytest.importorskip("matplotlib")
@@ -266,7 +267,7 @@ ODD: dict[str, tuple[Callable[[], Summary], list[str], list[str]]] = {
 
 
 @pytest.mark.usefixtures("pictures_without_pixels")
-@pytest.mark.parametrize("case", ODD)
+@pytest.mark.parametrize("case", with_slow(ODD, list(ODD)[::2]))
 def test_odd_runs_give_a_page(case: str, tmp_path: Path) -> None:
     make, said, drawn = ODD[case]
     page = write_report([write(tmp_path / "run", make())])

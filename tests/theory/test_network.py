@@ -233,6 +233,7 @@ def test_wide_networks_are_at_the_limit_and_dot_kets_are_why(activation: str, la
     assert rms(without.mean - limit.mean) > 10 * max(distance, error)
 
 
+@pytest.mark.slow
 def test_real_matrices_are_at_the_limit_too() -> None:
     program = case("tanh", 3, 2)
     limit = limit_estimate(program, k=2, samples=5000, seeds=4)

@@ -55,7 +55,11 @@ TRAINED = [*product(KINDS, MODES), ("nested", "fsdp"), ("thin", "fsdp")]
 RESUMED = [*product([*KINDS, "normed"], MODES), ("thin", "fsdp")]
 FROM_ONE = [*product(KINDS, MODES)]
 FAILURES = {"ddp": ["blocked", "full-0", "metrics"], "fsdp": ["blocked", "full-0", "full-1"]}
-AGAIN = {"resumed-gpt-ddp-ddp", "resumed-gpt-ddp-one", "resumed-gpt-fsdp-one", "failed-mlp-fsdp-full-0"}
+AGAIN = {
+    *("resumed-gpt-ddp-ddp", "resumed-gpt-ddp-one", "resumed-gpt-fsdp-one", "resumed-gpt-fsdp-fsdp"),
+    *("trained-nested-fsdp", "trained-thin-fsdp", "resumed-thin-fsdp-fsdp"),
+    *("fresh-gpt-fsdp", "depth-fsdp", "failed-mlp-fsdp-full-0"),
+}
 """Scenarios for the slow tests: the same with the other model or in the other mode is acted out for every change."""
 SECONDS = 600  # after which a scenario that hangs is a failure
 
@@ -418,7 +422,7 @@ SCENARIOS |= {f"depth-{mode}": (grown_in_depth, mode) for mode in MODES}
 SCENARIOS["started-gpt-fsdp"] = (started, "gpt", "fsdp", "fsdp")
 
 
-def cells(scenario: str, values: Iterable[tuple[str, str]]) -> list[Any]:
+def cells(scenario: str, values: Iterable[tuple[str, ...]]) -> list[Any]:
     """What a test is called with, marked slow where the scenario of that name is."""
     return [pytest.param(*one, marks=pytest.mark.slow if scenario.format(*one) in AGAIN else ()) for one in values]
 
@@ -427,6 +431,8 @@ def process(number: int, folder: Path, wanted: set[str]) -> None:
     """One of the two processes."""
     sys.addaudithook(watch)
     with open(folder / f"stack-{number}.txt", "w") as stack:
+        os.dup2(stack.fileno(), 2)  # what C++ says before it aborts
+        faulthandler.enable(stack)
         torch.set_num_threads(1)
         dist.init_process_group(
             "gloo",
@@ -465,20 +471,37 @@ class Results:
 
 
 def act_out(folder: Path, wanted: set[str]) -> None:
-    """All that is wanted, in one process and in two; what goes wrong there is told by the tests that miss something."""
-    from torch.multiprocessing.spawn import ProcessException
+    """All that is wanted, in one process and in two; what goes wrong there is told by the tests that miss something.
 
+    One of the two ended by SIGABRT in one of 70 runs on an x86 machine, and said nothing: where a signal ends a
+    process, all is acted out once more. What the first time said stays beside it.
+    """
     folder.mkdir()
     torch.set_num_threads(1)
     for kind in ALL:
-        torch.save(trained(folder, kind, "one"), folder / f"trained-{kind}-one-0.pt")
+        if any(name.startswith(f"trained-{kind}-") for name in wanted):
+            torch.save(trained(folder, kind, "one"), folder / f"trained-{kind}-one-0.pt")
     for kind in (*KINDS, "still"):
         torch.save(grown_afresh(folder, kind, "one"), folder / f"fresh-{kind}-one-0.pt")
     torch.save(grown_in_depth(folder, "one"), folder / "depth-one-0.pt")
+    alone = folder.with_name("one-process")
+    shutil.copytree(folder, alone)
+    if in_two_processes(folder, wanted) is not None:
+        folder.rename(folder.with_name("ended-by-a-signal"))
+        alone.rename(folder)
+        in_two_processes(folder, wanted)
+
+
+def in_two_processes(folder: Path, wanted: set[str]) -> str | None:
+    """Act it out there; the signal that ended one of the processes, if one did."""
+    from torch.multiprocessing.spawn import ProcessException, ProcessExitedException
+
     try:
         run_in_processes(process, (folder, wanted), WORLD)
     except ProcessException as error:
         (folder / "failure.txt").write_text(str(error))
+        return error.signal_name if isinstance(error, ProcessExitedException) else None
+    return None
 
 
 @pytest.fixture(scope="module")
@@ -518,7 +541,7 @@ both = pytest.mark.parametrize("mode", MODES)
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-@pytest.mark.parametrize(("kind", "mode"), TRAINED)
+@pytest.mark.parametrize(("kind", "mode"), cells("trained-{}-{}", TRAINED))
 def test_two_processes_train_to_the_weights_of_one(kind: str, mode: str, results: Results) -> None:
     """Optimizer state, losses, gradient norms and evaluations, too, and all through the growth events."""
     alone = metrics(results.folder / f"{kind}-one")
@@ -530,7 +553,7 @@ def test_two_processes_train_to_the_weights_of_one(kind: str, mode: str, results
     assert same_metrics(metrics(results.folder / f"{kind}-{mode}"), alone)
 
 
-@both
+@pytest.mark.parametrize("mode", cells("depth-{}", [(mode,) for mode in MODES]))
 def test_growth_in_depth_trains_to_the_weights_of_one_process_and_resumes(mode: str, results: Results) -> None:
     (one,) = results.of("depth-one", [0])
     assert identical(one["first"]["weights"], one["again"]["weights"])
@@ -541,7 +564,7 @@ def test_growth_in_depth_trains_to_the_weights_of_one_process_and_resumes(mode: 
     assert same_metrics(metrics(results.folder / f"deep-{mode}"), metrics(results.folder / "deep-one"))
 
 
-@pytest.mark.parametrize("name", ["trained-gpt-fsdp", "trained-mlp-fsdp", "resumed-gpt-fsdp-fsdp", "started-gpt-fsdp"])
+@pytest.mark.parametrize("name", ["trained-gpt-fsdp", "trained-mlp-fsdp", "resumed-mlp-fsdp-fsdp", "started-gpt-fsdp"])
 def test_weights_and_state_are_sharded_under_fsdp(name: str, results: Results) -> None:
     """After growth, after a resume, and from the start; no process keeps the memory of more than its part."""
     for two in results.of(name):
@@ -574,8 +597,7 @@ def test_running_statistics_are_the_same_under_ddp_and_fsdp(results: Results) ->
     assert difference(ours["weights"], theirs["weights"]) <= TOLERANCE
 
 
-@both
-@kinds
+@pytest.mark.parametrize(("kind", "mode"), cells("fresh-{}-{}", product(KINDS, MODES)))
 def test_fresh_growth_in_two_processes_trains_to_the_weights_of_one(kind: str, mode: str, results: Results) -> None:
     (one,) = results.of(f"fresh-{kind}-one", [0])
     for two in results.of(f"fresh-{kind}-{mode}"):

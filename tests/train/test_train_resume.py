@@ -81,7 +81,8 @@ def litter(out: Path) -> None:
         file.write('{"kind": "train", "step": 99')
 
 
-@pytest.mark.parametrize("attempt", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow  # before chosen changes below, for every change of ours
+@pytest.mark.parametrize("attempt", range(2))
 def test_killed_again_and_again_at_any_moment(tmp_path: Path, whole: Path, attempt: int) -> None:
     """Each time some while after a checkpoint has come; the first time before there is any."""
     what, seed = eventful(tmp_path / "run"), random.randrange(10**6)
@@ -111,7 +112,8 @@ def brief(out: Path) -> Recipe:
     return recipe(out, steps=4, grow=[Growth(2, 16, 0.5)], **often)
 
 
-def test_killed_before_every_change_to_its_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_before_changes_to_its_folder(tmp_path: Path, every: int) -> None:
     """Also where the line of a growth is to be written, and between a checkpoint's appearance and the old one's end."""
     run_recipe(brief(tmp_path / "whole"))
     deaths = 0
@@ -124,8 +126,7 @@ def test_killed_before_every_change_to_its_folder(tmp_path: Path) -> None:
         assert child.process.exitcode == -signal.SIGKILL
         run_recipe(brief(out), resume=True)
         assert_same_run(out, tmp_path / "whole")
-
-        deaths += 1
+        deaths += every
     assert deaths >= 12
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,10 @@ from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
 
 _FINGERPRINTED = 256  # examples that the fingerprint of the data looks at
+
+_Counted = tuple[float, int | None]
+"""The FLOPs of an example, and the number of logits, where there are any."""
+_COUNTED: WeakKeyDictionary[Family, dict[Any, _Counted]] = WeakKeyDictionary()
 
 
 def check_data(data: Data) -> None:
@@ -54,8 +59,8 @@ def data_fingerprint(data: Data) -> str:
 def cost_per_example(family: Family, width: WholeWidth, data: Data, recipe: Recipe) -> float | None:
     """Training FLOPs of one example, counted on a model without memory; its outputs are checked on the way.
 
-    A model that looks at values (transformers' masks do) is built for it, where there is room. None where they cannot
-    be counted.
+    All runs of a process share a family, so that they are counted once for each width. A model that looks at values
+    (transformers' masks do) is built for it, where there is room. None where they cannot be counted.
 
     >>> from mupscale.data import CoverTypeSample
     >>> from mupscale.train import Spec
@@ -72,30 +77,31 @@ def cost_per_example(family: Family, width: WholeWidth, data: Data, recipe: Reci
     72576.0
     """
     x = cast_input(_first_example(data), recipe)
-    counted = _count_without_memory(family, width, x, recipe) or _count_on_weights(family, width, x, recipe)
+    known = _COUNTED.setdefault(family, {})
+    key = Width.of(width).label, tuple(x.shape), x.dtype, recipe.dtype()
+    counted = known.get(key)
+    if counted is None:
+        counted = _count_without_memory(family, width, x, recipe) or _count_on_weights(family, width, x, recipe)
     if counted is None:
         return None
-    cost, logits = counted
-    if data.classes is not None and logits is not None and logits.shape[-1] < data.classes:
+    known[key] = counted
+    cost, outputs = counted
+    if data.classes is not None and outputs is not None and outputs < data.classes:
         raise MupscaleError(
-            f"the model has {logits.shape[-1]} outputs and the data {data.classes} classes: set the model's "
-            f"number of outputs (vocab, classes, d_out) to at least that"
+            f"the model has {outputs} outputs and the data {data.classes} classes: set the model's number of outputs "
+            f"(vocab, classes, d_out) to at least that"
         )
     return cost
 
 
-def _count_without_memory(
-    family: Family, width: WholeWidth, x: Tensor, recipe: Recipe
-) -> tuple[float, Tensor | None] | None:
+def _count_without_memory(family: Family, width: WholeWidth, x: Tensor, recipe: Recipe) -> _Counted | None:
     try:
         return _count(family.sketch(width).to("meta", recipe.dtype()), x.to("meta"))
     except Exception:  # a model that needs values
         return None
 
 
-def _count_on_weights(
-    family: Family, width: WholeWidth, x: Tensor, recipe: Recipe
-) -> tuple[float, Tensor | None] | None:
+def _count_on_weights(family: Family, width: WholeWidth, x: Tensor, recipe: Recipe) -> _Counted | None:
     """The same on a model that is built, unless that takes more than half of the memory."""
     try:
         needed = sum(p.numel() for p in family.sketch(width).parameters()) * recipe.dtype().itemsize
@@ -107,12 +113,13 @@ def _count_on_weights(
         return None
 
 
-def _count(model: nn.Module, x: Tensor) -> tuple[float, Tensor | None]:
-    """FLOPs, and the logits on the way."""
+def _count(model: nn.Module, x: Tensor) -> _Counted:
+    """FLOPs, and the number of logits on the way."""
     outputs: list[Any] = []
     model.register_forward_hook(lambda module, given, output: outputs.append(output))
     cost = float(count_flops(model, x))
-    return cost, find_logits(outputs[-1])
+    logits = find_logits(outputs[-1])
+    return cost, None if logits is None else logits.shape[-1]
 
 
 def check_memory(recipe: Recipe, family: Family, processes: Processes) -> None:

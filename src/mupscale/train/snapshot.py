@@ -86,14 +86,20 @@ class Snapshot:
         extra = self.content.extra
         return RunState.from_json(extra["run"], self.path) if "run" in extra else None
 
+    def check_model(self, model: nn.Module) -> None:
+        """Refuse a model whose tensors are others; it may be on the meta device."""
+        if self.sharded:
+            _check_shapes(self.path, _targets(model))
+        else:
+            checkpoint.check_model_state(self.content.model, model)
+
     def restore_model(self, model: nn.Module) -> None:
         """Its weights and buffers, into the model."""
         if not self.sharded:
             checkpoint.load_model_state(self.content.model, model)
             return
-        targets = {f"model.{name}": tensor for name, tensor in _model_tensors(model).items()}
-        _check_shapes(self.path, targets)
-        _read_shards(self.path, targets)
+        self.check_model(model)
+        _read_shards(self.path, _targets(model))
 
     def restore_optimizer(self, cls: type[Optimizer], hyper: Mapping[str, Any], model: nn.Module) -> Optimizer:
         """The optimizer, with the groups it had and its state."""
@@ -213,6 +219,11 @@ def _sharded_state(
 def _counts_on_device(group: Mapping[str, Any]) -> bool:
     """Whether the optimizer keeps its numbers of steps where the parameters are."""
     return bool(group.get("fused") or group.get("capturable"))
+
+
+def _targets(model: nn.Module) -> dict[str, Tensor]:
+    """The model's tensors by the names that they have in shards."""
+    return {f"model.{name}": tensor for name, tensor in _model_tensors(model).items()}
 
 
 def _check_shapes(folder: Path, targets: Mapping[str, Tensor]) -> None:

@@ -105,7 +105,7 @@ class StartingModel:
 
 
 def describe_start(recipe: Recipe) -> StartingModel:
-    """The model that a recipe starts from (`start`), without building it.
+    """The model that a recipe starts from (`start`), without its weights; refused where it is not the recipe's.
 
     >>> from mupscale.train import Spec
     >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
@@ -118,8 +118,11 @@ def describe_start(recipe: Recipe) -> StartingModel:
     path = find_checkpoint(recipe.start)
     saved = _open(path)
     width = _width_of(saved, recipe, path)
+    sketch = recipe.family().sketch(width)
     if not isinstance(saved, Snapshot):
+        checkpoint.check_model_state(saved, sketch)
         return StartingModel(width, None, has_optimizer=False, is_decayed=False)
+    saved.check_model(sketch)
     state = saved.run
     schedule = ((state.recipe if state is not None else None) or {}).get("schedule") or {}
     decayed = isinstance(schedule, dict) and schedule.get("kind", "constant") != "constant"

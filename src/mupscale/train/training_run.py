@@ -159,9 +159,9 @@ class TrainingRun(RunPosition):
         self.lr = growth.lr if growth.lr is not None else self.lr
         self._adopt(wide, optimizer, growth.width)
         self._record("grow", **growth.record(self.lr))
-        seconds = time.monotonic() - began
+        seconds, narrow = time.monotonic() - began, Width.of(before)
         self.progress.note(
-            f"step {self.step}  grown from width {Width.of(before)} to {Width.of(growth.width)}, "
+            f"step {self.step}  grown from {'width ' * narrow.is_plain}{narrow} to {Width.of(growth.width)}, "
             f"{growth.words}, lr {self.lr:g} ({seconds:.1f} s)"
         )
 
