@@ -164,7 +164,7 @@ class DeepeningJob:
         size = sum(tensor.stored.bytes for tensor in tensors.values())
         check_space(folder, shallow, size, 0 if optimizer is None else optimizer.stat().st_size * 2)
         write_companions(folder, shallow, config, _NO_INDEX)
-        grown = Record(shallow.config, (growth,)) if record is None else record.then(growth)
+        grown = (record or Record(shallow.config)).then(growth)
         grown.save(folder)
         with bytes_bar(size, self.progress) as advance:
             files = write_deep_weights(folder, tensors, self.shard_size, advance)

@@ -171,8 +171,7 @@ class _Prepared:
 
     def record(self, growth: GrowthStep) -> Record:
         """mupscale.json of the wide checkpoint."""
-        plan = self.recorded_plan
-        return self.before.then(growth, plan) if self.before else Record(self.source.config, (growth,), plan)
+        return (self.before or Record(self.source.config)).then(growth, self.recorded_plan)
 
 
 def _prepare(

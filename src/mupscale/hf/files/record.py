@@ -90,12 +90,12 @@ class GrowthStep:
 
 @dataclass(frozen=True)
 class Record:
-    """The growths of a model from the first one on, whose config this is.
+    """The growths of a model from the first one on, whose config this is; none of one that has not grown.
 
     plan: of all growths in one, by the model's own names, where the architecture is not described.
 
     >>> import tempfile
-    >>> record = Record({"model_type": "llama"}, (GrowthStep(Times.of(2)),)).then(GrowthStep(Times.of(3)))
+    >>> record = Record({"model_type": "llama"}).then(GrowthStep(Times.of(2))).then(GrowthStep(Times.of(3)))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     record.save(Path(folder))
     ...     Record.load(folder).times.hidden
@@ -103,7 +103,7 @@ class Record:
     """
 
     config: Mapping[str, Any]
-    growths: tuple[GrowthStep, ...]
+    growths: tuple[GrowthStep, ...] = ()
     plan: Plan | None = None
 
     @property

@@ -213,7 +213,7 @@ class GrowTrainerCallback(InvariantClipping):
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         config |= {"architectures": [type(model).__name__], "dtype": dtype}  # a config has them once it was saved
         earlier, lr = find_in_charge(model), self._new_rate(optimizer)
-        record = Record(config, ()) if earlier is None or earlier.record is None else earlier.record
+        record = (earlier and earlier.record) or Record(config)
         grown, grown_optimizer, is_wider = nn.Module.__new__(type(model)), optimizer, asked.times != Times()
         grown.__dict__.update(model.__dict__)
         if is_wider or self.layers is None:

@@ -83,7 +83,7 @@ class Relation:
                 noise = GaussianNoise(growth.noise, growth.unit)
                 yield PlannedGrowth(plan, noise, growth.seed, growth.fresh, growth.draws)
                 shapes = {name: plan[plan.names.get(name, name)].wide for name in shapes}
-            record = _then(record, config, growth, by_model if counted else None)
+            record = (record or Record(config)).then(growth, by_model if counted else None)
             config = growth.config_after(config)
 
     def plan_for(self, shapes: Mapping[str, Shape]) -> Plan:
@@ -156,11 +156,6 @@ def relate(small: Source, wide: Source, plan: Plan | None = None) -> Relation:
     )
 
 
-def _then(record: Record | None, config: Config, growth: GrowthStep, plan: Plan | None) -> Record:
-    """The record of a model with this config and record, grown once more."""
-    return Record(config, (growth,), plan) if record is None else record.then(growth, plan)
-
-
 def _before(record: Record, start: int) -> Record | None:
     """What mupscale.json of the small model would say, by the wide one's, where later growths count from the first."""
     before: Record | None = None
@@ -169,7 +164,7 @@ def _before(record: Record, start: int) -> Record | None:
         for growth in record.growths[:start]:
             architecture, deeper = architecture_of(config), growth.layers is not None
             plan = None if deeper else architecture.plan_to_record(config, growth.times, fresh=False)
-            before, config = _then(before, config, growth, plan), growth.config_after(config)
+            before, config = (before or Record(config)).then(growth, plan), growth.config_after(config)
     return before
 
 
