@@ -1,9 +1,9 @@
 """Training an upscaled checkpoint on, with the small model's hyperparameters.
 
-model_parameters: a model's parameters as plans name them. groups: parameter groups from mupscale.json. trainer:
-clipping for transformers' Trainer. growing_trainer: growth in the middle of its run. saved_optimizer: an optimizer's
-file, read. widened_optimizer: such a file, widened. deepened_optimizer: such a file, for more layers.
-deepened_model: a model in memory with them.
+model_parameters: a model's parameters as plans name them. groups: parameter groups from mupscale.json.
+invariant_clipping: who clips the model of transformers' Trainer, and by which norm. trainer: that for a checkpoint.
+growing_trainer: growth in the middle of its run. saved_optimizer: an optimizer's file, read. widened_optimizer: such a
+file, widened. deepened_optimizer: such a file, for more layers. deepened_model: a model in memory with them.
 """
 
 from typing import TYPE_CHECKING, Any
