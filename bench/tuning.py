@@ -1,7 +1,7 @@
 """What stopping candidates early saves in the tuning of a comparison, and whether the same values are chosen.
 
 Every candidate of a recipe's smallest width is trained to the end once. Then the tuning is repeated with other margins
-(`comparison.prune`), reading what has been trained: the share of the cost that is left, and of every contender the
+(`study.prune`), reading what has been trained: the share of the cost that is left, and of every contender the
 values that it chooses, and how much higher their final loss was with one seed.
 
     python bench/tuning.py recipes/mlp-covtype-demo.yaml
@@ -18,25 +18,27 @@ from pathlib import Path
 
 import yaml
 
-from mupscale.comparison.contenders import contender_named
-from mupscale.comparison.pipeline import ComparisonRun
-from mupscale.comparison.settings import ComparisonSettings
-from mupscale.comparison.stages import StageTrainer
-from mupscale.comparison.system import System
-from mupscale.comparison.tuning import Tuning, tune_contenders
+from mupscale.study.contenders import contender_named
+from mupscale.study.pay import PayStudy
+from mupscale.study.results import Tuning
+from mupscale.study.settings import StudySettings
+from mupscale.study.systems import System
+from mupscale.study.training import Trainer
+from mupscale.study.tree import list_stretches
+from mupscale.study.tuning import tune_contenders
 from mupscale.train import Recipe, Seeds
 
 MARGINS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
 NO_MARGIN = 1e9
 
 
-def tune(recipe: Recipe, settings: ComparisonSettings, folder: Path) -> tuple[System, Tuning]:
+def tune(recipe: Recipe, settings: StudySettings, folder: Path) -> tuple[System, Tuning]:
     """The tuning alone, in a folder in which what is finished is read."""
-    run = ComparisonRun(recipe, settings, folder, lambda text: None, forecast_only=True)
-    plan = run.plan()
-    system = plan.small[0]
-    trainer = StageTrainer(folder, system.costs, settings.engine, settings.measure, lambda text: None, 3)
-    return system, tune_contenders(system, trainer, settings.small_seeds)
+    run = PayStudy(recipe, settings, folder, lambda text: None)
+    system = run.plan().small[0]
+    trainer = Trainer(run.ground, folder, "tuning", settings.engine, settings.measure, lambda text: None, 3)
+    with trainer.alone():
+        return system, tune_contenders(system, trainer, float(recipe.optimizer.init_args["lr"]))
 
 
 def candidates_cost(system: System, tuning: Tuning) -> float:
@@ -44,20 +46,24 @@ def candidates_cost(system: System, tuning: Tuning) -> float:
     total = 0.0
     for tuned in tuning.contenders:
         one = contender_named(tuned.name)
-        legs, step = system.tuning_legs(one), system.costs.of(system.wide if one.is_wide else system.narrow)
-        first = sum(leg.steps for leg in (legs.start, legs.first) if leg is not None)
-        total += step * sum(first if cell.is_stopped else legs.steps for cell in tuned.tried)
+        early, full = system.candidate(one, 1.0, 1.0, 0.0, 0)
+        base = system.base_steps or 0
+        leaves = [leaf for leaf in (early, full) if leaf is not None]
+        whole = sum(each.steps for each in list_stretches(leaves)) - (base if one.from_base else 0)
+        first = whole - full.steps
+        each = system.costs.cost_per_step(system.width_of(one))
+        total += each * sum(first if cell.is_stopped else whole for cell in tuned.tried)
     return total
 
 
-def report(name: str, recipe: Recipe, settings: ComparisonSettings, margins: Sequence[float]) -> None:
+def report(name: str, recipe: Recipe, settings: StudySettings, margins: Sequence[float]) -> None:
     """A table for one recipe."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         system, all_of_them = tune(recipe, replace(settings, prune=NO_MARGIN), folder)
         final = {(t.name, cell.lr, cell.noise): cell.final for t in all_of_them.contenders for cell in t.tried}
         in_one_go = sum(
-            system.steps(one) * system.costs.of(system.wide if one.is_wide else system.narrow) * len(tuned.tried)
+            system.steps(one) * system.costs.cost_per_step(system.width_of(one)) * len(tuned.tried)
             for tuned in all_of_them.contenders
             for one in [contender_named(tuned.name)]
         )
@@ -89,7 +95,7 @@ def main() -> None:
     asked = parser.parse_args()
     for path in asked.recipes:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        settings = ComparisonSettings(**values.pop("comparison", {}))
+        settings = StudySettings(**values.pop("study", {}))
         values.pop("method", None)
         data = values["data"]
         data["init_args"] = data.get("init_args", {}) | dict(pair.split("=", 1) for pair in asked.data)

@@ -2,7 +2,7 @@
 
     python results/comparisons.py NAME ... --data path=covtype.data.gz [--work work]
 
-Each folder comparison-NAME beside this file holds a recipe with a section `comparison`, which `mupscale run` takes as
+Each folder comparison-NAME beside this file holds a recipe with a section `study`, which `mupscale run` takes as
 well. Its comparison.json is written at the end; a run that was stopped goes on in the work folder.
 """
 
@@ -18,16 +18,16 @@ from typing import Any
 
 import yaml
 
-from mupscale.comparison import ComparisonSettings, ComparisonSummary, run_comparison
+from mupscale.study import StudySettings, StudySummary, run_pay
 from mupscale.train import Recipe
 
 HERE = Path(__file__).parent
 
 
-def stored() -> dict[str, ComparisonSummary]:
+def stored() -> dict[str, StudySummary]:
     """The summaries beside this file, by name."""
     paths = sorted(HERE.glob("comparison-*/comparison.json"))
-    summaries = [ComparisonSummary.from_json(json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+    summaries = [StudySummary.from_json(json.loads(path.read_text(encoding="utf-8"))) for path in paths]
     return {path.parent.name.removeprefix("comparison-"): one for path, one in zip(paths, summaries, strict=True)}
 
 
@@ -61,12 +61,12 @@ def main(words: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(words)
     for name in asked.names:
         values = yaml.safe_load((HERE / f"comparison-{name}" / "comparison.yaml").read_text(encoding="utf-8"))
-        settings = ComparisonSettings(**values.pop("comparison", {}))
+        settings = StudySettings(**values.pop("study", {}))
         values.pop("method", None)
         described = Recipe.from_json(values).to_json()  # with the paths of the file
         values["data"]["init_args"] |= dict(pair.split("=", 1) for pair in asked.data)
         command = f"mupscale run results/comparison-{name}/comparison.yaml"
-        summary = run_comparison(Recipe.from_json(values), settings, asked.work / name, command=command)
+        summary = run_pay(Recipe.from_json(values), settings, asked.work / name, command=command)
         print(f"{name}: {summary.answer['sentence']}", *summary.notes, sep="\n", flush=True)
         folder = asked.out / f"comparison-{name}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the package says of itself, and how it is named: examples that run, names that mean one thing, short pieces.
+"""What the package says of itself, and how it is named: examples that run, names that mean one thing.
 
 The examples themselves are run by pytest (--doctest-modules).
 """
@@ -19,8 +19,6 @@ SOURCE = Path(__file__).parents[1] / "src" / "mupscale"
 PACKAGES = sorted(".".join(path.parent.relative_to(SOURCE.parent).parts) for path in SOURCE.glob("**/__init__.py"))
 MIRRORED = {"plan", "upscale", "verify", "param_groups", "inspect"}
 """The core's verbs, which mupscale.hf has under the same names, for checkpoints on disk."""
-
-MODULE_LINES, FUNCTION_LINES = 350, 50
 
 
 def parsed() -> Iterator[tuple[str, ast.Module]]:
@@ -97,20 +95,3 @@ def test_no_module_is_named_like_a_function() -> None:
     ]
     same = [f"{path}: {', '.join(functions[name])}" for name, path in modules if name in functions]
     assert_none(same, "a module named like a public function")
-
-
-def test_modules_are_short() -> None:
-    lengths = {path: len((SOURCE.parent / path).read_text(encoding="utf-8").splitlines()) for path, _ in parsed()}
-    long = [f"{path}: {count} lines" for path, count in lengths.items() if count > MODULE_LINES]
-    assert_none(long, f"a module of more than {MODULE_LINES} lines")
-
-
-def test_functions_are_short() -> None:
-    long = []
-    for path, tree in parsed():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                count = (node.end_lineno or node.lineno) - node.lineno + 1
-                if count > FUNCTION_LINES:
-                    long.append(f"{path}:{node.lineno} {node.name}: {count} lines")
-    assert_none(long, f"a function of more than {FUNCTION_LINES} lines")

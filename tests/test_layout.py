@@ -27,7 +27,7 @@ FLOORS = [
     ["train"],
     ["engine"],
     ["sweep"],
-    ["comparison", "method", "hf", "theory"],
+    ["study", "method", "hf", "theory"],
     ["report"],
     ["cli"],
     ["__init__", "__main__"],

@@ -38,7 +38,7 @@ BOXES = {  # name: (column, row, colour, what it is)
     "train": (2, 5, TRAIN, "recipe, loop,\ngrowth events"),
     "engine": (2, 6, TRAIN, "many runs as\none program"),
     "sweep": (2.9, 7, TRAIN, "space, study,\nworkers"),
-    "comparison": (1, 7, TRAIN, "does growing pay:\nfour contenders"),
+    "study": (1, 7, TRAIN, "does growing pay:\nfour contenders"),
     "hf": (0, 7, BESIDE, "Hugging Face\ncheckpoints"),
     "method": (2.5, 8, TRAIN, "the paper's own\ncomparison"),
     "theory": (3.6, 8, BESIDE, "infinite width"),

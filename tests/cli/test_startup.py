@@ -54,7 +54,7 @@ except SystemExit:
         (["verify", "--help"], "usage: mupscale verify"),
         (["limit", "mlp", "--help"], "usage: mupscale limit mlp"),
         (["train", "--help"], "--evaluation.every"),
-        (["run", "--help"], "--comparison.widths"),
+        (["run", "--help"], "--study.widths"),
         (["sweep", "-h"], "--method.widths"),
         (["data", "tokenize", "--help"], "usage: mupscale data tokenize"),
     ],

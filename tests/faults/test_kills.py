@@ -25,8 +25,8 @@ from comparison_runs import compare_quietly, facts, few, growing, sit
 from method_runs import count_changes
 from mupscale import checkpoint
 from mupscale.cli import main
-from mupscale.comparison import ComparisonSummary
 from mupscale.data import tinyshakespeare
+from mupscale.study import StudySummary
 from mupscale.sweep import Cell, Space, Sweep, SweepJob, run_sweep
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Seeds, Spec, run_recipe
 from processes import PROCESSES
@@ -270,7 +270,7 @@ def run_words(kind: str, folder: Path) -> list[str]:
         own = growing(width=16, grow=[], steps=16)
         model = own.family().init(8)
         checkpoint.save(folder / "mine.safetensors", model, own.family().optimizer(model, torch.optim.AdamW, lr=0.02))
-        values = {**own.to_json(), "comparison": {**settings, "base_steps": 9}}
+        values = {**own.to_json(), "study": {**settings, "base_steps": 9}}
         start = ["--from", str(folder / "mine.safetensors"), "--from-width", "8"]
     else:
         base = hf_files.folder_with_tokenizer(folder / "model")
@@ -282,7 +282,7 @@ def run_words(kind: str, folder: Path) -> list[str]:
             "steps": 24,
             "batch": 4,
             "device": "cpu",
-            "comparison": {**settings, "widths": [8], "lrs": [0.003], "base_steps": 16},
+            "study": {**settings, "widths": [8], "lrs": [0.003], "base_steps": 16},
         }
         start = ["--from", str(base), "--width", "32"]
     (folder / "recipe.yaml").write_text(
@@ -313,7 +313,7 @@ def test_a_comparison_from_a_checkpoint(kind: str, tmp_path: Path, chance: rando
     assert ours == theirs
 
 
-def summary_of(folder: Path) -> ComparisonSummary:
+def summary_of(folder: Path) -> StudySummary:
     """A comparison's summary, wherever its folder lies."""
     text = (folder / "summary.json").read_text().replace(str(folder), "FOLDER")
-    return ComparisonSummary.from_json(json.loads(text))
+    return StudySummary.from_json(json.loads(text))

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from mupscale.comparison import (
+from mupscale.models import MLP
+from mupscale.study import (
     BudgetPoint,
-    ComparisonSettings,
-    ComparisonSummary,
     ContenderRuns,
+    StudySettings,
+    StudySummary,
     SystemRuns,
     contender_named,
-    run_comparison,
+    run_pay,
 )
-from mupscale.models import MLP
 from mupscale.system import MupscaleError
 from mupscale.train import Growth, Recipe
 from small_runs import CLASSES, FEATURES, recipe
@@ -34,23 +34,23 @@ def growing(**changes: Any) -> Recipe:
     return recipe(**{**usual, **changes})
 
 
-def few(**changes: Any) -> ComparisonSettings:
+def few(**changes: Any) -> StudySettings:
     """Two learning rates and one noise at width 4; two budgets and seeds."""
     usual: dict[str, Any] = {"widths": [4], "lrs": [0.02, 0.05], "noises": [0.5], "budgets": [0.5, 1.0], "seeds": 2}
-    return ComparisonSettings(**{**usual, "small_seeds": 2, **changes})
+    return StudySettings(**{**usual, "small_seeds": 2, **changes})
 
 
-def least(**changes: Any) -> ComparisonSettings:
+def least(**changes: Any) -> StudySettings:
     """One learning rate and one seed of each."""
     return few(**{"seeds": 1, "small_seeds": 1, "lrs": [0.02], **changes})
 
 
-def compare_quietly(folder: Path, of: Recipe | None = None, how: ComparisonSettings | None = None, **more: Any) -> Any:
+def compare_quietly(folder: Path, of: Recipe | None = None, how: StudySettings | None = None, **more: Any) -> Any:
     """A whole comparison."""
-    return run_comparison(of or growing(), how or few(), folder, note=lambda text: None, **more)
+    return run_pay(of or growing(), how or few(), folder, note=lambda text: None, **more)
 
 
-def facts(summary: ComparisonSummary) -> dict[str, Any]:
+def facts(summary: StudySummary) -> dict[str, Any]:
     """All of a summary but the clock, its name and the part of costs that a kill has paid twice."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(summary)))
     return {name: value for name, value in values.items() if name not in ("name", "command", "stages")}
@@ -69,7 +69,7 @@ def system_of(
     return SystemRuns(narrow, 2 * narrow, base_cost, "FLOPs", contenders)
 
 
-def sit(folder: Path, of: Recipe, how: ComparisonSettings, prepare: Callable[[], object]) -> None:
+def sit(folder: Path, of: Recipe, how: StudySettings, prepare: Callable[[], object]) -> None:
     """A comparison in a process of its own, which something may happen to."""
     torch.set_num_threads(1)
     prepare()

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mupscale.comparison import (
+from mupscale.study import (
     CONTENDERS,
     BudgetPoint,
-    ComparisonSettings,
-    ComparisonSummary,
     ContenderRuns,
     StageSpent,
+    StudySettings,
+    StudySummary,
     SystemRuns,
     Tried,
     TunedContender,
@@ -90,12 +90,12 @@ def comparison(
     lost: dict[str, int] | None = None,
     large: SystemRuns | None = None,
     **changes: Any,
-) -> ComparisonSummary:
+) -> StudySummary:
     """An MLP from width 256 to 1,024, tuned at width 32 and forecast from there and from 64."""
     small = [system(32, names, 3), system(64, names, 3)]
     large = large or system(256, names, seeds, lost=lost)
     forecast, answer = make_forecast(small, 256), answer_comparison(large)
-    summary = ComparisonSummary(
+    summary = StudySummary(
         name="mlp-covtype",
         command="mupscale run recipes/mlp-covtype.yaml --out runs/mlp-covtype",
         recipe={
@@ -106,7 +106,7 @@ def comparison(
             "steps": 2 * STEPS,
             "grow": [{"at": STEPS, "width": 1024}],
         },
-        settings=ComparisonSettings(seeds=seeds, contenders=list(names)).to_json(),
+        settings=StudySettings(seeds=seeds, contenders=list(names)).to_json(),
         base={"from": None, "steps": STEPS, "lr": 0.008, "width": 256},
         tuned=[tuned(name) for name in ("the base model", *names) if name != "from-scratch-all-steps"],
         small=small,
@@ -127,13 +127,13 @@ def comparison(
     return replace(summary, **changes)
 
 
-def forecast_only(summary: ComparisonSummary) -> ComparisonSummary:
+def forecast_only(summary: StudySummary) -> StudySummary:
     """The same before its large models are trained."""
     forecast = {name: value for name, value in summary.forecast.items() if name != "held"}
     return replace(summary, large=None, answer={}, forecast=forecast, stages=summary.stages[:5])
 
 
-def write(folder: Path, summary: ComparisonSummary) -> Path:
+def write(folder: Path, summary: StudySummary) -> Path:
     """A run's folder."""
     folder.mkdir(parents=True)
     summary.save(folder)

@@ -18,10 +18,10 @@ import comparisons
 import summaries
 from comparisons import ALL, comparison, forecast_only, system, write
 from mupscale import MupscaleError
-from mupscale.comparison import CONTENDERS, ComparisonSummary, SystemRuns
 from mupscale.plots import DARK_PAPER, PAPER, Gallery, Picture, figure, find_contrast, styled
 from mupscale.report import comparison_picture, load_summary, write_report
 from mupscale.report.comparison_picture import HALF, NARROW, WIDE, Shape
+from mupscale.study import CONTENDERS, StudySummary, SystemRuns
 
 pytest.importorskip("matplotlib")
 LOSS = "held-out loss"
@@ -37,7 +37,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gallery, "draw", draw)
 
 
-def page_of(folder: Path, summary: ComparisonSummary) -> str:
+def page_of(folder: Path, summary: StudySummary) -> str:
     """The HTML of its page."""
     return write_report([write(folder / "run", summary)]).read_text(encoding="utf-8")
 

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from mupscale.comparison import ComparisonSettings
+from mupscale.study import StudySettings
 from mupscale.train import Recipe
 from result_scripts import ROOT, load_script
 
@@ -46,5 +46,5 @@ def test_the_summaries_are_of_the_recipes_beside_them(comparisons: ModuleType) -
         values = yaml.safe_load(
             (ROOT / "results" / f"comparison-{name}" / "comparison.yaml").read_text(encoding="utf-8")
         )
-        assert ComparisonSettings(**values.pop("comparison")).to_json() == {"prune": 0, **summary.settings}
+        assert StudySettings(**values.pop("study")).to_json() == {"prune": 0, **summary.settings}
         assert Recipe.from_json(values) == Recipe.from_json(summary.recipe)

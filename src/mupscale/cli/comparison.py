@@ -23,7 +23,7 @@ from mupscale.cli.recipe_options import read_recipe_values
 from mupscale.system import number_in_environment, wrap_text
 
 if TYPE_CHECKING:
-    from mupscale.comparison import ComparisonSettings
+    from mupscale.study import StudySettings
     from mupscale.train import Recipe
 
 RUN = """\
@@ -38,7 +38,7 @@ from scratch, the base model continued, grown from copies, grown with fresh unit
   mupscale run RECIPE --paper                               the paper's own comparison, in its letters
 
 The recipe's growth event tells the two widths and how long each model trains. Learning rates and noise are tuned at
-small widths; a section `comparison` may say where and over what. A run that was stopped, however, goes on with the same
+small widths; a section `study` may say where and over what. A run that was stopped, however, goes on with the same
 command: what is done is not done again."""
 
 
@@ -47,11 +47,11 @@ def run_command(words: list[str]) -> int:
     """mupscale run RECIPE."""
     if "--paper" in words:
         return run_paper([word for word in words if word != "--paper"])
-    from mupscale.comparison import describe_plan, run_comparison
     from mupscale.report import write_report
+    from mupscale.study import describe_plan, run_pay
 
     recipe, settings, options = read_comparison(words)
-    folder = Path(recipe.out or "runs/comparison")
+    folder = Path(recipe.out or "runs/study")
     base_name, notes = recipe.start or "", describe_tokens(recipe) if is_hugging_face(recipe.start) else []
     if options["dry_run"]:
         with TemporaryDirectory() as kept:
@@ -60,7 +60,7 @@ def run_command(words: list[str]) -> int:
         return 0
     recipe = _own_checkpoint(recipe, folder)
     command = shlex.join(["mupscale", "run", *words])
-    summary = run_comparison(
+    summary = run_pay(
         recipe, settings, folder, command=command, forecast_only=options["forecast"], base_name=base_name, notes=notes
     )
     said = [summary.answer["sentence"]] if summary.answer else [summary.forecast["sentence"]]
@@ -75,16 +75,16 @@ def _own_checkpoint(recipe: Recipe, folder: Path) -> Recipe:
     return base_checkpoint(recipe, folder) if is_hugging_face(recipe.start) else recipe
 
 
-def read_comparison(words: Sequence[str]) -> tuple[Recipe, ComparisonSettings, dict[str, Any]]:
+def read_comparison(words: Sequence[str]) -> tuple[Recipe, StudySettings, dict[str, Any]]:
     """The recipe, the settings of the comparison, and the command's own options."""
-    from mupscale.comparison import ComparisonSettings
+    from mupscale.study import StudySettings
     from mupscale.train import Recipe
 
     if number_in_environment("WORLD_SIZE", 1) > 1:
         raise UsageError("a comparison runs in one process: start it without torchrun")
 
     def extend(parser: Any) -> None:
-        parser.add_class_arguments(ComparisonSettings, "comparison")
+        parser.add_class_arguments(StudySettings, "study")
         parser.add_argument("--method", type=dict, help=SUPPRESS)  # what --paper reads in the same file
         parser.add_argument("--dry-run", action="store_true", help="print what would be trained, and train nothing")
         parser.add_argument("--forecast", action="store_true", help="stop after the small models, with their forecast")
@@ -92,6 +92,6 @@ def read_comparison(words: Sequence[str]) -> tuple[Recipe, ComparisonSettings, d
     flags = ("--dry-run", "--forecast")
     values = read_recipe_values("run", "", RUN, with_hugging_face_base(words, flags), extend, flags=flags)
     values.pop("method", None)
-    settings = ComparisonSettings(**values.pop("comparison"))
+    settings = StudySettings(**values.pop("study"))
     options = {name: values.pop(name) for name in ("dry_run", "forecast")}
     return replace(Recipe.from_json(values), callbacks=[]), settings, options

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 
 from mupscale.cli.arguments import UsageError, read_yaml, separate_options
 from mupscale.cli.shipped_list import find_recipe
-from mupscale.system import MupscaleError, fingerprint_files
+from mupscale.system import fingerprint_files
 
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 
 if TYPE_CHECKING:
     from mupscale.train import Recipe
 
-_BASE_FILE = "base-model{}.safetensors"
+_BASE_FILE = "base-model-{}.safetensors"
 _ASKED = {
     "optimizer": "the learning rate it was trained with (--optimizer AdamW --optimizer.lr 3e-4)",
     "steps": "how many steps the grown model trains (--steps 2000)",
     "batch": "the batch (--batch 32)",
     "data": "a text to train on (--data Text --data.tokens FOLDER --data.source my.txt --data.tokenizer hf:FOLDER)",
     "width": "the hidden size to grow to (--width 1536)",
-    "base_steps": "how many steps small base models train, which stand for it (--comparison.base_steps 2000)",
+    "base_steps": "how many steps small base models train, which stand for it (--study.base_steps 2000)",
 }
 
 
@@ -44,7 +44,7 @@ def with_hugging_face_base(words: Sequence[str], flags: Sequence[str]) -> list[s
         return list(words)
     files = [read_yaml(find_recipe(name)) for name in [*names, *(v or "" for n, v in options if n == "--config")]]
     told = {name.removeprefix("--").partition(".")[0] for name in given} | {name for file in files for name in file}
-    if "--comparison.base_steps" in given or any("base_steps" in (file.get("comparison") or {}) for file in files):
+    if "--study.base_steps" in given or any("base_steps" in (file.get("study") or {}) for file in files):
         told.add("base_steps")
     else:
         told.discard("base_steps")
@@ -68,16 +68,10 @@ def base_checkpoint(recipe: Recipe, folder: Path) -> Recipe:
     from mupscale.train import save_model_at
 
     assert recipe.start is not None
-    source, is_begun = Path(recipe.start), (folder / "comparison.json").exists()
-    if is_begun and (older := folder / _BASE_FILE.format("")).exists():  # of an earlier version
-        return replace(recipe, start=str(older))
+    source = Path(recipe.start)
     files = (path for path in source.iterdir() if path.name == "config.json" or path.suffix in _WEIGHTS)
-    path = folder / _BASE_FILE.format(f"-{fingerprint_files(sorted(files))}")
+    path = folder / _BASE_FILE.format(fingerprint_files(sorted(files)))
     if not path.exists():
-        if is_begun and any(folder.glob(_BASE_FILE.format("-*"))):
-            raise MupscaleError(
-                f"{recipe.start} has changed since the comparison in {folder} began: choose another folder (--out)"
-            )
         model, width = load_language_model(recipe.start)
         save_model_at(path, model, width)
     return replace(recipe, start=str(path))

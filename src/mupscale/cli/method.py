@@ -184,11 +184,11 @@ def read_method(command: str, about: str, words: Sequence[str], extend: Callable
 
     def complete(parser: Any) -> None:
         parser.add_class_arguments(Method, "method")
-        parser.add_argument("--comparison", type=dict, help=SUPPRESS)  # what `mupscale run` reads in the same file
+        parser.add_argument("--study", type=dict, help=SUPPRESS)  # what `mupscale run` reads in the same file
         extend(parser)
 
     values = read_recipe_values(command, "", about, words, complete, flags=("--dry-run", "--worker"), needs_method=True)
-    values.pop("comparison", None)
+    values.pop("study", None)
     method = Method(**values.pop("method"))
     options = {name: values.pop(name) for name in list(values) if name not in _recipe_keys()}
     return MethodArguments(replace(Recipe.from_json(values), callbacks=[]), method, options)

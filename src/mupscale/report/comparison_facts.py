@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mupscale.comparison import (
-    ComparisonSummary,
+from mupscale.plots import words
+from mupscale.report.comparison_picture import RIVALS, format_system_cost
+from mupscale.report.facts import format_width, name_parts
+from mupscale.study import (
     CostRatio,
+    StudySummary,
     SystemRuns,
     contender_named,
     describe_ratio,
 )
-from mupscale.plots import words
-from mupscale.report.comparison_picture import RIVALS, format_system_cost
-from mupscale.report.facts import format_width, name_parts
 
 _SPACE = "\N{NO-BREAK SPACE}"
 _SCHEDULES = {
@@ -71,7 +71,7 @@ def format_range(one: Mapping[str, Any] | None, shown: Any) -> str:
     return f"{shown(one['value'])} ({shown(one['low'])} to {shown(one['high'])})"
 
 
-def name_measure(summary: ComparisonSummary) -> str:
+def name_measure(summary: StudySummary) -> str:
     """What the loss is called."""
     return "training loss" if summary.settings.get("measure") == "train" else "held-out loss"
 
@@ -79,17 +79,17 @@ def name_measure(summary: ComparisonSummary) -> str:
 # --------------------------------------------------------------------------------------- the headline
 
 
-def write_headline(summary: ComparisonSummary) -> str:
+def write_headline(summary: StudySummary) -> str:
     """The one sentence: the answer, or the forecast where the large models are not trained."""
     return str(summary.forecast["sentence"] if summary.large is None else summary.answer["sentence"])
 
 
-def list_cards(summary: ComparisonSummary) -> list[tuple[str, str, str]]:
+def list_cards(summary: StudySummary) -> list[tuple[str, str, str]]:
     """The three numbers that the sentence is made of: what, the number, and what else to say of it."""
     return _forecast_cards(summary) if summary.large is None else _answer_cards(summary, summary.large)
 
 
-def _answer_cards(summary: ComparisonSummary, large: SystemRuns) -> list[tuple[str, str, str]]:
+def _answer_cards(summary: StudySummary, large: SystemRuns) -> list[tuple[str, str, str]]:
     answer, forecast = summary.answer, summary.forecast
     grown = answer["grown"]
     phrase = "every grown model diverged" if grown is None else contender_named(grown).phrase
@@ -124,7 +124,7 @@ def _higher_or_lower(above: float) -> str:
     return "the same" if not above else f"{size} {'higher' if above > 0 else 'lower'}"
 
 
-def _forecast_cards(summary: ComparisonSummary) -> list[tuple[str, str, str]]:
+def _forecast_cards(summary: StudySummary) -> list[tuple[str, str, str]]:
     forecast = summary.forecast
     grown = pick_grown(forecast)
     if grown is None:
@@ -156,7 +156,7 @@ def pick_grown(forecast: Mapping[str, Any]) -> str | None:
     return min(grown, key=lambda name: above[name].get("value", float("inf")), default=None)
 
 
-def describe_break_even(summary: ComparisonSummary) -> list[str]:
+def describe_break_even(summary: StudySummary) -> list[str]:
     """A sentence per rival: from which cost on the grown model is lower."""
     sentences, answer = [], summary.answer
     for rival, ways in answer.get("break_even", {}).items():
@@ -177,7 +177,7 @@ def describe_break_even(summary: ComparisonSummary) -> list[str]:
     return sentences
 
 
-def describe_tuning(summary: ComparisonSummary) -> str:
+def describe_tuning(summary: StudySummary) -> str:
     """How the candidates of the small width were tried."""
     stopped = [cell for one in summary.tuned for cell in one.tried if cell.is_stopped]
     tried = "Every setting was tried with one seed at the small width, and those within 1 % of the best with more."
@@ -186,7 +186,7 @@ def describe_tuning(summary: ComparisonSummary) -> str:
     return f"{tried} Settings far behind after {stopped[0].budget:g} of the budget were stopped there."
 
 
-def describe_measuring(summary: ComparisonSummary) -> list[str]:
+def describe_measuring(summary: StudySummary) -> list[str]:
     """What was tuned, with how many seeds, and what the loss is."""
     base, runs = summary.base, summary.large or summary.small[-1]
     small = summary.small[0]
@@ -213,14 +213,14 @@ def describe_measuring(summary: ComparisonSummary) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def _lost_seeds(summary: ComparisonSummary) -> str:
+def _lost_seeds(summary: StudySummary) -> str:
     asked = summary.settings.get("seeds" if summary.large is not None else "small_seeds")
     runs = summary.large or summary.small[-1]
     lost = asked - runs.seeds if isinstance(asked, int) else 0
     return f" of {asked}, as base models of the others diverged" if lost > 0 else ""
 
 
-def describe_what(summary: ComparisonSummary) -> str:
+def describe_what(summary: StudySummary) -> str:
     """What was trained, in a line."""
     runs = summary.large
     narrow, wide = (summary.base["width"], _wide_width(summary.recipe)) if runs is None else (runs.narrow, runs.wide)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from mupscale.comparison import ComparisonSummary
 from mupscale.plots import Gallery
 from mupscale.report import comparison_facts as facts
 from mupscale.report import comparison_tables as tables
@@ -14,9 +13,10 @@ from mupscale.report import comparison_tuning, markup
 from mupscale.report.comparison_picture import draw_system
 from mupscale.report.facts import format_values
 from mupscale.report.side_by_side import tell_apart
+from mupscale.study import StudySummary
 
 
-def make_answer_page(summaries: Sequence[ComparisonSummary], folders: Sequence[Path], out: Path) -> str:
+def make_answer_page(summaries: Sequence[StudySummary], folders: Sequence[Path], out: Path) -> str:
     """The HTML of one comparison, or of several one below the other; the pictures go into the folder as well."""
     names = tell_apart([summary.name for summary in summaries], folders)
     alone = len(summaries) == 1
@@ -26,7 +26,7 @@ def make_answer_page(summaries: Sequence[ComparisonSummary], folders: Sequence[P
     return markup.make_document(f"{', '.join(names)}: mupscale report", body)
 
 
-def _body(name: str, summary: ComparisonSummary, gallery: Gallery) -> str:
+def _body(name: str, summary: StudySummary, gallery: Gallery) -> str:
     parts = [
         _headline(name, summary),
         _main_picture(summary, gallery),
@@ -41,7 +41,7 @@ def _body(name: str, summary: ComparisonSummary, gallery: Gallery) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _headline(name: str, summary: ComparisonSummary) -> str:
+def _headline(name: str, summary: StudySummary) -> str:
     parts = [
         f"<header>\n<h1>{escape(name)}</h1>",
         markup.make_paragraph(facts.write_headline(summary), "answer"),
@@ -53,11 +53,11 @@ def _headline(name: str, summary: ComparisonSummary) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _what_is_missing(summary: ComparisonSummary) -> str:
+def _what_is_missing(summary: StudySummary) -> str:
     return "The large models are not trained: this is the forecast alone." if summary.large is None else ""
 
 
-def _main_picture(summary: ComparisonSummary, gallery: Gallery) -> str:
+def _main_picture(summary: StudySummary, gallery: Gallery) -> str:
     measure = facts.name_measure(summary)
     if summary.large is None:
         drawn = _draw_small(summary, gallery)
@@ -74,7 +74,7 @@ def _main_picture(summary: ComparisonSummary, gallery: Gallery) -> str:
     )
 
 
-def _draw_small(summary: ComparisonSummary, gallery: Gallery) -> str:
+def _draw_small(summary: StudySummary, gallery: Gallery) -> str:
     measure = facts.name_measure(summary)
     return markup.make_pictures(
         draw_system(runs, gallery, f"loss-against-cost-small-{number}", measure)
@@ -82,7 +82,7 @@ def _draw_small(summary: ComparisonSummary, gallery: Gallery) -> str:
     )
 
 
-def _forecast(summary: ComparisonSummary) -> str:
+def _forecast(summary: StudySummary) -> str:
     if summary.large is None:
         return markup.make_section(
             "The forecast", markup.make_table(tables.FORECAST_HEAD, tables.list_forecast(summary), kind="stacks")
@@ -95,7 +95,7 @@ def _forecast(summary: ComparisonSummary) -> str:
     )
 
 
-def _contenders(summary: ComparisonSummary) -> str:
+def _contenders(summary: StudySummary) -> str:
     title = "The contenders" if summary.large is not None else "The small contenders"
     systems = [summary.large] if summary.large is not None else summary.small
     drawn = [
@@ -106,7 +106,7 @@ def _contenders(summary: ComparisonSummary) -> str:
     return markup.make_section(f"{title}, at the full budget", *drawn, markup.make_paragraph(note, "note"))
 
 
-def _tuning(summary: ComparisonSummary, gallery: Gallery) -> str:
+def _tuning(summary: StudySummary, gallery: Gallery) -> str:
     return markup.make_folded(
         "What was tuned",
         markup.make_paragraph(facts.describe_tuning(summary), "note"),
@@ -115,14 +115,14 @@ def _tuning(summary: ComparisonSummary, gallery: Gallery) -> str:
     )
 
 
-def _small_systems(summary: ComparisonSummary, gallery: Gallery) -> str:
+def _small_systems(summary: StudySummary, gallery: Gallery) -> str:
     """What the forecast was made from, unless that is all there is."""
     if summary.large is None:
         return ""
     return markup.make_folded("What the forecast was made from", _draw_small(summary, gallery))
 
 
-def _costs(summary: ComparisonSummary) -> str:
+def _costs(summary: StudySummary) -> str:
     return markup.make_section(
         "What all of this cost",
         markup.make_paragraph(tables.describe_shares(summary)),
@@ -130,8 +130,8 @@ def _costs(summary: ComparisonSummary) -> str:
     )
 
 
-def _again(summary: ComparisonSummary) -> str:
-    recipe = format_values({**summary.recipe, "comparison": summary.settings})
+def _again(summary: StudySummary) -> str:
+    recipe = format_values({**summary.recipe, "study": summary.settings})
     return "\n".join(
         part
         for part in (

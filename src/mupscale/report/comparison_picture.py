@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from mupscale.comparison import Contender, ContenderRuns, SystemRuns, contender_named, loss_at
 from mupscale.plots import (
     DARK_PAPER,
     INK,
@@ -24,6 +23,7 @@ from mupscale.plots import (
     words,
 )
 from mupscale.report.facts import format_width
+from mupscale.study import Contender, ContenderRuns, SystemRuns, contender_named, loss_at
 
 RIVALS = {"continued": "continuing", "from-scratch": "starting over"}
 """What a break-even is against, in words for a picture."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mupscale.comparison import ComparisonSummary, ContenderRuns, SystemRuns, TunedContender, contender_named
 from mupscale.plots import words
 from mupscale.report.comparison_facts import WAYS, format_change, format_range, format_times, name_measure
 from mupscale.report.comparison_picture import charge, format_system_cost
 from mupscale.report.facts import format_width
+from mupscale.study import ContenderRuns, StudySummary, SystemRuns, TunedContender, contender_named
 
 TUNING = {
     "base-rates": "Tuning: the base model's learning rate",
@@ -22,7 +22,7 @@ _FORECAST = "forecast-"
 HELD_HEAD = ("what", "forecast", "measured", "held")
 
 
-def list_held(summary: ComparisonSummary) -> Iterator[list[str]]:
+def list_held(summary: StudySummary) -> Iterator[list[str]]:
     """Forecast beside what happened."""
     for row in summary.forecast.get("held", []):
         held = {True: "yes", False: "no"}.get(row["held"], words.UNKNOWN)
@@ -35,7 +35,7 @@ def list_held(summary: ComparisonSummary) -> Iterator[list[str]]:
         yield [row["what"], format_range(expected, shown), shown(measured), held]
 
 
-def count_held(summary: ComparisonSummary) -> str:
+def count_held(summary: StudySummary) -> str:
     """How many of the forecasts came true."""
     judged = [row["held"] for row in summary.forecast.get("held", []) if row["held"] is not None]
     return f"Of {len(judged)} forecasts {sum(judged)} held." if judged else ""
@@ -44,7 +44,7 @@ def count_held(summary: ComparisonSummary) -> str:
 FORECAST_HEAD = ("what", "forecast")
 
 
-def list_forecast(summary: ComparisonSummary) -> Iterator[list[str]]:
+def list_forecast(summary: StudySummary) -> Iterator[list[str]]:
     """What is expected of the large models."""
     for name, one in summary.forecast["above_continued"].items():
         label = contender_named(name).label
@@ -56,7 +56,7 @@ def list_forecast(summary: ComparisonSummary) -> Iterator[list[str]]:
                 yield [f"{label}, cost over starting over, {text}", format_range(ways[way], format_times)]
 
 
-def head_of_contenders(summary: ComparisonSummary, runs: SystemRuns) -> tuple[str, ...]:
+def head_of_contenders(summary: StudySummary, runs: SystemRuns) -> tuple[str, ...]:
     """Names of the columns of list_contenders."""
     about = "contender"
     if summary.large is None:
@@ -90,7 +90,7 @@ def _final(one: ContenderRuns) -> str:
 TUNED_HEAD = ("contender", "learning rate", "noise", "its loss", "tried", "stopped early", "diverged")
 
 
-def list_tuned(summary: ComparisonSummary) -> Iterator[list[str]]:
+def list_tuned(summary: StudySummary) -> Iterator[list[str]]:
     """What every contender takes to the large width."""
     for one in summary.tuned:
         chosen = next((cell for cell in one.tried if (cell.lr, cell.noise) == (one.lr, one.noise)), None)
@@ -118,7 +118,7 @@ def is_base(one: TunedContender) -> bool:
 STAGE_HEAD = ("stage", "cost", "share", "time")
 
 
-def list_costs_by_stage(summary: ComparisonSummary) -> Iterator[list[str]]:
+def list_costs_by_stage(summary: StudySummary) -> Iterator[list[str]]:
     """A row per stage, and the total."""
     runs, total = summary.large or summary.small[0], sum(stage.cost for stage in summary.stages)
     for stage in summary.stages:
@@ -148,7 +148,7 @@ def name_stage(name: str) -> str:
     return _STAGES.get(name, name)
 
 
-def describe_shares(summary: ComparisonSummary) -> str:
+def describe_shares(summary: StudySummary) -> str:
     """What tuning and the forecast took of all cost."""
     total = sum(stage.cost for stage in summary.stages)
     if not total:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mupscale.comparison import ComparisonSummary, Tried, TunedContender, contender_named
 from mupscale.plots import (
     MUTED,
     EndLabel,
@@ -21,12 +20,13 @@ from mupscale.plots import (
 from mupscale.report.comparison_facts import name_measure
 from mupscale.report.comparison_picture import dark_colors, line_color
 from mupscale.report.comparison_tables import is_base, label_tuned
+from mupscale.study import StudySummary, Tried, TunedContender, contender_named
 
 _ROW = 0.045
 """Of the axes' height, for the crosses of one contender."""
 
 
-def draw_tuning(summary: ComparisonSummary, gallery: Gallery) -> Iterator[Picture]:
+def draw_tuning(summary: StudySummary, gallery: Gallery) -> Iterator[Picture]:
     """One picture of all learning rates, and one of learning rate and noise for each that has both."""
     tuned, measure = [one for one in summary.tuned if one.tried], name_measure(summary)
     if not tuned:

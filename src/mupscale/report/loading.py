@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from mupscale.comparison import CONTENDERS, ComparisonSummary, SystemRuns
 from mupscale.method import Summary
+from mupscale.study import CONTENDERS, StudySummary, SystemRuns
 from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Must, Positive, parse_record, read_json
 
 _FORMAT = 2
@@ -148,7 +148,7 @@ class _Comparison(TypedDict):
     notes: list[str]
 
 
-def load_summary(folder: str | Path) -> Summary | ComparisonSummary:
+def load_summary(folder: str | Path) -> Summary | StudySummary:
     """What a finished run wrote: a comparison's summary, or one of the paper's method.
 
     >>> from tempfile import TemporaryDirectory
@@ -184,7 +184,7 @@ def _load_method(values: Any, path: Path) -> Summary:
         raise MupscaleError(f"{path}: {error}") from None
 
 
-def _load_comparison(values: Mapping[str, Any], path: Path) -> ComparisonSummary:
+def _load_comparison(values: Mapping[str, Any], path: Path) -> StudySummary:
     if values.get("format") != _FORMAT:
         raise MupscaleError(
             f"{path} is of format {values.get('format')!r}, and this version of mupscale reads format {_FORMAT}"
@@ -193,7 +193,7 @@ def _load_comparison(values: Mapping[str, Any], path: Path) -> ComparisonSummary
         parse_record(_Comparison, values)
         if values["large"] is not None:
             parse_record(_Answered, values)
-        summary = ComparisonSummary.from_json(values)
+        summary = StudySummary.from_json(values)
         for place, runs in enumerate(summary.small):
             _check_system(runs, f"small[{place}]")
         if summary.large is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mupscale.comparison import ComparisonSummary
 from mupscale.method import Summary
 from mupscale.report.loading import load_summary
+from mupscale.study import StudySummary
 from mupscale.system import MupscaleError, replace_text
 
 
@@ -44,9 +44,9 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     return folder / "index.html"
 
 
-def _check_one_kind(summaries: Sequence[Summary | ComparisonSummary], folders: Sequence[Path]) -> None:
+def _check_one_kind(summaries: Sequence[Summary | StudySummary], folders: Sequence[Path]) -> None:
     """Refuse a page of two kinds of runs."""
-    is_comparison = [isinstance(summary, ComparisonSummary) for summary in summaries]
+    is_comparison = [isinstance(summary, StudySummary) for summary in summaries]
     if any(is_comparison) and not all(is_comparison):
         raise MupscaleError(
             f"{folders[is_comparison.index(True)]} is a comparison and {folders[is_comparison.index(False)]} a run of "
@@ -54,11 +54,11 @@ def _check_one_kind(summaries: Sequence[Summary | ComparisonSummary], folders: S
         )
 
 
-def _make_page(summaries: Sequence[Summary | ComparisonSummary], folders: Sequence[Path], out: Path) -> str:
+def _make_page(summaries: Sequence[Summary | StudySummary], folders: Sequence[Path], out: Path) -> str:
     """The HTML that this kind of summaries has."""
     from mupscale.report import comparison_page, page, side_by_side, transfer
 
-    comparisons = [summary for summary in summaries if isinstance(summary, ComparisonSummary)]
+    comparisons = [summary for summary in summaries if isinstance(summary, StudySummary)]
     runs = [summary for summary in summaries if isinstance(summary, Summary)]
     if comparisons:
         return comparison_page.make_answer_page(comparisons, folders, out)

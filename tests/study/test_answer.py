@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from comparison_runs import few, system_of
-from mupscale.comparison import ComparisonSettings, SystemRuns, answer_comparison, check_forecast, make_forecast
+from mupscale.study import StudySettings, SystemRuns, answer_comparison, check_forecast, make_forecast
 from mupscale.system import MupscaleError
 
 Losses = dict[str, list[list[float | None]]]
@@ -130,7 +130,7 @@ def test_a_diverged_contender_is_left_out_and_named() -> None:
     losses["copies"][-1] = [None, None]
     assert answer_comparison(system_of(losses))["sentence"] == "Continue the base model: every grown model diverged."
     gone = {name: [[None]] for name in losses}
-    with pytest.raises(MupscaleError, match=r"every contender diverged.*comparison\.lrs"):
+    with pytest.raises(MupscaleError, match=r"every contender diverged.*study\.lrs"):
         answer_comparison(system_of(gone))  # type: ignore[arg-type]
 
 
@@ -224,17 +224,17 @@ def test_forecast_against_outcome(outcome: float, held: bool) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seeds": 0}, r"comparison\.seeds is 0"),
-        ({"budgets": [0.5]}, r"comparison\.budgets is \[0\.5\]"),
-        ({"budgets": [1.0, 0.5]}, r"comparison\.budgets"),
-        ({"budgets": []}, r"comparison\.budgets"),
-        ({"lrs": [-1.0]}, r"comparison\.lrs holds -1\.0"),
-        ({"noises": [math.inf]}, r"comparison\.noises holds inf"),
+        ({"seeds": 0}, r"study\.seeds is 0"),
+        ({"budgets": [0.5]}, r"study\.budgets is \[0\.5\]"),
+        ({"budgets": [1.0, 0.5]}, r"study\.budgets"),
+        ({"budgets": []}, r"study\.budgets"),
+        ({"lrs": [-1.0]}, r"study\.lrs holds -1\.0"),
+        ({"noises": [math.inf]}, r"study\.noises holds inf"),
         ({"contenders": ["continued"]}, "a grown model to compare with"),
         ({"contenders": ["fresh", "from-scratch"]}, "needs the base model continued"),
         ({"contenders": ["winner"]}, "'winner' is no contender: take from from-scratch"),
-        ({"schedule": "linear"}, r"comparison\.schedule: 'linear' is none of wsd, cosine, recipe"),
-        ({"prune": -0.1}, r"comparison\.prune is -0\.1, but must be a number of at least 0"),
+        ({"schedule": "linear"}, r"study\.schedule: 'linear' is none of wsd, cosine, recipe"),
+        ({"prune": -0.1}, r"study\.prune is -0\.1, but must be a number of at least 0"),
     ],
 )
 def test_settings_that_cannot_be_are_one_sentence(changes: dict[str, Any], message: str) -> None:
@@ -243,12 +243,12 @@ def test_settings_that_cannot_be_are_one_sentence(changes: dict[str, Any], messa
 
 
 def test_small_widths_by_themselves() -> None:
-    assert ComparisonSettings().small_widths(64, 256) == [8, 16]
-    assert ComparisonSettings().small_widths(12, 24) == [3]
+    assert StudySettings().small_widths(64, 256) == [8, 16]
+    assert StudySettings().small_widths(12, 24) == [3]
     named: Any = {"d_model": 64, "head_dim": 16}
-    assert ComparisonSettings().small_widths(named, {"d_model": 128, "head_dim": 16}) == [
+    assert StudySettings().small_widths(named, {"d_model": 128, "head_dim": 16}) == [
         {"d_model": 8, "head_dim": 16},
         {"d_model": 16, "head_dim": 16},
     ]
-    with pytest.raises(MupscaleError, match=r"width 6 has no eighth and no quarter.*comparison\.widths"):
-        ComparisonSettings().small_widths(6, 12)
+    with pytest.raises(MupscaleError, match=r"width 6 has no eighth and no quarter.*study\.widths"):
+        StudySettings().small_widths(6, 12)

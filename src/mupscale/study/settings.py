@@ -1,4 +1,4 @@
-"""What a comparison needs to know beside a training recipe: where to tune, over what, and who takes part."""
+"""What a study needs to know beside a training recipe: where to tune, over what, and who takes part."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
-from mupscale.comparison.contenders import DEFAULT_NAMES, check_contenders
 from mupscale.core import WholeWidth, Width
+from mupscale.study.contenders import DEFAULT_NAMES, check_contenders
 from mupscale.system import MupscaleError
 
 RATE_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -16,8 +16,8 @@ _SMALL = (8, 4)  # how many times narrower than the base model the small ones ar
 
 
 @dataclass(frozen=True)
-class ComparisonSettings:
-    """The section `comparison` of a recipe, for `mupscale run`.
+class StudySettings:
+    """The section `study` of a recipe, for `mupscale run`.
 
     The recipe itself says the rest: the base model's width and steps, and the width and steps after its growth event.
 
@@ -40,7 +40,7 @@ class ComparisonSettings:
         engine: auto trains many models as one where that works, vectorised nowhere else, serial one at a time
 
     Example:
-        >>> ComparisonSettings(seeds=2).small_widths(256, 1024)
+        >>> StudySettings(seeds=2).small_widths(256, 1024)
         [32, 64]
     """
 
@@ -60,32 +60,32 @@ class ComparisonSettings:
     def __post_init__(self) -> None:
         for name in ("seeds", "small_seeds"):
             if getattr(self, name) < 1:
-                raise MupscaleError(f"comparison.{name} is {getattr(self, name)}, but must be at least 1")
+                raise MupscaleError(f"study.{name} is {getattr(self, name)}, but must be at least 1")
         self._check_words()
         if not (isinstance(self.prune, int | float) and math.isfinite(self.prune) and self.prune >= 0):
-            raise MupscaleError(f"comparison.prune is {self.prune!r}, but must be a number of at least 0")
+            raise MupscaleError(f"study.prune is {self.prune!r}, but must be a number of at least 0")
         self._check_numbers("lrs", self.lrs)
         self._check_numbers("noises", self.noises)
         self._check_numbers("budgets", self.budgets)
         if max(self.budgets, default=0) != 1 or sorted(set(self.budgets)) != self.budgets:
             raise MupscaleError(
-                f"comparison.budgets is {self.budgets}, but they are parts of the full budget that rise to 1, such as "
+                f"study.budgets is {self.budgets}, but they are parts of the full budget that rise to 1, such as "
                 f"[0.25, 0.5, 1]"
             )
-        check_contenders(self.contenders, "comparison.contenders")
+        check_contenders(self.contenders, "study.contenders")
 
     def _check_words(self) -> None:
-        hints = get_type_hints(ComparisonSettings)
+        hints = get_type_hints(StudySettings)
         for name in ("schedule", "measure", "engine"):
             if getattr(self, name) not in get_args(hints[name]):
                 raise MupscaleError(
-                    f"comparison.{name}: {getattr(self, name)!r} is none of {', '.join(get_args(hints[name]))}"
+                    f"study.{name}: {getattr(self, name)!r} is none of {', '.join(get_args(hints[name]))}"
                 )
 
     def _check_numbers(self, name: str, values: Sequence[float]) -> None:
         for value in values:
             if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
-                raise MupscaleError(f"comparison.{name} holds {value!r}, but they are numbers above 0")
+                raise MupscaleError(f"study.{name} holds {value!r}, but they are numbers above 0")
 
     def rates(self, lr: float) -> list[float]:
         """The learning rates to try, rising; lr: the optimizer's own."""
@@ -96,9 +96,7 @@ class ComparisonSettings:
         base = Width.of(narrow)
         if self.widths:
             for width in self.widths:
-                Width.of(width, "comparison.widths", whole=True).check_form(
-                    base, "the small width", "the recipe's width"
-                )
+                Width.of(width, "study.widths", whole=True).check_form(base, "the small width", "the recipe's width")
             return sorted(self.widths, key=lambda width: Width.of(width).size)
         growing = base.growing(Width.of(wide))
         smaller = [
@@ -108,7 +106,7 @@ class ComparisonSettings:
         ]
         if not smaller:
             raise MupscaleError(
-                f"width {narrow} has no eighth and no quarter to tune at: give comparison.widths, such as [64]"
+                f"width {narrow} has no eighth and no quarter to tune at: give study.widths, such as [64]"
             )
         return [width.whole for width in smaller]
 

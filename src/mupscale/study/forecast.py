@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from mupscale.comparison.budgets import compare_costs
-from mupscale.comparison.contenders import CONTINUED, FROM_SCRATCH, contender_named
-from mupscale.comparison.results import SystemRuns
 from mupscale.core import WholeWidth, Width
+from mupscale.study.budgets import compare_costs
+from mupscale.study.contenders import CONTINUED, FROM_SCRATCH, contender_named
+from mupscale.study.results import SystemRuns
 
 Quantity = Callable[[SystemRuns, int], float | None]
 """A number of one seed of a system; None where a contender diverged."""
@@ -30,7 +30,7 @@ def make_forecast(small: Sequence[SystemRuns], narrow: WholeWidth) -> dict[str, 
     full budget: {low, value, high}, or {no_rule: why}. cost: for every grown one, what it costs over starting over to
     the same loss, with the base model charged and with it already there. winner: None where that is too close to call.
 
-    >>> from mupscale.comparison import BudgetPoint, ContenderRuns
+    >>> from mupscale.study import BudgetPoint, ContenderRuns
     >>> ends = {"continued": 1.0, "fresh": 0.9}
     >>> points = {name: [BudgetPoint(1.0, 10, 100.0, [end, end + 0.01])] for name, end in ends.items()}
     >>> small = SystemRuns(8, 16, 50.0, "FLOPs", [ContenderRuns(n, 16, 0.01, 0.0, each) for n, each in points.items()])
@@ -166,7 +166,7 @@ def _percent(part: float) -> str:
 def check_forecast(forecast: Mapping[str, Any], runs: SystemRuns, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Forecast against outcome: a row for every quantity with both, and whether the outcome lies in the range.
 
-    >>> from mupscale.comparison import BudgetPoint, ContenderRuns
+    >>> from mupscale.study import BudgetPoint, ContenderRuns
     >>> ends = {"continued": 1.0, "fresh": 0.9}
     >>> points = {name: [BudgetPoint(1.0, 10, 100.0, [end])] for name, end in ends.items()}
     >>> runs = SystemRuns(8, 16, 50.0, "FLOPs", [ContenderRuns(n, 16, 0.01, 0.0, each) for n, each in points.items()])

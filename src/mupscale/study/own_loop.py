@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -13,13 +13,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mupscale.comparison.answer import answer_comparison
-from mupscale.comparison.contenders import DEFAULT_NAMES, Contender, check_contenders
-from mupscale.comparison.results import BudgetPoint, ContenderRuns, SystemRuns, Tried, TunedContender
-from mupscale.comparison.system import Leg, plan_legs, whole_leg
-from mupscale.comparison.tuning import asked_for, choose
 from mupscale.core import WholeWidth, Width, naming
 from mupscale.family import Family
+from mupscale.study.contenders import DEFAULT_NAMES, Contender, check_contenders, contenders_named
+from mupscale.study.results import ContenderRuns, SystemRuns, TunedContender, Tuning
+from mupscale.study.settings import StudySettings
+from mupscale.study.systems import System, train_budgets
+from mupscale.study.tree import Stretch, list_stretches
+from mupscale.study.tuning import Trials, try_values
+from mupscale.study.verdict import answer_comparison
 from mupscale.system import MupscaleError, print_at_once
 from mupscale.train import Schedule, build_operator
 
@@ -116,29 +118,55 @@ class OwnLoop:
         narrow, wide: the model's width, and the one to grow to.
         """
         check_contenders(self.contenders, "contenders")
-        chosen = asked_for(self.contenders)
+        chosen = contenders_named(self.contenders)
         if any(one.keeps_rates for one in chosen):
             raise MupscaleError("naive-widening needs a recipe, whose rates can be left as they are: leave it out here")
         self._check_width(model, narrow)
         self._check_growth(chosen, narrow, wide)
-        small_wide = Width.of(self.small).scaled_as(Width.of(narrow), Width.of(wide)).whole
+        large = self._system(narrow, wide)
+        small = large.smaller(self.small)
         to_tune = [one for one in chosen if one.tuned_as is None]
-        for one in chosen:
-            self._all_steps(one, narrow, wide)  # refuses now what would be too few then
+        counts = {one.name: self._count_steps(large, one) for one in chosen}  # refuses now what would be too few then
         tell = _Stages(1 + len(to_tune) + len(chosen), self.note)
+        trainer = _LoopTrainer(self, (model, optimizer))
         at_width = f"width {Width.of(self.small)}"
         tell(f"a base model of {at_width}, {self.base_steps} steps")
-        base, tuned, runs = self._small_base(), [], []
+        trainer.train([small.base_model(self.lr, 0)])
+        tuned: list[TunedContender] = []
+        rates = large.settings.rates(self.lr)
         for one in to_tune:
-            steps = self._steps(one, self.small, small_wide)
-            tell(f"tuning at {at_width}: {one.label}, {len(self._candidates(one))} × {steps} steps")
-            tuned.append(self._tune(one, base, small_wide))
-        values = {one.name: one for one in tuned}
+            count = len(rates) * (len(self.noises) if one.tunes_noise else 1)
+            tell(f"tuning at {at_width}: {one.label}, {count} × {small.steps(one)} steps")
+            tuned += try_values(Trials(small, trainer, self.lr), rates, [one])
+        tuning = Tuning(TunedContender("the base model", self.lr, 0.0, []), tuned)
+        runs: list[ContenderRuns] = []
         for one in chosen:
-            tell(f"{one.label}, {self.seeds} × {self._all_steps(one, narrow, wide)} steps")
-            runs.append(self._run(one, (model, optimizer), narrow, wide, values[one.tuned_as or one.name]))
-        system = SystemRuns(narrow, wide, self.base_steps * self._cost(narrow), "weights", runs)
+            tell(f"{one.label}, {self.seeds} × {counts[one.name]} steps")
+            runs += train_budgets(large, trainer, [one], tuning, range(self.seeds), "weights").contenders
+        system = SystemRuns(narrow, wide, large.base_cost, "weights", runs)
         return LoopComparison(tuned, system, answer_comparison(system))
+
+    def _system(self, narrow: WholeWidth, wide: WholeWidth) -> System:
+        settings = StudySettings(
+            widths=[self.small],
+            lrs=[self.lr * factor for factor in self.factors],
+            noises=list(self.noises),
+            budgets=list(self.budgets),
+            contenders=list(self.contenders),
+            prune=0.0,
+            measure="train",
+        )
+        own = Schedule(warmup=self.warmup)
+        return System(settings, self, own, narrow, narrow, wide, self.base_steps, self.steps, start="the model")
+
+    def _count_steps(self, system: System, one: Contender) -> int:
+        """Of one seed of a contender, the decays of all budgets included, without a base model's."""
+        leaves = system.leaves(one, self.lr, self.lr, 0.0, 0).values()
+        return sum(stretch.steps for stretch in list_stretches(leaves))
+
+    def cost_per_step(self, width: WholeWidth) -> float:
+        """The number of weights."""
+        return float(sum(p.numel() for p in self.family.sketch(width).parameters() if p.dim() > 1))
 
     def _check_width(self, model: nn.Module, narrow: WholeWidth) -> None:
         """Refuse a width that is not the model's own."""
@@ -165,97 +193,67 @@ class OwnLoop:
                 f"{unfit}, as {', '.join(names)} need: take a multiple, or leave them out of contenders"
             )
 
-    def _small_base(self) -> Trained:
-        """A base model at the small width."""
-        model = self.family.init(self.small)
-        optimizer = self.make_optimizer(model, self.lr)
-        self._train((model, optimizer), self.base_steps, self._schedule, 0)
+
+@dataclass
+class _LoopTrainer:
+    """Trains a tree by the user's function, depth first, so that few models are in memory at a time.
+
+    model: the user's own, with its optimizer. bases: base models that were trained here, kept for their children.
+    """
+
+    loop: OwnLoop
+    model: Trained
+    bases: dict[str, Trained] = field(default_factory=dict)
+    ended: dict[str, float | None] = field(default_factory=dict)
+
+    def train(self, leaves: Sequence[Stretch]) -> list[float | None]:
+        """Their final losses: the mean of the last tenth; None where it is not finite."""
+        every = list_stretches(leaves)
+        children: dict[str, list[Stretch]] = {}
+        for stretch in every:
+            if stretch.parent is not None:
+                children.setdefault(stretch.parent.key, []).append(stretch)
+        for root in (stretch for stretch in every if stretch.parent is None):
+            self._visit(root, None, children)
+        return [self.ended[leaf.key] for leaf in leaves]
+
+    def _visit(self, stretch: Stretch, before: Trained | None, children: Mapping[str, Sequence[Stretch]]) -> None:
+        trained = self.model if stretch.start is not None else self.bases.get(stretch.key)
+        if trained is None:
+            trained = self._begin(stretch, before)
+            self.ended[stretch.key] = self._train(stretch, trained)
+        if stretch.order == 0:
+            self.bases[stretch.key] = trained
+        for child in children.get(stretch.key, ()):
+            self._visit(child, trained, children)
+
+    def _begin(self, stretch: Stretch, before: Trained | None) -> Trained:
+        """Where a stretch begins; what was there before stays as it is."""
+        family = self.loop.family
+        if before is None or stretch.parent is None:
+            model = family.init(stretch.width, seed=stretch.seed)
+            return model, self.loop.make_optimizer(model, stretch.lr)
+        if stretch.is_grown:
+            operator = build_operator(stretch.how, stretch.noise, "init")
+            model, grown = family.upscale(*before, width=stretch.width, grow=operator, lr=stretch.lr, seed=stretch.seed)
+            assert grown is not None
+            return model, grown
+        model, optimizer = copy_training(*before)
+        for group in optimizer.param_groups:
+            group["lr"] *= stretch.lr / (self.loop.lr if stretch.parent.start is not None else stretch.parent.lr)
         return model, optimizer
 
-    def _tune(self, one: Contender, base: Trained, wide: WholeWidth) -> TunedContender:
-        """Its learning rate and noise, at the full budget with one seed."""
-        leg = whole_leg(self._steps(one, self.small, wide), "wsd", self._schedule)
-        tried = []
-        for lr, noise in self._candidates(one):
-            begun = self._begin(one, base, wide, lr, noise, 0)
-            tried.append(Tried(lr, noise, [self._train(begun, leg.steps, leg.schedule, 0)]))
-        return choose(one.name, tried)
-
-    def _candidates(self, one: Contender) -> list[tuple[float, float]]:
-        """Learning rates and noise levels that it tries."""
-        noises = self.noises if one.tunes_noise else [0.0]
-        return [(self.lr * factor, noise) for noise in noises for factor in self.factors]
-
-    def _run(
-        self, one: Contender, base: Trained, narrow: WholeWidth, wide: WholeWidth, values: TunedContender
-    ) -> ContenderRuns:
-        """All budgets with every seed; decays branch off the constant phase."""
-        steps, width = self._steps(one, narrow, wide), wide if one.is_wide else narrow
-        legs = self._legs(steps)
-        losses: dict[float, list[float | None]] = {part: [] for part in self.budgets}
-        for seed in range(self.seeds):
-            constant = self._begin(one, base, wide, values.lr, values.noise, seed)
-            for leg in legs:
-                branch = constant if leg.budget is None else copy_training(*constant)
-                loss = self._train(branch, leg.steps, leg.schedule, seed + 1000 * leg.order)
-                if leg.budget is not None:
-                    losses[leg.budget].append(loss)
-        points = [
-            BudgetPoint(part, round(part * steps), round(part * steps) * self._cost(width), losses[part])
-            for part in self.budgets
-        ]
-        return ContenderRuns(one.name, width, values.lr, values.noise, points)
-
-    def _begin(self, one: Contender, base: Trained, wide: WholeWidth, lr: float, noise: float, seed: int) -> Trained:
-        """Where a contender begins."""
-        if not one.from_base:
-            model = self.family.init(wide, seed=seed)
-            return model, self.make_optimizer(model, lr)
-        if not one.is_wide:
-            model, optimizer = copy_training(*base)
-            for group in optimizer.param_groups:
-                group["lr"] *= lr / self.lr
-            return model, optimizer
-        operator = build_operator(one.how, noise, "init")
-        model, grown = self.family.upscale(*base, width=wide, grow=operator, lr=lr, seed=seed)
-        assert grown is not None
-        return model, grown
-
-    def _train(self, trained: Trained, steps: int, schedule: Schedule, seed: int) -> float | None:
-        """Train on, and give the mean loss of the last tenth; None where it is not finite."""
+    def _train(self, stretch: Stretch, trained: Trained) -> float | None:
         model, optimizer = trained
         rates = [group["lr"] for group in optimizer.param_groups]
-        torch.manual_seed(seed)
-        losses = _check_losses(self.train(model, optimizer, steps, partial(schedule.at, steps=steps)), steps)
+        torch.manual_seed(stretch.seed + 1000 * stretch.order)
+        schedule = partial(stretch.schedule.at, steps=stretch.steps)
+        losses = _check_losses(self.loop.train(model, optimizer, stretch.steps, schedule), stretch.steps)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate  # a scheduler has left its own there
             group.pop("initial_lr", None)
         loss = fmean(losses[-max(1, len(losses) // 10) :])
         return loss if abs(loss) < float("inf") else None
-
-    def _steps(self, one: Contender, narrow: WholeWidth, wide: WholeWidth) -> int:
-        """At the full budget."""
-        if one.full_steps:
-            return self.base_steps + self.steps
-        spent = self.steps * self._cost(wide) + (0 if one.from_base else self.base_steps * self._cost(narrow))
-        return max(1, round(spent / self._cost(wide if one.is_wide else narrow)))
-
-    @property
-    def _schedule(self) -> Schedule:
-        """Of a training that begins."""
-        return Schedule(warmup=self.warmup)
-
-    def _legs(self, steps: int) -> list[Leg]:
-        """The parts of a large model's training."""
-        return plan_legs(steps, self.budgets, "wsd", self._schedule)
-
-    def _all_steps(self, one: Contender, narrow: WholeWidth, wide: WholeWidth) -> int:
-        """Of one seed, the decays of all budgets included; refused where they are too few for a budget."""
-        return sum(leg.steps for leg in self._legs(self._steps(one, narrow, wide)))
-
-    def _cost(self, width: WholeWidth) -> float:
-        """Of a step: the number of weights."""
-        return float(sum(p.numel() for p in self.family.sketch(width).parameters() if p.dim() > 1))
 
 
 @dataclass

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import mupscale as mu
-from mupscale.comparison import LoopComparison, OwnLoop
-from mupscale.comparison.own_loop import copy_training
+from mupscale.study import LoopComparison, OwnLoop
+from mupscale.study.own_loop import copy_training
 from mupscale.system import MupscaleError
 from mupscale.train import Schedule
 

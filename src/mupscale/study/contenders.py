@@ -1,4 +1,4 @@
-"""The contenders of a comparison, in one registry: how each begins, what it is called, how it is drawn.
+"""The contenders of a comparison, in one table: how each begins, what it is called, how it is drawn.
 
 Another contender is another entry of CONTENDERS; settings, training, forecast, sentences and pictures read it here.
 """
@@ -164,6 +164,15 @@ def contender_named(name: str) -> Contender:
         if one.name == name:
             return one
     raise MupscaleError(f"{name!r} is no contender: take from {', '.join(one.name for one in CONTENDERS)}")
+
+
+def contenders_named(names: Sequence[str]) -> list[Contender]:
+    """These contenders, in the table's order.
+
+    >>> [one.label for one in contenders_named(["fresh", "continued"])]
+    ['continued', 'grown with fresh units']
+    """
+    return [one for one in CONTENDERS if one.name in names]
 
 
 def check_contenders(names: Sequence[str], setting: str) -> None:

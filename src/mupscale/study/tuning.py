@@ -6,61 +6,45 @@ One seed first. What lies far behind after the first budget goes no further. Mor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from mupscale.comparison.contenders import CONTENDERS, Contender
-from mupscale.comparison.results import Tried, TunedContender
-from mupscale.comparison.stages import StageTrainer
-from mupscale.comparison.system import Leg, System, TuningLegs
 from mupscale.core import Width
+from mupscale.study.contenders import Contender, contender_named, contenders_named
+from mupscale.study.results import Tried, TunedContender, Tuning
+from mupscale.study.systems import System, TreeTrainer
+from mupscale.study.tree import Candidate
 from mupscale.system import MupscaleError
 
 CLOSE = 0.01  # candidates within so much of the lowest loss are tried with more seeds
 _BASE = "the base model"
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """What the small width told: the base model's learning rate, and the values of every contender."""
+class StagedTrainer(TreeTrainer, Protocol):
+    """One that says what it trains next."""
 
-    base: TunedContender
-    contenders: list[TunedContender]
-
-    def of(self, contender: Contender) -> TunedContender:
-        """The values of a contender, or of the one that it is tuned as."""
-        wanted = contender.tuned_as or contender.name
-        return next(one for one in self.contenders if one.name == wanted)
+    def stage(self, name: str, about: str) -> AbstractContextManager[None]:
+        """Everything trained within belongs to this stage."""
+        ...
 
 
-def asked_for(names: Sequence[str]) -> list[Contender]:
-    """These contenders, in the registry's order."""
-    return [one for one in CONTENDERS if one.name in names]
-
-
-def tune_contenders(system: System, trainer: StageTrainer, seeds: int) -> Tuning:
-    """Tune the base model's rate, then every contender's values from the base model that it gives."""
-    settings = system.settings
-    rates = settings.rates(float(system.recipe.optimizer.init_args["lr"]))
-    label = Width.of(system.narrow)
+def tune_contenders(system: System, trainer: StagedTrainer, lr: float) -> Tuning:
+    """Tune the base model's rate, then every contender's values from the base model that it gives. lr: the recipe's."""
+    rates, label = system.settings.rates(lr), Width.of(system.narrow)
     with trainer.stage("base-rates", f"the base model's learning rate, at width {label}"):
-        base = _tune_base(system, trainer, rates)
-    trials = _Trials(system, trainer, base.lr)
-    with trainer.stage("rates", f"learning rates and noise of the contenders, {label} → {Width.of(system.wide)}"):
-        tuned = _try_values(trials, rates)
+        losses = trainer.train([system.decayed_base(rate, 0) for rate in rates])
+        base = choose(_BASE, [Tried(rate, 0.0, [loss]) for rate, loss in zip(rates, losses, strict=True)])
+    trials = Trials(system, trainer, base.lr)
+    with trainer.stage("rates", f"learning rates and noise of the contenders, {system.label}"):
+        contenders = [one for one in contenders_named(system.settings.contenders) if one.tuned_as is None]
+        tuned = try_values(trials, rates, contenders)
     with trainer.stage("close", "more seeds where candidates are close"):
-        tuned = _settle(trials, tuned, seeds)
+        tuned = _settle(trials, tuned, system.settings.small_seeds)
     return Tuning(base, tuned)
 
 
-def _tune_base(system: System, trainer: StageTrainer, rates: Sequence[float]) -> TunedContender:
-    trained = trainer.train([system.base_recipe(lr, 0) for lr in rates])
-    alive = [lr for lr, loss in zip(rates, trained, strict=True) if loss is not None]
-    decayed = dict(zip(alive, trainer.train([system.decayed_base(lr, 0) for lr in alive]), strict=True))
-    return choose(_BASE, [Tried(lr, 0.0, [decayed.get(lr)]) for lr in rates])
-
-
-class _Candidate(NamedTuple):
+class _Values(NamedTuple):
     """What a contender tries: one learning rate and noise, with one seed."""
 
     contender: Contender
@@ -70,66 +54,53 @@ class _Candidate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Trials:
+class Trials:
     """Trains candidates at the small width, from base models of one learning rate."""
 
     system: System
-    trainer: StageTrainer
+    trainer: TreeTrainer
     base_lr: float
 
-    def judge_early(self, candidates: Sequence[_Candidate]) -> dict[_Candidate, Tried]:
+    def judge_early(self, tried: Sequence[_Values]) -> dict[_Values, Tried]:
         """Those that go no further than the first budget, since they diverged or lie far behind."""
-        stopped = self._start(candidates)
-        firsts = [(one, first) for one in candidates if one not in stopped and (first := self._legs(one).first)]
-        losses = dict(zip((one for one, _ in firsts), self._train(firsts), strict=True))
+        early = {one: leaf for one in tried if (leaf := self._candidate(one).early) is not None}
+        losses = dict(zip(early, self.trainer.train(list(early.values())), strict=True))
+        stopped: dict[_Values, Tried] = {}
         for name in dict.fromkeys(one.contender.name for one in losses):
             own = [one for one in losses if one.contender.name == name]
-            tried = [Tried(one.lr, one.noise, [losses[one]], self.system.settings.budgets[0]) for one in own]
-            promising = list_promising(tried, self.system.settings.prune)
-            stopped |= {one: cell for one, cell in zip(own, tried, strict=True) if cell not in promising}
+            cells = [Tried(one.lr, one.noise, [losses[one]], self.system.settings.budgets[0]) for one in own]
+            promising = list_promising(cells, self.system.settings.prune)
+            for one, cell in zip(own, cells, strict=True):
+                if cell.mean is None:
+                    stopped[one] = Tried(one.lr, one.noise, [None])
+                elif cell not in promising:
+                    stopped[one] = cell
         return stopped
 
-    def finish(self, candidates: Sequence[_Candidate]) -> list[float | None]:
+    def finish(self, tried: Sequence[_Values]) -> list[float | None]:
         """Final losses at the full budget; None: diverged. What has been trained of it already is read."""
-        lost = self._start(candidates)
-        alive = [one for one in candidates if one not in lost]
-        losses = dict(zip(alive, self._train([(one, self._legs(one).rest) for one in alive]), strict=True))
-        return [losses.get(one) for one in candidates]
+        return self.trainer.train([self._candidate(one).full for one in tried])
 
-    def _start(self, candidates: Sequence[_Candidate]) -> dict[_Candidate, Tried]:
-        """Train the constant phase of the first budget, where there is one; those that diverge in it."""
-        starts = [(one, start) for one in candidates if (start := self._legs(one).start) is not None]
-        losses = self._train(starts)
-        return {
-            one: Tried(one.lr, one.noise, [None]) for (one, _), loss in zip(starts, losses, strict=True) if loss is None
-        }
-
-    def _train(self, legs: Sequence[tuple[_Candidate, Leg]]) -> list[float | None]:
-        return self.trainer.train(
-            [self.system.leg_recipe(one.contender, leg, self.base_lr, one.lr, one.noise, one.seed) for one, leg in legs]
-        )
-
-    def _legs(self, one: _Candidate) -> TuningLegs:
-        return self.system.tuning_legs(one.contender)
+    def _candidate(self, one: _Values) -> Candidate:
+        return self.system.candidate(one.contender, self.base_lr, one.lr, one.noise, one.seed)
 
 
-def _try_values(trials: _Trials, rates: Sequence[float]) -> list[TunedContender]:
-    settings = trials.system.settings
-    candidates = [
-        _Candidate(one, lr, noise)
-        for one in asked_for(settings.contenders)
-        if one.tuned_as is None
-        for noise in (settings.noises if one.tunes_noise else [0.0])
+def try_values(trials: Trials, rates: Sequence[float], contenders: Sequence[Contender]) -> list[TunedContender]:
+    """The best values of every contender, with one seed."""
+    tried = [
+        _Values(one, lr, noise)
+        for one in contenders
+        for noise in (trials.system.settings.noises if one.tunes_noise else [0.0])
         for lr in rates
     ]
-    stopped = trials.judge_early(candidates)
-    going_on = [one for one in candidates if one not in stopped]
+    stopped = trials.judge_early(tried)
+    going_on = [one for one in tried if one not in stopped]
     final = dict(zip(going_on, trials.finish(going_on), strict=True))
-    tried: dict[str, list[Tried]] = {}
-    for one in candidates:
+    cells: dict[str, list[Tried]] = {}
+    for one in tried:
         cell = stopped[one] if one in stopped else Tried(one.lr, one.noise, [final[one]])
-        tried.setdefault(one.contender.name, []).append(cell)
-    return [choose(name, cells) for name, cells in tried.items()]
+        cells.setdefault(one.contender.name, []).append(cell)
+    return [choose(name, some) for name, some in cells.items()]
 
 
 def list_promising(tried: Sequence[Tried], margin: float) -> list[Tried]:
@@ -158,17 +129,15 @@ def _limit(lowest: float, margin: float) -> float:
     return lowest + margin * abs(lowest)
 
 
-def _settle(trials: _Trials, tuned: Sequence[TunedContender], seeds: int) -> list[TunedContender]:
+def _settle(trials: Trials, tuned: Sequence[TunedContender], seeds: int) -> list[TunedContender]:
     """Candidates within CLOSE of a contender's best get more seeds, and the best mean wins."""
-    by_name = {one.name: one for one in CONTENDERS}
     close = {one.name: _close(one.tried) for one in tuned}
     more = [
-        _Candidate(by_name[name], cell.lr, cell.noise, seed)
+        _Values(contender_named(name), cell.lr, cell.noise, seed)
         for name, cells in close.items()
         for cell in cells
         for seed in range(1, seeds)
     ]
-    trials.trainer.train([trials.system.base_recipe(trials.base_lr, seed) for seed in range(1, seeds)])
     losses = iter(trials.finish(more))
     settled = []
     for one in tuned:
@@ -206,7 +175,7 @@ def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | 
         raise MupscaleError(
             f"{name}: all {len(tried)} trials at the small width diverged, with learning rates from "
             f"{min(cell.lr for cell in tried):g} to {max(cell.lr for cell in tried):g}: give smaller ones "
-            "(comparison.lrs; in an OwnLoop factors)"
+            "(study.lrs; in an OwnLoop factors)"
         )
     best = min(means, key=lambda number: means[number])
     remarks = []

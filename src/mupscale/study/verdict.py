@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mupscale.comparison.budgets import BreakEven, CostRatio, compare_costs, find_break_even
-from mupscale.comparison.contenders import CONTINUED, FROM_SCRATCH, contender_named
-from mupscale.comparison.results import ContenderRuns, SystemRuns
+from mupscale.study.budgets import BreakEven, CostRatio, compare_costs, find_break_even
+from mupscale.study.contenders import CONTINUED, FROM_SCRATCH, contender_named
+from mupscale.study.results import ContenderRuns, SystemRuns
 from mupscale.system import MupscaleError
 
 
@@ -23,7 +23,7 @@ def answer_comparison(runs: SystemRuns) -> dict[str, Any]:
     much of its loss it ends above the base model continued (negative: below). break_even: by rival, from which cost on
     it is lower, in these two ways. Contenders that cost more than the others are no part of it.
 
-    >>> from mupscale.comparison import BudgetPoint
+    >>> from mupscale.study import BudgetPoint
     >>> ends = {"from-scratch": 2.0, "continued": 1.5, "fresh": 1.0}
     >>> points = {name: [BudgetPoint(1.0, 10, 100.0, [end, end + 0.1])] for name, end in ends.items()}
     >>> contenders = [ContenderRuns(name, 64, 0.01, 0.0, each) for name, each in points.items()]
@@ -35,7 +35,7 @@ def answer_comparison(runs: SystemRuns) -> dict[str, Any]:
     grown = [one for one in ended if contender_named(one.name).is_grown]
     if not ended:
         raise MupscaleError(
-            "every contender diverged: give smaller learning rates (comparison.lrs; in an OwnLoop factors), or look at "
+            "every contender diverged: give smaller learning rates (study.lrs; in an OwnLoop factors), or look at "
             "the base model's curve"
         )
     ranked = sorted(ended, key=_final)

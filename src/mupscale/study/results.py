@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mupscale.comparison.budgets import Points
-from mupscale.comparison.contenders import contender_named
+from mupscale.study.budgets import Points
+from mupscale.study.contenders import Contender, contender_named
 from mupscale.system import MupscaleError, parse_record, write_json
 
 FORMAT = 2
@@ -136,6 +136,19 @@ class TunedContender:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """What the small width told: the base model's learning rate, and the values of every contender."""
+
+    base: TunedContender
+    contenders: list[TunedContender]
+
+    def of(self, contender: Contender) -> TunedContender:
+        """The values of a contender, or of the one that it is tuned as."""
+        wanted = contender.tuned_as or contender.name
+        return next(one for one in self.contenders if one.name == wanted)
+
+
+@dataclass(frozen=True)
 class StageSpent:
     """A stage, its cost in the summary's unit, and its seconds."""
 
@@ -145,7 +158,7 @@ class StageSpent:
 
 
 @dataclass(frozen=True)
-class ComparisonSummary:
+class StudySummary:
     """What a run gave.
 
     base: where the base model is from, its steps and learning rate. tuned: what each contender takes to the large
@@ -171,7 +184,7 @@ class ComparisonSummary:
         return {"format": FORMAT, "kind": "comparison", **asdict(self)}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> ComparisonSummary:
+    def from_json(cls, values: Mapping[str, Any]) -> StudySummary:
         """What to_json gave."""
         try:
             return parse_record(cls, {name: value for name, value in values.items() if name not in ("format", "kind")})

@@ -16,7 +16,8 @@ from comparison_runs import compare_quietly, facts, few, growing, least, sit
 from method_runs import count_changes, written
 from mupscale import checkpoint
 from mupscale.cli import main
-from mupscale.comparison import ComparisonSummary
+from mupscale.study import StudySummary, contender_named
+from mupscale.study.pay import PayStudy
 from mupscale.system import MupscaleError
 from mupscale.train import Growth, Recipe, Schedule, Spec, run_recipe
 from processes import DEADLINE, PROCESSES
@@ -40,13 +41,13 @@ def in_process(folder: Path, prepare: Any = int) -> int:
     return process.exitcode
 
 
-def read(folder: Path) -> ComparisonSummary:
-    return ComparisonSummary.from_json(json.loads((folder / "summary.json").read_text()))
+def read(folder: Path) -> StudySummary:
+    return StudySummary.from_json(json.loads((folder / "summary.json").read_text()))
 
 
 def test_what_is_in_the_summary(whole: tuple[Path, int]) -> None:
     summary = read(whole[0])
-    assert ComparisonSummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
+    assert StudySummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
     assert [one.name for one in summary.tuned] == ["the base model", "from-scratch", "continued", "copies", "fresh"]
     assert [len(one.tried) for one in summary.tuned] == [2, 2, 2, 2, 2]
     assert summary.large is not None
@@ -85,25 +86,25 @@ def test_what_lies_far_behind_goes_no_further(tmp_path: Path) -> None:
         assert not any(cell.is_stopped for cell in theirs.tried)
     from_scratch = next(one for one in pruned.tuned if one.name == "from-scratch")
     assert [cell.lr for cell in from_scratch.tried if cell.is_stopped][:1] == rates[:1]
-    runs = tmp_path / "0.001" / "width-4" / "from-scratch" / "lr-2e-06-noise-0" / "seed-0"
-    assert sorted(path.name for path in runs.iterdir()) == ["budget-0.5", "constant-0.5"]
+    runs = [path.name for path in (tmp_path / "0.001" / "stretches").glob("width-8-lr-2e-06-*")]
+    assert len(runs) == 2, "the constant phase of the first budget, and its decay"
     costs = [next(stage.cost for stage in one.stages if stage.name == "rates") for one in (pruned, whole)]
     assert costs[0] < costs[1]
-    assert ComparisonSummary.from_json(json.loads(json.dumps(pruned.to_json()))) == pruned
+    assert StudySummary.from_json(json.loads(json.dumps(pruned.to_json()))) == pruned
 
 
 def test_a_budget_is_what_one_run_with_its_schedule_gives(whole: tuple[Path, int], tmp_path: Path) -> None:
     """The base model continued for the half budget: constant phase and branch are two recipes that anybody can run."""
-    run = whole[0] / "large" / "continued"
-    (values,) = run.iterdir()
-    legs = [values / "seed-0" / name for name in ("constant-0.5", "budget-0.5")]
-    first, second = (Recipe.from_json(json.loads((leg / "recipe.json").read_text())) for leg in legs)
+    summary, own = read(whole[0]), PayStudy(growing(), few(), whole[0], lambda text: None)
+    values = next(one for one in summary.tuned if one.name == "continued")
+    leaf = own.large_system().leaves(contender_named("continued"), summary.base["lr"], values.lr, 0.0, 0)[0.5]
+    folders = [whole[0] / "stretches" / own.ground.folder_name(stretch) for stretch in leaf.path[1:]]
+    first, second = (Recipe.from_json(json.loads((folder / "recipe.json").read_text())) for folder in folders)
     assert first.schedule == Schedule()
     assert second.schedule == Schedule("wsd", decay=second.steps)
     assert second.steps == (first.steps + second.steps) // 4
     run_recipe(replace(first, out=str(tmp_path / "first")))
     result = run_recipe(replace(second, out=str(tmp_path / "second"), start=str(tmp_path / "first")))
-    summary = read(whole[0])
     assert summary.large is not None
     continued = summary.large.get("continued")
     assert continued is not None
@@ -150,13 +151,13 @@ def test_more_seeds_train_only_what_is_new(tmp_path: Path) -> None:
             assert len(mine.losses) == 2
 
 
-def test_another_recipe_or_other_settings_are_refused(whole: tuple[Path, int]) -> None:
-    with pytest.raises(MupscaleError, match=r"another recipe: batch is .* choose another folder"):
-        compare_quietly(whole[0], growing(batch=4))
-    with pytest.raises(MupscaleError, match=r"comparison\.lrs is \[0\.02, 0\.05\] there and \[0\.02\] here"):
-        compare_quietly(whole[0], how=few(lrs=[0.02]))
-    with pytest.raises(MupscaleError, match="steps is 25 there and 26 here"):
-        compare_quietly(whole[0], growing(steps=26))
+def test_another_recipe_in_the_same_folder_is_trained_and_never_taken_for_the_first(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = compare_quietly(run, how=least())
+    other = compare_quietly(run, growing(batch=4), least())
+    alone = compare_quietly(tmp_path / "alone", growing(batch=4), least())
+    assert facts(other) == facts(alone) != facts(first)
+    assert facts(compare_quietly(run, how=least())) == facts(first)
 
 
 def test_a_width_that_is_no_multiple_is_for_fresh_units_alone(tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_thin_lines_on_request_and_a_forecast_alone(tmp_path: Path) -> None:
     summary = compare_quietly(tmp_path / "run", how=few(contenders=names, small_seeds=1), forecast_only=True)
     assert summary.large is None
     assert not summary.answer
-    assert not (tmp_path / "run" / "large").exists()
+    assert not list((tmp_path / "run" / "stretches").glob("width-16-*"))
     (small,) = summary.small
     assert {one.name for one in small.contenders} == set(names)
     steps = {one.name: one.points[-1].steps for one in small.contenders}
@@ -222,7 +223,7 @@ def test_from_a_run_folder(base_run: Path, tmp_path: Path) -> None:
     assert summary.large is not None
     assert (summary.large.narrow, summary.large.wide) == (8, 16)
     assert summary.large.base_cost is not None
-    assert not (tmp_path / "run" / "large" / "base").exists()
+    assert not list((tmp_path / "run" / "stretches").glob("width-8-lr-*-steps-9-*")), "a base model was trained"
     assert summary.notes == [note for note in summary.notes if "optimizer state" not in note]
 
 
@@ -239,17 +240,16 @@ def test_from_a_checkpoint_of_ones_own_loop(tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match="give it as from_width"):
         compare_quietly(tmp_path / "run", recipe)
     recipe = replace(recipe, start_width=8)
-    with pytest.raises(MupscaleError, match=r"how many steps its model has trained.*comparison\.base_steps"):
+    with pytest.raises(MupscaleError, match=r"how many steps its model has trained.*study\.base_steps"):
         compare_quietly(tmp_path / "run", recipe)
     summary = compare_quietly(tmp_path / "other", recipe, least(base_steps=9))
     assert summary.large is not None
     assert summary.large.base_cost is not None
     assert not any("optimizer state" in note for note in summary.notes)
     checkpoint.save(tmp_path / "mine.safetensors", model)
-    with pytest.raises(MupscaleError, match=r"mine\.safetensors has changed since; choose another folder"):
-        compare_quietly(tmp_path / "other", recipe, least(base_steps=9))
-    bare = compare_quietly(tmp_path / "bare", recipe, least(base_steps=9), forecast_only=True)
+    bare = compare_quietly(tmp_path / "other", recipe, least(base_steps=9))
     assert any("holds no optimizer state" in note for note in bare.notes)
+    assert facts(bare)["large"] != facts(summary)["large"], "another checkpoint was taken for the first"
 
 
 def test_a_decayed_checkpoint_is_said_to_be(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_decayed_checkpoint_is_said_to_be(tmp_path: Path) -> None:
             {"width": 64, "grow": [Growth(at=9, width=100, how="fresh")]},
             {"widths": []},
             r"small model of width 8 .* from 64 to 100, and a width of 12.5 is not whole: .*an eighth and a quarter of "
-            r"64; give them there \(--comparison.widths\)",
+            r"64; give them there \(--study.widths\)",
         ),
     ],
 )
@@ -307,7 +307,7 @@ def test_the_command_says_the_sentence_and_where_the_page_is(
     settings = least().to_json()
     path, run = written(tmp_path / "recipe.yaml", growing()), tmp_path / "run"
     values = json.loads(path.read_text())
-    path.write_text(json.dumps({**values, "comparison": {k: v for k, v in settings.items() if v is not None}}))
+    path.write_text(json.dumps({**values, "study": {k: v for k, v in settings.items() if v is not None}}))
     assert main(["run", str(path), "--out", str(run), "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "tuning, 4 → 8" in said

@@ -1,0 +1,61 @@
+"""A study is a tree of training stretches: who trains, what is compared, and what came of it.
+
+tree: stretches, what identifies them, budgets that branch off a trunk; training: trees of a recipe's models
+contenders: who takes part, one table; settings: what a recipe may say; systems: their trees between two sizes
+tuning: learning rates and noise at the smallest width; forecast: from small systems to the large one
+budgets: loss against cost; verdict: the sentence and its numbers; results: all of it as plain data
+pay, when: presets, each of which builds trees and reads their leaves into a sentence
+own_loop: the same in a training loop of one's own
+"""
+
+from mupscale.study.budgets import (
+    BreakEven,
+    CostRatio,
+    compare_costs,
+    cost_to_reach,
+    find_break_even,
+    loss_at,
+)
+from mupscale.study.contenders import CONTENDERS, Contender, contender_named
+from mupscale.study.forecast import check_forecast, make_forecast
+from mupscale.study.own_loop import LoopComparison, OwnLoop
+from mupscale.study.pay import describe_plan, run_pay
+from mupscale.study.results import (
+    BudgetPoint,
+    ContenderRuns,
+    StageSpent,
+    StudySummary,
+    SystemRuns,
+    Tried,
+    TunedContender,
+)
+from mupscale.study.settings import StudySettings
+from mupscale.study.verdict import answer_comparison, describe_ratio
+
+__all__ = [
+    "CONTENDERS",
+    "BreakEven",
+    "BudgetPoint",
+    "Contender",
+    "ContenderRuns",
+    "CostRatio",
+    "LoopComparison",
+    "OwnLoop",
+    "StageSpent",
+    "StudySettings",
+    "StudySummary",
+    "SystemRuns",
+    "Tried",
+    "TunedContender",
+    "answer_comparison",
+    "check_forecast",
+    "compare_costs",
+    "contender_named",
+    "cost_to_reach",
+    "describe_plan",
+    "describe_ratio",
+    "find_break_even",
+    "loss_at",
+    "make_forecast",
+    "run_pay",
+]

@@ -1,0 +1,208 @@
+"""Training a tree: wave by wave, stretches of one shape as one program, kept so that a kill loses nothing."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from mupscale.core import WholeWidth, Width
+from mupscale.engine import Outcome, lowest_loss_bar, read_outcome, train_many
+from mupscale.study.results import StageSpent
+from mupscale.study.tree import Stretch, hash_values, list_waves
+from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, read_json, write_json
+from mupscale.train import (
+    MAY_CHANGE,
+    Evaluation,
+    LoadedRecipe,
+    Recipe,
+    Seeds,
+    fingerprint_checkpoint,
+)
+
+Note = Callable[[str], None]
+_POINTS = 40  # of a run's curve at least, where it has so many steps
+_OTHER_DATA = 10_000  # between the data seeds of two orders, so that each stretch goes on with batches of its own
+_OF_STRETCHES = {"width", "steps", "schedule", "seeds", "grow", "start", "start_width", "how", "noise", "noise_unit"}
+
+
+@dataclass(frozen=True)
+class Ground(LoadedRecipe):
+    """A recipe that stretches vary: what a step costs at every width, and the recipe of a stretch."""
+
+    def cost_per_step(self, width: WholeWidth) -> float:
+        """In FLOPs; 1 where a model's FLOPs cannot be counted."""
+        return (self.flops_per_step(width) or 1.0) if self.unit == "FLOPs" else 1.0
+
+    def cost(self, stretch: Stretch) -> float:
+        """Of one stretch, without those before it."""
+        return stretch.steps * self.cost_per_step(stretch.width)
+
+    @property
+    def unit(self) -> str:
+        """FLOPs, or steps."""
+        return "FLOPs" if self.flops_per_step(self.recipe.width) is not None else "steps"
+
+    @cached_property
+    def start(self) -> str | None:
+        """What stretches call the checkpoint that the recipe starts from: by its content, wherever it lies."""
+        return None if self.recipe.start is None else fingerprint_checkpoint(self.recipe.start)
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        """What all results here depend on beside their stretch."""
+        told = self.recipe.to_json()
+        told["optimizer"] = {**told["optimizer"], "init_args": {**told["optimizer"]["init_args"], "lr": None}}
+        free = {*MAY_CHANGE, *_OF_STRETCHES, "from", "from_width"}
+        return {name: value for name, value in told.items() if name not in free}
+
+    def folder_name(self, stretch: Stretch) -> str:
+        """The name of its folder: other values have another one."""
+        return f"{stretch.label}-{hash_values([self._identity, stretch.key])}"
+
+    def recipe_of(self, stretch: Stretch, folder: Path) -> Recipe:
+        """A stretch as an ordinary recipe, whose run is kept below the folder."""
+        recipe, first = self.recipe, self.recipe.seeds
+        changes: dict[str, Any] = {}
+        if stretch.base is not None:
+            changes = {"base": stretch.base, "init_at": Width.of(recipe.family().init_at).whole}
+        before = stretch.parent
+        start = None if before is None else str(folder / self.folder_name(before))
+        if before is not None and before.start is not None:
+            start, changes["start_width"] = recipe.start, recipe.start_width
+        data = first.data + stretch.seed + stretch.order * _OTHER_DATA
+        return replace(
+            recipe,
+            width=stretch.width,
+            steps=stretch.steps,
+            schedule=stretch.schedule,
+            optimizer=replace(recipe.optimizer, init_args={**recipe.optimizer.init_args, "lr": stretch.lr}),
+            seeds=Seeds(first.init + stretch.seed, data, first.noise + stretch.seed, first.dropout + stretch.seed),
+            evaluation=Evaluation(0, recipe.evaluation.batch),
+            log_every=max(1, min(recipe.log_every, stretch.steps // _POINTS)),
+            out=str(folder / self.folder_name(stretch)),
+            grow=[],
+            start=start,
+            how=stretch.how,
+            noise=stretch.noise,
+            **{"start_width": None, **changes},
+        )
+
+
+@dataclass
+class Trainer:
+    """Trains stretches in a study's folder, and counts what they take. stages: how many there will be.
+
+    study: tells whose the counts are, where several studies share a folder.
+    """
+
+    ground: Ground
+    folder: Path
+    study: str
+    engine: Literal["auto", "vectorised", "serial"]
+    measure: str
+    note: Note
+    stages: int
+    spent: dict[str, StageSpent] = field(default_factory=dict)
+    number: int = 0
+    name: str = ""
+    ended: dict[str, float | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, (cost, seconds) in self._stored().items():
+            self.spent[name] = StageSpent(name, cost, seconds)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """The folder, made if there is none, and locked meanwhile."""
+        busy = f"another process is training in {self.folder}: wait for it, or choose another folder (--out)"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with exclusive_lock(self.folder / ".lock", refusal=busy):
+                for folder in (self.folder, self.folder / "stacks"):
+                    clear_leftovers(folder, alone=True)
+                yield
+        except OSError as error:
+            raise MupscaleError(f"{self.folder} cannot be written: {error.strerror or error}") from None
+
+    @contextmanager
+    def stage(self, name: str, about: str) -> Iterator[None]:
+        """Everything trained within belongs to this stage."""
+        self.number, self.name = self.number + 1, name
+        self.note(f"{self.number}/{self.stages} {about}")
+        self.spent.setdefault(name, StageSpent(name, 0.0, 0.0))
+        yield
+
+    def train(self, leaves: Sequence[Stretch]) -> list[float | None]:
+        """The final losses of these, None: diverged. All that they stand on is trained, unless it is there already."""
+        for wave in list_waves(leaves):
+            self._train_wave([stretch for stretch in wave if stretch.key not in self.ended])
+        return [self.ended[leaf.key] for leaf in leaves]
+
+    def _train_wave(self, wave: Sequence[Stretch]) -> None:
+        """Those of one size, length, schedule and rules are one program; what stands on a diverged one has diverged."""
+        groups: dict[str, list[Stretch]] = {}
+        for stretch in wave:
+            if stretch.start is not None:
+                self.ended[stretch.key] = 0.0  # somebody else has trained it
+                continue
+            if stretch.parent is not None and self.ended[stretch.parent.key] is None:
+                self.ended[stretch.key] = None
+                continue
+            name = f"{Width.of(stretch.width).label}-{stretch.steps}-{stretch.schedule.kind}-{stretch.schedule.warmup}"
+            if stretch.base is not None:
+                name += f"-base-{Width.of(stretch.base).label}"
+            groups.setdefault(name, []).append(stretch)
+        for name, members in groups.items():
+            recipes = [self.ground.recipe_of(stretch, self.folder / "stretches") for stretch in members]
+            outcomes = self._train_group(name, recipes)
+            self.ended |= {one.key: self._loss(end) for one, end in zip(members, outcomes, strict=True)}
+
+    def _train_group(self, name: str, recipes: list[Recipe]) -> list[Outcome]:
+        if None not in (stored := [read_outcome(recipe) for recipe in recipes]):
+            return [outcome for outcome in stored if outcome is not None]
+        began = time.monotonic()
+        with lowest_loss_bar(recipes[0].steps, stored.count(None)) as tell:
+            outcomes = train_many(
+                recipes,
+                engine=self.engine,
+                evaluate=True,
+                save=self.folder / "stacks" / f"{self.name}-{name}.safetensors",
+                on_point=tell,
+                resume=True,
+                note=self.note,
+                data=self.ground.data,
+            )
+        new = [one for one, before in zip(outcomes, stored, strict=True) if before is None]
+        cost = math.fsum(min(one.step, one.recipe.steps) * self.ground.cost_per_step(one.recipe.width) for one in new)
+        self._spend(cost, time.monotonic() - began)
+        return outcomes
+
+    def _loss(self, outcome: Outcome) -> float | None:
+        if outcome.status != "finished":
+            return None
+        loss = outcome.scores.get("loss") if self.measure == "held-out" else outcome.loss
+        return loss if loss is not None and math.isfinite(loss) else None
+
+    # ------------------------------------------------------------------------------------------- what it took
+
+    def _spend(self, cost: float, seconds: float) -> None:
+        before = self.spent[self.name]
+        self.spent[self.name] = StageSpent(self.name, before.cost + cost, before.seconds + seconds)
+        write_json(self._counts, [asdict(one) for one in self.spent.values()])
+
+    @property
+    def _counts(self) -> Path:
+        return self.folder / f"stages-{self.study}.json"
+
+    def _stored(self) -> dict[str, tuple[float, float]]:
+        try:
+            stages = read_json(self._counts)
+            return {str(one["name"]): (float(one["cost"]), float(one["seconds"])) for one in stages}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, MupscaleError):
+            return {}
