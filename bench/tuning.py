@@ -52,7 +52,7 @@ def candidates_cost(system: System, tuning: Tuning) -> float:
         whole = sum(each.steps for each in list_stretches(leaves)) - (base if one.from_base else 0)
         first = whole - full.steps
         each = system.costs.cost_per_step(system.width_of(one))
-        total += each * sum(first if cell.is_stopped else whole for cell in tuned.tried)
+        total += each * sum(first if cell.status == "stopped" else whole for cell in tuned.trials)
     return total
 
 
@@ -61,13 +61,13 @@ def report(name: str, recipe: Recipe, settings: StudySettings, margins: Sequence
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         system, all_of_them = tune(recipe, replace(settings, prune=NO_MARGIN), folder)
-        final = {(t.name, cell.lr, cell.noise): cell.final for t in all_of_them.contenders for cell in t.tried}
+        final = {(t.name, cell.lr, cell.noise): cell.final for t in all_of_them.contenders for cell in t.trials}
         in_one_go = sum(
-            system.steps(one) * system.costs.cost_per_step(system.width_of(one)) * len(tuned.tried)
+            system.steps(one) * system.costs.cost_per_step(system.width_of(one)) * len(tuned.trials)
             for tuned in all_of_them.contenders
             for one in [contender_named(tuned.name)]
         )
-        print(f"{name}: {sum(len(t.tried) for t in all_of_them.contenders)} candidates")
+        print(f"{name}: {sum(len(t.trials) for t in all_of_them.contenders)} candidates")
         for margin in margins:
             system, tuning = tune(recipe, replace(settings, prune=margin), folder)
             changes = []
@@ -76,7 +76,7 @@ def report(name: str, recipe: Recipe, settings: StudySettings, margins: Sequence
                     was, now = (final[one.name, one.lr, one.noise] for one in (theirs, ours))
                     higher = "" if was is None or now is None else f", {now / was - 1:+.2%}"
                     changes.append(f"{ours.name} {theirs.lr:g}/{theirs.noise:g} → {ours.lr:g}/{ours.noise:g}{higher}")
-            stopped = sum(cell.is_stopped for one in tuning.contenders for cell in one.tried)
+            stopped = sum(cell.status == "stopped" for one in tuning.contenders for cell in one.trials)
             share = candidates_cost(system, tuning) / in_one_go
             print(
                 f"  margin {margin:5.0%}: {stopped:>2} stopped, {share:.2f} of the cost of all in one go; "

@@ -11,12 +11,12 @@ from mupscale.study import (
     CONTENDERS,
     BudgetPoint,
     ContenderRuns,
+    Search,
     StageSpent,
     StudySettings,
     StudySummary,
     SystemRuns,
-    Tried,
-    TunedContender,
+    Trial,
     answer_comparison,
     check_forecast,
     contender_named,
@@ -72,15 +72,15 @@ def system(
     return SystemRuns(narrow, 4 * narrow, base, "FLOPs", contenders)
 
 
-def tuned(name: str) -> TunedContender:
+def tuned(name: str) -> Search:
     """A valley over learning rates, the largest of which diverged, and over noise where that is tuned."""
     noisy = name != "the base model" and contender_named(name).tunes_noise
     tried = [
-        Tried(lr, noise, [None if lr > 0.03 and noise < 4 else 0.6 + 0.03 * i**2 + 0.01 * j**2 + 0.004 * len(name)])
+        Trial(lr, noise, [None if lr > 0.03 and noise < 4 else 0.6 + 0.03 * i**2 + 0.01 * j**2 + 0.004 * len(name)])
         for j, noise in enumerate(NOISES if noisy else (0.0,), start=-2)
         for i, lr in enumerate(LRS, start=-2)
     ]
-    return TunedContender(name, 0.008, 2.0 if noisy else 0.0, tried)
+    return Search(name, 0.008, 2.0 if noisy else 0.0, tried)
 
 
 def comparison(

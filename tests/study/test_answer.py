@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from comparison_runs import few, system_of
+from comparison_runs import few, growing, system_of
 from mupscale.study import StudySettings, SystemRuns, answer_comparison, check_forecast, make_forecast
+from mupscale.study.pay import PayStudy
 from mupscale.system import MupscaleError
 
 Losses = dict[str, list[list[float | None]]]
@@ -232,14 +234,14 @@ def test_forecast_against_outcome(outcome: float, held: bool) -> None:
         ({"noises": [math.inf]}, r"study\.noises holds inf"),
         ({"contenders": ["continued"]}, "a grown model to compare with"),
         ({"contenders": ["fresh", "from-scratch"]}, "needs the base model continued"),
-        ({"contenders": ["winner"]}, "'winner' is no contender: take from from-scratch"),
+        ({"contenders": ["winner"]}, "'winner' is no contender: take from base, from-scratch"),
         ({"schedule": "linear"}, r"study\.schedule: 'linear' is none of wsd, cosine, recipe"),
         ({"prune": -0.1}, r"study\.prune is -0\.1, but must be a number of at least 0"),
     ],
 )
 def test_settings_that_cannot_be_are_one_sentence(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(MupscaleError, match=message):
-        few(**changes)
+        PayStudy(growing(), few(**changes), Path("run"), lambda text: None)
 
 
 def test_small_widths_by_themselves() -> None:

@@ -49,7 +49,7 @@ def test_what_is_in_the_summary(whole: tuple[Path, int]) -> None:
     summary = read(whole[0])
     assert StudySummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
     assert [one.name for one in summary.tuned] == ["the base model", "from-scratch", "continued", "copies", "fresh"]
-    assert [len(one.tried) for one in summary.tuned] == [2, 2, 2, 2, 2]
+    assert [len(one.trials) for one in summary.tuned] == [2, 2, 2, 2, 2]
     assert summary.large is not None
     for system, narrow in ((summary.small[0], 4), (summary.large, 8)):
         assert (system.narrow, system.wide, system.unit) == (narrow, 2 * narrow, "FLOPs")
@@ -83,9 +83,9 @@ def test_what_lies_far_behind_goes_no_further(tmp_path: Path) -> None:
     )
     for ours, theirs in zip(pruned.tuned, whole.tuned, strict=True):
         assert (ours.lr, ours.noise) == (theirs.lr, theirs.noise)
-        assert not any(cell.is_stopped for cell in theirs.tried)
+        assert not any(cell.status == "stopped" for cell in theirs.trials)
     from_scratch = next(one for one in pruned.tuned if one.name == "from-scratch")
-    assert [cell.lr for cell in from_scratch.tried if cell.is_stopped][:1] == rates[:1]
+    assert [cell.lr for cell in from_scratch.trials if cell.status == "stopped"][:1] == rates[:1]
     runs = [path.name for path in (tmp_path / "0.001" / "stretches").glob("width-8-lr-2e-06-*")]
     assert len(runs) == 2, "the constant phase of the first budget, and its decay"
     costs = [next(stage.cost for stage in one.stages if stage.name == "rates") for one in (pruned, whole)]

@@ -154,7 +154,7 @@ def loop_of(family: mu.Family, **given: Any) -> OwnLoop:
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
-        (("continued", "copy"), "'copy' is no contender: take from from-scratch, continued, copies, fresh"),
+        (("continued", "copy"), "'copy' is no contender here: take from from-scratch, continued, "),
         (("continued",), "contenders needs the base model continued, and a grown model"),
         (("from-scratch", "fresh"), "contenders needs the base model continued"),
     ],

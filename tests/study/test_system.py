@@ -17,6 +17,7 @@ from mupscale.study.tree import Stretch, branch_off, list_stretches, list_waves,
 from mupscale.system import MupscaleError
 from mupscale.train import Schedule
 
+PAY = [one for one in CONTENDERS if one.advice]
 BUDGETS = [0.25, 0.5, 1.0]
 FIRST = Stretch(width=8, steps=0, lr=0.1, order=1)
 
@@ -113,7 +114,7 @@ def test_all_contenders_cost_the_same_with_the_base_model_charged() -> None:
     assert system.base_cost is not None
     narrow, wide = system.costs.cost_per_step(8), system.costs.cost_per_step(16)
     budget = system.base_cost + system.grown_steps * wide
-    for one in CONTENDERS:
+    for one in PAY:
         cost = system.steps(one) * (wide if one.is_wide else narrow) + (system.base_cost if one.from_base else 0)
         if not one.full_steps:
             assert cost == pytest.approx(budget, rel=1e-3)
@@ -124,8 +125,7 @@ def test_where_contenders_begin() -> None:
     own = study()
     system, stretches = own.large_system(), Path("run") / "stretches"
     first = {
-        one.name: next(iter(system.leaves(one, 0.02, 0.05, 0.5 * one.tunes_noise, 1).values())).path
-        for one in CONTENDERS
+        one.name: next(iter(system.leaves(one, 0.02, 0.05, 0.5 * one.tunes_noise, 1).values())).path for one in PAY
     }
     recipes = {name: own.ground.recipe_of(path[0 if len(path) == 2 else 1], stretches) for name, path in first.items()}
     base = own.ground.recipe_of(system.base_model(0.02, 1), stretches)
@@ -162,5 +162,6 @@ def test_a_model_that_a_contender_cannot_grow_is_refused(tmp_path: Path) -> None
     with pytest.raises(MupscaleError, match=r"a norm over the width.*: leave net2net out of study\.contenders"):
         compare_quietly(tmp_path / "run", gpt, few(contenders=["continued", "net2net"]))
     assert not (tmp_path / "run").exists()
+    names = ["continued", "fresh", "from-scratch-all-steps"]
     with pytest.raises(MupscaleError, match="takes the learning rate of from-scratch: add that"):
-        few(contenders=["continued", "fresh", "from-scratch-all-steps"])
+        compare_quietly(tmp_path / "run", how=few(contenders=names))

@@ -1,4 +1,4 @@
-"""The contenders of a comparison, in one table: how each begins, what it is called, how it is drawn.
+"""The contenders of all comparisons, in one table: how each begins, what it is called, how it is drawn.
 
 Another contender is another entry of CONTENDERS; settings, training, forecast, sentences and pictures read it here.
 """
@@ -7,9 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from mupscale.system import MupscaleError
 from mupscale.train import How, build_operator
+
+Rate = Literal["tuned", "base", "own", "plain"]
+"""A learning rate in the paper's comparison: what tuning chose for the upscaled model, the base model's, the one that
+is best without noise, and what one small width alone would transfer."""
+Kind = Literal["base", "baseline", "ablation", "grown", "beside"]
+
+
+@dataclass(frozen=True)
+class GainMark:
+    """A contender in the picture of the gain: a baseline is a line across it, a grown model a point at its right end.
+
+    words: for the line, and for those who cannot see the picture. tick: below the point. caption: of the point.
+    """
+
+    words: str
+    tick: str = ""
+    caption: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +38,9 @@ class Contender:
         name: in settings, JSON and folders
         label: at its line, and in tables
         phrase: in a sentence
-        advice: how a sentence begins that recommends it
+        advice: how a sentence begins that recommends it; empty for those of the paper's comparison alone
         color: of its line
+        dashes: of its line, as matplotlib takes them
         is_wide: whether it has the wide model's width
         from_base: whether it begins with the base model, whose cost then belongs to it
         how: how new units are filled, as in a growth event
@@ -30,13 +49,23 @@ class Contender:
         full_steps: whether it has all the steps of base model and growth, whatever they cost
         keeps_rates: whether it trains with the narrow model's rates, decay and eps, as if its width were the same
         is_usual: whether it takes part unless asked otherwise; the others are thin lines
+        kind: in the paper's comparison: base; baseline (the verdict takes the best of them); ablation (takes the gain
+            apart); grown (what the verdict is about); beside (mentioned beside it); none where it takes no part
+        letter: there, before its label
+        subject: there, at the beginning of a sentence
+        rate: there, its learning rate; change: the rate it changes to on the way
+        remark: there, what to add where a sentence speaks of 'the upscaled model'
+        on_request: there, whether it takes part only where it is asked for
+        gain_mark: in the picture of the gain
+        sets_zoom: whether a zoomed picture makes room for its curve
     """
 
     name: str
     label: str
-    phrase: str
-    advice: str
+    phrase: str = ""
+    advice: str = ""
     color: str
+    dashes: str | tuple[int, tuple[int, ...]] = "-"
     is_wide: bool = True
     from_base: bool = True
     how: How = "copies"
@@ -45,6 +74,15 @@ class Contender:
     full_steps: bool = False
     keeps_rates: bool = False
     is_usual: bool = True
+    kind: Kind | None = None
+    letter: str = ""
+    subject: str = ""
+    rate: Rate = "tuned"
+    change: Rate | None = None
+    remark: str = ""
+    on_request: bool = False
+    gain_mark: GainMark | None = None
+    sets_zoom: bool = True
 
     @property
     def is_grown(self) -> bool:
@@ -56,7 +94,28 @@ class Contender:
         """Whether it grows by whole factors alone."""
         return self.is_grown and build_operator(self.how, 0.0, "init").needs_multiples
 
+    @property
+    def short(self) -> str:
+        """In a legend."""
+        return f"{self.letter} {self.label}".strip()
 
+    @property
+    def has_own_rate(self) -> bool:
+        """Whether it has the learning rate that is best without noise, so that it is left out where none is."""
+        return "own" in (self.rate, self.change)
+
+
+BASE = Contender(
+    name="base",
+    label="base model",
+    subject="the base model",
+    color="#9aa5b1",
+    is_wide=False,
+    from_base=False,
+    kind="base",
+    rate="base",
+    sets_zoom=False,
+)
 FROM_SCRATCH = Contender(
     name="from-scratch",
     label="from scratch",
@@ -64,6 +123,10 @@ FROM_SCRATCH = Contender(
     advice="Start over",
     color="#4c566a",
     from_base=False,
+    kind="baseline",
+    letter="(a)",
+    subject="training from scratch",
+    rate="base",
 )
 CONTINUED = Contender(
     name="continued",
@@ -72,6 +135,10 @@ CONTINUED = Contender(
     advice="Continue the base model",
     color="#c98a1b",
     is_wide=False,
+    kind="baseline",
+    letter="(c)",
+    subject="simply continuing the base model with the new learning rate",
+    gain_mark=GainMark("base model continued"),
 )
 COPIES = Contender(
     name="copies",
@@ -80,6 +147,9 @@ COPIES = Contender(
     advice="Grow it, from copies",
     color="#c44e52",
     tunes_noise=True,
+    kind="grown",
+    letter="(e)",
+    subject="the upscaled model",
 )
 FRESH = Contender(
     name="fresh",
@@ -95,7 +165,11 @@ COPIES_WITHOUT_NOISE = Contender(
     phrase="growing from copies without noise",
     advice="Grow it, from copies without noise",
     color="#e3a6a8",
+    dashes=":",
     is_usual=False,
+    kind="ablation",
+    letter="(d)",
+    subject="the upscaled model without noise",
 )
 PAIRED_NOISE = Contender(
     name="paired-noise",
@@ -127,6 +201,9 @@ NET2NET = Contender(
     how="net2net",
     tunes_noise=True,
     is_usual=False,
+    kind="beside",
+    subject="Net2Net",
+    on_request=True,
 )
 NAIVE_WIDENING = Contender(
     name="naive-widening",
@@ -138,20 +215,107 @@ NAIVE_WIDENING = Contender(
     tunes_noise=True,
     keeps_rates=True,
     is_usual=False,
+    kind="beside",
+    subject="naive widening",
+    on_request=True,
+    sets_zoom=False,
+)
+FROM_SCRATCH_CHANGED = Contender(
+    name="from-scratch-changed",
+    label="from scratch, lr changed",
+    color="#2a7fb8",
+    dashes=(0, (5, 5)),  # gaps as long as the dashes: (a), which it often lies upon, is seen through them
+    from_base=False,
+    kind="baseline",
+    letter="(b)",
+    subject="training from scratch with the same change of the learning rate",
+    rate="base",
+    change="tuned",
+)
+FROM_SCRATCH_OWN = Contender(
+    name="from-scratch-own",
+    label="from scratch, own lr",
+    color="#6a5acd",
+    dashes=(0, (2, 3)),
+    from_base=False,
+    kind="baseline",
+    letter="(b′)",
+    subject="training from scratch, changed to the learning rate that is best without noise",
+    rate="base",
+    change="own",
+    gain_mark=GainMark("from scratch, own lr"),
+)
+CONTINUED_OWN = Contender(
+    name="continued-own",
+    label="continued, own lr",
+    color="#8c6d46",
+    dashes=(0, (4, 1, 1, 1, 1, 1)),
+    is_wide=False,
+    kind="baseline",
+    letter="(c′)",
+    subject="simply continuing the base model with the learning rate that is best without noise",
+    rate="own",
+    gain_mark=GainMark("base model continued, own lr"),
+)
+CONTINUED_LATE = Contender(
+    name="continued-late",
+    label="continued, own lr late",
+    color="#4f3a17",
+    dashes=(0, (6, 1, 1, 1)),
+    is_wide=False,
+    kind="baseline",
+    letter="(c″)",
+    subject="continuing the base model, changed halfway to the learning rate that is best without noise",
+    change="own",
+    gain_mark=GainMark("base model continued, own lr from halfway"),
+)
+COPIES_OWN = Contender(
+    name="copies-own",
+    label="grown from copies, own lr",
+    color="#8c1c2e",
+    dashes=(0, (4, 2)),
+    kind="grown",
+    letter="(e′)",
+    subject="the upscaled model, changed halfway to the learning rate that is best without noise,",
+    change="own",
+    remark=" (changed halfway)",
+    gain_mark=GainMark(
+        "upscaled, own lr from halfway on", "upscaled,\nown lr", "the same with its own lr from halfway on"
+    ),
+)
+COPIES_PLAIN = Contender(
+    name="copies-plain",
+    label="plain transfer",
+    color="#8e5ea2",
+    kind="beside",
+    letter="(e″)",
+    subject="plain transfer, not extrapolated",
+    rate="plain",
 )
 
 CONTENDERS = (
+    BASE,
     FROM_SCRATCH,
+    FROM_SCRATCH_CHANGED,
+    FROM_SCRATCH_OWN,
     CONTINUED,
-    COPIES,
-    FRESH,
+    CONTINUED_OWN,
+    CONTINUED_LATE,
     COPIES_WITHOUT_NOISE,
+    COPIES,
+    COPIES_OWN,
+    COPIES_PLAIN,
+    FRESH,
     PAIRED_NOISE,
     NET2NET,
     NAIVE_WIDENING,
     ALL_STEPS,
 )
-DEFAULT_NAMES = tuple(one.name for one in CONTENDERS if one.is_usual)
+"""All of them, in the order in which they are shown."""
+IN_PAY = tuple(one.name for one in CONTENDERS if one.advice)
+IN_PAPER = tuple(one.name for one in CONTENDERS if one.kind is not None)
+USUAL_IN_PAY = tuple(one.name for one in CONTENDERS if one.advice and one.is_usual)
+USUAL_IN_PAPER = tuple(one.name for one in CONTENDERS if one.kind is not None and not one.on_request)
 
 
 def contender_named(name: str) -> Contender:
@@ -175,18 +339,21 @@ def contenders_named(names: Sequence[str]) -> list[Contender]:
     return [one for one in CONTENDERS if one.name in names]
 
 
-def check_contenders(names: Sequence[str], setting: str) -> None:
+def check_contenders(names: Sequence[str], setting: str, allowed: Sequence[str] = IN_PAY) -> None:
     """Refuse names that are none, and a choice in which nothing can be compared. setting: what the user calls it.
 
     >>> check_contenders(["continued", "copy"], "contenders")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'copy' is no contender: take from ...
+    mupscale.system.errors.MupscaleError: 'copy' is no contender here: take from ...
     """
-    for one in (contender_named(name) for name in names):
-        if one.tuned_as is not None and one.tuned_as not in names:
-            raise MupscaleError(f"{setting} has {one.name}, which takes the learning rate of {one.tuned_as}: add that")
-    if CONTINUED.name not in names or not any(contender_named(name).is_grown for name in names):
+    for name in names:
+        if name not in allowed:
+            raise MupscaleError(f"{name!r} is no contender here: take from {', '.join(allowed)}")
+        tuned_as = contender_named(name).tuned_as
+        if tuned_as is not None and tuned_as not in names:
+            raise MupscaleError(f"{setting} has {name}, which takes the learning rate of {tuned_as}: add that")
+    if allowed is IN_PAY and (CONTINUED.name not in names or not any(contender_named(name).is_grown for name in names)):
         raise MupscaleError(
             f"{setting} needs the base model continued, and a grown model to compare with it: "
-            f"take from {', '.join(one.name for one in CONTENDERS)}"
+            f"take from {', '.join(allowed)}"
         )

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from mupscale.core import WholeWidth, Width, naming
 from mupscale.family import Family
-from mupscale.study.contenders import DEFAULT_NAMES, Contender, check_contenders, contenders_named
-from mupscale.study.results import ContenderRuns, SystemRuns, TunedContender, Tuning
+from mupscale.study.contenders import USUAL_IN_PAY, Contender, check_contenders, contenders_named
+from mupscale.study.results import ContenderRuns, Search, SystemRuns, Tuning
 from mupscale.study.settings import StudySettings
 from mupscale.study.systems import System, train_budgets
 from mupscale.study.tree import Stretch, list_stretches
@@ -34,7 +34,7 @@ Trained = tuple[nn.Module, Optimizer]
 class LoopComparison:
     """What each contender took from the small system, how it ended at every budget, and the answer in words."""
 
-    tuned: list[TunedContender]
+    tuned: list[Search]
     runs: SystemRuns
     answer: dict[str, Any]
 
@@ -108,7 +108,7 @@ class OwnLoop:
     noises: Sequence[float] = (0.5, 1.0, 2.0)
     budgets: Sequence[float] = (0.25, 0.5, 1.0)
     seeds: int = 2
-    contenders: Sequence[str] = DEFAULT_NAMES
+    contenders: Sequence[str] = USUAL_IN_PAY
     note: Callable[[str], None] = print_at_once
     warmup: int = 0
 
@@ -132,13 +132,13 @@ class OwnLoop:
         at_width = f"width {Width.of(self.small)}"
         tell(f"a base model of {at_width}, {self.base_steps} steps")
         trainer.train([small.base_model(self.lr, 0)])
-        tuned: list[TunedContender] = []
+        tuned: list[Search] = []
         rates = large.settings.rates(self.lr)
         for one in to_tune:
             count = len(rates) * (len(self.noises) if one.tunes_noise else 1)
             tell(f"tuning at {at_width}: {one.label}, {count} × {small.steps(one)} steps")
             tuned += try_values(Trials(small, trainer, self.lr), rates, [one])
-        tuning = Tuning(TunedContender("the base model", self.lr, 0.0, []), tuned)
+        tuning = Tuning(Search("the base model", self.lr, 0.0, []), tuned)
         runs: list[ContenderRuns] = []
         for one in chosen:
             tell(f"{one.label}, {self.seeds} × {counts[one.name]} steps")

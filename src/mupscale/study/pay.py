@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mupscale.core import WholeWidth, Width
-from mupscale.study.contenders import Contender, contenders_named
+from mupscale.study.contenders import USUAL_IN_PAY, Contender, check_contenders, contenders_named
 from mupscale.study.forecast import check_forecast, make_forecast
+from mupscale.study.pay_words import write_words
 from mupscale.study.results import StudySummary, SystemRuns, Tuning
 from mupscale.study.settings import StudySettings
 from mupscale.study.systems import System, train_base_models, train_budgets
@@ -88,6 +89,8 @@ class PayStudy:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.settings = self.settings.resolved(USUAL_IN_PAY, "held-out")
+        check_contenders(self.settings.contenders, "study.contenders")
         self.ground = Ground(replace(self.recipe, grow=[]))
 
     def plan(self) -> PlannedComparison:
@@ -112,7 +115,7 @@ class PayStudy:
             self.folder,
             "pay",
             self.settings.engine,
-            self.settings.measure,
+            self.settings.measure or "held-out",
             self.note,
             stages=3 + len(small) + (0 if forecast_only else 2),
         )
@@ -121,7 +124,7 @@ class PayStudy:
             systems = [self._forecast_system(one, trainer, contenders, tuning) for one in small]
             forecast = make_forecast(systems, system.narrow)
             self.note(forecast["sentence"])
-            summary = self._summary(command, system, tuning, systems, forecast, trainer)
+            summary = write_words(self._summary(command, system, tuning, systems, forecast, trainer))
             summary.save(self.folder)
             if forecast_only:
                 return summary
@@ -129,7 +132,7 @@ class PayStudy:
             answer = answer_comparison(large)
             forecast["held"] = check_forecast(forecast, large, answer)
             summary = self._summary(command, system, tuning, systems, forecast, trainer)
-            summary = replace(summary, large=large, answer=answer)
+            summary = write_words(replace(summary, large=large, answer=answer))
             summary.save(self.folder)
             return summary
 
@@ -276,6 +279,7 @@ class PayStudy:
         return StudySummary(
             name=self.folder.resolve().name,
             command=command,
+            preset="pay",
             recipe=self.recipe.to_json(),
             settings=self.settings.to_json(),
             base=base,
@@ -321,7 +325,7 @@ def describe_plan(
     run = PayStudy(recipe, settings, Path(folder), lambda text: None, base_name, list(notes))
     large, small, contenders = run.plan()
     rates = settings.rates(float(recipe.optimizer.init_args["lr"]))
-    chosen = [(one, rates[0], settings.noises[0] if one.tunes_noise else 0.0) for one in contenders]
+    chosen = [(one, rates[0], run.settings.noises[0] if one.tunes_noise else 0.0) for one in contenders]
     stages = {f"tuning, {small[0].label}": _tuning_leaves(small[0], contenders, rates)}
     for name, system, seeds in [
         *(("forecast", one, settings.small_seeds) for one in small),

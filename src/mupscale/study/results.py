@@ -1,7 +1,8 @@
-"""What a comparison gave, as plain data: summary.json, which is all that its page needs."""
+"""What a study gave, as plain data: summary.json, which is all that its page needs, whatever the preset."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,12 +13,15 @@ from mupscale.study.budgets import Points
 from mupscale.study.contenders import Contender, contender_named
 from mupscale.system import MupscaleError, parse_record, write_json
 
-FORMAT = 2
+FORMAT = 3
 
 
 def _mean_unless_diverged(losses: Sequence[float | None]) -> float | None:
     finite = [loss for loss in losses if loss is not None]
     return fmean(finite) if finite and len(finite) == len(losses) else None
+
+
+# ---------------------------------------------------------------------------------------------- what was trained
 
 
 @dataclass(frozen=True)
@@ -40,14 +44,68 @@ class BudgetPoint:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """One seed's run: training loss (means between two points) and held-out scores, against steps.
+
+    status: finished or diverged. Points lie at the same steps for all seeds of a run, as far as
+    each came; held-out points have their own. accuracy is empty where targets are no classes.
+    lowest, highest: the extremes of what each point is the mean of; empty where that is one measurement.
+
+    >>> Curve(seed=0, status="finished", steps=[50, 95, 100], losses=[3.0, 1.0, 0.5]).final()
+    0.75
+    """
+
+    seed: int
+    status: str
+    steps: list[int]
+    losses: list[float]
+    held_out_steps: list[int] = field(default_factory=list)
+    held_out_losses: list[float] = field(default_factory=list)
+    accuracy: list[float] = field(default_factory=list)
+    lowest: list[float] = field(default_factory=list)
+    highest: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """A step has one loss, and one of each extreme if there are any."""
+        lengths = {"losses": self.losses, "lowest": self.lowest, "highest": self.highest}
+        for name, values in lengths.items():
+            if len(values) != len(self.steps) and (values or name == "losses"):
+                raise MupscaleError(f"a curve has {len(self.steps)} steps, but {len(values)} values in '{name}'")
+
+    def final(self) -> float | None:
+        """Mean training loss over the last tenth of the steps; None if it diverged."""
+        if self.status == "diverged" or not self.steps:
+            return None
+        start = bisect_right(self.steps, 0.9 * self.steps[-1])
+        return fmean(self.losses[min(start, len(self.losses) - 1) :])
+
+    def final_held_out(self) -> float | None:
+        """The last held-out loss; None if it diverged or none was taken."""
+        return None if self.status == "diverged" or not self.held_out_losses else self.held_out_losses[-1]
+
+
+@dataclass(frozen=True)
 class ContenderRuns:
-    """A contender with the values that it was trained with, at every budget."""
+    """A contender with the values that it was trained with, at every budget, and as curves where they are kept.
+
+    cost_per_step: None where it cannot be counted. change: the step at which the learning rate changes, and to what.
+    label: what it is called here, where that is not what the table of contenders says. noise: one number, or constants
+    by parameter.
+
+    >>> points = [BudgetPoint(1.0, 10, 100.0, [0.25, 0.75])]
+    >>> ContenderRuns("fresh", 64, 0.01, 0.0, points).final
+    0.5
+    """
 
     name: str
     width: Any
     lr: float
-    noise: float
+    noise: float | dict[str, float]
     points: list[BudgetPoint]
+    label: str = ""
+    cost_per_step: float | None = None
+    change: tuple[int, float] | None = None
+    curves: list[Curve] = field(default_factory=list)
 
     @property
     def final(self) -> float | None:
@@ -55,9 +113,19 @@ class ContenderRuns:
         return self.points[-1].mean if self.points else None
 
     @property
-    def diverged(self) -> bool:
-        """Whether a seed diverged at the full budget."""
-        return self.final is None
+    def finals(self) -> list[float]:
+        """The final loss at the full budget of every seed that did not diverge."""
+        return [loss for loss in self.points[-1].losses if loss is not None] if self.points else []
+
+    @property
+    def steps(self) -> int:
+        """At the full budget."""
+        return self.points[-1].steps
+
+    @property
+    def shown(self) -> str:
+        """What it is called in tables and at its line."""
+        return self.label or contender_named(self.name).label
 
 
 @dataclass(frozen=True)
@@ -93,20 +161,27 @@ class SystemRuns:
         return min((len(point.losses) for runs in self.contenders for point in runs.points), default=0)
 
 
+# ---------------------------------------------------------------------------------------------- what was tuned
+
+
 @dataclass(frozen=True)
-class Tried:
-    """A learning rate and noise that a contender tried at the small width, with the loss of each seed.
+class Trial:
+    """A learning rate and noise that were tried, with the loss of each seed (None: diverged).
 
     budget: the part of the full budget after which these losses are; below 1 it was stopped there, far behind.
+    curve: steps and the mean loss there. steps: how far it came. cost: of all seeds.
 
-    >>> Tried(0.1, 0.0, [3.0], budget=0.25).is_stopped
-    True
+    >>> Trial(0.1, 0.0, [3.0], budget=0.25).status
+    'stopped'
     """
 
     lr: float
     noise: float
     losses: list[float | None]
     budget: float = 1.0
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    steps: int = 0
+    cost: float = 0.0
 
     @property
     def mean(self) -> float | None:
@@ -114,82 +189,154 @@ class Tried:
         return _mean_unless_diverged(self.losses)
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether it went no further than the first budget, without diverging."""
-        return self.budget < 1 and self.mean is not None
+    def status(self) -> str:
+        """finished, stopped or diverged."""
+        return "diverged" if self.mean is None else "stopped" if self.budget < 1 else "finished"
 
     @property
     def final(self) -> float | None:
         """The mean at the full budget; None where it diverged or was stopped."""
         return self.mean if self.budget == 1 else None
 
+    @property
+    def spread(self) -> float:
+        """How far its seeds lie apart."""
+        finite = [loss for loss in self.losses if loss is not None]
+        return max(finite) - min(finite) if finite else 0.0
+
 
 @dataclass(frozen=True)
-class TunedContender:
-    """The values that a contender takes to the large width, and all that it tried. remarks: sentences about them."""
+class Search:
+    """All that was tried for a contender, or in a sweep, and the values that it takes to the large width.
+
+    remarks: sentences about them. label: what it is called, where it is no contender. width: at which trials train;
+    start: the width they grow from, None from an initialisation or where it is not told. measure: whose loss is
+    minimised. sampler: grid, or what drew the values.
+
+    >>> Search("fresh", 0.1, 0.0, [Trial(0.1, 0.0, [1.0]), Trial(0.2, 0.0, [None])]).best
+    Trial(lr=0.1, noise=0.0, losses=[1.0], budget=1.0, curve=[], steps=0, cost=0.0)
+    """
 
     name: str
     lr: float
     noise: float
-    tried: list[Tried]
+    trials: list[Trial]
     remarks: list[str] = field(default_factory=list)
+    label: str = ""
+    width: Any = None
+    start: Any = None
+    measure: str = "held-out"
+    sampler: str = "grid"
+
+    @property
+    def shown(self) -> str:
+        """What it is called in tables and pictures."""
+        return self.label or contender_named(self.name).label
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial with the chosen values, if it came to its end."""
+        chosen = (one for one in self.trials if (one.lr, one.noise) == (self.lr, self.noise) and one.final is not None)
+        return next(chosen, None)
 
 
 @dataclass(frozen=True)
 class Tuning:
     """What the small width told: the base model's learning rate, and the values of every contender."""
 
-    base: TunedContender
-    contenders: list[TunedContender]
+    base: Search
+    contenders: list[Search]
 
-    def of(self, contender: Contender) -> TunedContender:
+    def of(self, contender: Contender) -> Search:
         """The values of a contender, or of the one that it is tuned as."""
         wanted = contender.tuned_as or contender.name
         return next(one for one in self.contenders if one.name == wanted)
 
 
+# ---------------------------------------------------------------------------------------------- what it comes to
+
+
 @dataclass(frozen=True)
 class StageSpent:
-    """A stage, its cost in the summary's unit, and its seconds."""
+    """A stage, its cost in the summary's unit (None: not known), its seconds, and what a person calls it."""
 
     name: str
-    cost: float
+    cost: float | None
     seconds: float
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A number to stand at the top of a page: what it is, the number, and what else to say of it."""
+
+    what: str
+    number: str
+    more: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of words under a title. about: sentences above it; note: one below it. folded: to be opened by a click."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    about: list[str] = field(default_factory=list)
+    note: str = ""
+    folded: bool = False
 
 
 @dataclass(frozen=True)
 class StudySummary:
-    """What a run gave.
+    """What a study gave; a page can be drawn of it without knowing the preset.
 
-    base: where the base model is from, its steps and learning rate. tuned: what each contender takes to the large
-    width. small: the systems that the forecast was made from. large: None where only a forecast was asked for.
-    forecast, answer: see forecast.py and answer.py. notes: sentences to keep in mind.
+    sentences: the answer first. cards, tables: words about it, made by the preset. measured: how the losses came about.
+    large: the user's own sizes; None where only a forecast was asked for. small: the systems that it was forecast from.
+    base, forecast, answer: the preset's own numbers. coords: a coordinate check. notes: sentences to keep in mind.
     """
 
     name: str
     command: str
+    preset: str
     recipe: dict[str, Any]
     settings: dict[str, Any]
-    base: dict[str, Any]
-    tuned: list[TunedContender]
-    small: list[SystemRuns]
-    forecast: dict[str, Any]
+    sentences: list[str] = field(default_factory=list)
+    cards: list[Card] = field(default_factory=list)
+    measured: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    tuned: list[Search] = field(default_factory=list)
+    small: list[SystemRuns] = field(default_factory=list)
     large: SystemRuns | None = None
+    base: dict[str, Any] = field(default_factory=dict)
+    forecast: dict[str, Any] = field(default_factory=dict)
     answer: dict[str, Any] = field(default_factory=dict)
     stages: list[StageSpent] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    coords: dict[str, Any] | None = None
+
+    @property
+    def measure(self) -> str:
+        """What the loss is called."""
+        return "training loss" if self.settings.get("measure") == "train" else "held-out loss"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, from which `from_json` makes the same."""
-        return {"format": FORMAT, "kind": "comparison", **asdict(self)}
+        return {"format": FORMAT, **asdict(self)}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> StudySummary:
+    def from_json(cls, values: Any) -> StudySummary:
         """What to_json gave."""
+        if not isinstance(values, Mapping):
+            raise MupscaleError("this is no summary of a study: run it again")
+        if values.get("format") != FORMAT:
+            raise MupscaleError(
+                f"this is of format {values.get('format')!r}, and this version of mupscale reads format {FORMAT}"
+            )
         try:
-            return parse_record(cls, {name: value for name, value in values.items() if name not in ("format", "kind")})
+            return parse_record(cls, {name: value for name, value in values.items() if name != "format"})
         except MupscaleError as error:
-            raise MupscaleError(f"this is no summary of a comparison ({error}): run it again") from None
+            raise MupscaleError(f"this is no summary of a study ({error}): run it again") from None
 
     def save(self, folder: Path) -> Path:
         """Write summary.json, whole or not at all."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from mupscale.core import WholeWidth, Width
-from mupscale.study.contenders import DEFAULT_NAMES, check_contenders
+from mupscale.study.contenders import contender_named
 from mupscale.system import MupscaleError
 
 RATE_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -17,27 +17,34 @@ _SMALL = (8, 4)  # how many times narrower than the base model the small ones ar
 
 @dataclass(frozen=True)
 class StudySettings:
-    """The section `study` of a recipe, for `mupscale run`.
+    """The section `study` of a recipe, for `mupscale run`, `sweep` and `transfer-check`.
 
     The recipe itself says the rest: the base model's width and steps, and the width and steps after its growth event.
 
     Args:
-        widths: small widths, of which the first is tuned at and all are forecast from, e.g. [64, 128]; none takes an
-            eighth and a quarter of the base model's
-        lrs: learning rates that every contender tries at the small width; none takes the optimizer's own times 1/4 to 4
+        widths: small widths to tune at, e.g. [64, 128]: does growing pay tunes at the first and forecasts from all; the
+            paper's comparison tunes at all and extrapolates. None takes an eighth and a quarter of the base model's
+        lrs: learning rates to try at the small width; none takes the optimizer's own times 1/4 to 4
+        grown_lrs: learning rates of the paper's Sweep 2, after growing; none takes lrs
         noises: noise levels that copies try there, 1 being as much as a fresh initialisation has
         prune: under wsd, candidates that lie so far behind the best after the first budget go no further (0.1: 10 %),
             unless they are the next learning rates to the best; 0 tries all to the end
         budgets: parts of the full budget at which every contender is measured
         seeds: how many seeds the large models train with
-        small_seeds: how many seeds the small models of the forecast train with
+        small_seeds: how many seeds the small models train with, those of sweeps among them
         schedule: of every contender: wsd (constant, then linear to zero over the last quarter of its budget), cosine,
-            or recipe (the recipe's own)
-        contenders: who takes part; beside the usual four: copies-without-noise, paired-noise, net2net,
-            naive-widening, from-scratch-all-steps
-        measure: the loss that counts: held-out (the mean over the whole held-out set), or train
+            or recipe (the recipe's own, as in the paper's comparison)
+        contenders: who takes part; none takes the usual ones. Does growing pay: from-scratch, continued, copies, fresh,
+            and on request copies-without-noise, paired-noise, net2net, naive-widening, from-scratch-all-steps
+        measure: the loss that counts: held-out (the mean over the whole held-out set), or train; none takes held-out,
+            and train in the paper's comparison
         base_steps: with --from, how many steps the checkpoint has trained, where it does not tell itself
         engine: auto trains many models as one where that works, vectorised nowhere else, serial one at a time
+        sampler: of sweeps: grid (every cell), random, or tpe
+        trials: how many trials random and tpe take
+        pruner: of sweeps: none, median, or halving (successive halving): stop trials that fall behind
+        storage: where sweeps are kept: none for a SQLite file in the study's folder, journal:PATH, or a database URL
+        retries: how often a trial whose worker died is trained again: none for without limit
 
     Example:
         >>> StudySettings(seeds=2).small_widths(256, 1024)
@@ -46,46 +53,63 @@ class StudySettings:
 
     widths: list[WholeWidth] = field(default_factory=list)
     lrs: list[float] = field(default_factory=list)
+    grown_lrs: list[float] = field(default_factory=list)
     noises: list[float] = field(default_factory=lambda: [0.5, 1.0, 2.0, 4.0])
     prune: float = 0.1
     budgets: list[float] = field(default_factory=lambda: [0.25, 0.5, 1.0])
     seeds: int = 3
     small_seeds: int = 3
     schedule: Literal["wsd", "cosine", "recipe"] = "wsd"
-    contenders: list[str] = field(default_factory=lambda: list(DEFAULT_NAMES))
-    measure: Literal["held-out", "train"] = "held-out"
+    contenders: list[str] = field(default_factory=list)
+    measure: Literal["held-out", "train"] | None = None
     base_steps: int | None = None
     engine: Literal["auto", "vectorised", "serial"] = "auto"
+    sampler: Literal["grid", "random", "tpe"] = "grid"
+    trials: int | None = None
+    pruner: Literal["none", "median", "halving"] = "none"
+    storage: str | None = None
+    retries: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "small_seeds"):
-            if getattr(self, name) < 1:
-                raise MupscaleError(f"study.{name} is {getattr(self, name)}, but must be at least 1")
+        for name, least in (("seeds", 1), ("small_seeds", 1), ("retries", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise MupscaleError(f"study.{name} is {value}, but must be at least {least}")
         self._check_words()
         if not (isinstance(self.prune, int | float) and math.isfinite(self.prune) and self.prune >= 0):
             raise MupscaleError(f"study.prune is {self.prune!r}, but must be a number of at least 0")
-        self._check_numbers("lrs", self.lrs)
-        self._check_numbers("noises", self.noises)
-        self._check_numbers("budgets", self.budgets)
+        for name in ("lrs", "grown_lrs", "budgets"):
+            self._check_numbers(name, getattr(self, name))
+        self._check_numbers("noises", self.noises, least_is_zero=True)
         if max(self.budgets, default=0) != 1 or sorted(set(self.budgets)) != self.budgets:
             raise MupscaleError(
                 f"study.budgets is {self.budgets}, but they are parts of the full budget that rise to 1, such as "
                 f"[0.25, 0.5, 1]"
             )
-        check_contenders(self.contenders, "study.contenders")
+        for name in self.contenders:
+            contender_named(name)
+        if self.sampler != "grid" and (self.trials is None or self.trials < 1):
+            raise MupscaleError(f"study.sampler {self.sampler} needs study.trials, how many to take")
 
     def _check_words(self) -> None:
         hints = get_type_hints(StudySettings)
-        for name in ("schedule", "measure", "engine"):
-            if getattr(self, name) not in get_args(hints[name]):
-                raise MupscaleError(
-                    f"study.{name}: {getattr(self, name)!r} is none of {', '.join(get_args(hints[name]))}"
-                )
+        for name in ("schedule", "measure", "engine", "sampler", "pruner"):
+            words = [word for part in (hints[name], *get_args(hints[name])) for word in get_args(part)]
+            words = [word for word in words or get_args(hints[name]) if isinstance(word, str)]
+            word = getattr(self, name)
+            if word not in words and not (name == "measure" and word is None):
+                raise MupscaleError(f"study.{name}: {word!r} is none of {', '.join(dict.fromkeys(words))}")
 
-    def _check_numbers(self, name: str, values: Sequence[float]) -> None:
+    def _check_numbers(self, name: str, values: Sequence[float], least_is_zero: bool = False) -> None:
         for value in values:
-            if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
-                raise MupscaleError(f"study.{name} holds {value!r}, but they are numbers above 0")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not is_number or value < 0 or (value == 0 and not least_is_zero):
+                least = "0 or more" if least_is_zero else "above 0"
+                raise MupscaleError(f"study.{name} holds {value!r}, but they are numbers {least}")
+
+    def resolved(self, usual: Sequence[str], measure: Literal["held-out", "train"]) -> StudySettings:
+        """The same with a preset's own contenders and measure, where none are given."""
+        return replace(self, contenders=self.contenders or list(usual), measure=self.measure or measure)
 
     def rates(self, lr: float) -> list[float]:
         """The learning rates to try, rising; lr: the optimizer's own."""

@@ -12,13 +12,12 @@ from typing import NamedTuple, Protocol
 
 from mupscale.core import Width
 from mupscale.study.contenders import Contender, contender_named, contenders_named
-from mupscale.study.results import Tried, TunedContender, Tuning
+from mupscale.study.results import Search, Trial, Tuning
 from mupscale.study.systems import System, TreeTrainer
 from mupscale.study.tree import Candidate
 from mupscale.system import MupscaleError
 
 CLOSE = 0.01  # candidates within so much of the lowest loss are tried with more seeds
-_BASE = "the base model"
 
 
 class StagedTrainer(TreeTrainer, Protocol):
@@ -34,7 +33,7 @@ def tune_contenders(system: System, trainer: StagedTrainer, lr: float) -> Tuning
     rates, label = system.settings.rates(lr), Width.of(system.narrow)
     with trainer.stage("base-rates", f"the base model's learning rate, at width {label}"):
         losses = trainer.train([system.decayed_base(rate, 0) for rate in rates])
-        base = choose(_BASE, [Tried(rate, 0.0, [loss]) for rate, loss in zip(rates, losses, strict=True)])
+        base = choose("the base model", [Trial(rate, 0.0, [loss]) for rate, loss in zip(rates, losses, strict=True)])
     trials = Trials(system, trainer, base.lr)
     with trainer.stage("rates", f"learning rates and noise of the contenders, {system.label}"):
         contenders = [one for one in contenders_named(system.settings.contenders) if one.tuned_as is None]
@@ -61,18 +60,18 @@ class Trials:
     trainer: TreeTrainer
     base_lr: float
 
-    def judge_early(self, tried: Sequence[_Values]) -> dict[_Values, Tried]:
+    def judge_early(self, tried: Sequence[_Values]) -> dict[_Values, Trial]:
         """Those that go no further than the first budget, since they diverged or lie far behind."""
         early = {one: leaf for one in tried if (leaf := self._candidate(one).early) is not None}
         losses = dict(zip(early, self.trainer.train(list(early.values())), strict=True))
-        stopped: dict[_Values, Tried] = {}
+        stopped: dict[_Values, Trial] = {}
         for name in dict.fromkeys(one.contender.name for one in losses):
             own = [one for one in losses if one.contender.name == name]
-            cells = [Tried(one.lr, one.noise, [losses[one]], self.system.settings.budgets[0]) for one in own]
+            cells = [Trial(one.lr, one.noise, [losses[one]], self.system.settings.budgets[0]) for one in own]
             promising = list_promising(cells, self.system.settings.prune)
             for one, cell in zip(own, cells, strict=True):
                 if cell.mean is None:
-                    stopped[one] = Tried(one.lr, one.noise, [None])
+                    stopped[one] = Trial(one.lr, one.noise, [None])
                 elif cell not in promising:
                     stopped[one] = cell
         return stopped
@@ -85,7 +84,7 @@ class Trials:
         return self.system.candidate(one.contender, self.base_lr, one.lr, one.noise, one.seed)
 
 
-def try_values(trials: Trials, rates: Sequence[float], contenders: Sequence[Contender]) -> list[TunedContender]:
+def try_values(trials: Trials, rates: Sequence[float], contenders: Sequence[Contender]) -> list[Search]:
     """The best values of every contender, with one seed."""
     tried = [
         _Values(one, lr, noise)
@@ -96,19 +95,19 @@ def try_values(trials: Trials, rates: Sequence[float], contenders: Sequence[Cont
     stopped = trials.judge_early(tried)
     going_on = [one for one in tried if one not in stopped]
     final = dict(zip(going_on, trials.finish(going_on), strict=True))
-    cells: dict[str, list[Tried]] = {}
+    cells: dict[str, list[Trial]] = {}
     for one in tried:
-        cell = stopped[one] if one in stopped else Tried(one.lr, one.noise, [final[one]])
+        cell = stopped[one] if one in stopped else Trial(one.lr, one.noise, [final[one]])
         cells.setdefault(one.contender.name, []).append(cell)
     return [choose(name, some) for name, some in cells.items()]
 
 
-def list_promising(tried: Sequence[Tried], margin: float) -> list[Tried]:
+def list_promising(tried: Sequence[Trial], margin: float) -> list[Trial]:
     """Those that may still win: within the margin of the best, or next to it in learning rate at its noise.
 
     The neighbours go on however far behind they are, so that the best one is known to lie between two others.
 
-    >>> cells = [Tried(0.1, 0.0, [1.5]), Tried(0.2, 0.0, [1.3]), Tried(0.4, 0.0, [1.0]), Tried(0.8, 0.0, [1.02])]
+    >>> cells = [Trial(0.1, 0.0, [1.5]), Trial(0.2, 0.0, [1.3]), Trial(0.4, 0.0, [1.0]), Trial(0.8, 0.0, [1.02])]
     >>> [cell.lr for cell in list_promising(cells, 0.05)]
     [0.2, 0.4, 0.8]
     """
@@ -129,9 +128,9 @@ def _limit(lowest: float, margin: float) -> float:
     return lowest + margin * abs(lowest)
 
 
-def _settle(trials: Trials, tuned: Sequence[TunedContender], seeds: int) -> list[TunedContender]:
+def _settle(trials: Trials, tuned: Sequence[Search], seeds: int) -> list[Search]:
     """Candidates within CLOSE of a contender's best get more seeds, and the best mean wins."""
-    close = {one.name: _close(one.tried) for one in tuned}
+    close = {one.name: _close(one.trials) for one in tuned}
     more = [
         _Values(contender_named(name), cell.lr, cell.noise, seed)
         for name, cells in close.items()
@@ -142,12 +141,12 @@ def _settle(trials: Trials, tuned: Sequence[TunedContender], seeds: int) -> list
     settled = []
     for one in tuned:
         extra = {(cell.lr, cell.noise): [next(losses) for _ in range(1, seeds)] for cell in close[one.name]}
-        tried = [replace(cell, losses=cell.losses + extra.get((cell.lr, cell.noise), [])) for cell in one.tried]
+        tried = [replace(cell, losses=cell.losses + extra.get((cell.lr, cell.noise), [])) for cell in one.trials]
         settled.append(choose(one.name, tried, among=set(extra) or None))
     return settled
 
 
-def _close(tried: Sequence[Tried]) -> list[Tried]:
+def _close(tried: Sequence[Trial]) -> list[Trial]:
     """The candidates that one seed cannot tell apart; none where the best stands alone."""
     finals = [(cell.final, cell) for cell in tried if cell.final is not None]
     if not finals:
@@ -157,12 +156,12 @@ def _close(tried: Sequence[Tried]) -> list[Tried]:
     return near if len(near) > 1 else []
 
 
-def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | None = None) -> TunedContender:
+def choose(name: str, tried: Sequence[Trial], among: set[tuple[float, float]] | None = None) -> Search:
     """The values with the lowest mean loss; next to divergence only if nothing as good is not.
 
     among: the cells that may be chosen, where only some have all seeds.
 
-    >>> cells = [Tried(0.1, 0.0, [1.00, 1.04]), Tried(0.2, 0.0, [0.99, 1.03]), Tried(0.4, 0.0, [None])]
+    >>> cells = [Trial(0.1, 0.0, [1.00, 1.04]), Trial(0.2, 0.0, [0.99, 1.03]), Trial(0.4, 0.0, [None])]
     >>> choose("fresh", cells).lr  # 0.2 is lower by less than the seeds differ, and 0.4 diverges
     0.1
     """
@@ -180,7 +179,7 @@ def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | 
     best = min(means, key=lambda number: means[number])
     remarks = []
     if _is_next_to_divergence(tried[best], tried):
-        limit = means[best] + max(_spread(tried[number]) for number in means)
+        limit = means[best] + max(tried[number].spread for number in means)
         safe = [n for n in means if means[n] <= limit and not _is_next_to_divergence(tried[n], tried)]
         if safe:
             best = min(safe, key=lambda number: means[number])
@@ -190,16 +189,10 @@ def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | 
     if len(rates) > 1 and lr in (rates[0], rates[-1]):
         side, word = ("lowest", "lower") if lr == rates[0] else ("highest", "higher")
         remarks.append(f"{name}: the best learning rate, {lr:g}, is the {side} tried; {word} ones may be better")
-    return TunedContender(name, lr, tried[best].noise, list(tried), remarks)
+    return Search(name, lr, tried[best].noise, list(tried), remarks)
 
 
-def _spread(cell: Tried) -> float:
-    """How far its seeds lie apart."""
-    finite = [loss for loss in cell.losses if loss is not None]
-    return max(finite) - min(finite) if finite else 0.0
-
-
-def _is_next_to_divergence(cell: Tried, tried: Sequence[Tried]) -> bool:
+def _is_next_to_divergence(cell: Trial, tried: Sequence[Trial]) -> bool:
     """Whether the next larger learning rate at the same noise diverged."""
     larger = [other for other in tried if other.noise == cell.noise and other.lr > cell.lr]
     return bool(larger) and min(larger, key=lambda other: other.lr).mean is None
