@@ -78,7 +78,7 @@ _NAMES = {
 }
 # fmt: on
 _HOMES = {name: package for package, names in _NAMES.items() for name in names}
-_PACKAGES = {*_NAMES, "cli", "study", "data", "engine", "hf", "method", "models", "plots", "report", "sweep"}
+_PACKAGES = {*_NAMES, "cli", "study", "data", "engine", "hf", "models", "plots", "report", "sweep"}
 _PACKAGES |= {"system", "theory", "train"}
 
 

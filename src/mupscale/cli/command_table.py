@@ -43,13 +43,13 @@ COMMANDS = {
     "train": Command("train a model as a recipe says", "training.train_command", loads_classes=True),
     "resume": Command("go on with a run that was stopped", "training.resume_command", loads_classes=True),
     "run": Command(
-        "does growing pay? four ways to spend the same FLOPs, tuned small", "comparison.run_command", True, True
+        "does growing pay? four ways to spend the same FLOPs, tuned small", "studies.run_command", True, True
     ),
-    "sweep": Command("tune at the small widths alone, or help others do it", "method.sweep_command", True, True),
+    "sweep": Command("tune at the small widths alone, or help others do it", "studies.sweep_command", True, True),
     "transfer-check": Command(
-        "does the optimum stay where it is as widths grow?", "method.transfer_check_command", True, True
+        "does the optimum stay where it is as widths grow?", "studies.transfer_check_command", True, True
     ),
-    "report": Command("a page of pictures from runs: comparisons, and the paper's method", "method.report_command"),
+    "report": Command("a page of pictures from a study's folder", "studies.report_command"),
     "curves": Command("draw the losses of runs into one picture", "training.curves_command"),
     "recipes": Command("list the recipes that ship", "shipped_list.recipes_command"),
     "upscale": Command("make a Hugging Face checkpoint wider, exactly", "checkpoints.upscale_command"),

@@ -31,7 +31,6 @@ def read_recipe_values(
     words: Sequence[str],
     extend: Callable[[Any], None],
     flags: Sequence[str],
-    needs_method: bool = False,
 ) -> dict[str, Any]:
     """Read recipes (files, or names of those that ship) and the options that take precedence over them.
 
@@ -43,8 +42,6 @@ def read_recipe_values(
     options = [(name, value) for name, value in options if name != "--config"]
     if not files and not options:
         raise UsageError("give a recipe, such as mlp-covtype-tiny (mupscale recipes lists those that ship)")
-    if needs_method and files and not any("method" in values for values in files.values()):
-        _check_method_section(next(iter(files)), [name for name, _ in options])
     parser = _recipe_parser(command, usage, about, _width_arguments(files.values(), options))
     extend(parser)
     if files:
@@ -56,15 +53,6 @@ def read_recipe_values(
     if says_nothing_is_written(read.get("out")):
         read["out"] = None
     return read
-
-
-def _check_method_section(file: str, options: Sequence[str]) -> None:
-    """The method needs its section, from the file or by options; help can be had without."""
-    if not any(name in ("-h", "--help", "--print_config") or name.startswith("--method") for name in options):
-        raise UsageError(
-            f"{file} has no section `method`, which says where to tune and over what: add, for example, "
-            "method: {widths: [64], lrs: [0.001, 0.003, 0.01], upscaled_lrs: [0.001, 0.003, 0.01], noises: [0.5, 1, 2]}"
-        )
 
 
 def _recipe_parser(command: str, usage: str, about: str, width_arguments: Iterable[str]) -> Any:

@@ -42,7 +42,7 @@ Draw the losses of runs into one picture, and where they grew.
 
   mupscale curves runs/mlp-covtype-tiny runs/wide --against flops --out curves.png"""
 
-OTHER_SECTIONS = ("method", "study")
+OTHER_SECTIONS = ("study",)
 """Of a recipe's file, for `mupscale run`."""
 TRUST = "a package or module of yours whose classes the run's recipe may load; may be given several times"
 Beginning = Literal["new", "resume", "overwrite"]

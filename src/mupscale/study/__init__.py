@@ -1,11 +1,13 @@
 """A study is a tree of training stretches: who trains, what is compared, and what came of it.
 
 tree: stretches, what identifies them, budgets that branch off a trunk; training: trees of a recipe's models
-contenders: who takes part, one table; settings: what a recipe may say; systems: their trees between two sizes
-tuning: learning rates and noise at the smallest width; forecast: from small systems to the large one
-budgets: loss against cost; verdict: the sentence and its numbers; results: all of it as plain data
-pay, when: presets, each of which builds trees and reads their leaves into a sentence
-own_loop: the same in a training loop of one's own
+contenders: who takes part, one table; settings: what a recipe may say; dry_run: what a tree would cost
+results: what a study gave, as plain data; budgets: loss against cost
+pay: the preset that asks whether growing pays; systems: its trees between two sizes; tuning: learning rates and noise
+at the smallest width; forecast: from small systems to the large one; verdict: the sentence; pay_words: tables and cards
+paper: the paper's own comparison; extrapolation: of what its sweeps found; paper_verdict: its costs and sentences;
+paper_words: tables and cards; coordinate_check: one picture
+when, transfer: two more presets; own_loop: the first in a training loop of one's own
 """
 
 from mupscale.study.budgets import (
@@ -19,6 +21,7 @@ from mupscale.study.budgets import (
 from mupscale.study.contenders import CONTENDERS, Contender, contender_named
 from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.own_loop import LoopComparison, OwnLoop
+from mupscale.study.paper import estimate_paper, run_paper, run_sweeps
 from mupscale.study.pay import describe_plan, run_pay
 from mupscale.study.results import (
     BudgetPoint,
@@ -33,7 +36,9 @@ from mupscale.study.results import (
     Trial,
 )
 from mupscale.study.settings import StudySettings
+from mupscale.study.transfer import read_width_line, transfer_check
 from mupscale.study.verdict import answer_comparison, describe_ratio
+from mupscale.study.when import estimate_when, run_when
 
 __all__ = [
     "CONTENDERS",
@@ -60,8 +65,15 @@ __all__ = [
     "cost_to_reach",
     "describe_plan",
     "describe_ratio",
+    "estimate_paper",
+    "estimate_when",
     "find_break_even",
     "loss_at",
     "make_forecast",
+    "read_width_line",
+    "run_paper",
     "run_pay",
+    "run_sweeps",
+    "run_when",
+    "transfer_check",
 ]

@@ -5,21 +5,21 @@ Small systems are tuned at and forecast from; the large one is the user's own.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mupscale.core import WholeWidth, Width
 from mupscale.study.contenders import USUAL_IN_PAY, Contender, check_contenders, contenders_named
+from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.pay_words import write_words
 from mupscale.study.results import StudySummary, SystemRuns, Tuning
 from mupscale.study.settings import StudySettings
 from mupscale.study.systems import System, train_base_models, train_budgets
 from mupscale.study.training import Ground, Note, Trainer
-from mupscale.study.tree import Stretch, list_stretches
+from mupscale.study.tree import Stretch
 from mupscale.study.tuning import tune_contenders
 from mupscale.study.verdict import answer_comparison
 from mupscale.system import MupscaleError, print_at_once
@@ -315,10 +315,10 @@ def describe_plan(
     ...     width=16, base=4, steps=120, batch=10, grow=[Growth(at=60, width=64)],
     ... )
     >>> print(describe_plan(recipe, StudySettings(widths=[8], seeds=2), "runs/demo"))
-    tuning, 8 → 32           75 models   5.57e+08 FLOPs   46.8%
-    forecast, 8 → 32         36 models      2e+08 FLOPs   16.8%
-    large, 16 → 64           24 models   4.32e+08 FLOPs   36.3%
-    together                             1.19e+09 FLOPs
+    tuning, 8 → 32         75 models   5.57e+08 FLOPs   46.8%
+    forecast, 8 → 32       36 models      2e+08 FLOPs   16.8%
+    large, 16 → 64         24 models   4.32e+08 FLOPs   36.3%
+    together                           1.19e+09 FLOPs
     steps at the full budget: from scratch 67, continued 488, grown from copies 60, grown with fresh units 60
     tuning costs at most that: candidates that are 10 % behind after 0.25 of the budget go no further
     """
@@ -337,7 +337,7 @@ def describe_plan(
             for seed in range(seeds)
             for leaf in system.leaves(one, rates[0], lr, noise, seed).values()
         ]
-    lines = [count_stages(stages, run.ground)]
+    lines = [describe_stages(stages, run.ground)]
     steps = ", ".join(f"{one.label} {large.steps(one):,}" for one in contenders)
     lines.append(f"steps at the full budget: {steps}")
     if small[0].candidate(contenders[0], 1.0, 1.0, 0.0, 0).early is not None:
@@ -356,18 +356,3 @@ def _tuning_leaves(system: System, contenders: Sequence[Contender], rates: Seque
         for lr, noise in ((lr, noise) for noise in noises for lr in rates if one.tuned_as is None):
             leaves += [leaf for leaf in system.candidate(one, rates[0], lr, noise, 0) if leaf is not None]
     return leaves
-
-
-def count_stages(stages: Mapping[str, Sequence[Stretch]], ground: Ground) -> str:
-    """A row for every stage: its finished models, its cost beyond what earlier stages have trained, its share."""
-    trained: set[str] = set()
-    rows: list[tuple[str, int, float]] = []
-    for name, leaves in stages.items():
-        new = [stretch for stretch in list_stretches(leaves) if stretch.key not in trained]
-        trained |= {stretch.key for stretch in new}
-        rows.append((name, len({leaf.key for leaf in leaves}), math.fsum(ground.cost(stretch) for stretch in new)))
-    total = math.fsum(cost for _, _, cost in rows)
-    lines = [
-        f"{name:<22}{count:>5} models  {cost:9.3g} {ground.unit}  {cost / total:6.1%}" for name, count, cost in rows
-    ]
-    return "\n".join([*lines, f"{'together':<22}{'':>12}  {total:9.3g} {ground.unit}"])

@@ -89,8 +89,8 @@ class ContenderRuns:
     """A contender with the values that it was trained with, at every budget, and as curves where they are kept.
 
     cost_per_step: None where it cannot be counted. change: the step at which the learning rate changes, and to what.
-    label: what it is called here, where that is not what the table of contenders says. noise: one number, or constants
-    by parameter.
+    label: what it is called here, where that is not what the table of contenders says. like: the contender of that
+    table that it is a kind of, where its own name is not there. noise: one number, or constants by parameter.
 
     >>> points = [BudgetPoint(1.0, 10, 100.0, [0.25, 0.75])]
     >>> ContenderRuns("fresh", 64, 0.01, 0.0, points).final
@@ -106,6 +106,12 @@ class ContenderRuns:
     cost_per_step: float | None = None
     change: tuple[int, float] | None = None
     curves: list[Curve] = field(default_factory=list)
+    like: str = ""
+
+    @property
+    def contender(self) -> Contender:
+        """How it begins and looks."""
+        return contender_named(self.like or self.name)
 
     @property
     def final(self) -> float | None:
@@ -125,7 +131,7 @@ class ContenderRuns:
     @property
     def shown(self) -> str:
         """What it is called in tables and at its line."""
-        return self.label or contender_named(self.name).label
+        return self.label or self.contender.label
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,7 @@ class SystemRuns:
         runs = self.get(name)
         if runs is None:
             return []
-        before = (self.base_cost or 0.0) if charged and contender_named(name).from_base else 0.0
+        before = (self.base_cost or 0.0) if charged and runs.contender.from_base else 0.0
         losses = [(point.cost, point.mean if seed is None else point.losses[seed]) for point in runs.points]
         return [(before + cost, loss) for cost, loss in losses if loss is not None]
 

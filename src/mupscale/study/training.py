@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -19,6 +19,7 @@ from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, read
 from mupscale.train import (
     MAY_CHANGE,
     Evaluation,
+    Growth,
     LoadedRecipe,
     Recipe,
     Seeds,
@@ -26,7 +27,7 @@ from mupscale.train import (
 )
 
 Note = Callable[[str], None]
-_POINTS = 40  # of a run's curve at least, where it has so many steps
+POINTS = 40  # of a run's curve at least, where it has so many steps
 _OTHER_DATA = 10_000  # between the data seeds of two orders, so that each stretch goes on with batches of its own
 _OF_STRETCHES = {"width", "steps", "schedule", "seeds", "grow", "start", "start_width", "how", "noise", "noise_unit"}
 
@@ -54,16 +55,20 @@ class Ground(LoadedRecipe):
         return None if self.recipe.start is None else fingerprint_checkpoint(self.recipe.start)
 
     @cached_property
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What all results here depend on beside their stretch."""
         told = self.recipe.to_json()
         told["optimizer"] = {**told["optimizer"], "init_args": {**told["optimizer"]["init_args"], "lr": None}}
         free = {*MAY_CHANGE, *_OF_STRETCHES, "from", "from_width"}
         return {name: value for name, value in told.items() if name not in free}
 
+    def identify(self, stretch: Stretch) -> str:
+        """What tells its result from all others, those of other recipes included."""
+        return hash_values([self.identity, stretch.key])
+
     def folder_name(self, stretch: Stretch) -> str:
-        """The name of its folder: other values have another one."""
-        return f"{stretch.label}-{hash_values([self._identity, stretch.key])}"
+        """The name of its folder: its label for a person, and what identifies it."""
+        return f"{stretch.label}-{self.identify(stretch)}"
 
     def recipe_of(self, stretch: Stretch, folder: Path) -> Recipe:
         """A stretch as an ordinary recipe, whose run is kept below the folder."""
@@ -83,15 +88,27 @@ class Ground(LoadedRecipe):
             schedule=stretch.schedule,
             optimizer=replace(recipe.optimizer, init_args={**recipe.optimizer.init_args, "lr": stretch.lr}),
             seeds=Seeds(first.init + stretch.seed, data, first.noise + stretch.seed, first.dropout + stretch.seed),
-            evaluation=Evaluation(0, recipe.evaluation.batch),
-            log_every=max(1, min(recipe.log_every, stretch.steps // _POINTS)),
             out=str(folder / self.folder_name(stretch)),
-            grow=[],
+            grow=[] if stretch.change is None else [_change_rate(stretch, *stretch.change)],
             start=start,
             how=stretch.how,
             noise=stretch.noise,
-            **{"start_width": None, **changes},
+            noise_unit=stretch.noise_unit,
+            **{"start_width": None, **self.watch(stretch), **changes},
         )
+
+    def watch(self, stretch: Stretch) -> dict[str, Any]:
+        """How often a stretch is looked at on its way; all are evaluated at their end."""
+        recipe = self.recipe
+        return {
+            "evaluation": Evaluation(0, recipe.evaluation.batch),
+            "log_every": max(1, min(recipe.log_every, stretch.steps // POINTS)),
+        }
+
+
+def _change_rate(stretch: Stretch, at: int, lr: float) -> Growth:
+    """Another learning rate from a step on, which is a growth to the width it has."""
+    return Growth(at=at, width=stretch.width, lr=lr)
 
 
 @dataclass
@@ -111,19 +128,29 @@ class Trainer:
     spent: dict[str, StageSpent] = field(default_factory=dict)
     number: int = 0
     name: str = ""
+    visible: bool = True
     ended: dict[str, float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, (cost, seconds) in self._stored().items():
             self.spent[name] = StageSpent(name, cost, seconds)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """The folder, made if there is none, and locked meanwhile."""
-        busy = f"another process is training in {self.folder}: wait for it, or choose another folder (--out)"
+    def make_folder(self) -> None:
+        """Make the study's folder if there is none."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with exclusive_lock(self.folder / ".lock", refusal=busy):
+        except OSError as error:
+            raise MupscaleError(f"{self.folder} cannot be written: {error.strerror or error}") from None
+
+    @contextmanager
+    def alone(self, *, wait: bool = False) -> Iterator[None]:
+        """The folder, made if there is none, and locked meanwhile. wait: for others who train there, as workers do."""
+        busy = f"another process is training in {self.folder}: wait for it, or choose another folder (--out)"
+        waiting = f"waiting for another process that trains in {self.folder}"
+        self.make_folder()
+        try:
+            lock = self.folder / ".lock"
+            with exclusive_lock(lock, refusal=None if wait else busy, before_waiting=lambda: self.note(waiting)):
                 for folder in (self.folder, self.folder / "stacks"):
                     clear_leftovers(folder, alone=True)
                 yield
@@ -134,17 +161,38 @@ class Trainer:
     def stage(self, name: str, about: str) -> Iterator[None]:
         """Everything trained within belongs to this stage."""
         self.number, self.name = self.number + 1, name
-        self.note(f"{self.number}/{self.stages} {about}")
+        self.note(f"{self.number}/{self.stages} {about}" if self.stages else about)
         self.spent.setdefault(name, StageSpent(name, 0.0, 0.0))
         yield
 
-    def train(self, leaves: Sequence[Stretch]) -> list[float | None]:
-        """The final losses of these, None: diverged. All that they stand on is trained, unless it is there already."""
+    def train(self, leaves: Sequence[Stretch], *, keep: bool = True) -> list[float | None]:
+        """The final losses of these, None: diverged. All that they stand on is trained, unless it is there already.
+
+        keep: as an ordinary run with a folder; else nothing but the loss is kept of the leaves.
+        """
+        light = {} if keep else {leaf.key: self.ground.identify(leaf) for leaf in leaves}
+        if light:
+            stored = self._light_losses()
+            self.ended |= {key: stored[name] for key, name in light.items() if name in stored}
         for wave in list_waves(leaves):
-            self._train_wave([stretch for stretch in wave if stretch.key not in self.ended])
+            self._train_wave([stretch for stretch in wave if stretch.key not in self.ended], light)
         return [self.ended[leaf.key] for leaf in leaves]
 
-    def _train_wave(self, wave: Sequence[Stretch]) -> None:
+    def count_left(self, leaves: Sequence[Stretch]) -> int:
+        """How many of these are not trained yet."""
+        return sum(read_outcome(self.recipe_of(leaf)) is None for leaf in leaves)
+
+    def recipe_of(self, stretch: Stretch) -> Recipe:
+        """A stretch as the ordinary run that it is in this folder."""
+        return self.ground.recipe_of(stretch, self.folder / "stretches")
+
+    def outcome(self, stretch: Stretch) -> Outcome:
+        """How a stretch ended that is trained already."""
+        outcome = read_outcome(self.recipe_of(stretch))
+        assert outcome is not None
+        return outcome
+
+    def _train_wave(self, wave: Sequence[Stretch], light: Mapping[str, str]) -> None:
         """Those of one size, length, schedule and rules are one program; what stands on a diverged one has diverged."""
         groups: dict[str, list[Stretch]] = {}
         for stretch in wave:
@@ -159,19 +207,25 @@ class Trainer:
                 name += f"-base-{Width.of(stretch.base).label}"
             groups.setdefault(name, []).append(stretch)
         for name, members in groups.items():
-            recipes = [self.ground.recipe_of(stretch, self.folder / "stretches") for stretch in members]
+            recipes = [
+                replace(self.recipe_of(stretch), **({"out": None} if stretch.key in light else {}))
+                for stretch in members
+            ]
             outcomes = self._train_group(name, recipes)
-            self.ended |= {one.key: self._loss(end) for one, end in zip(members, outcomes, strict=True)}
+            losses = {one.key: self._loss(end) for one, end in zip(members, outcomes, strict=True)}
+            self.ended |= losses
+            if new := {light[key]: loss for key, loss in losses.items() if key in light}:
+                write_json(self._light, {**self._light_losses(), **new})
 
     def _train_group(self, name: str, recipes: list[Recipe]) -> list[Outcome]:
         if None not in (stored := [read_outcome(recipe) for recipe in recipes]):
             return [outcome for outcome in stored if outcome is not None]
         began = time.monotonic()
-        with lowest_loss_bar(recipes[0].steps, stored.count(None)) as tell:
+        with lowest_loss_bar(recipes[0].steps, stored.count(None), visible=self.visible) as tell:
             outcomes = train_many(
                 recipes,
                 engine=self.engine,
-                evaluate=True,
+                evaluate=self.measure == "held-out",
                 save=self.folder / "stacks" / f"{self.name}-{name}.safetensors",
                 on_point=tell,
                 resume=True,
@@ -197,8 +251,20 @@ class Trainer:
         write_json(self._counts, [asdict(one) for one in self.spent.values()])
 
     @property
+    def _light(self) -> Path:
+        return self.folder / f"losses-{self.study}.json"
+
+    def _light_losses(self) -> dict[str, float | None]:
+        """Losses of stretches that have no folder, by key."""
+        try:
+            stored = read_json(self._light)
+            return {str(key): None if loss is None else float(loss) for key, loss in stored.items()}
+        except (OSError, ValueError, TypeError, AttributeError, MupscaleError):
+            return {}
+
+    @property
     def _counts(self) -> Path:
-        return self.folder / f"stages-{self.study}.json"
+        return self.folder / f"stages-{self.study}-{hash_values(self.ground.identity)[:8]}.json"
 
     def _stored(self) -> dict[str, tuple[float, float]]:
         try:

@@ -1,4 +1,4 @@
-"""The coordinate check of a run of the method: is the family set up right at all? One picture of the report."""
+"""The coordinate check of a study: is the family set up right at all? One picture of the report."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from mupscale.checks import coord_check
 from mupscale.core import WholeWidth, Width
-from mupscale.method.method_run import MethodRun
-from mupscale.system import MupscaleError, read_json
+from mupscale.system import MupscaleError, read_json, write_json
 from mupscale.train import cast_input
+
+if TYPE_CHECKING:
+    from mupscale.study.paper import Protocol
+    from mupscale.study.training import Note
 
 _EXAMPLES = 256  # in a batch of the coordinate check, at most; of text so many tokens
 _FEW = 8  # examples, below which the check is made at smaller widths
@@ -22,31 +25,33 @@ _AFFORDABLE = 5e10  # FLOPs of a step of the check
 _WIDE_ENOUGH = 64  # below this width the readout's own start shows in a coordinate check
 
 
-def check_coordinates(run: MethodRun, lr: float) -> dict[str, Any] | None:
-    """Title and rows of the check, kept in the run's folder; None where it cannot be made."""
-    widths = _widths(run)
+def check_coordinates(
+    protocol: Protocol, small: Sequence[WholeWidth], folder: Path, lr: float, note: Note
+) -> dict[str, Any] | None:
+    """Title and rows of the check, kept in the study's folder; None where it cannot be made. small: tuned at."""
+    widths = _widths(protocol, small)
     settings = {"lr": lr, "widths": widths}
-    path = run.folder / "coordinates.json"
+    path = folder / "coordinates.json"
     if (stored := _read(path, settings)) is not None:
         return stored
-    run.note(f"coordinate check: widths {', '.join(Width.of(width).label for width in widths)}")
+    note(f"coordinate check: widths {', '.join(Width.of(width).label for width in widths)}")
     try:
-        check = _check(run, widths, lr)
+        check = _check(protocol, widths, lr)
     except Exception as error:  # one picture of the report, and no reason to lose a run
-        run.note(f"the coordinate check could not be made: {' '.join(str(error).split())[:160]}")
+        note(f"the coordinate check could not be made: {' '.join(str(error).split())[:160]}")
         return None
-    run.write(path.name, {"asked": settings, "check": check})
+    write_json(path, {"asked": settings, "check": check})
     return check
 
 
-def _widths(run: MethodRun) -> list[WholeWidth]:
+def _widths(protocol: Protocol, widths: Sequence[WholeWidth]) -> list[WholeWidth]:
     """Three, from the smallest width that is tuned at, or from 64 where that is cheap."""
-    small = min(run.method.widths, key=lambda width: Width.of(width).size)
+    small = min(widths, key=lambda width: Width.of(width).size)
     narrow = Width.of(small)
     start = narrow.times(math.ceil(_WIDE_ENOUGH / narrow.size)).whole if narrow.is_plain else small
-    if _examples(run, run.protocol.times(start, 4)) < _FEW:
+    if _examples(protocol, protocol.times(start, 4)) < _FEW:
         start = small
-    return [run.protocol.times(start, factor) for factor in (1, 2, 4)]
+    return [protocol.times(start, factor) for factor in (1, 2, 4)]
 
 
 def _read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
@@ -58,9 +63,9 @@ def _read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
         return None
 
 
-def _check(run: MethodRun, widths: Sequence[WholeWidth], lr: float) -> dict[str, Any]:
-    recipe, data, loss = run.recipe, run.protocol.data, run.recipe.loss_function()
-    count = _examples(run, widths[-1])
+def _check(protocol: Protocol, widths: Sequence[WholeWidth], lr: float) -> dict[str, Any]:
+    recipe, data, loss = protocol.recipe, protocol.data, protocol.recipe.loss_function()
+    count = _examples(protocol, widths[-1])
     batches = [_on_cpu(data.batch(recipe.seeds.data, number * count, count)) for number in range(3)]
 
     def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -81,11 +86,11 @@ def _check(run: MethodRun, widths: Sequence[WholeWidth], lr: float) -> dict[str,
     return {"title": check.title, "rows": [asdict(row) for row in check.rows]}
 
 
-def _examples(run: MethodRun, width: WholeWidth) -> int:
+def _examples(protocol: Protocol, width: WholeWidth) -> int:
     """How many examples a batch of the check may have, for it to take seconds on a CPU."""
-    cost = run.protocol.flops_per_step(width)
-    affordable = _EXAMPLES if cost is None else int(_AFFORDABLE * run.recipe.batch / cost)
-    return max(1, min(run.recipe.batch, _EXAMPLES // run.protocol.data.per_example, affordable))
+    cost = protocol.flops_per_step(width)
+    affordable = _EXAMPLES if cost is None else int(_AFFORDABLE * protocol.recipe.batch / cost)
+    return max(1, min(protocol.recipe.batch, _EXAMPLES // protocol.data.per_example, affordable))
 
 
 def _on_cpu(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

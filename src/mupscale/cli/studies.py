@@ -1,0 +1,252 @@
+"""The commands for studies: run, sweep, transfer-check; and report, of any of them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
+
+from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
+from mupscale.cli.hugging_face_base import base_checkpoint, describe_tokens, is_hugging_face, with_hugging_face_base
+from mupscale.cli.output_places import may_write_nothing, print_place
+from mupscale.cli.recipe_options import read_recipe_values
+from mupscale.system import number_in_environment, pausing_garbage_collection, print_at_once, wrap_text
+
+if TYPE_CHECKING:
+    from mupscale.study import StudySettings, StudySummary
+    from mupscale.train import Recipe
+
+RUN = """\
+Does growing pay? Four ways to spend the same FLOPs, all under one schedule, each with its own tuned learning rate:
+from scratch, the base model continued, grown from copies, grown with fresh units.
+
+  mupscale run mlp-covtype-demo                             on a laptop, data included
+  mupscale run mlp-covtype-demo --dry-run                   what it would train, and its FLOPs
+  mupscale run mlp-covtype-demo --forecast                  the small models alone, and what they foretell
+  mupscale run RECIPE --from my-model.safetensors --width 512    from a checkpoint of your own
+  mupscale run RECIPE --from FOLDER --width 1536            from a Hugging Face folder; the recipe names a text
+  mupscale run RECIPE --when                                when to grow: after 10, 25 or 50 % of the FLOPs
+  mupscale run mlp-covtype-tiny --paper                     the paper's own comparison: its sweeps, letters and costs
+  mupscale run mlp-covtype-tiny --paper --dry-run           its FLOPs, and about how long it takes
+
+The recipe's growth event tells the two widths and how long each model trains. Learning rates and noise are tuned at
+small widths; a section `study` may say where and over what. If a run stops, start it again with the same command. It
+goes on where it stopped. More seeds or contenders later train only what is new."""
+
+SWEEP = """\
+Tuning alone: the paper's Sweep 1 and Sweep 2 at the small widths. Many machines can work on one study:
+
+  mupscale sweep mlp-covtype-tiny                                          here, on a SQLite file in the run's folder
+  mupscale sweep recipes/mlp-covtype.yaml --storage postgresql+psycopg://user@host/studies --worker
+  mupscale run recipes/mlp-covtype.yaml --paper --study.storage postgresql+psycopg://user@host/studies
+
+Each worker takes trials that are free until none is left; one that is killed loses nothing but its own trials, which
+another takes over."""
+
+TRANSFER_CHECK = """\
+Does the optimum stay where it is as the width grows? Loss against learning rate at a fixed noise, and against noise
+at a fixed learning rate, for base models of several widths, grown; with a verdict in grid steps.
+
+  mupscale transfer-check mlp-covtype-demo --widths '[8, 16, 32]' --study.seeds 2           40 seconds of one core
+  mupscale transfer-check mlp-covtype-demo --widths '[16, 64]' --study.seeds 2 --at-lr 0.008 --at-noise 2
+
+Grids, steps and how many times wider are the recipe's (study.grown_lrs, study.noises, grow). Wide models take most of
+the time; a bar, or in a pipe a line every ten seconds, tells how much a width still needs."""
+
+REPORT = """\
+One page with the answer to what mupscale run asked: what was compared, at which cost, curves, what was tuned, and what
+it took. Opens from disk, without a network.
+
+  mupscale report runs/mlp-covtype-demo                       a study
+  mupscale report runs/adamw runs/sgd --out both              two of them on one page"""
+
+
+@may_write_nothing("--dry-run", "--forecast", "--paper", "--when")
+def run_command(words: list[str]) -> int:
+    """mupscale run RECIPE."""
+    flags = ("--dry-run", "--forecast", "--paper", "--when")
+
+    def extend(parser: Any) -> None:
+        parser.add_argument("--dry-run", action="store_true", help="print what would be trained, and train nothing")
+        parser.add_argument("--forecast", action="store_true", help="stop after the small models, with their forecast")
+        parser.add_argument("--paper", action="store_true", help="the paper's own comparison")
+        parser.add_argument("--when", action="store_true", help="when to grow: one trunk, growth early or late")
+
+    given = words if "--paper" in words else with_hugging_face_base(words, flags)
+    asked = read_study("run", RUN, given, extend, flags)
+    if sum(asked.options[name] for name in ("forecast", "paper", "when")) > 1:
+        raise UsageError("--forecast, --paper and --when each say what to run: give one of them")
+    preset = _run_paper if asked.options["paper"] else _run_when if asked.options["when"] else _run_pay
+    folder = Path(asked.recipe.out or "runs/study")
+    summary = preset(asked, folder, shlex.join(["mupscale", "run", *words]))
+    if summary is None:
+        return 0
+    from mupscale.report import write_report
+
+    said = [*summary.sentences, *(f"Note: {note}" for note in summary.notes)]
+    print("", *map(wrap_text, said), "", sep="\n", flush=True)
+    print_place("Report", write_report([folder]))
+    return 0
+
+
+def _run_pay(asked: StudyArguments, folder: Path, command: str) -> StudySummary | None:
+    from mupscale.study import describe_plan, run_pay
+
+    recipe = asked.recipe
+    base_name, notes = recipe.start or "", describe_tokens(recipe) if is_hugging_face(recipe.start) else []
+    if asked.options["dry_run"]:
+        with TemporaryDirectory() as kept:
+            own = _own_checkpoint(recipe, Path(kept))
+            print(describe_plan(own, asked.settings, folder, base_name=base_name, notes=notes))
+        return None
+    return run_pay(
+        _own_checkpoint(recipe, folder),
+        asked.settings,
+        folder,
+        command=command,
+        forecast_only=asked.options["forecast"],
+        base_name=base_name,
+        notes=notes,
+    )
+
+
+def _run_paper(asked: StudyArguments, folder: Path, command: str) -> StudySummary | None:
+    from mupscale.study import estimate_paper, run_paper
+
+    if asked.options["dry_run"]:
+        print(estimate_paper(asked.recipe, asked.settings, folder))
+        return None
+    return run_paper(asked.recipe, asked.settings, folder, command=command)
+
+
+def _run_when(asked: StudyArguments, folder: Path, command: str) -> StudySummary | None:
+    from mupscale.study import estimate_when, run_when
+
+    if asked.options["dry_run"]:
+        print(estimate_when(asked.recipe, asked.settings))
+        return None
+    return run_when(asked.recipe, asked.settings, folder, command=command)
+
+
+def _own_checkpoint(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe; with a Hugging Face folder's weights in a checkpoint of ours, where it starts from one."""
+    return base_checkpoint(recipe, folder) if is_hugging_face(recipe.start) else recipe
+
+
+@may_write_nothing("--worker")
+def sweep_command(words: list[str]) -> int:
+    """mupscale sweep RECIPE."""
+    from mupscale.study import run_sweeps
+    from mupscale.sweep import sweep_remarks
+
+    def extend(parser: Any) -> None:
+        parser.add_argument("--worker", action="store_true", help="join the study that others work on, too")
+        parser.add_argument("--storage", type=str | None, help="where the study is: the same as --study.storage")
+        parser.add_argument(
+            "--retries", type=int | None, help="how often to train a trial again whose worker died (default: no limit)"
+        )
+
+    recipe, settings, options = read_study("sweep", SWEEP, words, extend, ("--worker",))
+    for name in ("storage", "retries"):
+        if options[name] is not None:
+            settings = replace(settings, **{name: options[name]})
+    tuned = run_sweeps(recipe, settings, Path(recipe.out or "runs/study"), worker=options["worker"])
+    for sweep in tuned.sweeps:
+        for sentence in sweep_remarks(sweep):
+            print(f"{sweep.name}: {sentence}")
+    print(*tuned.sentences, sep="\n", end="\n" if tuned.sentences else "")
+    choice = tuned.choice
+    print(
+        f"For the large models: learning rate {choice.base_lr:g}; to grow: noise {choice.noise:g}, lr {choice.lr:g}"
+    )
+    return 0
+
+
+@may_write_nothing()
+def transfer_check_command(words: list[str]) -> int:
+    """mupscale transfer-check RECIPE."""
+    from mupscale.report import save_transfer_picture
+    from mupscale.study import StudySettings, transfer_check
+
+    def extend(parser: Any) -> None:
+        widths = get_type_hints(StudySettings)["widths"]
+        parser.add_argument("--widths", type=widths | None, help="base widths (default: the recipe's, small and large)")
+        parser.add_argument(
+            "--at-lr", type=float | None, help="learning rate at which noise varies (default: the growth's)"
+        )
+        parser.add_argument(
+            "--at-noise", type=float | None, help="noise at which the learning rate varies (the growth's)"
+        )
+
+    recipe, settings, options = read_study("transfer-check", TRANSFER_CHECK, words, extend, ())
+    folder, growth = Path(recipe.out or "runs/study"), recipe.grow[0] if recipe.grow else None
+    lr = options["at_lr"] if options["at_lr"] is not None else growth.lr if growth else None
+    noise = options["at_noise"] if options["at_noise"] is not None else growth.noise if growth else None
+    if lr is None or growth is None or not isinstance(noise, int | float):
+        raise UsageError("say at which learning rate and noise the other varies: --at-lr X --at-noise Y")
+    small = settings.widths or settings.small_widths(recipe.width, growth.width)
+    check = transfer_check(
+        recipe,
+        widths=options["widths"] or [*small, recipe.width],
+        lrs=settings.grown_lrs or settings.rates(float(recipe.optimizer.init_args["lr"])),
+        noises=[0.0, *settings.noises],
+        lr=lr,
+        noise=noise,
+        seeds=settings.seeds,
+        engine=settings.engine,
+        out=folder,
+        note=print_at_once,
+    )
+    print(*map(wrap_text, check["verdict"]), sep="\n")
+    print_place("Picture", save_transfer_picture(check, folder))
+    return 0
+
+
+def report_command(words: list[str]) -> int:
+    """mupscale report RUN …"""
+    runs, options = separate_options(words, flags=())
+    parser = make_parser("report", "RUN [RUN …] [--out FOLDER]", REPORT)
+    parser.add_argument("--out", type=str | None, help="folder of the page and its pictures (default: RUN/report)")
+    out = parse_arguments(parser, join_options(options)).out
+    if not runs:
+        raise UsageError("give the folder of at least one run, such as runs/mlp-covtype-demo")
+    with pausing_garbage_collection():
+        from mupscale.report import write_report
+
+        print(f"Report: {write_report(runs, None if out is None else Path(out))}")
+    return 0
+
+
+class StudyArguments(NamedTuple):
+    """A recipe, the settings of the study, and the values of a command's own options by name."""
+
+    recipe: Recipe
+    settings: StudySettings
+    options: dict[str, Any]
+
+
+def read_study(
+    command: str, about: str, words: Sequence[str], extend: Callable[[Any], None], flags: Sequence[str]
+) -> StudyArguments:
+    """Read the words behind `mupscale run` and the like; extend: adds the options that a command has of its own."""
+    from mupscale.study import StudySettings
+    from mupscale.train import Recipe
+
+    if number_in_environment("WORLD_SIZE", 1) > 1:
+        raise UsageError(
+            "a study runs in one process: for many machines start mupscale sweep --worker --storage URL on each, "
+            "without torchrun"
+        )
+
+    def complete(parser: Any) -> None:
+        parser.add_class_arguments(StudySettings, "study")
+        extend(parser)
+
+    values = read_recipe_values(command, "", about, words, complete, flags=flags)
+    settings = StudySettings(**values.pop("study"))
+    keys = {*Recipe.__dataclass_fields__, "from", "from_width"}
+    options = {name: values.pop(name) for name in list(values) if name not in keys}
+    return StudyArguments(replace(Recipe.from_json(values), callbacks=[]), settings, options)

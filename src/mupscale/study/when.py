@@ -1,0 +1,170 @@
+"""The preset `when`: one trunk that may grow early or late; after which part of the budget does it pay most?
+
+narrow ──┬──────┬──────────┬─────────────────┐
+         │10 %  │25 %      │50 %             └ decay, never grown
+         └ wide └ wide     └ wide, each to the same FLOPs in all, with a decay over the last quarter
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from mupscale.core import WholeWidth, Width
+from mupscale.study.contenders import CONTINUED, FRESH, FROM_SCRATCH
+from mupscale.study.dry_run import describe_stages
+from mupscale.study.results import BudgetPoint, ContenderRuns, StudySummary, SystemRuns
+from mupscale.study.settings import StudySettings
+from mupscale.study.training import Ground, Note, Trainer
+from mupscale.study.tree import DECAY, Stretch, branch_off
+from mupscale.system import MupscaleError, print_at_once
+from mupscale.train import Recipe, Schedule
+
+PARTS = (0.1, 0.25, 0.5)
+"""Of all FLOPs, after which the trunk may grow."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to spend the budget: after which part of it the model grows. 0: wide from scratch; 1: it never grows."""
+
+    part: float
+    width: WholeWidth
+    leaves: list[Stretch]  # one for each seed
+
+    @property
+    def label(self) -> str:
+        """In a table, and at its point."""
+        return {0.0: "wide from scratch", 1.0: "never grown"}.get(self.part, f"grown after {self.part:.0%}")
+
+    @property
+    def like(self) -> str:
+        """The contender that it is a kind of."""
+        return {0.0: FROM_SCRATCH.name, 1.0: CONTINUED.name}.get(self.part, FRESH.name)
+
+
+def plan_when(recipe: Recipe, settings: StudySettings, ground: Ground) -> list[Arm]:
+    """The tree: one narrow trunk for each seed, off which every arm branches; all arms cost the same."""
+    if len(recipe.grow) != 1 or Width.of(recipe.grow[0].width) == Width.of(recipe.width):
+        raise MupscaleError(
+            "when to grow needs to know what the model grows to: give the recipe one growth event, grow: "
+            "[{at: STEPS, width: WIDE}]; the steps before and after it tell the budget"
+        )
+    growth, lr, own = recipe.grow[0], float(recipe.optimizer.init_args["lr"]), recipe.schedule
+    narrow, wide = ground.cost_per_step(recipe.width), ground.cost_per_step(growth.width)
+    budget = growth.at * narrow + (recipe.steps - growth.at) * wide
+    arms = {part: Arm(part, growth.width if part < 1 else recipe.width, []) for part in (0.0, *PARTS, 1.0)}
+    for seed in range(settings.seeds):
+        first = Stretch(width=recipe.width, steps=0, lr=lr, seed=seed, schedule=Schedule(warmup=own.warmup))
+        scratch = replace(first, width=growth.width)
+        arms[0.0].leaves.append(branch_off(scratch, round(budget / wide), [1.0], "wsd", own)[1.0])
+        trunk: Stretch | None = None
+        done = 0
+        for part in PARTS:
+            steps = max(1, round(part * budget / narrow)) - done
+            trunk = replace(first, steps=steps) if trunk is None else trunk.then(steps=steps, schedule=Schedule())
+            done += steps
+            left = max(2, round((budget - done * narrow) / wide))
+            decay = max(1, min(left - 1, round(budget / wide / DECAY)))
+            grown = trunk.then(width=growth.width, steps=left - decay, how="fresh", schedule=Schedule(), order=50)
+            arms[part].leaves.append(grown.then(steps=decay, schedule=Schedule("wsd", decay=decay, floor=own.floor)))
+        assert trunk is not None
+        steps = round(budget / narrow)
+        decay = max(1, steps // DECAY)
+        last = trunk.then(steps=steps - decay - done, schedule=Schedule())
+        arms[1.0].leaves.append(last.then(steps=decay, schedule=Schedule("wsd", decay=decay, floor=own.floor)))
+    return list(arms.values())
+
+
+def estimate_when(recipe: Recipe, settings: StudySettings) -> str:
+    """What it would train, and its cost."""
+    ground = Ground(replace(recipe, grow=[]))
+    arms = plan_when(recipe, settings, ground)
+    return describe_stages({arm.label: arm.leaves for arm in arms}, ground)
+
+
+def run_when(
+    recipe: Recipe, settings: StudySettings, folder: str | Path, *, command: str = "", note: Note = print_at_once
+) -> StudySummary:
+    """Train all arms, and say after which part of the budget growing ends lowest; summary.json.
+
+    >>> from mupscale.train import Spec
+    >>> recipe = Recipe(
+    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
+    ...     data=Spec("mupscale.data.CoverTypeSample"),
+    ...     optimizer=Spec("torch.optim.SGD", {"lr": 0.1}),
+    ...     width=8, base=4, steps=12, batch=10,
+    ... )
+    >>> run_when(recipe, StudySettings(), "runs/when")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: when to grow needs to know what the model grows to: give the recipe one ...
+    """
+    settings = settings.resolved([], "held-out")
+    ground = Ground(replace(recipe, grow=[]))
+    arms = plan_when(recipe, settings, ground)
+    trainer = Trainer(ground, Path(folder), "when", settings.engine, settings.measure or "held-out", note, stages=1)
+    with trainer.alone():
+        label = f"{Width.of(recipe.width)} → {Width.of(recipe.grow[0].width)}"
+        with trainer.stage("when", f"one trunk that grows after {_list(PARTS)} of the FLOPs, {label}"):
+            losses = iter(trainer.train([leaf for arm in arms for leaf in arm.leaves]))
+        ends = {arm.part: [next(losses) for _ in arm.leaves] for arm in arms}
+        summary = _summarise(recipe, settings, ground, arms, ends, command, Path(folder))
+        summary = replace(summary, stages=list(trainer.spent.values()))
+        summary.save(Path(folder))
+    return summary
+
+
+def _summarise(
+    recipe: Recipe,
+    settings: StudySettings,
+    ground: Ground,
+    arms: Sequence[Arm],
+    ends: dict[float, list[float | None]],
+    command: str,
+    folder: Path,
+) -> StudySummary:
+    runs = []
+    for arm in arms:
+        steps = sum(stretch.steps for stretch in arm.leaves[0].path)
+        cost = sum(ground.cost(stretch) for stretch in arm.leaves[0].path)
+        point = BudgetPoint(1.0, steps, cost, ends[arm.part])
+        name = f"grown-after-{arm.part:g}"
+        runs.append(ContenderRuns(name, arm.width, arm.leaves[0].lr, 0.0, [point], label=arm.label, like=arm.like))
+    sentence = write_sentence({arm.label: one for arm, one in zip(arms, runs, strict=True)})
+    return StudySummary(
+        name=folder.resolve().name,
+        command=command,
+        preset="when",
+        recipe=recipe.to_json(),
+        settings=settings.to_json(),
+        sentences=[sentence],
+        large=SystemRuns(recipe.width, recipe.grow[0].width, 0.0, ground.unit, runs),
+        answer={"sentence": sentence, "losses": {arm.label: ends[arm.part] for arm in arms}},
+    )
+
+
+def write_sentence(runs: dict[str, ContenderRuns]) -> str:
+    """The order of the arms, the lowest first.
+
+    >>> def ended(*losses: float) -> ContenderRuns:
+    ...     return ContenderRuns("fresh", 64, 0.1, 0.0, [BudgetPoint(1.0, 9, 9.0, list(losses))])
+    >>> write_sentence({"grown after 10%": ended(1.0, 1.02), "grown after 50%": ended(1.1, 1.12)})
+    'Grown after 10% ends lowest, at 1.01 (1 to 1.02); grown after 50% ends 9.9 % higher.'
+    """
+    ended = {label: one.finals for label, one in runs.items() if one.final is not None}
+    if not ended:
+        return "Every model diverged: give a smaller learning rate (--optimizer.lr)."
+    order = sorted(ended, key=lambda label: fmean(ended[label]))
+    best = ended[order[0]]
+    span = f" ({min(best):.4g} to {max(best):.4g})" if len(best) > 1 else ""
+    others = [f"{label} ends {100 * (fmean(ended[label]) / fmean(best) - 1):.2g} % higher" for label in order[1:]]
+    lost = [f"{label} diverged" for label in runs if label not in ended]
+    first = f"{order[0][0].upper()}{order[0][1:]} ends lowest, at {fmean(best):.4g}{span}"
+    return "; ".join([first, *others, *lost]) + "."
+
+
+def _list(parts: Sequence[float]) -> str:
+    *first, last = (f"{100 * part:g}" for part in parts)
+    return f"{', '.join(first)} and {last} %"
