@@ -42,6 +42,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("train a model as a recipe says", "training.train_command", loads_classes=True),
     "resume": Command("go on with a run that was stopped", "training.resume_command", loads_classes=True),
+    "family": Command("every size of a model out of one growing run", "studies.family_command", True, True),
     "run": Command(
         "does growing pay? four ways to spend the same FLOPs, tuned small", "studies.run_command", True, True
     ),

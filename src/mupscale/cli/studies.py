@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import shlex
+from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
-from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
+from mupscale.cli.arguments import (
+    UsageError,
+    join_options,
+    make_parser,
+    parse_arguments,
+    read_value,
+    separate_options,
+)
 from mupscale.cli.hugging_face_base import base_checkpoint, describe_tokens, is_hugging_face, with_hugging_face_base
 from mupscale.cli.output_places import may_write_nothing, print_place
 from mupscale.cli.recipe_options import read_recipe_values
@@ -35,6 +43,19 @@ from scratch, the base model continued, grown from copies, grown with fresh unit
 The recipe's growth event tells the two widths and how long each model trains. Learning rates and noise are tuned at
 small widths; a section `study` may say where and over what. If a run stops, start it again with the same command. It
 goes on where it stopped. More seeds or contenders later train only what is new."""
+
+FAMILY = """\
+Every size of a model out of one run. A trunk trains the smallest size, grows to the next one and goes on; at every size
+a branch leaves it and decays to a finished model. Each is charged for all that the trunk has cost before.
+
+  mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96 --dry-run     steps, tokens and FLOPs of every size
+  mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96
+  mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96 --check 64    and 64 from scratch, at equal FLOPs
+  mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96,128           one more size: trains what is new
+  mupscale family RECIPE --from my-model.safetensors --sizes 512,768,1024       from a trained model
+
+Every size ends as an ordinary run in OUT/sizes, while the trunk goes on. A section `family` of the recipe may say the
+rest: budgets, how the learning rate falls, what is checked. If it stops, start it again with the same command."""
 
 SWEEP = """\
 Tuning alone: the paper's Sweep 1 and Sweep 2 at the small widths. Many machines can work on one study:
@@ -82,8 +103,48 @@ def run_command(words: list[str]) -> int:
     preset = _run_paper if asked.options["paper"] else _run_when if asked.options["when"] else _run_pay
     folder = Path(asked.recipe.out or "runs/study")
     summary = preset(asked, folder, shlex.join(["mupscale", "run", *words]))
-    if summary is None:
+    return 0 if summary is None else _tell(summary, folder)
+
+
+@may_write_nothing("--dry-run")
+def family_command(words: list[str]) -> int:
+    """mupscale family RECIPE."""
+    from mupscale.study import FamilySettings, estimate_family, run_family
+
+    def extend(parser: Any) -> None:
+        parser.add_class_arguments(FamilySettings, "family")
+        parser.add_argument("--dry-run", action="store_true", help="print what would be trained, and train nothing")
+        parser.add_argument("--sizes", type=str | None, help="the same as --family.sizes: 32,48,64,96")
+        parser.add_argument("--check", type=str | None, help="the same as --family.check: 64,96, or all")
+
+    recipe, _, options = read_study("family", FAMILY, words, extend, ("--dry-run",))
+    given = dict(options["family"])
+    if options["sizes"] is not None:
+        given["sizes"] = _read_sizes("--sizes", options["sizes"])
+    if options["check"] is not None:
+        given["check"] = given["sizes"] if options["check"] == "all" else _read_sizes("--check", options["check"])
+    settings = FamilySettings(**given)
+    if options["dry_run"]:
+        print(estimate_family(recipe, settings))
         return 0
+    folder = Path(recipe.out or "runs/family")
+    summary = run_family(recipe, settings, folder, command=shlex.join(["mupscale", "family", *words]))
+    return _tell(summary, folder)
+
+
+def _read_sizes(option: str, text: str) -> list[Any]:
+    """Widths between commas, or a YAML list of sizes by name."""
+    if text.lstrip().startswith("["):
+        value = read_value(text)
+        if isinstance(value, list):
+            return value
+    elif all(part.strip().isdigit() for part in text.split(",")):
+        return [int(part) for part in text.split(",")]
+    raise UsageError(f"{option} is {text!r}: give widths, such as 32,48,64, or a list: '[{{width: 64, layers: 2}}, …]'")
+
+
+def _tell(summary: StudySummary, folder: Path) -> int:
+    """The answer, what to keep in mind, and where the page is."""
     from mupscale.report import write_report
 
     said = [*summary.sentences, *(f"Note: {note}" for note in summary.notes)]
@@ -159,9 +220,7 @@ def sweep_command(words: list[str]) -> int:
             print(f"{sweep.name}: {sentence}")
     print(*tuned.sentences, sep="\n", end="\n" if tuned.sentences else "")
     choice = tuned.choice
-    print(
-        f"For the large models: learning rate {choice.base_lr:g}; to grow: noise {choice.noise:g}, lr {choice.lr:g}"
-    )
+    print(f"For the large models: learning rate {choice.base_lr:g}; to grow: noise {choice.noise:g}, lr {choice.lr:g}")
     return 0
 
 
@@ -243,6 +302,8 @@ def read_study(
 
     def complete(parser: Any) -> None:
         parser.add_class_arguments(StudySettings, "study")
+        if command != "family":  # whose section may stand in the same file
+            parser.add_argument("--family", type=dict, help=SUPPRESS)
         extend(parser)
 
     values = read_recipe_values(command, "", about, words, complete, flags=flags)

@@ -42,8 +42,8 @@ Draw the losses of runs into one picture, and where they grew.
 
   mupscale curves runs/mlp-covtype-tiny runs/wide --against flops --out curves.png"""
 
-OTHER_SECTIONS = ("study",)
-"""Of a recipe's file, for `mupscale run`."""
+OTHER_SECTIONS = ("study", "family")
+"""Of a recipe's file, for `mupscale run` and `mupscale family`."""
 TRUST = "a package or module of yours whose classes the run's recipe may load; may be given several times"
 Beginning = Literal["new", "resume", "overwrite"]
 _STATUS = {"finished": 0, "diverged": 3, "interrupted": 130}

@@ -7,7 +7,7 @@ pay: the preset that asks whether growing pays; systems: its trees between two s
 at the smallest width; forecast: from small systems to the large one; verdict: the sentence; pay_words: tables and cards
 paper: the paper's own comparison; extrapolation: of what its sweeps found; paper_verdict: its costs and sentences;
 paper_words: tables and cards; coordinate_check: one picture
-when, transfer: two more presets; own_loop: the first in a training loop of one's own
+family_run: the preset that trains every size out of one growing run; when, transfer: two more; own_loop: the first in a training loop of one's own
 """
 
 from mupscale.study.budgets import (
@@ -19,6 +19,7 @@ from mupscale.study.budgets import (
     loss_at,
 )
 from mupscale.study.contenders import CONTENDERS, Contender, contender_named
+from mupscale.study.family_run import FamilySettings, estimate_family, run_family
 from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.own_loop import LoopComparison, OwnLoop
 from mupscale.study.paper import estimate_paper, run_paper, run_sweeps
@@ -49,6 +50,7 @@ __all__ = [
     "ContenderRuns",
     "CostRatio",
     "Curve",
+    "FamilySettings",
     "LoopComparison",
     "OwnLoop",
     "Search",
@@ -65,12 +67,14 @@ __all__ = [
     "cost_to_reach",
     "describe_plan",
     "describe_ratio",
+    "estimate_family",
     "estimate_paper",
     "estimate_when",
     "find_break_even",
     "loss_at",
     "make_forecast",
     "read_width_line",
+    "run_family",
     "run_paper",
     "run_pay",
     "run_sweeps",

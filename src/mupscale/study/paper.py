@@ -536,7 +536,7 @@ class PaperStudy:
         return protocol.wide_steps if one.is_wide else protocol.equal_cost(protocol.wide_steps, wide, narrow)
 
     def _plan_swept(self, one: Contender, plan: _Planned, choice: Choice, alive: Sequence[int]) -> _Planned:
-        """Net2Net does not transfer: noise and learning rate are tuned at the wide width itself, where it is expensive."""
+        """Net2Net does not transfer: its noise and learning rate are tuned at the wide width itself."""
         if one.how != "net2net":
             return plan
 

@@ -29,7 +29,19 @@ from mupscale.train import (
 Note = Callable[[str], None]
 POINTS = 40  # of a run's curve at least, where it has so many steps
 _OTHER_DATA = 10_000  # between the data seeds of two orders, so that each stretch goes on with batches of its own
-_OF_STRETCHES = {"width", "steps", "schedule", "seeds", "grow", "start", "start_width", "how", "noise", "noise_unit"}
+_OF_STRETCHES = {
+    "width",
+    "steps",
+    "schedule",
+    "seeds",
+    "grow",
+    "start",
+    "start_width",
+    "how",
+    "noise",
+    "noise_unit",
+    "deepen",
+}
 
 
 @dataclass(frozen=True)
@@ -94,6 +106,7 @@ class Ground(LoadedRecipe):
             how=stretch.how,
             noise=stretch.noise,
             noise_unit=stretch.noise_unit,
+            deepen=stretch.deepen,
             **{"start_width": None, **self.watch(stretch), **changes},
         )
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from mupscale.core import WholeWidth, Width
 from mupscale.system import MupscaleError
-from mupscale.train import How, NoiseLevel, Schedule
+from mupscale.train import Deepen, How, NoiseLevel, Schedule
 
 DECAY = 4
 """The decay is one part in so many of a budget."""
@@ -34,7 +34,7 @@ class Stretch:
         order: which order of the data it sees; every stretch of a path has its own
         parent: the stretch whose end it starts from; without one it starts from an initialisation, or from `start`
         start: of a checkpoint from outside the study, which has no steps of its own: what its trainer calls it
-        how, noise, noise_unit: how the model grows on the way from its parent
+        how, noise, noise_unit, deepen: how the model grows on the way from its parent, as in a growth event
         base: the width whose rates it has, where that is not the recipe's
         change: a step, and the learning rate from there on
 
@@ -58,13 +58,14 @@ class Stretch:
     how: How = "copies"
     noise: NoiseLevel = 0.0
     noise_unit: str = "init"
+    deepen: Deepen = "identity"
     base: WholeWidth | None = None
     change: tuple[int, float] | None = None
 
     def then(self, **changes: Any) -> Stretch:
         """The next stretch of the same model: same size, rate and seed, and the next order of the data."""
-        kept: dict[str, Any] = {"order": self.order + 1, "how": "copies", "noise": 0.0, "change": None}
-        return replace(self, parent=self, **{**kept, **changes})
+        new: dict[str, Any] = {"how": "copies", "noise": 0.0, "deepen": "identity", "change": None, "start": None}
+        return replace(self, parent=self, **{"order": self.order + 1, **new, **changes})
 
     @property
     def is_grown(self) -> bool:

@@ -1,0 +1,591 @@
+"""The preset `family`: one run, every size. A trunk grows from size to size, and a finished model branches off at each.
+
+    32 ────┬─ 48 ────┬─ 64 ────┬─ 96 ────┐
+           └ decay   └ decay   └ decay   └ decay
+             32        48        64        96
+
+All that the trunk has cost so far is charged to a size. When three quarters of the size's own budget are spent, its
+branch leaves the trunk and decays over the last quarter, while the trunk grows and goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from mupscale.core import WholeWidth, Width
+from mupscale.plots import words
+from mupscale.study.contenders import CONTINUED, FRESH, FROM_SCRATCH
+from mupscale.study.results import (
+    BudgetPoint,
+    Card,
+    ContenderRuns,
+    Search,
+    StudySummary,
+    SystemRuns,
+    Table,
+    Trial,
+)
+from mupscale.study.training import Ground, Note, Trainer
+from mupscale.study.tree import Stretch, branch_off, list_stretches
+from mupscale.system import MupscaleError, appearing, print_at_once
+from mupscale.train import Deepen, How, Recipe, Schedule, describe_start
+
+Unit = Literal["steps", "tokens", "flops", "tokens_per_parameter"]
+RATES, FALLS = (0.5, 1.0, 2.0), (0.7, 0.85, 1.0)
+"""What tuning tries: multiples of the optimizer's learning rate, and factors by which it falls at a growth."""
+
+
+@dataclass(frozen=True)
+class FamilySettings:
+    """The section `family` of a recipe, for `mupscale family`.
+
+    Args:
+        sizes: widths, such as [32, 48, 64, 96], or sizes by name, such as {width: 256, layers: 4}; smallest first
+        budget: what each size may spend, all that the trunk has cost so far included: one number for all sizes, or one
+            for each; none takes the recipe's steps
+        unit: what the budget counts: steps (as many as the size trained alone would have), tokens, flops, or
+            tokens_per_parameter
+        decay: the part of a size's budget over which its branch decays to zero
+        fall: the learning rate falls by this factor whenever the trunk grows
+        how: how new units are filled, as in a growth event
+        deepen: what new blocks are, as in a growth event
+        tune: try learning rates and factors `fall` on the two smallest sizes first, and take the best
+        lrs: learning rates to try then; none takes the optimizer's own times 1/2 to 2
+        check: sizes to train from scratch as well, at equal FLOPs, with the same schedule and the best of `check_lrs`
+        check_lrs: learning rates that a check tries; none takes the smallest size's times 1 and 2
+        seeds: how many trunks to train
+        sunk: with --from, whether the checkpoint's FLOPs count as spent before (and are charged to no size)
+        base_steps: with --from, how many steps the checkpoint has trained, where it does not tell itself
+        engine: auto trains models of one shape as one program, serial one at a time
+
+    Example:
+        >>> FamilySettings(sizes=[32, 48]).decay
+        0.25
+    """
+
+    sizes: list[WholeWidth] = field(default_factory=list)
+    budget: float | list[float] | None = None
+    unit: Unit = "steps"
+    decay: float = 0.25
+    fall: float = 0.85
+    how: How = "fresh"
+    deepen: Deepen = "interleaved"
+    tune: bool = False
+    lrs: list[float] = field(default_factory=list)
+    check: list[WholeWidth] = field(default_factory=list)
+    check_lrs: list[float] = field(default_factory=list)
+    seeds: int = 1
+    sunk: bool = False
+    base_steps: int | None = None
+    engine: Literal["auto", "vectorised", "serial"] = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay < 1:
+            raise MupscaleError(f"family.decay is {self.decay}, but must lie between 0 and 1")
+        if not 0 < self.fall <= 1:
+            raise MupscaleError(f"family.fall is {self.fall}, but must be above 0 and at most 1")
+        if self.seeds < 1:
+            raise MupscaleError(f"family.seeds is {self.seeds}, but must be at least 1")
+        for value in self.budget if isinstance(self.budget, list) else [self.budget]:
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise MupscaleError(f"family.budget holds {value!r}, but must be numbers above 0")
+        if isinstance(self.budget, list) and len(self.budget) != len(self.sizes):
+            raise MupscaleError(
+                f"family.budget has {len(self.budget)} numbers for {len(self.sizes)} sizes: give one for each, or one"
+            )
+        widths = [Width.of(size, "family.sizes", whole=True) for size in self.sizes]
+        for smaller, larger in zip(widths, widths[1:], strict=False):
+            larger.check_wider_than(smaller, "family.sizes rise, and")
+            if smaller == larger:
+                raise MupscaleError(f"family.sizes holds {smaller} twice")
+        for size in self.check:
+            if Width.of(size) not in widths:
+                raise MupscaleError(f"family.check names {Width.of(size)}, which is none of the sizes")
+
+
+@dataclass(frozen=True)
+class PlannedSize:
+    """A size of the family: what it may spend, the last stretch of its trunk, and its finished model.
+
+    steps: in trunk and branch at this size. spent: all that is charged to it, which is its budget but for rounding.
+    """
+
+    size: WholeWidth
+    budget: float
+    spent: float
+    trunk: Stretch
+    leaf: Stretch
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """In trunk and branch, at this size."""
+        return self.trunk.steps, self.leaf.steps
+
+
+@dataclass(frozen=True)
+class FamilyPlanner:
+    """Builds the trees of a family. base: FLOPs of the checkpoint that the trunk starts from, if they are charged."""
+
+    recipe: Recipe
+    settings: FamilySettings
+    ground: Ground
+    base_cost: float = 0.0
+    start: Stretch | None = None
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Examples in a step, or for text its tokens."""
+        return float(self.recipe.batch * self.ground.data.per_example)
+
+    def parameters(self, size: WholeWidth) -> int:
+        """How many numbers a model of this size is made of."""
+        return sum(p.numel() for p in self.recipe.family().sketch(size).parameters())
+
+    def budgets(self, sizes: Sequence[WholeWidth]) -> list[float]:
+        """What every size may spend, in FLOPs."""
+        given = self.settings.budget if self.settings.budget is not None else float(self.recipe.steps)
+        each = list(given) if isinstance(given, list) else [given] * len(sizes)
+        return [self._in_cost(size, value) for size, value in zip(sizes, each, strict=False)]
+
+    def _in_cost(self, size: WholeWidth, value: float) -> float:
+        per_step = self.ground.cost_per_step(size)
+        if self.settings.unit == "flops":
+            return value
+        if self.settings.unit == "steps":
+            return value * per_step
+        tokens = value if self.settings.unit == "tokens" else value * self.parameters(size)
+        return tokens / self.tokens_per_step * per_step
+
+    def plan(self, sizes: Sequence[WholeWidth], lr: float, fall: float, seed: int) -> list[PlannedSize]:
+        """The trunk and its branches; refused where a size's budget is spent before its trunk can begin."""
+        planned: list[PlannedSize] = []
+        trunk, spent, own, part = self.start, self.base_cost, self.recipe.schedule, self.settings.decay
+        for number, (size, budget) in enumerate(zip(sizes, self.budgets(sizes), strict=True)):
+            each = self.ground.cost_per_step(size)
+            branch = max(1, round(part * budget / each))
+            steps = round(((1 - part) * budget - spent) / each)
+            warmup = own.warmup if trunk is None or trunk.start is not None else 0
+            if steps <= warmup:
+                self._refuse(sizes, number, spent, warmup)
+            rate, order = lr * fall**number, 2 * number
+            piece: dict[str, Any] = {"steps": steps, "lr": rate, "schedule": Schedule(warmup=warmup), "order": order}
+            if trunk is None:
+                trunk = Stretch(width=size, seed=seed, **piece)
+            else:
+                growing = {"how": self.settings.how, "deepen": self.settings.deepen}
+                trunk = trunk.then(width=size, seed=seed, **piece, **growing)
+            spent += steps * each
+            leaf = trunk.then(steps=branch, schedule=Schedule("wsd", decay=branch, floor=own.floor))
+            planned.append(PlannedSize(size, budget, spent + branch * each, trunk, leaf))
+        return planned
+
+    def _refuse(self, sizes: Sequence[WholeWidth], number: int, spent: float, warmup: int) -> None:
+        """Say which size cannot be reached, and the nearest budget that works."""
+        size, each = sizes[number], self.ground.cost_per_step(sizes[number])
+        least = (spent + (warmup + 1) * each) / (1 - self.settings.decay)
+        budget = self.budgets(sizes)[number]
+        asked = self.settings.budget if self.settings.budget is not None else float(self.recipe.steps)
+        own = asked[number] if isinstance(asked, list) else asked
+        raise MupscaleError(
+            f"size {Width.of(size)} may spend {words.format_flops(budget)}, and the trunk has spent "
+            f"{words.format_flops(spent)} when it gets there, which leaves nothing of the "
+            f"{1 - self.settings.decay:.0%} before its branch: give it a budget of at least "
+            f"{math.ceil(own * least / budget):,} {self.settings.unit.replace('_', ' ')}, or leave the size out"
+        )
+
+    def scratch(self, one: PlannedSize, lr: float, seed: int) -> Stretch:
+        """The same size trained from scratch with as many FLOPs as are charged to it, under the same schedule."""
+        steps = max(2, round(one.spent / self.ground.cost_per_step(one.size)))
+        first = Stretch(width=one.size, steps=0, lr=lr, seed=seed, order=100)
+        return branch_off(first, steps, [1.0], "wsd", self.recipe.schedule)[1.0]
+
+    def costs(self, planned: Sequence[PlannedSize]) -> tuple[float, float]:
+        """Of the whole family, and of training every size alone with its own budget."""
+        stretches = list_stretches(one.leaf for one in planned)
+        return self.base_cost + math.fsum(map(self.ground.cost, stretches)), math.fsum(one.budget for one in planned)
+
+
+def make_planner(recipe: Recipe, settings: FamilySettings) -> FamilyPlanner:
+    """Read where the family begins: at an initialisation, or at a checkpoint of the smallest size or below."""
+    if len(settings.sizes) < 2:
+        raise MupscaleError("a family needs two sizes or more: give them as family.sizes, or --sizes 32,48,64,96")
+    ground = Ground(replace(recipe, grow=[], width=settings.sizes[0]))
+    if ground.unit != "FLOPs":
+        raise MupscaleError(
+            "the model's FLOPs cannot be counted, so that a size cannot be charged for what the trunk has cost"
+        )
+    if recipe.start is None:
+        return FamilyPlanner(recipe, settings, ground)
+    begun = describe_start(recipe)
+    steps = settings.base_steps if begun.steps is None else begun.steps
+    if steps is None and not settings.sunk:
+        raise MupscaleError(
+            f"{recipe.start} does not tell for how many steps its model has trained, and its FLOPs are charged to "
+            f"every size: give family.base_steps, or family.sunk to take them as spent before"
+        )
+    cost = 0.0 if settings.sunk else (steps or 0) * ground.cost_per_step(begun.width)
+    start = Stretch(width=begun.width, steps=0, lr=0.0, start=ground.start)
+    return FamilyPlanner(recipe, settings, ground, cost, start)
+
+
+# ---------------------------------------------------------------------------------------------- before it is trained
+
+
+HEAD = ["size", "parameters", "steps, trunk + branch", "tokens", "FLOPs charged", "FLOPs alone"]
+
+
+def list_sizes(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> list[list[str]]:
+    """A row for every size."""
+    rows = []
+    for one in planned:
+        steps = sum(stretch.steps for stretch in one.leaf.path)
+        rows.append(
+            [
+                str(Width.of(one.size)),
+                f"{planner.parameters(one.size):,}",
+                f"{one.steps[0]:,} + {one.steps[1]:,}",
+                words.format_count(round(steps * planner.tokens_per_step)),
+                words.format_flops(one.spent),
+                words.format_flops(one.budget),
+            ]
+        )
+    return rows
+
+
+def describe_saving(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> str:
+    """What the family costs, against every size alone."""
+    together, alone = planner.costs(planned)
+    return (
+        f"{count_words(len(planned)).capitalize()} sizes for {together / alone:.2f} of the FLOPs of training each "
+        f"({words.format_flops(together)} against {words.format_flops(alone)})"
+    )
+
+
+def count_words(count: int) -> str:
+    """A small number as a word."""
+    names = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    return names[count] if count < len(names) else str(count)
+
+
+def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
+    """The table that `mupscale family --dry-run` prints; nothing is written.
+
+    >>> from mupscale.train import Spec
+    >>> recipe = Recipe(
+    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
+    ...     data=Spec("mupscale.data.CoverTypeSample"),
+    ...     optimizer=Spec("torch.optim.AdamW", {"lr": 0.01}),
+    ...     width=16, base=16, steps=400, batch=100,
+    ... )
+    >>> print(estimate_family(recipe, FamilySettings(sizes=[16, 32, 64])))
+    size  parameters  steps, trunk + branch  tokens  FLOPs charged   FLOPs alone
+      16       1,543              300 + 100  40,000   0.357 GFLOPs  0.357 GFLOPs
+      32       4,103              188 + 100  58,800   0.959 GFLOPs   0.96 GFLOPs
+      64      12,295              201 + 100  78,900     2.9 GFLOPs    2.9 GFLOPs
+    Three sizes for 0.77 of the FLOPs of training each (3.23 GFLOPs against 4.22 GFLOPs).
+    """
+    planner = make_planner(recipe, settings)
+    planned = planner.plan(settings.sizes, _own_rate(recipe), settings.fall, 0)
+    rows = [HEAD, *list_sizes(planner, planned)]
+    wide = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    lines = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, wide, strict=True)) for row in rows]
+    lines.append(f"{describe_saving(planner, planned)}.")
+    together, _ = planner.costs(planned)
+    for name, stretches in _extra_stretches(planner, planned).items():
+        cost = math.fsum(map(planner.ground.cost, list_stretches(stretches)))
+        lines.append(f"{name}: {words.format_flops(cost)} more, {cost / together:.2f} of the family's")
+    if settings.seeds > 1:
+        lines.append(f"all of it {settings.seeds} times, once for each seed")
+    return "\n".join(lines)
+
+
+def _extra_stretches(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> dict[str, list[Stretch]]:
+    """What is trained beside the family: tuning, and checks from scratch."""
+    settings, extra = planner.settings, dict[str, list[Stretch]]()
+    if settings.tune:
+        extra["tuning"] = [one.leaf for trial in _tuning_trees(planner).values() for one in trial]
+    if settings.check:
+        checked = [one for one in planned if _is_checked(one, settings)]
+        rates = _check_rates(planner.recipe, settings)
+        extra["checks from scratch"] = [planner.scratch(one, lr, 0) for one in checked for lr in rates]
+    return extra
+
+
+def _own_rate(recipe: Recipe) -> float:
+    return float(recipe.optimizer.init_args["lr"])
+
+
+def _is_checked(one: PlannedSize, settings: FamilySettings) -> bool:
+    return Width.of(one.size) in [Width.of(size) for size in settings.check]
+
+
+def _check_rates(recipe: Recipe, settings: FamilySettings, lr: float | None = None) -> list[float]:
+    rate = _own_rate(recipe) if lr is None else lr
+    return sorted(set(settings.check_lrs)) or [rate, 2 * rate]
+
+
+def _tuning_trees(planner: FamilyPlanner) -> dict[tuple[float, float], list[PlannedSize]]:
+    """The two smallest sizes with every learning rate and every factor by which it falls."""
+    own, sizes = _own_rate(planner.recipe), planner.settings.sizes[:2]
+    smaller = planner
+    if isinstance(planner.settings.budget, list):
+        smaller = replace(planner, settings=replace(planner.settings, sizes=sizes, budget=planner.settings.budget[:2]))
+    rates = sorted(set(planner.settings.lrs)) or [own * factor for factor in RATES]
+    return {(lr, fall): smaller.plan(sizes, lr, fall, 0) for lr in rates for fall in FALLS}
+
+
+# ---------------------------------------------------------------------------------------------- the run
+
+
+def run_family(
+    recipe: Recipe, settings: FamilySettings, folder: str | Path, *, command: str = "", note: Note = print_at_once
+) -> StudySummary:
+    """Train a model of every size out of one growing trunk; summary.json, and a folder for every size.
+
+    The same call goes on where an earlier one was stopped; one more size trains only what is new.
+
+    >>> from mupscale.train import Spec
+    >>> recipe = Recipe(
+    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
+    ...     data=Spec("mupscale.data.CoverTypeSample"),
+    ...     optimizer=Spec("torch.optim.AdamW", {"lr": 0.01}),
+    ...     width=16, base=16, steps=400, batch=100,
+    ... )
+    >>> run_family(recipe, FamilySettings(sizes=[16, 64], budget=[400, 20]), "runs/none")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: size 64 may spend 0.145 GFLOPs, and the trunk has spent ...
+    """
+    return _FamilyRun(recipe, settings, Path(folder), note).run(command)
+
+
+@dataclass
+class _FamilyRun:
+    recipe: Recipe
+    settings: FamilySettings
+    folder: Path
+    note: Note
+
+    def __post_init__(self) -> None:
+        self.planner = make_planner(self.recipe, self.settings)
+        self.planner.plan(self.settings.sizes, _own_rate(self.recipe), self.settings.fall, 0)  # refuses
+        stages = 1 + self.settings.tune + bool(self.settings.check)
+        self.trainer = Trainer(
+            self.planner.ground, self.folder, "family", self.settings.engine, "held-out", self.note, stages
+        )
+
+    def run(self, command: str) -> StudySummary:
+        """Tune where that is asked for, train the family size by size, then the checks."""
+        with self.trainer.alone():
+            lr, fall, tuned = _own_rate(self.recipe), self.settings.fall, list[Search]()
+            if self.settings.tune:
+                lr, fall, search = self._tune()
+                tuned = [search]
+            trees = [self.planner.plan(self.settings.sizes, lr, fall, seed) for seed in range(self.settings.seeds)]
+            self._train(trees)
+            summary = self._summarise(trees, {}, lr, fall, tuned, command)
+            summary.save(self.folder)
+            if self.settings.check:
+                summary = self._summarise(trees, self._check(trees, lr), lr, fall, tuned, command)
+                summary.save(self.folder)
+            return summary
+
+    def _tune(self) -> tuple[float, float, Search]:
+        """The learning rate and its fall by which the two smallest sizes end lowest, in the mean of their logarithms."""
+        trees = _tuning_trees(self.planner)
+        small = " and ".join(str(Width.of(size)) for size in self.settings.sizes[:2])
+        with self.trainer.stage("tuning", f"the learning rate and its fall, on sizes {small}: {len(trees)} trunks"):
+            losses = self.trainer.train([one.leaf for tree in trees.values() for one in tree])
+        ends = dict(zip(trees, zip(losses[::2], losses[1::2], strict=True), strict=True))
+        scores = {
+            values: fmean(math.log(loss) for loss in pair if loss is not None)
+            for values, pair in ends.items()
+            if None not in pair
+        }
+        if not scores:
+            raise MupscaleError("every trunk of the tuning diverged: give smaller learning rates (family.lrs)")
+        lr, fall = min(scores, key=lambda values: scores[values])
+        trials = [Trial(lr, fall, [_geometric_mean(pair)]) for (lr, fall), pair in ends.items()]
+        self.note(f"  learning rate {lr:g}, times {fall:g} at every growth")
+        label = f"the trunk, on sizes {small}: learning rate, and its factor at a growth"
+        return lr, fall, Search("trunk", lr, fall, trials, label=label)
+
+    def _train(self, trees: Sequence[Sequence[PlannedSize]]) -> None:
+        """Size by size, so that a size is finished and its folder there while the trunk goes on."""
+        sizes = " → ".join(str(Width.of(size)) for size in self.settings.sizes)
+        with self.trainer.stage("family", f"one trunk, every size: {sizes}"):
+            for number, size in enumerate(self.settings.sizes):
+                losses = self.trainer.train([tree[number].leaf for tree in trees])
+                shown = ", ".join("diverged" if loss is None else f"{loss:.4f}" for loss in losses)
+                place = self._keep(size, [tree[number].leaf for tree in trees])
+                self.note(f"  size {Width.of(size)} is finished: loss {shown}; {place}")
+
+    def _keep(self, size: WholeWidth, leaves: Sequence[Stretch]) -> Path:
+        """A folder of the size's own, which is an ordinary finished run; one for each seed where there are several."""
+        place = self.folder / "sizes" / Width.of(size).label
+        for seed, leaf in enumerate(leaves):
+            target = place if len(leaves) == 1 else place / f"seed-{seed}"
+            if self.trainer.ended[leaf.key] is not None and not target.exists():
+                with appearing(target) as hidden:  # whole or not at all, whenever the process is killed
+                    shutil.copytree(str(self.trainer.recipe_of(leaf).out), hidden, dirs_exist_ok=True)
+        return place
+
+    def _check(self, trees: Sequence[Sequence[PlannedSize]], lr: float) -> dict[str, Check]:
+        """Sizes from scratch at equal FLOPs, each at the best of its learning rates."""
+        rates = _check_rates(self.recipe, self.settings, lr)
+        numbers = [number for number, one in enumerate(trees[0]) if _is_checked(one, self.settings)]
+        shown = ", ".join(str(Width.of(trees[0][number].size)) for number in numbers)
+        found: dict[str, Check] = {}
+        with self.trainer.stage("checks", f"from scratch at equal FLOPs, {len(rates)} learning rates: {shown}"):
+            leaves = {
+                (number, rate): [self.planner.scratch(tree[number], rate, seed) for seed, tree in enumerate(trees)]
+                for number in numbers
+                for rate in rates
+            }
+            self.trainer.train([leaf for some in leaves.values() for leaf in some])
+        ended = self.trainer.ended
+        for number in numbers:
+            ends = {rate: [ended[leaf.key] for leaf in leaves[number, rate]] for rate in rates}
+            alive = {rate: some for rate, some in ends.items() if None not in some}
+            if alive:
+                best = min(alive, key=lambda rate: fmean(loss for loss in alive[rate] if loss is not None))
+                ours = [ended[tree[number].leaf.key] for tree in trees]
+                label = Width.of(trees[0][number].size).label
+                found[label] = Check(best, alive[best], ours, leaves[number, best][0], ends)
+        return found
+
+    def _summarise(
+        self,
+        trees: Sequence[Sequence[PlannedSize]],
+        checks: Mapping[str, Check],
+        lr: float,
+        fall: float,
+        tuned: list[Search],
+        command: str,
+    ) -> StudySummary:
+        planner, ended, first = self.planner, self.trainer.ended, trees[0]
+        sentence = write_sentence(describe_saving(planner, first), checks)
+        rows = []
+        for number, row in enumerate(list_sizes(planner, first)):
+            losses = [ended[tree[number].leaf.key] for tree in trees]
+            check = checks.get(Width.of(first[number].size).label)
+            rows.append([*row, _spread(losses), "" if check is None else _spread(check.scratch)])
+        head = [*HEAD, "held-out loss", "from scratch, equal FLOPs"]
+        together, alone = planner.costs(first)
+        cards = [
+            Card("FLOPs of the family, compared with training each size alone", f"{together / alone:.2f}×"),
+            *(Card(f"Checked at {label}", check.difference, "against from scratch") for label, check in checks.items()),
+        ]
+        return StudySummary(
+            name=self.folder.resolve().name,
+            command=command,
+            preset="family",
+            recipe=self.recipe.to_json(),
+            settings=asdict(self.settings),
+            sentences=[sentence],
+            cards=cards,
+            measured=[
+                f"The trunk trains at learning rate {lr:g}, times {fall:g} at every growth; branches decay to zero.",
+                "Every size is charged for all that the trunk has cost before its branch.",
+                "From scratch: the same size and schedule with as many FLOPs, at the best of "
+                f"{len(_check_rates(self.recipe, self.settings, lr))} learning rates.",
+            ],
+            tables=[Table("Every size", head, rows)],
+            tuned=tuned,
+            large=self._runs(trees, checks),
+            answer={
+                "sentence": sentence,
+                "lr": lr,
+                "fall": fall,
+                "cost": together,
+                "cost_alone": alone,
+                "checks": {label: asdict(replace(check, leaf=None)) for label, check in checks.items()},
+            },
+            stages=list(self.trainer.spent.values()),
+            notes=[],
+        )
+
+    def _runs(self, trees: Sequence[Sequence[PlannedSize]], checks: Mapping[str, Check]) -> SystemRuns:
+        """The trunk as a line, a branch that falls off it at every size, and points from scratch where it is checked."""
+        planner, ended, first = self.planner, self.trainer.ended, trees[0]
+        trunk, branches, scratch = [], list[ContenderRuns](), list[ContenderRuns]()
+        for number, one in enumerate(first):
+            at = one.spent - planner.ground.cost(one.leaf)
+            steps = sum(stretch.steps for stretch in one.trunk.path)
+            losses = [ended[tree[number].trunk.key] for tree in trees]
+            trunk.append(BudgetPoint((number + 1) / len(first), steps, at, losses))
+            ends = [ended[tree[number].leaf.key] for tree in trees]
+            points = [
+                BudgetPoint(1 - planner.settings.decay, steps, at, losses),
+                BudgetPoint(1.0, steps + one.leaf.steps, one.spent, ends),
+            ]
+            label = f"size {Width.of(one.size)}"
+            name = f"size-{Width.of(one.size).label}"
+            branches.append(ContenderRuns(name, one.size, one.leaf.lr, 0.0, points, label=label, like=FRESH.name))
+            if (check := checks.get(Width.of(one.size).label)) is not None:
+                assert check.leaf is not None
+                cost = math.fsum(map(planner.ground.cost, check.leaf.path))
+                taken = sum(stretch.steps for stretch in check.leaf.path)
+                point = BudgetPoint(1.0, taken, cost, check.scratch)
+                label = f"{Width.of(one.size)} from scratch"
+                scratch.append(
+                    ContenderRuns(f"{name}-scratch", one.size, check.lr, 0.0, [point], label, like=FROM_SCRATCH.name)
+                )
+        line = ContenderRuns("trunk", first[-1].size, first[0].leaf.lr, 0.0, trunk, "trunk", like=CONTINUED.name)
+        return SystemRuns(first[0].size, first[-1].size, 0.0, planner.ground.unit, [line, *branches, *scratch])
+
+
+@dataclass(frozen=True)
+class Check:
+    """A size from scratch at its best learning rate, beside the family's: losses by seed."""
+
+    lr: float
+    scratch: list[float | None]
+    family: list[float | None]
+    leaf: Stretch | None
+    tried: dict[float, list[float | None]]
+
+    @property
+    def relative(self) -> list[float]:
+        """By how much of its loss the family's model ends above the one from scratch, seed by seed."""
+        pairs = zip(self.family, self.scratch, strict=True)
+        return [ours / theirs - 1 for ours, theirs in pairs if ours is not None and theirs is not None]
+
+    @property
+    def difference(self) -> str:
+        """The same in words, with the range over seeds."""
+        if not self.relative:
+            return "diverged"
+        mean = fmean(self.relative)
+        size = f"{100 * abs(mean):.2g} %"
+        word = "lower" if mean < 0 else "higher"
+        if len(self.relative) < 2:
+            return f"{size} {word}"
+        low, high = (f"{100 * each:+.2g}" for each in (min(self.relative), max(self.relative)))
+        return f"{size} {word} ({low} to {high} %)"
+
+
+def write_sentence(saving: str, checks: Mapping[str, Check]) -> str:
+    """The answer in one sentence.
+
+    >>> check = Check(0.01, [1.0, 1.0], [0.99, 1.0], None, {})
+    >>> write_sentence("Four sizes for 0.63 of the FLOPs of training each", {"64": check})
+    'Four sizes for 0.63 of the FLOPs of training each; checked at 64: 0.5 % lower (-1 to +0 %) than from scratch.'
+    """
+    checked = [f"checked at {label}: {check.difference} than from scratch" for label, check in checks.items()]
+    return "; ".join([saving, *checked]) + "."
+
+
+def _spread(losses: Sequence[float | None]) -> str:
+    finite = [loss for loss in losses if loss is not None]
+    return words.format_spread(finite) if len(finite) == len(losses) else "diverged"
+
+
+def _geometric_mean(losses: Sequence[float | None]) -> float | None:
+    finite = [loss for loss in losses if loss is not None]
+    return math.exp(fmean(map(math.log, finite))) if len(finite) == len(losses) else None
