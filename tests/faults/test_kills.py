@@ -22,7 +22,7 @@ import torch
 
 import hf_files
 from comparison_runs import compare_quietly, facts, few, growing, sit
-from method_runs import count_changes
+from paper_runs import count_changes
 from mupscale import checkpoint
 from mupscale.cli import main
 from mupscale.data import tinyshakespeare

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from comparison_runs import compare_quietly, facts, few, growing, least, sit
-from method_runs import count_changes, written
+from paper_runs import count_changes, written
 from mupscale import checkpoint
 from mupscale.cli import main
 from mupscale.study import StudySummary, contender_named

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mupscale.checks import coord_check
 from mupscale.core import WholeWidth, Width
+from mupscale.study.tree import hash_values
 from mupscale.system import MupscaleError, read_json, write_json
 from mupscale.train import cast_input
 
@@ -30,7 +31,7 @@ def check_coordinates(
 ) -> dict[str, Any] | None:
     """Title and rows of the check, kept in the study's folder; None where it cannot be made. small: tuned at."""
     widths = _widths(protocol, small)
-    settings = {"lr": lr, "widths": widths}
+    settings = {"recipe": hash_values(protocol.identity), "lr": lr, "widths": widths}
     path = folder / "coordinates.json"
     if (stored := _read(path, settings)) is not None:
         return stored
@@ -55,7 +56,7 @@ def _widths(protocol: Protocol, widths: Sequence[WholeWidth]) -> list[WholeWidth
 
 
 def _read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """A check that is there already, made with the same learning rate and widths."""
+    """A check that is there already, made with the same recipe, learning rate and widths."""
     try:
         stored = read_json(path)
         return dict(stored["check"]) if stored["asked"] == settings else None
