@@ -354,20 +354,29 @@ def test_signal_noise_is_tuned_small_and_its_constants_transferred(tmp_path: Pat
     assert plain.noise == pytest.approx({name: constant / 2 for name, constant in choice.constants.items()})
 
 
-@pytest.mark.slow
-def test_two_small_widths_transfer_the_extrapolated_value_with_the_plain_one_beside_it(tmp_path: Path) -> None:
-    how = settings(widths=[4, 2], lrs=[0.02], grown_lrs=[0.02, 0.05, 0.1], noises=[0.1, 0.3, 1.0], seeds=1)
-    how = replace(how, contenders=["continued", "copies-plain"])
-    summary = run_quietly(tmp_path / "run", small(steps=40, growth={"at": 20}), how)
-    choice, copies, plain = choice_of(summary), runs_of(summary, "copies"), runs_of(summary, "copies-plain")
-    best = best_of(summary.tuned[-1])
-    assert [sweep.start for sweep in summary.tuned] == [2, 4]
-    assert choice.plain == (best.noise, best.lr)
-    assert choice.plain != (choice.noise, choice.lr)
-    assert (copies.noise, copies.lr) == (choice.noise, choice.lr)
-    assert (plain.noise, plain.lr) == choice.plain
-    assert any("plain transfer has" in sentence for sentence in summary.notes)
+def test_an_extrapolated_value_has_the_plain_one_beside_it(tmp_path: Path) -> None:
+    study = prepared(tmp_path / "run", contenders=["continued", "copies-plain"])
+    study.trainer.make_folder()
+    choice = Choice(0.01, 0.03, 0.2, "init", plain=(0.1, 0.02))
+    summary = study._summarise(Tuned([], choice, ["plain transfer has 0.1"]), "")
+    copies, plain = runs_of(summary, "copies"), runs_of(summary, "copies-plain")
+    assert (copies.noise, copies.lr) == (0.2, 0.03)
+    assert (plain.noise, plain.lr) == (0.1, 0.02)
+    assert copies.curves != plain.curves
+    assert summary.notes == ["plain transfer has 0.1"]
     assert any("plain transfer, not extrapolated" in sentence for sentence in summary.sentences)
+
+
+@pytest.mark.slow
+def test_two_small_widths_are_tuned_narrowest_first_and_what_moved_is_said(tmp_path: Path) -> None:
+    how = settings(widths=[4, 2], lrs=[0.01, 0.02], grown_lrs=[0.02, 0.05], noises=[0.1], contenders=["copies"])
+    summary = run_quietly(tmp_path / "run", small(), replace(how, seeds=1))
+    assert [(sweep.name, sweep.start) for sweep in summary.tuned] == [
+        ("sweep-1-width-4", None),
+        ("sweep-2-width-2", 2),
+        ("sweep-2-width-4", 4),
+    ]
+    assert any("width 2" in sentence and "width 4" in sentence for sentence in summary.notes)
 
 
 def test_zero_noise_chosen_means_that_the_upscaled_model_is_the_base_model_continued(tmp_path: Path) -> None:
