@@ -27,7 +27,7 @@ FLOORS = [
     ["train"],
     ["engine"],
     ["sweep"],
-    ["study", "method", "hf", "theory"],
+    ["study", "hf", "theory"],
     ["report"],
     ["cli"],
     ["__init__", "__main__"],

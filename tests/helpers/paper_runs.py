@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -126,27 +125,6 @@ def written(path: Path, recipe: Recipe, how: StudySettings | None = None) -> Pat
         values["study"] = {name: value for name, value in how.to_json().items() if value is not None}
     path.write_text(json.dumps(values, indent=1))
     return path
-
-
-def command(*words: str, cwd: Path, check: bool = True, **more: str) -> subprocess.CompletedProcess[str]:
-    """`mupscale …` in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "mupscale", *words],
-        cwd=cwd,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
-    assert not check or done.returncode == 0, done.stderr
-    return done
-
-
-def environment(**more: str) -> dict[str, str]:
-    """With this package and the tests' own models and data, and one thread."""
-    here = Path(__file__).resolve().parent
-    path = os.pathsep.join([str(here.parents[1] / "src"), str(here)])
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
 # ------------------------------------------------------------------------------------------------ in a process

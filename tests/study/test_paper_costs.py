@@ -83,7 +83,9 @@ def test_gpt2_of_the_paper_with_tuning_charged_is_1_4() -> None:
 
 def test_scratch_is_looked_at_for_as_many_steps_as_the_upscaled_model() -> None:
     longer = list(range(50, 2001, 50))
-    found = compute_costs([runs("from-scratch", line(2, 1), steps=longer, flops=3.0), runs("copies", flat(1.2))], [], [])
+    found = compute_costs(
+        [runs("from-scratch", line(2, 1), steps=longer, flops=3.0), runs("copies", flat(1.2))], [], []
+    )
     assert found["scratch_min_loss"] == pytest.approx(1.0)
     assert found["scratch_total"] == 3000
     assert found["upscaled_to_scratch_loss"] is None
@@ -111,7 +113,9 @@ def test_tuning_speedup_is_that_of_a_step_whatever_the_seeds() -> None:
 
 
 def test_what_was_not_trained_or_cannot_be_counted_is_none() -> None:
-    unknown = compute_costs([runs("from-scratch", flat(1.0), flops=None), runs("copies", flat(0.5), flops=None)], [], [])
+    unknown = compute_costs(
+        [runs("from-scratch", flat(1.0), flops=None), runs("copies", flat(0.5), flops=None)], [], []
+    )
     assert {name for name, value in unknown.items() if value is not None} == {"tuning", "scratch_min_loss"}
     assert {value for name, value in compute_costs([], [], []).items() if name != "tuning"} == {None}
 
@@ -141,7 +145,13 @@ def test_the_parts_of_the_gain_add_up(losses: list[float]) -> None:
 
 
 def test_the_parts_of_the_gain_have_their_names() -> None:
-    finals = {"from-scratch": 1.0, "from-scratch-changed": 0.9, "copies-without-noise": 0.7, "copies": 0.4, "continued": 0.6}
+    finals = {
+        "from-scratch": 1.0,
+        "from-scratch-changed": 0.9,
+        "copies-without-noise": 0.7,
+        "copies": 0.4,
+        "continued": 0.6,
+    }
     found = compute_gain([runs(name, flat(loss - 0.01), flat(loss + 0.01)) for name, loss in finals.items()])
     assert found["learning_rate"] == pytest.approx(0.1)
     assert found["head_start"] == pytest.approx(0.2)
@@ -151,7 +161,9 @@ def test_the_parts_of_the_gain_have_their_names() -> None:
 
 
 def test_without_scratch_drop_the_head_start_is_against_scratch() -> None:
-    found = compute_gain([runs("from-scratch", flat(1.0)), runs("copies-without-noise", flat(0.7)), runs("copies", flat(0.4))])
+    found = compute_gain(
+        [runs("from-scratch", flat(1.0)), runs("copies-without-noise", flat(0.7)), runs("copies", flat(0.4))]
+    )
     assert found["learning_rate"] is None
     assert found["from-scratch-changed"] is None
     assert found["head_start"] == pytest.approx(0.3)

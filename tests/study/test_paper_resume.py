@@ -183,7 +183,13 @@ def test_more_seeds_and_another_contender_train_only_what_is_new(done: Path, tmp
 
 def test_fewer_contenders_are_not_charged_for_the_others(done: Path) -> None:
     summary = run_quietly(done, short(), few(contenders=["continued"]))
-    assert [stage.name for stage in summary.stages] == ["small-width-4", "sweep-2-width-4", "base", "continued", "copies"]
+    assert [stage.name for stage in summary.stages] == [
+        "small-width-4",
+        "sweep-2-width-4",
+        "base",
+        "continued",
+        "copies",
+    ]
     assert names_of(summary) == ["base", "continued", "copies"]
 
 

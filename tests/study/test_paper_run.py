@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mupscale.growth.noise import SignalNoise
-from mupscale.study import ContenderRuns, Search, StudySettings, StudySummary, Trial, estimate_paper, run_paper
+from mupscale.study import ContenderRuns, Search, StudySummary, Trial, estimate_paper, run_paper
 from mupscale.study.contenders import COPIES, COPIES_PLAIN
 from mupscale.study.extrapolation import Extrapolation
 from mupscale.study.paper import Choice, PaperStudy, Tuned, _load_trained
@@ -111,7 +111,14 @@ def test_the_summary_is_read_back_as_it_was(done: StudySummary, folder: Path) ->
 
 
 def test_runs_come_in_the_order_of_the_comparison(done: StudySummary) -> None:
-    assert names_of(done) == ["base", "from-scratch", "from-scratch-changed", "continued", "copies-without-noise", "copies"]
+    assert names_of(done) == [
+        "base",
+        "from-scratch",
+        "from-scratch-changed",
+        "continued",
+        "copies-without-noise",
+        "copies",
+    ]
     assert [stage.name for stage in done.stages] == [
         "sweep-1-width-4",
         "small-width-4",
@@ -190,15 +197,13 @@ def test_from_scratch_with_the_change_of_the_upscaled_run(done: StudySummary, tm
 
 
 def test_baselines_with_the_learning_rate_that_is_best_without_noise(tmp_path: Path) -> None:
-    """(b′), (c′), (c″), (e′); and where the upscaled model keeps the base model's rate, (b) is (a), not trained again."""
+    """(b′), (c′), (c″), (e′); and where the upscaled model keeps the base model's rate, (b) is (a)."""
     study, lr = prepared(tmp_path / "run"), 0.01
     models = train(study, Choice(lr, lr, 0.1, "init", own_lr=lr / 8))
     assert models["from-scratch-changed"].curves == models["from-scratch"].curves
     own, rest, late = (models[name] for name in ("from-scratch-own", "continued-late", "copies-own"))
     halfway = {"lr": lr, "grow": [Growth(at=own.change[0], width=16, lr=lr / 8)]} if own.change else {}
-    assert own.curves[0].losses == pytest.approx(
-        trained(tmp_path / "b", width=16, steps=own.steps, **halfway), **EXACT
-    )
+    assert own.curves[0].losses == pytest.approx(trained(tmp_path / "b", width=16, steps=own.steps, **halfway), **EXACT)
     assert (models["continued"].lr, models["continued-own"].lr) == (lr, lr / 8)
     assert models["continued"].curves != models["continued-own"].curves
     assert (rest.lr, rest.change) == (lr, (rest.steps // 2, lr / 8))

@@ -50,7 +50,9 @@ def test_widening_pays_against_the_best_baseline() -> None:
 
 
 def test_widening_does_not_pay_where_a_cheaper_way_is_better() -> None:
-    first, second, *_ = said(BASE, runs("from-scratch", 0.9, 0.92), runs("continued", 0.4, 0.42), runs("copies", 0.5, 0.5))
+    first, second, *_ = said(
+        BASE, runs("from-scratch", 0.9, 0.92), runs("continued", 0.4, 0.42), runs("copies", 0.5, 0.5)
+    )
     assert first.startswith("Growing does not pay here: ")
     assert "simply continuing the base model" in first
     assert second.startswith("That reaches the upscaled model's final loss ")
@@ -116,7 +118,9 @@ def test_seeds_are_paired_by_number_where_one_diverged() -> None:
 
 
 def test_the_best_is_of_scratch_and_continued_alone() -> None:
-    first, *rest = said(runs("from-scratch", 0.9), runs("copies-without-noise", 0.3), runs("net2net", 0.1), runs("copies", 0.5))
+    first, *rest = said(
+        runs("from-scratch", 0.9), runs("copies-without-noise", 0.3), runs("net2net", 0.1), runs("copies", 0.5)
+    )
     assert first.startswith("Growing pays here: ")
     assert "For comparison: Net2Net ends at 0.1." in rest
 
@@ -170,7 +174,12 @@ def test_without_a_baseline_there_is_no_judgement() -> None:
 
 
 def test_the_gain_is_taken_apart() -> None:
-    trained = [runs("from-scratch", 1.0), runs("from-scratch-changed", 0.9), runs("copies-without-noise", 0.7), runs("copies", 0.5)]
+    trained = [
+        runs("from-scratch", 1.0),
+        runs("from-scratch-changed", 0.9),
+        runs("copies-without-noise", 0.7),
+        runs("copies", 0.5),
+    ]
     (parts,) = [sentence for sentence in said(*trained) if sentence.startswith("Of the gain")]
     assert parts == (
         "Of the gain of 0.5 over training from scratch, 0.1 (20%) is the learning rate, 0.2 (40%) is the head start "
@@ -179,7 +188,12 @@ def test_the_gain_is_taken_apart() -> None:
 
 
 def test_a_loss_taken_apart_has_signs_and_no_shares() -> None:
-    trained = [runs("from-scratch", 0.5), runs("from-scratch-changed", 0.4), runs("copies-without-noise", 0.6), runs("copies", 0.7)]
+    trained = [
+        runs("from-scratch", 0.5),
+        runs("from-scratch-changed", 0.4),
+        runs("copies-without-noise", 0.6),
+        runs("copies", 0.7),
+    ]
     sentences = said(*trained)
     assert (
         "Of the difference of −0.2 over training from scratch, 0.1 is the learning rate, −0.2 is the head start and "
@@ -189,7 +203,12 @@ def test_a_loss_taken_apart_has_signs_and_no_shares() -> None:
 
 
 def test_parts_that_outweigh_the_whole_are_no_shares_of_it() -> None:
-    trained = [runs("from-scratch", 0.6), runs("from-scratch-changed", 0.6), runs("copies-without-noise", 0.9), runs("copies", 0.5)]
+    trained = [
+        runs("from-scratch", 0.6),
+        runs("from-scratch-changed", 0.6),
+        runs("copies-without-noise", 0.9),
+        runs("copies", 0.5),
+    ]
     assert (
         "Of the gain of 0.1 over training from scratch, 0 is the learning rate, −0.3 is the head start and 0.4 is "
         "the noise."
@@ -268,7 +287,9 @@ def test_held_out_each_model_is_taken_where_it_does_best() -> None:
     ) in said(*trained)
     changed = held_out(runs("copies-own", 0.6), 0.69, 0.71)
     assert any("model's loss (changed halfway) comes down to 0.69, that" in one for one in said(*trained, changed))
-    assert not any("held-out" in one for one in said(runs("from-scratch", 0.9), held_out(runs("copies", 0.5), 0.7, 0.8)))
+    assert not any(
+        "held-out" in one for one in said(runs("from-scratch", 0.9), held_out(runs("copies", 0.5), 0.7, 0.8))
+    )
 
 
 def test_held_out_loss_that_rises_while_training_loss_falls_is_warned_of() -> None:

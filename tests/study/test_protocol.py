@@ -117,7 +117,9 @@ def test_what_another_recipe_trains_or_looks_at_elsewhere_has_another_folder(cha
         ({"heads": 2}, {"heads": 6}, {"heads": 1}, {"heads": 3}),
     ],
 )
-def test_small_systems_grow_as_many_times_as_the_large_one(base: Any, wide: Any, small_width: Any, expected: Any) -> None:
+def test_small_systems_grow_as_many_times_as_the_large_one(
+    base: Any, wide: Any, small_width: Any, expected: Any
+) -> None:
     one = {"heads": 1} if isinstance(base, dict) else 4
     model = Spec("mupscale.models.GPT2", {"vocab": 11, "context": 6, "layers": 1, "head_dim": 4})
     changes = {"model": model} if isinstance(base, dict) else {}

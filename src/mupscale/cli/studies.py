@@ -159,9 +159,7 @@ def sweep_command(words: list[str]) -> int:
             print(f"{sweep.name}: {sentence}")
     print(*tuned.sentences, sep="\n", end="\n" if tuned.sentences else "")
     choice = tuned.choice
-    print(
-        f"For the large models: learning rate {choice.base_lr:g}; to grow: noise {choice.noise:g}, lr {choice.lr:g}"
-    )
+    print(f"For the large models: learning rate {choice.base_lr:g}; to grow: noise {choice.noise:g}, lr {choice.lr:g}")
     return 0
 
 

@@ -420,7 +420,8 @@ class PaperStudy:
         tuned = self.tune()
         summary = self._summarise(tuned, command)
         summary.save(self.folder)  # the answer first: the check below is one picture of its page
-        coords = check_coordinates(self.protocol, self.widths, self.folder, tuned.choice.base_lr, self.note)
+        protocol, lr = self.protocol, tuned.choice.base_lr
+        coords = check_coordinates(protocol, self.widths, protocol.times, self.folder, lr, self.note)
         summary = replace(summary, coords=coords)
         summary.save(self.folder)
         return summary
@@ -721,7 +722,7 @@ def _outline(study: PaperStudy) -> dict[str, list[Stretch]]:
     large = [protocol.small(study.recipe.width, lr, seed) for seed in range(settings.seeds)]
     for stage in STAGES:
         plans = [(one, p) for one in study.contenders if _stage_of(one) == stage and (p := study._plan(one, choice))]
-        for one, plan in plans:
+        for one, _ in plans:
             if one.own_sweep:
                 stages[study.sweep_name(one)] = trials(large[: settings.small_seeds])
         leaves = [plan.stretch(seed) for _, plan in plans if plan.shares is None for seed in range(settings.seeds)]

@@ -139,7 +139,7 @@ def _summarise(
         point = BudgetPoint(1.0, steps, cost, ends[arm.part])
         name = f"grown-after-{arm.part:g}"
         runs.append(ContenderRuns(name, arm.width, arm.leaves[0].lr, 0.0, [point], label=arm.label, like=arm.like))
-    sentence = write_sentence({arm.label: one for arm, one in zip(arms, runs, strict=True)})
+    sentence = rank_arms({arm.label: one for arm, one in zip(arms, runs, strict=True)})
     return StudySummary(
         name=folder.resolve().name,
         command=command,
@@ -152,12 +152,12 @@ def _summarise(
     )
 
 
-def write_sentence(runs: dict[str, ContenderRuns]) -> str:
+def rank_arms(runs: dict[str, ContenderRuns]) -> str:
     """The order of the arms, the lowest first.
 
     >>> def ended(*losses: float) -> ContenderRuns:
     ...     return ContenderRuns("fresh", 64, 0.1, 0.0, [BudgetPoint(1.0, 9, 9.0, list(losses))])
-    >>> write_sentence({"grown after 10%": ended(1.0, 1.02), "grown after 50%": ended(1.1, 1.12)})
+    >>> rank_arms({"grown after 10%": ended(1.0, 1.02), "grown after 50%": ended(1.1, 1.12)})
     'Grown after 10% ends lowest, at 1.01 (1 to 1.02); grown after 50% ends 9.9 % higher.'
     """
     ended = {label: one.finals for label, one in runs.items() if one.final is not None}
