@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import mupscale as mu
 from mupscale.cli import main
 from mupscale.engine import train_many
 from mupscale.models import MLP
+from mupscale.study.paper import Protocol
+from mupscale.sweep import Cell, Space, Sweep, SweepJob, run_sweep
 from mupscale.train import Recipe
 
 HERE = Path(__file__).parent / "written_before"
@@ -80,23 +83,41 @@ def test_a_run_that_was_stopped_goes_on_and_grows(folder: Path) -> None:
         assert one.get("loss", 0.0) == pytest.approx(other.get("loss", 0.0), rel=0.2)
 
 
-def test_a_finished_study_in_sqlite(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def sweep_2(folder: Path, storage: str, notes: list[str]) -> Sweep:
+    """The sweep in a folder, joined under the name that it had."""
+    from mupscale.cli.studies import read_study
+
+    asked = read_study("sweep", "", ["recipe.yaml"], lambda parser: None, ())
+    protocol = Protocol(asked.recipe, "train")
+    space = Space(tuple(asked.settings.grown_lrs), tuple(asked.settings.noises))
+
+    def recipes(cell: Cell) -> list[Recipe]:
+        trial = protocol.recipe_of(protocol.trial(protocol.small(2, 0.02, 0), cell), folder)
+        return [replace(trial, start=str(folder / "small" / "width-2" / "seed-0"), out=None)]
+
+    job = SweepJob("sweep-2-width-2", 4, 2, space, recipes, protocol.wide_steps)
+    return run_sweep(job, storage, folder=folder / "sweeps", note=notes.append)
+
+
+def assert_chosen(sweep: Sweep) -> None:
+    noise, lr = Path("choice.txt").read_text().strip().removeprefix("For the large models: ").split("; ")[1].split(", ")
+    assert noise.endswith(f"noise {sweep.best.noise:g}")
+    assert lr == f"lr {sweep.best.lr:g}"
+
+
+def test_a_finished_study_in_sqlite(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is trained again: the choice is read from the study."""
     pytest.importorskip("optuna")
-    (folder / "sweep-sqlite" / "study.db").write_bytes(gzip.decompress((folder / "study.db.gz").read_bytes()))
-    assert main(["sweep", "recipe.yaml", "--out", "sweep-sqlite"]) == 0
-    output = capsys.readouterr().out
-    assert "done already" in output
-    assert output.splitlines()[-1] == (folder / "choice.txt").read_text().strip()
+    Path("sweep-sqlite/study.db").write_bytes(gzip.decompress((folder / "study.db.gz").read_bytes()))
+    monkeypatch.delattr("mupscale.sweep.search.train_many")
+    assert_chosen(sweep_2(Path("sweep-sqlite"), "sweep-sqlite/study.db", []))
 
 
-def test_an_interrupted_study_in_a_journal_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_study_in_a_journal_goes_on(folder: Path) -> None:
     pytest.importorskip("optuna")
-    words = ["--out", "sweep-journal", "--storage", "journal:sweep-journal/study.log"]
-    assert main(["sweep", "recipe.yaml", *words]) == 0
-    output = capsys.readouterr()
-    assert "going on after step" in output.out + output.err
-    assert output.out.splitlines()[-1] == (folder / "choice.txt").read_text().strip()
+    notes: list[str] = []
+    assert_chosen(sweep_2(Path("sweep-journal"), "journal:sweep-journal/study.log", notes))
+    assert any("going on after step" in note for note in notes)
 
 
 def test_interrupted_runs_of_train_many_go_on(folder: Path) -> None:

@@ -229,7 +229,7 @@ def test_the_advice_in_errors_names_options_that_exist() -> None:
     """Those of a class in a recipe (--optimizer.lr) depend on the class, so the class alone is looked for."""
     options = {"--debug", "--help"}.union(*(options_of(command.run) for command in COMMANDS.values()))
     advised = advised_options()
-    assert {"--method.retries", "--method.engine", "--trust", "--out"} <= advised.keys()
+    assert {"--study.retries", "--study.engine", "--trust", "--out"} <= advised.keys()
     classes = ("--model.", "--data.", "--optimizer.", "--schedule.")
     strange = {
         name: file

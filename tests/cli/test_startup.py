@@ -55,7 +55,7 @@ except SystemExit:
         (["limit", "mlp", "--help"], "usage: mupscale limit mlp"),
         (["train", "--help"], "--evaluation.every"),
         (["run", "--help"], "--study.widths"),
-        (["sweep", "-h"], "--method.widths"),
+        (["sweep", "-h"], "--study.widths"),
         (["data", "tokenize", "--help"], "usage: mupscale data tokenize"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

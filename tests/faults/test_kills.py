@@ -22,13 +22,13 @@ import torch
 
 import hf_files
 from comparison_runs import compare_quietly, facts, few, growing, sit
-from method_runs import count_changes
 from mupscale import checkpoint
 from mupscale.cli import main
 from mupscale.data import tinyshakespeare
 from mupscale.study import StudySummary
 from mupscale.sweep import Cell, Space, Sweep, SweepJob, run_sweep
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Seeds, Spec, run_recipe
+from paper_runs import count_changes
 from processes import PROCESSES
 from small_runs import ADAMW, DEADLINE, Child, assert_same_run, die_at, recipe
 

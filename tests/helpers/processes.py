@@ -15,7 +15,7 @@ DEADLINE = 600.0  # seconds after which a process is taken to hang; one that wor
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(  # what is not installed is left out
     [
-        "mupscale.method",
+        "mupscale.study",
         "mupscale.cli",
         "mupscale.models",
         "torch._dynamo",

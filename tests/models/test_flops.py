@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from mupscale.method.costs import total_speedup, tuning_speedup
 from mupscale.models import (
     GPT2,
     MLP,
@@ -17,6 +16,7 @@ from mupscale.models import (
     mlp_flops,
     resnet18_flops,
 )
+from mupscale.study.paper_verdict import total_speedup, tuning_speedup
 from mupscale.system.errors import MupscaleError
 
 # Appendix F.1: 80% of 581,012 samples, 500 epochs. Appendix F.2: 50,000 images, 100 epochs.

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from comparison_runs import compare_quietly, facts, few, growing, least, sit
-from method_runs import count_changes, written
 from mupscale import checkpoint
 from mupscale.cli import main
 from mupscale.study import StudySummary, contender_named
 from mupscale.study.pay import PayStudy
 from mupscale.system import MupscaleError
 from mupscale.train import Growth, Recipe, Schedule, Spec, run_recipe
+from paper_runs import count_changes, written
 from processes import DEADLINE, PROCESSES
 from small_runs import die_at
 

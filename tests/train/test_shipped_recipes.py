@@ -11,11 +11,12 @@ import pytest
 pytest.importorskip("jsonargparse")
 
 from mupscale.cli import main
-from mupscale.cli.method import read_method
 from mupscale.cli.shipped_list import shipped_recipes
+from mupscale.cli.studies import read_study
 from mupscale.cli.training import read_recipe
 from mupscale.core import Width
-from mupscale.method.protocol import Protocol
+from mupscale.study.paper import PaperStudy
+from mupscale.sweep import Space
 from mupscale.train import Recipe
 from slow_cases import with_slow
 
@@ -60,12 +61,12 @@ MLPS = [path for path in RECIPES if path.stem.startswith("mlp")]
 
 @pytest.mark.parametrize("path", with_slow(RECIPES, MLPS), ids=lambda path: path.stem)
 def test_recipe_tells_where_to_tune(path: Path, tmp_path: Path) -> None:
-    """Its section `method` is one, for widths that are smaller than its own and can be upscaled as it is."""
-    recipe, method, _ = read_method("run", "", [str(path)], lambda parser: None)
-    protocol = Protocol(recipe, tmp_path)
-    protocol.check_all_small(method.widths)
-    assert all(Width.of(width).size < Width.of(recipe.width).size for width in method.widths)
-    assert len(method.sweep_2().cells) >= 9
+    """Its section `study` is one, for widths that are smaller than its own and can be upscaled as it is."""
+    recipe, settings, _ = read_study("run", "", [str(path)], lambda parser: None, ())
+    PaperStudy(recipe, settings, tmp_path / "run")
+    assert settings.widths
+    assert all(Width.of(width).size < Width.of(recipe.width).size for width in settings.widths)
+    assert len(Space(tuple(settings.grown_lrs), tuple(settings.noises)).cells) >= 9
     assert recipe == read_recipe([str(path)])[0]
 
 

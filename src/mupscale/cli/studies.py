@@ -71,7 +71,7 @@ TRANSFER_CHECK = """\
 Does the optimum stay where it is as the width grows? Loss against learning rate at a fixed noise, and against noise
 at a fixed learning rate, for base models of several widths, grown; with a verdict in grid steps.
 
-  mupscale transfer-check mlp-covtype-demo --widths '[8, 16, 32]' --study.seeds 2           40 seconds of one core
+  mupscale transfer-check mlp-covtype-demo --widths '[8, 16, 32]' --study.seeds 2           20 seconds of one core
   mupscale transfer-check mlp-covtype-demo --widths '[16, 64]' --study.seeds 2 --at-lr 0.008 --at-noise 2
 
 Grids, steps and how many times wider are the recipe's (study.grown_lrs, study.noises, grow). Wide models take most of
@@ -227,7 +227,6 @@ def sweep_command(words: list[str]) -> int:
 @may_write_nothing()
 def transfer_check_command(words: list[str]) -> int:
     """mupscale transfer-check RECIPE."""
-    from mupscale.report import save_transfer_picture
     from mupscale.study import StudySettings, transfer_check
 
     def extend(parser: Any) -> None:
@@ -241,6 +240,8 @@ def transfer_check_command(words: list[str]) -> int:
         )
 
     recipe, settings, options = read_study("transfer-check", TRANSFER_CHECK, words, extend, ())
+    from mupscale.report import save_transfer_picture  # before anything is trained, for what it lacks to be told
+
     folder, growth = Path(recipe.out or "runs/study"), recipe.grow[0] if recipe.grow else None
     lr = options["at_lr"] if options["at_lr"] is not None else growth.lr if growth else None
     noise = options["at_noise"] if options["at_noise"] is not None else growth.noise if growth else None

@@ -56,6 +56,7 @@ class Contender:
         rate: there, its learning rate; change: the rate it changes to on the way
         remark: there, what to add where a sentence speaks of 'the upscaled model'
         on_request: there, whether it takes part only where it is asked for
+        own_sweep: there, whether its noise and rate do not transfer, and are tuned at the wide width
         gain_mark: in the picture of the gain
         sets_zoom: whether a zoomed picture makes room for its curve
     """
@@ -81,6 +82,7 @@ class Contender:
     change: Rate | None = None
     remark: str = ""
     on_request: bool = False
+    own_sweep: bool = False
     gain_mark: GainMark | None = None
     sets_zoom: bool = True
 
@@ -204,6 +206,7 @@ NET2NET = Contender(
     kind="beside",
     subject="Net2Net",
     on_request=True,
+    own_sweep=True,
 )
 NAIVE_WIDENING = Contender(
     name="naive-widening",

@@ -38,7 +38,7 @@ from mupscale.study.results import BudgetPoint, ContenderRuns, Curve, Search, St
 from mupscale.study.results import Trial as StudyTrial
 from mupscale.study.settings import StudySettings
 from mupscale.study.training import POINTS, Ground, Note, Trainer
-from mupscale.study.tree import Stretch
+from mupscale.study.tree import Stretch, hash_values
 from mupscale.sweep import Cell, Space, Sweep, sweep_remarks
 from mupscale.system import MupscaleError, derive, print_at_once
 from mupscale.train import (
@@ -246,7 +246,7 @@ class PaperStudy:
     def __post_init__(self) -> None:
         self.settings = self.settings.resolved(USUAL_IN_PAPER, "train")
         check_contenders(self.settings.contenders, "study.contenders", IN_PAPER)
-        self.protocol = Protocol(self.recipe)
+        self.protocol = Protocol(self.recipe, self.settings.measure or "train")
         widths = self.settings.small_widths(self.recipe.width, self.protocol.wide)
         if len({Width.of(width) for width in widths}) < len(widths):
             raise MupscaleError(f"study.widths is {list(widths)}, but small widths must differ from each other")
@@ -257,12 +257,7 @@ class PaperStudy:
         for one in self.contenders:
             self._check_growth(one)
         engine = self.settings.engine
-        self.trainer = Trainer(self.protocol, self.folder, "paper", engine, self.measure, self.note, stages=0)
-
-    @property
-    def measure(self) -> str:
-        """Whose loss sweeps minimise."""
-        return self.settings.measure or "train"
+        self.trainer = Trainer(self.protocol, self.folder, "paper", engine, self.note, stages=0)
 
     def _check_growth(self, one: Contender) -> None:
         """Refuse a model that a contender is not defined for, before anything is trained."""
@@ -385,8 +380,11 @@ class PaperStudy:
         def recipes(cell: Cell) -> list[Recipe]:
             return [replace(self.trainer.recipe_of(stretch), out=None) for stretch in stretches(cell)]
 
+        leaves = [self.protocol.identify(stretch) for stretch in stretches(space.cells[-1])]
+        searched = [leaves, space.lrs, space.noises, sampler, settings.trials, settings.pruner]
         job = SweepJob(
             name=name,
+            key=hash_values(searched),
             width=width,
             start=start,
             space=space,
@@ -422,7 +420,8 @@ class PaperStudy:
         tuned = self.tune()
         summary = self._summarise(tuned, command)
         summary.save(self.folder)  # the answer first: the check below is one picture of its page
-        coords = check_coordinates(self.protocol, self.widths, self.folder, tuned.choice.base_lr, self.note)
+        protocol, lr = self.protocol, tuned.choice.base_lr
+        coords = check_coordinates(protocol, self.widths, protocol.times, self.folder, lr, self.note)
         summary = replace(summary, coords=coords)
         summary.save(self.folder)
         return summary
@@ -502,7 +501,7 @@ class PaperStudy:
             at = max(1, min(steps - 1, round(steps * part))) if not one.from_base else steps // 2
             if steps < 2:
                 return None
-            change = None if other == rate else (at, other)
+            change = None if other is None or other == rate else (at, other)
         if one is COPIES and choice.noise == 0 and COPIES_WITHOUT_NOISE in self.contenders:
             return _Planned(wide, steps, noise, self._never, shares=COPIES_WITHOUT_NOISE.name)
         # without noise the wide model computes what the narrow one does, step by step, so that one is trained instead
@@ -535,9 +534,13 @@ class PaperStudy:
             return protocol.wide_steps + protocol.equal_cost(protocol.base_steps, narrow, wide)
         return protocol.wide_steps if one.is_wide else protocol.equal_cost(protocol.wide_steps, wide, narrow)
 
+    def sweep_name(self, one: Contender) -> str:
+        """Of the sweep that a contender has for itself, at the wide width."""
+        return f"{one.name}-width-{Width.of(self.protocol.wide).label}"
+
     def _plan_swept(self, one: Contender, plan: _Planned, choice: Choice, alive: Sequence[int]) -> _Planned:
-        """Net2Net does not transfer: its noise and learning rate are tuned at the wide width itself."""
-        if one.how != "net2net":
+        """What does not transfer has noise and learning rate tuned at the wide width itself, where it is expensive."""
+        if not one.own_sweep:
             return plan
 
         def planned(cell: Cell) -> _Planned:
@@ -550,8 +553,7 @@ class PaperStudy:
 
         rates = self.settings.grown_lrs or self.settings.rates(float(self.recipe.optimizer.init_args["lr"]))
         space = Space(tuple(rates), tuple(self.settings.noises))
-        name = f"{one.name}-width-{Width.of(plan.width).label}"
-        sweep = self.sweep(name, plan.width, self.recipe.width, space, stretches)
+        sweep = self.sweep(self.sweep_name(one), plan.width, self.recipe.width, space, stretches)
         self.sweeps.append(sweep)
         return planned(sweep.best.cell)
 
@@ -707,18 +709,23 @@ def _outline(study: PaperStudy) -> dict[str, list[Stretch]]:
         stages[name] = [replace(protocol.small(width, rate, s), order=9) for rate in rates for s in seeds]
     cells = Space(tuple(settings.grown_lrs or rates), tuple(settings.noises)).cells
     cells = cells if settings.sampler == "grid" else cells[:1] * int(settings.trials or 0)
+
+    def trials(bases: Sequence[Stretch]) -> list[Stretch]:
+        grown = [protocol.trial(base, cells[0]) for base in bases]
+        return [replace(each, order=10 + number) for number in range(len(cells)) for each in grown]
+
     for width in study.widths:
         small = [protocol.small(width, lr, seed) for seed in seeds]
         stages[f"small-width-{Width.of(width).label}"] = small
-        stages[f"sweep-2-width-{Width.of(width).label}"] = [
-            replace(protocol.trial(base, cell), order=10 + number)
-            for number, cell in enumerate(cells)
-            for base in small
-        ]
+        stages[f"sweep-2-width-{Width.of(width).label}"] = trials(small)
     choice = Choice(lr, lr / 2, 1.0, protocol.growth.unit, own_lr=lr / 4)
+    large = [protocol.small(study.recipe.width, lr, seed) for seed in range(settings.seeds)]
     for stage in STAGES:
-        plans = [plan for one in study.contenders if _stage_of(one) == stage and (plan := study._plan(one, choice))]
-        leaves = [plan.stretch(seed) for plan in plans if plan.shares is None for seed in range(settings.seeds)]
+        plans = [(one, p) for one in study.contenders if _stage_of(one) == stage and (p := study._plan(one, choice))]
+        for one, _ in plans:
+            if one.own_sweep:
+                stages[study.sweep_name(one)] = trials(large[: settings.small_seeds])
+        leaves = [plan.stretch(seed) for _, plan in plans if plan.shares is None for seed in range(settings.seeds)]
         if leaves:
             stages[stage] = leaves
     return stages

@@ -91,7 +91,7 @@ class PayStudy:
     def __post_init__(self) -> None:
         self.settings = self.settings.resolved(USUAL_IN_PAY, "held-out")
         check_contenders(self.settings.contenders, "study.contenders")
-        self.ground = Ground(replace(self.recipe, grow=[]))
+        self.ground = Ground(replace(self.recipe, grow=[]), self.settings.measure or "held-out")
 
     def plan(self) -> PlannedComparison:
         """Everything that can be refused is refused here, before anything is written."""
@@ -115,7 +115,6 @@ class PayStudy:
             self.folder,
             "pay",
             self.settings.engine,
-            self.settings.measure or "held-out",
             self.note,
             stages=3 + len(small) + (0 if forecast_only else 2),
         )

@@ -17,7 +17,7 @@ _SMALL = (8, 4)  # how many times narrower than the base model the small ones ar
 
 @dataclass(frozen=True)
 class StudySettings:
-    """The section `study` of a recipe, for `mupscale run`, `sweep` and `transfer-check`.
+    """The section `study` of a recipe, for run, sweep and transfer-check.
 
     The recipe itself says the rest: the base model's width and steps, and the width and steps after its growth event.
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +33,6 @@ _OF_STRETCHES = {
     "width",
     "steps",
     "schedule",
-    "seeds",
     "grow",
     "start",
     "start_width",
@@ -46,7 +45,12 @@ _OF_STRETCHES = {
 
 @dataclass(frozen=True)
 class Ground(LoadedRecipe):
-    """A recipe that stretches vary: what a step costs at every width, and the recipe of a stretch."""
+    """A recipe that stretches vary: what a step costs at every width, and the recipe of a stretch.
+
+    measure: whose loss counts, held-out or train; what trains for the one may have no value of the other.
+    """
+
+    measure: str = "held-out"
 
     def cost_per_step(self, width: WholeWidth) -> float:
         """In FLOPs; 1 where a model's FLOPs cannot be counted."""
@@ -72,11 +76,12 @@ class Ground(LoadedRecipe):
         told = self.recipe.to_json()
         told["optimizer"] = {**told["optimizer"], "init_args": {**told["optimizer"]["init_args"], "lr": None}}
         free = {*MAY_CHANGE, *_OF_STRETCHES, "from", "from_width"}
-        return {name: value for name, value in told.items() if name not in free}
+        return {"measure": self.measure, **{name: value for name, value in told.items() if name not in free}}
 
     def identify(self, stretch: Stretch) -> str:
-        """What tells its result from all others, those of other recipes included."""
-        return hash_values([self.identity, stretch.key])
+        """What tells its result from all others: those of other recipes, and those that are looked at elsewhere."""
+        looks: dict[str, Any] = {"evaluation": self.recipe.evaluation, **self.watch(stretch)}
+        return hash_values([self.identity, looks["log_every"], looks["evaluation"].every, stretch.key])
 
     def folder_name(self, stretch: Stretch) -> str:
         """The name of its folder: its label for a person, and what identifies it."""
@@ -128,14 +133,14 @@ def _change_rate(stretch: Stretch, at: int, lr: float) -> Growth:
 class Trainer:
     """Trains stretches in a study's folder, and counts what they take. stages: how many there will be.
 
-    study: tells whose the counts are, where several studies share a folder.
+    study: tells whose seconds are kept, where several studies share a folder. Costs are those of a stage's stretches,
+    whichever process has trained them.
     """
 
     ground: Ground
     folder: Path
     study: str
     engine: Literal["auto", "vectorised", "serial"]
-    measure: str
     note: Note
     stages: int
     spent: dict[str, StageSpent] = field(default_factory=dict)
@@ -143,10 +148,6 @@ class Trainer:
     name: str = ""
     visible: bool = True
     ended: dict[str, float | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, (cost, seconds) in self._stored().items():
-            self.spent[name] = StageSpent(name, cost, seconds)
 
     def make_folder(self) -> None:
         """Make the study's folder if there is none."""
@@ -165,7 +166,7 @@ class Trainer:
             lock = self.folder / ".lock"
             with exclusive_lock(lock, refusal=None if wait else busy, before_waiting=lambda: self.note(waiting)):
                 for folder in (self.folder, self.folder / "stacks"):
-                    clear_leftovers(folder, alone=True)
+                    clear_leftovers(folder, alone=not wait)
                 yield
         except OSError as error:
             raise MupscaleError(f"{self.folder} cannot be written: {error.strerror or error}") from None
@@ -175,7 +176,7 @@ class Trainer:
         """Everything trained within belongs to this stage."""
         self.number, self.name = self.number + 1, name
         self.note(f"{self.number}/{self.stages} {about}" if self.stages else about)
-        self.spent.setdefault(name, StageSpent(name, 0.0, 0.0))
+        self.spent.setdefault(name, StageSpent(name, 0.0, self._seconds().get(name, 0.0)))
         yield
 
     def train(self, leaves: Sequence[Stretch], *, keep: bool = True) -> list[float | None]:
@@ -200,10 +201,10 @@ class Trainer:
         return self.ground.recipe_of(stretch, self.folder / "stretches")
 
     def outcome(self, stretch: Stretch) -> Outcome:
-        """How a stretch ended that is trained already."""
+        """How a stretch ended that is trained already; one without a finite loss has diverged, too."""
         outcome = read_outcome(self.recipe_of(stretch))
         assert outcome is not None
-        return outcome
+        return outcome if self.ended[stretch.key] is not None else replace(outcome, status="diverged")
 
     def _train_wave(self, wave: Sequence[Stretch], light: Mapping[str, str]) -> None:
         """Those of one size, length, schedule and rules are one program; what stands on a diverged one has diverged."""
@@ -220,10 +221,12 @@ class Trainer:
                 name += f"-base-{Width.of(stretch.base).label}"
             groups.setdefault(name, []).append(stretch)
         for name, members in groups.items():
-            recipes = [
-                replace(self.recipe_of(stretch), **({"out": None} if stretch.key in light else {}))
-                for stretch in members
-            ]
+            recipes = [self.recipe_of(stretch) for stretch in members]
+            if light:
+                recipes = [
+                    replace(recipe, out=None) if stretch.key in light else recipe
+                    for recipe, stretch in zip(recipes, members, strict=True)
+                ]
             outcomes = self._train_group(name, recipes)
             losses = {one.key: self._loss(end) for one, end in zip(members, outcomes, strict=True)}
             self.ended |= losses
@@ -231,37 +234,40 @@ class Trainer:
                 write_json(self._light, {**self._light_losses(), **new})
 
     def _train_group(self, name: str, recipes: list[Recipe]) -> list[Outcome]:
-        if None not in (stored := [read_outcome(recipe) for recipe in recipes]):
-            return [outcome for outcome in stored if outcome is not None]
-        began = time.monotonic()
-        with lowest_loss_bar(recipes[0].steps, stored.count(None), visible=self.visible) as tell:
-            outcomes = train_many(
-                recipes,
-                engine=self.engine,
-                evaluate=self.measure == "held-out",
-                save=self.folder / "stacks" / f"{self.name}-{name}.safetensors",
-                on_point=tell,
-                resume=True,
-                note=self.note,
-                data=self.ground.data,
-            )
-        new = [one for one, before in zip(outcomes, stored, strict=True) if before is None]
-        cost = math.fsum(min(one.step, one.recipe.steps) * self.ground.cost_per_step(one.recipe.width) for one in new)
-        self._spend(cost, time.monotonic() - began)
+        stored, began = [read_outcome(recipe) for recipe in recipes], time.monotonic()
+        outcomes = [outcome for outcome in stored if outcome is not None]
+        if len(outcomes) < len(recipes):
+            with lowest_loss_bar(recipes[0].steps, stored.count(None), visible=self.visible) as tell:
+                outcomes = train_many(
+                    recipes,
+                    engine=self.engine,
+                    evaluate=self.ground.measure == "held-out",
+                    save=self.folder / "stacks" / f"{self.name}-{name}.safetensors",
+                    on_point=tell,
+                    resume=True,
+                    note=self.note,
+                    data=self.ground.data,
+                )
+            self._keep_seconds(time.monotonic() - began)
+        each = [min(one.step, one.recipe.steps) * self.ground.cost_per_step(one.recipe.width) for one in outcomes]
+        spent = self.spent[self.name]
+        self.spent[self.name] = replace(spent, cost=(spent.cost or 0.0) + math.fsum(each))
         return outcomes
 
     def _loss(self, outcome: Outcome) -> float | None:
         if outcome.status != "finished":
             return None
-        loss = outcome.scores.get("loss") if self.measure == "held-out" else outcome.loss
+        loss = outcome.scores.get("loss") if self.ground.measure == "held-out" else outcome.loss
         return loss if loss is not None and math.isfinite(loss) else None
 
     # ------------------------------------------------------------------------------------------- what it took
 
-    def _spend(self, cost: float, seconds: float) -> None:
-        before = self.spent[self.name]
-        self.spent[self.name] = StageSpent(self.name, before.cost + cost, before.seconds + seconds)
-        write_json(self._counts, [asdict(one) for one in self.spent.values()])
+    def _keep_seconds(self, seconds: float) -> None:
+        """Add to what a stage has taken, in this process or others."""
+        stored = self._seconds()
+        stored[self.name] = stored.get(self.name, 0.0) + seconds
+        self.spent[self.name] = replace(self.spent[self.name], seconds=stored[self.name])
+        write_json(self._clock, stored)
 
     @property
     def _light(self) -> Path:
@@ -276,12 +282,12 @@ class Trainer:
             return {}
 
     @property
-    def _counts(self) -> Path:
-        return self.folder / f"stages-{self.study}-{hash_values(self.ground.identity)[:8]}.json"
+    def _clock(self) -> Path:
+        return self.folder / f"seconds-{self.study}-{hash_values(self.ground.identity)[:8]}.json"
 
-    def _stored(self) -> dict[str, tuple[float, float]]:
+    def _seconds(self) -> dict[str, float]:
+        """What stages have taken so far, by name."""
         try:
-            stages = read_json(self._counts)
-            return {str(one["name"]): (float(one["cost"]), float(one["seconds"])) for one in stages}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, MupscaleError):
+            return {str(name): float(seconds) for name, seconds in read_json(self._clock).items()}
+        except (OSError, ValueError, TypeError, AttributeError, MupscaleError):
             return {}

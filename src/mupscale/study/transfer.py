@@ -62,7 +62,7 @@ def transfer_check(
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: a transfer check needs base widths, two or more, such as [64, 128]
     """
-    protocol = Protocol(recipe)
+    protocol = Protocol(recipe, "train")
     if seeds < 1:
         raise MupscaleError(f"seeds is {seeds}, but a transfer check needs at least 1")
     if not widths:
@@ -71,7 +71,7 @@ def transfer_check(
     for width in widths:
         protocol.check_small(width)
     rate = float(recipe.optimizer.init_args["lr"] if base_lr is None else base_lr)
-    trainer = Trainer(protocol, Path(out), "transfer", engine, "train", note or (lambda text: None), stages=0)
+    trainer = Trainer(protocol, Path(out), "transfer", engine, note or (lambda text: None), stages=0)
     trainer.visible = note is not None
     values: dict[str, Any] = {
         "times": Width.of(protocol.wide).size / Width.of(recipe.width).size,
@@ -87,8 +87,8 @@ def transfer_check(
             for axis, line in lines.items():
                 points = [{"x": getattr(cell, axis), "losses": losses[cell]} for cell in line]
                 values[axis].append({"width": protocol.upscaled_width(width), "from": width, "points": points})
-    values["verdict"] = judge_transfer(values)
-    write_json(Path(out) / FILE, values)
+        values["verdict"] = judge_transfer(values)
+        write_json(Path(out) / FILE, values)
     return values
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from mupscale.core import WholeWidth, Width
 from mupscale.system import MupscaleError
@@ -57,7 +57,7 @@ class Stretch:
     start: str | None = None
     how: How = "copies"
     noise: NoiseLevel = 0.0
-    noise_unit: str = "init"
+    noise_unit: Literal["init", "theory", "signal"] = "init"
     deepen: Deepen = "identity"
     base: WholeWidth | None = None
     change: tuple[int, float] | None = None

@@ -52,6 +52,8 @@ def plan_when(recipe: Recipe, settings: StudySettings, ground: Ground) -> list[A
             "when to grow needs to know what the model grows to: give the recipe one growth event, grow: "
             "[{at: STEPS, width: WIDE}]; the steps before and after it tell the budget"
         )
+    if recipe.start is not None:
+        raise MupscaleError("when to grow trains its own trunk, so its recipe cannot start from a checkpoint (from)")
     growth, lr, own = recipe.grow[0], float(recipe.optimizer.init_args["lr"]), recipe.schedule
     narrow, wide = ground.cost_per_step(recipe.width), ground.cost_per_step(growth.width)
     budget = growth.at * narrow + (recipe.steps - growth.at) * wide
@@ -63,16 +65,21 @@ def plan_when(recipe: Recipe, settings: StudySettings, ground: Ground) -> list[A
         trunk: Stretch | None = None
         done = 0
         for part in PARTS:
-            steps = max(1, round(part * budget / narrow)) - done
+            steps = round(part * budget / narrow) - done
+            if steps < 1 or (trunk is None and own.warmup >= steps):
+                raise MupscaleError(
+                    f"{part:.0%} of the FLOPs are {done + steps} steps of the narrow model, too few to grow after"
+                    f"{f' with {own.warmup} of warm-up' if own.warmup else ''}: give more steps"
+                )
             trunk = replace(first, steps=steps) if trunk is None else trunk.then(steps=steps, schedule=Schedule())
             done += steps
-            left = max(2, round((budget - done * narrow) / wide))
-            decay = max(1, min(left - 1, round(budget / wide / DECAY)))
+            left = round((budget - done * narrow) / wide)
+            decay = min(left - 1, round(budget / wide / DECAY))
             grown = trunk.then(width=growth.width, steps=left - decay, how="fresh", schedule=Schedule(), order=50)
             arms[part].leaves.append(grown.then(steps=decay, schedule=Schedule("wsd", decay=decay, floor=own.floor)))
         assert trunk is not None
         steps = round(budget / narrow)
-        decay = max(1, steps // DECAY)
+        decay = steps // DECAY
         last = trunk.then(steps=steps - decay - done, schedule=Schedule())
         arms[1.0].leaves.append(last.then(steps=decay, schedule=Schedule("wsd", decay=decay, floor=own.floor)))
     return list(arms.values())
@@ -102,9 +109,9 @@ def run_when(
     mupscale.system.errors.MupscaleError: when to grow needs to know what the model grows to: give the recipe one ...
     """
     settings = settings.resolved([], "held-out")
-    ground = Ground(replace(recipe, grow=[]))
+    ground = Ground(replace(recipe, grow=[]), settings.measure or "held-out")
     arms = plan_when(recipe, settings, ground)
-    trainer = Trainer(ground, Path(folder), "when", settings.engine, settings.measure or "held-out", note, stages=1)
+    trainer = Trainer(ground, Path(folder), "when", settings.engine, note, stages=1)
     with trainer.alone():
         label = f"{Width.of(recipe.width)} → {Width.of(recipe.grow[0].width)}"
         with trainer.stage("when", f"one trunk that grows after {_list(PARTS)} of the FLOPs, {label}"):
@@ -132,7 +139,7 @@ def _summarise(
         point = BudgetPoint(1.0, steps, cost, ends[arm.part])
         name = f"grown-after-{arm.part:g}"
         runs.append(ContenderRuns(name, arm.width, arm.leaves[0].lr, 0.0, [point], label=arm.label, like=arm.like))
-    sentence = write_sentence({arm.label: one for arm, one in zip(arms, runs, strict=True)})
+    sentence = rank_arms({arm.label: one for arm, one in zip(arms, runs, strict=True)})
     return StudySummary(
         name=folder.resolve().name,
         command=command,
@@ -145,12 +152,12 @@ def _summarise(
     )
 
 
-def write_sentence(runs: dict[str, ContenderRuns]) -> str:
+def rank_arms(runs: dict[str, ContenderRuns]) -> str:
     """The order of the arms, the lowest first.
 
     >>> def ended(*losses: float) -> ContenderRuns:
     ...     return ContenderRuns("fresh", 64, 0.1, 0.0, [BudgetPoint(1.0, 9, 9.0, list(losses))])
-    >>> write_sentence({"grown after 10%": ended(1.0, 1.02), "grown after 50%": ended(1.1, 1.12)})
+    >>> rank_arms({"grown after 10%": ended(1.0, 1.02), "grown after 50%": ended(1.1, 1.12)})
     'Grown after 10% ends lowest, at 1.01 (1 to 1.02); grown after 50% ends 9.9 % higher.'
     """
     ended = {label: one.finals for label, one in runs.items() if one.final is not None}

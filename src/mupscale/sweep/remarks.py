@@ -55,7 +55,7 @@ def _zero_noise(sweep: Sweep, best: Trial) -> list[str]:
     if sweep.seeds == 1 and gap < CLOSE * abs(_loss(best)):
         return [
             f"{losses}, {gap / abs(_loss(best)):.1%} apart; with one seed the spread between seeds is unknown, so "
-            f"noise may not pay here: try sweep_seeds 3"
+            f"noise may not pay here: try small_seeds 3"
         ]
     return []
 

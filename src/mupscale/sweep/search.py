@@ -84,7 +84,7 @@ def open_study(job: SweepJob, storage: str, patience: float, retries: int | None
     """The job's study, created or joined."""
     return Study(
         storage,
-        job.name,
+        job.study_name,
         job.space,
         job.description(),
         steps=job.steps,
@@ -107,7 +107,7 @@ def _check_complete(study: Study) -> None:
     raise MupscaleError(
         f"{study.name} is not complete, and nothing is chosen from it: {len(given_up)} of {study.wanted} trials are "
         f"missing: {', '.join(shown)}{more}; the same command tries what failed again; more attempts where workers "
-        f"die: --method.retries; less memory: --method.engine serial; or leave these values out under another name"
+        f"die: --study.retries; less memory: --study.engine serial; or leave these values out under another name"
     )
 
 
@@ -155,7 +155,7 @@ class SweepSearch:
             if count:
                 trials = self.study.take(self._share(count), self.me.id, self._offset(count))
                 if trials:
-                    self._complete(TrialBatch(self.job.name, self.me, trials, self.folder))
+                    self._complete(TrialBatch(self.job.study_name, self.me, trials, self.folder))
                 continue
             running = self.study.count_running()
             if not running:

@@ -15,9 +15,9 @@ from mupscale.train import MAY_CHANGE, Recipe
 class SweepJob:
     """What is swept: a space, and the recipes (one for each of the sweep's seeds) that a cell of it stands for.
 
-    name: the study's. width: at which trials train. start: the width they are upscaled from, None from scratch.
+    name: the sweep's. width: at which trials train. start: the width they are upscaled from, None from scratch.
     measure: whose loss is minimised. trials: how many random and tpe take. data: the recipes' own, where it is loaded
-    already.
+    already. key: what tells its study from others of the same name in a storage.
     """
 
     name: str
@@ -33,6 +33,12 @@ class SweepJob:
     engine: Literal["auto", "vectorised", "serial"] = "auto"
     seed: int = 0
     data: Data | None = None
+    key: str = ""
+
+    @property
+    def study_name(self) -> str:
+        """What the storage calls it."""
+        return f"{self.name}-{self.key}" if self.key else self.name
 
     def description(self) -> dict[str, Any]:
         """What a study of this name must agree in, beside its space and steps; folders may lie elsewhere."""

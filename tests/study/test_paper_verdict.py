@@ -7,27 +7,25 @@ from typing import Any
 
 import pytest
 
-from mupscale.method.costs import compute_costs, compute_gain
-from mupscale.method.summary import Curve, Runs
-from mupscale.method.verdict import write_verdict, write_warnings
+from mupscale.study import ContenderRuns, Curve
+from mupscale.study.paper_verdict import compute_costs, compute_gain, write_verdict, write_warnings
 from mupscale.sweep.space import Space, Sweep, Trial
+from paper_runs import with_curves
 
 STEPS = list(range(10, 101, 10))
 
 
-def runs(name: str, *finals: float | None, start: float = 2.0, **changes: Any) -> Runs:
+def runs(name: str, *finals: float | None, start: float = 2.0, counted: bool = True) -> ContenderRuns:
     """A seed for each final loss (None: diverged), straight down to it; a wide step costs 4, a narrow one 1."""
     narrow = name in ("base", "continued", "continued-own", "continued-late")
     curves = []
     for seed, final in enumerate(finals):
         losses = [start + ((final or 0) - start) * min(1.0, step / 90) for step in STEPS]
         curves.append(Curve(seed, "diverged" if final is None else "finished", STEPS, losses))
-    late = not name.startswith(("base", "scratch"))
-    made = Runs(name, name, 128, 0.1, 100, 1.0 if narrow else 4.0, curves, after_base=late)
-    return replace(made, **changes)
+    return with_curves(name, curves, (1.0 if narrow else 4.0) if counted else None)
 
 
-def said(*trained: Runs) -> list[str]:
+def said(*trained: ContenderRuns) -> list[str]:
     return write_verdict(trained, compute_costs(trained, [], []), compute_gain(trained))
 
 
@@ -37,10 +35,10 @@ BASE = runs("base", 1.0)
 def test_widening_pays_against_the_best_baseline() -> None:
     first, *rest = said(
         BASE,
-        runs("scratch", 0.9, 0.92),
-        runs("scratch-drop", 0.7, 0.72),
+        runs("from-scratch", 0.9, 0.92),
+        runs("from-scratch-changed", 0.7, 0.72),
         runs("continued", 0.8, 0.82),
-        runs("upscaled", 0.5, 0.52),
+        runs("copies", 0.5, 0.52),
     )
     assert first == (
         "Growing pays here: at equal FLOPs the upscaled model ends at a loss of 0.51 (0.5 to 0.52), and the best "
@@ -52,7 +50,9 @@ def test_widening_pays_against_the_best_baseline() -> None:
 
 
 def test_widening_does_not_pay_where_a_cheaper_way_is_better() -> None:
-    first, second, *_ = said(BASE, runs("scratch", 0.9, 0.92), runs("continued", 0.4, 0.42), runs("upscaled", 0.5, 0.5))
+    first, second, *_ = said(
+        BASE, runs("from-scratch", 0.9, 0.92), runs("continued", 0.4, 0.42), runs("copies", 0.5, 0.5)
+    )
     assert first.startswith("Growing does not pay here: ")
     assert "simply continuing the base model" in first
     assert second.startswith("That reaches the upscaled model's final loss ")
@@ -60,9 +60,9 @@ def test_widening_does_not_pay_where_a_cheaper_way_is_better() -> None:
 
 
 def test_the_base_model_may_change_its_rate_halfway_as_the_upscaled_one_may() -> None:
-    others = runs("scratch-own", 0.7, 0.71), runs("continued-own", 0.6, 0.61), runs("upscaled", 0.65, 0.66)
-    assert said(BASE, *others, runs("upscaled-own", 0.5, 0.51))[0].startswith("Growing pays here: ")
-    first, *_ = said(BASE, *others, runs("upscaled-own", 0.5, 0.51), runs("continued-late", 0.4, 0.41))
+    others = runs("from-scratch-own", 0.7, 0.71), runs("continued-own", 0.6, 0.61), runs("copies", 0.65, 0.66)
+    assert said(BASE, *others, runs("copies-own", 0.5, 0.51))[0].startswith("Growing pays here: ")
+    first, *_ = said(BASE, *others, runs("copies-own", 0.5, 0.51), runs("continued-late", 0.4, 0.41))
     assert first.startswith("Growing does not pay here: ")
     assert (
         "continuing the base model, changed halfway to the learning rate that is best without noise, at 0.405" in first
@@ -70,62 +70,64 @@ def test_the_base_model_may_change_its_rate_halfway_as_the_upscaled_one_may() ->
 
 
 def test_ranges_over_seeds_that_overlap_make_no_difference() -> None:
-    first, *_ = said(BASE, runs("scratch", 0.6, 0.5), runs("upscaled", 0.49, 0.51))
+    first, *_ = said(BASE, runs("from-scratch", 0.6, 0.5), runs("copies", 0.49, 0.51))
     assert first.startswith("Growing makes no difference beyond the spread between seeds: ")
 
 
-def by_seed(*trained: Runs) -> list[str]:
+def by_seed(*trained: ContenderRuns) -> list[str]:
     return [text for text in said(BASE, *trained) if text.startswith("Seed by seed")]
 
 
-@pytest.mark.parametrize("name", ["upscaled", "upscaled-own"])
+@pytest.mark.parametrize("name", ["copies", "copies-own"])
 def test_seeds_from_the_same_base_models_are_compared_one_by_one_where_their_ranges_overlap(name: str) -> None:
     """What the base models differ by is in both, and hides what widening does."""
-    others = runs("upscaled", 0.99, 0.99, 0.99), runs("scratch", 0.9, 0.9, 0.9)
+    others = runs("copies", 0.99, 0.99, 0.99), runs("from-scratch", 0.9, 0.9, 0.9)
     ours, continued = runs(name, 0.59, 0.54, 0.47), runs("continued", 0.6, 0.55, 0.5)
-    first, second, *_ = said(BASE, *others[name == "upscaled" :], continued, ours)
+    first, second, *_ = said(BASE, *others[name == "copies" :], continued, ours)
     assert first.startswith("Growing makes no difference beyond the spread between seeds: ")
     sentence = "Seed by seed, both from the same base model, the upscaled one differs by "
     assert second == f"{sentence}−0.03 to −0.01 (lower with 3 of 3 seeds)."
-    (mixed,) = by_seed(runs("continued", 0.6, 0.53, 0.47), runs("upscaled", 0.59, 0.54, 0.47))
+    (mixed,) = by_seed(runs("continued", 0.6, 0.53, 0.47), runs("copies", 0.59, 0.54, 0.47))
     assert mixed.endswith(" −0.01 to 0.01 (lower with 1 of 3 seeds).")  # one of them even
 
 
 def test_seed_by_seed_held_out_losses_are_compared_too() -> None:
-    def held(made: Runs, *last: float) -> Runs:
+    def held(made: ContenderRuns, *last: float) -> ContenderRuns:
         ends = zip(made.curves, last, strict=True)
         return replace(made, curves=[replace(c, held_out_steps=[50, 100], held_out_losses=[9, x]) for c, x in ends])
 
-    (text,) = by_seed(held(runs("continued", 0.6, 0.5), 0.7, 0.7), held(runs("upscaled", 0.59, 0.52), 0.6, 0.65))
+    (text,) = by_seed(held(runs("continued", 0.6, 0.5), 0.7, 0.7), held(runs("copies", 0.59, 0.52), 0.6, 0.65))
     assert text.endswith(
         " −0.01 to 0.02 (lower with 1 of 2 seeds), and held out by −0.1 to −0.05 (lower with 2 of 2 seeds)."
     )
 
 
 def test_seed_by_seed_only_where_there_is_something_to_say() -> None:
-    upscaled = runs("upscaled", 0.59, 0.54, 0.49)
+    upscaled = runs("copies", 0.59, 0.54, 0.49)
     assert not by_seed(runs("continued", 0.7, 0.8, 0.9), upscaled)  # the ranges say it
-    assert not by_seed(runs("scratch", 0.6, 0.55, 0.5), upscaled)  # no base model in common
-    assert not by_seed(runs("continued", 0.5, 0.6), runs("upscaled", None, 0.55))  # one seed
-    assert not by_seed(runs("continued", 0.5, 0.6), runs("upscaled", 0.5, None))
-    assert by_seed(runs("continued", 0.6, 0.7), runs("upscaled", 0.5, 0.6))  # ranges that touch are not apart
-    assert by_seed(runs("continued", 0.5, 0.6), runs("upscaled", 0.6, 0.7))
+    assert not by_seed(runs("from-scratch", 0.6, 0.55, 0.5), upscaled)  # no base model in common
+    assert not by_seed(runs("continued", 0.5, 0.6), runs("copies", None, 0.55))  # one seed
+    assert not by_seed(runs("continued", 0.5, 0.6), runs("copies", 0.5, None))
+    assert by_seed(runs("continued", 0.6, 0.7), runs("copies", 0.5, 0.6))  # ranges that touch are not apart
+    assert by_seed(runs("continued", 0.5, 0.6), runs("copies", 0.6, 0.7))
 
 
 def test_seeds_are_paired_by_number_where_one_diverged() -> None:
-    (text,) = by_seed(runs("continued", None, 0.55, 0.5), runs("upscaled", 0.52, 0.54, 0.49))
+    (text,) = by_seed(runs("continued", None, 0.55, 0.5), runs("copies", 0.52, 0.54, 0.49))
     assert text.endswith(" −0.01 to −0.01 (lower with 2 of 2 seeds).")
 
 
 def test_the_best_is_of_scratch_and_continued_alone() -> None:
-    first, *rest = said(runs("scratch", 0.9), runs("exact", 0.3), runs("net2net", 0.1), runs("upscaled", 0.5))
+    first, *rest = said(
+        runs("from-scratch", 0.9), runs("copies-without-noise", 0.3), runs("net2net", 0.1), runs("copies", 0.5)
+    )
     assert first.startswith("Growing pays here: ")
     assert "For comparison: Net2Net ends at 0.1." in rest
 
 
 def test_the_upscaled_model_is_taken_with_the_better_of_its_learning_rates() -> None:
-    others = BASE, runs("scratch-own", 0.6, 0.62), runs("upscaled", 0.7, 0.72)
-    first, second, *rest = said(*others, runs("scratch", 0.9, 0.92), runs("upscaled-own", 0.5, 0.52))
+    others = BASE, runs("from-scratch-own", 0.6, 0.62), runs("copies", 0.7, 0.72)
+    first, second, *rest = said(*others, runs("from-scratch", 0.9, 0.92), runs("copies-own", 0.5, 0.52))
     assert first == (
         "Growing pays here: at equal FLOPs the upscaled model, changed halfway to the learning rate that is best "
         "without noise, ends at a loss of 0.51 (0.5 to 0.52), and the best alternative, training from scratch, changed "
@@ -136,13 +138,13 @@ def test_the_upscaled_model_is_taken_with_the_better_of_its_learning_rates() -> 
         "Without the change halfway the upscaled model ends at 0.71 (0.7 to 0.72); what follows is about that one."
     )
     assert rest[1].startswith("As the paper counts: ")
-    assert said(*others, runs("upscaled-own", 0.8, 0.82)) == said(*others)
-    assert said(*others, runs("upscaled-own", None, None)) == said(*others)
-    assert said(*others, runs("upscaled-own", 0.5, None)) == said(*others)
+    assert said(*others, runs("copies-own", 0.8, 0.82)) == said(*others)
+    assert said(*others, runs("copies-own", None, None)) == said(*others)
+    assert said(*others, runs("copies-own", 0.5, None)) == said(*others)
 
 
 def test_where_the_upscaled_model_diverges_but_for_the_change_that_is_said() -> None:
-    trained = BASE, runs("scratch", 0.9, 0.92), runs("upscaled", None, None), runs("upscaled-own", 0.5, 0.52)
+    trained = BASE, runs("from-scratch", 0.9, 0.92), runs("copies", None, None), runs("copies-own", 0.5, 0.52)
     first, *rest = said(*trained)
     assert first.startswith("Growing pays here: at equal FLOPs the upscaled model, changed halfway")
     assert "Without the change halfway, all 2 runs of the upscaled model diverged." in rest
@@ -150,29 +152,34 @@ def test_where_the_upscaled_model_diverges_but_for_the_change_that_is_said() -> 
 
 
 def test_one_seed_is_called_so() -> None:
-    sentences = said(runs("scratch", 0.9), runs("upscaled", 0.5))
+    sentences = said(runs("from-scratch", 0.9), runs("copies", 0.5))
     assert sentences[0].startswith("Growing pays here: ")
     assert "one seed" in sentences[-1]
 
 
 def test_a_seed_left_over_is_one_seed() -> None:
-    assert "one seed" in said(runs("scratch", 0.9, 0.91), runs("upscaled", 0.5, None))[-1]
+    assert "one seed" in said(runs("from-scratch", 0.9, 0.91), runs("copies", 0.5, None))[-1]
 
 
 @pytest.mark.parametrize(("seeds", "who"), [(3, "all 3 runs"), (1, "the one run")])
 def test_if_all_upscaled_runs_diverged_widening_does_not_pay(seeds: int, who: str) -> None:
-    (only,) = said(runs("scratch", 0.9), runs("upscaled", *[None] * seeds))
+    (only,) = said(runs("from-scratch", 0.9), runs("copies", *[None] * seeds))
     assert only.startswith(f"Growing does not pay here: {who} of the upscaled model diverged")
 
 
 def test_without_a_baseline_there_is_no_judgement() -> None:
-    assert "there is no baseline" in said(runs("upscaled", 0.5))[0]
-    assert "scratch diverged" in said(runs("scratch", None), runs("upscaled", 0.5))[0]
-    assert "no upscaled model" in said(runs("scratch", 0.5))[0]
+    assert "there is no baseline" in said(runs("copies", 0.5))[0]
+    assert "from-scratch diverged" in said(runs("from-scratch", None), runs("copies", 0.5))[0]
+    assert "no upscaled model" in said(runs("from-scratch", 0.5))[0]
 
 
 def test_the_gain_is_taken_apart() -> None:
-    trained = [runs("scratch", 1.0), runs("scratch-drop", 0.9), runs("exact", 0.7), runs("upscaled", 0.5)]
+    trained = [
+        runs("from-scratch", 1.0),
+        runs("from-scratch-changed", 0.9),
+        runs("copies-without-noise", 0.7),
+        runs("copies", 0.5),
+    ]
     (parts,) = [sentence for sentence in said(*trained) if sentence.startswith("Of the gain")]
     assert parts == (
         "Of the gain of 0.5 over training from scratch, 0.1 (20%) is the learning rate, 0.2 (40%) is the head start "
@@ -181,7 +188,12 @@ def test_the_gain_is_taken_apart() -> None:
 
 
 def test_a_loss_taken_apart_has_signs_and_no_shares() -> None:
-    trained = [runs("scratch", 0.5), runs("scratch-drop", 0.4), runs("exact", 0.6), runs("upscaled", 0.7)]
+    trained = [
+        runs("from-scratch", 0.5),
+        runs("from-scratch-changed", 0.4),
+        runs("copies-without-noise", 0.6),
+        runs("copies", 0.7),
+    ]
     sentences = said(*trained)
     assert (
         "Of the difference of −0.2 over training from scratch, 0.1 is the learning rate, −0.2 is the head start and "
@@ -191,7 +203,12 @@ def test_a_loss_taken_apart_has_signs_and_no_shares() -> None:
 
 
 def test_parts_that_outweigh_the_whole_are_no_shares_of_it() -> None:
-    trained = [runs("scratch", 0.6), runs("scratch-drop", 0.6), runs("exact", 0.9), runs("upscaled", 0.5)]
+    trained = [
+        runs("from-scratch", 0.6),
+        runs("from-scratch-changed", 0.6),
+        runs("copies-without-noise", 0.9),
+        runs("copies", 0.5),
+    ]
     assert (
         "Of the gain of 0.1 over training from scratch, 0 is the learning rate, −0.3 is the head start and 0.4 is "
         "the noise."
@@ -199,17 +216,17 @@ def test_parts_that_outweigh_the_whole_are_no_shares_of_it() -> None:
 
 
 def test_speedups_are_told_as_the_paper_counts() -> None:
-    trained = [BASE, runs("scratch", 1.0), runs("upscaled", 0.5, start=1.5)]
+    trained = [BASE, runs("from-scratch", 1.0), runs("copies", 0.5, start=1.5)]
     # at 1.0 after 45 steps of 4, of which scratch takes 100
     assert any(
         "1, is 2.2× with the base model already there, 1.4× with it charged" in sentence for sentence in said(*trained)
     )
-    never = said(BASE, runs("scratch", 0.4), runs("upscaled", 0.5))
+    never = said(BASE, runs("from-scratch", 0.4), runs("copies", 0.5))
     assert any("in its 100 steps the upscaled model does not reach" in sentence for sentence in never)
 
 
 def test_unknown_costs_leave_the_losses() -> None:
-    trained = [runs("scratch", 0.9, flops_per_step=None), runs("upscaled", 0.5, flops_per_step=None)]
+    trained = [runs("from-scratch", 0.9, counted=False), runs("copies", 0.5, counted=False)]
     assert said(*trained)[0].startswith("Growing pays here: ")
     assert not any("×" in sentence for sentence in said(*trained))
 
@@ -243,14 +260,14 @@ def test_findings_of_sweeps_carry_their_name() -> None:
 
 
 def test_diverged_seeds_are_warned_of() -> None:
-    found = write_warnings([], [runs("scratch", 0.9, None, 0.8), runs("upscaled", None)])
+    found = write_warnings([], [runs("from-scratch", 0.9, None, 0.8), runs("copies", None)])
     assert found == [
-        "scratch: 1 of 3 seeds diverged; means are over the others",
-        "upscaled: 1 of 1 seeds diverged",
+        "from-scratch: 1 of 3 seeds diverged; means are over the others",
+        "copies: 1 of 1 seeds diverged",
     ]
 
 
-def held_out(of: Runs, *losses: float) -> Runs:
+def held_out(of: ContenderRuns, *losses: float) -> ContenderRuns:
     steps = [20 * (i + 1) for i in range(len(losses))]
     curves = [replace(c, held_out_steps=steps, held_out_losses=list(losses)) for c in of.curves]
     return replace(of, curves=curves)
@@ -259,30 +276,32 @@ def held_out(of: Runs, *losses: float) -> Runs:
 def test_held_out_each_model_is_taken_where_it_does_best() -> None:
     """What fits the training set best may be worse on other data."""
     trained = [
-        held_out(runs("scratch", 0.9), 1.0, 0.7),
+        held_out(runs("from-scratch", 0.9), 1.0, 0.7),
         held_out(runs("continued", 0.1), 0.75, 1.9),
-        held_out(runs("exact", 0.2), 0.6, 0.6),
-        held_out(runs("upscaled", 0.5), 0.72, 0.8),
+        held_out(runs("copies-without-noise", 0.2), 0.6, 0.6),
+        held_out(runs("copies", 0.5), 0.72, 0.8),
     ]
     assert (
         "On held-out data the upscaled model's loss comes down to 0.72, that of the best alternative, training from "
         "scratch, to 0.7."
     ) in said(*trained)
-    changed = held_out(runs("upscaled-own", 0.6), 0.69, 0.71)
+    changed = held_out(runs("copies-own", 0.6), 0.69, 0.71)
     assert any("model's loss (changed halfway) comes down to 0.69, that" in one for one in said(*trained, changed))
-    assert not any("held-out" in one for one in said(runs("scratch", 0.9), held_out(runs("upscaled", 0.5), 0.7, 0.8)))
+    assert not any(
+        "held-out" in one for one in said(runs("from-scratch", 0.9), held_out(runs("copies", 0.5), 0.7, 0.8))
+    )
 
 
 def test_held_out_loss_that_rises_while_training_loss_falls_is_warned_of() -> None:
-    upscaled = runs("upscaled", 0.5, 0.52)
+    upscaled = runs("copies", 0.5, 0.52)
     (only,) = write_warnings([], [held_out(upscaled, 1.0, 0.8, 0.9)])
     assert "rises from 0.8 at step 40 to 0.9" in only
     assert write_warnings([], [held_out(upscaled, 1.0, 0.8, 0.805)]) == []
-    assert write_warnings([], [held_out(runs("upscaled", 2.5, start=2.0), 1.0, 0.8, 0.9)]) == []
+    assert write_warnings([], [held_out(runs("copies", 2.5, start=2.0), 1.0, 0.8, 0.9)]) == []
 
 
 def test_held_out_loss_above_that_of_the_best_baseline_is_warned_of() -> None:
-    scratch, upscaled = held_out(runs("scratch", 0.9), 1.0, 0.7), held_out(runs("upscaled", 0.5), 1.0, 0.75)
+    scratch, upscaled = held_out(runs("from-scratch", 0.9), 1.0, 0.7), held_out(runs("copies", 0.5), 1.0, 0.75)
     (only,) = write_warnings([], [scratch, upscaled])
     assert "higher held-out loss than training from scratch (0.75 against 0.7)" in only
     assert write_warnings([], [held_out(scratch, 1.0, 0.76), upscaled]) == []

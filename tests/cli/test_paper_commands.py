@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from method_runs import Commanded, run_quietly, settings, small, written
 from mupscale.cli import main
-from mupscale.cli.method import read_method
-from mupscale.method.pipeline import run_method
-from mupscale.method.summary import Summary
+from mupscale.cli.studies import read_study
+from mupscale.study import run_paper
 from mupscale.train import Recipe
+from paper_runs import Commanded, read, run_quietly, settings, small, written
 from small_runs import metrics
 
 
@@ -20,12 +19,12 @@ def short(steps: int = 24) -> Recipe:
     return small(steps=steps, growth={"at": 10})
 
 
-METHOD = settings(lrs=[0.01, 0.02], upscaled_lrs=[0.05], noises=[1.0], seeds=2)
+SETTINGS = settings(lrs=[0.01, 0.02], grown_lrs=[0.05], noises=[1.0], contenders=["from-scratch", "continued"])
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:
-    return str(written(tmp_path / "recipe.yaml", short(), METHOD))
+    return str(written(tmp_path / "recipe.yaml", short(), SETTINGS))
 
 
 @pytest.fixture(autouse=True)
@@ -42,59 +41,43 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 @pytest.mark.usefixtures("pictures_without_pixels")
 def test_a_whole_run_from_nothing_to_a_page(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--paper", file, "--method.noises", "[1, 2]"]) == 0
+    assert main(["run", "--paper", file, "--study.noises", "[1, 2]"]) == 0
     output = capsys.readouterr()
     folder = Path("runs/recipe")
-    summary = Summary.load(folder)
+    summary = read(folder)
     assert summary.name == "recipe"
-    assert summary.command == f"mupscale run {file} --method.noises '[1, 2]' --paper"
-    assert summary.sweeps[-1].space.noises == (0.0, 1.0, 2.0)
+    assert summary.command == f"mupscale run --paper {file} --study.noises '[1, 2]'"
+    assert {trial.noise for trial in summary.tuned[-1].trials} == {0.0, 1.0, 2.0}
     page = (folder / "report" / "index.html").read_text()
-    assert summary.verdict[0].split(":")[0] in page
+    assert summary.sentences[0].split(":")[0] in page
     lines = output.out.splitlines()
     stages = [line for line in lines if line.partition(":")[0] in {stage.name for stage in summary.stages}]
     assert [line.partition(":")[0] for line in stages] == [stage.name for stage in summary.stages]
-    at = lines.index(summary.verdict[0])
-    assert lines[at:] == [
-        *summary.verdict,
-        *(f"Note: {sentence}" for sentence in summary.warnings),
-        "",
-        f"Report: {folder / 'report' / 'index.html'}",
-    ]
+    at = lines.index("", len(stages))
+    said = " ".join(" ".join(lines[at:]).split())
+    for sentence in [*summary.sentences, *(f"Note: {note}" for note in summary.notes)]:
+        assert sentence in said
+    assert lines[-1] == f"Report: {folder / 'report' / 'index.html'}"
     checked = [line for line in lines if line.startswith("coordinate check: ")]
     assert len(checked) == 1
-    assert len(lines[: at - 1]) == 2 * len(stages) + 1  # for each stage what is trained, and what came of it
-    assert len(set(lines)) > len(lines) - 3
+    assert len(lines[:at]) == 2 * len(stages) + 1  # for each stage what is trained, and what came of it
     assert output.err == ""
 
 
 def test_a_dry_run_prints_a_table_and_writes_nothing(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--paper", file, "--dry-run", "--out", "never"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["stage", "runs", "width", "steps", "FLOPs", "about"]
-    assert [line.split()[0] for line in lines[1:]] == [
+    assert [line.split()[0] for line in lines] == [
         "sweep-1-width-4",
         "small-width-4",
         "sweep-2-width-4",
         "base",
-        "scratch",
+        "from-scratch",
         "continued",
-        "upscaled",
-        "all",
+        "copies",
+        "together",
     ]
     assert [path.name for path in Path().iterdir()] == ["recipe.yaml"]
-
-
-def test_a_recipe_without_a_method_is_told_what_to_add(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plain = written(tmp_path / "plain.yaml", short())
-    assert main(["run", "--paper", str(plain)]) == 2
-    (line,) = said(capsys)
-    assert line.startswith(
-        f"mupscale run: {plain} has no section `method`, which says where to tune and over what: add"
-    )
-    assert "upscaled_lrs" in line
-    assert main(["run", "--paper", str(plain), "--method.widths", "[4]", "--method.noises", "[1]"]) == 2
-    assert said(capsys) == ["mupscale run: method.upscaled_lrs must be given"]
 
 
 @pytest.mark.parametrize(
@@ -102,11 +85,12 @@ def test_a_recipe_without_a_method_is_told_what_to_add(tmp_path: Path, capsys: p
     [
         (["--grow", "[]"], 1, "needs one growth event, and this one has 0"),
         (["--from", "there"], 1, "cannot start from a checkpoint (from)"),
-        (["--method.widths", "[]"], 1, "method.widths needs at least one small width"),
-        (["--method.sampler", "tpe"], 1, "method.sampler tpe needs method.trials"),
-        (["--method.sampler", "luck"], 2, "method.sampler is luck, but must be one of grid, random, tpe"),
-        (["--method.baselines", "[luck]"], 2, "method.baselines is luck, but must be one of scratch"),
-        (["--method.seed", "3"], 2, "method.seed"),
+        (["--study.widths", "[4, 4]"], 1, "small widths must differ from each other"),
+        (["--study.sampler", "tpe"], 1, "study.sampler tpe needs study.trials"),
+        (["--study.sampler", "luck"], 2, "study.sampler is luck, but must be one of grid, random, tpe"),
+        (["--study.contenders", "[luck]"], 1, "'luck' is no contender: take from base, from-scratch"),
+        (["--study.contenders", "[fresh]"], 1, "'fresh' is no contender here: take from base, from-scratch"),
+        (["--study.seed", "3"], 2, "study.seed"),
     ],
 )
 def test_mistakes_are_one_sentence(
@@ -118,28 +102,15 @@ def test_mistakes_are_one_sentence(
     assert [path.name for path in Path().iterdir()] == ["recipe.yaml"]
 
 
-def test_another_recipe_in_the_folder_is_refused_in_one_sentence(
-    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("run").mkdir()
-    values = {"recipe": short(30).to_json(), "method": METHOD.to_json()}
-    Path("run/method.json").write_text(json.dumps(values))
-    assert main(["run", "--paper", file, "--out", "run"]) == 1
-    (line,) = said(capsys)
-    assert line == (
-        "mupscale run: run holds a run of another recipe: steps is 30 there and 24 here; choose another folder (--out)"
-    )
-
-
-def test_help_names_the_settings_of_the_method(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_the_settings_of_a_study(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["run", "--paper", "--help"])
     shown = capsys.readouterr().out
-    assert "--method.upscaled-lrs" in shown
+    assert "--study.grown-lrs" in shown
     assert "--dry-run" in shown
     with pytest.raises(SystemExit):
         main(["train", "--help"])
-    assert "method" not in capsys.readouterr().out.replace("methods", "")
+    assert "study" not in capsys.readouterr().out
 
 
 def test_the_first_example_of_a_transfer_check_is_short_and_says_how_long_it_takes(
@@ -150,14 +121,14 @@ def test_the_first_example_of_a_transfer_check_is_short_and_says_how_long_it_tak
         main(["transfer-check", "--help"])
     example = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  mupscale transfer"))
     command, time = example.strip().split("  ", 1)
-    assert time.strip() == "40 seconds of one core"
+    assert time.strip() == "20 seconds of one core"
     assert command in Path(__file__).parents[2].joinpath("docs/paper-method.md").read_text(encoding="utf-8")  # measured
 
 
-def test_train_takes_the_same_file_and_ignores_its_method(file: str) -> None:
+def test_train_takes_the_same_file_and_ignores_its_study(file: str) -> None:
     assert main(["train", file, "--out", "trained"]) == 0
     assert metrics(Path("trained"), "grow")[0]["width"] == 16
-    assert "method" not in json.loads(Path("trained/recipe.json").read_text())
+    assert "study" not in json.loads(Path("trained/recipe.json").read_text())
 
 
 # ------------------------------------------------------------------------------------------------ sweep and report
@@ -173,9 +144,9 @@ def test_two_workers_from_two_folders_find_what_one_does(file: str, tmp_path: Pa
     ends = [(tmp_path / f"log-{name}").read_text().splitlines()[-1] for name in ("a", "b")]
     assert ends[0] == ends[1]
     assert ends[0].startswith("For the large models: learning rate 0.0")
-    alone = run_quietly(tmp_path / "alone", short(), METHOD)
-    best = alone.choice
-    assert ends[0].endswith(f"learning rate {best.base_lr:g}; to upscale: noise {best.noise:g}, lr {best.lr:g}")
+    alone = run_quietly(tmp_path / "alone", short(), SETTINGS)
+    best = alone.answer["choice"]
+    assert ends[0].endswith(f"learning rate {best['base_lr']:g}; to grow: noise {best['noise']:g}, lr {best['lr']:g}")
 
 
 @pytest.mark.slow
@@ -184,21 +155,22 @@ def test_two_workers_may_share_a_folder(file: str, tmp_path: Path) -> None:
     both = [Commanded(words, tmp_path / f"log-{name}") for name in ("a", "b")]
     assert [worker.wait() for worker in both] == [0, 0]
     assert len({(tmp_path / f"log-{name}").read_text().splitlines()[-1] for name in ("a", "b")}) == 1
-    assert len(metrics(tmp_path / "run" / "small" / "width-4" / "seed-0", "train")) == 10
+    (small_base,) = (tmp_path / "run" / "stretches").iterdir()
+    assert len(metrics(small_base, "train")) == 10
 
 
 @pytest.mark.usefixtures("pictures_without_pixels")
 def test_a_run_takes_what_a_sweep_has_found(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", file, "--out", "run"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("For the large models: learning rate 0.0")
-    assert not Path("run/base").exists()
-    asked = read_method("run", "", [file, "--out", "run"], lambda parser: None)
+    assert not list(Path("run/stretches").glob("width-8-*"))
+    asked = read_study("run", "", [file, "--out", "run"], lambda parser: None, ())
     lines: list[str] = []
-    summary = run_method(asked.recipe, asked.method, "run", note=lines.append)
+    summary = run_paper(asked.recipe, asked.settings, "run", note=lines.append)
     assert sum(line.endswith(": done already") for line in lines) == 3
     assert main(["report", "run"]) == 0
     assert capsys.readouterr().out == f"Report: {Path('run/report/index.html')}\n"
-    assert summary.verdict[0].split(":")[0] in Path("run/report/index.html").read_text()
+    assert summary.sentences[0].split(":")[0] in Path("run/report/index.html").read_text()
 
 
 def test_a_report_of_nothing_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,10 +178,10 @@ def test_a_report_of_nothing_is_one_sentence(capsys: pytest.CaptureFixture[str])
     assert said(capsys) == ["mupscale report: give the folder of at least one run, such as runs/mlp-covtype-demo"]
     assert main(["report", "nowhere"]) == 1
     (line,) = said(capsys)
-    assert line.startswith("mupscale report: nowhere holds no finished run of the method")
+    assert line.startswith("mupscale report: nowhere holds no ")
 
 
 def test_torchrun_is_told_how_it_is_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["run", "--paper", "mlp-covtype-tiny"]) == 2
-    assert "the method runs in one process" in capsys.readouterr().err
+    assert "a study runs in one process" in capsys.readouterr().err

@@ -1,15 +1,14 @@
-"""Runs of the method small enough for a test."""
+"""Runs of the paper's comparison small enough for a test."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,8 @@ from torch import Tensor
 
 from mupscale.cli import main
 from mupscale.data.stream import Batch
-from mupscale.method.pipeline import run_method
-from mupscale.method.settings import Method
-from mupscale.method.summary import Summary
 from mupscale.models import MLP
+from mupscale.study import BudgetPoint, ContenderRuns, Curve, StudySettings, StudySummary, run_paper
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Growth, Recipe
 from processes import PROCESSES
@@ -52,6 +49,15 @@ class Unlucky(Rows):
         return (x * float("nan") if seed == 1 and start > 50 else x), y
 
 
+class Untested(Rows):
+    """Data that no held-out loss can be measured on."""
+
+    def evaluation(self, batch: int) -> Iterator[Batch]:
+        """Rows that are no numbers."""
+        for x, y in super().evaluation(batch):
+            yield x * float("nan"), y
+
+
 def small(kind: str = "mlp", **changes: Any) -> Recipe:
     """A base model of width 8 for 10 steps, and one of width 16 for 20 more."""
     growth = changes.pop("growth", {})
@@ -59,57 +65,66 @@ def small(kind: str = "mlp", **changes: Any) -> Recipe:
     return recipe(kind=kind, **{"width": 8, "base": 4, "init_at": 4, "steps": STEPS, "grow": grow, **changes})
 
 
-def settings(**changes: Any) -> Method:
-    """Two learning rates and two noise levels at width 4; two seeds."""
-    usual: dict[str, Any] = {"widths": [4], "upscaled_lrs": [0.02, 0.05], "noises": [0.1, 0.3], "seeds": 2}
-    return Method(**{**usual, **changes})
+def settings(**changes: Any) -> StudySettings:
+    """Two learning rates and two noise levels after growing, at width 4; two seeds, and no Sweep 1."""
+    usual: dict[str, Any] = {"widths": [4], "lrs": [0.01], "grown_lrs": [0.02, 0.05], "noises": [0.1, 0.3], "seeds": 2}
+    return StudySettings(**{**usual, "small_seeds": 1, **changes})
 
 
 def quiet(text: str) -> None:
     """Say nothing."""
 
 
-def run_quietly(folder: Path, recipe: Recipe | None = None, method: Method | None = None) -> Summary:
-    """A whole run."""
-    return run_method(recipe or small(), method or settings(), folder, note=quiet)
+def run_quietly(folder: Path, recipe: Recipe | None = None, how: StudySettings | None = None) -> StudySummary:
+    """A whole run, its sweeps in a journal, which is faster than a database."""
+    how = how or settings()
+    return run_paper(
+        recipe or small(), replace(how, storage=how.storage or f"journal:{folder}/study.log"), folder, note=quiet
+    )
 
 
-def facts(summary: Summary) -> dict[str, Any]:
-    """All of a summary but the clock and its name."""
+def with_curves(name: str, curves: Sequence[Curve], flops: float | None = 1.0) -> ContenderRuns:
+    """A contender of made-up curves; flops: of a step."""
+    steps = curves[0].steps[-1]
+    points = [BudgetPoint(1.0, steps, steps * (flops or 1.0), [curve.final() for curve in curves])]
+    return ContenderRuns(name, 128, 0.1, 0.0, points, cost_per_step=flops, curves=list(curves))
+
+
+def runs_of(summary: StudySummary, name: str) -> ContenderRuns:
+    """A contender's runs, which are there."""
+    assert summary.large is not None
+    runs = summary.large.get(name)
+    assert runs is not None, name
+    return runs
+
+
+def names_of(summary: StudySummary) -> list[str]:
+    """Who took part."""
+    assert summary.large is not None
+    return [runs.name for runs in summary.large.contenders]
+
+
+def read(folder: Path) -> StudySummary:
+    """What a run has written."""
+    return StudySummary.from_json(json.loads((folder / "summary.json").read_text()))
+
+
+def facts(summary: StudySummary) -> dict[str, Any]:
+    """All of a summary but the clock, its name, and where sweeps are kept."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(summary)))
-    for part in (*values["stages"], *values["sweeps"]):
+    del values["settings"]["storage"]
+    for part in values["stages"]:
         del part["seconds"]
     return {name: value for name, value in values.items() if name not in ("name", "command")}
 
 
-def written(path: Path, recipe: Recipe, method: Method | None = None) -> Path:
+def written(path: Path, recipe: Recipe, how: StudySettings | None = None) -> Path:
     """A recipe as a file, which is YAML since it is JSON."""
     values = {name: value for name, value in recipe.to_json().items() if value is not None}
-    if method is not None:
-        values["method"] = {name: value for name, value in method.to_json().items() if value is not None}
+    if how is not None:
+        values["study"] = {name: value for name, value in how.to_json().items() if value is not None}
     path.write_text(json.dumps(values, indent=1))
     return path
-
-
-def command(*words: str, cwd: Path, check: bool = True, **more: str) -> subprocess.CompletedProcess[str]:
-    """`mupscale …` in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "mupscale", *words],
-        cwd=cwd,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
-    assert not check or done.returncode == 0, done.stderr
-    return done
-
-
-def environment(**more: str) -> dict[str, str]:
-    """With this package and the tests' own models and data, and one thread."""
-    here = Path(__file__).resolve().parent
-    path = os.pathsep.join([str(here.parents[1] / "src"), str(here)])
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
 # ------------------------------------------------------------------------------------------------ in a process
@@ -134,12 +149,21 @@ class _Child:
 
 
 class Sitting(_Child):
-    """A run of the method in a process of its own, which something may happen to: `prepare` is called in it first."""
+    """A run in a process of its own, which something may happen to: `prepare` is called in it first.
+
+    run: what is called with recipe, settings and folder.
+    """
 
     def __init__(
-        self, folder: Path, recipe: Recipe, method: Method, output: Path, prepare: Callable[[], object] = int
+        self,
+        folder: Path,
+        recipe: Recipe,
+        how: StudySettings,
+        output: Path,
+        prepare: Callable[[], object] = int,
+        run: Callable[..., object] = run_paper,
     ) -> None:
-        super().__init__(output, _sit, folder, recipe, method, prepare)
+        super().__init__(output, _sit, folder, recipe, how, prepare, run)
 
 
 class Commanded(_Child):
@@ -160,10 +184,12 @@ def _speaking_to(output: str, target: Callable[..., None], *arguments: object) -
     target(*arguments)
 
 
-def _sit(folder: Path, recipe: Recipe, method: Method, prepare: Callable[[], object]) -> None:
+def _sit(
+    folder: Path, recipe: Recipe, how: StudySettings, prepare: Callable[[], object], run: Callable[..., object]
+) -> None:
     prepare()
     try:
-        run_method(recipe, method, folder)
+        run(recipe, how, folder)
     except MupscaleError as error:
         print(f"error: {error}", flush=True)
         sys.exit(1)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mupscale.method.costs import compute_costs, compute_gain, first_below, mean_curve
-from mupscale.method.summary import Curve, Runs, StageCost
+from mupscale.study import ContenderRuns, Curve, StageSpent
+from mupscale.study.paper_verdict import compute_costs, compute_gain, first_below, mean_curve
 from mupscale.sweep.space import Space, Sweep, Trial
+from paper_runs import with_curves
 
 STEPS = list(range(25, 1001, 25))
 TERA = 1e12
@@ -23,13 +24,13 @@ def runs(
     steps: Sequence[int] = STEPS,
     flops: float | None = 1.0,
     diverged: int = 0,
-) -> Runs:
+) -> ContenderRuns:
     """Several seeds, each with the loss that a function of the step gives; the first ones diverged."""
     curves = [
         Curve(seed, "diverged" if seed < diverged else "finished", list(steps), [loss(step) for step in steps])
         for seed, loss in enumerate(losses)
     ]
-    return Runs(name, name, 128, 0.1, steps[-1], flops, curves, after_base=name not in ("base", "scratch"))
+    return with_curves(name, curves, flops)
 
 
 def flat(value: float) -> Callable[[float], float]:
@@ -47,10 +48,10 @@ def papers_run(base: float, reached: float, scratch: float, tuning: float = 0.0)
     share = reached / scratch
     curves = [
         runs("base", flat(1.0), flops=base * TERA / 1000),
-        runs("scratch", line(2.0, 1.0), flops=scratch * TERA / 1000),
-        runs("upscaled", lambda step: 1.0 - (step / 1000 - share), flops=scratch * TERA / 1000),
+        runs("from-scratch", line(2.0, 1.0), flops=scratch * TERA / 1000),
+        runs("copies", lambda step: 1.0 - (step / 1000 - share), flops=scratch * TERA / 1000),
     ]
-    return compute_costs(curves, [StageCost("sweep-2-width-100", tuning * TERA, 1.0)], [])
+    return compute_costs(curves, [StageSpent("sweep-2-width-100", tuning * TERA, 1.0)], [])
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,9 @@ def test_gpt2_of_the_paper_with_tuning_charged_is_1_4() -> None:
 
 def test_scratch_is_looked_at_for_as_many_steps_as_the_upscaled_model() -> None:
     longer = list(range(50, 2001, 50))
-    found = compute_costs([runs("scratch", line(2, 1), steps=longer, flops=3.0), runs("upscaled", flat(1.2))], [], [])
+    found = compute_costs(
+        [runs("from-scratch", line(2, 1), steps=longer, flops=3.0), runs("copies", flat(1.2))], [], []
+    )
     assert found["scratch_min_loss"] == pytest.approx(1.0)
     assert found["scratch_total"] == 3000
     assert found["upscaled_to_scratch_loss"] is None
@@ -90,14 +93,14 @@ def test_scratch_is_looked_at_for_as_many_steps_as_the_upscaled_model() -> None:
 
 
 def test_the_lowest_loss_is_not_the_last_and_is_of_the_mean_over_seeds() -> None:
-    dip = runs("scratch", lambda step: 1.0 + abs(step - 500) / 1000, flat(2.0))
-    assert compute_costs([dip, runs("upscaled", flat(1.0))], [], [])["scratch_min_loss"] == pytest.approx(1.5)
+    dip = runs("from-scratch", lambda step: 1.0 + abs(step - 500) / 1000, flat(2.0))
+    assert compute_costs([dip, runs("copies", flat(1.0))], [], [])["scratch_min_loss"] == pytest.approx(1.5)
 
 
 def test_tuning_is_sweeps_and_small_models() -> None:
-    stages = [StageCost(name, 10.0**i, 1.0) for i, name in enumerate(["sweep-1", "small-base", "sweep-2", "base"])]
+    stages = [StageSpent(name, 10.0**i, 1.0) for i, name in enumerate(["sweep-1", "small-base", "sweep-2", "base"])]
     assert compute_costs([], stages, [])["tuning"] == 111
-    assert compute_costs([], [*stages, StageCost("sweep-3", None, 1.0)], [])["tuning"] is None
+    assert compute_costs([], [*stages, StageSpent("sweep-3", None, 1.0)], [])["tuning"] is None
 
 
 def test_tuning_speedup_is_that_of_a_step_whatever_the_seeds() -> None:
@@ -105,20 +108,22 @@ def test_tuning_speedup_is_that_of_a_step_whatever_the_seeds() -> None:
     trials = [Trial(0.1, 1.0, "finished", 1.0, steps=100, flops=2 * 100 * 5.0), Trial(0.1, 0.0, "diverged", None)]
     small = Sweep("sweep-2-width-64", 128, 64, space, trials, seeds=2)
     first = Sweep("sweep-1-width-64", 64, None, space, [Trial(0.1, 0.0, "finished", 1.0, steps=1, flops=99.0)])
-    found = compute_costs([runs("upscaled", flat(1.0), flops=118.0)], [], [first, small])
+    found = compute_costs([runs("copies", flat(1.0), flops=118.0)], [], [first, small])
     assert found["tuning_speedup"] == pytest.approx(23.6)
 
 
 def test_what_was_not_trained_or_cannot_be_counted_is_none() -> None:
-    unknown = compute_costs([runs("scratch", flat(1.0), flops=None), runs("upscaled", flat(0.5), flops=None)], [], [])
+    unknown = compute_costs(
+        [runs("from-scratch", flat(1.0), flops=None), runs("copies", flat(0.5), flops=None)], [], []
+    )
     assert {name for name, value in unknown.items() if value is not None} == {"tuning", "scratch_min_loss"}
     assert {value for name, value in compute_costs([], [], []).items() if name != "tuning"} == {None}
 
 
 def test_diverged_seeds_are_left_out_of_the_mean_curve() -> None:
-    two = runs("upscaled", flat(math.nan), flat(1.0), diverged=1)
+    two = runs("copies", flat(math.nan), flat(1.0), diverged=1)
     assert {loss for _, loss in mean_curve(two)} == {1.0}
-    assert mean_curve(runs("upscaled", flat(1.0), diverged=1)) == []
+    assert mean_curve(runs("copies", flat(1.0), diverged=1)) == []
 
 
 def test_a_curve_is_crossed_between_its_points_and_never_before_the_first() -> None:
@@ -133,29 +138,37 @@ def test_a_curve_is_crossed_between_its_points_and_never_before_the_first() -> N
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=4, max_size=4))
 def test_the_parts_of_the_gain_add_up(losses: list[float]) -> None:
-    names = ("scratch", "scratch-drop", "exact", "upscaled")
+    names = ("from-scratch", "from-scratch-changed", "copies-without-noise", "copies")
     found = compute_gain([runs(name, flat(loss)) for name, loss in zip(names, losses, strict=True)])
     parts = [found[name] for name in ("learning_rate", "head_start", "noise")]
     assert math.fsum(part for part in parts if part is not None) == pytest.approx(losses[0] - losses[3], abs=1e-12)
 
 
 def test_the_parts_of_the_gain_have_their_names() -> None:
-    finals = {"scratch": 1.0, "scratch-drop": 0.9, "exact": 0.7, "upscaled": 0.4, "continued": 0.6}
+    finals = {
+        "from-scratch": 1.0,
+        "from-scratch-changed": 0.9,
+        "copies-without-noise": 0.7,
+        "copies": 0.4,
+        "continued": 0.6,
+    }
     found = compute_gain([runs(name, flat(loss - 0.01), flat(loss + 0.01)) for name, loss in finals.items()])
     assert found["learning_rate"] == pytest.approx(0.1)
     assert found["head_start"] == pytest.approx(0.2)
     assert found["noise"] == pytest.approx(0.3)
     assert found["continued"] == pytest.approx(0.6)
-    assert found["scratch_drop"] == pytest.approx(0.9)
+    assert found["from-scratch-changed"] == pytest.approx(0.9)
 
 
 def test_without_scratch_drop_the_head_start_is_against_scratch() -> None:
-    found = compute_gain([runs("scratch", flat(1.0)), runs("exact", flat(0.7)), runs("upscaled", flat(0.4))])
+    found = compute_gain(
+        [runs("from-scratch", flat(1.0)), runs("copies-without-noise", flat(0.7)), runs("copies", flat(0.4))]
+    )
     assert found["learning_rate"] is None
-    assert found["scratch_drop"] is None
+    assert found["from-scratch-changed"] is None
     assert found["head_start"] == pytest.approx(0.3)
 
 
 def test_missing_and_diverged_baselines_give_no_parts() -> None:
-    found = compute_gain([runs("scratch", flat(1.0), diverged=1), runs("upscaled", flat(0.4))])
-    assert {name for name, value in found.items() if value is not None} == {"upscaled"}
+    found = compute_gain([runs("from-scratch", flat(1.0), diverged=1), runs("copies", flat(0.4))])
+    assert {name for name, value in found.items() if value is not None} == {"copies"}

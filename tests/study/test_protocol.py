@@ -13,17 +13,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from method_runs import BASE_STEPS, WIDE_STEPS, run_quietly, settings, small
 from mupscale.engine.outcomes import Outcome
-from mupscale.method import dry_run
-from mupscale.method.contender_training import read_curve, thin_curve
-from mupscale.method.dry_run import PlannedStage, measure_step, short_flops
-from mupscale.method.protocol import Protocol, near_divisor
-from mupscale.method.summary import Summary
+from mupscale.study import StudySummary, dry_run, estimate_paper
+from mupscale.study.dry_run import measure_stage
+from mupscale.study.paper import Protocol, near_divisor, read_curve, thin_curve
 from mupscale.sweep.space import Cell
 from mupscale.system import rough_time
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Evaluation, Growth, Schedule, Seeds, Spec
+from paper_runs import BASE_STEPS, WIDE_STEPS, run_quietly, runs_of, settings, small
 from small_runs import Rows
 
 
@@ -62,27 +60,53 @@ class NeedsValues(nn.Module):
         return self.last(hidden if float(hidden.detach().sum()) < 1e9 else hidden * 0)
 
 
-def protocol(tmp_path: Path, **changes: Any) -> Protocol:
-    return Protocol(small(**changes), tmp_path)
+def protocol(**changes: Any) -> Protocol:
+    return Protocol(small(**changes), "train")
 
 
 # ------------------------------------------------------------------------------------------------ recipes
 
 
 def test_trials_start_from_the_small_base_model_of_their_seed(tmp_path: Path) -> None:
-    made = protocol(tmp_path, seeds=Seeds(init=3, data=4, noise=5, dropout=6)).trial(4, Cell(0.5, 0.25), 2)
-    assert (made.width, made.steps, made.noise, made.noise_unit) == (8, WIDE_STEPS, 0.25, "init")
-    assert made.start == str(tmp_path / "small" / "width-4" / "seed-2")
-    assert made.seeds == Seeds(init=5, data=10_006, noise=7, dropout=8)
-    assert made.optimizer.init_args["lr"] == 0.5
-    assert made.out is None
-    assert made.grow == []
+    made = protocol(seeds=Seeds(init=3, data=4, noise=5, dropout=6))
+    base = made.small(4, 0.01, seed=2)
+    trial = made.recipe_of(made.trial(base, Cell(0.5, 0.25)), tmp_path)
+    assert (trial.width, trial.steps, trial.noise, trial.noise_unit) == (8, WIDE_STEPS, 0.25, "init")
+    assert trial.start == made.recipe_of(base, tmp_path).out == str(tmp_path / made.folder_name(base))
+    assert trial.seeds == Seeds(init=5, data=10_006, noise=7, dropout=8)
+    assert trial.optimizer.init_args["lr"] == 0.5
+    assert trial.grow == []
 
 
-def test_base_models_train_up_to_the_growth_and_have_folders(tmp_path: Path) -> None:
-    made = protocol(tmp_path).fresh(8, 0.5, BASE_STEPS, 1, "base")
-    assert (made.width, made.steps, made.start) == (8, BASE_STEPS, None)
-    assert made.out == str(tmp_path / "base" / "seed-1")
+def test_base_models_train_up_to_the_growth(tmp_path: Path) -> None:
+    made = protocol()
+    base = made.recipe_of(made.small(8, 0.5, seed=1), tmp_path)
+    assert (base.width, base.steps, base.start, base.seeds) == (8, BASE_STEPS, None, Seeds(1, 1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch": 4},
+        {"seeds": Seeds(init=1)},
+        {"growth": {"at": 300}},
+        {"log_every": 5},
+        {"evaluation": Evaluation(every=2)},
+        {"optimizer": Spec("torch.optim.SGD", {"lr": 0.5})},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_another_recipe_trains_or_looks_at_elsewhere_has_another_folder(changes: dict[str, Any]) -> None:
+    usual: dict[str, Any] = {"log_every": 20, "steps": 1000, "growth": {"at": 400}}
+    ours, theirs = protocol(**usual), protocol(**{**usual, **changes})
+    names = [
+        {one.folder_name(one.small(8, 0.5, 0)), one.folder_name(one.trial(one.small(4, 0.5, 0), Cell(0.5, 0.0)))}
+        for one in (ours, theirs)
+    ]
+    assert not names[0] & names[1]
+    assert ours.folder_name(ours.small(8, 0.5, 0)) != Protocol(ours.recipe, "held-out").folder_name(
+        ours.small(8, 0.5, 0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,12 +118,12 @@ def test_base_models_train_up_to_the_growth_and_have_folders(tmp_path: Path) -> 
     ],
 )
 def test_small_systems_grow_as_many_times_as_the_large_one(
-    tmp_path: Path, base: Any, wide: Any, small_width: Any, expected: Any
+    base: Any, wide: Any, small_width: Any, expected: Any
 ) -> None:
     one = {"heads": 1} if isinstance(base, dict) else 4
     model = Spec("mupscale.models.GPT2", {"vocab": 11, "context": 6, "layers": 1, "head_dim": 4})
     changes = {"model": model} if isinstance(base, dict) else {}
-    made = protocol(tmp_path, width=base, base=one, init_at=None, growth={"width": wide}, **changes)
+    made = protocol(width=base, base=one, init_at=None, growth={"width": wide}, **changes)
     assert made.upscaled_width(small_width) == expected
     made.check_small(small_width)
 
@@ -112,14 +136,15 @@ def test_points_end_where_the_run_does_if_they_can(steps: int, most: int) -> Non
     assert every == (exact[-1] if exact else max(1, most))
 
 
-def test_curves_have_points_enough_for_a_last_tenth(tmp_path: Path) -> None:
-    made = protocol(tmp_path, log_every=50, steps=1100, growth={"at": 100}, evaluation=Evaluation(every=300))
+def test_curves_have_points_enough_for_a_last_tenth() -> None:
+    made = protocol(log_every=50, steps=1100, growth={"at": 100}, evaluation=Evaluation(every=300))
     assert made.points_apart == 25
-    assert made.evaluations_apart == 250
     assert made.exact_is_a_beginning
-    assert made.fresh(8, 0.1, 100, 0).log_every == 2
-    assert not protocol(tmp_path, schedule=Schedule("cosine")).exact_is_a_beginning
-    assert not protocol(tmp_path, steps=1030, growth={"at": 21}, log_every=20).exact_is_a_beginning  # 1009 is a prime
+    base = made.small(8, 0.1, 0)
+    assert made.watch(base)["log_every"] == 2
+    assert made.watch(made.after(base, 16, 0.1, 1000))["evaluation"].every == 250
+    assert not protocol(schedule=Schedule("cosine")).exact_is_a_beginning
+    assert not protocol(steps=1030, growth={"at": 21}, log_every=20).exact_is_a_beginning  # 1009 is a prime
 
 
 def test_a_curve_read_off_a_longer_run_did_not_diverge_with_it(tmp_path: Path) -> None:
@@ -153,19 +178,19 @@ def test_a_peak_of_one_step_in_a_million_is_in_the_summary(tmp_path: Path) -> No
 # ------------------------------------------------------------------------------------------------ data and costs
 
 
-@pytest.mark.slow
 def test_the_data_is_loaded_once_for_all_stages(tmp_path: Path) -> None:
     """CoverType takes seconds to load, and a run has a dozen stages."""
     Counted.loaded = 0
-    counted = small(data=Spec("test_protocol.Counted"), steps=24, growth={"at": 10})
-    run_quietly(tmp_path / "run", counted, settings(lrs=[0.01], seeds=1))
+    counted = small(data=Spec("test_protocol.Counted"), steps=12, growth={"at": 6})
+    how = settings(seeds=1, contenders=["copies"], grown_lrs=[0.02], noises=[0.1])
+    run_quietly(tmp_path / "run", counted, how)
     assert Counted.loaded == 1
-    dry_run.estimate_run(counted, settings(seeds=1), tmp_path / "dry")
+    estimate_paper(counted, how, tmp_path / "dry")
     assert Counted.loaded == 2
 
 
-def test_steps_at_another_width_for_the_same_cost(tmp_path: Path) -> None:
-    made = protocol(tmp_path)
+def test_steps_at_another_width_for_the_same_cost() -> None:
+    made = protocol()
     narrow, wide = made.flops_per_step(8), made.flops_per_step(16)
     assert narrow is not None
     assert wide is not None
@@ -175,14 +200,16 @@ def test_steps_at_another_width_for_the_same_cost(tmp_path: Path) -> None:
 
 def test_a_model_whose_cost_is_unknown_is_compared_step_by_step(tmp_path: Path) -> None:
     unknown = small(model=Spec("test_protocol.NeedsValues"), steps=12, growth={"at": 4})
-    method = settings(seeds=1, upscaled_lrs=[0.05], noises=[0.1])
-    assert "unknown" in dry_run.estimate_run(unknown, method, tmp_path / "dry")
-    summary = run_quietly(tmp_path / "run", unknown, method)
-    scratch = summary.get("scratch")
-    assert scratch is not None
-    assert scratch.steps == 12
-    assert scratch.flops_per_step is None
-    assert {stage.flops for stage in summary.stages if stage.name == "base"} == {None}
+    how = settings(seeds=1, grown_lrs=[0.05], noises=[0.1], contenders=["from-scratch"])
+    table = estimate_paper(unknown, how, tmp_path / "dry")
+    assert all(" steps " in line for line in table.splitlines())
+    summary = run_quietly(tmp_path / "run", unknown, how)
+    scratch = runs_of(summary, "from-scratch")
+    assert (scratch.steps, scratch.cost_per_step) == (12, None)
+    assert summary.large is not None
+    assert (summary.large.unit, summary.large.base_cost) == ("steps", None)
+    assert {stage.cost for stage in summary.stages if not stage.name.startswith("sweep")} == {None}
+    assert summary.answer["costs"]["tuning"] is None
 
 
 def test_a_dry_run_tries_fewer_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,34 +223,19 @@ def test_a_dry_run_tries_fewer_where_memory_is_short(tmp_path: Path, monkeypatch
         return stack(recipes, *others)
 
     monkeypatch.setattr(dry_run, "RunStack", cramped)
-    room = 3
-    planned = PlannedStage("sweep-2-width-4", 12, 8, 40)
-    seconds = measure_step(protocol(tmp_path), planned, settings())
+    room, made = 3, protocol()
+    seconds = measure_stage([made.small(8, 0.1, seed) for seed in range(12)], made, "auto")
     assert tried == [12, 6, 3]
     assert seconds is not None
     room = 0
-    table = dry_run.estimate_run(small(), settings(seeds=1, baselines=[]), tmp_path)
+    table = estimate_paper(small(), settings(seeds=1, contenders=["copies"]), tmp_path / "dry")
     assert "too big" in table
     assert table.splitlines()[-1] == "too big: one run does not fit into memory, so take a smaller batch or width"
 
 
-def test_numbers_for_people() -> None:
-    assert [short_flops(flops) for flops in (0, 12, 5870, 5.87e9, 1e21, 1e25)] == [
-        "0",
-        "12",
-        "5.87 k",
-        "5.87 G",
-        "1 Z",
-        "1e+04 Z",
-    ]
-    assert [rough_time(seconds) for seconds in (0.2, 59, 61, 3600, 7300, 1e6)] == [
-        "1 s",
-        "59 s",
-        "2 min",
-        "60 min",
-        "2.0 h",
-        "277.8 h",
-    ]
+def test_times_for_people() -> None:
+    times = {0.2: "1 s", 59: "59 s", 61: "2 min", 3600: "60 min", 7300: "2.0 h", 1e6: "277.8 h"}
+    assert {seconds: rough_time(seconds) for seconds in times} == times
 
 
 # ------------------------------------------------------------------------------------------------ mistakes
@@ -236,9 +248,10 @@ def test_numbers_for_people() -> None:
         ({"grow": [Growth(10, 16), Growth(20, 32)]}, r"needs one growth event, and this one has 2"),
         ({"start": "somewhere"}, r"cannot start from a checkpoint \(from\)"),
         ({"grow": [Growth(10, 8)]}, r"the recipe's growth keeps the width at 8"),
+        ({"grow": [Growth(10, 16, how="fresh")]}, r"tunes the noise of copies, and the growth's how is fresh"),
     ],
 )
-def test_recipes_that_are_not_for_the_method(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+def test_recipes_that_are_not_for_the_paper_s_comparison(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
     with pytest.raises(MupscaleError, match=why):
         run_quietly(tmp_path / "run", replace(small(), **changes))
     assert not (tmp_path / "run").exists()
@@ -247,22 +260,20 @@ def test_recipes_that_are_not_for_the_method(tmp_path: Path, changes: dict[str, 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"widths": []}, r"method\.widths needs at least one small width"),
         ({"widths": [4, 4]}, r"small widths must differ"),
-        ({"widths": [0]}, r"the small width is 0, but widths are positive"),
+        ({"widths": [0]}, r"study\.widths is 0, but widths are positive"),
         ({"widths": [{"width": 4}]}, r"must be of the same form as the recipe's width 8"),
-        ({"sampler": "tpe"}, r"method\.sampler tpe needs method\.trials"),
-        ({"sampler": "random", "trials": 0}, r"method\.sampler random needs method\.trials"),
-        ({"seeds": 0}, r"method\.seeds is 0, but must be at least 1"),
-        ({"sweep_seeds": 0}, r"method\.sweep_seeds is 0"),
-        ({"upscaled_lrs": []}, r"needs at least one learning rate"),
-        ({"lrs": [0.0]}, r"needs at least one learning rate, and all of them above 0"),
-        ({"noises": [-1.0]}, r"-1\.0 is no noise level"),
-        ({"pruner": "hatchet"}, r"method\.pruner: 'hatchet' is none of none, median, halving"),
-        (
-            {"baselines": ["scratch", "luck"]},
-            r"method\.baselines: 'luck' is none of scratch, scratch-drop, continued, net2net",
-        ),
+        ({"sampler": "tpe"}, r"study\.sampler tpe needs study\.trials"),
+        ({"sampler": "random", "trials": 0}, r"study\.sampler random needs study\.trials"),
+        ({"seeds": 0}, r"study\.seeds is 0, but must be at least 1"),
+        ({"small_seeds": 0}, r"study\.small_seeds is 0"),
+        ({"grown_lrs": [0.0]}, r"study\.grown_lrs holds 0\.0, but they are numbers above 0"),
+        ({"lrs": [0.0]}, r"study\.lrs holds 0\.0, but they are numbers above 0"),
+        ({"noises": [-1.0]}, r"study\.noises holds -1\.0, but they are numbers 0 or more"),
+        ({"pruner": "hatchet"}, r"study\.pruner: 'hatchet' is none of none, median, halving"),
+        ({"measure": "luck"}, r"study\.measure: 'luck' is none of held-out, train"),
+        ({"contenders": ["from-scratch", "luck"]}, r"'luck' is no contender"),
+        ({"contenders": ["fresh"]}, r"'fresh' is no contender here: take from base, from-scratch"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
@@ -278,18 +289,21 @@ def test_small_widths_that_cannot_be_built(tmp_path: Path) -> None:
     own = small(model=Spec("test_protocol.OnlyFours"))
     with pytest.raises(MupscaleError, match=r"cannot be built at the small width 6 and at 12: ValueError: fours only"):
         run_quietly(tmp_path / "run", own, settings(widths=[6]))
-    made = protocol(tmp_path, model=Spec("mupscale.models.GPT2", {}), width={"heads": 2}, base={"heads": 1},
+    made = protocol(model=Spec("mupscale.models.GPT2", {}), width={"heads": 2}, base={"heads": 1},
                     init_at=None, growth={"width": {"heads": 4}})  # fmt: skip
     with pytest.raises(MupscaleError, match="does not name the same arguments"):
         made.check_small({"head_dim": 2})
+    assert not (tmp_path / "run").exists()
 
 
-def test_a_summary_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(MupscaleError, match="holds no finished run of the method"):
-        Summary.load(tmp_path)
-    (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(MupscaleError, match="is damaged"):
-        Summary.load(tmp_path)
-    (tmp_path / "summary.json").write_text("{}")
-    with pytest.raises(MupscaleError, match="no summary written by mupscale run"):
-        Summary.load(tmp_path)
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ([], "this is no summary of a study: run it again"),
+        ({"format": 2}, "this is of format 2, and this version of mupscale reads format 3"),
+        ({"format": 3}, r"this is no summary of a study \(.*name.*\): run it again"),
+    ],
+)
+def test_a_summary_that_is_none(values: Any, why: str) -> None:
+    with pytest.raises(MupscaleError, match=why):
+        StudySummary.from_json(values)

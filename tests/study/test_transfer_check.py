@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from mupscale.method import transfer_trials
-from mupscale.method.protocol import Protocol
-from mupscale.method.transfer_trials import transfer_check
-from mupscale.method.transfer_verdict import judge_transfer
-from mupscale.report.transfer import save_transfer_picture
+from mupscale.study import training, transfer_check
+from mupscale.study.paper import Protocol
+from mupscale.study.transfer import judge_transfer
+from mupscale.sweep import Cell
 from mupscale.system.errors import MupscaleError
-from mupscale.train import Growth, Recipe, Spec, run_recipe
+from mupscale.train import Growth, Recipe, Seeds, Spec, run_recipe
 from small_runs import GENTLE, MLP, metrics, recipe
 
 GRID = [0.1, 0.2, 0.4, 0.8, 1.6]
@@ -133,10 +132,9 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     return out, transfer_check(small(), widths=[16, 8], out=out, **SMALL)
 
 
-def test_a_real_check_writes_its_numbers_and_a_picture(checked: tuple[Path, dict[str, Any]]) -> None:
+def test_a_real_check_writes_its_numbers(checked: tuple[Path, dict[str, Any]]) -> None:
     out, values = checked
     assert json.loads((out / "transfer-check.json").read_text()) == values
-    assert save_transfer_picture(values, out).stat().st_size > 5000
     assert (values["times"], values["steps"], values["unit"]) == (2, 8, "init")
     assert values["fixed"] == {"lr": 0.004, "noise": 0.3}
     for axis, xs in {"lr": [0.001, 0.004], "noise": [0.0, 0.3]}.items():
@@ -155,8 +153,8 @@ def test_a_pipe_is_told_how_far_it_is(
     transfer_check(small(), out=tmp_path / "told", note=print, **asked)
     told = capsys.readouterr().out.splitlines()
     assert [line for line in told if not line.startswith("step ")] == [
-        "width 8: 1 base models",
-        "width 8 → 16: 1 trials × 1 seeds",
+        "width 8: 1 base model",
+        "width 8 → 16: 1 trial × 1 seed",
     ]
     assert [line.split()[1] for line in told if line.startswith("step ")] == [
         *(f"{step}/6" for step in range(1, 7)),
@@ -175,9 +173,11 @@ def test_the_shared_point_is_one_trial_and_seeds_differ(checked: tuple[Path, dic
 
 def test_a_trial_is_what_a_single_run_gives(checked: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     out, values = checked
-    base = metrics(out / "transfer" / "small" / "width-8" / "seed-1", "train")[-1]
+    protocol = Protocol(small(), "train")
+    small_base = protocol.small(8, 0.002, seed=1)
+    base = metrics(out / "stretches" / protocol.folder_name(small_base), "train")[-1]
     assert (base["step"], base["lr"], base["width"]) == (6, 0.002, 8)
-    single = Protocol(small(), out / "transfer").trial(8, transfer_trials.Cell(0.001, 0.3), 1)
+    single = protocol.recipe_of(protocol.trial(small_base, Cell(0.001, 0.3)), out / "stretches")
     assert (single.width, single.steps, single.noise, single.grow) == (16, 8, 0.3, [])
     run_recipe(recipe(**{**vars(single), "out": str(tmp_path / "single"), "log_every": 1}))
     assert metrics(tmp_path / "single", "train")[-1]["loss"] == pytest.approx(
@@ -194,9 +194,14 @@ def test_what_is_done_is_kept_and_only_what_is_new_is_trained(
     again = transfer_check(small(), widths=[8, 16], out=out, **more)
     assert again["lr"] == values["lr"]
     assert [point["x"] for point in again["noise"][0]["points"]] == [0.0, 0.3, 1.0]
-    assert trained == [2, 2, 2, 2]  # bases, which are finished, and one new trial, at each width
+    assert trained == [2, 2]  # one new trial at each width
     assert transfer_check(small(), widths=[8, 16], out=out, **more) == again
-    assert len(trained) == 4
+    assert len(trained) == 2
+    again = transfer_check(small(), widths=[8], out=out, **{**SMALL, "seeds": 3})
+    assert [point["losses"][:2] for point in again["lr"][0]["points"]] == [
+        point["losses"] for point in values["lr"][0]["points"]
+    ]
+    assert trained == [2, 2, 3, 3]  # bases, of which two are read, and three trials with the new seed
 
 
 def test_a_check_that_was_cut_goes_on_at_the_width_where_it_was(
@@ -209,25 +214,25 @@ def test_a_check_that_was_cut_goes_on_at_the_width_where_it_was(
             raise Cut
         return whole(recipes, **options)
 
-    whole = transfer_trials.train_many
+    whole = training.train_many
     with monkeypatch.context() as patched:
-        patched.setattr(transfer_trials, "train_many", cut)
+        patched.setattr(training, "train_many", cut)
         with pytest.raises(Cut):
             transfer_check(small(), widths=[8, 16], out=tmp_path, **SMALL)
     trained = counted(monkeypatch)
     assert transfer_check(small(), widths=[8, 16], out=tmp_path, **SMALL) == checked[1]
-    assert trained == [2, 6]
+    assert trained == [6]
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many runs each call of the engine is given from here on."""
-    trained, whole = [], transfer_trials.train_many
+    trained, whole = [], training.train_many
 
     def count(recipes: list[Recipe], **options: Any) -> Any:
         trained.append(len(recipes))
         return whole(recipes, **options)
 
-    monkeypatch.setattr(transfer_trials, "train_many", count)
+    monkeypatch.setattr(training, "train_many", count)
     return trained
 
 
@@ -244,7 +249,7 @@ def test_widths_by_name_grow_where_the_recipe_does(tmp_path: Path) -> None:
     values = transfer_check(made, widths=[{"head_dim": 2, "heads": 2}], out=tmp_path, **asked)
     assert values["lr"][0]["width"] == {"head_dim": 4, "heads": 2}
     assert values["noise"][0]["points"] == []
-    assert (tmp_path / "transfer" / "width-head_dim2-heads2.json").exists()
+    assert len(list((tmp_path / "stretches").glob("width-head_dim2-heads2-*"))) == 1
 
 
 # ------------------------------------------------------------------------------------------------ mistakes
@@ -277,11 +282,21 @@ def test_the_recipe_must_have_one_growth(tmp_path: Path) -> None:
     assert "this one has 0" in refused(tmp_path, small(grow=[]))
 
 
-def test_a_folder_of_another_check_is_refused(checked: tuple[Path, dict[str, Any]]) -> None:
-    out, _ = checked
-    assert "other settings (base_lr)" in refused(out, base_lr=0.01)
-    assert "other settings (model)" in refused(out, small(model=Spec(MLP.class_path, {**MLP.init_args, "depth": 4})))
-    assert "other settings (seeds in all)" in refused(out, seeds=3)
+@pytest.mark.parametrize(
+    "changes",
+    [{"base_lr": 0.01}, {"model": Spec(MLP.class_path, {**MLP.init_args, "depth": 4})}, {"seeds": Seeds(init=7)}],
+    ids=["base_lr", "model", "seeds"],
+)
+def test_another_recipe_in_the_same_folder_is_trained_and_never_taken_for_the_first(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {**SMALL, "widths": [8], "seeds": 1, "lrs": [0.004], "noises": [0.3]}
+    rate = {name: changes[name] for name in changes if name == "base_lr"}
+    other = small(**{name: value for name, value in changes.items() if name != "base_lr"})
+    first = transfer_check(small(), out=tmp_path / "both", **asked)
+    second = transfer_check(other, out=tmp_path / "both", **asked, **rate)
+    assert second == transfer_check(other, out=tmp_path / "alone", **asked, **rate) != first
+    assert transfer_check(small(), out=tmp_path / "both", **asked) == first
 
 
 def test_a_base_model_that_diverges_ends_the_check(tmp_path: Path) -> None:
@@ -298,7 +313,11 @@ def test_trials_that_diverge_are_recorded_as_none(tmp_path: Path) -> None:
     assert fine["losses"] != [None]
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "transfer").mkdir()
-    (tmp_path / "transfer" / "width-8.json").write_text("{")
-    assert "width-8.json is damaged" in refused(tmp_path)
+def test_a_damaged_file_of_losses_costs_training_alone(
+    checked: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, values = checked
+    (out / "losses-transfer.json").write_text("{")
+    trained = counted(monkeypatch)
+    assert transfer_check(small(), widths=[8, 16], out=out, **SMALL) == values
+    assert trained == [6, 6]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mupscale.method.extrapolation import Extrapolation, extrapolate
+from mupscale.study.extrapolation import Extrapolation, extrapolate
 from mupscale.sweep.space import Cell, Space, Sweep, Trial
 from mupscale.system.errors import MupscaleError
 

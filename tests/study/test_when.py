@@ -1,0 +1,160 @@
+"""When to grow: one trunk off which every arm branches, all at the same cost; what it says; kills; the command."""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mupscale.cli import main
+from mupscale.study import ContenderRuns, StudySummary, estimate_when, run_when
+from mupscale.study.training import Ground
+from mupscale.study.tree import list_stretches
+from mupscale.study.when import PARTS, Arm, plan_when
+from mupscale.system import MupscaleError
+from mupscale.train import Growth, Recipe, Schedule
+from paper_runs import Sitting, count_changes, facts, quiet, read, settings, small, written
+from small_runs import die_at, metrics
+
+LABELS = ["wide from scratch", "grown after 10%", "grown after 25%", "grown after 50%", "never grown"]
+SETTINGS = settings(contenders=[])
+
+
+def short(**changes: Any) -> Recipe:
+    """A budget of some fifty narrow steps."""
+    return small(**{"steps": 24, "growth": {"at": 10, "noise": 0.0}, "schedule": Schedule(warmup=2), **changes})
+
+
+def plan(recipe: Recipe) -> tuple[Ground, list[Arm]]:
+    ground = Ground(recipe)
+    return ground, plan_when(recipe, SETTINGS, ground)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """An uninterrupted run, and how often it changed something in its folder."""
+    place = tmp_path_factory.mktemp("when")
+    prepare = partial(count_changes, str(place / "run"), str(place / "count"))
+    child = Sitting(place / "run", short(), SETTINGS, place / "log", prepare, run=run_when)
+    assert child.wait() == 0, (place / "log").read_text()
+    return place / "run", int((place / "count").read_text())
+
+
+def arms_of(summary: StudySummary) -> list[ContenderRuns]:
+    assert summary.large is not None
+    return summary.large.contenders
+
+
+# ------------------------------------------------------------------------------------------------ the tree
+
+
+def test_all_arms_cost_the_same_within_a_step() -> None:
+    ground, arms = plan(short())
+    budget = 10 * ground.cost_per_step(8) + 14 * ground.cost_per_step(16)
+    assert [arm.label for arm in arms] == LABELS
+    for arm in arms:
+        for leaf in arm.leaves:
+            spent = sum(ground.cost(stretch) for stretch in leaf.path)
+            assert abs(spent - budget) <= ground.cost_per_step(arm.width) / 2, arm.label
+            assert leaf.schedule.kind == "wsd"
+            assert leaf.schedule.decay == leaf.steps
+
+
+def test_arms_grow_off_one_trunk_after_their_part_of_the_budget() -> None:
+    ground, arms = plan(short())
+    for seed in range(2):
+        trunks = [arm.leaves[seed].path for arm in arms[1:]]
+        for length, path in enumerate(trunks[:-1], 1):
+            assert [stretch.key for stretch in path[:length]] == [stretch.key for stretch in trunks[-1][:length]]
+            before = sum(ground.cost(stretch) for stretch in path[:length])
+            whole = sum(ground.cost(stretch) for stretch in path)
+            assert before / whole == pytest.approx(PARTS[length - 1], abs=ground.cost_per_step(16) / whole)
+            assert [stretch.width for stretch in path[length:]] == [16, 16]
+            assert (path[length].is_grown, path[length].how) == (True, "fresh")
+    every = list_stretches(leaf for arm in arms for leaf in arm.leaves)
+    assert len(every) == 2 * (2 + 3 + 3 * 2 + 2)  # scratch; the trunk; three that grow; the last piece and its decay
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"grow": []}, "when to grow needs to know what the model grows to"),
+        ({"grow": [Growth(10, 8)]}, "when to grow needs to know what the model grows to"),
+        ({"start": "somewhere"}, r"cannot start from a checkpoint \(from\)"),
+        ({"schedule": Schedule(warmup=9)}, "10% of the FLOPs are 5 steps of the narrow model, too few to grow after"),
+        ({"growth": {"at": 1}, "steps": 3, "schedule": Schedule()}, "too few"),
+    ],
+)
+def test_what_has_no_when_is_refused_in_a_sentence(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(MupscaleError, match=why):
+        run_when(short(**changes), SETTINGS, tmp_path / "run", note=quiet)
+    assert not (tmp_path / "run").exists()
+
+
+# ------------------------------------------------------------------------------------------------ a run
+
+
+def test_every_prefix_is_trained_once_and_losses_are_those_of_the_leaves(whole: tuple[Path, int]) -> None:
+    ground, arms = plan(short())
+    every = list_stretches(leaf for arm in arms for leaf in arm.leaves)
+    folders = {path.name for path in (whole[0] / "stretches").iterdir()}
+    assert folders == {ground.folder_name(stretch) for stretch in every}
+    summary = read(whole[0])
+    for arm, runs in zip(arms, arms_of(summary), strict=True):
+        (point,) = runs.points
+        ends = [metrics(whole[0] / "stretches" / ground.folder_name(leaf), "eval")[-1]["loss"] for leaf in arm.leaves]
+        assert point.losses == ends
+        assert (runs.shown, runs.width, runs.contender.name) == (arm.label, arm.width, arm.like)
+    assert summary.sentences == [summary.answer["sentence"]]
+    assert summary.answer["losses"] == {runs.shown: runs.points[0].losses for runs in arms_of(summary)}
+
+
+def test_the_sentence_names_the_lowest_first_and_all_others(whole: tuple[Path, int]) -> None:
+    summary = read(whole[0])
+    finals = {runs.shown: runs.final for runs in arms_of(summary)}
+    order = sorted(finals, key=lambda label: finals[label] or 9.0)
+    (sentence,) = summary.sentences
+    assert sentence.lower().startswith(f"{order[0]} ends lowest, at {finals[order[0]]:.4g} (")
+    assert [part.split(" ends ")[0] for part in sentence.split("; ")[1:]] == order[1:]
+
+
+def test_a_dry_run_costs_what_is_spent_to_the_last_digit(whole: tuple[Path, int]) -> None:
+    ground, arms = plan(short())
+    (stage,) = read(whole[0]).stages
+    assert stage.cost == sum(ground.cost(one) for one in list_stretches(leaf for arm in arms for leaf in arm.leaves))
+    lines = estimate_when(short(), SETTINGS).splitlines()
+    assert [line.split("  ")[0] for line in lines] == [*LABELS, "together"]
+    assert f" {stage.cost:.3g} FLOPs" in lines[-1]
+
+
+def test_killed_anywhere_it_ends_the_same_and_its_seconds_add_up(whole: tuple[Path, int], tmp_path: Path) -> None:
+    folder, count = whole
+    run, log = tmp_path / "run", tmp_path / "log"
+    for part in (0.3, 0.6):
+        die = partial(die_at, str(run), round(part * count))
+        assert Sitting(run, short(), SETTINGS, log, die, run=run_when).wait() == -signal.SIGKILL
+    torch.set_num_threads(1)
+    assert facts(run_when(short(), SETTINGS, run, note=quiet)) == facts(read(folder))
+    again = run_when(short(), SETTINGS, run, note=quiet)
+    assert again.to_json()["stages"] == read(run).to_json()["stages"]
+
+
+@pytest.mark.usefixtures("pictures_without_pixels")
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, run = written(tmp_path / "recipe.yaml", short(), settings(seeds=1)), tmp_path / "run"
+    assert main(["run", str(file), "--when", "--dry-run", "--out", str(run)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("together")
+    assert not run.exists()
+    assert main(["run", str(file), "--when", "--paper", "--out", str(run)]) == 2
+    assert capsys.readouterr().err == (
+        "mupscale run: --forecast, --paper and --when each say what to run: give one of them\n"
+    )
+    assert main(["run", str(file), "--when", "--out", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "1/1 one trunk that grows after 10, 25 and 50 % of the FLOPs, 8 → 16"
+    assert " ".join(lines).count(" ends lowest, at ") == 1
+    assert lines[-1] == f"Report: {run / 'report' / 'index.html'}"
