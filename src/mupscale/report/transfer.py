@@ -7,9 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NotRequired, TypedDict
 
-from mupscale.method import read_width_line
 from mupscale.plots import MUTED, Gallery, Picture, escape_text, figure, level_colors, styled, words
-from mupscale.report.facts import format_width
+from mupscale.study import format_width
 from mupscale.system import Finite, MupscaleError, Positive, parse_record, read_json
 
 Varied = Literal["lr", "noise"]
@@ -185,16 +184,21 @@ def _points(line: Mapping[str, Any]) -> list[tuple[float, list[float]]]:
     return sorted((x, losses) for x, losses in points if losses)
 
 
+def _sound(line: Mapping[str, Any]) -> dict[float, float]:
+    """The mean loss at every value where no seed diverged: for the check one that did is as if all had."""
+    losses = {float(point["x"]): point["losses"] for point in line["points"]}
+    return {x: fmean(some) for x, some in losses.items() if some and all(map(words.is_finite_number, some))}
+
+
 def _diverged(line: Mapping[str, Any]) -> list[float]:
-    """Values at which a seed diverged, which for the check is as if all had."""
-    sound = read_width_line(line).losses
+    """Values at which a seed diverged."""
+    sound = _sound(line)
     return sorted(x for point in line["points"] if (x := float(point["x"])) not in sound)
 
 
 def _best(line: Mapping[str, Any]) -> tuple[float, float] | None:
     """The value with the lowest mean loss, as the check sees it, and that loss."""
-    sound = read_width_line(line)
-    return (sound.best, sound.loss(sound.best)) if sound.losses else None
+    return min(_sound(line).items(), key=lambda item: item[1], default=None)
 
 
 def _optima(lines: list[Mapping[str, Any]]) -> str:

@@ -5,6 +5,7 @@ contenders: who takes part, one table; settings: what a recipe may say; systems:
 tuning: learning rates and noise at the smallest width; forecast: from small systems to the large one
 budgets: loss against cost; verdict: the sentence and its numbers; results: all of it as plain data
 pay, when: presets, each of which builds trees and reads their leaves into a sentence
+pay_words, paper_words: what a preset says of them, for its page; wording: what these and the page share
 own_loop: the same in a training loop of one's own
 """
 
@@ -16,7 +17,7 @@ from mupscale.study.budgets import (
     find_break_even,
     loss_at,
 )
-from mupscale.study.contenders import CONTENDERS, Contender, contender_named
+from mupscale.study.contenders import CONTENDERS, Contender, GainMark, contender_named, contender_or_stranger
 from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.own_loop import LoopComparison, OwnLoop
 from mupscale.study.pay import describe_plan, run_pay
@@ -34,6 +35,7 @@ from mupscale.study.results import (
 )
 from mupscale.study.settings import StudySettings
 from mupscale.study.verdict import answer_comparison, describe_ratio
+from mupscale.study.wording import find_cost_unit, format_cost, format_width, format_widths
 
 __all__ = [
     "CONTENDERS",
@@ -44,6 +46,7 @@ __all__ = [
     "ContenderRuns",
     "CostRatio",
     "Curve",
+    "GainMark",
     "LoopComparison",
     "OwnLoop",
     "Search",
@@ -57,10 +60,15 @@ __all__ = [
     "check_forecast",
     "compare_costs",
     "contender_named",
+    "contender_or_stranger",
     "cost_to_reach",
     "describe_plan",
     "describe_ratio",
     "find_break_even",
+    "find_cost_unit",
+    "format_cost",
+    "format_width",
+    "format_widths",
     "loss_at",
     "make_forecast",
     "run_pay",

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from mupscale.study.budgets import Points
-from mupscale.study.contenders import Contender, contender_named
-from mupscale.system import MupscaleError, parse_record, write_json
+from mupscale.study.contenders import Contender, contender_or_stranger
+from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Positive, parse_record, write_json
 
 FORMAT = 3
+Losses = Annotated[list[Finite | None], NOT_EMPTY]
+"""Of every seed; None: diverged."""
 
 
 def _mean_unless_diverged(losses: Sequence[float | None]) -> float | None:
@@ -32,10 +34,10 @@ class BudgetPoint:
     0.5
     """
 
-    budget: float
+    budget: Positive
     steps: int
-    cost: float
-    losses: list[float | None]
+    cost: Positive
+    losses: Losses
 
     @property
     def mean(self) -> float | None:
@@ -99,23 +101,23 @@ class ContenderRuns:
 
     name: str
     width: Any
-    lr: float
-    noise: float | dict[str, float]
-    points: list[BudgetPoint]
+    lr: Positive
+    noise: Finite | dict[str, Finite]
+    points: Annotated[list[BudgetPoint], NOT_EMPTY]
     label: str = ""
-    cost_per_step: float | None = None
-    change: tuple[int, float] | None = None
+    cost_per_step: Positive | None = None
+    change: tuple[int, Positive] | None = None
     curves: list[Curve] = field(default_factory=list)
 
     @property
     def final(self) -> float | None:
         """The mean final loss at the full budget; None if a seed diverged."""
-        return self.points[-1].mean if self.points else None
+        return self.points[-1].mean
 
     @property
     def finals(self) -> list[float]:
         """The final loss at the full budget of every seed that did not diverge."""
-        return [loss for loss in self.points[-1].losses if loss is not None] if self.points else []
+        return [loss for loss in self.points[-1].losses if loss is not None]
 
     @property
     def steps(self) -> int:
@@ -125,7 +127,7 @@ class ContenderRuns:
     @property
     def shown(self) -> str:
         """What it is called in tables and at its line."""
-        return self.label or contender_named(self.name).label
+        return self.label or contender_or_stranger(self.name).label
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,9 @@ class SystemRuns:
 
     narrow: Any
     wide: Any
-    base_cost: float | None
-    unit: str
-    contenders: list[ContenderRuns]
+    base_cost: Positive | None
+    unit: Literal["FLOPs", "steps"]
+    contenders: Annotated[list[ContenderRuns], NOT_EMPTY]
 
     def get(self, name: str) -> ContenderRuns | None:
         """The runs of a contender."""
@@ -151,9 +153,13 @@ class SystemRuns:
         runs = self.get(name)
         if runs is None:
             return []
-        before = (self.base_cost or 0.0) if charged and contender_named(name).from_base else 0.0
+        before = self.charge(runs) if charged else 0.0
         losses = [(point.cost, point.mean if seed is None else point.losses[seed]) for point in runs.points]
         return [(before + cost, loss) for cost, loss in losses if loss is not None]
+
+    def charge(self, runs: ContenderRuns) -> float:
+        """What a contender has cost before its own first step."""
+        return (self.base_cost or 0.0) if contender_or_stranger(runs.name).from_base else 0.0
 
     @property
     def seeds(self) -> int:
@@ -175,13 +181,13 @@ class Trial:
     'stopped'
     """
 
-    lr: float
-    noise: float
-    losses: list[float | None]
-    budget: float = 1.0
+    lr: Positive
+    noise: Finite
+    losses: Losses
+    budget: Positive = 1.0
     curve: list[tuple[int, float]] = field(default_factory=list)
     steps: int = 0
-    cost: float = 0.0
+    cost: Finite = 0.0
 
     @property
     def mean(self) -> float | None:
@@ -218,8 +224,8 @@ class Search:
     """
 
     name: str
-    lr: float
-    noise: float
+    lr: Positive
+    noise: Finite
     trials: list[Trial]
     remarks: list[str] = field(default_factory=list)
     label: str = ""
@@ -231,7 +237,7 @@ class Search:
     @property
     def shown(self) -> str:
         """What it is called in tables and pictures."""
-        return self.label or contender_named(self.name).label
+        return self.label or contender_or_stranger(self.name).label
 
     @property
     def best(self) -> Trial | None:
@@ -261,8 +267,8 @@ class StageSpent:
     """A stage, its cost in the summary's unit (None: not known), its seconds, and what a person calls it."""
 
     name: str
-    cost: float | None
-    seconds: float
+    cost: Finite | None
+    seconds: Finite
     label: str = ""
 
 
@@ -285,6 +291,12 @@ class Table:
     about: list[str] = field(default_factory=list)
     note: str = ""
     folded: bool = False
+
+    def __post_init__(self) -> None:
+        """A row has a cell for every column."""
+        for row in self.rows:
+            if len(row) != len(self.head):
+                raise MupscaleError(f"the table '{self.title}' has {len(self.head)} columns, but a row of {len(row)}")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from mupscale.core import Width
-from mupscale.study.contenders import Contender, contender_named, contenders_named
+from mupscale.study.contenders import BASE, Contender, contender_named, contenders_named
 from mupscale.study.results import Search, Trial, Tuning
 from mupscale.study.systems import System, TreeTrainer
 from mupscale.study.tree import Candidate
@@ -33,7 +33,8 @@ def tune_contenders(system: System, trainer: StagedTrainer, lr: float) -> Tuning
     rates, label = system.settings.rates(lr), Width.of(system.narrow)
     with trainer.stage("base-rates", f"the base model's learning rate, at width {label}"):
         losses = trainer.train([system.decayed_base(rate, 0) for rate in rates])
-        base = choose("the base model", [Trial(rate, 0.0, [loss]) for rate, loss in zip(rates, losses, strict=True)])
+        tried = [Trial(rate, 0.0, [loss]) for rate, loss in zip(rates, losses, strict=True)]
+        base = replace(choose("the base model", tried), name=BASE.name)
     trials = Trials(system, trainer, base.lr)
     with trainer.stage("rates", f"learning rates and noise of the contenders, {system.label}"):
         contenders = [one for one in contenders_named(system.settings.contenders) if one.tuned_as is None]

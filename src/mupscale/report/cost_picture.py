@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any
 
 from mupscale.plots import (
-    DARK_PAPER,
     INK,
     MUTED,
     PAPER,
@@ -18,15 +17,13 @@ from mupscale.plots import (
     Gallery,
     Picture,
     add_end_labels,
+    escape_text,
     set_log_axis_if_wide,
-    with_contrast,
     words,
 )
-from mupscale.report.facts import format_width
-from mupscale.study import Contender, ContenderRuns, SystemRuns, contender_named, loss_at
+from mupscale.report.looks import Look, dark_colors, find_looks
+from mupscale.study import ContenderRuns, SystemRuns, contender_or_stranger, find_cost_unit, format_widths, loss_at
 
-RIVALS = {"continued": "continuing", "from-scratch": "starting over"}
-"""What a break-even is against, in words for a picture."""
 _ROW = 0.045
 """Of the axes' height, for the crosses of one contender that diverged."""
 _CUT, _MARGIN = 6.0, 0.05
@@ -55,16 +52,15 @@ class Mark:
 
 
 def draw_system(
-    runs: SystemRuns, gallery: Gallery, name: str, measure: str, answer: Mapping[str, Any] | None = None
+    runs: SystemRuns, gallery: Gallery, name: str, measure: str, answer: Mapping[str, Any], shape: Shape = HALF
 ) -> tuple[Picture, Picture]:
     """The picture of one base model and one wide width, and the same for a narrow page.
 
     measure: what the loss is called. answer: tells the break-evens.
     """
-    main = WIDE if answer is not None else HALF
-    marks = find_marks(runs, answer or {})
+    marks = find_marks(runs, answer)
     caption, alt = _caption(runs, measure), _alt(runs, measure, marks)
-    dark = dark_colors([contender_named(one.name) for one in runs.contenders])
+    dark = dark_colors(find_looks(runs.contenders).values())
 
     def draw(shape: Shape, end: str) -> Picture:
         def sketch(ax: Any) -> None:
@@ -72,17 +68,7 @@ def draw_system(
 
         return gallery.draw(f"{name}{end}", alt, caption, sketch, size=shape.size, dark=dark)
 
-    return draw(main, ""), draw(NARROW, "-narrow")
-
-
-def line_color(contender: Contender) -> str:
-    """Its colour, dark enough for letters on a light page."""
-    return with_contrast(contender.color, PAPER)
-
-
-def dark_colors(contenders: Sequence[Contender]) -> dict[str, str]:
-    """The same for a dark page."""
-    return {line_color(one): with_contrast(one.color, DARK_PAPER, 6.0) for one in contenders}
+    return draw(shape, ""), draw(NARROW, "-narrow")
 
 
 def find_marks(runs: SystemRuns, answer: Mapping[str, Any]) -> list[Mark]:
@@ -94,22 +80,23 @@ def find_marks(runs: SystemRuns, answer: Mapping[str, Any]) -> list[Mark]:
             continue
         loss = loss_at(runs.curve(answer["grown"]), even["cost"])
         if loss is not None:
-            marks.append(Mark(rival, even["cost"], loss))
+            marks.append(Mark(contender_or_stranger(rival).brief_phrase, even["cost"], loss))
     return sorted(marks, key=lambda mark: mark.cost)
 
 
 def sketch_system(ax: Any, runs: SystemRuns, measure: str, shape: Shape, marks: Sequence[Mark]) -> None:
     """Lines, axes, crosses for what diverged, break-evens, and names at the ends."""
     costs = [cost for one in runs.contenders for cost in _costs(runs, one)]
-    unit = find_unit(runs)
+    unit, looks = find_cost_unit(runs), find_looks(runs.contenders)
     labels = []
     for one in runs.contenders:
-        if runs.curve(one.name):
-            _add_line(ax, runs, one)
+        look = looks[one.name]
+        if curve := runs.curve(one.name):
+            _add_line(ax, one, curve, look)
         if one.final is not None:
-            labels.append(_end_label(runs, one, shape))
-    low, high = min(costs), max(costs)
-    _set_cost_axis(ax, low, high, unit, shape.ticks)
+            text = _wrap(f"{words.format_loss(one.final)} {one.shown}", shape)
+            labels.append(EndLabel(text, look.color, curve[-1], look.contender.is_usual))
+    _set_cost_axis(ax, min(costs), max(costs), unit, shape.ticks)
     base = "the base model included" if runs.base_cost is not None else "the base model left out"
     ax.set_xlabel(f"cost, {base}, {unit[1]}" if shape is not NARROW else f"cost, {unit[1]},\n{base}")
     ax.set_ylabel(f"final {measure}")
@@ -122,7 +109,8 @@ def sketch_system(ax: Any, runs: SystemRuns, measure: str, shape: Shape, marks: 
     rows = 2 if shape is NARROW else 1
     heights = [(8.5 * 1.3 * rows + 7) / (0.75 * 72 * shape.size[1]) for _ in marks]
     _make_room(ax, sum(heights), _ROW * len(lost), bool(losses))
-    labels += _add_crosses(ax, runs, lost, shape)
+    for row, one in enumerate(lost):
+        labels += _add_crosses(ax, runs, one, looks[one.name], 1 - _ROW * (row + 0.5), shape)
     add_end_labels(ax, labels, 8.5 if shape is not NARROW else 8.0)
     _add_marks(ax, marks, heights, unit, rows)
 
@@ -141,58 +129,31 @@ def find_top(runs: SystemRuns) -> float:
     return top + _MARGIN * (top - low)
 
 
-def find_unit(runs: SystemRuns) -> tuple[float, str]:
-    """The unit for all costs of a system, and its size: the largest of which its lowest cost is one or more."""
-    if runs.unit != "FLOPs":
-        return 1.0, runs.unit
-    lowest = min(cost for one in runs.contenders for cost in _costs(runs, one))
-    return words.choose_flops_unit(lowest / 10)
-
-
-def charge(runs: SystemRuns, one: ContenderRuns) -> float:
-    """What a contender has cost before its own first step."""
-    return (runs.base_cost or 0.0) if contender_named(one.name).from_base else 0.0
-
-
 def _costs(runs: SystemRuns, one: ContenderRuns) -> list[float]:
-    return [charge(runs, one) + point.cost for point in one.points]
+    return [runs.charge(one) + point.cost for point in one.points]
 
 
-def _add_line(ax: Any, runs: SystemRuns, one: ContenderRuns) -> None:
+def _add_line(ax: Any, one: ContenderRuns, curve: Sequence[tuple[float, float]], look: Look) -> None:
     """Mean over the seeds and their range; points at which a seed diverged are left out."""
-    contender = contender_named(one.name)
-    color, strong = line_color(contender), contender.is_usual
-    curve = runs.curve(one.name)
-    look = {"lw": 2.2, "ms": 4.5, "zorder": 4} if strong else {"lw": 1.1, "ms": 3.0, "zorder": 3}
-    ax.plot(*zip(*curve, strict=True), "o-", color=color, **look)
+    strong = {"lw": 2.2, "ms": 4.5, "zorder": 4} if look.contender.is_usual else {"lw": 1.1, "ms": 3.0, "zorder": 3}
+    ax.plot(*zip(*curve, strict=True), "o-", color=look.color, **strong)
     bands = [[loss for loss in point.losses if loss is not None] for point in one.points if point.mean is not None]
     if max(map(len, bands)) > 1:
         costs = [cost for cost, _ in curve]
         low, high = [min(band) for band in bands], [max(band) for band in bands]
-        ax.fill_between(costs, low, high, color=color, alpha=0.16, lw=0, zorder=2)
-
-
-def _end_label(runs: SystemRuns, one: ContenderRuns, shape: Shape) -> EndLabel:
-    contender = contender_named(one.name)
-    text = _wrap(f"{words.format_loss(one.final)} {contender.label}", shape)
-    return EndLabel(text, line_color(contender), runs.curve(one.name)[-1], contender.is_usual)
+        ax.fill_between(costs, low, high, color=look.color, alpha=0.16, lw=0, zorder=2)
 
 
 def _wrap(text: str, shape: Shape) -> str:
-    return "\n".join(textwrap.wrap(text, shape.letters, break_long_words=False))
+    return "\n".join(textwrap.wrap(escape_text(text), shape.letters, break_long_words=False))
 
 
-def _add_crosses(ax: Any, runs: SystemRuns, lost: Sequence[ContenderRuns], shape: Shape) -> list[EndLabel]:
+def _add_crosses(ax: Any, runs: SystemRuns, one: ContenderRuns, look: Look, at: float, shape: Shape) -> list[EndLabel]:
     """A × at the top wherever a seed of a contender diverged, and its label where that is how it ends."""
-    labels = []
-    for row, one in enumerate(lost):
-        contender = contender_named(one.name)
-        color, at = line_color(contender), 1 - _ROW * (row + 0.5)
-        xs = [x for x, point in zip(_costs(runs, one), one.points, strict=True) if point.mean is None]
-        ax.plot(xs, [at] * len(xs), "x", ms=6, mew=1.8, color=color, transform=ax.get_xaxis_transform(), zorder=5)
-        if one.final is None:
-            labels.append(EndLabel(_wrap(f"diverged: {contender.label}", shape), color, at, contender.is_usual))
-    return labels
+    xs = [x for x, point in zip(_costs(runs, one), one.points, strict=True) if point.mean is None]
+    ax.plot(xs, [at] * len(xs), "x", ms=6, mew=1.8, color=look.color, transform=ax.get_xaxis_transform(), zorder=5)
+    text = _wrap(f"diverged: {one.shown}", shape)
+    return [EndLabel(text, look.color, at, look.contender.is_usual)] if one.final is None else []
 
 
 # ---------------------------------------------------------------------------------------------- axes
@@ -232,16 +193,11 @@ def _make_room(ax: Any, below: float, above: float, has_losses: bool) -> None:
     if not has_losses:
         ax.set_yticks([])
         return
-    inside = 1 - below - above
-    if ax.get_yscale() == "log":
-        low, high = (math.log(limit) for limit in ax.get_ylim())
-    else:
-        low, high = ax.get_ylim()
+    is_log, inside = ax.get_yscale() == "log", 1 - below - above
+    low, high = (math.log(limit) if is_log else limit for limit in ax.get_ylim())
     whole = (high - low) / inside
     limits = (low - below * whole, high + above * whole)
-    if ax.get_yscale() == "log":
-        limits = (math.exp(limits[0]), math.exp(limits[1]))
-    ax.set_ylim(*limits)
+    ax.set_ylim(*(math.exp(limit) if is_log else limit for limit in limits))
 
 
 def _add_marks(ax: Any, marks: Sequence[Mark], heights: Sequence[float], unit: tuple[float, str], rows: int) -> None:
@@ -253,43 +209,33 @@ def _add_marks(ax: Any, marks: Sequence[Mark], heights: Sequence[float], unit: t
         place = {"transform": ax.transAxes, "color": INK, "solid_capstyle": "butt"}
         ax.plot([x, x], [y - 0.035, y + 0.035], lw=1.8, zorder=6, **place)
         ax.plot([x, x], [bottom + height, y - 0.035], lw=0.9, ls=(0, (1, 2)), zorder=1, **{**place, "color": MUTED})
-        text = f"break-even with{chr(10) if rows > 1 else ' '}{RIVALS[mark.rival]}: {_in_unit(mark.cost, unit)}"
+        text = f"break-even with{chr(10) if rows > 1 else ' '}{_mark_words(mark, unit)}"
         style: dict[str, Any] = {"ha": "left", "va": "center", "fontsize": 8.5, "color": INK, "zorder": 6}
         style["bbox"] = {"fc": PAPER, "ec": "none", "pad": 1.0}
-        words_ = ax.text(0, bottom + height / 2, text, transform=ax.transAxes, linespacing=1.1, **style)
-        width = words_.get_window_extent().width / box.width
-        words_.set_x(min(max(x - width / 2, 0.03), max(0.03, 0.99 - width)))
+        said = ax.text(0, bottom + height / 2, text, transform=ax.transAxes, linespacing=1.1, **style)
+        width = said.get_window_extent().width / box.width
+        said.set_x(min(max(x - width / 2, 0.03), max(0.03, 0.99 - width)))
         bottom += height
 
 
 # --------------------------------------------------------------------------------------------- words
 
 
+def _mark_words(mark: Mark, unit: tuple[float, str]) -> str:
+    return f"{mark.rival}: {words.format_setting(mark.cost / unit[0])} {unit[1]}"
+
+
 def _caption(runs: SystemRuns, measure: str) -> str:
-    widths = f"width {format_width(runs.narrow)} → {format_width(runs.wide)}"
     over = f"mean and range over {runs.seeds} seeds" if runs.seeds > 1 else "one seed"
-    highest = max((loss for one in runs.contenders for _, loss in runs.curve(one.name)), default=0.0)
-    cut = (
-        f". Losses above {words.format_loss(find_top(runs))} lie above the picture." if highest > find_top(runs) else ""
-    )
-    return f"{measure.capitalize()} at the end of every budget against its cost, {widths}; {over}{cut}"
+    highest, top = max((loss for one in runs.contenders for _, loss in runs.curve(one.name)), default=0.0), find_top(runs)
+    cut = f". Losses above {words.format_loss(top)} lie above the picture." if highest > top else ""
+    return f"{measure.capitalize()} at the end of every budget against its cost, width {format_widths(runs)}; {over}{cut}"
 
 
 def _alt(runs: SystemRuns, measure: str, marks: Sequence[Mark]) -> str:
     ends = [
-        f"{contender_named(one.name).label} {'diverged' if one.final is None else words.format_loss(one.final)}"
-        for one in runs.contenders
+        f"{one.shown} {'diverged' if one.final is None else words.format_loss(one.final)}" for one in runs.contenders
     ]
-    marked = "".join(
-        f" Break-even with {RIVALS[mark.rival]} at {format_system_cost(runs, mark.cost)}." for mark in marks
-    )
+    unit = find_cost_unit(runs)
+    marked = "".join(f" Break-even with {_mark_words(mark, unit)}." for mark in marks)
     return f"Final {measure} against cost. At the full budget: {', '.join(ends)}.{marked}"
-
-
-def format_system_cost(runs: SystemRuns, cost: float) -> str:
-    """A cost in the system's unit."""
-    return _in_unit(cost, find_unit(runs))
-
-
-def _in_unit(cost: float, unit: tuple[float, str]) -> str:
-    return f"{words.format_setting(cost / unit[0])} {unit[1]}"
