@@ -62,7 +62,13 @@ def convert_comparison(old: dict[str, Any]) -> StudySummary:
     held = check_forecast(old["forecast"], runs, answer)
     assert [row["held"] for row in held] == [row["held"] for row in old["forecast"]["held"]], old["name"]
     tuned = [
-        Search(one["name"].replace("the base model", "base"), one["lr"], one["noise"], [Trial(**cell) for cell in one["tried"]], one["remarks"])
+        Search(
+            one["name"].replace("the base model", "base"),
+            one["lr"],
+            one["noise"],
+            [Trial(**cell) for cell in one["tried"]],
+            one["remarks"],
+        )
         for one in old["tuned"]
     ]
     summary = StudySummary(
@@ -110,7 +116,7 @@ def convert_method(old: dict[str, Any]) -> StudySummary:
         base={"from": None, "steps": base["steps"], "lr": old["choice"]["base_lr"], "width": base["width"]},
         answer={"sentence": old["verdict"][0], "costs": old["costs"], "gain": gain, "choice": old["choice"]},
         stages=[StageSpent(one["name"], one["flops"], one["seconds"]) for one in old["stages"]],
-        notes=old["warnings"],
+        notes=[re.sub(r"^[a-z-]+(?=:)", lambda name: NAMES.get(name[0], name[0]), note) for note in old["warnings"]],
         coords=old["coords"],
     )
     return write_paper_words(summary)

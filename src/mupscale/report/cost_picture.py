@@ -16,16 +16,16 @@ from mupscale.plots import (
     EndLabel,
     Gallery,
     Picture,
+    add_crosses,
     add_end_labels,
     escape_text,
+    round_numbers,
     set_log_axis_if_wide,
     words,
 )
 from mupscale.report.looks import Look, dark_colors, find_looks
 from mupscale.study import ContenderRuns, SystemRuns, contender_or_stranger, find_cost_unit, format_widths, loss_at
 
-_ROW = 0.045
-"""Of the axes' height, for the crosses of one contender that diverged."""
 _CUT, _MARGIN = 6.0, 0.05
 """How many times the distance from the lowest loss to the median a picture shows, and the room beyond what it shows."""
 
@@ -105,12 +105,16 @@ def sketch_system(ax: Any, runs: SystemRuns, measure: str, shape: Shape, marks: 
     set_log_axis_if_wide(ax, [loss for loss in losses if loss <= top])
     if losses and max(losses) > top:
         ax.set_ylim(min(losses) - _MARGIN * (top - min(losses)), top)
-    lost = [one for one in runs.contenders if any(point.mean is None for point in one.points)]
+    if not losses:
+        ax.set_yticks([])
     rows = 2 if shape is NARROW else 1
     heights = [(8.5 * 1.3 * rows + 7) / (0.75 * 72 * shape.size[1]) for _ in marks]
-    _make_room(ax, sum(heights), _ROW * len(lost), bool(losses))
-    for row, one in enumerate(lost):
-        labels += _add_crosses(ax, runs, one, looks[one.name], 1 - _ROW * (row + 0.5), shape)
+    lost = {one.name: one for one in runs.contenders if any(point.mean is None for point in one.points)}
+    crosses = [(_lost_costs(runs, one), looks[name].color) for name, one in lost.items()]
+    for one, at in zip(lost.values(), add_crosses(ax, crosses, sum(heights)), strict=True):
+        if one.final is None:
+            look = looks[one.name]
+            labels.append(EndLabel(_wrap(f"diverged: {one.shown}", shape), look.color, at, look.contender.is_usual))
     add_end_labels(ax, labels, 8.5 if shape is not NARROW else 8.0)
     _add_marks(ax, marks, heights, unit, rows)
 
@@ -148,12 +152,9 @@ def _wrap(text: str, shape: Shape) -> str:
     return "\n".join(textwrap.wrap(escape_text(text), shape.letters, break_long_words=False))
 
 
-def _add_crosses(ax: Any, runs: SystemRuns, one: ContenderRuns, look: Look, at: float, shape: Shape) -> list[EndLabel]:
-    """A × at the top wherever a seed of a contender diverged, and its label where that is how it ends."""
-    xs = [x for x, point in zip(_costs(runs, one), one.points, strict=True) if point.mean is None]
-    ax.plot(xs, [at] * len(xs), "x", ms=6, mew=1.8, color=look.color, transform=ax.get_xaxis_transform(), zorder=5)
-    text = _wrap(f"diverged: {one.shown}", shape)
-    return [EndLabel(text, look.color, at, look.contender.is_usual)] if one.final is None else []
+def _lost_costs(runs: SystemRuns, one: ContenderRuns) -> list[float]:
+    """Where a seed of a contender diverged."""
+    return [cost for cost, point in zip(_costs(runs, one), one.points, strict=True) if point.mean is None]
 
 
 # ---------------------------------------------------------------------------------------------- axes
@@ -169,35 +170,6 @@ def _set_cost_axis(ax: Any, low: float, high: float, unit: tuple[float, str], mo
     ticks = round_numbers(low / room / unit[0], high * room / unit[0], most)
     ax.set_xticks([tick * unit[0] for tick in ticks], [f"{tick:,.10g}" for tick in ticks])
     ax.xaxis.set_minor_locator(NullLocator())
-
-
-def round_numbers(low: float, high: float, most: int) -> list[float]:
-    """Round numbers between these for a logarithmic axis: as many as there is room for.
-
-    >>> round_numbers(190, 1050, 4), round_numbers(3, 70000, 5)
-    ([200.0, 500.0, 1000.0], [10.0, 100.0, 1000.0, 10000.0])
-    """
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found: list[float] = []
-    for heads in ((1,), (1, 2, 5), (1, 2, 3, 5, 7), (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)):
-        numbers = [float(f"{head * 10.0**power:.3g}") for power in powers for head in heads]
-        numbers = [number for number in numbers if low <= number <= high]
-        if (found and len(numbers) > most) or (len(heads) > 5 and len(found) > 2):
-            break
-        found = numbers
-    return found[:: max(1, -(-len(found) // most))]
-
-
-def _make_room(ax: Any, below: float, above: float, has_losses: bool) -> None:
-    """Leave these parts of the height free of lines."""
-    if not has_losses:
-        ax.set_yticks([])
-        return
-    is_log, inside = ax.get_yscale() == "log", 1 - below - above
-    low, high = (math.log(limit) if is_log else limit for limit in ax.get_ylim())
-    whole = (high - low) / inside
-    limits = (low - below * whole, high + above * whole)
-    ax.set_ylim(*(math.exp(limit) if is_log else limit for limit in limits))
 
 
 def _add_marks(ax: Any, marks: Sequence[Mark], heights: Sequence[float], unit: tuple[float, str], rows: int) -> None:
@@ -227,9 +199,14 @@ def _mark_words(mark: Mark, unit: tuple[float, str]) -> str:
 
 def _caption(runs: SystemRuns, measure: str) -> str:
     over = f"mean and range over {runs.seeds} seeds" if runs.seeds > 1 else "one seed"
-    highest, top = max((loss for one in runs.contenders for _, loss in runs.curve(one.name)), default=0.0), find_top(runs)
+    highest, top = (
+        max((loss for one in runs.contenders for _, loss in runs.curve(one.name)), default=0.0),
+        find_top(runs),
+    )
     cut = f". Losses above {words.format_loss(top)} lie above the picture." if highest > top else ""
-    return f"{measure.capitalize()} at the end of every budget against its cost, width {format_widths(runs)}; {over}{cut}"
+    return (
+        f"{measure.capitalize()} at the end of every budget against its cost, width {format_widths(runs)}; {over}{cut}"
+    )
 
 
 def _alt(runs: SystemRuns, measure: str, marks: Sequence[Mark]) -> str:

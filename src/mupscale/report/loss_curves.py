@@ -272,7 +272,7 @@ def _with_room(bottom: float, top: float, *, log: bool, most: float) -> tuple[fl
 
 def _columns(drawn: Sequence[CurveLine]) -> int:
     """As many columns of names as fit below a picture."""
-    return 2 if max(len(line.label) for line in drawn) <= 28 else 1
+    return 2 if max(len(line.label) for line in drawn) <= 31 else 1
 
 
 def _caption(against: Against, zoom: bool, has_extremes: bool) -> str:
@@ -285,7 +285,5 @@ def _caption(against: Against, zoom: bool, has_extremes: bool) -> str:
 
 
 def _finals(drawn: Sequence[CurveLine]) -> str:
-    ends = [
-        f"{line.look.short} {words.format_loss(line.mean[-1]) if line.mean else 'diverged'}" for line in drawn
-    ]
+    ends = [f"{line.look.short} {words.format_loss(line.mean[-1]) if line.mean else 'diverged'}" for line in drawn]
     return f"At the end: {', '.join(ends)}."

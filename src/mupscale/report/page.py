@@ -12,7 +12,7 @@ from mupscale.checks import CoordCheck, Measurement
 from mupscale.plots import Gallery, words
 from mupscale.report import gain, loss_curves, markup, transfer, tuning
 from mupscale.report.cost_picture import HALF, WIDE, draw_system
-from mupscale.study import StudySummary, Table, format_width, format_widths
+from mupscale.study import Card, StudySummary, Table, format_width, format_widths
 from mupscale.system import MupscaleError
 
 
@@ -93,7 +93,7 @@ def _headers(names: Sequence[str], summaries: Sequence[StudySummary]) -> str:
     ]
     cards = [{card.what: card for card in summary.cards} for summary in summaries]
     rows = [
-        [what, *(f"{by_what[what].number}\n{by_what[what].more}" if what in by_what else "" for by_what in cards)]
+        [what, *(_in_a_cell(by_what[what]) if what in by_what else "" for by_what in cards)]
         for what in dict.fromkeys(what for by_what in cards for what in by_what)
     ]
     return "\n".join(
@@ -103,6 +103,10 @@ def _headers(names: Sequence[str], summaries: Sequence[StudySummary]) -> str:
             markup.make_section("In numbers", markup.make_table(["", *names], rows, kind="wide", numbers=False)),
         ]
     )
+
+
+def _in_a_cell(card: Card) -> str:
+    return f"{card.number} ({card.more})" if card.more else card.number
 
 
 def _side_by_side(names: Sequence[str], runs: Sequence[Sequence[Part]]) -> Iterator[str]:
@@ -118,16 +122,18 @@ def _side_by_side(names: Sequence[str], runs: Sequence[Sequence[Part]]) -> Itera
 # --------------------------------------------------------------------------------------------- what it shows
 
 
-def list_parts(
-    summary: StudySummary, check: dict[str, Any] | None, gallery: Gallery, is_alone: bool
-) -> Iterator[Part]:
+def list_parts(summary: StudySummary, check: dict[str, Any] | None, gallery: Gallery, is_alone: bool) -> Iterator[Part]:
     """What there is to show of a run, in its order; is_alone: whether it has the width of the page."""
     yield from _main_pictures(summary, gallery, is_alone)
     about = markup.make_bullets("How this was measured", summary.measured)
-    yield Part("How this was measured", about + markup.make_bullets("To keep in mind", summary.notes, "warnings"), "bare")
+    yield Part(
+        "How this was measured", about + markup.make_bullets("To keep in mind", summary.notes, "warnings"), "bare"
+    )
     if "gain" in summary.answer:
         drawn = markup.make_pictures(gain.draw_gain(summary.answer["gain"], gallery))
-        yield Part("Where the gain comes from", markup.make_paragraph(gain.describe_gain(summary.answer["gain"])) + drawn)
+        yield Part(
+            "Where the gain comes from", markup.make_paragraph(gain.describe_gain(summary.answer["gain"])) + drawn
+        )
     for table in summary.tables:
         yield Part(table.title, _table(table), "folded" if table.folded else "open")
     drawn = markup.make_pictures(tuning.draw_tuning(summary.tuned, gallery, summary.base.get("lr")))

@@ -16,6 +16,7 @@ from mupscale.plots import (
     HeatMap,
     Picture,
     add_color_bar,
+    add_crosses,
     add_end_labels,
     add_legend_below,
     draw_heat_map,
@@ -23,15 +24,15 @@ from mupscale.plots import (
     escape_text,
     level_colors,
     number_colors,
+    round_numbers,
     set_count_axis,
     set_log_axis_if_wide,
+    set_value_axis,
     words,
 )
 from mupscale.report.looks import Look, dark_colors, find_looks
 from mupscale.study import CONTENDERS, Search, Trial, format_width
 
-_ROW = 0.045
-"""Of the axes' height, for the crosses of one search."""
 _NAMES = {one.name for one in CONTENDERS}
 
 
@@ -143,10 +144,10 @@ def sketch_rates(ax: Any, searches: Sequence[Search], looks: dict[str, Look]) ->
             lost.append(([trial.lr for trial in trials if trial.status == "diverged"], look.color))
     finals = [trial.final for one in searches for trial in one.trials if trial.final is not None]
     set_log_axis_if_wide(ax, finals)
-    _set_rate_axis(ax, [trial.lr for one in searches for trial in one.trials], searches[0].sampler == "grid")
+    _set_rate_axis(ax, searches)
     if not finals:
         ax.set_yticks([])
-    _add_crosses(ax, lost)
+    add_crosses(ax, lost)
     ax.set_ylabel(_measure(searches[0]))
     add_end_labels(ax, labels)
 
@@ -163,40 +164,13 @@ def _wrapped(text: str) -> str:
     return f"{first}\n{rest}" if len(text) > 14 else escape_text(text)
 
 
-def _add_crosses(ax: Any, lost: Sequence[tuple[Sequence[float], str]]) -> None:
-    """Learning rates that diverged, at the top, a row for each search; room for them was none before."""
-    if not lost:
-        return
-    low, high = ax.get_ylim()
-    share = 1 - _ROW * len(lost)
-    ax.set_ylim(low, low * (high / low) ** (1 / share) if ax.get_yscale() == "log" else low + (high - low) / share)
-    for row, (lrs, color) in enumerate(lost):
-        at = 1 - _ROW * (row + 0.5)
-        ax.plot(lrs, [at] * len(lrs), "x", ms=5, mew=1.5, color=color, transform=ax.get_xaxis_transform())
-
-
-def _set_rate_axis(ax: Any, rates: Sequence[float], grid: bool) -> None:
-    """Logarithmic, in plain numbers."""
-    lrs = sorted(set(rates))
-    room = (lrs[-1] / lrs[0]) ** 0.04 if len(lrs) > 1 else 2.0
-    ax.set_xscale("log")
-    ax.set_xlim(lrs[0] / room, lrs[-1] * room)
-    shown = _ticks(lrs, grid)
-    ax.set_xticks(shown, [words.format_setting(value) for value in shown])
-    ax.xaxis.set_minor_locator(_none())
+def _set_rate_axis(ax: Any, searches: Sequence[Search]) -> None:
+    """Logarithmic, in plain numbers: those of a grid, or round ones."""
+    lrs = [trial.lr for one in searches for trial in one.trials]
+    set_value_axis(ax, lrs, 0.8 if len(searches) == 1 else 0.5)
+    if searches[0].sampler != "grid" and (ticks := round_numbers(min(lrs), max(lrs), 6)):
+        ax.set_xticks(ticks, [words.format_setting(tick) for tick in ticks])
     ax.set_xlabel("learning rate")
-
-
-def _ticks(values: Sequence[float], grid: bool) -> list[float]:
-    """Of a grid's positive values all, or some if there are many; round numbers where they lie anyhow."""
-    distinct = sorted({value for value in values if value > 0})
-    if grid:
-        return distinct[:: -(-len(distinct) // 6)]
-    first, last = math.floor(math.log10(distinct[0])), math.ceil(math.log10(distinct[-1]))
-    steps = (1, 2, 5) if last - first <= 2 else (1,)
-    rounded = [float(f"{step}e{power}") for power in range(first, last + 1) for step in steps]
-    inside = [value for value in rounded if distinct[0] <= value <= distinct[-1]]
-    return inside if len(inside) > 1 else sorted({distinct[0], distinct[-1]})
 
 
 def _none() -> Any:
@@ -258,7 +232,7 @@ def sketch_scatter(ax: Any, one: Search) -> None:
         ax.scatter([t.lr for t in finished], [t.noise for t in finished], c=faces, s=34, ec=MUTED, lw=0.4, zorder=3)
     if one.best is not None:
         ax.plot(one.lr, one.noise, ms=14, ls="", zorder=5, label="optimum", **STAR)
-    _set_rate_axis(ax, [trial.lr for trial in one.trials], grid=False)
+    _set_rate_axis(ax, [one])
     _set_noise_axis(ax, [trial.noise for trial in one.trials if trial.noise > 0])
     add_legend_below(ax, 3)
     add_color_bar(ax, color)
@@ -268,7 +242,7 @@ def _set_noise_axis(ax: Any, positive: Sequence[float]) -> None:
     """Zero, a linear stretch to the smallest noise, and logarithmic above."""
     least, most = min(positive), max(positive)
     ax.set_yscale("symlog", linthresh=least, linscale=0.5)
-    ticks = [0.0, *_ticks(positive, grid=False)]
+    ticks = [0.0, *round_numbers(least, most, 5)]
     ax.set_yticks(ticks, [words.format_setting(tick) for tick in ticks])
     ax.yaxis.set_minor_locator(_none())
     ax.set_ylim(-0.3 * least, most * 1.3)
@@ -309,15 +283,14 @@ def sketch_by_noise(ax: Any, trials: Sequence[Trial], one: Search) -> None:
             tops.append(points[len(points) // 8][1])
     if bottoms and max(tops) > min(bottoms):
         log, room = set_log_axis_if_wide(ax, [*bottoms, *tops]), 0.06 * (max(tops) - min(bottoms))
-        ax.set_ylim(
-            0.9 * min(bottoms) if log else min(bottoms) - room, 1.1 * max(tops) if log else max(tops) + room
-        )
+        ax.set_ylim(0.9 * min(bottoms) if log else min(bottoms) - room, 1.1 * max(tops) if log else max(tops) + room)
     ax.set_xlabel("steps after upscaling" if one.start is not None else "steps")
     ax.set_ylabel("training loss")
     set_count_axis(ax)
     add_color_bar(ax, ScalarMappable(scale, cmap), "noise")
     if high > low:
-        bar, shown = ax.figure.axes[-1], _ticks(positive, one.sampler == "grid")
+        levels = sorted(set(positive))
+        bar, shown = ax.figure.axes[-1], levels[:: -(-len(levels) // 6)]
         bar.set_yticks(shown, [words.format_setting(noise) for noise in shown])
         bar.yaxis.set_minor_locator(_none())
     if any(trial.noise == 0 for trial in trials):

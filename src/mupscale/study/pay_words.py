@@ -209,7 +209,10 @@ def _tables(summary: StudySummary) -> Iterator[Table]:
         return
     held = summary.forecast["held"]
     judged = [row["held"] for row in held if row["held"] is not None]
-    about = [str(summary.forecast["sentence"]), *([f"Of {len(judged)} forecasts {sum(judged)} held."] if judged else [])]
+    about = [
+        str(summary.forecast["sentence"]),
+        *([f"Of {len(judged)} forecasts {sum(judged)} held."] if judged else []),
+    ]
     head = ["what", "forecast", "measured", "held"]
     yield Table("Forecast and outcome", head, [_held_row(row) for row in held], about)
     yield list_contenders("The contenders, at the full budget", summary.large, summary.measure)

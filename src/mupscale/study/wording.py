@@ -56,7 +56,11 @@ def list_contenders(title: str, runs: SystemRuns, measure: str) -> Table:
             one.shown,
             format_width(one.width),
             _rate(one),
-            "per parameter" if isinstance(one.noise, dict) else words.format_setting(one.noise) if one.noise else "none",
+            "per parameter"
+            if isinstance(one.noise, dict)
+            else words.format_setting(one.noise)
+            if one.noise
+            else "none",
             words.format_count(one.steps),
             format_cost(runs, runs.charge(one) + one.points[-1].cost),
             _final(one),
