@@ -18,9 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mupscale.method import Curve, Runs, Summary
 from mupscale.method.contender_training import thin_curve
-from mupscale.method.summary import Choice
+from mupscale.study import BudgetPoint, ContenderRuns, Curve, StudySummary, SystemRuns
 
 
 def write_runs(folder: Path, steps: int) -> None:
@@ -39,8 +38,10 @@ def write_runs(folder: Path, steps: int) -> None:
 
 def write_summary(folder: Path, steps: int, curve: Curve) -> None:
     """A summary with this curve in it."""
-    runs = Runs("scratch", "(a) from scratch", width=128, lr=0.1, steps=steps, flops_per_step=1e6, curves=[curve])
-    Summary("long", "mupscale run", {}, {}, [], Choice(0.1, 0.1, 0.0, "init"), [runs], []).save(folder)
+    points = [BudgetPoint(1.0, steps, 1e6 * steps, [curve.final()])]
+    runs = ContenderRuns("from-scratch", 128, 0.1, 0.0, points, cost_per_step=1e6, curves=[curve])
+    large = SystemRuns(64, 128, None, "FLOPs", [runs])
+    StudySummary("long", "mupscale run", "paper", {}, {}, large=large).save(folder)
 
 
 def cpu_seconds(words: list[str]) -> float:

@@ -87,7 +87,8 @@ def find_marks(runs: SystemRuns, answer: Mapping[str, Any]) -> list[Mark]:
 def sketch_system(ax: Any, runs: SystemRuns, measure: str, shape: Shape, marks: Sequence[Mark]) -> None:
     """Lines, axes, crosses for what diverged, break-evens, and names at the ends."""
     costs = [cost for one in runs.contenders for cost in _costs(runs, one)]
-    unit, looks = find_cost_unit(runs), find_looks(runs.contenders)
+    (size, name), looks = find_cost_unit(runs), find_looks(runs.contenders)
+    unit = size, escape_text(name)
     labels = []
     for one in runs.contenders:
         look = looks[one.name]

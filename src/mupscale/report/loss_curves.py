@@ -74,14 +74,16 @@ def draw_loss_curves(system: SystemRuns, gallery: Gallery, answer: Mapping[str, 
 
     answer: may tell a loss for reference.
     """
-    for against, axis in (("step", "steps"), ("flops", "total FLOPs")):
+    axes: dict[Against, str] = {"step": "steps", "flops": "total FLOPs"}
+    for against, axis in axes.items():
         drawn = collect_lines(system, "training", against)
         for zoom in (False, True) if any(line.xs for line in drawn) else (False,) if drawn else ():
             end = "-zoom" if zoom else ""
             alt = f"Training loss against {axis}. {_finals(drawn)}{' Zoom.' if zoom else ''}"
             caption = _caption(against, zoom, any(line.has_extremes for line in drawn))
             yield _draw(gallery, f"training-{against}{end}", alt, caption, drawn, "training", against, zoom, answer)
-    for what in ("held-out", "accuracy"):
+    measured: tuple[What, ...] = ("held-out", "accuracy")
+    for what in measured:
         drawn, charged = collect_lines(system, what, "step"), collect_lines(system, what, "flops")
         against, axis = "step", "steps"
         if len(charged) == len(drawn):  # all costs are known

@@ -110,13 +110,20 @@ def _in_a_cell(card: Card) -> str:
 
 
 def _side_by_side(names: Sequence[str], runs: Sequence[Sequence[Part]]) -> Iterator[str]:
-    """A column a run, so that parts of one title lie beside each other."""
-    titles = {part.title: "open" if part.kind == "bare" else part.kind for parts in runs for part in parts}
-    for title, kind in titles.items():
+    """A column a run, so that parts of one title lie beside each other; one that a run alone has stays in its place."""
+    kinds = {part.title: part.kind for parts in runs for part in parts if part.inside}
+    titles: list[str] = []
+    for parts in runs:
+        at = 0
+        for title in (part.title for part in parts if part.inside):
+            if title not in titles:
+                titles.insert(at, title)
+            at = titles.index(title) + 1
+    for title in titles:
         inside = ["".join(part.inside for part in parts if part.title == title) for parts in runs]
         none = markup.make_paragraph("none", "muted")
         columns = [f"<h3>{escape(name)}</h3>{one or none}" for name, one in zip(names, inside, strict=True)]
-        yield _make_part(Part(title, markup.make_columns(columns, "stacked"), kind))
+        yield _make_part(Part(title, markup.make_columns(columns, "stacked"), kinds[title]))
 
 
 # --------------------------------------------------------------------------------------------- what it shows

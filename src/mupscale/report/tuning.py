@@ -270,7 +270,7 @@ def sketch_by_noise(ax: Any, trials: Sequence[Trial], one: Search) -> None:
     cmap = level_colors()
     tops, bottoms = [], []
     for trial in trials:
-        finite = [(step, value) for step, value in trial.curve if words.is_finite_number(value)]
+        finite = [(float(step), value) for step, value in trial.curve if words.is_finite_number(value)]
         points = drop_partial_point(finite, trial.status)
         if not points:
             continue

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from mupscale.study.budgets import Points
 from mupscale.study.contenders import Contender, contender_or_stranger
@@ -141,7 +141,7 @@ class SystemRuns:
     narrow: Any
     wide: Any
     base_cost: Positive | None
-    unit: Literal["FLOPs", "steps"]
+    unit: str
     contenders: Annotated[list[ContenderRuns], NOT_EMPTY]
 
     def get(self, name: str) -> ContenderRuns | None:
@@ -343,7 +343,8 @@ class StudySummary:
             raise MupscaleError("this is no summary of a study: run it again")
         if values.get("format") != FORMAT:
             raise MupscaleError(
-                f"this is of format {values.get('format')!r}, and this version of mupscale reads format {FORMAT}"
+                f"this is of format {values.get('format')!r}, and this version of mupscale reads format {FORMAT}: run "
+                f"the study again"
             )
         try:
             return parse_record(cls, {name: value for name, value in values.items() if name != "format"})
