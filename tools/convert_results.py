@@ -28,8 +28,8 @@ from mupscale.study import (
     check_forecast,
 )
 from mupscale.study.contenders import USUAL_IN_PAPER
-from mupscale.study.paper_words import write_words as write_paper_words
-from mupscale.study.pay_words import write_words as write_pay_words
+from mupscale.study.paper_words import write_paper_words
+from mupscale.study.pay_words import write_pay_words
 from mupscale.system import parse_record
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -22,7 +22,7 @@ from mupscale.study import (
     make_forecast,
 )
 from mupscale.study.contenders import IN_PAY, USUAL_IN_PAY
-from mupscale.study.pay_words import write_words
+from mupscale.study.pay_words import write_pay_words
 
 USUAL, ALL = USUAL_IN_PAY, IN_PAY
 BUDGETS = (0.25, 0.5, 1.0)
@@ -125,13 +125,13 @@ def comparison(
         ],
         notes=["grown from copies: the best learning rate, 0.016, is the highest tried; higher ones may be better"],
     )
-    return write_words(replace(summary, **changes))
+    return write_pay_words(replace(summary, **changes))
 
 
 def forecast_only(summary: StudySummary) -> StudySummary:
     """The same before its large models are trained."""
     forecast = {name: value for name, value in summary.forecast.items() if name != "held"}
-    return write_words(replace(summary, large=None, answer={}, forecast=forecast, stages=summary.stages[:5]))
+    return write_pay_words(replace(summary, large=None, answer={}, forecast=forecast, stages=summary.stages[:5]))
 
 
 def write(folder: Path, summary: StudySummary) -> Path:

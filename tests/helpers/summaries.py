@@ -22,7 +22,7 @@ from mupscale.study import (
     SystemRuns,
     Trial,
 )
-from mupscale.study.paper_words import write_words
+from mupscale.study.paper_words import write_paper_words
 
 LRS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
 NOISES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -73,7 +73,7 @@ def example(**changes: Any) -> StudySummary:
         notes=["The best noise, 1, was chosen with one seed a trial: the spread between seeds is not known."],
         coords={"title": "μP, AdamW", "rows": [asdict(row) for row in coordinates()]},
     )
-    return write_words(replace(summary, **changes))
+    return write_paper_words(replace(summary, **changes))
 
 
 def all_runs() -> list[ContenderRuns]:

@@ -30,8 +30,8 @@ from mupscale.method.transfer_verdict import judge_transfer, read_width_line
 from mupscale.report import load_summary
 from mupscale.study import ContenderRuns, StudySettings, StudySummary
 from mupscale.study.contenders import USUAL_IN_PAPER
-from mupscale.study.paper_words import write_words as write_paper_words
-from mupscale.study.pay_words import write_words as write_pay_words
+from mupscale.study.paper_words import write_paper_words
+from mupscale.study.pay_words import write_pay_words
 from mupscale.train import Recipe
 from slow_cases import with_slow
 

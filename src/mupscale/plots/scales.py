@@ -80,7 +80,7 @@ def add_crosses(ax: Any, rows: Sequence[tuple[Sequence[float], Any]], below: flo
     >>> _, ax = figure()
     >>> ax.set_ylim(0.0, 0.9) and add_crosses(ax, [([1.0, 2.0], "#2a7fb8"), ([2.0], "#c44e52")], below=0.01)
     [0.9775, 0.9325]
-    >>> [round(limit, 3) for limit in ax.get_ylim()]
+    >>> [round(float(limit), 3) for limit in ax.get_ylim()]
     [-0.01, 0.99]
     """
     apart = min(_ROW, 0.35 / max(1, len(rows)))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mupscale.plots import COLORS, DARK_PAPER, PAPER, with_contrast
+from mupscale.plots import COLORS, DARK_PAPER, PAPER, recolour_for_dark, with_contrast
 from mupscale.study import CONTENDERS, Contender, ContenderRuns, Search, contender_or_stranger
 
 
@@ -24,13 +24,13 @@ class Look:
 
     @property
     def dark_color(self) -> str:
-        """The same for a dark page."""
-        return with_contrast(self.contender.color, DARK_PAPER, 6.0)
+        """The same for a dark page: the house's own where it has one, which tells greys apart."""
+        return with_contrast(recolour_for_dark(self.contender.color), DARK_PAPER, 6.0)
 
     @property
     def line(self) -> dict[str, Any]:
-        """Colour and dashes."""
-        return {"color": self.color, "ls": self.contender.dashes}
+        """Colour and dashes of a line that no letters are beside."""
+        return {"color": self.contender.color, "ls": self.contender.dashes}
 
 
 def find_looks(shown: Sequence[ContenderRuns | Search]) -> dict[str, Look]:
@@ -49,4 +49,4 @@ def find_looks(shown: Sequence[ContenderRuns | Search]) -> dict[str, Look]:
 
 def dark_colors(looks: Iterable[Look]) -> dict[str, str]:
     """What becomes of their colours on a dark page."""
-    return {look.color: look.dark_color for look in looks}
+    return {color: look.dark_color for look in looks for color in (look.color, look.contender.color)}

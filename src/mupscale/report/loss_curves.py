@@ -224,7 +224,7 @@ def _sketch(ax: Any, drawn: Sequence[CurveLine], what: What, against: Against, z
 
 def _add_line(ax: Any, line: CurveLine, size: float) -> None:
     """size: of the unit along x."""
-    strong, color = line.look.contender.kind == "grown", line.look.color
+    strong, color = line.look.contender.kind == "grown", line.look.contender.color
     xs = [x / size for x in line.xs]
     dots = {"marker": "o", "ms": 2.5} if 0 < len(xs) <= 25 else {}
     weight = {"lw": 2.0, "zorder": 4} if strong else {"lw": 1.6, "zorder": 3}

@@ -16,7 +16,7 @@ from mupscale.study import Card, StudySummary, Table, format_width, format_width
 from mupscale.system import MupscaleError
 
 
-class Part(NamedTuple):
+class PagePart(NamedTuple):
     """A part of a page: with a heading, without one, or folded away behind its title."""
 
     title: str
@@ -80,7 +80,7 @@ def _describe(summary: StudySummary) -> str:
     return " · ".join(name for name in names if name)
 
 
-def _make_part(part: Part) -> str:
+def _make_part(part: PagePart) -> str:
     if part.kind == "bare":
         return part.inside
     return (markup.make_folded if part.kind == "folded" else markup.make_section)(part.title, part.inside)
@@ -109,7 +109,7 @@ def _in_a_cell(card: Card) -> str:
     return f"{card.number} ({card.more})" if card.more else card.number
 
 
-def _side_by_side(names: Sequence[str], runs: Sequence[Sequence[Part]]) -> Iterator[str]:
+def _side_by_side(names: Sequence[str], runs: Sequence[Sequence[PagePart]]) -> Iterator[str]:
     """A column a run, so that parts of one title lie beside each other; one that a run alone has stays in its place."""
     kinds = {part.title: part.kind for parts in runs for part in parts if part.inside}
     titles: list[str] = []
@@ -123,49 +123,51 @@ def _side_by_side(names: Sequence[str], runs: Sequence[Sequence[Part]]) -> Itera
         inside = ["".join(part.inside for part in parts if part.title == title) for parts in runs]
         none = markup.make_paragraph("none", "muted")
         columns = [f"<h3>{escape(name)}</h3>{one or none}" for name, one in zip(names, inside, strict=True)]
-        yield _make_part(Part(title, markup.make_columns(columns, "stacked"), kinds[title]))
+        yield _make_part(PagePart(title, markup.make_columns(columns, "stacked"), kinds[title]))
 
 
 # --------------------------------------------------------------------------------------------- what it shows
 
 
-def list_parts(summary: StudySummary, check: dict[str, Any] | None, gallery: Gallery, is_alone: bool) -> Iterator[Part]:
+def list_parts(
+    summary: StudySummary, check: dict[str, Any] | None, gallery: Gallery, is_alone: bool
+) -> Iterator[PagePart]:
     """What there is to show of a run, in its order; is_alone: whether it has the width of the page."""
     yield from _main_pictures(summary, gallery, is_alone)
     about = markup.make_bullets("How this was measured", summary.measured)
-    yield Part(
+    yield PagePart(
         "How this was measured", about + markup.make_bullets("To keep in mind", summary.notes, "warnings"), "bare"
     )
     if "gain" in summary.answer:
         drawn = markup.make_pictures(gain.draw_gain(summary.answer["gain"], gallery))
-        yield Part(
+        yield PagePart(
             "Where the gain comes from", markup.make_paragraph(gain.describe_gain(summary.answer["gain"])) + drawn
         )
     for table in summary.tables:
-        yield Part(table.title, _table(table), "folded" if table.folded else "open")
+        yield PagePart(table.title, _table(table), "folded" if table.folded else "open")
     drawn = markup.make_pictures(tuning.draw_tuning(summary.tuned, gallery, summary.base.get("lr")))
-    yield Part("What was tuned", drawn + markup.make_table(*tuning.list_tuned(summary.tuned)), "folded")
+    yield PagePart("What was tuned", drawn + markup.make_table(*tuning.list_tuned(summary.tuned)), "folded")
     if summary.large is not None:
-        yield Part("The small models that the forecast was made from", _small(summary, gallery), "folded")
+        yield PagePart("The small models that the forecast was made from", _small(summary, gallery), "folded")
     yield from _checks(summary, check, gallery)
-    yield Part("What all of this cost", markup.make_table(["stage", "cost", "share", "time"], _stages(summary)))
-    yield Part("The command", markup.make_code(summary.command), "folded")
-    yield Part("The recipe", markup.make_code(_recipe(summary)), "folded")
+    yield PagePart("What all of this cost", markup.make_table(["stage", "cost", "share", "time"], _stages(summary)))
+    yield PagePart("The command", markup.make_code(summary.command), "folded")
+    yield PagePart("The recipe", markup.make_code(_recipe(summary)), "folded")
 
 
-def _main_pictures(summary: StudySummary, gallery: Gallery, is_alone: bool) -> Iterator[Part]:
+def _main_pictures(summary: StudySummary, gallery: Gallery, is_alone: bool) -> Iterator[PagePart]:
     """Loss against cost. Where there is one budget, and curves, these are the better picture of it."""
     title, large = "Loss against cost", summary.large
     if large is None:
-        yield Part(title, _small(summary, gallery))
+        yield PagePart(title, _small(summary, gallery))
         return
     has_curves = any(one.curves for one in large.contenders)
     if not has_curves or any(len(one.points) > 1 for one in large.contenders):
         shape, kind = (WIDE, "large") if is_alone else (HALF, "")
         drawn = draw_system(large, gallery, "loss-against-cost", summary.measure, summary.answer, shape)
-        yield Part(title, markup.make_picture(*drawn, kind=kind))
+        yield PagePart(title, markup.make_picture(*drawn, kind=kind))
     if has_curves:
-        yield Part("Training", markup.make_pictures(loss_curves.draw_loss_curves(large, gallery, summary.answer)))
+        yield PagePart("Training", markup.make_pictures(loss_curves.draw_loss_curves(large, gallery, summary.answer)))
 
 
 def _small(summary: StudySummary, gallery: Gallery) -> str:
@@ -210,11 +212,11 @@ def _recipe(summary: StudySummary) -> str:
 # ------------------------------------------------------------------------------------------------ checks
 
 
-def _checks(summary: StudySummary, check: dict[str, Any] | None, gallery: Gallery) -> Iterator[Part]:
+def _checks(summary: StudySummary, check: dict[str, Any] | None, gallery: Gallery) -> Iterator[PagePart]:
     """What transfer-check found, and how outputs change with the width."""
     if check is not None:
         sentences = "".join(markup.make_paragraph(str(sentence)) for sentence in check.get("verdict", []))
-        yield Part("Transfer check", sentences + markup.make_pictures(transfer.draw_transfer(check, gallery)))
+        yield PagePart("Transfer check", sentences + markup.make_pictures(transfer.draw_transfer(check, gallery)))
     if not summary.coords or not summary.coords.get("rows"):
         return
     coords = _read_coords(summary.coords)
@@ -226,7 +228,7 @@ def _checks(summary: StudySummary, check: dict[str, Any] | None, gallery: Galler
     rows = [(x.module, str(x.size), str(x.change), x.verdict) for x in coords.layers]
     head = ("layer", "size, power of the width", "change, power of the width", "verdict")
     layers = markup.make_folded("Layer by layer", markup.make_table(head, rows))
-    yield Part("Coordinate check", markup.make_pictures([picture]) + layers)
+    yield PagePart("Coordinate check", markup.make_pictures([picture]) + layers)
 
 
 def _read_coords(values: dict[str, Any]) -> CoordCheck:

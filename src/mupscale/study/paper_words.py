@@ -31,7 +31,7 @@ _UNITS = {
 }
 
 
-def write_words(summary: StudySummary) -> StudySummary:
+def write_paper_words(summary: StudySummary) -> StudySummary:
     """The summary with its cards and tables; its sentences are the verdict's.
 
     answer holds costs and choice. It gets reference: the loss that speed-ups are about, as a line for the pictures.

@@ -38,7 +38,7 @@ _STAGES = {**_TUNING, "base": "The base models, full size", "contenders": "The c
 _FORECAST = "forecast-"
 
 
-def write_words(summary: StudySummary) -> StudySummary:
+def write_pay_words(summary: StudySummary) -> StudySummary:
     """The summary with its sentences, cards and tables."""
     alone = "The large models are not trained: this is the forecast alone."
     if summary.large is None:

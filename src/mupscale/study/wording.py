@@ -26,15 +26,20 @@ def format_width(width: Any) -> str:
 def format_widths(runs: SystemRuns) -> str:
     """Both widths of a system.
 
-    >>> point = ContenderRuns("fresh", 64, 0.1, 0.0, [])
-    >>> format_widths(SystemRuns(32, 64, None, "FLOPs", [point]))
+    >>> format_widths(SystemRuns(32, 64, None, "FLOPs", []))
     '32 → 64'
     """
     return f"{format_width(runs.narrow)} → {format_width(runs.wide)}"
 
 
 def find_cost_unit(runs: SystemRuns) -> tuple[float, str]:
-    """The unit for all costs of a system, and its size: the largest of which its lowest cost is one or more."""
+    """The unit for all costs of a system, and its size: the largest of which its lowest cost is one or more.
+
+    >>> from mupscale.study import BudgetPoint
+    >>> one = ContenderRuns("fresh", 64, 0.1, 0.0, [BudgetPoint(1.0, 10, 2e9, [0.5])])
+    >>> find_cost_unit(SystemRuns(32, 64, 1e9, "FLOPs", [one]))
+    (1000000000.0, 'GFLOPs')
+    """
     if runs.unit != "FLOPs":
         return 1.0, runs.unit
     lowest = min(runs.charge(one) + point.cost for one in runs.contenders for point in one.points)
@@ -42,7 +47,13 @@ def find_cost_unit(runs: SystemRuns) -> tuple[float, str]:
 
 
 def format_cost(runs: SystemRuns, cost: float) -> str:
-    """A cost in the system's unit."""
+    """A cost in the system's unit.
+
+    >>> from mupscale.study import BudgetPoint
+    >>> one = ContenderRuns("fresh", 64, 0.1, 0.0, [BudgetPoint(1.0, 10, 2e9, [0.5])])
+    >>> format_cost(SystemRuns(32, 64, 1e9, "FLOPs", [one]), 5e10)
+    '50 GFLOPs'
+    """
     size, name = find_cost_unit(runs)
     return f"{words.format_setting(cost / size)} {name}"
 
