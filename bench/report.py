@@ -41,7 +41,9 @@ def write_summary(folder: Path, steps: int, curve: Curve) -> None:
     points = [BudgetPoint(1.0, steps, 1e6 * steps, [curve.final()])]
     runs = ContenderRuns("from-scratch", 128, 0.1, 0.0, points, cost_per_step=1e6, curves=[curve])
     large = SystemRuns(32, 128, 0.0, "FLOPs", [runs])
-    StudySummary("long", "mupscale run --paper", "paper", {}, {"measure": "train"}, ["A long run."], large=large).save(folder)
+    StudySummary("long", "mupscale run --paper", "paper", {}, {"measure": "train"}, ["A long run."], large=large).save(
+        folder
+    )
 
 
 def cpu_seconds(words: list[str]) -> float:

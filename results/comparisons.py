@@ -3,7 +3,8 @@
     python results/comparisons.py NAME ... --data path=covtype.data.gz [--work work]
 
 Each folder comparison-NAME beside this file holds a recipe with a section `study`, which `mupscale run` takes as
-well. Its comparison.json is written at the end; a run that was stopped goes on in the work folder.
+well. Its summary.json, of which `mupscale report` draws a page, is written at the end; a run that was stopped goes on
+in the work folder.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Any
 
 import yaml
 
+from mupscale.report import load_summary
 from mupscale.study import StudySettings, StudySummary, run_pay
+from mupscale.study.forecast import LOSS_ROW
 from mupscale.train import Recipe
 
 HERE = Path(__file__).parent
@@ -26,9 +29,8 @@ HERE = Path(__file__).parent
 
 def stored() -> dict[str, StudySummary]:
     """The summaries beside this file, by name."""
-    paths = sorted(HERE.glob("comparison-*/comparison.json"))
-    summaries = [StudySummary.from_json(json.loads(path.read_text(encoding="utf-8"))) for path in paths]
-    return {path.parent.name.removeprefix("comparison-"): one for path, one in zip(paths, summaries, strict=True)}
+    folders = sorted(HERE.glob("comparison-*"))
+    return {folder.name.removeprefix("comparison-"): load_summary(folder) for folder in folders}
 
 
 def markdown() -> str:
@@ -37,7 +39,7 @@ def markdown() -> str:
     for name, summary in stored().items():
         for row in summary.forecast["held"]:
             contender, _, what = row["what"].partition(", ")
-            if what == "loss above continuing":
+            if f", {what}" == LOSS_ROW:
                 lines.append(f"| {name} | {contender} | {_range(row['forecast'])} | {_outcome(row)} |")
     return "\n".join(lines)
 
@@ -57,12 +59,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="+", help="folders comparison-NAME beside this file")
     parser.add_argument("--data", action="append", default=[], metavar="ARGUMENT=PATH", help="of the recipe's data")
     parser.add_argument("--work", type=Path, default=Path("comparison-work"), help="where runs are kept")
-    parser.add_argument("--out", type=Path, default=HERE, help="where comparison-NAME/comparison.json is written")
+    parser.add_argument("--out", type=Path, default=HERE, help="where comparison-NAME/summary.json is written")
     asked = parser.parse_args(words)
     for name in asked.names:
         values = yaml.safe_load((HERE / f"comparison-{name}" / "comparison.yaml").read_text(encoding="utf-8"))
         settings = StudySettings(**values.pop("study", {}))
-        values.pop("method", None)
         described = Recipe.from_json(values).to_json()  # with the paths of the file
         values["data"]["init_args"] |= dict(pair.split("=", 1) for pair in asked.data)
         command = f"mupscale run results/comparison-{name}/comparison.yaml"
@@ -70,8 +71,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{name}: {summary.answer['sentence']}", *summary.notes, sep="\n", flush=True)
         folder = asked.out / f"comparison-{name}"
         folder.mkdir(parents=True, exist_ok=True)
-        values = replace(summary, recipe=described).to_json()
-        (folder / "comparison.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        values = replace(summary, name=name, recipe=described).to_json()
+        (folder / "summary.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -3,10 +3,10 @@
     python results/family.py NAME ... --data tokens=data/bytes [--work work]
 
 Each folder family-NAME beside this file holds a recipe with a section `family`, which `mupscale family` takes as well.
-Here more is trained, so that one sees what the result depends on: the trunk at several learning rates, each with several
-factors by which the rate falls at a growth, and every size from scratch at several rates; all with every seed. The
-family that is reported is the one that would have been tuned on the two smallest sizes, with the first seed. family.json
-is written after every stage; a run that was stopped goes on in the work folder.
+Here more is trained, to see what the result depends on: the trunk at several learning rates, each with several factors
+by which the rate falls at a growth, and every size from scratch at several rates; all with every seed. The family that
+is reported is the one that tuning on the two smallest sizes, with the first seed, would have taken. family.json is
+written after every stage; a run that was stopped goes on in the work folder.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def markdown(found: dict[str, Any]) -> str:
     """A row for every size: out of one run, from scratch at its best rate, and by how much they differ, by seed."""
     chosen = choose(found)
     lines = [
-        "| size | parameters | out of one run | from scratch, equal FLOPs | difference, seed by seed | best trunk of all |",
+        "| size | parameters | out of one run | from scratch, equal FLOPs | difference by seed | best trunk of all |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for i, size in enumerate(found["sizes"]):
@@ -117,10 +117,15 @@ def markdown(found: dict[str, Any]) -> str:
         rates = [one["lr"] for one in found["scratch"]]
         edge = " at the edge" if best["lr"] in (min(rates), max(rates)) else ""
         top = min(found["family"], key=lambda one: mean(one["losses"][i]))
-        lines.append(
-            f"| {size} | {found['parameters'][i]:,} | {mean(ours):.4f} | {mean(theirs):.4f} (lr {best['lr']:g}{edge}) | "
-            f"{min(apart):+.2f} to {max(apart):+.2f} % | {mean(top['losses'][i]):.4f} (lr {top['lr']:g} × {top['fall']:g}) |"
-        )
+        cells = [
+            size,
+            f"{found['parameters'][i]:,}",
+            f"{mean(ours):.4f}",
+            f"{mean(theirs):.4f} (lr {best['lr']:g}{edge})",
+            f"{min(apart):+.2f} to {max(apart):+.2f} %",
+            f"{mean(top['losses'][i]):.4f} (lr {top['lr']:g} × {top['fall']:g})",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     share = found["cost"] / found["cost_alone"]
     lines.append(
         f"\nTuned: lr {chosen['lr']:g}, times {chosen['fall']:g} at a growth. All sizes for {share:.2f} of the FLOPs."

@@ -19,6 +19,7 @@ pytest.importorskip("optuna")
 
 import comparisons
 import mupscale as mu
+import summaries
 from damaged_files import damage_bytes, damage_json, damage_lines, damage_safetensors, damage_sqlite
 from hf_files import llama_config, llama_tensors, write_checkpoint
 from mupscale import hf
@@ -183,7 +184,9 @@ KINDS = {
     ),
     "mupscale.json": Kind(_wide, damage_json, Record.load),
     "optimizer.pt": Kind(_optimizer, damage_bytes, load_torch),
-    "summary.json": Kind(_copied(BEFORE / "method" / "summary.json"), damage_json, lambda p: load_summary(p.parent)),
+    "summary.json of the paper's comparison": Kind(
+        lambda f: summaries.write(f) / "summary.json", damage_json, lambda p: load_summary(p.parent)
+    ),
     "summary.json of a comparison": Kind(_comparison, damage_json, lambda p: load_summary(p.parent)),
     "transfer-check.json": Kind(
         _copied(BEFORE / "transfer" / "transfer-check.json"), damage_json, lambda p: load_transfer_check(p.parent)

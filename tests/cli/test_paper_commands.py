@@ -178,7 +178,7 @@ def test_a_report_of_nothing_is_one_sentence(capsys: pytest.CaptureFixture[str])
     assert said(capsys) == ["mupscale report: give the folder of at least one run, such as runs/mlp-covtype-demo"]
     assert main(["report", "nowhere"]) == 1
     (line,) = said(capsys)
-    assert line.startswith("mupscale report: nowhere holds no ")
+    assert line.startswith("mupscale report: nowhere holds no study")
 
 
 def test_torchrun_is_told_how_it_is_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

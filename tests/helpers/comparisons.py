@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.study import (
-    CONTENDERS,
     BudgetPoint,
     ContenderRuns,
     Search,
@@ -16,15 +15,16 @@ from mupscale.study import (
     StudySettings,
     StudySummary,
     SystemRuns,
-    Trial,
+    Tried,
     answer_comparison,
     check_forecast,
     contender_named,
     make_forecast,
 )
+from mupscale.study.contenders import IN_PAY, USUAL_IN_PAY
+from mupscale.study.pay_words import write_pay_words
 
-USUAL = tuple(one.name for one in CONTENDERS if one.is_usual)
-ALL = tuple(one.name for one in CONTENDERS)
+USUAL, ALL = USUAL_IN_PAY, IN_PAY
 BUDGETS = (0.25, 0.5, 1.0)
 LRS = (0.002, 0.004, 0.008, 0.016, 0.032)
 NOISES = (0.5, 1.0, 2.0, 4.0)
@@ -74,9 +74,9 @@ def system(
 
 def tuned(name: str) -> Search:
     """A valley over learning rates, the largest of which diverged, and over noise where that is tuned."""
-    noisy = name != "the base model" and contender_named(name).tunes_noise
+    noisy = contender_named(name).tunes_noise
     tried = [
-        Trial(lr, noise, [None if lr > 0.03 and noise < 4 else 0.6 + 0.03 * i**2 + 0.01 * j**2 + 0.004 * len(name)])
+        Tried(lr, noise, [None if lr > 0.03 and noise < 4 else 0.6 + 0.03 * i**2 + 0.01 * j**2 + 0.004 * len(name)])
         for j, noise in enumerate(NOISES if noisy else (0.0,), start=-2)
         for i, lr in enumerate(LRS, start=-2)
     ]
@@ -97,6 +97,7 @@ def comparison(
     forecast, answer = make_forecast(small, 256), answer_comparison(large)
     summary = StudySummary(
         name="mlp-covtype",
+        preset="pay",
         command="mupscale run recipes/mlp-covtype.yaml --out runs/mlp-covtype",
         recipe={
             "model": {"class_path": "mupscale.models.MLP", "init_args": {"d_in": 54, "d_out": 7}},
@@ -106,9 +107,9 @@ def comparison(
             "steps": 2 * STEPS,
             "grow": [{"at": STEPS, "width": 1024}],
         },
-        settings=StudySettings(seeds=seeds, contenders=list(names)).to_json(),
+        settings=StudySettings(seeds=seeds, contenders=list(names), measure="held-out").to_json(),
         base={"from": None, "steps": STEPS, "lr": 0.008, "width": 256},
-        tuned=[tuned(name) for name in ("the base model", *names) if name != "from-scratch-all-steps"],
+        tuned=[tuned(name) for name in ("base", *names) if name != "from-scratch-all-steps"],
         small=small,
         forecast={**forecast, "held": check_forecast(forecast, large, answer)},
         large=large,
@@ -124,13 +125,13 @@ def comparison(
         ],
         notes=["grown from copies: the best learning rate, 0.016, is the highest tried; higher ones may be better"],
     )
-    return replace(summary, **changes)
+    return write_pay_words(replace(summary, **changes))
 
 
 def forecast_only(summary: StudySummary) -> StudySummary:
     """The same before its large models are trained."""
     forecast = {name: value for name, value in summary.forecast.items() if name != "held"}
-    return replace(summary, large=None, answer={}, forecast=forecast, stages=summary.stages[:5])
+    return write_pay_words(replace(summary, large=None, answer={}, forecast=forecast, stages=summary.stages[:5]))
 
 
 def write(folder: Path, summary: StudySummary) -> Path:

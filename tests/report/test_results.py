@@ -22,19 +22,25 @@ import pytest
 
 pytest.importorskip("jsonargparse")
 
+from mupscale.study.paper import count_of
+from mupscale.study.transfer import judge_transfer, read_width_line
+
 from mupscale.cli import main
-from mupscale.cli.method import read_method
+from mupscale.core import Width
 from mupscale.data import covtype_sample, tinyshakespeare
-from mupscale.method.method_run import count_of
-from mupscale.method.protocol import Protocol
-from mupscale.method.summary import Summary
-from mupscale.method.transfer_verdict import judge_transfer, read_width_line
-from mupscale.method.verdict import write_verdict
+from mupscale.report import load_summary
+from mupscale.study import ContenderRuns, StudySettings, StudySummary
+from mupscale.study.contenders import USUAL_IN_PAPER
+from mupscale.study.paper_words import write_paper_words
+from mupscale.study.pay_words import write_pay_words
+from mupscale.train import Recipe
+from slow_cases import with_slow
 
 RESULTS = Path(__file__).parents[2] / "results"
 DOCS = RESULTS.parent / "docs" / "results"
 RECIPES = sorted(RESULTS.glob("*/recipe.yaml"))
 SUMMARIES = sorted(RESULTS.glob("*/summary.json"))
+PAPERS = [path for path in SUMMARIES if (path.parent / "recipe.yaml").exists()]
 CHECKS = sorted(RESULTS.glob("*/transfer-check.json"))
 
 
@@ -82,36 +88,56 @@ def reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+def read(path: Path) -> tuple[Recipe, StudySettings]:
+    """A recipe and its section `study`."""
+    import yaml
+
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    settings = StudySettings(**values.pop("study")).resolved(USUAL_IN_PAPER, "train")
+    return Recipe.from_json(values), settings
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=named)
-def test_recipes_can_be_read_and_grown(path: Path, tmp_path: Path) -> None:
-    recipe, method, _ = read_method("run", "", [str(path)], lambda parser: None)
-    protocol = Protocol(recipe, tmp_path)
-    protocol.check_small(method.widths[0])
-    recipe.family().widening(recipe.width, protocol.wide)
+def test_recipes_can_be_read_and_grown(path: Path) -> None:
+    recipe, settings = read(path)
+    narrow, wide = Width.of(recipe.width), Width.of(recipe.grow[0].width)
+    recipe.family().widening(recipe.width, recipe.grow[0].width)
+    small = Width.of(settings.widths[0])
+    recipe.family().widening(small.whole, small.scaled_as(narrow, wide).whole)
 
 
-@pytest.mark.parametrize("path", SUMMARIES, ids=named)
+@pytest.mark.parametrize("path", PAPERS, ids=named)
 def test_a_summary_is_of_the_recipe_beside_it(path: Path) -> None:
-    recipe, method, _ = read_method("run", "", [str(path.parent / "recipe.yaml")], lambda parser: None)
-    summary = Summary.load(path.parent)
-    own = {"out", "data"}  # where the data lies is each machine's own
-    theirs = {name: value for name, value in summary.recipe.items() if name not in own}
-    assert theirs == {
-        name: value for name, value in json.loads(json.dumps(recipe.to_json())).items() if name not in own
-    }
-    assert summary.method == json.loads(json.dumps(method.to_json()))
+    recipe, settings = read(path.parent / "recipe.yaml")
+    summary = load_summary(path.parent)
+    theirs, ours = Recipe.from_json(summary.recipe), recipe
+    for part in ("model", "optimizer"):  # which say more there: what they have unless told otherwise
+        assert getattr(ours, part).class_path == getattr(theirs, part).class_path
+        given = {**getattr(theirs, part).init_args, **getattr(ours, part).init_args}
+        assert json.loads(json.dumps(given)) == getattr(theirs, part).init_args
+    own = {"out", "data", "model", "optimizer"}  # where the data lies is each machine's own
+    left, right = ({n: v for n, v in one.to_json().items() if n not in own} for one in (theirs, ours))
+    assert json.loads(json.dumps(left)) == json.loads(json.dumps(right))
+    assert summary.settings == json.loads(json.dumps(settings.to_json()))
     assert summary.name == named(path)
-    assert summary.verdict == write_verdict(summary.runs, summary.costs, summary.gain)
-    assert all(len(runs.curves) == method.seeds for runs in summary.runs)
+    assert summary.large is not None
+    assert all(len(one.curves) == settings.seeds for one in summary.large.contenders)
     assert all(word not in path.read_text() for word in ("/root", "/home", "/tmp", "/work"))
 
 
+@pytest.mark.parametrize("path", SUMMARIES, ids=named)
+def test_a_summary_says_what_its_numbers_say(path: Path) -> None:
+    summary = load_summary(path.parent)
+    write = {"pay": write_pay_words, "paper": write_paper_words}[summary.preset]
+    assert json.loads(json.dumps(write(summary).to_json())) == json.loads(path.read_text(encoding="utf-8"))
+
+
 @pytest.mark.usefixtures("pictures_without_pixels")
-@pytest.mark.parametrize("path", SUMMARIES[:1], ids=named)
+@pytest.mark.parametrize("path", with_slow(SUMMARIES, [SUMMARIES[0], PAPERS[0]]), ids=named)
 def test_its_page_can_be_drawn_again(path: Path, tmp_path: Path) -> None:
     assert main(["report", str(path.parent), "--out", str(tmp_path)]) == 0
     page = (tmp_path / "index.html").read_text()
-    assert Summary.load(path.parent).verdict[0].split(":")[0] in page
+    assert load_summary(path.parent).sentences[0].split(":")[0] in page
     assert {kept.name for kept in path.parent.glob("*.png")} <= {drawn.name for drawn in tmp_path.glob("*.png")}
 
 
@@ -126,46 +152,56 @@ MLPS = [f"mlp-covtype-{optimizer}{width}" for width in ("", "-n128", "-n64") for
 GPTS = ["gpt2-gutenberg-short", "gpt2-gutenberg"]
 ROWS = {
     "base": "base model",
-    "scratch": "(a) the wide model from scratch",
-    "scratch-drop": "(b) the same with the change of the learning rate that (e) has",
-    "scratch-own": "(b′) the same with a change to the rate that is best without noise",
+    "from-scratch": "(a) the wide model from scratch",
+    "from-scratch-changed": "(b) the same with the change of the learning rate that (e) has",
+    "from-scratch-own": "(b′) the same with a change to the rate that is best without noise",
     "continued": "(c) base model continued, with the learning rate of (e)",
     "continued-own": "(c′) base model continued, with the rate that is best without noise",
     "continued-late": "(c″) base model continued, with a change to that rate halfway",
-    "exact": "(d) upscaled without noise",
-    "upscaled": "(e) upscaled with noise",
-    "upscaled-own": "(e′) the same with a change to that rate halfway",
+    "copies-without-noise": "(d) upscaled without noise",
+    "copies": "(e) upscaled with noise",
+    "copies-own": "(e′) the same with a change to that rate halfway",
 }
 
 
-def missing(summary: Summary, name: str) -> str:
+def runs_of(summary: StudySummary, name: str) -> ContenderRuns | None:
+    assert summary.large is not None
+    return summary.large.get(name)
+
+
+def is_as(runs: ContenderRuns) -> bool:
+    """Whether its learning rate changes to what it was, so that it is another contender's."""
+    return runs.change is not None and runs.change[1] == runs.lr
+
+
+def missing(summary: StudySummary, name: str) -> str:
     """Why a run has no numbers of its own; (b′), (c″) and (e′) are younger than some of the results."""
-    same = {"scratch-drop": "as (a)", "scratch-own": "as (b)", "upscaled-own": "as (e)"}
+    same = {"from-scratch-changed": "as (a)", "from-scratch-own": "as (b)", "copies-own": "as (e)"}
     same |= dict.fromkeys(("continued-own", "continued-late"), "as (c)")
-    one_rate = summary.get("continued-own") is None
-    return same[name] if one_rate or name == "scratch-drop" else "not trained"
+    one_rate = runs_of(summary, "continued-own") is None
+    return same[name] if one_rate or name == "from-scratch-changed" else "not trained"
 
 
-def table(columns: Sequence[str], cell: Callable[[Summary, str], str]) -> list[str]:
+def table(columns: Sequence[str], cell: Callable[[StudySummary, str], str]) -> list[str]:
     """The rows of a table of the docs, from the summaries."""
-    loaded = [Summary.load(RESULTS / name) for name in columns]
+    loaded = [load_summary(RESULTS / name) for name in columns]
     return [f"| {shown} | {' | '.join(cell(one, name) for one in loaded)} |" for name, shown in ROWS.items()]
 
 
 def test_the_tables_of_the_docs_are_those_of_the_summaries() -> None:
-    def mlp(summary: Summary, name: str) -> str:
-        runs = summary.get(name)
-        if runs is None or runs.drop_lr == runs.lr:
+    def mlp(summary: StudySummary, name: str) -> str:
+        runs = runs_of(summary, name)
+        if runs is None or is_as(runs):
             return missing(summary, name)
         finished = [curve for curve in runs.curves if curve.status == "finished"]
         accuracy = fmean(curve.accuracy[-1] for curve in finished)
-        return f"{fmean(runs.finals()):.3g} ({100 * accuracy:.1f} %){' †' * (len(finished) < len(runs.curves))}"
+        return f"{fmean(runs.finals):.3g} ({100 * accuracy:.1f} %){' †' * (len(finished) < len(runs.curves))}"
 
-    def gpt(summary: Summary, name: str) -> str:
-        runs = summary.get(name)
-        if runs is None or runs.drop_lr == runs.lr:
+    def gpt(summary: StudySummary, name: str) -> str:
+        runs = runs_of(summary, name)
+        if runs is None or is_as(runs):
             return f"{missing(summary, name)} |"
-        return f"{fmean(runs.finals()):.3f} | {fmean(curve.held_out_losses[-1] for curve in runs.curves):.3f}"
+        return f"{fmean(runs.finals):.3f} | {fmean(curve.held_out_losses[-1] for curve in runs.curves):.3f}"
 
     pages = {
         "paper-mlp": table(MLPS[:2], mlp),
@@ -198,11 +234,11 @@ def shorten(reproduce: ModuleType, name: str, **changes: Any) -> None:
     path = reproduce.HERE / name / "recipe.yaml"
     recipe = yaml.safe_load(path.read_text())
     wide = 2 * changes.get("width", recipe["width"])
-    method = {**recipe["method"], "seeds": 1, "noises": [0, 1], "lrs": [], "upscaled_lrs": [0.05, 0.1]}
+    study = {**recipe["study"], "seeds": 1, "noises": [0, 1], "lrs": [0.1], "grown_lrs": [0.05, 0.1]}
     grow = [{"at": 4, "width": wide, "noise": 1, "unit": "theory", "lr": 0.01}]
     small = {"batch": 16, "steps": 8, "log_every": 1, "precision": "fp32", "compile": False, "evaluation": {"every": 0}}
     path.write_text(
-        json.dumps({**recipe, **small, "grow": grow, **changes, "method": {**method, **changes.get("method", {})}})
+        json.dumps({**recipe, **small, "grow": grow, **changes, "study": {**study, **changes.get("study", {})}})
     )
 
 
@@ -214,7 +250,7 @@ def test_an_experiment_is_run_and_kept(reproduce: ModuleType, capfd: pytest.Capt
     assert reproduce.main(asked) == 0
     assert "$ mupscale run results/mlp-covtype-sgd-n64/recipe.yaml --data.path covtype.data" in capfd.readouterr().out
     kept = reproduce.HERE / "mlp-covtype-sgd-n64"
-    summary = Summary.load(kept)
+    summary = load_summary(kept)
     assert summary.command == (
         "mupscale run results/mlp-covtype-sgd-n64/recipe.yaml --data.path covtype.data --out runs/mlp-covtype-sgd-n64 "
         "--paper"
@@ -242,7 +278,7 @@ def test_the_language_model_makes_its_tokens_first(reproduce: ModuleType, capfd:
         "init_args": {"vocab": 8192, "context": 16, "layers": 1, "head_dim": 32},
     }
     data = {"class_path": "mupscale.data.Text", "init_args": {"tokens": "-", "context": 16}}
-    shorten(reproduce, "gpt2-gutenberg", model=model, data=data, width=64, batch=2, method={"widths": [32]})
+    shorten(reproduce, "gpt2-gutenberg", model=model, data=data, width=64, batch=2, study={"widths": [32]})
     asked = ["gpt2-gutenberg", "transfer-sgd", "--text", "books.jsonl", "--covtype", "covtype.data"]
     assert reproduce.main([*asked, "--dry-run", "--", "--seeds.data", "1"]) == 0
     said = capfd.readouterr().out

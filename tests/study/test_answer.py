@@ -213,11 +213,11 @@ def test_forecast_against_outcome(outcome: float, held: bool) -> None:
     forecast = make_forecast(growing_gap((8, -0.1), (16, -0.1)), 64)
     runs = system_of(four(3.0, 1.0, 2.0, 1.0 + outcome))
     rows: dict[str, Any] = {row["what"]: row for row in check_forecast(forecast, runs, answer_comparison(runs))}
-    row = rows["grown with fresh units, loss above continuing"]
+    row = rows["grown with fresh units, loss compared with continuing"]
     assert row["measured"] == pytest.approx(outcome, abs=1e-3)
     assert row["held"] is held
     assert rows["lowest loss"]["held"] is held
-    assert rows["grown from copies, cost over starting over, base model charged"]["held"] is True
+    assert rows["grown from copies, cost compared with starting over, base model included"]["held"] is True
 
 
 # ------------------------------------------------------------------------------------------------ settings

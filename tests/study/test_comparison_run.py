@@ -48,7 +48,7 @@ def read(folder: Path) -> StudySummary:
 def test_what_is_in_the_summary(whole: tuple[Path, int]) -> None:
     summary = read(whole[0])
     assert StudySummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
-    assert [one.name for one in summary.tuned] == ["the base model", "from-scratch", "continued", "copies", "fresh"]
+    assert [one.name for one in summary.tuned] == ["base", "from-scratch", "continued", "copies", "fresh"]
     assert [len(one.trials) for one in summary.tuned] == [2, 2, 2, 2, 2]
     assert summary.large is not None
     for system, narrow in ((summary.small[0], 4), (summary.large, 8)):

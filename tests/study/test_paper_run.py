@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mupscale.growth.noise import SignalNoise
-from mupscale.study import ContenderRuns, Search, StudySummary, Trial, estimate_paper, run_paper
+from mupscale.study import ContenderRuns, Search, StudySummary, Tried, estimate_paper, run_paper
 from mupscale.study.contenders import COPIES, COPIES_PLAIN
 from mupscale.study.extrapolation import Extrapolation
 from mupscale.study.paper import Choice, PaperStudy, Tuned, _load_trained
@@ -86,7 +86,7 @@ def choice_of(summary: StudySummary) -> Choice:
     return Choice(**summary.answer["choice"])
 
 
-def best_of(search: Search) -> Trial:
+def best_of(search: Search) -> Tried:
     assert search.best is not None
     return search.best
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
 UNKNOWN = "–"
@@ -58,6 +58,48 @@ def format_factor(value: Any) -> str:
     if abs(value) < 10:
         return f"{_exponent(f'{value:.2g}')}×"
     return f"{value:,.1f}×" if abs(value) < 100 else f"{value:,.0f}×"
+
+
+def format_times(value: Any) -> str:
+    """A ratio of costs, with two digits after the point where it is near 1.
+
+    >>> format_times(0.8), format_times(1.284), format_times(23.4), format_times(0.0123)
+    ('0.80×', '1.28×', '23.4×', '0.012×')
+    """
+    is_usual = is_finite_number(value) and 0.1 <= value < 10
+    return f"{value:.2f}×" if is_usual else format_factor(value)
+
+
+def format_percent(value: float) -> str:
+    """A share, with two digits, and a space at which no line breaks.
+
+    >>> [format_percent(value).split() for value in (0.0912, 0.03, 1.503)]
+    [['9.1', '%'], ['3.0', '%'], ['150', '%']]
+    """
+    share = 100 * value
+    return (f"{share:.0f}" if share >= 9.95 or not share else f"{share:#.2g}").rstrip(".") + "\N{NO-BREAK SPACE}%"
+
+
+def format_change(value: Any) -> str:
+    """A change in per cent, with its sign.
+
+    >>> [format_change(value).split() for value in (0.0912, -0.013, 0.0)]
+    [['+9.1', '%'], ['−1.3', '%'], ['±0', '%']]
+    """
+    if not is_finite_number(value):
+        return UNKNOWN
+    return f"{'±' if not value else '+' if value > 0 else '−'}{format_percent(abs(value))}"
+
+
+def format_range(one: Mapping[str, Any] | None, shown: Callable[[Any], str]) -> str:
+    """A forecast: the value and its range; or that there is no rule.
+
+    >>> format_range({"low": 0.5, "value": 0.75, "high": 1.25}, format_times)
+    '0.75× (0.50× to 1.25×)'
+    """
+    if not one or "no_rule" in one:
+        return "no rule"
+    return f"{shown(one['value'])} ({shown(one['low'])} to {shown(one['high'])})"
 
 
 def choose_flops_unit(largest: float) -> tuple[float, str]:

@@ -1,10 +1,8 @@
-"""The page of a run, or of several, and its pictures.
+"""The page of a study, or of several, and its pictures; it is drawn of a StudySummary and knows no preset.
 
 writing: the files; loading: summaries from disk, and what they must hold; markup: HTML
-page, side_by_side: the page of one run of the paper's method and of several; facts: its numbers as rows
-loss_curves, gain, sweeps, transfer: its pictures
-comparison_page, comparison_facts, comparison_tables: the page of a comparison, its sentences and its rows
-comparison_picture, comparison_tuning: its pictures
+page: what stands where; looks: colours and names of contenders
+cost_picture: loss against cost; loss_curves: training; gain, tuning, transfer: the other pictures
 """
 
 from mupscale.report.loading import load_summary

@@ -1,9 +1,9 @@
-"""Losses of the compared models: mean and min–max band over seeds, against steps and against total FLOPs."""
+"""Losses during training: mean and min–max band over seeds, against steps and against total cost."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from statistics import median
@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mupscale.method import UPSCALED, Curve, Runs, Summary, find_contender
 from mupscale.plots import (
     MUTED,
     Gallery,
@@ -25,13 +24,15 @@ from mupscale.plots import (
     set_log_axis_if_wide,
     words,
 )
+from mupscale.report.looks import Look, dark_colors, find_looks
+from mupscale.study import ContenderRuns, Curve, SystemRuns
 
 Against = Literal["step", "flops"]
 What = Literal["training", "held-out", "accuracy"]
 Points = list[Point]
 _MOST = 300
 """Points a line is drawn with."""
-_AXIS = {"training": "training loss", "held-out": "held-out loss", "accuracy": "held-out accuracy"}
+AXES: dict[What, str] = {"training": "training loss", "held-out": "held-out loss", "accuracy": "held-out accuracy"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class CurveLine:
     lowest, highest: of the single measurements, where a point is the mean of many; else the same as low and high.
     """
 
-    runs: Runs
+    runs: ContenderRuns
+    look: Look
     xs: list[float]
     mean: list[float]
     low: list[float]
@@ -64,78 +66,84 @@ class CurveLine:
     def label(self) -> str:
         """Its name, and what became of it."""
         lost = sum(curve.status == "diverged" for curve in self.runs.curves)
-        end = f" ({lost} of {len(self.runs.curves)} diverged)" if lost else ""
-        contender = find_contender(self.runs.name)
-        return (escape_text(self.runs.label or self.runs.name) if contender is None else contender.short) + end
-
-    @property
-    def look(self) -> dict[str, Any]:
-        """Colour and dashes, the same in all pictures."""
-        contender = find_contender(self.runs.name)
-        return {"color": MUTED, "ls": "-"} if contender is None else {"color": contender.color, "ls": contender.dashes}
+        return escape_text(self.look.short) + (f" ({lost} of {len(self.runs.curves)} diverged)" if lost else "")
 
 
-def draw_loss_curves(summary: Summary, gallery: Gallery) -> Iterator[Picture]:
-    """Training loss against steps and FLOPs, whole and zoomed, then what was measured on held-out data."""
-    trained = collect_lines(summary, "training", "step")
-    for against, axis, drawn in (
-        ("step", "steps", trained),
-        ("flops", "total FLOPs", _against_flops(summary, trained)),
-    ):
-        if not drawn:
-            continue
-        alt = f"Training loss against {axis}. {_finals(drawn)}"
-        for zoom in (False, True) if any(line.xs for line in drawn) else (False,):
-            name = f"training-{against}{'-zoom' if zoom else ''}"
+def draw_loss_curves(system: SystemRuns, gallery: Gallery, answer: Mapping[str, Any]) -> Iterator[Picture]:
+    """Training loss against steps and cost, whole and zoomed, then what was measured on held-out data.
+
+    answer: may tell a loss for reference.
+    """
+    axes: dict[Against, str] = {"step": "steps", "flops": "total FLOPs"}
+    for against, axis in axes.items():
+        drawn = collect_lines(system, "training", against)
+        for zoom in (False, True) if any(line.xs for line in drawn) else (False,) if drawn else ():
+            end = "-zoom" if zoom else ""
+            alt = f"Training loss against {axis}. {_finals(drawn)}{' Zoom.' if zoom else ''}"
             caption = _caption(against, zoom, any(line.has_extremes for line in drawn))
-
-            def sketch(ax: Any, drawn: list[CurveLine] = drawn, zoom: bool = zoom, against: str = against) -> None:
-                _plot(ax, summary, drawn, "training", against, zoom)
-
-            yield gallery.draw(name, f"{alt} {'Zoom.' if zoom else ''}".strip(), caption, sketch, size=_size(drawn))
+            yield _draw(gallery, f"training-{against}{end}", alt, caption, drawn, "training", against, zoom, answer)
     measured: tuple[What, ...] = ("held-out", "accuracy")
     for what in measured:
-        drawn = collect_lines(summary, what, "step")
-        charged = _against_flops(summary, drawn)
+        drawn, charged = collect_lines(system, what, "step"), collect_lines(system, what, "flops")
         against, axis = "step", "steps"
         if len(charged) == len(drawn):  # all costs are known
             drawn, against, axis = charged, "flops", "total cost"
         if drawn:
-
-            def held_out(ax: Any, drawn: list[CurveLine] = drawn, what: str = what, against: str = against) -> None:
-                _plot(ax, summary, drawn, what, against, zoom=True)
-
-            caption = f"{_AXIS[what].capitalize()} against {axis}"
-            yield gallery.draw(what, f"{caption}. {_finals(drawn)}", caption, held_out, size=_size(drawn))
+            caption = f"{AXES[what].capitalize()} against {axis}"
+            yield _draw(gallery, what, f"{caption}. {_finals(drawn)}", caption, drawn, what, against, True, answer)
 
 
-def collect_lines(summary: Summary, what: What, against: Against) -> list[CurveLine]:
-    """Every model that has such a curve, against steps or FLOPs."""
-    lines = [line for runs in summary.runs if (line := _line(runs, what)).xs or line.diverged]
-    return lines if against == "step" else _against_flops(summary, lines)
+def _draw(
+    gallery: Gallery,
+    name: str,
+    alt: str,
+    caption: str,
+    drawn: Sequence[CurveLine],
+    what: What,
+    against: Against,
+    zoom: bool,
+    answer: Mapping[str, Any],
+) -> Picture:
+    def sketch(ax: Any) -> None:
+        _sketch(ax, drawn, what, against, zoom)
+        reference = answer.get("reference")
+        if reference and zoom and what == "training":
+            label = escape_text(reference["label"])
+            ax.axhline(reference["loss"], color=MUTED, lw=0.9, ls=(0, (1, 2)), zorder=1, label=label)
+        add_legend_below(ax, _columns(drawn))
+
+    size = 4.8, 3.2 + 0.19 * -(-(len(drawn) + 1) // _columns(drawn))
+    return gallery.draw(name, alt, caption, sketch, size=size, dark=dark_colors(line.look for line in drawn))
 
 
-def _against_flops(summary: Summary, lines: Sequence[CurveLine]) -> list[CurveLine]:
-    """Those whose cost is known. A model that starts from the base model starts where its cost ended."""
-    base = summary.get("base")
-    spent = summary.costs.get("base")
-    if not words.is_finite_number(spent):
-        spent = base.steps * base.flops_per_step if base and words.is_finite_number(base.flops_per_step) else None
-    charged = []
-    for line in lines:
-        runs = line.runs
-        if words.is_finite_number(runs.flops_per_step) and not (runs.after_base and spent is None):
-            charged.append(line.moved((spent or 0.0) if runs.after_base else 0.0, runs.flops_per_step))
-    return charged
+# ------------------------------------------------------------------------------------------------- lines
 
 
-def _line(runs: Runs, what: What) -> CurveLine:
+def collect_lines(system: SystemRuns, what: What, against: Against) -> list[CurveLine]:
+    """Every model that has such a curve. Against FLOPs those whose cost is known.
+
+    A model that starts from the base model starts where its cost ended.
+    """
+    looks, lines = find_looks(system.contenders), []
+    for runs in system.contenders:
+        line = _line(runs, looks[runs.name], what)
+        if not line.xs and not line.diverged:
+            continue
+        if against == "step":
+            lines.append(line)
+        elif runs.cost_per_step is not None and not (line.look.contender.from_base and system.base_cost is None):
+            lines.append(line.moved(system.charge(runs), runs.cost_per_step))
+    return lines
+
+
+def _line(runs: ContenderRuns, look: Look, what: What) -> CurveLine:
     tables = [(curve.status == "diverged", _table(curve, what)) for curve in runs.curves]
     steps, values = _shared_points([table for is_lost, table in tables if not is_lost and table.size])
     means, lowest, highest = values[:, 0], values[:, 1].min(0, initial=math.inf), values[:, 2].max(0, initial=-math.inf)
     kept = keep_extremes(lowest, highest, _MOST)
     return CurveLine(
         runs,
+        look,
         steps[kept].tolist(),
         (means[:, kept].mean(0) if kept else steps).tolist(),
         means[:, kept].min(0, initial=math.inf).tolist(),
@@ -195,47 +203,50 @@ def _thinned(points: Sequence[Any]) -> list[Any]:
     return [points[i] for i in keep_extremes(values, values, _MOST)]
 
 
-def _plot(ax: Any, summary: Summary, drawn: list[CurveLine], what: str, against: str, zoom: bool) -> None:
+# ------------------------------------------------------------------------------------------------ pictures
+
+
+def _sketch(ax: Any, drawn: Sequence[CurveLine], what: What, against: Against, zoom: bool) -> None:
     largest = max(max([*line.xs, *(x for points in line.diverged for x, _ in points)]) for line in drawn)
     size, unit = words.choose_flops_unit(largest) if against == "flops" else (1.0, "")
     for line in drawn:
-        strong = line.runs.name == UPSCALED.name
-        xs = [x / size for x in line.xs]
-        dots = {"marker": "o", "ms": 2.5} if 0 < len(xs) <= 25 else {}
-        ax.plot(
-            xs, line.mean, lw=2.0 if strong else 1.6, label=line.label, zorder=4 if strong else 3, **line.look, **dots
-        )
-        if len([c for c in line.runs.curves if c.status != "diverged"]) > 1:
-            ax.fill_between(xs, line.low, line.high, color=line.look["color"], alpha=0.18, lw=0, zorder=2)
-        if line.has_extremes:
-            shade, edge = ((line.look["color"], strength) for strength in (0.09, 0.5))  # a peak is as thin as its edge
-            ax.fill_between(xs, line.lowest, line.highest, facecolor=shade, edgecolor=edge, lw=0.5, zorder=1)
-        for points in line.diverged:
-            ax.plot([x / size for x, _ in points], [y for _, y in points], lw=0.7, color=line.look["color"], alpha=0.7)
-            ax.plot(points[-1][0] / size, points[-1][1], "x", ms=6, color=line.look["color"])
+        _add_line(ax, line, size)
     if zoom and (limits := _zoom(drawn, what)):
         log = what == "held-out" and set_log_axis_if_wide(ax, limits)
         ax.set_ylim(*_with_room(*limits, log=log, most=1.0 if what == "accuracy" and limits[1] <= 1 else math.inf))
     elif what != "accuracy":
-        set_log_axis_if_wide(
-            ax, [v for line in drawn for v in [*line.lowest, *line.highest, *(y for p in line.diverged for _, y in p)]]
-        )
-    lowest = summary.costs.get("scratch_min_loss")
-    if zoom and what == "training" and words.is_finite_number(lowest):
-        ax.axhline(lowest, color=MUTED, lw=0.9, ls=(0, (1, 2)), zorder=1, label="(a)'s lowest in (e)'s steps")
+        lost = [value for line in drawn for points in line.diverged for _, value in points]
+        set_log_axis_if_wide(ax, [*lost, *(v for line in drawn for v in [*line.lowest, *line.highest])])
     ax.set_xlabel(f"training cost, {unit}" if against == "flops" else "steps of its own training")
-    ax.set_ylabel(_AXIS[what] + (", zoomed" if zoom and what == "training" else ""))
+    ax.set_ylabel(AXES[what] + (", zoomed" if zoom and what == "training" else ""))
     set_count_axis(ax)
-    add_legend_below(ax, _columns(drawn))
 
 
-def _zoom(drawn: list[CurveLine], what: str) -> tuple[float, float] | None:
+def _add_line(ax: Any, line: CurveLine, size: float) -> None:
+    """size: of the unit along x."""
+    strong, color = line.look.contender.kind == "grown", line.look.contender.color
+    xs = [x / size for x in line.xs]
+    dots = {"marker": "o", "ms": 2.5} if 0 < len(xs) <= 25 else {}
+    weight = {"lw": 2.0, "zorder": 4} if strong else {"lw": 1.6, "zorder": 3}
+    ax.plot(xs, line.mean, label=line.label, **weight, **line.look.line, **dots)
+    if len([curve for curve in line.runs.curves if curve.status != "diverged"]) > 1:
+        ax.fill_between(xs, line.low, line.high, color=color, alpha=0.18, lw=0, zorder=2)
+    if line.has_extremes:  # a peak is as thin as its edge
+        ax.fill_between(
+            xs, line.lowest, line.highest, facecolor=(color, 0.09), edgecolor=(color, 0.5), lw=0.5, zorder=1
+        )
+    for points in line.diverged:
+        ax.plot([x / size for x, _ in points], [y for _, y in points], lw=0.7, color=color, alpha=0.7)
+        ax.plot(points[-1][0] / size, points[-1][1], "x", ms=6, color=color)
+
+
+def _zoom(drawn: Sequence[CurveLine], what: What) -> tuple[float, float] | None:
     """From the best value to the worst that a compared model had after its first quarter, or ends at.
 
     That is where the comparison is decided; a single jump, or a model that is there to be worse, does not count.
     """
-    compared = [line for line in drawn if line.xs and _sets_zoom(line)]
-    compared = compared or [line for line in drawn if line.xs]
+    shown = [line for line in drawn if line.xs]
+    compared = [line for line in shown if line.look.contender.sets_zoom] or shown
     if not compared:
         return None
     if what == "accuracy":
@@ -245,11 +256,6 @@ def _zoom(drawn: list[CurveLine], what: str) -> tuple[float, float] | None:
         bottom = min(min(line.low) for line in compared)
         top = max(value for line in compared for value in _typical(line))
     return (bottom, top) if top > bottom else None
-
-
-def _sets_zoom(line: CurveLine) -> bool:
-    contender = find_contender(line.runs.name)
-    return contender is None or contender.sets_zoom
 
 
 def _typical(line: CurveLine) -> tuple[float, float]:
@@ -266,16 +272,12 @@ def _with_room(bottom: float, top: float, *, log: bool, most: float) -> tuple[fl
     return max(0.0, bottom - room) if bottom >= 0 else bottom - room, min(most, top + room)
 
 
-def _size(drawn: list[CurveLine]) -> tuple[float, float]:
-    return 4.8, 3.2 + 0.19 * -(-(len(drawn) + 1) // _columns(drawn))
-
-
-def _columns(drawn: list[CurveLine]) -> int:
+def _columns(drawn: Sequence[CurveLine]) -> int:
     """As many columns of names as fit below a picture."""
-    return 2 if max(len(line.label) for line in drawn) <= 28 else 1
+    return 2 if max(len(line.label) for line in drawn) <= 31 else 1
 
 
-def _caption(against: str, zoom: bool, has_extremes: bool) -> str:
+def _caption(against: Against, zoom: bool, has_extremes: bool) -> str:
     if zoom:
         return "The same, zoomed to where the comparison is decided"
     if against == "flops":
@@ -284,16 +286,6 @@ def _caption(against: str, zoom: bool, has_extremes: bool) -> str:
     return f"{start}; fainter, the extremes of what each point is the mean of" if has_extremes else start
 
 
-def _finals(drawn: list[CurveLine]) -> str:
-    return (
-        "At the end: "
-        + ", ".join(
-            f"{_short(line.runs)} {words.format_loss(line.mean[-1]) if line.mean else 'diverged'}" for line in drawn
-        )
-        + "."
-    )
-
-
-def _short(runs: Runs) -> str:
-    contender = find_contender(runs.name)
-    return runs.label if contender is None else contender.short
+def _finals(drawn: Sequence[CurveLine]) -> str:
+    ends = [f"{line.look.short} {words.format_loss(line.mean[-1]) if line.mean else 'diverged'}" for line in drawn]
+    return f"At the end: {', '.join(ends)}."

@@ -44,17 +44,19 @@ def make_bullets(title: str, sentences: Sequence[str], kind: str = "") -> str:
     return f'<div class="box {escape(kind)}"><strong>{escape(title)}</strong><ul>{items}</ul></div>'
 
 
-def make_cards(items: Iterable[tuple[str, str, str]], kind: str = "") -> str:
+def make_cards(items: Iterable[tuple[str, str, str]]) -> str:
     """What, the number, and what else to say of it."""
     inside = "\n".join(
         f'<div class="card"><div class="what">{escape(what)}</div><div class="number">{escape(number)}</div>'
         f'<div class="more">{escape(more)}</div></div>'
         for what, number, more in items
     )
-    return f'<div class="cards{" " * bool(kind)}{escape(kind)}">\n{inside}\n</div>' if inside else ""
+    return f'<div class="cards">\n{inside}\n</div>' if inside else ""
 
 
-def make_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = True, kind: str = "") -> str:
+def make_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = True, kind: str = "stacks"
+) -> str:
     """Rows of texts, the first of each its name; a table that is too wide scrolls by itself. numbers: aligned right.
 
     kind stacks: on a phone every row is a block of its own, with the columns' names in it.
@@ -103,10 +105,10 @@ def make_picture(item: Picture, narrow: Picture | None = None, kind: str = "") -
     )
 
 
-def make_columns(*parts: str) -> str:
+def make_columns(parts: Iterable[str], kind: str = "") -> str:
     """In columns where there is room."""
     inside = "\n".join(f"<div>{part}</div>" for part in parts if part)
-    return f'<div class="columns">\n{inside}\n</div>' if inside else ""
+    return f'<div class="columns {escape(kind)}">\n{inside}\n</div>' if inside else ""
 
 
 def make_folded(title: str, *parts: str) -> str:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NotRequired, TypedDict
 
-from mupscale.method import read_width_line
-from mupscale.plots import MUTED, Gallery, Picture, escape_text, figure, level_colors, styled, words
-from mupscale.report.facts import format_width
+from mupscale.plots import (
+    MUTED,
+    Gallery,
+    Picture,
+    add_crosses,
+    escape_text,
+    figure,
+    level_colors,
+    set_value_axis,
+    styled,
+    words,
+)
+from mupscale.study import format_width
 from mupscale.system import Finite, MupscaleError, Positive, parse_record, read_json
 
 Varied = Literal["lr", "noise"]
@@ -106,68 +116,16 @@ def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
             ax.fill_between(xs, low, high, color=color, alpha=0.16, lw=0, zorder=2)
         if (best := _best(line)) is not None:
             ax.plot(*best, "*", ms=13, color=color, mec="#14181d", mew=0.7, zorder=4)
-    _axis(ax, sorted({float(point["x"]) for line in lines for point in line["points"]}))
-    _crosses(ax, [_diverged(line) for line in lines], colors)
+    set_value_axis(ax, [float(point["x"]) for line in lines for point in line["points"]])
+    lost = [(xs, color) for line, color in zip(lines, colors, strict=True) if (xs := _diverged(line))]
+    add_crosses(ax, lost)  # else a value that diverged looks like one that was never tried
+    if lost:
+        ax.plot([], [], "x", ms=5, mew=1.4, color=MUTED, label="diverged")
     if not any(_points(line) for line in lines):
         ax.set_yticks([])
     other: Varied = "noise" if varied == "lr" else "lr"
     ax.set_xlabel(f"{_NAMES[varied]} ({_NAMES[other]} {words.format_setting(values['fixed'].get(other))})")
     ax.set_ylabel("training loss")
-
-
-def _crosses(ax: Any, lost: Sequence[Sequence[float]], colors: Sequence[Any]) -> None:
-    """A × at the top, in its width's colour, for every value that diverged, those of several widths below each other.
-
-    A value that a picture leaves out looks like one that was never tried.
-    """
-    columns: dict[float, list[Any]] = {}
-    for xs, color in zip(lost, colors, strict=True):
-        for x in xs:
-            columns.setdefault(x, []).append(color)
-    if not columns:
-        return
-    rows = max(map(len, columns.values()))
-    apart = min(0.05, 0.35 / rows)
-    bottom, top = ax.get_ylim()
-    ax.set_ylim(bottom, bottom + (top - bottom) / (1 - apart * rows))
-    for x, column in columns.items():
-        for row, color in enumerate(column):
-            ax.plot(x, 1 - apart * (row + 0.5), "x", ms=5, mew=1.4, color=color, transform=ax.get_xaxis_transform())
-    ax.plot([], [], "x", ms=5, mew=1.4, color=MUTED, label="diverged")
-
-
-def _axis(ax: Any, xs: list[float]) -> None:
-    """Logarithmic, with a short linear stretch to zero where zero is one of the values."""
-    from matplotlib.ticker import NullLocator
-
-    positive = [x for x in xs if x > 0]
-    if not positive:
-        return
-    if len(positive) < len(xs):
-        ax.set_xscale("symlog", linthresh=positive[0], linscale=0.5)
-    else:
-        ax.set_xscale("log")
-    shown = _with_room(ax, xs)
-    ax.set_xticks(xs, [words.format_setting(x) if x in shown else "" for x in xs])
-    ax.xaxis.set_minor_locator(NullLocator())
-
-
-def _with_room(ax: Any, xs: list[float]) -> set[float]:
-    """Those values whose labels fit beside each other: the ends, and of the others as many as there is room for."""
-    inches: float = 0.8 * ax.figure.get_figwidth() / len(ax.figure.axes)
-    scaled: list[float] = ax.xaxis.get_transform().transform(xs).tolist()
-    unit = inches / ((scaled[-1] - scaled[0]) or 1.0)
-    at = {x: unit * place for x, place in zip(xs, scaled, strict=True)}
-    wide = {x: 0.075 * (len(words.format_setting(x)) + 0.5) for x in xs}  # inches a letter, and half a one between two
-
-    def fits(x: float, other: float) -> bool:
-        return abs(at[x] - at[other]) > (wide[x] + wide[other]) / 2
-
-    labelled = {xs[0], xs[-1]}
-    for x in xs[1:-1]:
-        if all(fits(x, other) for other in labelled):
-            labelled.add(x)
-    return labelled
 
 
 def _legend(fig: Any) -> None:
@@ -185,16 +143,21 @@ def _points(line: Mapping[str, Any]) -> list[tuple[float, list[float]]]:
     return sorted((x, losses) for x, losses in points if losses)
 
 
+def _sound(line: Mapping[str, Any]) -> dict[float, float]:
+    """The mean loss at every value where no seed diverged: for the check one that did is as if all had."""
+    losses = {float(point["x"]): point["losses"] for point in line["points"]}
+    return {x: fmean(some) for x, some in losses.items() if some and all(map(words.is_finite_number, some))}
+
+
 def _diverged(line: Mapping[str, Any]) -> list[float]:
-    """Values at which a seed diverged, which for the check is as if all had."""
-    sound = read_width_line(line).losses
+    """Values at which a seed diverged."""
+    sound = _sound(line)
     return sorted(x for point in line["points"] if (x := float(point["x"])) not in sound)
 
 
 def _best(line: Mapping[str, Any]) -> tuple[float, float] | None:
     """The value with the lowest mean loss, as the check sees it, and that loss."""
-    sound = read_width_line(line)
-    return (sound.best, sound.loss(sound.best)) if sound.losses else None
+    return min(_sound(line).items(), key=lambda item: item[1], default=None)
 
 
 def _optima(lines: list[Mapping[str, Any]]) -> str:

@@ -7,7 +7,8 @@ pay: the preset that asks whether growing pays; systems: its trees between two s
 at the smallest width; forecast: from small systems to the large one; verdict: the sentence; pay_words: tables and cards
 paper: the paper's own comparison; extrapolation: of what its sweeps found; paper_verdict: its costs and sentences;
 paper_words: tables and cards; coordinate_check: one picture
-family_run: the preset that trains every size out of one growing run; when, transfer: two more; own_loop: the first in a training loop of one's own
+family_run: the preset that trains every size out of one growing run; when, transfer: two more presets
+own_loop: the first in a training loop of one's own; wording: what the words of presets and the page share
 """
 
 from mupscale.study.budgets import (
@@ -18,7 +19,7 @@ from mupscale.study.budgets import (
     find_break_even,
     loss_at,
 )
-from mupscale.study.contenders import CONTENDERS, Contender, contender_named
+from mupscale.study.contenders import CONTENDERS, Contender, GainMark, contender_named, contender_or_stranger
 from mupscale.study.family_run import FamilySettings, estimate_family, run_family
 from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.own_loop import LoopComparison, OwnLoop
@@ -29,17 +30,18 @@ from mupscale.study.results import (
     Card,
     ContenderRuns,
     Curve,
+    PageTable,
     Search,
     StageSpent,
     StudySummary,
     SystemRuns,
-    Table,
-    Trial,
+    Tried,
 )
 from mupscale.study.settings import StudySettings
 from mupscale.study.transfer import read_width_line, transfer_check
 from mupscale.study.verdict import answer_comparison, describe_ratio
 from mupscale.study.when import estimate_when, run_when
+from mupscale.study.wording import find_cost_unit, format_cost, format_width, format_widths
 
 __all__ = [
     "CONTENDERS",
@@ -51,19 +53,21 @@ __all__ = [
     "CostRatio",
     "Curve",
     "FamilySettings",
+    "GainMark",
     "LoopComparison",
     "OwnLoop",
+    "PageTable",
     "Search",
     "StageSpent",
     "StudySettings",
     "StudySummary",
     "SystemRuns",
-    "Table",
-    "Trial",
+    "Tried",
     "answer_comparison",
     "check_forecast",
     "compare_costs",
     "contender_named",
+    "contender_or_stranger",
     "cost_to_reach",
     "describe_plan",
     "describe_ratio",
@@ -71,6 +75,10 @@ __all__ = [
     "estimate_paper",
     "estimate_when",
     "find_break_even",
+    "find_cost_unit",
+    "format_cost",
+    "format_width",
+    "format_widths",
     "loss_at",
     "make_forecast",
     "read_width_line",

@@ -102,6 +102,11 @@ class Contender:
         return f"{self.letter} {self.label}".strip()
 
     @property
+    def brief_phrase(self) -> str:
+        """In a sentence that has spoken of the base model, and in pictures."""
+        return self.phrase.removesuffix(" the base model")
+
+    @property
     def has_own_rate(self) -> bool:
         """Whether it has the learning rate that is best without noise, so that it is left out where none is."""
         return "own" in (self.rate, self.change)
@@ -331,6 +336,16 @@ def contender_named(name: str) -> Contender:
         if one.name == name:
             return one
     raise MupscaleError(f"{name!r} is no contender: take from {', '.join(one.name for one in CONTENDERS)}")
+
+
+def contender_or_stranger(name: str) -> Contender:
+    """The contender of a name; a stranger to the table is called by its name, and no base model is charged to it.
+
+    >>> contender_or_stranger("grown at 25 %").label
+    'grown at 25 %'
+    """
+    known = (one for one in CONTENDERS if one.name == name)
+    return next(known, None) or Contender(name=name, label=name, phrase=name, color=BASE.color, from_base=False)
 
 
 def contenders_named(names: Sequence[str]) -> list[Contender]:

@@ -14,6 +14,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -25,11 +26,11 @@ from mupscale.study.results import (
     BudgetPoint,
     Card,
     ContenderRuns,
+    PageTable,
     Search,
     StudySummary,
     SystemRuns,
-    Table,
-    Trial,
+    Tried,
 )
 from mupscale.study.training import Ground, Note, Trainer
 from mupscale.study.tree import Stretch, branch_off, list_stretches
@@ -73,7 +74,7 @@ class FamilySettings:
     budget: float | list[float] | None = None
     unit: Unit = "steps"
     decay: float = 0.25
-    fall: float = 0.85
+    fall: float = 1.0
     how: How = "fresh"
     deepen: Deepen = "interleaved"
     tune: bool = False
@@ -100,7 +101,7 @@ class FamilySettings:
                 f"family.budget has {len(self.budget)} numbers for {len(self.sizes)} sizes: give one for each, or one"
             )
         widths = [Width.of(size, "family.sizes", whole=True) for size in self.sizes]
-        for smaller, larger in zip(widths, widths[1:], strict=False):
+        for smaller, larger in pairwise(widths):
             larger.check_wider_than(smaller, "family.sizes rise, and")
             if smaller == larger:
                 raise MupscaleError(f"family.sizes holds {smaller} twice")
@@ -396,7 +397,7 @@ class _FamilyRun:
             return summary
 
     def _tune(self) -> tuple[float, float, Search]:
-        """The learning rate and its fall by which the two smallest sizes end lowest, in the mean of their logarithms."""
+        """The learning rate, and its fall, with which the two smallest sizes end lowest in their geometric mean."""
         trees = _tuning_trees(self.planner)
         small = " and ".join(str(Width.of(size)) for size in self.settings.sizes[:2])
         with self.trainer.stage("tuning", f"the learning rate and its fall, on sizes {small}: {len(trees)} trunks"):
@@ -410,7 +411,7 @@ class _FamilyRun:
         if not scores:
             raise MupscaleError("every trunk of the tuning diverged: give smaller learning rates (family.lrs)")
         lr, fall = min(scores, key=lambda values: scores[values])
-        trials = [Trial(lr, fall, [_geometric_mean(pair)]) for (lr, fall), pair in ends.items()]
+        trials = [Tried(lr, fall, [_geometric_mean(pair)]) for (lr, fall), pair in ends.items()]
         self.note(f"  learning rate {lr:g}, times {fall:g} at every growth")
         label = f"the trunk, on sizes {small}: learning rate, and its factor at a growth"
         return lr, fall, Search("trunk", lr, fall, trials, label=label)
@@ -495,7 +496,7 @@ class _FamilyRun:
                 "From scratch: the same size and schedule with as many FLOPs, at the best of "
                 f"{len(_check_rates(self.recipe, self.settings, lr))} learning rates.",
             ],
-            tables=[Table("Every size", head, rows)],
+            tables=[PageTable("Every size", head, rows)],
             tuned=tuned,
             large=self._runs(trees, checks),
             answer={
@@ -511,7 +512,7 @@ class _FamilyRun:
         )
 
     def _runs(self, trees: Sequence[Sequence[PlannedSize]], checks: Mapping[str, Check]) -> SystemRuns:
-        """The trunk as a line, a branch that falls off it at every size, and points from scratch where it is checked."""
+        """The trunk as a line, a branch that falls off it at every size, and points from scratch where checked."""
         planner, ended, first = self.planner, self.trainer.ended, trees[0]
         trunk, branches, scratch = [], list[ContenderRuns](), list[ContenderRuns]()
         for number, one in enumerate(first):

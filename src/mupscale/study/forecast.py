@@ -21,6 +21,12 @@ from mupscale.study.results import SystemRuns
 
 Quantity = Callable[[SystemRuns, int], float | None]
 """A number of one seed of a system; None where a contender diverged."""
+LOSS_ROW = ", loss compared with continuing"
+COST_ROWS = {
+    "charged": ", cost compared with starting over, base model included",
+    "there": ", cost compared with starting over, base model already there",
+}
+"""What is forecast of a contender, behind its label."""
 
 
 def make_forecast(small: Sequence[SystemRuns], narrow: WholeWidth) -> dict[str, Any]:
@@ -180,18 +186,13 @@ def check_forecast(forecast: Mapping[str, Any], runs: SystemRuns, answer: Mappin
         one = runs.get(name)
         if one is None or one.final is None or continued is None or continued.final is None:
             continue
-        rows.append(
-            _row(f"{contender_named(name).label}, loss above continuing", expected, one.final / continued.final - 1)
-        )
+        rows.append(_row(f"{contender_named(name).label}{LOSS_ROW}", expected, one.final / continued.final - 1))
     for name, ways in forecast["cost"].items():
         for way, expected in ways.items():
             charged = way == "charged"
             ratio = compare_costs(runs.curve(name, charged=charged), runs.curve(FROM_SCRATCH.name, charged=charged))
             if ratio is not None and (runs.base_cost is not None or not charged):
-                there = "base model charged" if charged else "base model there"
-                rows.append(
-                    _row(f"{contender_named(name).label}, cost over starting over, {there}", expected, ratio.value)
-                )
+                rows.append(_row(f"{contender_named(name).label}{COST_ROWS[way]}", expected, ratio.value))
     grown, rivals = answer["grown"], [name for name in answer["ranking"] if not contender_named(name).is_grown]
     lowest = next(name for name in answer["ranking"] if name == grown or name in rivals)
     rows.append({"what": "lowest loss", "forecast": forecast["winner"], "measured": lowest,

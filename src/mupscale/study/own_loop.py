@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from mupscale.core import WholeWidth, Width, naming
 from mupscale.family import Family
-from mupscale.study.contenders import USUAL_IN_PAY, Contender, check_contenders, contenders_named
+from mupscale.study.contenders import BASE, USUAL_IN_PAY, Contender, check_contenders, contenders_named
 from mupscale.study.results import ContenderRuns, Search, SystemRuns, Tuning
 from mupscale.study.settings import StudySettings
 from mupscale.study.systems import System, train_budgets
@@ -138,7 +138,7 @@ class OwnLoop:
             count = len(rates) * (len(self.noises) if one.tunes_noise else 1)
             tell(f"tuning at {at_width}: {one.label}, {count} × {small.steps(one)} steps")
             tuned += try_values(Trials(small, trainer, self.lr), rates, [one])
-        tuning = Tuning(Search("the base model", self.lr, 0.0, []), tuned)
+        tuning = Tuning(Search(BASE.name, self.lr, 0.0, []), tuned)
         runs: list[ContenderRuns] = []
         for one in chosen:
             tell(f"{one.label}, {self.seeds} × {counts[one.name]} steps")

@@ -33,9 +33,17 @@ from mupscale.study.coordinate_check import check_coordinates
 from mupscale.study.dry_run import describe_stages
 from mupscale.study.extrapolation import Extrapolation, extrapolate
 from mupscale.study.paper_verdict import compute_costs, compute_gain, write_verdict, write_warnings
-from mupscale.study.paper_words import write_words
-from mupscale.study.results import BudgetPoint, ContenderRuns, Curve, Search, StageSpent, StudySummary, SystemRuns
-from mupscale.study.results import Trial as StudyTrial
+from mupscale.study.paper_words import write_paper_words
+from mupscale.study.results import (
+    BudgetPoint,
+    ContenderRuns,
+    Curve,
+    Search,
+    StageSpent,
+    StudySummary,
+    SystemRuns,
+    Tried,
+)
 from mupscale.study.settings import StudySettings
 from mupscale.study.training import POINTS, Ground, Note, Trainer
 from mupscale.study.tree import Stretch, hash_values
@@ -592,7 +600,7 @@ class PaperStudy:
         costs, gain = compute_costs(runs, stages, tuned.sweeps), compute_gain(runs)
         verdict = write_verdict(runs, costs, gain)
         base = next(one for one in runs if one.name == BASE.name)
-        return write_words(
+        return write_paper_words(
             StudySummary(
                 name=self.folder.resolve().name,
                 command=command,
@@ -751,12 +759,12 @@ def as_search(sweep: Sweep) -> Search:
     best = sweep.best
     most = max((trial.steps for trial in sweep.trials), default=0)
 
-    def as_trial(trial: Trial) -> StudyTrial:
+    def as_trial(trial: Trial) -> Tried:
         losses: list[float | None] = list(trial.by_seed)
         if trial.status == "diverged":
             losses = [None] * sweep.seeds
         part = trial.steps / most if trial.status == "pruned" else 1.0
-        return StudyTrial(trial.lr, trial.noise, losses, part, trial.curve, trial.steps, trial.flops)
+        return Tried(trial.lr, trial.noise, losses, part, trial.curve, trial.steps, trial.flops)
 
     return Search(
         name=sweep.name,

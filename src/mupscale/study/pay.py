@@ -14,7 +14,7 @@ from mupscale.core import WholeWidth, Width
 from mupscale.study.contenders import USUAL_IN_PAY, Contender, check_contenders, contenders_named
 from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import check_forecast, make_forecast
-from mupscale.study.pay_words import write_words
+from mupscale.study.pay_words import write_pay_words
 from mupscale.study.results import StudySummary, SystemRuns, Tuning
 from mupscale.study.settings import StudySettings
 from mupscale.study.systems import System, train_base_models, train_budgets
@@ -123,7 +123,7 @@ class PayStudy:
             systems = [self._forecast_system(one, trainer, contenders, tuning) for one in small]
             forecast = make_forecast(systems, system.narrow)
             self.note(forecast["sentence"])
-            summary = write_words(self._summary(command, system, tuning, systems, forecast, trainer))
+            summary = write_pay_words(self._summary(command, system, tuning, systems, forecast, trainer))
             summary.save(self.folder)
             if forecast_only:
                 return summary
@@ -131,7 +131,7 @@ class PayStudy:
             answer = answer_comparison(large)
             forecast["held"] = check_forecast(forecast, large, answer)
             summary = self._summary(command, system, tuning, systems, forecast, trainer)
-            summary = write_words(replace(summary, large=large, answer=answer))
+            summary = write_pay_words(replace(summary, large=large, answer=answer))
             summary.save(self.folder)
             return summary
 

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
 from mupscale.study.budgets import Points
-from mupscale.study.contenders import Contender, contender_named
-from mupscale.system import MupscaleError, parse_record, write_json
+from mupscale.study.contenders import Contender, contender_or_stranger
+from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Positive, parse_record, write_json
 
 FORMAT = 3
+Losses = Annotated[list[Finite | None], NOT_EMPTY]
+"""Of every seed; None: diverged."""
 
 
 def _mean_unless_diverged(losses: Sequence[float | None]) -> float | None:
@@ -32,10 +34,10 @@ class BudgetPoint:
     0.5
     """
 
-    budget: float
+    budget: Positive
     steps: int
-    cost: float
-    losses: list[float | None]
+    cost: Positive
+    losses: Losses
 
     @property
     def mean(self) -> float | None:
@@ -99,29 +101,29 @@ class ContenderRuns:
 
     name: str
     width: Any
-    lr: float
-    noise: float | dict[str, float]
-    points: list[BudgetPoint]
+    lr: Positive
+    noise: Finite | dict[str, Finite]
+    points: Annotated[list[BudgetPoint], NOT_EMPTY]
     label: str = ""
-    cost_per_step: float | None = None
-    change: tuple[int, float] | None = None
+    cost_per_step: Positive | None = None
+    change: tuple[int, Positive] | None = None
     curves: list[Curve] = field(default_factory=list)
     like: str = ""
 
     @property
     def contender(self) -> Contender:
         """How it begins and looks."""
-        return contender_named(self.like or self.name)
+        return contender_or_stranger(self.like or self.name)
 
     @property
     def final(self) -> float | None:
         """The mean final loss at the full budget; None if a seed diverged."""
-        return self.points[-1].mean if self.points else None
+        return self.points[-1].mean
 
     @property
     def finals(self) -> list[float]:
         """The final loss at the full budget of every seed that did not diverge."""
-        return [loss for loss in self.points[-1].losses if loss is not None] if self.points else []
+        return [loss for loss in self.points[-1].losses if loss is not None]
 
     @property
     def steps(self) -> int:
@@ -144,9 +146,9 @@ class SystemRuns:
 
     narrow: Any
     wide: Any
-    base_cost: float | None
+    base_cost: Positive | None
     unit: str
-    contenders: list[ContenderRuns]
+    contenders: Annotated[list[ContenderRuns], NOT_EMPTY]
 
     def get(self, name: str) -> ContenderRuns | None:
         """The runs of a contender."""
@@ -157,9 +159,13 @@ class SystemRuns:
         runs = self.get(name)
         if runs is None:
             return []
-        before = (self.base_cost or 0.0) if charged and runs.contender.from_base else 0.0
+        before = self.charge(runs) if charged else 0.0
         losses = [(point.cost, point.mean if seed is None else point.losses[seed]) for point in runs.points]
         return [(before + cost, loss) for cost, loss in losses if loss is not None]
+
+    def charge(self, runs: ContenderRuns) -> float:
+        """What a contender has cost before its own first step."""
+        return (self.base_cost or 0.0) if runs.contender.from_base else 0.0
 
     @property
     def seeds(self) -> int:
@@ -171,23 +177,23 @@ class SystemRuns:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Tried:
     """A learning rate and noise that were tried, with the loss of each seed (None: diverged).
 
     budget: the part of the full budget after which these losses are; below 1 it was stopped there, far behind.
     curve: steps and the mean loss there. steps: how far it came. cost: of all seeds.
 
-    >>> Trial(0.1, 0.0, [3.0], budget=0.25).status
+    >>> Tried(0.1, 0.0, [3.0], budget=0.25).status
     'stopped'
     """
 
-    lr: float
-    noise: float
-    losses: list[float | None]
-    budget: float = 1.0
+    lr: Positive
+    noise: Finite
+    losses: Losses
+    budget: Positive = 1.0
     curve: list[tuple[int, float]] = field(default_factory=list)
     steps: int = 0
-    cost: float = 0.0
+    cost: Finite = 0.0
 
     @property
     def mean(self) -> float | None:
@@ -219,14 +225,14 @@ class Search:
     start: the width they grow from, None from an initialisation or where it is not told. measure: whose loss is
     minimised. sampler: grid, or what drew the values.
 
-    >>> Search("fresh", 0.1, 0.0, [Trial(0.1, 0.0, [1.0]), Trial(0.2, 0.0, [None])]).best
-    Trial(lr=0.1, noise=0.0, losses=[1.0], budget=1.0, curve=[], steps=0, cost=0.0)
+    >>> Search("fresh", 0.1, 0.0, [Tried(0.1, 0.0, [1.0]), Tried(0.2, 0.0, [None])]).best
+    Tried(lr=0.1, noise=0.0, losses=[1.0], budget=1.0, curve=[], steps=0, cost=0.0)
     """
 
     name: str
-    lr: float
-    noise: float
-    trials: list[Trial]
+    lr: Positive
+    noise: Finite
+    trials: list[Tried]
     remarks: list[str] = field(default_factory=list)
     label: str = ""
     width: Any = None
@@ -237,10 +243,10 @@ class Search:
     @property
     def shown(self) -> str:
         """What it is called in tables and pictures."""
-        return self.label or contender_named(self.name).label
+        return self.label or contender_or_stranger(self.name).label
 
     @property
-    def best(self) -> Trial | None:
+    def best(self) -> Tried | None:
         """The trial with the chosen values, if it came to its end."""
         chosen = (one for one in self.trials if (one.lr, one.noise) == (self.lr, self.noise) and one.final is not None)
         return next(chosen, None)
@@ -267,8 +273,8 @@ class StageSpent:
     """A stage, its cost in the summary's unit (None: not known), its seconds, and what a person calls it."""
 
     name: str
-    cost: float | None
-    seconds: float
+    cost: Finite | None
+    seconds: Finite
     label: str = ""
 
 
@@ -282,7 +288,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """Rows of words under a title. about: sentences above it; note: one below it. folded: to be opened by a click."""
 
     title: str
@@ -291,6 +297,12 @@ class Table:
     about: list[str] = field(default_factory=list)
     note: str = ""
     folded: bool = False
+
+    def __post_init__(self) -> None:
+        """A row has a cell for every column."""
+        for row in self.rows:
+            if len(row) != len(self.head):
+                raise MupscaleError(f"the table '{self.title}' has {len(self.head)} columns, but a row of {len(row)}")
 
 
 @dataclass(frozen=True)
@@ -310,7 +322,7 @@ class StudySummary:
     sentences: list[str] = field(default_factory=list)
     cards: list[Card] = field(default_factory=list)
     measured: list[str] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+    tables: list[PageTable] = field(default_factory=list)
     tuned: list[Search] = field(default_factory=list)
     small: list[SystemRuns] = field(default_factory=list)
     large: SystemRuns | None = None
@@ -337,7 +349,8 @@ class StudySummary:
             raise MupscaleError("this is no summary of a study: run it again")
         if values.get("format") != FORMAT:
             raise MupscaleError(
-                f"this is of format {values.get('format')!r}, and this version of mupscale reads format {FORMAT}"
+                f"this is of format {values.get('format')!r}, and this version of mupscale reads format {FORMAT}: run "
+                f"the study again"
             )
         try:
             return parse_record(cls, {name: value for name, value in values.items() if name != "format"})

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from mupscale.core import Width
-from mupscale.study.contenders import Contender, contender_named, contenders_named
-from mupscale.study.results import Search, Trial, Tuning
+from mupscale.study.contenders import BASE, Contender, contender_named, contenders_named
+from mupscale.study.results import Search, Tried, Tuning
 from mupscale.study.systems import System, TreeTrainer
 from mupscale.study.tree import Candidate
 from mupscale.system import MupscaleError
@@ -33,7 +33,8 @@ def tune_contenders(system: System, trainer: StagedTrainer, lr: float) -> Tuning
     rates, label = system.settings.rates(lr), Width.of(system.narrow)
     with trainer.stage("base-rates", f"the base model's learning rate, at width {label}"):
         losses = trainer.train([system.decayed_base(rate, 0) for rate in rates])
-        base = choose("the base model", [Trial(rate, 0.0, [loss]) for rate, loss in zip(rates, losses, strict=True)])
+        tried = [Tried(rate, 0.0, [loss]) for rate, loss in zip(rates, losses, strict=True)]
+        base = replace(choose("the base model", tried), name=BASE.name)
     trials = Trials(system, trainer, base.lr)
     with trainer.stage("rates", f"learning rates and noise of the contenders, {system.label}"):
         contenders = [one for one in contenders_named(system.settings.contenders) if one.tuned_as is None]
@@ -60,18 +61,18 @@ class Trials:
     trainer: TreeTrainer
     base_lr: float
 
-    def judge_early(self, tried: Sequence[_Values]) -> dict[_Values, Trial]:
+    def judge_early(self, tried: Sequence[_Values]) -> dict[_Values, Tried]:
         """Those that go no further than the first budget, since they diverged or lie far behind."""
         early = {one: leaf for one in tried if (leaf := self._candidate(one).early) is not None}
         losses = dict(zip(early, self.trainer.train(list(early.values())), strict=True))
-        stopped: dict[_Values, Trial] = {}
+        stopped: dict[_Values, Tried] = {}
         for name in dict.fromkeys(one.contender.name for one in losses):
             own = [one for one in losses if one.contender.name == name]
-            cells = [Trial(one.lr, one.noise, [losses[one]], self.system.settings.budgets[0]) for one in own]
+            cells = [Tried(one.lr, one.noise, [losses[one]], self.system.settings.budgets[0]) for one in own]
             promising = list_promising(cells, self.system.settings.prune)
             for one, cell in zip(own, cells, strict=True):
                 if cell.mean is None:
-                    stopped[one] = Trial(one.lr, one.noise, [None])
+                    stopped[one] = Tried(one.lr, one.noise, [None])
                 elif cell not in promising:
                     stopped[one] = cell
         return stopped
@@ -95,19 +96,19 @@ def try_values(trials: Trials, rates: Sequence[float], contenders: Sequence[Cont
     stopped = trials.judge_early(tried)
     going_on = [one for one in tried if one not in stopped]
     final = dict(zip(going_on, trials.finish(going_on), strict=True))
-    cells: dict[str, list[Trial]] = {}
+    cells: dict[str, list[Tried]] = {}
     for one in tried:
-        cell = stopped[one] if one in stopped else Trial(one.lr, one.noise, [final[one]])
+        cell = stopped[one] if one in stopped else Tried(one.lr, one.noise, [final[one]])
         cells.setdefault(one.contender.name, []).append(cell)
     return [choose(name, some) for name, some in cells.items()]
 
 
-def list_promising(tried: Sequence[Trial], margin: float) -> list[Trial]:
+def list_promising(tried: Sequence[Tried], margin: float) -> list[Tried]:
     """Those that may still win: within the margin of the best, or next to it in learning rate at its noise.
 
     The neighbours go on however far behind they are, so that the best one is known to lie between two others.
 
-    >>> cells = [Trial(0.1, 0.0, [1.5]), Trial(0.2, 0.0, [1.3]), Trial(0.4, 0.0, [1.0]), Trial(0.8, 0.0, [1.02])]
+    >>> cells = [Tried(0.1, 0.0, [1.5]), Tried(0.2, 0.0, [1.3]), Tried(0.4, 0.0, [1.0]), Tried(0.8, 0.0, [1.02])]
     >>> [cell.lr for cell in list_promising(cells, 0.05)]
     [0.2, 0.4, 0.8]
     """
@@ -146,7 +147,7 @@ def _settle(trials: Trials, tuned: Sequence[Search], seeds: int) -> list[Search]
     return settled
 
 
-def _close(tried: Sequence[Trial]) -> list[Trial]:
+def _close(tried: Sequence[Tried]) -> list[Tried]:
     """The candidates that one seed cannot tell apart; none where the best stands alone."""
     finals = [(cell.final, cell) for cell in tried if cell.final is not None]
     if not finals:
@@ -156,12 +157,12 @@ def _close(tried: Sequence[Trial]) -> list[Trial]:
     return near if len(near) > 1 else []
 
 
-def choose(name: str, tried: Sequence[Trial], among: set[tuple[float, float]] | None = None) -> Search:
+def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | None = None) -> Search:
     """The values with the lowest mean loss; next to divergence only if nothing as good is not.
 
     among: the cells that may be chosen, where only some have all seeds.
 
-    >>> cells = [Trial(0.1, 0.0, [1.00, 1.04]), Trial(0.2, 0.0, [0.99, 1.03]), Trial(0.4, 0.0, [None])]
+    >>> cells = [Tried(0.1, 0.0, [1.00, 1.04]), Tried(0.2, 0.0, [0.99, 1.03]), Tried(0.4, 0.0, [None])]
     >>> choose("fresh", cells).lr  # 0.2 is lower by less than the seeds differ, and 0.4 diverges
     0.1
     """
@@ -192,7 +193,7 @@ def choose(name: str, tried: Sequence[Trial], among: set[tuple[float, float]] | 
     return Search(name, lr, tried[best].noise, list(tried), remarks)
 
 
-def _is_next_to_divergence(cell: Trial, tried: Sequence[Trial]) -> bool:
+def _is_next_to_divergence(cell: Tried, tried: Sequence[Tried]) -> bool:
     """Whether the next larger learning rate at the same noise diverged."""
     larger = [other for other in tried if other.noise == cell.noise and other.lr > cell.lr]
     return bool(larger) and min(larger, key=lambda other: other.lr).mean is None

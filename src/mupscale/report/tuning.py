@@ -1,0 +1,297 @@
+"""What was tuned: losses against learning rates, heat maps with noise, scatters of random searches, curves by noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mupscale.plots import (
+    BAD,
+    INK,
+    MUTED,
+    STAR,
+    EndLabel,
+    Gallery,
+    HeatMap,
+    Picture,
+    add_color_bar,
+    add_crosses,
+    add_end_labels,
+    add_legend_below,
+    draw_heat_map,
+    drop_partial_point,
+    escape_text,
+    level_colors,
+    number_colors,
+    round_numbers,
+    set_count_axis,
+    set_log_axis_if_wide,
+    set_value_axis,
+    words,
+)
+from mupscale.report.looks import Look, dark_colors, find_looks
+from mupscale.study import CONTENDERS, Search, Tried, format_width
+
+_NAMES = {one.name for one in CONTENDERS}
+
+
+def draw_tuning(tuned: Sequence[Search], gallery: Gallery, base_lr: object) -> Iterator[Picture]:
+    """One picture of the learning rates of all contenders, and one or two for every search that has noise, too.
+
+    base_lr: the learning rate before the growth, which others are multiples of.
+    """
+    contenders = [one for one in tuned if one.trials and one.name in _NAMES]
+    if contenders:
+        yield _draw_rates("tuned-rates", contenders, gallery)
+    for one in tuned:
+        if len({trial.noise for trial in one.trials}) > 1:
+            yield _draw_noise(one, gallery, base_lr)
+            if len(chosen := list_by_noise(one)) > 1:
+                where = "at the best learning rate" if one.sampler == "grid" else "at learning rates near the best"
+                caption = f"{_title(one)}: loss by noise level {where}, {words.format_setting(one.lr)}"
+
+                def curves(ax: Any, chosen: list[Tried] = chosen, one: Search = one) -> None:
+                    sketch_by_noise(ax, chosen, one)
+
+                yield gallery.draw(f"{_file(one)}-by-noise", caption, caption, curves)
+        elif one.trials and one not in contenders:
+            yield _draw_rates(_file(one), [one], gallery)
+
+
+def list_tuned(tuned: Sequence[Search]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table: what every search found, and of how many trials."""
+    head = ["for", "learning rate", "noise", "its loss", "tried", "stopped early", "diverged"]
+    rows = [
+        [
+            one.shown,
+            words.format_setting(one.lr),
+            words.format_setting(one.noise) if one.noise else "none",
+            words.format_loss(None if one.best is None else one.best.final),
+            words.format_count(len(one.trials)),
+            *(words.format_count(sum(t.status == status for t in one.trials)) for status in ("stopped", "diverged")),
+        ]
+        for one in tuned
+        if one.trials
+    ]
+    return head, rows
+
+
+# ------------------------------------------------------------------------------------------------ words
+
+
+def _file(one: Search) -> str:
+    return f"tuned-{one.name}" if one.name in _NAMES else one.name
+
+
+def _measure(one: Search) -> str:
+    return "held-out loss" if one.measure == "held-out" else "training loss"
+
+
+def _title(one: Search) -> str:
+    if one.width is None:
+        return one.shown.capitalize()
+    if one.start is None:
+        return f"Sweep at width {format_width(one.width)}"
+    return f"Sweep of upscaling, width {format_width(one.start)} → {format_width(one.width)}"
+
+
+def _alt(one: Search) -> str:
+    counts = {status: sum(trial.status == status for trial in one.trials) for status in ("diverged", "stopped")}
+    more = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
+    end = f" Of {len(one.trials)} trials {more}." if more else ""
+    if one.best is None:
+        return f"{_title(one)}. None of {len(one.trials)} trials came to its end.{end}"
+    noise = f" and noise {words.format_setting(one.noise)}" if one.noise else ""
+    loss = words.format_loss(one.best.final)
+    return f"{_title(one)}. Chosen: learning rate {words.format_setting(one.lr)}{noise}, with loss {loss}.{end}"
+
+
+# ------------------------------------------------------------------------------------------- learning rates
+
+
+def _draw_rates(name: str, searches: Sequence[Search], gallery: Gallery) -> Picture:
+    several = len(searches) > 1
+    title = _measure(searches[0]).capitalize() if several else f"{_title(searches[0])}: {_measure(searches[0])}"
+    caption = f"{title} against learning rate{', each at its chosen noise' if several else ''}"
+    looks = find_looks(searches)
+
+    def sketch(ax: Any) -> None:
+        sketch_rates(ax, searches, looks)
+
+    alt = f"{caption}. {' '.join(_alt(one) for one in searches)}"
+    size, dark = (4.8, 3.7 if several else 3.2), dark_colors(looks.values())
+    return gallery.draw(name, alt, f"{caption}; the ring is what was chosen", sketch, size=size, dark=dark)
+
+
+def sketch_rates(ax: Any, searches: Sequence[Search], looks: dict[str, Look]) -> None:
+    """A line for every search, with a ring at what was chosen and a × above for what diverged."""
+    labels, lost = [], []
+    for one in searches:
+        look = looks[one.name]
+        trials = sorted((trial for trial in one.trials if trial.noise == one.noise), key=lambda trial: trial.lr)
+        done = [(trial, trial.final) for trial in trials if trial.final is not None]
+        if done:
+            line = [(trial.lr, final) for trial, final in done]
+            is_wide = look.contender.is_wide or len(searches) == 1
+            ax.plot(*zip(*line, strict=True), "-" if is_wide else "--", lw=1.6, marker="o", ms=3, color=look.color)
+            _add_band(ax, [trial for trial, _ in done], look.color)
+            if one.best is not None:
+                ax.plot([one.lr], [one.best.final], "o", ms=9, mfc="none", mew=1.4, color=look.color, zorder=5)
+            if len(searches) > 1:
+                labels.append(EndLabel(_wrapped(one.shown), look.color, line[-1], look.contender.kind != "base"))
+        if any(trial.status == "diverged" for trial in trials):
+            lost.append(([trial.lr for trial in trials if trial.status == "diverged"], look.color))
+    finals = [trial.final for one in searches for trial in one.trials if trial.final is not None]
+    set_log_axis_if_wide(ax, finals)
+    _set_rate_axis(ax, searches)
+    if not finals:
+        ax.set_yticks([])
+    add_crosses(ax, lost)
+    ax.set_ylabel(_measure(searches[0]))
+    add_end_labels(ax, labels)
+
+
+def _add_band(ax: Any, done: Sequence[Tried], color: str) -> None:
+    if any(trial.spread > 0 for trial in done):
+        losses = [[loss for loss in trial.losses if loss is not None] for trial in done]
+        low, high = [min(one) for one in losses], [max(one) for one in losses]
+        ax.fill_between([trial.lr for trial in done], low, high, color=color, alpha=0.18, lw=0)
+
+
+def _wrapped(text: str) -> str:
+    first, _, rest = escape_text(text).partition(" ")
+    return f"{first}\n{rest}" if len(text) > 14 else escape_text(text)
+
+
+def _set_rate_axis(ax: Any, searches: Sequence[Search]) -> None:
+    """Logarithmic, in plain numbers: those of a grid, or round ones."""
+    lrs = [trial.lr for one in searches for trial in one.trials]
+    set_value_axis(ax, lrs, 0.8 if len(searches) == 1 else 0.5)
+    if searches[0].sampler != "grid" and (ticks := round_numbers(min(lrs), max(lrs), 6)):
+        ax.set_xticks(ticks, [words.format_setting(tick) for tick in ticks])
+    ax.set_xlabel("learning rate")
+
+
+def _none() -> Any:
+    from matplotlib.ticker import NullLocator
+
+    return NullLocator()
+
+
+# ------------------------------------------------------------------------------------ learning rates and noise
+
+
+def _draw_noise(one: Search, gallery: Gallery, base_lr: object) -> Picture:
+    grid = one.sampler == "grid"
+    size = (4.8, 1.7 + 0.36 * len({trial.noise for trial in one.trials})) if grid else (4.8, 3.6)
+    caption = f"{_title(one)}: {_measure(one)} by learning rate and noise; the star is what was chosen"
+
+    def sketch(ax: Any) -> None:
+        sketch_heat_map(ax, one, base_lr) if grid else sketch_scatter(ax, one)
+
+    return gallery.draw(_file(one), _alt(one), caption, sketch, size=size)
+
+
+def sketch_heat_map(ax: Any, one: Search, base_lr: object) -> None:
+    """Losses by learning rate and noise, with the optimum."""
+    cells = {status: {(t.lr, t.noise) for t in one.trials if t.status == status} for status in ("diverged", "stopped")}
+    reference = base_lr if words.is_finite_number(base_lr) else 0.0
+    draw_heat_map(
+        ax,
+        HeatMap(
+            columns=sorted({trial.lr for trial in one.trials}),
+            rows=sorted({trial.noise for trial in one.trials}),
+            numbers={(trial.lr, trial.noise): trial.final for trial in one.trials if trial.final is not None},
+            crossed=cells["diverged"],
+            hatched=cells["stopped"],
+            best=None if one.best is None else (one.lr, one.noise),
+            reference=reference,
+            column_label="learning rate",
+            reference_label="learning rate, and as a multiple of the base model's",
+            row_label="noise",
+            crossed_label="diverged" if cells["diverged"] else "",
+            hatched_label="stopped early, far behind" if cells["stopped"] else "",
+        ),
+    )
+
+
+def sketch_scatter(ax: Any, one: Search) -> None:
+    """The same where values were drawn."""
+    finished = [trial for trial in one.trials if trial.final is not None]
+    color = number_colors([trial.final for trial in finished])
+    for status, style, label in (
+        ("diverged", {"marker": "x", "color": BAD, "ms": 5}, "diverged"),
+        ("stopped", {"marker": "o", "mfc": "none", "color": MUTED, "ms": 5}, "stopped early, far behind"),
+    ):
+        those = [trial for trial in one.trials if trial.status == status]
+        if those:
+            ax.plot([t.lr for t in those], [t.noise for t in those], ls="", label=label, **style)
+    if color is not None:
+        faces = [color.to_rgba(trial.final) for trial in finished]
+        ax.scatter([t.lr for t in finished], [t.noise for t in finished], c=faces, s=34, ec=MUTED, lw=0.4, zorder=3)
+    if one.best is not None:
+        ax.plot(one.lr, one.noise, ms=14, ls="", zorder=5, label="optimum", **STAR)
+    _set_rate_axis(ax, [one])
+    _set_noise_axis(ax, [trial.noise for trial in one.trials if trial.noise > 0])
+    add_legend_below(ax, 3)
+    add_color_bar(ax, color)
+
+
+def _set_noise_axis(ax: Any, positive: Sequence[float]) -> None:
+    """Zero, a linear stretch to the smallest noise, and logarithmic above."""
+    least, most = min(positive), max(positive)
+    ax.set_yscale("symlog", linthresh=least, linscale=0.5)
+    ticks = [0.0, *round_numbers(least, most, 5)]
+    ax.set_yticks(ticks, [words.format_setting(tick) for tick in ticks])
+    ax.yaxis.set_minor_locator(_none())
+    ax.set_ylim(-0.3 * least, most * 1.3)
+    ax.set_ylabel("noise")
+
+
+# ------------------------------------------------------------------------------------------ curves by noise
+
+
+def list_by_noise(one: Search) -> list[Tried]:
+    """Trials with curves at the chosen learning rate; in a random search, at those near it."""
+    near = math.log(1.001 if one.sampler == "grid" else 1.5)
+    those = [t for t in one.trials if t.curve and t.status != "stopped" and abs(math.log(t.lr / one.lr)) <= near]
+    return sorted(those, key=lambda trial: trial.noise) if any(trial.noise > 0 for trial in those) else []
+
+
+def sketch_by_noise(ax: Any, trials: Sequence[Tried], one: Search) -> None:
+    """Their losses against steps, coloured by noise."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm, Normalize
+
+    positive = [trial.noise for trial in trials if trial.noise > 0]
+    low, high = min(positive), max(positive)
+    scale = LogNorm(low, high) if high > low else Normalize(0.5 * low, 1.5 * low)
+    cmap = level_colors()
+    tops, bottoms = [], []
+    for trial in trials:
+        finite = [(float(step), value) for step, value in trial.curve if words.is_finite_number(value)]
+        points = drop_partial_point(finite, trial.status)
+        if not points:
+            continue
+        look: dict[str, Any] = {"color": cmap(scale(trial.noise))} if trial.noise else {"color": INK, "ls": "--"}
+        ax.plot(*zip(*points, strict=True), lw=1.4, label=None if trial.noise else "no noise", **look)
+        if trial.status == "diverged":
+            ax.plot(*points[-1], "x", ms=6, color=look["color"])
+        else:
+            bottoms.append(min(value for _, value in points))
+            tops.append(points[len(points) // 8][1])
+    if bottoms and max(tops) > min(bottoms):
+        log, room = set_log_axis_if_wide(ax, [*bottoms, *tops]), 0.06 * (max(tops) - min(bottoms))
+        ax.set_ylim(0.9 * min(bottoms) if log else min(bottoms) - room, 1.1 * max(tops) if log else max(tops) + room)
+    ax.set_xlabel("steps after upscaling" if one.start is not None else "steps")
+    ax.set_ylabel("training loss")
+    set_count_axis(ax)
+    add_color_bar(ax, ScalarMappable(scale, cmap), "noise")
+    if high > low:
+        levels = sorted(set(positive))
+        bar, shown = ax.figure.axes[-1], levels[:: -(-len(levels) // 6)]
+        bar.set_yticks(shown, [words.format_setting(noise) for noise in shown])
+        bar.yaxis.set_minor_locator(_none())
+    if any(trial.noise == 0 for trial in trials):
+        ax.legend(loc="upper right")

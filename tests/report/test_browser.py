@@ -1,0 +1,95 @@
+"""The page in a real browser: wide and on a phone, light and dark, with all that is folded away.
+
+Pictures drawn, nothing fetched, nothing complained about, no scrolling sideways.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import browser
+from comparisons import ALL, comparison
+from mupscale.report import write_report
+from slow_cases import with_slow
+from summaries import all_runs, diverged, example, sweep_1, sweep_2, write
+
+figure = pytest.importorskip("matplotlib.figure")
+
+
+_SAVE = figure.Figure.savefig
+
+
+def svg_alone(self: Any, path: Path, **more: Any) -> None:
+    """Save a picture as the page has it; where a PNG would lie beside it, the picture is only laid out."""
+    if path.suffix == ".svg":
+        _SAVE(self, path, **more)
+    else:
+        self.draw_without_rendering()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The paper's comparison; five seeds of all contenders, one of which diverged; and that beside a run in ruins."""
+    folder = tmp_path_factory.mktemp("pages")
+    words = "anamewithoutanyplacetobreakit" * 4
+    paper = write(folder / "paper", check=True)
+    summary = comparison(5, ALL, lost={"copies": 2}, name=words, command=words, notes=[words])
+    pay = write(folder / "pay", replace(summary, small=summary.small[:1], tuned=summary.tuned[1:4]))
+    ruins = example(
+        name=words, runs=[diverged(one) for one in all_runs()[:2]], tuned=[sweep_1(lost=True), sweep_2(lost=True)]
+    )
+    beside = write(folder / "beside", replace(summary, small=[], tuned=[]))
+    both = [beside, write(folder / "lost", replace(ruins, coords=None))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("matplotlib.figure.Figure.savefig", svg_alone)
+        return {"paper": write_report([paper]), "pay": write_report([pay]), "both": write_report(both, folder / "both")}
+
+
+CASES = {f"{name}-{width}-{mode}": (name, width, mode == "dark") for name in ("paper", "pay", "both")
+         for width in (360, 1280) for mode in ("light", "dark")}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case", with_slow(CASES, ["paper-360-dark", "pay-360-light", "pay-1280-dark", "both-1280-light"])
+)
+def test_page_is_drawn(tab: browser.Browser, pages: dict[str, Path], case: str) -> None:
+    name, width, dark = CASES[case]
+    assert browser.find_faults(tab, pages[name], width, dark, unfold=True) == []
+    light = tab.ask("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).every(c => c > 127)")
+    assert light is not dark
+    sources = tab.ask("[...document.images].map(i => atob(i.currentSrc.split(',')[1]))")
+    assert [("#171c23" in source) for source in sources] == [dark] * len(sources)
+    if name == "pay":
+        drawn = tab.ask("document.images[0].naturalWidth")
+        assert drawn < 400 if width == 360 else drawn > 800, "the picture is not the one for this width"
+
+
+def test_a_phone_has_rows_below_each_other(tab: browser.Browser, pages: dict[str, Path]) -> None:
+    wide = "[...document.querySelectorAll('.stacks')].filter(t => t.scrollWidth > t.clientWidth).length"
+    tab.open(pages["paper"], 360)
+    tab.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert "class_path: mupscale.models.MLP" in tab.ask("document.body.innerText")
+    assert tab.ask("document.querySelectorAll('.stacks').length") == 5
+    assert tab.ask(wide) == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        (r'src="data:image/svg\+xml;base64,.{400}', 'src="data:image/svg+xml;base64,', "picture 0 is not drawn"),
+        (r"<main>", '<main><img src="https://example.org/x.png">', "Content Security Policy"),
+        (r"<main>", '<main><div style="width: 2000px">x</div>', "scrolls sideways"),
+    ],
+)
+def test_faults_are_found(
+    tab: browser.Browser, pages: dict[str, Path], tmp_path: Path, old: str, new: str, fault: str
+) -> None:
+    """The checks above can fail."""
+    broken = tmp_path / "index.html"
+    broken.write_text(re.sub(old, new, pages["paper"].read_text(encoding="utf-8"), count=1), encoding="utf-8")
+    assert fault in " ".join(browser.find_faults(tab, broken, 360, dark=False))

@@ -1,0 +1,366 @@
+"""The page of a study, whatever its preset: what stands where, what it needs, and what it makes of odd runs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+import comparisons
+from comparisons import comparison, forecast_only
+from mupscale import MupscaleError
+from mupscale.plots.gallery import INK, Gallery, Picture, recolour_for_dark
+from mupscale.report import write_report
+from mupscale.study import Card, ContenderRuns, PageTable, StudySummary, SystemRuns
+from slow_cases import with_slow
+from summaries import all_runs, diverged, example, sweep_1, sweep_2, transfer_check, write
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of the paper's comparison, transfer check and all."""
+    return write_report([write(tmp_path_factory.mktemp("runs") / "run", check=True)])
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are asked for, and not drawn."""
+
+    def draw(self: Gallery, name: str, alt: str, caption: str, sketch: Any, **_: Any) -> Picture:
+        return Picture(f"{self.prefix}{name}", alt, caption, "<svg/>")
+
+    monkeypatch.setattr(Gallery, "draw", draw)
+
+
+class Seen(HTMLParser):
+    """What a page holds: its text, its pictures, and every address in it."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.alts: list[str] = []
+        self._skip = False
+        self.feed(page.read_text(encoding="utf-8"))
+        self.text = re.sub(r"\s+", " ", " ".join(self.texts))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._skip = tag == "style"
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "srcset", "href")]
+        self.alts += [value or "" for name, value in attrs if name == "alt"]
+
+    def handle_data(self, data: str) -> None:
+        if not self._skip:
+            self.texts.append(data)
+
+
+def small(**changes: Any) -> StudySummary:
+    """The example with less to draw."""
+    kept = [runs for runs in all_runs() if runs.name in ("base", "from-scratch", "copies")]
+    return example(**{"runs": kept, "tuned": [], "coords": None, "gain": {}, **changes})
+
+
+def assert_in_order(text: str, wanted: list[str]) -> None:
+    places = [text.find(piece) for piece in wanted]
+    assert -1 not in places, wanted[places.index(-1)]
+    assert places == sorted(places)
+
+
+# ------------------------------------------------------------------------------------------- what stands where
+
+
+def test_the_answer_comes_first_then_the_numbers(written: Path) -> None:
+    wanted = [
+        "mlp-covtype Growing pays here: it reaches the from-scratch model's lowest loss 3.3× cheaper",
+        "Compared with the best baseline",
+        "MLP · CoverTypeSample · AdamW · width 128 → 256",
+        "Speed-up to the from-scratch model's lowest loss 1.7× base model's cost included",
+        "Chosen noise 1",
+        "Training",
+        "How this was measured",
+        "To keep in mind",
+        "learning rate −0.026, head start +0.035, noise −0.070",
+        "The models contender",
+        "final training loss",
+        "Costs and speed-ups",
+        "What was tuned",
+        "sweep-2-width-64 0.004 1 0.400 36 2 2",
+        "Transfer check",
+        "it transfers",
+        "Coordinate check",
+        "Sweep 2 at width 64 → 128 9.6 TFLOPs 75 % 1 min 3 s",
+        "Together 12.8 TFLOPs 100 % 1 min 56 s",
+        "mupscale run recipes/mlp-covtype-tiny.yaml --paper",
+        "class_path: mupscale.models.MLP",
+        "study: widths: - 64",
+    ]
+    assert_in_order(Seen(written).text, wanted)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_same_page_for_another_preset(tmp_path: Path) -> None:
+    summary = comparison(2)
+    wanted = [
+        summary.answer["sentence"],
+        "is lower than continuing from 58.2 GFLOPs on",
+        "width 256 → 1,024",
+        "Cost of growing, compared with training from scratch to the same loss 0.63×",
+        "Loss against cost",
+        "mean and range over 2 seeds",
+        "Seeds: 2.",
+        "is the highest tried",
+        "Forecast and outcome",
+        "The contenders, at the full budget",
+        "What was tuned",
+        "grown from copies 0.008 2 0.624 20 0 3",
+        "The small models that the forecast was made from",
+        "The contenders, full size 400 TFLOPs 90 %",
+    ]
+    assert_in_order(Seen(write_report([write(tmp_path / "run", summary)])).text, wanted)
+    text = Seen(write_report([write(tmp_path / "forecast", forecast_only(summary))])).text
+    assert_in_order(text, ["The large models are not trained", "width 256", "Loss against cost", "The forecast"])
+    assert "made from" not in text
+
+
+@pytest.mark.usefixtures("pictures_without_pixels")
+def test_a_preset_that_nobody_knows_yet(tmp_path: Path) -> None:
+    """Contenders that are strangers to the table, and nothing but sentences, cards and tables."""
+    points = comparisons.system().contenders[0].points
+    runs = [ContenderRuns(f"at-{part}", 64, 0.1, 0.0, points, f"grown after {part} %") for part in (10, 25)]
+    summary = StudySummary(
+        "when", "mupscale run", "when", {}, {}, ["Grow early."], [Card("When", "10 %")], ["Once."],
+        [PageTable("All", ["a", "b"], [["c", "d"]], ["e"], "f"), PageTable("More", ["g"], [["h"]], folded=True)],
+        large=SystemRuns(16, 64, None, "FLOPs", runs), answer={"more": [1]},
+    )  # fmt: skip
+    page = write_report([write(tmp_path / "run", summary)])
+    wanted = ["Grow early.", "When 10 %", "Loss against cost", "Once.", "All of them e a b c d f", "More g h"]
+    assert_in_order(Seen(page).text, wanted)
+    assert "grown after 25 % 0.54" in Seen(page).alts[0]
+
+
+@pytest.mark.usefixtures("pictures_without_pixels")
+def test_several_runs_side_by_side_whatever_their_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = small(costs={"speedup_base_charged": None, "scratch_total": 1e12}, sentences=["It does not pay."])
+    pay = comparison()
+    folders = [write(tmp_path / "first", small()), write(tmp_path / "second", other)]
+    folders.append(write(tmp_path / "third", replace(pay, small=[], tuned=[])))
+    page = write_report(folders)
+    assert page == Path("report/index.html")
+    text = Seen(page).text
+    assert "3 runs side by side" in text
+    assert "mlp-covtype (first) mlp-covtype (second) mlp-covtype (third)" in text
+    assert "lowest loss 1.7× (base model's cost included;" in text
+    assert "too) not reached –" in text
+    assert_in_order(text, ["It does not pay.", pay.answer["sentence"], "Loss against cost", "Training", "The recipe"])
+    names = {path.stem for path in page.parent.glob("*.svg")}
+    assert {"1-mlp-covtype-first-training-step", "2-mlp-covtype-second-training-step"} < names
+    assert "3-mlp-covtype-third-loss-against-cost" in names
+
+
+# ------------------------------------------------------------------------------------------- what it needs
+
+
+def test_the_page_needs_nothing_else(written: Path) -> None:
+    page = written.read_text(encoding="utf-8")
+    seen = Seen(written)
+    assert len(page) < 3e6
+    assert "script" not in seen.tags
+    assert len(seen.alts) == 13
+    assert all(len(alt) > 20 for alt in seen.alts)
+    assert len(seen.addresses) == 26  # light and dark
+    for address in seen.addresses:
+        head, _, data = address.partition(",")
+        assert head == "data:image/svg+xml;base64"
+        ElementTree.fromstring(base64.b64decode(data, validate=True))
+    assert not re.search(r"url\(|@import|https?:", re.sub(r"base64,[A-Za-z0-9+/=]+", "", page))
+
+
+def test_pictures_lie_beside_it_as_png_and_svg(written: Path) -> None:
+    names = {path.stem for path in written.parent.glob("*.svg")}
+    assert names == {path.stem for path in written.parent.glob("*.png")}
+    assert {"training-step", "training-flops-zoom", "held-out", "accuracy", "gain", "coordinates"} < names
+    assert {"sweep-1-width-64", "sweep-2-width-64", "sweep-2-width-64-by-noise", "transfer-lr"} < names
+    for path in written.parent.glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("pictures_without_pixels")
+def test_pictures_of_a_comparison(tmp_path: Path) -> None:
+    summary = comparison(2)
+    run = write(tmp_path / "run", replace(summary, small=summary.small[:1], tuned=summary.tuned[3:4]))
+    page = write_report([run])
+    drawn = {"loss-against-cost", "loss-against-cost-small-1"}
+    drawn |= {f"{name}-narrow" for name in drawn} | {"tuned-rates", "tuned-copies"}
+    assert {path.stem for path in page.parent.glob("*.svg")} == drawn
+    assert page.read_text(encoding="utf-8").count('media="(max-width: 640px)"') == 2
+
+
+def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
+    bare = [replace(curve, held_out_steps=[], held_out_losses=[], accuracy=[]) for curve in all_runs()[0].curves]
+    run = small(runs=[replace(all_runs()[0], cost_per_step=None, curves=bare)])
+    pages = [write_report([write(tmp_path / name, run)]).read_bytes() for name in "ab"]
+    assert pages[0] == pages[1]
+
+
+def test_dark_pictures_have_no_dark_ink(written: Path) -> None:
+    svg = (written.parent / "training-step.svg").read_text()
+    assert INK in svg
+    assert "#ffffff" in svg
+    dark = recolour_for_dark(svg)
+    assert INK not in dark
+    assert "#ffffff" not in dark
+
+
+@pytest.mark.usefixtures("pictures_without_pixels")
+def test_texts_from_files_stay_texts(tmp_path: Path) -> None:
+    evil = '<script>alert("x")</script> $\\frac$ & "q"'
+    runs = [
+        replace(runs, name=f"{number}{evil}", label=evil, width={evil: 3}) for number, runs in enumerate(all_runs())
+    ]
+    summary = small(name=evil, command=evil, sentences=[evil], notes=[evil], tuned=[sweep_2(name=f"../../{evil}")])
+    summary = replace(
+        summary,
+        recipe={evil: evil},
+        settings={evil: evil},
+        stages=[replace(summary.stages[0], label=evil)],
+        measured=[evil],
+        cards=[Card(evil, evil, evil)],
+        tables=[PageTable(evil, [evil], [[evil]], [evil], evil)],
+        small=[SystemRuns({evil: 4}, 8, None, evil, [replace(one, curves=[]) for one in runs[:2]])],
+        large=SystemRuns(8, 16, 1e9, "FLOPs", runs[:2]),
+        answer={"reference": {"loss": 0.4, "label": evil}},
+    )
+    folder = write(tmp_path / "deep" / "run", summary)
+    check = {**transfer_check(), "verdict": [evil]}
+    for line in check["lr"]:
+        line["width"] = {evil: 4}
+    (folder / "transfer-check.json").write_text(json.dumps(check))
+    page = write_report([folder])
+    seen = Seen(page)
+    assert "script" not in seen.tags
+    assert "<script" not in page.read_text(encoding="utf-8")
+    assert seen.text.count("<script>alert") > 14
+    outside = [path for path in tmp_path.rglob("*") if path.is_file() and folder not in path.parents]
+    assert outside == []
+
+
+# ----------------------------------------------------------------------- runs that are not as they should be
+
+
+def _no_held_out() -> StudySummary:
+    bare = {"held_out_steps": [], "held_out_losses": [], "accuracy": []}
+    runs = [replace(r, curves=[replace(c, **bare) for c in r.curves]) for r in all_runs()[:2]]
+    return small(runs=runs)
+
+
+ODD: dict[str, tuple[Callable[[], StudySummary], list[str], list[str], list[str]]] = {
+    "everything diverged": (
+        lambda: small(runs=[diverged(one) for one in all_runs()], tuned=[sweep_1(lost=True), sweep_2(lost=True)]),
+        ["Final loss, upscaled diverged", "sweep-1-width-64 0.016 none – 6 0 6"],
+        ["training-step", "sweep-1-width-64", "sweep-2-width-64"],
+        ["training-step-zoom", "held-out"],
+    ),
+    "one seed, no costs, no sweeps": (
+        lambda: small(
+            runs=[replace(one, curves=one.curves[:1]) for one in all_runs()[:2]], costs={}, stages=[], sentences=[]
+        ),
+        ["This run gives no answer."],
+        ["training-step", "held-out"],
+        ["gain"],
+    ),
+    "no held-out data": (_no_held_out, [], ["training-step", "training-flops"], ["held-out", "accuracy"]),
+    "costs unknown": (
+        lambda: replace(
+            small(stages=[replace(stage, cost=None) for stage in example().stages]),
+            large=SystemRuns(8, 16, None, "steps", [replace(one, cost_per_step=None) for one in all_runs()[:2]]),
+        ),
+        ["Sweep 1 at width 64 unknown – 21 s"],
+        ["training-step", "held-out"],
+        ["training-flops"],
+    ),
+    "random search": (
+        lambda: small(tuned=[sweep_2("random"), sweep_2("tpe")]),
+        ["at learning rates near the best"],
+        ["sweep-2-width-64", "sweep-2-width-64-2", "sweep-2-width-64-by-noise"],
+        [],
+    ),
+    "no numbers": (
+        lambda: small(
+            runs=[replace(r, curves=[replace(c, losses=[math.nan] * 60) for c in r.curves]) for r in all_runs()[:2]],
+            gain=dict.fromkeys(example().answer["gain"], math.nan),
+        ),
+        [],
+        ["held-out"],
+        ["training-step", "gain"],
+    ),
+    "nothing at all": (
+        lambda: StudySummary("empty", "", "pay", {}, {}),
+        ["empty This run gives no answer."],
+        [],
+        ["loss-against-cost"],
+    ),
+}
+
+
+@pytest.mark.usefixtures("pictures_without_pixels")
+@pytest.mark.parametrize("case", with_slow(ODD, list(ODD)[::2]))
+def test_odd_runs_give_a_page(case: str, tmp_path: Path) -> None:
+    make, said, drawn, not_drawn = ODD[case]
+    page = write_report([write(tmp_path / "run", make())])
+    text = Seen(page).text
+    for piece in said:
+        assert piece in text
+    names = {path.stem for path in page.parent.glob("*.svg")}
+    assert set(drawn) <= names
+    assert not names & set(not_drawn)
+    assert "nan" not in re.sub(r"[a-z]nan|nan[a-z]", "", text)
+
+
+@pytest.mark.usefixtures("pictures_without_pixels")
+def test_what_cannot_be_reported_is_said_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(MupscaleError, match="at least one run"):
+        write_report([])
+    run = write(tmp_path / "run", StudySummary("empty", "", "pay", {}, {}))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MupscaleError, match=r"cannot be written to .*file"):
+        write_report([run], tmp_path / "file")
+    (run / "transfer-check.json").write_text('{"lr": [{"width": 8}]}')
+    with pytest.raises(MupscaleError, match=r"transfer-check.json is damaged"):
+        write_report([run])
+    damaged = StudySummary("empty", "", "pay", {}, {}, coords={"title": "x", "rows": [{"width": 1}]})
+    with pytest.raises(MupscaleError, match=r"coordinate check in summary.json is damaged"):
+        write_report([write(tmp_path / "coords", damaged)])
+
+
+def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MupscaleError, match=r"pip install 'mupscale\[plots\]'"):
+        write_report([write(tmp_path / "run", small())])
+
+
+@pytest.mark.slow
+def test_a_page_of_a_million_steps_is_small(tmp_path: Path) -> None:
+    """All of it, written out in summary.json (a run writes 400 points): the page is hardly larger than any other."""
+    steps, losses = list(range(1, 1_000_001)), [2.0 + step % 7 / 100 for step in range(1_000_000)]
+    first, *others = all_runs()
+    long = replace(first, curves=[replace(first.curves[0], steps=steps, losses=losses)])
+    sizes = [
+        sum(path.stat().st_size for path in write_report([folder]).parent.rglob("*") if path.is_file())
+        for folder in (write(tmp_path / "long", example(runs=[long, *others])), write(tmp_path / "usual"))
+    ]
+    assert sizes[0] < min(5_000_000, 1.2 * sizes[1])

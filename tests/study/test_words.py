@@ -1,0 +1,227 @@
+"""What the presets say of a study: cards, sentences, tables, and numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from comparisons import ALL, comparison, forecast_only, system
+from mupscale import MupscaleError
+from mupscale.plots import words
+from mupscale.study import Card, PageTable, StudySummary, format_width
+from summaries import all_runs, diverged, example
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (words.format_loss(0.41234), "0.412"),
+        (words.format_loss(0.01234), "0.0123"),
+        (words.format_loss(4.2e-7), "4.2e-7"),
+        (words.format_loss(1234.5), "1,234.5"),
+        (words.format_loss(None), "–"),
+        (words.format_loss(math.nan), "–"),
+        (words.format_loss(math.inf), "∞"),
+        (words.format_factor(1.3333), "1.3×"),
+        (words.format_factor(23.64), "23.6×"),
+        (words.format_factor(1250), "1,250×"),
+        (words.format_flops(598e12), "598 TFLOPs"),
+        (words.format_flops(37_929_809e12), "37,929,809 TFLOPs"),
+        (words.format_flops(8.3e11), "0.83 TFLOPs"),
+        (words.format_flops(2e9), "2 GFLOPs"),
+        (words.format_setting(0.0040000001), "0.004"),
+        (words.format_setting(1e-5), "1e-5"),
+        (words.format_duration(0.84), "0.8 s"),
+        (words.format_duration(59.7), "1 min"),
+        (words.format_duration(123), "2 min 3 s"),
+        (words.format_duration(3840), "1 h 4 min"),
+        (words.format_duration(3 * 86400 + 7200), "3 d 2 h"),
+        (words.format_duration(3599.9), "1 h"),
+        (format_width(1024), "1,024"),
+        (format_width({"head_dim": 32, "heads": 4}), "head_dim 32, heads 4"),
+        (words.format_spread([0.4, 0.5, 0.6]), "0.500 (0.400 to 0.600)"),
+        (words.format_spread([0.4]), "0.400"),
+        (words.format_spread([]), "–"),
+        (words.safe_file_name("../../etc/passwd"), "etc-passwd"),
+        (words.safe_file_name("…"), "unnamed"),
+    ],
+)
+def test_numbers_for_people(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+def cards(summary: StudySummary) -> dict[str, tuple[str, str]]:
+    """Number and what else is said, by what it is about, in plain spaces."""
+    return {card.what: (plain(card.number), plain(card.more)) for card in summary.cards}
+
+
+def plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def rows(table: PageTable) -> list[str]:
+    return [plain(" ".join(row)) for row in table.rows]
+
+
+COST, THERE, LOSS = (
+    "Cost of growing, compared with training from scratch to the same loss",
+    "Cost of growing if you already have the base model",
+    "Final loss of growing, compared with continuing the base model",
+)
+
+
+# ------------------------------------------------------------------------------------------------ does growing pay
+
+
+def test_a_comparison_in_words() -> None:
+    summary = comparison(2)
+    assert summary.sentences == [
+        summary.answer["sentence"],
+        "Growing with fresh units is lower than continuing from 58.2 GFLOPs on, the base model's cost included.",
+        "Growing with fresh units is lower than starting over at every budget.",
+    ]
+    assert list(cards(summary)) == [COST, THERE, LOSS]
+    assert cards(summary)[COST] == (
+        "0.63×",
+        "base model's cost included; growing with fresh units; forecast 0.58× (0.51× to 0.65×)",
+    )
+    assert cards(summary)[THERE][0] == "0.57×"
+    assert cards(summary)[LOSS][0] == "5.5 % lower"
+    said = " ".join(summary.measured)
+    for piece in ("Tuned at width 32 → 128", "Seeds: 2.", "whole held-out set", "Tuning took 2 % of all cost"):
+        assert piece in said
+    held, contenders = summary.tables
+    assert held.about == [summary.forecast["sentence"], "Of 8 forecasts 8 held."]
+    label = "grown with fresh units, cost compared with starting over, base model included"
+    assert f"{label} 0.58× (0.51× to 0.65×) 0.63× yes" in rows(held)
+    assert rows(contenders)[0] == "grown with fresh units 1,024 0.008 none 2,000 134 GFLOPs 0.518 (0.517 to 0.518)"
+    assert summary.stages[3].label == "The contenders small, base width 32: the forecast"
+
+
+def test_numbers_are_the_answer_s_own() -> None:
+    changed = {
+        **comparison().answer,
+        "sentence": "Nobody knows.",
+        "cost_charged": {"value": 0.1234, "bound": "at most"},
+        "cost_there": None,
+        "above_continued": 0.25,
+    }
+    summary = comparison(answer=changed)
+    assert summary.sentences[0] == "Nobody knows."
+    assert cards(summary)[COST][0] == "at most 0.12×"
+    assert cards(summary)[THERE] == ("unknown", "starting over diverged, or took no part")
+    assert cards(summary)[LOSS][0] == "25 % higher"
+
+
+def test_plain_words_in_short_sentences() -> None:
+    for summary in (comparison(3, ALL), forecast_only(comparison())):
+        said = [*summary.sentences, *summary.measured, *(one for table in summary.tables for one in table.about)]
+        assert "upscaled" not in " ".join(said)
+        for sentence in re.split(r"(?<=[.:;]) ", " ".join(said)):
+            assert len(sentence.split()) <= 30, sentence
+
+
+def test_forecast_alone() -> None:
+    summary = forecast_only(comparison())
+    assert summary.sentences == [
+        summary.forecast["sentence"],
+        "The large models are not trained: this is the forecast alone.",
+    ]
+    said = "base model's cost included; growing with fresh units; 0.51× to 0.65×"
+    assert cards(summary)[COST] == ("0.58×", said)
+    assert cards(summary)[LOSS][0] == "4.9 % lower"
+    assert [table.title for table in summary.tables] == [
+        "The forecast",
+        "The small contenders at the full budget, width 32 → 128",
+        "The small contenders at the full budget, width 64 → 256",
+    ]
+
+
+def test_forecast_without_a_rule() -> None:
+    summary = forecast_only(comparison())
+    why = {"no_rule": "small widths contradict each other"}
+    above = dict.fromkeys(summary.forecast["above_continued"], why)
+    summary = forecast_only(replace(summary, forecast={**summary.forecast, "above_continued": above, "cost": {}}))
+    assert cards(summary)[LOSS] == ("no rule", "growing from copies; small widths contradict each other")
+    assert cards(summary)[COST] == ("unknown", "growing from copies; starting over takes no part")
+
+
+def test_diverged_contenders_are_named() -> None:
+    summary = comparison(3, lost={"copies": 1, "from-scratch": 3})
+    *_, second, last = rows(summary.tables[1])
+    assert re.fullmatch(r"grown from copies .* 0\.5\d\d \(0\.5\d\d to 0\.5\d\d\) 1 of 3 seeds diverged", last)
+    assert second.endswith("diverged")
+    assert (
+        "Growing with fresh units and starting over have no cost in common, so neither is lower." in summary.sentences
+    )
+    none = comparison(2, lost={"copies": 2, "fresh": 2})
+    assert set(cards(none).values()) == {("unknown", "every grown model diverged")}
+
+
+def test_one_seed_and_a_base_model_of_unknown_cost() -> None:
+    runs = replace(system(seeds=1), base_cost=None, unit="steps")
+    base = {"from": "gpt2.pt", "steps": None, "lr": 0.1, "width": 256}
+    summary = comparison(1, large=runs, base=base)
+    assert "Seeds: one, so nothing is known about chance." in summary.measured
+    assert "The base model is gpt2.pt, trained for an unknown number of steps." in summary.measured
+    assert cards(summary)[COST] == ("unknown", "the base model's steps are not known")
+
+
+# ------------------------------------------------------------------------------------------- the paper's comparison
+
+
+def test_the_paper_s_comparison_in_words() -> None:
+    summary = example()
+    assert cards(summary) == {
+        "Speed-up to the from-scratch model's lowest loss": (
+            "1.7×",
+            "base model's cost included; 3.3× if it is there already, 0.23× with that of tuning included, too",
+        ),
+        "Final loss, from scratch": ("0.421", "0.420 to 0.422 over 3 seeds"),
+        "Final loss, best alternative: from scratch, lr changed": ("0.396", "0.395 to 0.399 over 3 seeds"),
+        "Final loss, upscaled": ("0.355", "0.354 to 0.356 over 3 seeds"),
+        "Chosen noise": ("1", "1 is as much as a fresh initialisation has"),
+        "Chosen learning rate": ("0.004", "after upscaling; 0.016 before"),
+    }
+    models, costs = summary.tables
+    assert models.head[-3:] == ["final training loss", "held-out loss", "accuracy"]
+    assert rows(models)[0].startswith("(e) upscaled with noise, width 256 256 0.004 1 2,000 3,530 GFLOPs 0.355 (0.354")
+    assert "0.016 → 0.004" in rows(models)[1]
+    assert "Speed-up with the cost of the base model and of tuning included 0.23×" in rows(costs)
+    assert summary.answer["reference"]["loss"] == 0.412
+
+
+def odd(case: str) -> dict[str, Any]:
+    """A change of the example, by what is odd about it."""
+    constants = {"fc.weight": 0.1}
+    return {
+        "lost": {"runs": [diverged(one) for one in all_runs()], "costs": {"speedup_base_charged": None,
+                 "scratch_total": 1.0}},
+        "unknown": {"costs": {"speedup_base_charged": None, "speedup_sunk": None, "scratch_total": None}},
+        "constants": {"choice": {"base_lr": 0.016, "lr": 0.004, "noise": 3.0, "unit": "signal",
+                                 "plain": (7.77, 0.00123), "constants": constants},
+                      "runs": [replace(one, noise=constants) for one in all_runs()]},
+    }[case]  # fmt: skip
+
+
+def test_the_paper_s_comparison_where_something_is_missing() -> None:
+    lost = example(**odd("lost"))
+    assert lost.cards[0] == Card("Speed-up to the from-scratch model's lowest loss", "not reached")
+    assert cards(lost)["Final loss, upscaled"] == ("diverged", "")
+    unknown = example(**odd("unknown"))
+    assert unknown.cards[0].number == "unknown"
+    assert "reference" not in unknown.answer
+    constants = example(**odd("constants"))
+    assert cards(constants)["Chosen noise"][1].endswith("plain transfer: 7.77")
+    assert cards(constants)["Chosen learning rate"][1].endswith("plain transfer: 0.00123")
+    assert (constants.tables[-1].rows, constants.tables[-1].folded) == ([["fc.weight", "0.1"]], True)
+    assert "per parameter" in rows(constants.tables[0])[0]
+
+
+def test_a_table_has_a_cell_for_every_column() -> None:
+    with pytest.raises(MupscaleError, match="the table 'x' has 2 columns, but a row of 1"):
+        PageTable("x", ["a", "b"], [["1"]])
