@@ -37,7 +37,7 @@ def run(name: str, data: dict[str, str], work: Path, out: Path) -> dict[str, Any
     settings = FamilySettings(**values.pop("family"))
     values["data"].setdefault("init_args", {}).update(data)
     planner = make_planner(Recipe.from_json(values), settings)
-    trainer = Trainer(planner.ground, work / name, "family", settings.engine, "held-out", print, stages=2)
+    trainer = Trainer(planner.ground, work / name, "family", settings.engine, print, stages=2)
     sizes, seeds = settings.sizes, range(settings.seeds)
     trees = {
         (lr, fall, seed): planner.plan(sizes, lr, fall, seed) for lr in settings.lrs for fall in FALLS for seed in seeds

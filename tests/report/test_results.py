@@ -22,17 +22,16 @@ import pytest
 
 pytest.importorskip("jsonargparse")
 
-from mupscale.study.paper import count_of
-from mupscale.study.transfer import judge_transfer, read_width_line
-
 from mupscale.cli import main
 from mupscale.core import Width
 from mupscale.data import covtype_sample, tinyshakespeare
 from mupscale.report import load_summary
 from mupscale.study import ContenderRuns, StudySettings, StudySummary
 from mupscale.study.contenders import USUAL_IN_PAPER
+from mupscale.study.paper import count_of
 from mupscale.study.paper_words import write_paper_words
 from mupscale.study.pay_words import write_pay_words
+from mupscale.study.transfer import judge_transfer, read_width_line
 from mupscale.train import Recipe
 from slow_cases import with_slow
 

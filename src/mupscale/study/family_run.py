@@ -376,9 +376,7 @@ class _FamilyRun:
         self.planner = make_planner(self.recipe, self.settings)
         self.planner.plan(self.settings.sizes, _own_rate(self.recipe), self.settings.fall, 0)  # refuses
         stages = 1 + self.settings.tune + bool(self.settings.check)
-        self.trainer = Trainer(
-            self.planner.ground, self.folder, "family", self.settings.engine, "held-out", self.note, stages
-        )
+        self.trainer = Trainer(self.planner.ground, self.folder, "family", self.settings.engine, self.note, stages)
 
     def run(self, command: str) -> StudySummary:
         """Tune where that is asked for, train the family size by size, then the checks."""
