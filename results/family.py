@@ -33,7 +33,7 @@ FALLS = (0.7, 0.85, 1.0)
 
 def run(name: str, data: dict[str, str], work: Path, out: Path) -> dict[str, Any]:
     """Train all of it, and write family.json after each of the two stages."""
-    values = yaml.safe_load((HERE / f"family-{name}" / "recipe.yaml").read_text(encoding="utf-8"))
+    values = yaml.safe_load((HERE / f"family-{name}" / "family.yaml").read_text(encoding="utf-8"))
     settings = FamilySettings(**values.pop("family"))
     values["data"].setdefault("init_args", {}).update(data)
     planner = make_planner(Recipe.from_json(values), settings)

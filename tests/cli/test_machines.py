@@ -18,6 +18,7 @@ from mupscale.cli.training import read_recipe
 from processes import Script
 
 BEFORE = Path(__file__).parents[1] / "written_before"
+RESULTS = Path(__file__).parents[2] / "results"
 SHORT = ["train", "mlp-covtype-tiny", "--steps", "2", "--grow", "[]", "--width", "8", "--base", "8", "--batch", "20"]
 
 
@@ -89,7 +90,7 @@ sys.exit(main(sys.argv[1:]))
 
 WRITERS = {
     "train": ([*SHORT, "--out"], "closed/run cannot be written: Permission denied"),
-    "report": (["report", BEFORE / "method", "--out"], "closed/run (Permission denied)"),
+    "report": (["report", RESULTS / "comparison-shakespeare-64-128", "--out"], "closed/run (Permission denied)"),
     "curves": (["curves", BEFORE / "run", "--out"], "closed/run.png: Permission denied"),
     "data tokenize": (["data", "tokenize", BEFORE / "choice.txt"], "closed/run failed: [Errno 13] Permission denied"),
 }

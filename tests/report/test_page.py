@@ -147,7 +147,7 @@ def test_a_preset_that_nobody_knows_yet(tmp_path: Path) -> None:
         large=SystemRuns(16, 64, None, "FLOPs", runs), answer={"more": [1]},
     )  # fmt: skip
     page = write_report([write(tmp_path / "run", summary)])
-    wanted = ["Grow early.", "When 10 %", "Loss against cost", "Once.", "All of them e a b c d f", "More g h"]
+    wanted = ["Grow early.", "When 10 %", "Loss against cost", "Once.", "All e a b c d f", "More g h"]
     assert_in_order(Seen(page).text, wanted)
     assert "grown after 25 % 0.54" in Seen(page).alts[0]
 

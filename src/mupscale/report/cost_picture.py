@@ -99,7 +99,10 @@ def sketch_system(ax: Any, runs: SystemRuns, measure: str, shape: Shape, marks: 
             labels.append(EndLabel(text, look.color, curve[-1], look.contender.is_usual))
     _set_cost_axis(ax, min(costs), max(costs), unit, shape.ticks)
     base = "the base model included" if runs.base_cost is not None else "the base model left out"
-    ax.set_xlabel(f"cost, {base}, {unit[1]}" if shape is not NARROW else f"cost, {unit[1]},\n{base}")
+    if runs.base_cost == 0:  # each cost is all that was spent
+        ax.set_xlabel(f"cost, {unit[1]}")
+    else:
+        ax.set_xlabel(f"cost, {base}, {unit[1]}" if shape is not NARROW else f"cost, {unit[1]},\n{base}")
     ax.set_ylabel(f"final {measure}")
     losses = [loss for one in runs.contenders for point in one.points for loss in point.losses if loss is not None]
     top = find_top(runs)

@@ -35,7 +35,7 @@ from mupscale.study.results import (
 from mupscale.study.training import Ground, Note, Trainer
 from mupscale.study.tree import Stretch, branch_off, list_stretches
 from mupscale.system import MupscaleError, appearing, print_at_once
-from mupscale.train import Deepen, How, Recipe, Schedule, describe_start
+from mupscale.train import Deepen, Recipe, Schedule, describe_start
 
 Unit = Literal["steps", "tokens", "flops", "tokens_per_parameter"]
 RATES, FALLS = (0.5, 1.0, 2.0), (0.7, 0.85, 1.0)
@@ -75,7 +75,7 @@ class FamilySettings:
     unit: Unit = "steps"
     decay: float = 0.25
     fall: float = 1.0
-    how: How = "fresh"
+    how: Literal["fresh", "lossless", "paired"] = "fresh"
     deepen: Deepen = "interleaved"
     tune: bool = False
     lrs: list[float] = field(default_factory=list)
@@ -468,7 +468,7 @@ class _FamilyRun:
         command: str,
     ) -> StudySummary:
         planner, ended, first = self.planner, self.trainer.ended, trees[0]
-        sentence = write_sentence(describe_saving(planner, first), checks)
+        sentence = write_family_sentence(describe_saving(planner, first), checks)
         rows = []
         for number, row in enumerate(list_sizes(planner, first)):
             losses = [ended[tree[number].leaf.key] for tree in trees]
@@ -569,11 +569,11 @@ class Check:
         return f"{size} {word} ({low} to {high} %)"
 
 
-def write_sentence(saving: str, checks: Mapping[str, Check]) -> str:
+def write_family_sentence(saving: str, checks: Mapping[str, Check]) -> str:
     """The answer in one sentence.
 
     >>> check = Check(0.01, [1.0, 1.0], [0.99, 1.0], None, {})
-    >>> write_sentence("Four sizes for 0.63 of the FLOPs of training each", {"64": check})
+    >>> write_family_sentence("Four sizes for 0.63 of the FLOPs of training each", {"64": check})
     'Four sizes for 0.63 of the FLOPs of training each; checked at 64: 0.5 % lower (-1 to +0 %) than from scratch.'
     """
     checked = [f"checked at {label}: {check.difference} than from scratch" for label, check in checks.items()]

@@ -86,7 +86,23 @@ def plan_when(recipe: Recipe, settings: StudySettings, ground: Ground) -> list[A
 
 
 def estimate_when(recipe: Recipe, settings: StudySettings) -> str:
-    """What it would train, and its cost."""
+    """What it would train, and its cost.
+
+    >>> from mupscale.train import Growth, Spec
+    >>> recipe = Recipe(
+    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
+    ...     data=Spec("mupscale.data.CoverTypeSample"),
+    ...     optimizer=Spec("torch.optim.SGD", {"lr": 0.1}),
+    ...     width=8, base=4, steps=200, batch=10, grow=[Growth(at=100, width=16)],
+    ... )
+    >>> print(estimate_when(recipe, StudySettings(seeds=1)))
+    wide from scratch        1 model    1.26e+07 FLOPs   24.0%
+    grown after 10%          1 model    1.26e+07 FLOPs   24.1%
+    grown after 25%          1 model    1.13e+07 FLOPs   21.7%
+    grown after 50%          1 model    9.52e+06 FLOPs   18.2%
+    never grown              1 model    6.32e+06 FLOPs   12.1%
+    together                            5.24e+07 FLOPs
+    """
     ground = Ground(replace(recipe, grow=[]))
     arms = plan_when(recipe, settings, ground)
     return describe_stages({arm.label: arm.leaves for arm in arms}, ground)
