@@ -140,7 +140,8 @@ class ContenderRuns:
 class SystemRuns:
     """All contenders of one base model and one wide width.
 
-    base_cost: of training the base model; None where its steps are not known, 0 where all is counted in each cost. unit: of all costs, FLOPs, or steps where
+    base_cost: of training the base model; None where its steps are not known, 0 where each cost is all that was spent.
+    unit: of all costs, FLOPs, or steps where
     those of a model cannot be counted.
     """
 
