@@ -104,6 +104,27 @@ def test_pickled_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "which is code" in said
 
 
+FROM = ["--width", "64", "--from_width", "32", "--from", "HERE"]
+TAKES_A_FOLDER = {
+    "inspect": ["inspect", "HERE"],
+    "upscale": ["upscale", "HERE", "wide", "--no-verify"],
+    "verify": ["verify", "HERE", "HERE"],
+    "train": ["train", RECIPE, "--out", "new", *FROM],
+    "run": ["run", RECIPE, "--out", "new", "--dry-run", *FROM],
+    "resume": ["resume", "HERE"],
+    "report": ["report", "HERE"],
+    "curves": ["curves", "HERE"],
+    "data info": ["data", "info", "HERE"],
+}
+
+
+@pytest.mark.parametrize("words", TAKES_A_FOLDER.values(), ids=TAKES_A_FOLDER)
+@pytest.mark.filterwarnings("ignore:.*single process.*")
+def test_folders_of_torch_distributed(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    for checkpoint in hostile_folders.hostile_dcp_folders(folder / "dcp"):
+        refused(capsys, *(str(checkpoint) if word == "HERE" else word for word in words))
+
+
 def test_a_name_that_looks_like_markup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a table it is shown as it is written, control characters written out."""
     config = {**llama_config(), "model_type": "odd", "num_hidden_layers": 1}
