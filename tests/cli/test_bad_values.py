@@ -45,7 +45,6 @@ class Tokens(nn.Module):
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("bad_values_of_ones_own", "raises", "leaves"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "bad_values_of_ones_own.py").write_text(OWN)

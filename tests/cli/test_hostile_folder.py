@@ -29,7 +29,6 @@ RECIPE = "mlp-covtype-tiny"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the files are, and the current folder; nothing of it is ever run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "payload.py").write_text("open('ran', 'w')\n")
     yield tmp_path
     assert not list(tmp_path.rglob("ran"))

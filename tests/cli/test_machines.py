@@ -24,7 +24,6 @@ SHORT = ["train", "mlp-covtype-tiny", "--steps", "2", "--grow", "[]", "--width",
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import itertools
-import os
 import re
 import sys
 from argparse import SUPPRESS, ArgumentError
@@ -22,16 +21,6 @@ Option = tuple[str, str | None]  # --name, and its value if it has one
 
 class UsageError(MupscaleError):
     """A command line or a file of options that cannot be understood, in one line."""
-
-
-def look_in_current_folder() -> None:
-    """Let classes of one's own be imported from the current folder; all that is installed goes before it."""
-    try:
-        folder = os.getcwd()
-    except FileNotFoundError:  # it was deleted
-        return
-    if folder not in sys.path:
-        sys.path.append(folder)
 
 
 def installed(name: str) -> Any:
@@ -69,9 +58,7 @@ def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:
             action.help = SUPPRESS
         elif "--print_config" in action.option_strings:
             action.help, action.metavar = "print the whole recipe and exit", "\b"
-    for word in arguments:
-        if ("&" in word and "*" in word) or word.count("[") + word.count("{") > MOST_DEPTH:
-            check_expansion(word, "an option")
+    check_words(arguments)
     words = as_the_parser_has_them(arguments, parser._option_string_actions)
     try:
         return parser.parse_args(words)
@@ -99,6 +86,13 @@ def read_yaml(path: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError(f"{path} holds no options: it must be a YAML mapping such as 'width: 512'")
     return values
+
+
+def check_words(words: Iterable[str]) -> None:
+    """Refuse options whose values, as YAML, stand for far more than is written."""
+    for word in words:
+        if ("&" in word and "*" in word) or word.count("[") + word.count("{") > MOST_DEPTH:
+            check_expansion(word, "an option")
 
 
 def check_expansion(text: str, where: str) -> None:

@@ -8,14 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mupscale.cli.arguments import (
-    UsageError,
-    join_options,
-    look_in_current_folder,
-    make_parser,
-    parse_arguments,
-    separate_options,
-)
+from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
 from mupscale.cli.checkpoint_options import (
     add_depth,
     add_dequantise,
@@ -26,6 +19,7 @@ from mupscale.cli.checkpoint_options import (
     add_trust,
     check_before_imports,
 )
+from mupscale.cli.own_modules import allow_modules
 from mupscale.system import MupscaleError, is_taken, print_at_once, printable, wrap_text
 
 UPSCALE = """\
@@ -276,9 +270,10 @@ def _describe(module: str | None) -> None:
     """Import a module that registers descriptions of architectures."""
     if module is None:
         return
-    look_in_current_folder()
+    name = module.removesuffix(".py")
+    allow_modules([name])
     try:
-        import_module(module.removesuffix(".py"))
+        import_module(name)
     except ImportError as error:
         raise UsageError(f"--describe {module}: {error}; it is imported from the current folder") from None
     except (Exception, SystemExit) as error:  # whatever the module does

@@ -16,22 +16,19 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from mupscale.cli.arguments import UsageError, look_in_current_folder
+from mupscale.cli.arguments import UsageError
 from mupscale.cli.failures import failure_sentence, give_up_stdout, has_current_folder, prepare_streams, print_failure
 from mupscale.cli.help_texts import stored_help
+from mupscale.cli.own_modules import finding_own_modules
 from mupscale.system import VERSION, Interrupted, asked_by_command, set_loudness, wrap_text
 
 
 class Command(NamedTuple):
-    """What a command is for, in a line; the module of cli and the function that run it; whether it goes on again.
-
-    loads_classes: whether a recipe names classes for it, which may lie in the current folder.
-    """
+    """What a command is for, in a line; the module of cli and the function that run it; whether it goes on again."""
 
     about: str
     function: str
     resumable: bool = False
-    loads_classes: bool = False
 
     def run(self, words: list[str]) -> int:
         """Import what runs the command, and run it."""
@@ -40,14 +37,12 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "train": Command("train a model as a recipe says", "training.train_command", loads_classes=True),
-    "resume": Command("go on with a run that was stopped", "training.resume_command", loads_classes=True),
-    "run": Command(
-        "does growing pay? four ways to spend the same FLOPs, tuned small", "comparison.run_command", True, True
-    ),
-    "sweep": Command("tune at the small widths alone, or help others do it", "method.sweep_command", True, True),
+    "train": Command("train a model as a recipe says", "training.train_command"),
+    "resume": Command("go on with a run that was stopped", "training.resume_command"),
+    "run": Command("does growing pay? four ways to spend the same FLOPs, tuned small", "comparison.run_command", True),
+    "sweep": Command("tune at the small widths alone, or help others do it", "method.sweep_command", True),
     "transfer-check": Command(
-        "does the optimum stay where it is as widths grow?", "method.transfer_check_command", True, True
+        "does the optimum stay where it is as widths grow?", "method.transfer_check_command", True
     ),
     "report": Command("a page of pictures from runs: comparisons, and the paper's method", "method.report_command"),
     "curves": Command("draw the losses of runs into one picture", "training.curves_command"),
@@ -135,9 +130,8 @@ def _run(name: str, words: list[str], shows_origin: bool) -> int:
         if text := stored_help(name, words):
             print(text)
             raise SystemExit(0)  # as a parser ends
-        if command.loads_classes:
-            look_in_current_folder()
-        return command.run(words)
+        with finding_own_modules():
+            return command.run(words)
     except BrokenPipeError:
         raise
     except (KeyboardInterrupt, Interrupted) as error:

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from mupscale.cli.arguments import (
     Option,
     UsageError,
+    check_words,
     join_options,
     make_parser,
     parse_arguments,
@@ -18,6 +19,7 @@ from mupscale.cli.arguments import (
     separate_options,
 )
 from mupscale.cli.output_places import says_nothing_is_written
+from mupscale.cli.own_modules import allow_modules, class_paths
 from mupscale.cli.shipped_list import find_recipe
 
 NO_GROWTH: Option = ("--grow", "[]")
@@ -41,6 +43,9 @@ def read_recipe_values(
     names += [value or "" for name, value in options if name == "--config"]
     files = {file: read_yaml(file) for file in map(find_recipe, names)}
     options = [(name, value) for name, value in options if name != "--config"]
+    check_words(words)
+    allow_named_classes(options)
+    allow_modules(class_paths(list(files.values())))
     if not files and not options:
         raise UsageError("give a recipe, such as mlp-covtype-tiny (mupscale recipes lists those that ship)")
     if needs_method and files and not any("method" in values for values in files.values()):
@@ -56,6 +61,12 @@ def read_recipe_values(
     if says_nothing_is_written(read.get("out")):
         read["out"] = None
     return read
+
+
+def allow_named_classes(options: Iterable[Option]) -> None:
+    """Let classes that are named on the command line be found in the current folder."""
+    for name, value in options:
+        allow_modules(class_paths(read_value(value), name.removeprefix("--")))
 
 
 def _check_method_section(file: str, options: Sequence[str]) -> None:
