@@ -72,16 +72,16 @@ def allow_modules(names: Iterable[str]) -> None:
             finder.allow(name.partition(".")[0] for name in names)
 
 
-def class_paths(values: Any, key: str = "") -> Iterator[str]:
+def named_classes(values: Any, key: str = "") -> Iterator[str]:
     """The import paths in the plain values of a recipe, or in the value of an option of this name."""
     if isinstance(values, str):
         yield from [values] if key.rstrip("+").rpartition(".")[2] in _NAME_CLASSES else []
     elif isinstance(values, dict):
         for name, value in values.items():
-            yield from class_paths(value, str(name))
+            yield from named_classes(value, str(name))
     elif isinstance(values, list):
         for value in values:
-            yield from class_paths(value, key)
+            yield from named_classes(value, key)
 
 
 if _FOR_CHILDREN in os.environ and "multiprocessing.spawn" in sys.modules:  # started by a module of one's own

@@ -19,7 +19,7 @@ from mupscale.cli.arguments import (
     separate_options,
 )
 from mupscale.cli.output_places import says_nothing_is_written
-from mupscale.cli.own_modules import allow_modules, class_paths
+from mupscale.cli.own_modules import allow_modules, named_classes
 from mupscale.cli.shipped_list import find_recipe
 
 NO_GROWTH: Option = ("--grow", "[]")
@@ -45,7 +45,7 @@ def read_recipe_values(
     options = [(name, value) for name, value in options if name != "--config"]
     check_words(words)
     allow_named_classes(options)
-    allow_modules(class_paths(list(files.values())))
+    allow_modules(named_classes(list(files.values())))
     if not files and not options:
         raise UsageError("give a recipe, such as mlp-covtype-tiny (mupscale recipes lists those that ship)")
     if needs_method and files and not any("method" in values for values in files.values()):
@@ -66,7 +66,7 @@ def read_recipe_values(
 def allow_named_classes(options: Iterable[Option]) -> None:
     """Let classes that are named on the command line be found in the current folder."""
     for name, value in options:
-        allow_modules(class_paths(read_value(value), name.removeprefix("--")))
+        allow_modules(named_classes(read_value(value), name.removeprefix("--")))
 
 
 def _check_method_section(file: str, options: Sequence[str]) -> None:
