@@ -29,7 +29,7 @@ from mupscale.core import (
     pack_values,
     unpack_values,
 )
-from mupscale.system import MupscaleError, check_tensors, parse_json, replacing, write_tensors
+from mupscale.system import MupscaleError, check_tensors, make_folder, parse_json, replacing, write_tensors
 
 _HEADER = "mupscale"
 _VERSION = 1
@@ -129,7 +129,7 @@ def _failure(path: Path, tensors: PackedTensors, content: Mapping[str, Any]) -> 
 
 
 def _write(path: Path, tensors: PackedTensors, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with replacing(path) as temporary:
         write_tensors(temporary, tensors.storable(), {_HEADER: json.dumps(content)})
 

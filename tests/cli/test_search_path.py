@@ -156,9 +156,7 @@ def test_processes_of_ones_own_module_find_it_and_nothing_else(download: Path) -
     (download.parent / "command.py").write_text(SPAWNS)
     (download / "beside.py").write_text("")
     (download / "multiprocessing.py").write_text((download / "other.py").read_text())
-    (download / "mine.py").write_text(
-        "import beside, json\ndef work(): print(beside.__name__, __name__)\n"
-    )
+    (download / "mine.py").write_text("import beside, json\ndef work(): print(beside.__name__, __name__)\n")
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     words = [sys.executable, str(download.parent / "command.py")]
     done = subprocess.run(words, cwd=download, env=environment, capture_output=True, text=True)

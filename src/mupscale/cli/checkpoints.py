@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import secrets
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +20,7 @@ from mupscale.cli.checkpoint_options import (
     check_before_imports,
 )
 from mupscale.cli.own_modules import allow_modules
-from mupscale.system import MupscaleError, is_taken, print_at_once, printable, wrap_text
+from mupscale.system import MupscaleError, is_taken, move, print_at_once, printable, remove, wrap_text
 
 UPSCALE = """\
 Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the same function, or nearly.
@@ -171,10 +171,10 @@ def _beside(out: Path) -> Path:
 
 def _replace_folder(new: Path, old: Path) -> None:
     """Put a finished folder into the place of another, which is gone only then."""
-    aside = old.with_name(f".{old.name}.old")
-    old.rename(aside)
-    new.rename(old)
-    shutil.rmtree(aside)
+    aside = old.with_name(f".{old.name}.{secrets.token_hex(8)}")
+    move(old, aside)
+    move(new, old)
+    remove(aside)
 
 
 def verify_command(words: list[str]) -> int:

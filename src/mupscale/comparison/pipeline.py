@@ -19,7 +19,15 @@ from mupscale.comparison.system import Costs, System
 from mupscale.comparison.training import train_base_models, train_budgets
 from mupscale.comparison.tuning import Tuning, asked_for, tune_contenders
 from mupscale.core import WholeWidth, Width
-from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, print_at_once, read_json, write_json
+from mupscale.system import (
+    MupscaleError,
+    clear_leftovers,
+    exclusive_lock,
+    make_folder,
+    print_at_once,
+    read_json,
+    write_json,
+)
 from mupscale.train import Recipe, StoredRecipe, describe_start, fingerprint_checkpoint
 
 _MAY_CHANGE = {"seeds", "small_seeds", "contenders", "engine"}
@@ -285,7 +293,7 @@ class ComparisonRun:
         values = json.loads(json.dumps({"recipe": self.recipe.to_json(), "settings": self.settings.to_json()}))
         values["base"] = None if self.recipe.start is None else fingerprint_checkpoint(self.recipe.start)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             busy = f"another process is comparing in {self.folder}: wait for it, or choose another folder (--out)"
             with exclusive_lock(self.folder / ".lock", refusal=busy):
                 if path.exists():

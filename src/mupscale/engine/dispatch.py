@@ -13,7 +13,7 @@ from mupscale.engine.serial import train_one_by_one
 from mupscale.engine.stackable import NotStackable
 from mupscale.engine.stacked_training import train_in_stacks
 from mupscale.engine.training_job import PointCallback, PruneCallback, TrainingJob
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, remove
 from mupscale.train import Recipe, catch_stop_signals
 
 Engine = Literal["auto", "vectorised", "serial"]
@@ -59,7 +59,7 @@ def train_many(
     check_folders([recipes[number] for number in job.remaining], job.resume)
     _train_remaining(job, engine)
     if save is not None:
-        save.unlink(missing_ok=True)
+        remove(save)
     return job.ordered_outcomes()
 
 

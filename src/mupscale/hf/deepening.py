@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,7 @@ from mupscale.hf.files import (
 from mupscale.hf.training import check_deepened_optimizer, deepen_optimizer_file, find_optimizer_file
 from mupscale.hf.verification import Comparison, find_record, needed_bytes
 from mupscale.hf.verification import verify as compare
-from mupscale.system import MupscaleError, appearing
+from mupscale.system import MupscaleError, appearing, remove
 
 Widen = Callable[[Path], object]
 """Writes a wider checkpoint into a folder, before it becomes deeper."""
@@ -174,7 +173,7 @@ class DeepeningJob:
         comparison, why = self._compare(folder, note) if self.verify else (None, "verification is off")
         checked = f"not made, since {why}." if comparison is None else comparison.verdict
         self._write_card(folder, shallow, grown, checked)
-        shutil.rmtree(folder / _WIDE, ignore_errors=True)
+        remove(folder / _WIDE)
         few, many = (sum(t.numel for t in old) for old in (self.source.tensors.values(), _stored(tensors)))
         counts = (layers_of(self.source.config) or 0, self.layers)
         return Deepened(self.out, counts, growth.deepen, (few, many), size, files, comparison, why)

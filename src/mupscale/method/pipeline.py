@@ -18,10 +18,11 @@ from mupscale.method.summary import Summary
 from mupscale.method.tuning import Tuned, tune
 from mupscale.method.verdict import write_verdict, write_warnings
 from mupscale.sweep import sweep_remarks
-from mupscale.system import print_at_once
+from mupscale.system import print_at_once, writes_into
 from mupscale.train import Recipe
 
 
+@writes_into("folder")
 def run_method(
     recipe: Recipe, method: Method, folder: str | Path, *, command: str = "", note: Note = print_at_once
 ) -> Summary:
@@ -84,6 +85,7 @@ def _summarise(run: MethodRun, tuned: Tuned, command: str) -> Summary:
     )
 
 
+@writes_into("folder")
 def run_sweeps(
     recipe: Recipe, method: Method, folder: str | Path, *, worker: bool = False, note: Note = print_at_once
 ) -> Tuned:

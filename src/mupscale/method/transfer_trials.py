@@ -17,13 +17,14 @@ from mupscale.engine import Engine, Outcome, lowest_loss_bar, train_many
 from mupscale.method.protocol import Protocol
 from mupscale.method.transfer_verdict import judge_transfer
 from mupscale.sweep import Cell, Space, check_learning_rates
-from mupscale.system import MupscaleError, read_json, write_json
+from mupscale.system import MupscaleError, read_json, write_json, writes_into
 from mupscale.train import MAY_CHANGE, Recipe
 
 FILE = "transfer-check.json"
 _NOT_COMPARED = {*MAY_CHANGE, "width", "grow", "from", "from_width", "noise", "noise_unit"}  # trials have their own
 
 
+@writes_into("out")
 def transfer_check(
     recipe: Recipe,
     *,

@@ -8,7 +8,7 @@ from pathlib import Path
 from mupscale.comparison import ComparisonSummary
 from mupscale.method import Summary
 from mupscale.report.loading import load_summary
-from mupscale.system import MupscaleError, replace_text
+from mupscale.system import MupscaleError, make_folder, replace_text, writing_into
 
 
 def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -37,8 +37,8 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     _check_one_kind(summaries, folders)
     folder = Path(out) if out is not None else (folders[0] / "report" if len(folders) == 1 else Path("report"))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_text(folder / "index.html", _make_page(summaries, folders, folder))
+        with writing_into(folder.parent if out is None else folder):
+            replace_text(make_folder(folder) / "index.html", _make_page(summaries, folders, folder))
     except OSError as error:
         raise MupscaleError(f"the report cannot be written to {folder} ({error.strerror})") from None
     return folder / "index.html"

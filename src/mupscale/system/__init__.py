@@ -2,6 +2,7 @@
 
 errors    the one error of the library
 files     files and folders that are whole or absent
+writing   the one door for writing and deleting: no link is followed below a folder that a person named
 json_files  values of a bounded size from files that somebody else may have written
 typed_records  such values into dataclasses, field by field
 environment  numbers that a launcher sets
@@ -33,7 +34,6 @@ from mupscale.system.files import (
     fingerprint_files,
     replace_text,
     replacing,
-    sync_folder,
     write_json,
 )
 from mupscale.system.json_files import parse_json, read_json, read_regular
@@ -58,6 +58,16 @@ from mupscale.system.torch_files import load_torch
 from mupscale.system.typed_records import NOT_EMPTY, Finite, Must, Positive, parse_record, show_short
 from mupscale.system.unpacking import open_gzip
 from mupscale.system.version import VERSION
+from mupscale.system.writing import (
+    check_links,
+    make_folder,
+    move,
+    open_file,
+    remove,
+    sync_folder,
+    writes_into,
+    writing_into,
+)
 
 __all__ = [
     "NOT_EMPTY",
@@ -77,6 +87,7 @@ __all__ = [
     "asked_by_command",
     "available_memory",
     "check_has_config",
+    "check_links",
     "check_tensors",
     "checksum",
     "clear_leftovers",
@@ -90,9 +101,12 @@ __all__ = [
     "is_taken",
     "load_torch",
     "machine_name",
+    "make_folder",
+    "move",
     "name_of_group",
     "number_in_environment",
     "open_display",
+    "open_file",
     "open_gzip",
     "parse_json",
     "parse_multipliers",
@@ -103,6 +117,7 @@ __all__ = [
     "printable",
     "read_json",
     "read_regular",
+    "remove",
     "replace_text",
     "replacing",
     "require",
@@ -120,4 +135,6 @@ __all__ = [
     "wrap_text",
     "write_json",
     "write_tensors",
+    "writes_into",
+    "writing_into",
 ]

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from torch import nn
 from torch.optim import Optimizer
 
-from mupscale.system import MupscaleError, require
+from mupscale.system import MupscaleError, make_folder, open_file, require
 from mupscale.train.class_paths import Spec
 from mupscale.train.tensorboard import TensorBoardWriter
 
@@ -75,13 +75,13 @@ class JsonLines(Callback):
         """Settle where the file is."""
         if self.path is None:
             self.path = _folder(run, "JsonLines", "path") / "metrics-copy.jsonl"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
 
     def metrics(self, run: RunInProgress, record: Record) -> None:
         """One line; what is not finite is null."""
         assert self.path is not None
         plain = {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in record.items()}
-        with open(self.path, "a", encoding="utf-8") as file:
+        with open_file(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(plain) + "\n")
 
 
