@@ -18,12 +18,13 @@ figure = pytest.importorskip("matplotlib.figure")
 _SAVE = figure.Figure.savefig
 
 
-def svg_alone(self: Any, path: Path, **more: Any) -> None:
+def svg_alone(self: Any, path: Path, format: str, **more: Any) -> None:
     """Save a picture as the page has it; where a PNG would lie beside it, the picture is only laid out."""
-    if path.suffix == ".svg":
-        _SAVE(self, path, **more)
+    if format == "svg":
+        _SAVE(self, path, format=format, **more)
     else:
         self.draw_without_rendering()
+        path.touch()
 
 
 @pytest.fixture(scope="module")
