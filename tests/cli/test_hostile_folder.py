@@ -87,6 +87,14 @@ def test_recipes(folder: Path, capsys: pytest.CaptureFixture[str], words: list[s
         refused(capsys, *words, str(recipe))
 
 
+def test_a_file_with_the_name_of_a_recipe_that_ships(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not the recipe that was asked for."""
+    (folder / RECIPE).write_text("model: {class_path: payload.Net}\n")
+    with pytest.raises(SystemExit):
+        main(["train", RECIPE, "--print-config"])
+    assert "mupscale.models.MLP" in capsys.readouterr().out
+
+
 def test_aliases_in_an_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "train", RECIPE, "--model", hostile_folders.BOMB)
     assert "100,000 values, which is the most" in said

@@ -136,6 +136,16 @@ def test_pictures(victim: Path) -> None:
         assert not path.is_symlink()
 
 
+def test_pictures_need_no_latex(victim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matplotlibrc in the current folder may ask for it, with a preamble of its own."""
+    from matplotlib import rc_context, texmanager
+
+    monkeypatch.delattr(texmanager.TexManager, "make_dvi")
+    with rc_context({"text.usetex": True}):
+        assert main(["curves", "foreign"]) == 0
+        assert main(["report", "foreign"]) == 0
+
+
 @pytest.mark.parametrize("place", [".lock", "stacks", pytest.param("large", marks=pytest.mark.slow), "comparison.json"])
 def test_a_comparison(victim: Path, place: str) -> None:
     Path("compared").mkdir()

@@ -17,12 +17,12 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def find_recipe(name: str) -> str:
-    """A file, or a recipe that ships, by its name."""
-    if Path(name).is_file():
-        return name
+    """A recipe that ships, by its name, or a file; a file of such a name is given as ./NAME."""
     shipped = shipped_recipes()
     if name in shipped:
         return str(shipped[name])
+    if Path(name).is_file():
+        return name
     near = difflib.get_close_matches(Path(name).stem, shipped, n=1)
     raise UsageError(f"there is no recipe {name}" + (f"; did you mean {near[0]}, which ships?" if near else ""))
 

@@ -42,9 +42,12 @@ def save_figure(fig: Any, path: Path) -> Path:
     """
     path = path if path.suffix else path.with_suffix(".png")
     kind = path.suffix.removeprefix(".")
+    matplotlib: Any = require("matplotlib", extra="plots", reason="pictures need matplotlib")
+    for text in fig.findobj(lambda part: hasattr(part, "set_usetex")):
+        text.set_usetex(False)  # a matplotlibrc in the current folder may ask for LaTeX, with its own code
     try:
         make_folder(path.parent)
-        with replacing(path, durable=False) as temporary:
+        with replacing(path, durable=False) as temporary, matplotlib.rc_context({"text.usetex": False}):
             fig.savefig(temporary, format=kind, metadata={"Date": None} if kind == "svg" else None)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -39,6 +39,7 @@ _DARK = {
     "#4f3a17": "#e8d3a8",
 }
 _STYLE: dict[str, Any] = {
+    "text.usetex": False,
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": MUTED,

@@ -37,10 +37,14 @@ class RunInProgress(Protocol):
 class Callback:
     """Told what happens in a run, in its main process alone; a subclass has those of these methods that it needs.
 
+    reaches_out: whether it writes or sends anything beyond the run's own folder, as it is made without arguments.
+
     >>> class Growths(Callback):
     ...     def growth(self, run: RunInProgress, record: Record) -> None:
     ...         print("grown to", run.width)
     """
+
+    reaches_out = False
 
     def begin(self, run: RunInProgress) -> None:
         """Before the first step, or the first after a resume."""
@@ -120,6 +124,8 @@ class WeightsAndBiases(Callback):
     >>> WeightsAndBiases(project="widening", mode="offline").init
     {'project': 'widening', 'mode': 'offline'}
     """
+
+    reaches_out = True
 
     def __init__(self, **init: Any) -> None:
         self.init = init

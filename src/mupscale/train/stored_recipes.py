@@ -92,6 +92,11 @@ class StoredRecipe:
                 )
         for what, path in names.items():
             _check_kind(path, what, trust, self.path)
+            if getattr(import_path(path), "reaches_out", False) and not _is_trusted(path, trust):
+                raise MupscaleError(
+                    f"{self.path} names {path} as one of its {what.partition('[')[0]}, which tells others of the run: if "
+                    f"you want that, say so: --trust {path.split('.')[0]}"
+                )
         self._check_writing(trust)
         return self._recipe
 
@@ -126,7 +131,11 @@ def packages_to_trust(recipe: Recipe) -> list[str]:
     paths = [recipe.model.class_path, recipe.data.class_path, recipe.optimizer.class_path, recipe.loss]
     callbacks = callback_specs(recipe.callbacks)
     paths += [spec.class_path for spec in callbacks]
-    told = {spec.class_path.split(".")[0] for spec in callbacks if spec.init_args}
+    told = {
+        spec.class_path.split(".")[0]
+        for spec in callbacks
+        if spec.init_args or getattr(spec.load(), "reaches_out", False)
+    }
     return sorted({path.split(".")[0] for path in paths if not path.startswith(_HARMLESS)} | told)
 
 
