@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from mupscale.system import MupscaleError
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint import StorageReader
     from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.checkpoint.storage import StorageReader
 
 INDEX = ".metadata"
 _NOT_THE_MODEL = ("optimizer.", "optim.", "lr_scheduler", "train_state", "dataloader")
@@ -84,7 +84,7 @@ def load_dcp(folder: str | Path) -> dict[str, Tensor]:
         raise MupscaleError(f"{path} is no folder of torch.distributed.checkpoint: it has no {INDEX}")
     try:
         index = _read_index(path)
-        stored = index.state_dict_metadata
+        stored: dict[str, Any] = index.state_dict_metadata
         tensors: dict[str, Any] = {n: torch.empty(t.size, dtype=t.properties.dtype) for n, t in stored.items()}
     except pickle.UnpicklingError as error:
         raise MupscaleError(f"{path / INDEX} holds {error}, which no index of tensors needs: it is not read") from None
@@ -108,14 +108,15 @@ def _read_index(folder: Path) -> Metadata:
 
     with open(folder / INDEX, "rb") as file:
         index = _IndexReader(file).load()
-    stored = {n: t for n, t in index.state_dict_metadata.items() if isinstance(t, TensorStorageMetadata)}
+    every: dict[str, Any] = index.state_dict_metadata
+    stored = {name: one for name, one in every.items() if isinstance(one, TensorStorageMetadata)}
     for name, tensor in stored.items():
         if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():
             raise MupscaleError(f"{folder} cannot be read: a part of '{name}' is missing in its {INDEX}")
     for info in index.storage_data.values():
         if Path(info.relative_path).name != info.relative_path or not (folder / info.relative_path).is_file():
             raise MupscaleError(f"{folder} cannot be read: it has no file {info.relative_path!r}")
-    return Metadata(stored, storage_data=index.storage_data)
+    return Metadata({**stored}, storage_data=index.storage_data)
 
 
 def _reader(folder: Path, index: Metadata) -> StorageReader:

@@ -94,8 +94,8 @@ class StoredRecipe:
             _check_kind(path, what, trust, self.path)
             if getattr(import_path(path), "reaches_out", False) and not _is_trusted(path, trust):
                 raise MupscaleError(
-                    f"{self.path} names {path} as one of its {what.partition('[')[0]}, which tells others of the run: if "
-                    f"you want that, say so: --trust {path.split('.')[0]}"
+                    f"{self.path} names {path} as {what}, which tells others of the run: if you want that, say so: "
+                    f"--trust {path.split('.')[0]}"
                 )
         self._check_writing(trust)
         return self._recipe
