@@ -44,13 +44,15 @@ def ran(download: Path) -> str:
 
 
 def test_python_m_runs_nothing_of_the_current_folder(download: Path) -> None:
-    """Whatever torch and others look for that is not installed; in processes that are started there, too."""
+    """Whatever torch and others look for that is not installed, though the recipe names torch and a module there."""
+    (download / "mine.py").write_text("from mupscale.models import MLP as Net\n" + (download / "mine.py").read_text())
+    write_recipe(download, "mine.Net")
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "mupscale", "resume", "."]
+    words = [sys.executable, "-m", "mupscale", "train", "mine.yaml"]
     done = subprocess.run(words, cwd=download, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "saved in ." in done.stdout
-    assert ran(download) == ""
+    assert "saved in run" in done.stdout
+    assert ran(download) == "mine"
 
 
 def test_only_what_is_named_is_found(download: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +167,11 @@ def test_processes_of_ones_own_module_find_it_and_nothing_else(download: Path) -
 
 
 def test_a_finder_answers_for_its_names_alone(download: Path) -> None:
-    finder = OwnModules(str(download), ["mine"])
+    finder = OwnModules(str(download), ["mine", "torch"])
     assert finder.find_spec("mine") is not None
     assert finder.find_spec("beside") is None  # it is no module of that folder that asks
     assert finder.find_spec("mine.part", [str(download)]) is None
+    for who, found in [("mine.part", True), ("torch.serialization", False), ("mineral", False)]:
+        asked = eval("find('dill')", {"__name__": who, "find": finder.find_spec})
+        assert (asked is not None) == found
+        finder.names.discard("dill")

@@ -20,17 +20,18 @@ _NAME_CLASSES = {"class_path", "model", "data", "optimizer", "loss", "callbacks"
 
 
 class OwnModules:
-    """Finds, in one folder, modules that were named, and those that such a module asks for."""
+    """Finds, in one folder, modules that were named, and those that a module which it has found asks for."""
 
     def __init__(self, folder: str, names: Iterable[str] = ()) -> None:
-        self.folder, self.names = folder, set(names)
+        self.folder, self.names, self.found = folder, set(names), set[str]()
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Where a module lies, or None: of a package only the package itself is asked for here."""
-        if path is not None or not {fullname, _who_asks()} & self.names:
+        if path is not None or not (fullname in self.names or _who_asks() in self.found):
             return None
         spec = PathFinder.find_spec(fullname, [self.folder])
         if spec is not None:
+            self.found.add(fullname)
             self.allow([fullname])
         return spec
 
