@@ -17,6 +17,7 @@ from method_runs import count_changes, written
 from mupscale import checkpoint
 from mupscale.cli import main
 from mupscale.comparison import ComparisonSummary
+from mupscale.engine.stack_run import StackRun
 from mupscale.system import MupscaleError
 from mupscale.train import Growth, Recipe, Schedule, Spec, run_recipe
 from processes import DEADLINE, PROCESSES
@@ -120,6 +121,24 @@ def test_killed_anywhere_it_ends_the_same(whole: tuple[Path, int], tmp_path: Pat
         assert in_process(run, partial(die_at, str(run), round(part * count))) == -signal.SIGKILL
     assert in_process(run) == 0
     assert facts(read(run)) == facts(read(folder))
+
+
+def test_asked_to_stop_in_a_last_step_it_trains_no_further_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish = StackRun._finish
+
+    def finish_and_terminate(run: StackRun) -> None:
+        finish(run)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(StackRun, "_finish", finish_and_terminate)
+    path = written(tmp_path / "recipe.yaml", growing())
+    assert main(["run", str(path), "--out", str(tmp_path / "run"), "--comparison.widths", "[4]"]) == 130
+    said = capsys.readouterr()
+    assert "1/6" in said.out
+    assert "2/6" not in said.out
+    assert said.err.endswith("run the same command again, and it goes on where it was\n")
 
 
 @pytest.mark.slow

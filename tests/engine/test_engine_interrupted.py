@@ -235,16 +235,26 @@ def test_one_at_a_time_keeps_what_is_done(tmp_path: Path) -> None:
     assert ours == train_many(recipes, engine="serial", points=5, evaluate=True)
 
 
-def test_a_save_at_the_very_end_is_not_needed(tmp_path: Path) -> None:
-    """Asked to stop in the last steps: they end."""
-    recipes = varied(recipe(steps=6, checkpoints=ALWAYS))
+@pytest.mark.parametrize("engine", ["vectorised", "serial"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_in_the_last_step_it_stops_with_all_that_is_done(
+    tmp_path: Path, number: int, engine: Any
+) -> None:
+    """Nobody looks any more, and whoever called would go on with the next stage; the same call trains nothing again."""
+    recipes, save, heard = varied(recipe(steps=6, checkpoints=ALWAYS)), tmp_path / "kept", list[int]()
 
     def tell(at: int, values: Any) -> None:
-        if at == 6:
-            os.kill(os.getpid(), signal.SIGTERM)
+        heard.append(at)
+        if at == 6 and (engine != "serial" or len(recipes) - 1 in values):
+            os.kill(os.getpid(), number)
 
-    found = train_many(recipes, points=6, save=tmp_path / "kept", on_point=tell)
-    assert {outcome.status for outcome in found} == {"finished"}
+    asked: dict[str, Any] = {"engine": engine, "points": 6, "save": save, "on_point": tell}
+    with pytest.raises(Interrupted, match="interrupted after the last step of a run"):
+        train_many(recipes, **asked)
+    before = len(heard)
+    assert train_many(recipes, **asked) == train_many(recipes, engine=engine, points=6)
+    assert len(heard) == before
+    assert not save.exists()
 
 
 @pytest.mark.parametrize("folders", [False, True], ids=["a stack's file", "metrics and checkpoints"])

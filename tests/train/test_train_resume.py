@@ -21,9 +21,20 @@ from torch.nn import functional as F
 import mupscale as mu
 import small_runs
 from mupscale import checkpoint
-from mupscale.system.errors import MupscaleError
+from mupscale.system.errors import Interrupted, MupscaleError
 from mupscale.system.seeds import derive
-from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, run_recipe
+from mupscale.train import (
+    Checkpoints,
+    Evaluation,
+    Growth,
+    Recipe,
+    Schedule,
+    Seeds,
+    Spec,
+    TrainingRun,
+    catch_stop_signals,
+    run_recipe,
+)
 from small_runs import ADAMW, SGD, Child, assert_same_run, checkpoints, column, metrics, recipe, step, tensors
 
 EVENTS = [Growth(17, 16, 0.5, lr=0.01), Growth(31, 32, 0.3, "theory"), Growth(42, 64, 0.1, "signal")]
@@ -104,6 +115,21 @@ def test_killed_again_and_again_at_any_moment(tmp_path: Path, whole: Path, attem
     assert kills >= 2
     assert_same_run(out, whole)
     assert not [name for name in checkpoints(out) if name.endswith(".tmp")]
+
+
+def test_a_signal_that_nobody_has_looked_at_is_raised_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an error comes first, after which whoever called might try something else."""
+    monkeypatch.setattr(TrainingRun, "_train_step", TrainingRun._train_step)  # to be put back
+    small_runs.interrupt(4, signal.SIGTERM)
+    with pytest.raises(Interrupted, match="interrupted after the last step of a run"):
+        run_recipe(brief(tmp_path / "run"))
+    assert metrics(tmp_path / "run", "end")[-1]["status"] == "finished"
+    assert run_recipe(brief(tmp_path / "run"), resume=True).status == "finished"
+    with pytest.raises(Interrupted, match="interrupted; meanwhile MupscaleError: full"), catch_stop_signals():  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        raise MupscaleError("full")
 
 
 def brief(out: Path) -> Recipe:

@@ -13,7 +13,7 @@ from mupscale.engine.serial import train_one_by_one
 from mupscale.engine.stackable import NotStackable
 from mupscale.engine.stacked_training import train_in_stacks
 from mupscale.engine.training_job import PointCallback, PruneCallback, TrainingJob
-from mupscale.system import MupscaleError
+from mupscale.system import Interrupted, MupscaleError
 from mupscale.train import Recipe, catch_stop_signals
 
 Engine = Literal["auto", "vectorised", "serial"]
@@ -77,15 +77,20 @@ def _read_finished_runs(job: TrainingJob) -> None:
 
 
 def _train_remaining(job: TrainingJob, engine: Engine) -> None:
-    with catch_stop_signals() as stop:
-        if engine != "serial" and job.remaining:
-            try:
-                train_in_stacks(job, stop)
-            except NotStackable as error:
-                if engine == "vectorised":
-                    raise
-                job.note(f"one run at a time: {error}")
-        train_one_by_one(job, stop)
+    try:
+        with catch_stop_signals() as stop:
+            if engine != "serial" and job.remaining:
+                try:
+                    train_in_stacks(job, stop)
+                except NotStackable as error:
+                    if engine == "vectorised":
+                        raise
+                    job.note(f"one run at a time: {error}")
+            train_one_by_one(job, stop)
+    except Interrupted:
+        if not job.remaining:  # too late to stop in the middle: the same call has all of this
+            job.save_outcomes(complete=True)
+        raise
 
 
 def _on_stderr(text: str) -> None:

@@ -80,9 +80,9 @@ class TrainingJob:
         done = {str(number): outcome.to_json() for number, outcome in self.outcomes.items()}
         return {"fingerprint": self._fingerprint(), "outcomes": done, "numbers": []}
 
-    def save_outcomes(self) -> None:
-        """Write the outcomes so far to `save_path`, if there is one and not all is done."""
-        if self.save_path is not None and self.remaining:
+    def save_outcomes(self, *, complete: bool = False) -> None:
+        """Write the outcomes so far to `save_path`, if there is one and not all is done; complete: then, too."""
+        if self.save_path is not None and (self.remaining or complete):
             checkpoint.save_states(self.save_path, {}, None, None, {"stack": self.header()})
 
     def load_saved(self) -> bool:

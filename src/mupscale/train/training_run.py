@@ -40,6 +40,7 @@ class TrainingRun(RunPosition):
         status: RunStatus | None = "finished" if self.step >= self.recipe.steps else None
         while status is None:
             status = self.advance(stop.asked)
+        stop.obeyed = status == "interrupted"
         return self.end(status)
 
     def advance(self, asked_to_stop: bool = False) -> RunStatus | None:
