@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from mupscale import checkpoint
 from mupscale.engine import Outcome, RunStack, train_many
 from mupscale.system import Interrupted
 from mupscale.system.errors import MupscaleError
-from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Spec
+from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Spec, run_recipe
 from processes import PROCESSES
 from slow_cases import with_slow
 from small_runs import assert_same_run, metrics, recipe
@@ -233,6 +234,26 @@ def test_one_at_a_time_keeps_what_is_done(tmp_path: Path) -> None:
     assert [at for number, at in heard if number == 0] == [2, 4, 6, 8, 10]
     assert [at for number, at in heard if number == 1] == [2, 4, 6, 2, 4, 6, 8, 10]
     assert ours == train_many(recipes, engine="serial", points=5, evaluate=True)
+
+
+def test_what_is_kept_may_be_moved(tmp_path: Path) -> None:
+    """A stack that starts from runs beside it goes on where it was, though it is called by another path."""
+
+    def recipes(place: str) -> list[Recipe]:
+        one = recipe(Path(place, "runs"), steps=6, log_every=1, checkpoints=ALWAYS, start=f"{place}/base", width=16)
+        return [replace(each, out=f"{place}/{number}") for number, each in enumerate(varied(one))]
+
+    def tell(at: int, values: Any) -> None:
+        if at == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run_recipe(recipe(tmp_path / "here" / "base", steps=2))
+    with chdir(tmp_path), pytest.raises(Interrupted):
+        train_many(recipes("here"), save=Path("here/kept"), on_point=tell)
+    (tmp_path / "here").rename(tmp_path / "there")
+    notes: list[str] = []
+    train_many(recipes(f"{tmp_path}/there"), save=tmp_path / "there" / "kept", note=notes.append)
+    assert notes == ["going on after step 3 of 6 with 3 runs"]
 
 
 @pytest.mark.parametrize("engine", ["vectorised", "serial"])

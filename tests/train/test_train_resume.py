@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
+from contextlib import chdir
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -21,6 +23,7 @@ from torch.nn import functional as F
 import mupscale as mu
 import small_runs
 from mupscale import checkpoint
+from mupscale.cli import main
 from mupscale.system.errors import Interrupted, MupscaleError
 from mupscale.system.seeds import derive
 from mupscale.train import (
@@ -386,6 +389,30 @@ def test_start_from_a_run(tmp_path: Path, narrow: Path, changes: dict[str, Any])
     without = by_hand(file, new, new.noise, moments=False)
     assert max(abs(a - b) for a, b in zip(expected, without, strict=True)) > 1e-6
     assert (result.width, metrics(tmp_path, "train")[0]["width"]) == (new.width, new.width)
+
+
+def test_a_run_and_what_it_started_from_may_be_moved_and_called_by_other_paths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that starts elsewhere is refused still, also by another name of the same form."""
+    with chdir(tmp_path):
+        run_recipe(recipe(Path("runs/base"), steps=2))
+        first = recipe(Path("runs/wide"), width=16, start="runs/base", steps=3)
+        run_recipe(first)
+    stored = json.loads((tmp_path / "runs" / "wide" / "recipe.json").read_text())
+    assert (stored["out"], stored["from"]) == (".", "../base")
+    assert str(tmp_path).encode() not in next((tmp_path / "runs" / "wide" / "checkpoints").iterdir()).read_bytes()
+    moved = Path(shutil.move(tmp_path / "runs", tmp_path / "moved"))
+    longer = replace(first, out=str(moved / "wide"), start=str(moved / "base"), steps=4)
+    assert run_recipe(longer, resume=True).step == 4
+    assert main(["resume", str(moved / "wide"), "--steps", "5", "--trust", "small_runs"]) == 0
+    again = ["train", str(moved / "wide" / "recipe.json"), "--quiet"]
+    assert main(again) == 1
+    assert f"{moved / 'wide'} holds a run at step 5 already" in capsys.readouterr().err
+    assert main([*again, "--out", str(moved / "again")]) == 0
+    assert column(moved / "again", "loss") == column(moved / "wide", "loss")
+    with chdir(moved), pytest.raises(MupscaleError, match=r"from is .*base there and base/\.\./wide here"):
+        run_recipe(replace(longer, out="wide", start="base/../wide", steps=6), resume=True)
 
 
 def test_start_without_noise_goes_on_as_the_narrow_model_would(tmp_path: Path, narrow: Path) -> None:

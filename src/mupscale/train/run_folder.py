@@ -14,6 +14,7 @@ from typing import Any
 from mupscale.system import MupscaleError, RunLock, clear_leftovers, replace_text, sync_folder
 from mupscale.train.metric_records import MetricsChecks
 from mupscale.train.recipe import Recipe
+from mupscale.train.stored_paths import stored_values
 
 _DECODER: Any = json.JSONDecoder()
 _SCAN = _DECODER.scan_once  # what json.loads does, without what it does around it
@@ -70,7 +71,7 @@ class RunFolder:
 
     def go_on(self, recipe: Recipe, step: int) -> None:
         """Write the recipe, and drop the metrics that will come again after so many steps."""
-        replace_text(self.path / "recipe.json", json.dumps(recipe.to_json(), indent=2) + "\n")
+        replace_text(self.path / "recipe.json", json.dumps(stored_values(recipe, self.path), indent=2) + "\n")
         lines = [line for line, record in self._lines() if not _is_written_again(record, step)]
         replace_text(self.metrics, "".join(lines))
 
