@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from mupscale.cli.arguments import Option, UsageError, join_options, make_parser, parse_arguments, separate_options
 from mupscale.cli.recipe_options import plain_values, read_recipe_values, replace_growth
-from mupscale.system import pausing_garbage_collection, print_at_once
+from mupscale.system import pausing_garbage_collection, print_at_once, show
 
 if TYPE_CHECKING:
     from mupscale.train import Recipe, Result, StoredRecipe
@@ -86,7 +86,7 @@ def curves_command(words: list[str]) -> int:
     if not runs:
         raise UsageError("give the folder of at least one run")
     with pausing_garbage_collection():
-        print(f"Picture: {draw_curves(runs, **settings)}")
+        show(f"Picture: {draw_curves(runs, **settings)}")
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -13,7 +12,7 @@ from mupscale.engine.serial import train_one_by_one
 from mupscale.engine.stackable import NotStackable
 from mupscale.engine.stacked_training import train_in_stacks
 from mupscale.engine.training_job import PointCallback, PruneCallback, TrainingJob
-from mupscale.system import Interrupted, MupscaleError
+from mupscale.system import Interrupted, MupscaleError, show
 from mupscale.train import Recipe, catch_stop_signals
 
 Engine = Literal["auto", "vectorised", "serial"]
@@ -94,4 +93,4 @@ def _train_remaining(job: TrainingJob, engine: Engine) -> None:
 
 
 def _on_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    show(text, stream="stderr")

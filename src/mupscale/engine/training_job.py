@@ -12,7 +12,7 @@ from typing import Any
 from mupscale import checkpoint
 from mupscale.data import Data
 from mupscale.engine.outcomes import Outcome
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, show
 from mupscale.train import Recipe, seen_from, stored_values
 
 PruneCallback = Callable[[int, Mapping[int, float]], Collection[int]]
@@ -32,7 +32,7 @@ class TrainingJob:
     evaluate: bool = False
     save_path: Path | None = None
     on_point: PointCallback | None = None
-    note: Callable[[str], None] = print
+    note: Callable[[str], None] = show
     memory: int | None = None
     data: Data | None = None  # of all recipes, if it is loaded already
     resume: bool = False

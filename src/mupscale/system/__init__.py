@@ -11,7 +11,7 @@ machines  which machine this is, and which processes run
 seeds     random streams by name
 memory    how much memory is free
 cores     how many cores there are
-terminal  progress, as a bar, lines or nothing
+terminal  the one place that prints: results, and progress as a bar, lines or nothing
 unpacking  gzip files, up to a size
 tensor_files  tensors as safetensors, with checksums
 tables    tables and sentences that fit the terminal, and tables for notebooks
@@ -53,7 +53,17 @@ from mupscale.system.tables import (
     wrap_text,
 )
 from mupscale.system.tensor_files import check_tensors, checksum, write_tensors
-from mupscale.system.terminal import Display, open_display, print_at_once, printable, rough_time, set_loudness
+from mupscale.system.terminal import (
+    Display,
+    open_display,
+    print_at_once,
+    printable,
+    rough_time,
+    set_loudness,
+    show,
+    show_foreign_errors,
+    show_table,
+)
 from mupscale.system.torch_files import load_torch
 from mupscale.system.typed_records import NOT_EMPTY, Finite, Must, Positive, parse_record, show_short
 from mupscale.system.unpacking import open_gzip
@@ -112,7 +122,10 @@ __all__ = [
     "setting",
     "shorten_middle",
     "shorten_name",
+    "show",
+    "show_foreign_errors",
     "show_short",
+    "show_table",
     "sync_folder",
     "terminal_width",
     "text_table",

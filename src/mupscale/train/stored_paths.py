@@ -1,4 +1,4 @@
-"""The paths in a recipe that lies in a folder: seen from that folder, so that it may be moved, and called by any path."""
+"""Paths in a recipe that lies in a folder: seen from that folder, so that it may be moved, and called by any path."""
 
 from __future__ import annotations
 
