@@ -31,16 +31,17 @@ def figure(width: float = 7.0, height: float = 4.2, columns: int = 1) -> tuple[A
 
 
 def save_figure(fig: Any, path: Path) -> Path:
-    """Write the figure, in the format that the file's name says.
+    """Write the figure, in the format that the file's name says; an error names the file.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     save_figure(figure()[0], Path(folder, "pictures", "empty.png")).is_file()
     True
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        fig.savefig(path)
-    except ValueError as error:
-        raise MupscaleError(f"the picture {path} cannot be written: {error}") from None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fig.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    except (OSError, ValueError) as error:  # a full disk does not say where
+        reason = getattr(error, "strerror", None) or error
+        raise MupscaleError(f"the picture {path} cannot be written: {reason}") from None
     return path

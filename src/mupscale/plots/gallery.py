@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mupscale.plots.figures import COLORS, figure
+from mupscale.plots.figures import COLORS, figure, save_figure
 from mupscale.plots.words import safe_file_name
 from mupscale.system import MupscaleError, require
 
@@ -100,9 +100,9 @@ class Gallery:
         def both(png: Path, svg: Path) -> None:
             fig, ax = figure(*size)
             sketch(ax)
-            fig.savefig(png)
+            save_figure(fig, png)
             fig.set_layout_engine(None)  # laid out by now; "none" would draw once more to find out
-            fig.savefig(svg, metadata={"Date": None})
+            save_figure(fig, svg)
 
         return replace(self._keep(name, alt, caption, both), dark=dark or {})
 

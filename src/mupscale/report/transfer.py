@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, Literal, NotRequired, TypedDict
 
 from mupscale.method import read_width_line
-from mupscale.plots import MUTED, Gallery, Picture, escape_text, figure, level_colors, styled, words
+from mupscale.plots import MUTED, Gallery, Picture, escape_text, figure, level_colors, save_figure, styled, words
 from mupscale.report.facts import format_width
 from mupscale.system import Finite, MupscaleError, Positive, parse_record, read_json
 
@@ -52,12 +52,8 @@ def save_transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
         for ax, varied in zip(axes, ("lr", "noise"), strict=True):
             _panel(ax, values, varied)  # type: ignore[arg-type]
         _legend(fig)
-        try:
-            paths[0].parent.mkdir(parents=True, exist_ok=True)
-            for path in paths:
-                fig.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-        except OSError as error:
-            raise MupscaleError(f"{error.filename or paths[0]} cannot be written ({error.strerror})") from None
+        for path in paths:
+            save_figure(fig, path)
     return paths[0]
 
 

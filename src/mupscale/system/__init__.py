@@ -39,7 +39,7 @@ from mupscale.system.files import (
 from mupscale.system.json_files import parse_json, read_json, read_regular
 from mupscale.system.locks import exclusive_lock
 from mupscale.system.machines import is_process_alive, machine_name
-from mupscale.system.memory import available_memory, is_out_of_memory, pausing_garbage_collection
+from mupscale.system.memory import available_memory, describe_shortage, is_out_of_memory, pausing_garbage_collection
 from mupscale.system.run_locks import RunLock
 from mupscale.system.seeds import derive, generator, seeded
 from mupscale.system.tables import (
@@ -91,6 +91,7 @@ __all__ = [
     "checksum",
     "clear_leftovers",
     "derive",
+    "describe_shortage",
     "exclusive_lock",
     "fingerprint_files",
     "generator",
