@@ -90,7 +90,7 @@ sys.exit(main(sys.argv[1:]))
 WRITERS = {
     "train": ([*SHORT, "--out"], "closed/run cannot be written: Permission denied"),
     "report": (["report", BEFORE / "method", "--out"], "closed/run (Permission denied)"),
-    "curves": (["curves", BEFORE / "run", "--out"], "closed/run.png: Permission denied"),
+    "curves": (["curves", BEFORE / "run", "--out"], "closed/run.png cannot be written: Permission denied"),
     "data tokenize": (["data", "tokenize", BEFORE / "choice.txt"], "closed/run failed: [Errno 13] Permission denied"),
 }
 
