@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
@@ -297,6 +297,38 @@ def test_a_truncated_file_is_refused_and_changes_nothing(tmp_path: Path, keep: f
     with pytest.raises(mu.MupscaleError, match=r"x\.ckpt is not a whole checkpoint.*truncated"):
         mu.load(path, model)
     assert identical(dict(model.state_dict()), before)
+
+
+@pytest.mark.parametrize("word", [b'"checksums"', b'"mupscale"', b"version"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_no_flipped_bit_of_a_word_switches_the_checks_off(
+    tmp_path: Path, word: bytes, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in files of version 1 that have checksums, and where a file that is none of ours is read as weights."""
+    monkeypatch.setattr(checkpoint, "_VERSION", version)
+    path = mu.save(tmp_path / "x.safetensors", nn.Linear(2, 2), step=3)
+    monkeypatch.undo()
+    assert mu.load(path).extra == {"step": 3}
+    content = bytearray(path.read_bytes())
+    for at in range(start := content.index(word), start + len(word)):
+        for bit in range(8):
+            content[at] ^= 1 << bit
+            path.write_bytes(content)
+            with pytest.raises((mu.MupscaleError, SafetensorError)):
+                _ = mu.load(path) if checkpoint.is_checkpoint(path) else load_file(path)
+            content[at] ^= 1 << bit
+
+
+def test_a_header_without_checksums_is_refused_where_its_version_writes_them(tmp_path: Path) -> None:
+    path = mu.save(tmp_path / "x", nn.Linear(2, 2), step=3)
+    with safe_open(path, framework="pt") as file:
+        header = file.metadata()["mupscale"]
+    tensors = load_file(path)
+    save_file(tensors, path, metadata={"mupscale": header.replace('"version": 2', '"version": 1')})
+    assert mu.load(path).extra == {"step": 3}  # written before there were any
+    save_file(tensors, path, metadata={"mupscale": header})
+    with pytest.raises(checkpoint.DamagedCheckpoint, match="x is damaged: its header has no checksums"):
+        mu.load(path)
 
 
 def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:

@@ -135,10 +135,10 @@ def test_folders_of_torch_distributed(folder: Path, capsys: pytest.CaptureFixtur
 def test_a_name_that_looks_like_markup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a table it is shown as it is written, control characters written out."""
     config = {**llama_config(), "model_type": "odd", "num_hidden_layers": 1}
-    write_checkpoint(folder / "odd", config, {"[/]weight\x1b[2J": torch.ones(16, 16)})
+    write_checkpoint(folder / "odd", config, {"[/]weight\x1b[2J\nforged": torch.ones(16, 16)})
     hf.register(hf.Architecture("odd", tensors={"*": hf.linear("hidden", "hidden")}))
     try:
         assert main(["inspect", "odd"]) == 0
     finally:
         DESCRIPTIONS.pop("odd")
-    assert r"[/]weight\x1b[2J" in capsys.readouterr().out
+    assert r"[/]weight\x1b[2J\nforged" in capsys.readouterr().out

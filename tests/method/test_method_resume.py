@@ -141,18 +141,16 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_lost(tmp_path: Path) -> None
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, from whose recipes its folder is seen as `run`, wherever it lies."""
+    """A finished run, called by a path that leads nowhere when it is looked at again."""
     with chdir(tmp_path_factory.mktemp("finished")):
         run_quietly(Path("run"), short(), few())
         return Path("run").resolve()
 
 
 @pytest.fixture
-def done(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it to work on."""
-    shutil.copytree(finished, tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
-    return Path("run")
+def done(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it to work on, elsewhere and called by its absolute path."""
+    return Path(shutil.copytree(finished, tmp_path / "elsewhere" / "run"))
 
 
 def files(folder: Path) -> dict[str, tuple[int, bytes]]:

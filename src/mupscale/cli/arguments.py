@@ -9,11 +9,12 @@ import re
 import sys
 from argparse import SUPPRESS, ArgumentError
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, TextIO
 
 from mupscale.cli.spelling import HELP_COLUMN, as_the_parser_has_them, fill_help, with_hyphens, with_underscores
-from mupscale.system import MupscaleError, read_regular, terminal_width, wrap_text
+from mupscale.system import MupscaleError, printable, read_regular, show, terminal_width, wrap_text
 
 MOST_BYTES, MOST_VALUES, MOST_DEPTH = 1 << 20, 100_000, 100
 Option = tuple[str, str | None]  # --name, and its value if it has one
@@ -44,11 +45,13 @@ def make_parser(command: str, usage: str, about: str) -> Any:
         allow_abbrev=False,
     )
     parser._print_message = _print_message  # argparse's own says nothing where the help cannot be written
+    dump = parser.dump  # without a format for --print-config alone, whose recipe may be somebody's file
+    parser.dump = lambda *what, **how: (str if "format" in how else partial(printable, lines=True))(dump(*what, **how))
     return parser
 
 
 def _print_message(message: str, file: TextIO | None = None) -> None:
-    (file or sys.stderr).write(message)
+    show(message, stream="stdout" if file is sys.stdout else "stderr", end="")
 
 
 def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:
@@ -57,7 +60,7 @@ def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:
         if type(action).__name__ == "_ActionConfigLoad":  # --schedule FILE and the like: not worth a line of help
             action.help = SUPPRESS
         elif "--print_config" in action.option_strings:
-            action.help, action.metavar = "print the whole recipe and exit", "\b"
+            action.help, action.metavar = "print the whole recipe and exit", ""
     check_words(arguments)
     words = as_the_parser_has_them(arguments, parser._option_string_actions)
     try:

@@ -20,7 +20,7 @@ from mupscale.cli.checkpoint_options import (
     check_before_imports,
 )
 from mupscale.cli.own_modules import allow_modules
-from mupscale.system import MupscaleError, is_taken, move, print_at_once, printable, remove, wrap_text
+from mupscale.system import MupscaleError, is_taken, move, print_at_once, printable, remove, show, wrap_text
 
 UPSCALE = """\
 Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the same function, or nearly.
@@ -123,7 +123,7 @@ def upscale_command(words: list[str]) -> int:
     if place != Path(out):
         _replace_folder(place, Path(out))
         upscaled = replace(upscaled, path=Path(out))
-    print(printable(wrap_text(str(upscaled)), lines=True))
+    show(wrap_text(str(upscaled)))
     return 0
 
 
@@ -146,7 +146,7 @@ def _experts(path: str, out: str, options: Any) -> int:
         verify=not options.no_verify,
         note=lambda line: print_at_once(wrap_text(printable(line)), "stderr"),
     )
-    print(printable(wrap_text(str(mixture)), lines=True))
+    show(wrap_text(str(mixture)))
     return 0
 
 
@@ -204,7 +204,7 @@ def verify_command(words: list[str]) -> int:
         seed=options.seed,
         trust_remote_code=options.trust_remote_code,
     )
-    print(printable(str(report), lines=True))
+    show(str(report))
     return 0 if report.ok else 1
 
 
@@ -235,7 +235,7 @@ def inspect_command(words: list[str]) -> int:
         optimizer=options.optimizer,
         trust_remote_code=options.trust_remote_code,
     )
-    print(printable(str(overview), lines=True))
+    show(str(overview))
     return 0
 
 

@@ -20,7 +20,7 @@ from mupscale.cli.arguments import UsageError
 from mupscale.cli.failures import failure_sentence, give_up_stdout, has_current_folder, prepare_streams, print_failure
 from mupscale.cli.help_texts import stored_help
 from mupscale.cli.own_modules import finding_own_modules
-from mupscale.system import VERSION, Interrupted, asked_by_command, set_loudness, wrap_text
+from mupscale.system import VERSION, Interrupted, asked_by_command, set_loudness, show, wrap_text
 
 
 class Command(NamedTuple):
@@ -109,10 +109,10 @@ def _dispatch(words: list[str], shows_origin: bool) -> int:
     if not has_current_folder():  # without one not even torch can be imported
         return print_failure("mupscale: the current folder does not exist any more: go to another one (cd)", 1)
     if not words or words[0] in ("-h", "--help", "help"):
-        print(_overview(COMMANDS))
+        show(_overview(COMMANDS))
         return 0
     if words[0] == "--version":
-        print(f"mupscale {VERSION}")
+        show(f"mupscale {VERSION}")
         return 0
     if words[0] == "--completion":
         return _complete(" ".join(words[1:]))
@@ -128,7 +128,7 @@ def _run(name: str, words: list[str], shows_origin: bool) -> int:
     again = "; run the same command again, and it goes on where it was" if command.resumable else ""
     try:
         if text := stored_help(name, words):
-            print(text)
+            show(text)
             raise SystemExit(0)  # as a parser ends
         with finding_own_modules():
             return command.run(words)
@@ -147,7 +147,7 @@ def _complete(shell: str) -> int:
     from mupscale.cli.completion import completion_script
 
     try:
-        print(completion_script(shell, {name: command.run for name, command in COMMANDS.items()}), end="")
+        show(completion_script(shell, {name: command.run for name, command in COMMANDS.items()}), end="")
     except UsageError as error:
         return print_failure(f"mupscale: {error}", 2)
     return 0
@@ -166,7 +166,7 @@ def _show_group_or_refuse(words: list[str]) -> int:
     """`mupscale data` lists the commands of the group; what names neither a command nor a group is an error."""
     group = {name: command for name, command in COMMANDS.items() if name.split()[0] == words[0]}
     if group and (len(words) == 1 or words[1] in ("-h", "--help")):
-        print(_overview(group))
+        show(_overview(group))
         return 0
     unknown = " ".join(words[:2]) if group else words[0]
     near = [_OTHER_WORDS[unknown]] if unknown in _OTHER_WORDS else difflib.get_close_matches(unknown, COMMANDS, n=1)

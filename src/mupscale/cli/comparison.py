@@ -20,7 +20,7 @@ from mupscale.cli.hugging_face_base import (
 from mupscale.cli.method import run_paper
 from mupscale.cli.output_places import may_write_nothing, print_place
 from mupscale.cli.recipe_options import read_recipe_values
-from mupscale.system import number_in_environment, wrap_text
+from mupscale.system import number_in_environment, show, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.comparison import ComparisonSettings
@@ -56,7 +56,7 @@ def run_command(words: list[str]) -> int:
     if options["dry_run"]:
         with TemporaryDirectory() as kept:
             own = _own_checkpoint(recipe, Path(kept))
-            print(describe_plan(own, settings, folder, base_name=base_name, notes=notes))
+            show(describe_plan(own, settings, folder, base_name=base_name, notes=notes))
         return 0
     recipe = _own_checkpoint(recipe, folder)
     command = shlex.join(["mupscale", "run", *words])
@@ -65,7 +65,7 @@ def run_command(words: list[str]) -> int:
     )
     said = [summary.answer["sentence"]] if summary.answer else [summary.forecast["sentence"]]
     said += [f"Note: {note}" for note in summary.notes]
-    print("", *map(wrap_text, said), "", sep="\n", flush=True)
+    show("", *map(wrap_text, said), "")
     print_place("Report", write_report([folder]))
     return 0
 

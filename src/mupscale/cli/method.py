@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
 from mupscale.cli.output_places import may_write_nothing, print_place
 from mupscale.cli.recipe_options import read_recipe_values
-from mupscale.system import number_in_environment, pausing_garbage_collection, print_at_once, wrap_text
+from mupscale.system import number_in_environment, pausing_garbage_collection, print_at_once, show, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.method import Method
@@ -71,11 +71,11 @@ def run_paper(words: list[str]) -> int:
     recipe, method, options = read_method("run", PAPER, words, extend)
     folder = Path(recipe.out or "runs/method")
     if options["dry_run"]:
-        print(estimate_run(recipe, method, folder))
+        show(estimate_run(recipe, method, folder))
         return 0
     summary = run_method(recipe, method, folder, command=shlex.join(["mupscale", "run", *words, "--paper"]))
     said = [*summary.verdict, *(f"Note: {warning}" for warning in summary.warnings)]
-    print("", *map(wrap_text, said), "", sep="\n", flush=True)
+    show("", *map(wrap_text, said), "")
     print_place("Report", write_report([folder]))
     return 0
 
@@ -100,11 +100,11 @@ def sweep_command(words: list[str]) -> int:
     tuned = run_sweeps(recipe, method, Path(recipe.out or "runs/method"), worker=options["worker"])
     for sweep in tuned.sweeps:
         for sentence in sweep_remarks(sweep):
-            print(f"{sweep.name}: {sentence}")
-    print(*tuned.sentences, sep="\n", end="\n" if tuned.sentences else "")
+            show(f"{sweep.name}: {sentence}")
     choice = tuned.choice
-    print(
-        f"For the large models: learning rate {choice.base_lr:g}; to upscale: noise {choice.noise:g}, lr {choice.lr:g}"
+    show(
+        *tuned.sentences,
+        f"For the large models: learning rate {choice.base_lr:g}; to upscale: noise {choice.noise:g}, lr {choice.lr:g}",
     )
     return 0
 
@@ -143,7 +143,7 @@ def transfer_check_command(words: list[str]) -> int:
         out=folder,
         note=print_at_once,
     )
-    print(*map(wrap_text, check["verdict"]), sep="\n")
+    show(*map(wrap_text, check["verdict"]))
     print_place("Picture", save_transfer_picture(check, folder))
     return 0
 
@@ -159,7 +159,7 @@ def report_command(words: list[str]) -> int:
     with pausing_garbage_collection():
         from mupscale.report import write_report
 
-        print(f"Report: {write_report(runs, None if out is None else Path(out))}")
+        show(f"Report: {write_report(runs, None if out is None else Path(out))}")
     return 0
 
 

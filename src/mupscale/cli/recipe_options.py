@@ -56,7 +56,7 @@ def read_recipe_values(
         parser.set_defaults(out=str(Path("runs", "+".join(Path(file).stem for file in files))))
     recipes: list[Option] = []
     for file, values in files.items():
-        recipes += [*([NO_GROWTH] if "grow" in values else []), ("--config", file)]
+        recipes += [*([NO_GROWTH] if "grow" in values else []), ("--config", file), *_paths_of_run(file, values)]
     read = plain_values(parser, parse_arguments(parser, join_options([*recipes, *replace_growth(options)])))
     if says_nothing_is_written(read.get("out")):
         read["out"] = None
@@ -67,6 +67,14 @@ def allow_named_classes(options: Iterable[Option]) -> None:
     """Let classes that are named on the command line be found in the current folder."""
     for name, value in options:
         allow_modules(named_classes(read_value(value), name.removeprefix("--")))
+
+
+def _paths_of_run(file: str, values: dict[str, Any]) -> list[Option]:
+    """The paths of a recipe that lies in a run's folder, where they lead from here."""
+    from mupscale.train import values_in
+
+    placed = values_in(values, Path(file).parent) if Path(file).name == "recipe.json" else values
+    return [(f"--{name}", placed[name]) for name in ("out", "from") if placed.get(name) != values.get(name)]
 
 
 def _check_method_section(file: str, options: Sequence[str]) -> None:

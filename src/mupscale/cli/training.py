@@ -19,7 +19,7 @@ from mupscale.cli.arguments import (
 )
 from mupscale.cli.own_modules import allow_modules
 from mupscale.cli.recipe_options import allow_named_classes, plain_values, read_recipe_values, replace_growth
-from mupscale.system import pausing_garbage_collection, print_at_once
+from mupscale.system import pausing_garbage_collection, print_at_once, show
 
 if TYPE_CHECKING:
     from mupscale.train import Recipe, Result, StoredRecipe
@@ -95,7 +95,7 @@ def curves_command(words: list[str]) -> int:
     if not runs:
         raise UsageError("give the folder of at least one run")
     with pausing_garbage_collection():
-        print(f"Picture: {draw_curves(runs, **settings)}")
+        show(f"Picture: {draw_curves(runs, **settings)}")
     return 0
 
 

@@ -28,7 +28,14 @@ from mupscale.system import (
     read_json,
     write_json,
 )
-from mupscale.train import Recipe, StoredRecipe, describe_start, fingerprint_checkpoint
+from mupscale.train import (
+    Recipe,
+    StoredRecipe,
+    copy_checkpoint,
+    describe_start,
+    fingerprint_checkpoint,
+    stored_values,
+)
 
 _MAY_CHANGE = {"seeds", "small_seeds", "contenders", "engine"}
 _TUNING_STAGES = 3
@@ -255,11 +262,20 @@ class ComparisonRun:
     def _train_large(
         self, system: System, trainer: StageTrainer, contenders: Sequence[Contender], tuning: Tuning
     ) -> SystemRuns:
+        system = self._with_base_inside(system)
         with trainer.stage("base", f"base models, width {Width.of(system.narrow)}"):
             seeds = train_base_models(system, trainer, tuning.base.lr, self.settings.seeds)
         label = f"{Width.of(system.narrow)} → {Width.of(system.wide)}"
         with trainer.stage("contenders", f"the contenders, {label}"):
             return train_budgets(system, trainer, contenders, tuning, seeds)
+
+    def _with_base_inside(self, system: System) -> System:
+        """With a copy of the user's checkpoint in the folder, which can then be moved; one begun without stays so."""
+        base, is_begun = system.base, system.folder.exists()
+        if base is None or Path(base).resolve().is_relative_to(self.folder.resolve()):
+            return system
+        place = self.folder / f"base-{fingerprint_checkpoint(base)}"
+        return system if is_begun and not place.exists() else replace(system, base=str(copy_checkpoint(base, place)))
 
     def _summary(
         self,
@@ -274,9 +290,14 @@ class ComparisonRun:
         return ComparisonSummary(
             name=self.folder.resolve().name,
             command=command,
-            recipe=self.recipe.to_json(),
+            recipe=stored_values(self.recipe, self.folder),
             settings=self.settings.to_json(),
-            base={"from": system.base, "steps": system.base_steps, "lr": tuning.base.lr, "width": system.narrow},
+            base={
+                "from": self.base_name or self.recipe.start,
+                "steps": system.base_steps,
+                "lr": tuning.base.lr,
+                "width": system.narrow,
+            },
             tuned=[tuning.base, *tuning.contenders],
             small=small,
             forecast=forecast,
@@ -290,7 +311,9 @@ class ComparisonRun:
     def opened(self) -> Iterator[None]:
         """The folder, made if there is none, refused if it holds another comparison, and locked meanwhile."""
         path = self.folder / "comparison.json"
-        values = json.loads(json.dumps({"recipe": self.recipe.to_json(), "settings": self.settings.to_json()}))
+        values = json.loads(
+            json.dumps({"recipe": stored_values(self.recipe, self.folder), "settings": self.settings.to_json()})
+        )
         values["base"] = None if self.recipe.start is None else fingerprint_checkpoint(self.recipe.start)
         try:
             make_folder(self.folder)
@@ -312,7 +335,8 @@ class ComparisonRun:
             their_base = stored.get("base", base)  # earlier versions have none
         except (OSError, ValueError, KeyError, TypeError, MupscaleError) as error:
             raise MupscaleError(f"{path} is damaged ({error}): choose another folder (--out)") from None
-        difference = recipe.describe_difference(self.recipe, recipe.steps)
+        same_start = base is not None and stored.get("base") == base  # the same bytes, wherever they lie
+        difference = recipe.describe_difference(self.recipe, recipe.steps, same_start=same_start)
         if recipe.steps != self.recipe.steps:
             difference = f"steps is {recipe.steps} there and {self.recipe.steps} here"
         for name, value in settings.items():

@@ -30,7 +30,6 @@ from mupscale.hf.files import (
     check_space,
     failure_of_writing,
     open_source,
-    size_in_words,
     write_companions,
     write_deep_weights,
     write_model_card,
@@ -185,8 +184,8 @@ class DeepeningJob:
         except MupscaleError as error:
             return None, str(error)
         deep = open_source(folder)
-        if not memory.fits(needed := needed_bytes(self.source, deep)):
-            return None, f"the two models need {size_in_words(needed)} of memory, and so much is not free"
+        if shortage := memory.shortage(needed_bytes(self.source, deep)):
+            return None, f"the two models need {shortage}"
         note("comparing the two models in float32")
         comparison = compare(self.source, deep)
         if not comparison.ok:

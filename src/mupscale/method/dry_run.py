@@ -18,7 +18,7 @@ from mupscale.method.method_run import MethodRun
 from mupscale.method.protocol import Protocol
 from mupscale.method.settings import Method
 from mupscale.method.summary import Choice
-from mupscale.system import rough_time
+from mupscale.system import rough_time, show
 from mupscale.train import Recipe, Seeds, Silence, TrainingRun, join_processes, matmul_precision
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
@@ -110,7 +110,7 @@ def estimate_run(recipe: Recipe, method: Method, folder: str | Path) -> str:
     upscaled                     1             8        10
     all
     """
-    protocol = MethodRun(recipe, method, Path(folder), print).protocol
+    protocol = MethodRun(recipe, method, Path(folder), show).protocol
     stages = outline_stages(protocol, method)
     lines = [f"{'stage':<24}{'runs':>6}{'width':>14}{'steps':>10}{'FLOPs':>12}{'about':>12}"]
     all_flops, all_seconds = list[float | None](), list[float | None]()

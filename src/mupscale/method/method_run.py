@@ -19,7 +19,7 @@ from mupscale.method.settings import Method
 from mupscale.method.summary import StageCost
 from mupscale.sweep import Cell, Space, Sweep
 from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, read_json, write_json
-from mupscale.train import Recipe, StoredRecipe
+from mupscale.train import Recipe, StoredRecipe, stored_values
 
 Note = Callable[[str], None]
 # settings of the method that may change when a run goes on
@@ -44,7 +44,9 @@ class MethodRun:
         for folder in (self.folder, self.folder / "stacks", self.folder / "sweeps"):
             clear_leftovers(folder)
         path = self.folder / "method.json"
-        values = json.loads(json.dumps({"recipe": self.recipe.to_json(), "method": self.method.to_json()}))
+        values = json.loads(
+            json.dumps({"recipe": stored_values(self.recipe, self.folder), "method": self.method.to_json()})
+        )
         if path.exists():
             self._check_same_run(path, values["method"])
         self.write("method.json", values)

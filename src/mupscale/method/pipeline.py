@@ -19,7 +19,7 @@ from mupscale.method.tuning import Tuned, tune
 from mupscale.method.verdict import write_verdict, write_warnings
 from mupscale.sweep import sweep_remarks
 from mupscale.system import print_at_once, writes_into
-from mupscale.train import Recipe
+from mupscale.train import Recipe, stored_values
 
 
 @writes_into("folder")
@@ -68,7 +68,7 @@ def _summarise(run: MethodRun, tuned: Tuned, command: str) -> Summary:
     return Summary(
         name=run.folder.resolve().name,
         command=command,
-        recipe=run.recipe.to_json(),
+        recipe=stored_values(run.recipe, run.folder),
         method=run.method.to_json(),
         sweeps=sweeps,
         choice=tuned.choice,

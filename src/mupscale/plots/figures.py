@@ -31,7 +31,7 @@ def figure(width: float = 7.0, height: float = 4.2, columns: int = 1) -> tuple[A
 
 
 def save_figure(fig: Any, path: Path) -> Path:
-    """Write the figure, in the format that the file's name says (PNG where it says none); the path.
+    """Write the figure, in the format that the file's name says (PNG where it says none); an error names the file.
 
     A link of that name is replaced, and what it leads to stays.
 

@@ -12,7 +12,7 @@ machines  which machine this is, and which processes run
 seeds     random streams by name
 memory    how much memory is free
 cores     how many cores there are
-terminal  progress, as a bar, lines or nothing
+terminal  the one place that prints: results, and progress as a bar, lines or nothing
 unpacking  gzip files, up to a size
 tensor_files  tensors as safetensors, with checksums
 tables    tables and sentences that fit the terminal, and tables for notebooks
@@ -39,7 +39,7 @@ from mupscale.system.files import (
 from mupscale.system.json_files import parse_json, read_json, read_regular
 from mupscale.system.locks import exclusive_lock
 from mupscale.system.machines import is_process_alive, machine_name
-from mupscale.system.memory import available_memory, is_out_of_memory, pausing_garbage_collection
+from mupscale.system.memory import available_memory, describe_shortage, is_out_of_memory, pausing_garbage_collection
 from mupscale.system.run_locks import RunLock
 from mupscale.system.seeds import derive, generator, seeded
 from mupscale.system.tables import (
@@ -53,7 +53,17 @@ from mupscale.system.tables import (
     wrap_text,
 )
 from mupscale.system.tensor_files import check_tensors, checksum, write_tensors
-from mupscale.system.terminal import Display, open_display, print_at_once, printable, rough_time, set_loudness
+from mupscale.system.terminal import (
+    Display,
+    open_display,
+    print_at_once,
+    printable,
+    rough_time,
+    set_loudness,
+    show,
+    show_foreign_errors,
+    show_table,
+)
 from mupscale.system.torch_files import load_torch
 from mupscale.system.typed_records import NOT_EMPTY, Finite, Must, Positive, parse_record, show_short
 from mupscale.system.unpacking import open_gzip
@@ -92,6 +102,7 @@ __all__ = [
     "checksum",
     "clear_leftovers",
     "derive",
+    "describe_shortage",
     "exclusive_lock",
     "fingerprint_files",
     "generator",
@@ -127,7 +138,10 @@ __all__ = [
     "setting",
     "shorten_middle",
     "shorten_name",
+    "show",
+    "show_foreign_errors",
     "show_short",
+    "show_table",
     "sync_folder",
     "terminal_width",
     "text_table",

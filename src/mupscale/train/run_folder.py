@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mupscale.system import (
 )
 from mupscale.train.metric_records import MetricsChecks
 from mupscale.train.recipe import Recipe
+from mupscale.train.stored_paths import stored_values
 
 _DECODER: Any = json.JSONDecoder()
 _SCAN = _DECODER.scan_once  # what json.loads does, without what it does around it
@@ -44,6 +46,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.lock: RunLock | None = None
+        self.made: list[Path] = []  # folders that were not there before, innermost first, while nothing is in them
 
     def begin(self, resume: bool) -> None:
         """Make the folder and lock it, unless it holds a run that is not to be resumed, or that somebody trains."""
@@ -58,6 +61,7 @@ class RunFolder:
                 f"{self.path} holds a run at step {step_of(last)} already: resume it (--resume), start over "
                 f"(--overwrite), or choose another folder (--out)"
             )
+        self.made = [each for each in (self.checkpoints, self.path, *self.path.parents) if not each.exists()]
         self.lock = self.lock or RunLock(make_folder(self.path))
         try:
             for folder in (self.path, make_folder(self.checkpoints)):
@@ -67,10 +71,13 @@ class RunFolder:
             raise
 
     def release(self) -> None:
-        """Let others train in the folder."""
+        """Let others train in the folder; where nothing was written there, nothing is left of it."""
         if self.lock is not None:
             self.lock.release()
             self.lock = None
+        with suppress(OSError):  # the first that is not empty
+            for folder in self.made:
+                folder.rmdir()
 
     def clear(self) -> None:
         """Remove the run that is there, and nothing that is no part of one."""
@@ -80,7 +87,8 @@ class RunFolder:
 
     def go_on(self, recipe: Recipe, step: int) -> None:
         """Write the recipe, and drop the metrics that will come again after so many steps."""
-        replace_text(self.path / "recipe.json", json.dumps(recipe.to_json(), indent=2) + "\n")
+        self.made = []  # to stay
+        replace_text(self.path / "recipe.json", json.dumps(stored_values(recipe, self.path), indent=2) + "\n")
         lines = [line for line, record in self._lines() if not _is_written_again(record, step)]
         replace_text(self.metrics, "".join(lines))
 
