@@ -22,14 +22,13 @@ from torch.optim import Optimizer
 from mupscale.core import (
     PackedTensors,
     Plan,
-    check_is_plan,
     copy_into,
     laid_out_like,
     naming,
     pack_values,
     unpack_values,
 )
-from mupscale.system import MupscaleError, check_tensors, parse_json, replacing, write_tensors
+from mupscale.system import MupscaleError, check_tensors, checks_arguments, parse_json, replacing, write_tensors
 
 _HEADER = "mupscale"
 _VERSION = 1
@@ -63,6 +62,7 @@ class Checkpoint:
         return f"Checkpoint({', '.join(parts)}, extra: {', '.join(map(repr, self.extra)) or 'none'})"
 
 
+@checks_arguments
 def save(
     path: str | Path,
     model: nn.Module,
@@ -98,8 +98,6 @@ def save_states(
     ...     load(path).model
     {'weight': tensor([1., 1.])}
     """
-    if plan is not None:
-        check_is_plan(plan)
     path = Path(path)
     tensors = PackedTensors()
     content = {
@@ -134,6 +132,7 @@ def _write(path: Path, tensors: PackedTensors, content: Mapping[str, Any]) -> No
         write_tensors(temporary, tensors.storable(), {_HEADER: json.dumps(content)})
 
 
+@checks_arguments
 def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> Checkpoint:
     """Read a checkpoint, and put it into the model and the optimizer where given.
 

@@ -21,7 +21,7 @@ from mupscale.core.naming import without_ddp
 from mupscale.core.old_units import index_of_old, index_of_units, is_new, places, whole_blocks
 from mupscale.core.packed_values import PackedTensors, pack_values, unpack_values
 from mupscale.core.plan_tables import shapes_in_words
-from mupscale.core.plans import Plan, check_dtype, check_is_plan, check_same_names
+from mupscale.core.plans import Plan, check_dtype, check_same_names
 from mupscale.core.roles import Role
 from mupscale.core.rules import Number, Rule, tidy
 from mupscale.core.widths import PlainWidth, Size, WholeWidth, Width, WidthLike
@@ -41,7 +41,6 @@ __all__ = [
     "Width",
     "WidthLike",
     "check_dtype",
-    "check_is_plan",
     "check_same_names",
     "copy_into",
     "expand",

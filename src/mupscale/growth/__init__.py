@@ -25,7 +25,7 @@ deepening        weights, buffers and optimizer state of a deeper model
 from mupscale.growth.copies import Copies, NaiveCopies
 from mupscale.growth.deepening import deepen, deepen_optimizer, dress_deep
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place, Stack
-from mupscale.growth.depth_plans import DepthPlan, DepthRule, Origin, check_depth_rule, plan_depth, with_depth
+from mupscale.growth.depth_plans import DepthPlan, DepthRule, Origin, plan_depth, with_depth
 from mupscale.growth.draws import DRAWS, Draws, draw_normal, standard_normal
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.fresh_tensor import FreshTensor, FreshValues, Region
@@ -46,7 +46,7 @@ from mupscale.growth.optimizer_state import axes_of_state, initial_state, is_sca
 from mupscale.growth.sources import keep_base_shape, refuse_nonfinite
 from mupscale.growth.statistics import measure_statistics
 from mupscale.growth.upscaling import (
-    check_scheduler,
+    check_goes_with,
     choose_operator,
     grow_optimizer,
     upscale,
@@ -81,9 +81,8 @@ __all__ = [
     "StatePart",
     "Unit",
     "axes_of_state",
-    "check_depth_rule",
+    "check_goes_with",
     "check_noise",
-    "check_scheduler",
     "check_spread",
     "choose_operator",
     "deepen",

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, Entry, Plan, check_is_plan, gather_whole, laid_out_like, naming
+from mupscale.core import Axis, Entry, Plan, gather_whole, laid_out_like, naming
 from mupscale.growth.copies import Copies
 from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.growth.sources import refuse_nonfinite
 from mupscale.growth.writing import check_written, unwritten
 from mupscale.optim import Traits, scale, traits_of
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 
+@checks_arguments
 def widen_optimizer(
     optimizer: Optimizer | Mapping[str, Any],
     wide_optimizer: Optimizer,
@@ -72,7 +73,6 @@ def widen_optimizer(
 
 
 def _targets(optimizer: Optimizer, plan: Plan, wide: nn.Module | None) -> Iterator[tuple[str, Any]]:
-    check_is_plan(plan)
     tensors = [(p, group) for group in optimizer.param_groups for p in group["params"]]
     names = _resolve(optimizer.param_groups, [p for p, _ in tensors], plan, wide, "wide")
     return zip(names, tensors, strict=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Plan, check_dtype, check_is_plan, gather_whole, naming
+from mupscale.core import Plan, check_dtype, gather_whole, naming
 from mupscale.system import MupscaleError
 
 Source = nn.Module | Mapping[str, Tensor]
@@ -17,7 +17,6 @@ Source = nn.Module | Mapping[str, Tensor]
 @torch.no_grad()
 def prepare_growth(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, Tensor]:
     """The narrow model's tensors by name, when all is checked; a wide model on the meta device then gets memory."""
-    check_is_plan(plan)
     sources = _sources(narrow, wide, plan)
     for name, target in plan.check(wide).items():
         for tensor in (sources[name], target):

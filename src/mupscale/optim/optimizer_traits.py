@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from mupscale.core import Entry, Plan
 from mupscale.optim.muon_with_adamw import MuonAdamW
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 Hyper = Mapping[str, Any]
 Factor = Callable[[Entry, Hyper], Any]
@@ -204,6 +204,7 @@ _REFUSED: dict[type[Optimizer], str] = {
 }
 
 
+@checks_arguments
 def register_optimizer(
     optimizer: type[Optimizer],
     *,
@@ -239,11 +240,6 @@ def traits_of(optimizer: type[Optimizer]) -> Traits:
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: LBFGS cannot follow the width: it mixes all parameters in one ...
     """
-    if not isinstance(optimizer, type):
-        raise MupscaleError(
-            f"an optimizer is given as its class, with its hyperparameters beside it (torch.optim.AdamW, lr=1e-3), and "
-            f"not as an object of {type(optimizer).__name__}"
-        )
     base = next((cls for cls in optimizer.__mro__ if cls in _TRAITS or cls in _REFUSED), None)
     # torch wraps the step of every class it instantiates; another one below the wrappers is another algorithm
     if base is not None and inspect.unwrap(optimizer.step) is inspect.unwrap(base.step):

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from mupscale.core import Number, Role
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 Roles = Mapping[str, Role]
 RoleFunction = Callable[[Any, Any], Roles]
@@ -29,6 +29,7 @@ OUTPUT = Role(out=0)
 MATRIX = Role(out=0, in_=1)
 
 
+@checks_arguments
 def register_roles(module: type[nn.Module], function: RoleFunction | None = None, /, **roles: Role) -> None:
     """Teach the library a module type: `register_roles(Experts, w_up=Role(out=1, in_=2))`, or give a function.
 

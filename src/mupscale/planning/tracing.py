@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from mupscale.core import naming
-from mupscale.planning.precision import KeepDouble, in_double
+from mupscale.planning.model_calls import call_arguments, run_on_batch
+from mupscale.planning.precision import in_double
 from mupscale.system import MupscaleError
 
 
@@ -104,18 +105,9 @@ def run_in_float64(model: nn.Module, inputs: Any) -> Any:
 
     >>> run_in_float64(nn.Conv1d(1, 2, 1), torch.ones(1, 1, 1, dtype=torch.float64))
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: Conv1d does not run on the batch in float64: Input type (double) and bias ...
+    mupscale.system.errors.MupscaleError: Conv1d does not run on the batch in float64 (RuntimeError: Input type ...
     """
-    args, kwargs = call_arguments(inputs)
-    try:
-        with KeepDouble():
-            return model(*args, **kwargs)
-    except RuntimeError as error:
-        kind = type(naming.unwrap(model)).__name__
-        raise MupscaleError(
-            f"{kind} does not run on the batch in float64: {error}; a plan by running needs that, so let nothing in "
-            f"the model ask for float32, or leave out inputs="
-        ) from error
+    return run_on_batch(model, inputs, in_double=True)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
@@ -125,17 +117,6 @@ def tensors_in(tree: Any) -> list[Tensor]:
     2
     """
     return [x for x in tree_flatten(_plain(tree))[0] if isinstance(x, Tensor)]
-
-
-def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How a model is called on a batch: a tuple is its positional arguments, a dict its keywords.
-
-    >>> call_arguments({"tokens": 1}), call_arguments(1)
-    (((), {'tokens': 1}), ((1,), {}))
-    """
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
 
 
 def in_float64(

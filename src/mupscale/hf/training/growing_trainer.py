@@ -30,9 +30,10 @@ from mupscale.hf.training.invariant_clipping import InvariantClipping, find_in_c
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.hf.training.trainer import Clip
 from mupscale.optim import FROM_GROUP, widen_scheduler
-from mupscale.system import MupscaleError, UncheckedPlan, read_json
+from mupscale.system import MupscaleError, NotNegative, UncheckedPlan, checks_arguments, read_json
 
 
+@checks_arguments
 class GrowTrainerCallback(InvariantClipping):
     """`Trainer(…, callbacks=[GrowTrainerCallback(at=500, times=2)])`: the model grows after this many steps.
 
@@ -66,8 +67,8 @@ class GrowTrainerCallback(InvariantClipping):
         deepen: HowDeep = "identity",
         grow: Operator | None = None,
         noise: float = 0.0,
-        lr: float | None = None,
-        scale_lr: float = 1.0,
+        lr: NotNegative | None = None,
+        scale_lr: NotNegative = 1.0,
         seed: int = 0,
     ) -> None:
         super().__init__()
