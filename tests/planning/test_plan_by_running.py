@@ -317,3 +317,56 @@ def test_a_pass_goes_on_where_its_guess_begins_to_differ(name: str, monkeypatch:
     assert max(starts) > 0
     monkeypatch.setattr(Follower, "go_on_from", lambda follower, earlier: None)
     assert plan() == found
+
+
+class Recurrent(nn.Module):
+    """A state that is written in place in eval mode, so that gradients can be had in training mode alone."""
+
+    def __init__(self, width: int, *, always: bool = False) -> None:
+        super().__init__()
+        self.always, self.a, self.norm, self.b = always, nn.Linear(5, width), nn.LayerNorm(width), nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = torch.tanh(self.a(x)), []
+        state = torch.zeros_like(h[:, 0])
+        for token in h.unbind(1):
+            out.append(token + token.exp() * state)
+            state = state + token if self.training and not self.always else state.add_(token)
+        return self.b(self.norm(torch.stack(out, 1)))
+
+
+@pytest.mark.parametrize("grow", [mu.Copies(), mu.Fresh()])
+def test_a_state_that_is_written_in_place_in_eval_mode(grow: mu.Operator) -> None:
+    x = torch.randn(2, 3, 5)
+    plan = mu.plan(Recurrent(4).eval(), Recurrent(8).eval(), inputs=x, grow=grow)
+    assert plan.checked
+
+
+def test_a_model_without_gradients_is_refused_in_words() -> None:
+    with pytest.raises(mu.MupscaleError, match=r"gives no gradients there .*inplace.* without a cache") as refused:
+        mu.plan(Recurrent(4, always=True), Recurrent(8, always=True), inputs=torch.randn(2, 3, 5))
+    assert isinstance(refused.value.__cause__, RuntimeError)
+
+
+class Rotated(nn.Module):
+    """A factor for every unit that is complex, as a parameter or, as it is fine, as a buffer."""
+
+    def __init__(self, width: int, *, trained: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, width), nn.Linear(width, 2)
+        factor = torch.polar(torch.ones(width), torch.ones(width))
+        if trained:
+            self.factor = nn.Parameter(factor)
+        else:
+            self.register_buffer("factor", factor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b((torch.tanh(self.a(x)) * self.factor).real)
+
+
+def test_complex_parameters_are_refused_in_words_with_a_batch_too() -> None:
+    x = torch.randn(3, 5)
+    for inputs in (None, x):
+        with pytest.raises(mu.MupscaleError, match=r"'factor' has dtype torch.complex64.*real and imaginary parts"):
+            mu.plan(Rotated(4, trained=True), Rotated(8, trained=True), inputs=inputs)
+    assert mu.plan(Rotated(4, trained=False), Rotated(8, trained=False), inputs=x).checked

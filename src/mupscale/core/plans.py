@@ -215,7 +215,10 @@ def check_dtype(name: str, tensor: Tensor) -> None:
     mupscale.system.errors.MupscaleError: 'weight' has dtype torch.int8: only floating-point parameters of 16 bits ...
     """
     if tensor.dtype not in _DTYPES:
+        remedy = "dequantise the model or convert it, as with model.to(torch.bfloat16)"
+        if tensor.is_complex():
+            remedy = "keep its real and imaginary parts as two parameters, and let forward call torch.complex"
         raise MupscaleError(
             f"'{name}' has dtype {tensor.dtype}: only floating-point parameters of 16 bits or more can be widened; "
-            f"dequantise the model or convert it, as with model.to(torch.bfloat16)"
+            f"{remedy}"
         )

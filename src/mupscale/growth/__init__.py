@@ -43,7 +43,7 @@ from mupscale.growth.noise import (
 )
 from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.growth.optimizer_state import axes_of_state, initial_state, is_scalar, state_factor, widen_optimizer
-from mupscale.growth.sources import keep_base_shape, refuse_nonfinite
+from mupscale.growth.sources import refuse_nonfinite
 from mupscale.growth.statistics import measure_statistics
 from mupscale.growth.upscaling import (
     check_goes_with,
@@ -95,7 +95,6 @@ __all__ = [
     "has_unsaved_widths",
     "initial_state",
     "is_scalar",
-    "keep_base_shape",
     "measure_statistics",
     "obstacles",
     "perturb",

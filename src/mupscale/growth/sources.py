@@ -125,23 +125,10 @@ def materialize(model: nn.Module, device: torch.device) -> None:
                 empty = replacements.get(id(p))
                 if empty is None:
                     empty = replacements[id(p)] = nn.Parameter(torch.empty_like(p, device=device), p.requires_grad)
-                    keep_base_shape(p, empty)
+                    vars(empty).update(vars(p))  # what the mup package keeps there, for its readouts and optimizers
                 module._parameters[name] = empty
         for name, b in list(module._buffers.items()):
             if b is not None and b.is_meta:
                 if id(b) not in replacements:
                     replacements[id(b)] = torch.empty_like(b, device=device)
                 module._buffers[name] = replacements[id(b)]
-
-
-def keep_base_shape(old: Tensor, new: Tensor) -> None:
-    """Give the new parameter what the `mup` package keeps on the old one, for its readouts and optimizers.
-
-    >>> old, new = torch.zeros(2), torch.zeros(2)
-    >>> old.infshape = "base shape"
-    >>> keep_base_shape(old, new)
-    >>> new.infshape
-    'base shape'
-    """
-    if hasattr(old, "infshape"):
-        new.infshape = old.infshape  # type: ignore[attr-defined]

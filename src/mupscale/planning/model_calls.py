@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from mupscale.core import naming
+from mupscale.core import copy_model, naming
 from mupscale.planning.precision import KeepDouble
 from mupscale.system import MupscaleError
 
@@ -84,7 +83,7 @@ def _runs_in_float32(model: nn.Module, inputs: Any) -> bool:
     args, kwargs = call_arguments(single)
     try:
         with torch.no_grad():
-            copy.deepcopy(model).float()(*args, **kwargs)
+            copy_model(model).float()(*args, **kwargs)
     except Exception:  # whatever it is
         return False
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from mupscale.core import Entry
+from mupscale.core import Entry, copy_model
 from mupscale.planning.role_registry import is_torchs_own
 
 _SHIFT = 3.0
@@ -81,7 +80,7 @@ def _kind_of_unnamed(module: nn.Module) -> str:
         return ""
     with torch.random.fork_rng(devices=[]):
         try:
-            return _kind_by_calling(copy.deepcopy(module).to_empty(device="cpu"), list(own), gain.numel())
+            return _kind_by_calling(copy_model(module).to_empty(device="cpu"), list(own), gain.numel())
         except Exception:  # it takes other arguments
             return ""
 

@@ -45,8 +45,6 @@ def register_roles(module: type[nn.Module], function: RoleFunction | None = None
     >>> mu.plan(Experts(4), Experts(8))["up"].rule
     Rule(out=2, in_=2, fold=1)
     """
-    if not (isinstance(module, type) and issubclass(module, nn.Module)):
-        raise MupscaleError(f"register_roles takes a module class, not {module!r}")
     if (function is None) == (not roles):
         raise MupscaleError("register_roles takes either a function or one Role per parameter name")
     inherited = next((_REGISTRY[cls] for cls in module.__mro__ if cls in _REGISTRY), None)

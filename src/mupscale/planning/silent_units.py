@@ -5,13 +5,12 @@ This is how a plan for fresh units is tried at a width that has no copies to fol
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Plan, index_of_old, is_new, naming
+from mupscale.core import Plan, copy_model, index_of_old, is_new, naming
 from mupscale.planning.copied_values import are_close
 from mupscale.planning.parted_models import Parting, find_parting
 from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, tensors_in
@@ -81,7 +80,7 @@ def _silent_pair(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) ->
     """Both models in float64 with generic weights, those of the narrow one in the wide one's places; and the batch."""
     small, batch = in_float64(narrow, inputs, generic=1)
     large, _ = in_float64(wide, inputs, like=narrow)
-    kept, theirs = copy.deepcopy(small), saved_tensors(large)
+    kept, theirs = copy_model(small), saved_tensors(large)
     for name, weight in saved_tensors(kept).items():
         entry = plan[name]
         if name in plan.parameters and entry.keep != 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from mupscale.core import naming
+from mupscale.core import check_dtype, copy_model, naming
 from mupscale.planning.model_calls import call_arguments, run_on_batch
 from mupscale.planning.precision import in_double
 from mupscale.system import MupscaleError
@@ -136,8 +135,11 @@ def in_float64(
         raise MupscaleError(
             "a model on the meta device cannot be run: build it with memory to plan by running, or leave out inputs="
         )
+    for name, p in naming.parameters(model).items():
+        if p.is_complex():
+            check_dtype(name, p)
     memo = {id(t): _copied_in_double(t) for t in tensors if type(t) in (nn.Parameter, Tensor)}  # read once
-    copied = copy.deepcopy(naming.unwrap(model), {**memo, **computed_tensors(model)}).double()
+    copied = copy_model(naming.unwrap(model), {**memo, **computed_tensors(model)}).double()
     if like is not None:
         take_modes(copied, like)
     silence_dropout(copied)
