@@ -28,6 +28,7 @@ from mupscale.core import (
     pack_values,
     unpack_values,
 )
+from mupscale.growth import what_is_foreign
 from mupscale.system import MupscaleError, check_tensors, checks_arguments, parse_json, replacing, write_tensors
 
 _HEADER = "mupscale"
@@ -255,6 +256,11 @@ def load_optimizer_state(state: dict[str, Any], optimizer: Optimizer) -> None:
     0.1
     """
     _check_shapes(state, optimizer)
+    if foreign := what_is_foreign(state, optimizer):
+        raise MupscaleError(
+            f"the checkpoint is of another optimizer: {foreign}; load it into one of the class that it was saved from, "
+            f"or load the model alone"
+        )
     try:
         optimizer.load_state_dict(state)
     except (ValueError, KeyError) as error:

@@ -42,7 +42,14 @@ from mupscale.growth.noise import (
     unit_std,
 )
 from mupscale.growth.operators import Operator, Part, StatePart
-from mupscale.growth.optimizer_state import axes_of_state, initial_state, is_scalar, state_factor, widen_optimizer
+from mupscale.growth.optimizer_state import (
+    axes_of_state,
+    initial_state,
+    is_scalar,
+    state_factor,
+    what_is_foreign,
+    widen_optimizer,
+)
 from mupscale.growth.sources import refuse_nonfinite
 from mupscale.growth.statistics import measure_statistics
 from mupscale.growth.upscaling import (
@@ -105,6 +112,7 @@ __all__ = [
     "unit_std",
     "upscale",
     "upscale_untried",
+    "what_is_foreign",
     "widen",
     "widen_optimizer",
     "with_depth",
