@@ -35,6 +35,7 @@ from mupscale.planning import (
     initial_std,
     learn_roles,
     roles_for_any_width,
+    warn_of_growing_outputs,
     with_initial,
     with_keeps,
 )
@@ -98,6 +99,8 @@ class Family(BuiltMembers):
         self.tried: set[frozenset[str]] = set()
         if inputs is not None:
             self._learn_roles(inputs)
+            few, many = self._probes()
+            warn_of_growing_outputs(few, many, self._between(few, many, how="copies"), inputs, roles)
 
     def __repr__(self) -> str:
         rule = "" if self._depths is None else f", depth_rule={self._depths.rule!r}"

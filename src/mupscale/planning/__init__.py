@@ -23,6 +23,7 @@ learnt_roles   roles that a run shows, beside those that were given; for all wid
 certain_outputs
                bare parameters that certainly are outputs; others are refused unless a batch shows what they are
 kept_constants what the weights of old units are multiplied by beside fresh ones
+silent_changes outputs that grow, and losses that modules keep: said, where a plan stands its check
 silent_units   the wide model with the old units alone: whether and where it differs
 parted_models  where such a model parts from the narrow one, and blocks that help
 past_norms     which parameters write units that no norm reads, or read units past the norms
@@ -64,6 +65,7 @@ from mupscale.planning.precision import KeepDouble, in_double
 from mupscale.planning.recorder import Recorder
 from mupscale.planning.residual_branches import Writers, find_writers, silence
 from mupscale.planning.role_registry import register_roles
+from mupscale.planning.silent_changes import warn_of_growing_outputs
 from mupscale.planning.silent_units import check_silent_units, keeps_outputs
 from mupscale.planning.tracing import (
     computed_tensors,
@@ -120,6 +122,7 @@ __all__ = [
     "silence_dropout",
     "take_modes",
     "tensors_in",
+    "warn_of_growing_outputs",
     "with_initial",
     "with_initial_of",
     "with_keeps",

@@ -20,6 +20,7 @@ from mupscale.planning.memory_layouts import without_copies
 from mupscale.planning.module_differences import first_differing_module
 from mupscale.planning.output_gradients import outputs_and_gradients
 from mupscale.planning.recorder import Recorder
+from mupscale.planning.silent_changes import warn_of_kept_losses
 from mupscale.planning.tracing import (
     Operation,
     RecordedRun,
@@ -132,6 +133,7 @@ def what_differs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) ->
             expected, theirs_out[1][name], loosened=1000, size=1e-3 * largest * entry.rule.gradient()
         ):
             return f"the copies of '{name}' do not each get their share of its gradient on the batch"
+    warn_of_kept_losses(small, large)
     return ""
 
 

@@ -17,6 +17,7 @@ from mupscale.planning.initial import initial_means, initial_std, with_initial
 from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.learnt_roles import learn_roles
 from mupscale.planning.past_norms import find_past_norms
+from mupscale.planning.silent_changes import warn_of_growing_outputs
 from mupscale.planning.silent_units import check_silent_units
 from mupscale.system import MupscaleError, checks_arguments, seeded
 
@@ -60,6 +61,7 @@ def plan(
         widening = _plan_by_running(narrow, wide, inputs, dict(roles or {}), how)
         if widening.norms:
             widening = replace(widening, past_norms=find_past_norms(narrow, wide, widening, inputs))
+        warn_of_growing_outputs(narrow, wide, widening, inputs, roles)
     return widening if fresh is None else with_initial_of(widening, fresh)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -294,7 +294,9 @@ def module_paths(model: nn.Module, path: list[str]) -> Iterator[None]:
 
 
 def _plain(output: Any) -> Any:
-    """Dataclass-like outputs of transformers as a dict, for the tree to look into."""
+    """Dataclass-like outputs of transformers, and dataclasses, as a dict, for the tree to look into."""
+    if is_dataclass(output) and not isinstance(output, dict | type):
+        output = {each.name: getattr(output, each.name) for each in fields(output)}
     if isinstance(output, dict):
         return {key: _plain(value) for key, value in output.items()}
     if isinstance(output, tuple | list):
