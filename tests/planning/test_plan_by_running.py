@@ -179,19 +179,42 @@ def test_keywords_and_roles_of_the_user() -> None:
         mu.plan(narrow, wide, inputs=x, roles={"b.weight": mu.Role(out=0, in_=1)})
 
 
-def test_what_cannot_be_run() -> None:
-    class Noisy(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(5, width), nn.Linear(width, 2)
+class Noisy(nn.Module):
+    """Noise on the units that grow, or on a latent that does not."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.a(x)
-            return self.b(x + torch.randn_like(x))
+    def __init__(self, width: int, latent: int | None = None) -> None:
+        super().__init__()
+        bare = nn.Parameter(torch.randn(width, width))
+        self.a, self.bare = nn.Linear(5, width), bare if latent is not None else None
+        self.b, self.c = nn.Linear(width, latent or width), nn.Linear(latent or width, 2)
 
-    x = torch.randn(2, 5)
-    with pytest.raises(mu.MupscaleError, match="draws random numbers"):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        x = self.b(x if self.bare is None else torch.tanh(x @ self.bare))
+        return self.c(x + torch.randn_like(x))
+
+
+def test_random_numbers_for_units_that_grow_are_the_reason() -> None:
+    x, said = torch.randn(2, 5), "draws random numbers"
+    with pytest.raises(mu.MupscaleError, match="draws random numbers for units that grow"):
         mu.plan(Noisy(8), Noisy(16), inputs=x)
+    with pytest.raises(mu.MupscaleError, match=said):
+        mu.plan(Noisy(8), Noisy(12), inputs=x, grow=mu.Fresh())
+    with pytest.raises(mu.MupscaleError, match=said):
+        mu.upscale(Noisy(8), Noisy(16), mu.plan(Noisy(8), Noisy(16)), inputs=x)
+
+
+def test_random_numbers_for_a_latent_that_stays_are_the_same_at_both_widths() -> None:
+    """As in a VAE: also where the modules do not tell, and every operation is followed."""
+    x = torch.randn(2, 5)
+    assert mu.plan(Noisy(8, 3), Noisy(16, 3), inputs=x).checked
+    assert mu.Family(lambda width: Noisy(width, 3), base=8, inputs=x).plan(16).checked
+    given = {"inputs": x, "roles": {"bare": mu.Role(out=1, in_=0)}}
+    assert mu.plan(Noisy(8, 3), Noisy(12, 3), **given, grow=mu.Fresh()).tried_by == "silent units"
+
+
+def test_what_cannot_be_run() -> None:
+    x = torch.randn(2, 5)
     with torch.device("meta"):
         wide = Hidden(16)
     with pytest.raises(mu.MupscaleError, match="meta device"):

@@ -105,9 +105,7 @@ def _check_same_function(shallow: nn.Module, deep: nn.Module, plan: DepthPlan, i
         copied, batch = in_float64(model, inputs)
         if model is deep:
             _take_modes_of_shallow(copied, shallow, plan)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return [t for t in tensors_in(run_in_float64(copied, batch)) if t.is_floating_point()]
+        return [t for t in tensors_in(run_in_float64(copied, batch, seed)) if t.is_floating_point()]
 
     tensors = [*shallow.parameters(), *deep.parameters()]
     if len({t.device for t in tensors}) > 1 or any(t.is_meta or is_sharded(t) for t in tensors):

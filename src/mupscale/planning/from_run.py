@@ -28,6 +28,7 @@ from mupscale.planning.tracing import (
     record_run,
     run_in_float64,
     saved_tensors,
+    why_random,
 )
 from mupscale.system import MupscaleError
 
@@ -138,7 +139,12 @@ def what_differs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) ->
 
 
 def _first_module(small: nn.Module, large: nn.Module, plan: Plan, batch: Any) -> str:
-    """The module in which two models begin to differ, in words; none where no module's output shows it."""
+    """The module in which two models begin to differ, in words; none where no module's output shows it.
+
+    What draws random numbers may differ for that alone.
+    """
+    if random := why_random(small, batch):
+        return f" ({random})"
     with torch.no_grad(), Recorder(small) as ours, Recorder(large) as theirs:
         for model in (small, large):
             run_in_float64(model, batch)

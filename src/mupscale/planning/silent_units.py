@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mupscale.core import Plan, copy_model, index_of_old, is_new, naming
 from mupscale.planning.copied_values import are_close
 from mupscale.planning.parted_models import Parting, find_parting
-from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, tensors_in
+from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, tensors_in, why_random
 from mupscale.system import MupscaleError
 
 
@@ -50,6 +50,10 @@ def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: A
         raise MupscaleError(
             "every output of the model grows, to a size that no layer has, so that a batch shows nothing of fresh "
             "units: build the wide model with outputs of the narrow one's size, or grow to a multiple of the width"
+        )
+    if random := why_random(small, batch):
+        raise MupscaleError(
+            f"{random}, so that a batch shows nothing of fresh units: switch that off to plan, or leave out inputs="
         )
     parting = find_parting(small, large, batch, plan)
     raise MupscaleError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from mupscale.core import check_dtype, copy_model, naming
 from mupscale.planning.model_calls import call_arguments, run_on_batch
 from mupscale.planning.precision import in_double
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, seeded
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,21 @@ class Operation:
         """Whether values decide on what is run next, or on how large its result is."""
         return bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(self.function.tags))
 
+    @property
+    def is_random(self) -> bool:
+        """Whether it draws random numbers; attention does so for dropout alone, which is off."""
+        return torch.Tag.nondeterministic_seeded in self.function.tags and "attention" not in self.name
+
     def run(self, tensors: Mapping[int, Tensor]) -> list[Any]:
-        """Its results, as a flat list, for these tensors in place of the arguments."""
+        """Its results, as a flat list, for these tensors in place of the arguments; of random ones always the same."""
 
         def value(x: Any) -> Any:
             if isinstance(x, Ref):
                 return tensors[x.number]
             return type(x)(map(value, x)) if isinstance(x, list | tuple) else x
 
-        result = self.function(*map(value, self.args), **{name: value(x) for name, x in self.kwargs.items()})
+        with seeded(self.results[0] or 0) if self.is_random else nullcontext():
+            result = self.function(*map(value, self.args), **{name: value(x) for name, x in self.kwargs.items()})
         return [result] if isinstance(result, Tensor) else tree_flatten(result)[0]
 
 
@@ -99,14 +105,31 @@ def record_run(model: nn.Module, inputs: Any) -> RecordedRun:
     return recorder.run
 
 
-def run_in_float64(model: nn.Module, inputs: Any) -> Any:
+def run_in_float64(model: nn.Module, inputs: Any, seed: int = 0) -> Any:
     """What the model returns for a batch, float64 throughout: rounding to float32 would look like a wrong plan.
+
+    seed: of what it draws, which is the same at every width as long as that has the same shapes.
 
     >>> run_in_float64(nn.Conv1d(1, 2, 1), torch.ones(1, 1, 1, dtype=torch.float64))
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: Conv1d does not run on the batch in float64 (RuntimeError: Input type ...
     """
-    return run_on_batch(model, inputs, in_double=True)
+    with seeded(seed):
+        return run_on_batch(model, inputs, in_double=True)
+
+
+def why_random(model: nn.Module, batch: Any) -> str:
+    """In words, that what a model computes on a batch depends on a seed; nothing where it does not.
+
+    >>> why_random(nn.Linear(1, 1).double(), torch.ones(1, 1, dtype=torch.float64))
+    ''
+    """
+    with torch.no_grad():
+        first, second = (tensors_in(run_in_float64(model, batch, seed)) for seed in (0, 1))
+    if all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, second, strict=False)):
+        return ""
+    kind = type(naming.unwrap(model)).__name__
+    return f"{kind} draws random numbers, which are others at another width where they are drawn for units that grow"
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
