@@ -29,7 +29,7 @@ from mupscale.growth.depth_plans import DepthPlan, DepthRule, Origin, plan_depth
 from mupscale.growth.draws import DRAWS, Draws, draw_normal, standard_normal
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.fresh_tensor import FreshTensor, FreshValues, Region
-from mupscale.growth.lossless import difference_of_outputs, obstacles
+from mupscale.growth.lossless import difference_of_outputs, obstacles, without_gains
 from mupscale.growth.net2net import Net2Net
 from mupscale.growth.noise import (
     GaussianNoise,
@@ -117,4 +117,5 @@ __all__ = [
     "widen_optimizer",
     "with_depth",
     "with_scheduler",
+    "without_gains",
 ]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from mupscale.core import Entry, Plan, gather_whole, is_sharded, naming
-from mupscale.planning import find_past_norms, kind_of_norm, run_on_batch, tensors_in
+from mupscale.planning import bare_norms, find_past_norms, run_on_batch, tensors_in
 from mupscale.system import MupscaleError, UncheckedPlan, level_of_caller
 
 UNTRIED = (
@@ -117,11 +118,17 @@ def obstacles(narrow: nn.Module, plan: Plan) -> list[str]:
         more = f" (and {len(unsettled) - 1} more)" if len(unsettled) > 1 else ""
         reasons.append(f"new units of '{unsettled[0]}'{more} are drawn, and a norm reads what becomes of them")
     widths = {e.narrow[d] for e in plan.parameters.values() for d, axis in e.axes.items() if axis.times != 1}
-    for path, module in narrow.named_modules():
-        bare = isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.weight is None
-        if bare and module.normalized_shape[-1] in widths:
-            reasons.append(f"the norm '{path}' has no gain that could be rescaled ({kind_of_norm(module)})")
-    return reasons
+    return [*reasons, *without_gains(naming.modules(narrow), widths)]
+
+
+def without_gains(modules: Mapping[str, nn.Module], widths: Collection[int]) -> list[str]:
+    """That norms over units of these numbers have no gains, in words, as an obstacle to a lossless growth.
+
+    >>> without_gains({"norm": nn.LayerNorm(4, elementwise_affine=False)}, [4])
+    ["the norm 'norm' has no gain that could be rescaled (layer)"]
+    """
+    bare = bare_norms(modules, widths)
+    return [f"the norm '{path}' has no gain that could be rescaled ({kind})" for path, kind in bare.items()]
 
 
 def _is_read_unsettled(name: str, entry: Entry, plan: Plan) -> bool:

@@ -207,7 +207,7 @@ class Inspection:
 def inspect(
     path: str | Path | Source,
     *,
-    times: int | str | Times | None = None,
+    times: int | str | Mapping[str, int] | Times | None = None,
     hidden: Size | None = None,
     ffn: Size | None = None,
     heads: Size | None = None,

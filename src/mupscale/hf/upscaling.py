@@ -63,7 +63,7 @@ def upscale(
     source: str | Path | Source,
     out: str | Path,
     *,
-    times: int | str | Times | None = None,
+    times: int | str | Mapping[str, int] | Times | None = None,
     hidden: Size | None = None,
     ffn: Size | None = None,
     heads: Size | None = None,

@@ -58,7 +58,7 @@ from mupscale.planning.learnt_roles import learn_roles, roles_for_any_width
 from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of
 from mupscale.planning.model_calls import call_arguments, check_takes, run_on_batch
 from mupscale.planning.module_differences import ROUNDING, Difference, first_differing_module, relative_difference
-from mupscale.planning.norms import kind_of_norm
+from mupscale.planning.norms import bare_norms, kind_of_norm
 from mupscale.planning.output_gradients import has_length_one
 from mupscale.planning.past_norms import find_past_norms
 from mupscale.planning.precision import KeepDouble, in_double
@@ -87,6 +87,7 @@ __all__ = [
     "Recorder",
     "Writers",
     "all_tensors",
+    "bare_norms",
     "build_plan",
     "call_arguments",
     "check_plan_by_running",

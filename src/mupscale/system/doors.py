@@ -14,6 +14,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from mupscale.system.callers import as_asked
 from mupscale.system.errors import MupscaleError
 from mupscale.system.typed_records import show_short
 
@@ -45,6 +46,7 @@ _WORDS = {
     "SignalNoise": "mupscale.SignalNoise(…)",
     "Members": "a mupscale.Family",
     "Source": "what mupscale.hf.read_gguf gave",
+    "Times": "mupscale.hf.Times(…)",
 }
 """What each type is to a reader, by the name of its class."""
 
@@ -73,6 +75,7 @@ _REMEDIES: Sequence[tuple[str, str, str]] = (
     ("DepthPlan", "Plan", "to grow a model wider as well, take mupscale.upscale before or after this"),
     ("type", "Optimizer", "pass torch.optim.{kind} itself, with its hyperparameters beside it (lr=1e-3)"),
     ("Callable", "Module", "pass the function that builds it: lambda width: Net(width)"),
+    ("Times", "float", "copies are whole, and fresh units take sizes: hidden=24, grow=mupscale.Fresh()"),
     ("float", "str", "write it without quotes"),
     ("int", "str", "write it without quotes"),
 )
@@ -111,7 +114,7 @@ def checks_arguments(public: _Public) -> _Public:
             kind = signature.parameters[name].kind
             named = value.items() if kind is inspect.Parameter.VAR_KEYWORD else [(name, value)]
             for argument, each in named if name in hints else ():
-                check_argument(hints[name], each, f"{label}: {argument}=")
+                check_argument(hints[name], each, as_asked(f"{label}: {argument}=", f"--{argument}"))
         return public(*args, **kwargs)
 
     return checked  # type: ignore[return-value]
@@ -194,8 +197,12 @@ def _all_in_words(alternatives: Sequence[Any]) -> str:
     """What any of these is: None is not said beside others, nor whole numbers beside numbers."""
     implied = {types.NoneType} if len(alternatives) > 1 else set()
     implied |= {int} if float in alternatives else set()
-    *words, last = dict.fromkeys(_in_words(each) for each in alternatives if each not in implied)
-    return f"{', '.join(words)} or {last}" if words else last
+    return _either(dict.fromkeys(_in_words(each) for each in alternatives if each not in implied))
+
+
+def _either(words: Iterable[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _in_words(hint: Any) -> str:
@@ -203,7 +210,7 @@ def _in_words(hint: Any) -> str:
     if origin is Annotated:
         return str(get_args(hint)[1].be)
     if origin is Literal:
-        return " or ".join(map(repr, get_args(hint)))
+        return _either(as_asked(repr(word), str(word)) for word in get_args(hint))
     if origin is type:
         return f"the class of {_in_words(get_args(hint)[0])}"
     if origin is Callable:
