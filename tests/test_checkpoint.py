@@ -517,3 +517,77 @@ def test_a_grown_optimizer_is_made_from_the_plan_beside_it(tmp_path: Path) -> No
     for ours, theirs in zip(again.param_groups, grown.param_groups, strict=True):
         for p, q in zip(ours["params"], theirs["params"], strict=True):
             assert torch.equal(again.state[p]["exp_avg"], grown.state[q]["exp_avg"])
+
+
+# states of other optimizers
+
+_O = torch.optim
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "SGD": lambda p: _O.SGD(p, lr=0.1),
+    "SGD with momentum": lambda p: _O.SGD(p, lr=0.1, momentum=0.9),
+    "AdamW": lambda p: _O.AdamW(p, lr=0.1),
+    "NAdam": lambda p: _O.NAdam(p, lr=0.1),
+    "Adamax": lambda p: _O.Adamax(p, lr=0.1),
+    "Adagrad": lambda p: _O.Adagrad(p, lr=0.1),
+    "RMSprop": lambda p: _O.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
+    "Adafactor": lambda p: _O.Adafactor(p, lr=0.1),
+    "ASGD": lambda p: _O.ASGD(p, lr=0.1),
+    "LBFGS": lambda p: _O.LBFGS(p, lr=0.1),
+}
+SAME_CLASS = {("SGD", "SGD with momentum"), ("SGD with momentum", "SGD")}  # whose hyperparameters come along
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[MLP, dict[str, Path]]:
+    folder, model = tmp_path_factory.mktemp("optimizers"), MLP(6, 4, 5, depth=2)
+    paths = {}
+    for name, make in OPTIMIZERS.items():
+        optimizer = make(model.parameters())
+        optimizer.zero_grad()
+        model(torch.ones(2, 6)).sum().backward()
+        optimizer.step(lambda: model(torch.ones(2, 6)).sum())
+        paths[name] = mu.save(folder / name, model, optimizer)
+    return model, paths
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_state_goes_into_an_optimizer_of_its_own_class_alone(name: str, saved: Any) -> None:
+    model, paths = saved
+    for other, make in OPTIMIZERS.items():
+        optimizer = make(model.parameters())
+        before = copy.deepcopy(optimizer.state_dict())
+        if other == name or (name, other) in SAME_CLASS:
+            mu.load(paths[name], model, optimizer)
+        elif other != "LBFGS":  # which no step shows
+            with pytest.raises(MupscaleError, match=r"is of another optimizer: .* load the model alone|number of"):
+                mu.load(paths[name], model, optimizer)
+            assert identical(optimizer.state_dict(), before)
+
+
+@pytest.mark.parametrize("lost", ["exp_avg", "exp_avg_sq", "step"])
+def test_a_state_that_lacks_something_is_refused(lost: str, saved: Any, tmp_path: Path) -> None:
+    model, paths = saved
+    optimizer = _O.AdamW(model.parameters())
+    mu.load(paths["AdamW"], model, optimizer)
+    del optimizer.state[model.layers[1].bias][lost]
+    path = mu.save(tmp_path / "lost", model, optimizer)
+    with pytest.raises(MupscaleError, match=rf"its state number 3 has no '{lost}', which AdamW keeps"):
+        mu.load(path, model, _O.AdamW(model.parameters()))
+
+
+def test_a_state_with_more_in_it_is_refused_where_the_optimizer_is_known(saved: Any) -> None:
+    """Lion has AdamW's hyperparameters, and one of its two averages."""
+
+    class Lion(Optimizer):
+        def __init__(self, params: Any, lr: float = 0.1) -> None:
+            super().__init__(params, {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.0})
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for p in self.param_groups[0]["params"]:
+                self.state[p]["exp_avg"] = torch.zeros_like(p)
+
+    model, paths = saved
+    mu.load(paths["AdamW"], model, Lion(model.parameters()))
+    mu.register_optimizer(Lion, degree=0, eps=(), state={"exp_avg": 1})
+    with pytest.raises(MupscaleError, match="has 'exp_avg_sq', which Lion does not keep"):
+        mu.load(paths["AdamW"], model, Lion(model.parameters()))

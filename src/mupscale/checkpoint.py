@@ -22,14 +22,22 @@ from torch.optim import Optimizer
 from mupscale.core import (
     PackedTensors,
     Plan,
-    check_is_plan,
     copy_into,
     laid_out_like,
     naming,
     pack_values,
     unpack_values,
 )
-from mupscale.system import MupscaleError, check_tensors, make_folder, parse_json, replacing, write_tensors
+from mupscale.growth import what_is_foreign
+from mupscale.system import (
+    MupscaleError,
+    check_tensors,
+    checks_arguments,
+    make_folder,
+    parse_json,
+    replacing,
+    write_tensors,
+)
 
 _HEADER = "mupscale"
 _VERSION = 2  # 1 may have no checksums
@@ -63,6 +71,7 @@ class Checkpoint:
         return f"Checkpoint({', '.join(parts)}, extra: {', '.join(map(repr, self.extra)) or 'none'})"
 
 
+@checks_arguments
 def save(
     path: str | Path,
     model: nn.Module,
@@ -98,8 +107,6 @@ def save_states(
     ...     load(path).model
     {'weight': tensor([1., 1.])}
     """
-    if plan is not None:
-        check_is_plan(plan)
     path = Path(path)
     tensors = PackedTensors()
     content = {
@@ -134,6 +141,7 @@ def _write(path: Path, tensors: PackedTensors, content: Mapping[str, Any]) -> No
         write_tensors(temporary, tensors.storable(), {_HEADER: json.dumps(content)})
 
 
+@checks_arguments
 def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> Checkpoint:
     """Read a checkpoint, and put it into the model and the optimizer where given.
 
@@ -263,6 +271,11 @@ def load_optimizer_state(state: dict[str, Any], optimizer: Optimizer) -> None:
     0.1
     """
     _check_shapes(state, optimizer)
+    if foreign := what_is_foreign(state, optimizer):
+        raise MupscaleError(
+            f"the checkpoint is of another optimizer: {foreign}; load it into one of the class that it was saved from, "
+            f"or load the model alone"
+        )
     try:
         optimizer.load_state_dict(state)
     except (ValueError, KeyError) as error:

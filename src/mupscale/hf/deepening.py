@@ -37,7 +37,7 @@ from mupscale.hf.files import (
 from mupscale.hf.training import check_deepened_optimizer, deepen_optimizer_file, find_optimizer_file
 from mupscale.hf.verification import Comparison, find_record, needed_bytes
 from mupscale.hf.verification import verify as compare
-from mupscale.system import MupscaleError, appearing, remove
+from mupscale.system import MupscaleError, appearing, checks_arguments, remove
 
 Widen = Callable[[Path], object]
 """Writes a wider checkpoint into a folder, before it becomes deeper."""
@@ -74,6 +74,7 @@ class Deepened:
         return f"{self.path}: {self.layers[0]} layers are {self.layers[1]} ({self.how})\n{checked}"
 
 
+@checks_arguments
 def deepen_checkpoint(
     source: str | Path | Source,
     out: str | Path,

@@ -54,15 +54,16 @@ from mupscale.hf.training import check_optimizer_file, find_optimizer_file, wide
 from mupscale.hf.upscaled import Upscaled
 from mupscale.hf.verification import Comparison, find_record, is_exact, needed_bytes
 from mupscale.hf.verification import verify as compare
-from mupscale.system import MupscaleError, appearing
+from mupscale.system import MupscaleError, appearing, checks_arguments
 
 
 @runs_trusted_code
+@checks_arguments
 def upscale(
     source: str | Path | Source,
     out: str | Path,
     *,
-    times: int | str | Times | None = None,
+    times: int | str | Mapping[str, int] | Times | None = None,
     hidden: Size | None = None,
     ffn: Size | None = None,
     heads: Size | None = None,

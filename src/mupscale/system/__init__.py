@@ -18,13 +18,15 @@ tensor_files  tensors as safetensors, with checksums
 tables    tables and sentences that fit the terminal, and tables for notebooks
 torch_files  tensors that torch.save wrote, never code
 extras    optional packages, and how to install them
-callers   how whoever asked says a thing, in Python or to a command
+callers   how whoever asked says a thing, in Python or to a command, and on which line
+doors     what public functions are given, checked by their type hints
 checkpoint_arguments  a checkpoint, a place and multipliers as a person names them, looked at before torch is imported
 """
 
-from mupscale.system.callers import as_asked, asked_by_command, setting
+from mupscale.system.callers import as_asked, asked_by_command, level_of_caller, setting
 from mupscale.system.checkpoint_arguments import check_has_config, is_taken, parse_multipliers
 from mupscale.system.cores import usable_cores
+from mupscale.system.doors import check_argument, checks_arguments
 from mupscale.system.environment import number_in_environment
 from mupscale.system.errors import Diverged, Interrupted, MupscaleError, PlanError, UncheckedPlan
 from mupscale.system.extras import require
@@ -65,7 +67,7 @@ from mupscale.system.terminal import (
     show_table,
 )
 from mupscale.system.torch_files import load_torch
-from mupscale.system.typed_records import NOT_EMPTY, Finite, Must, Positive, parse_record, show_short
+from mupscale.system.typed_records import NOT_EMPTY, Finite, Must, NotNegative, Positive, parse_record, show_short
 from mupscale.system.unpacking import open_gzip
 from mupscale.system.version import VERSION
 from mupscale.system.writing import (
@@ -88,6 +90,7 @@ __all__ = [
     "Interrupted",
     "MupscaleError",
     "Must",
+    "NotNegative",
     "PlanError",
     "Positive",
     "RunLock",
@@ -96,9 +99,11 @@ __all__ = [
     "as_asked",
     "asked_by_command",
     "available_memory",
+    "check_argument",
     "check_has_config",
     "check_links",
     "check_tensors",
+    "checks_arguments",
     "checksum",
     "clear_leftovers",
     "derive",
@@ -110,6 +115,7 @@ __all__ = [
     "is_out_of_memory",
     "is_process_alive",
     "is_taken",
+    "level_of_caller",
     "load_torch",
     "machine_name",
     "make_folder",

@@ -12,9 +12,10 @@ import torch
 
 from mupscale.hf.describe import in_one_line, quiet_transformers, require_transformers
 from mupscale.hf.files.source import Source, TemporaryFolder, open_source
-from mupscale.system import MupscaleError, make_folder, require
+from mupscale.system import MupscaleError, checks_arguments, make_folder, require
 
 
+@checks_arguments
 def read_gguf(path: str | Path) -> Source:
     """A GGUF file as a checkpoint of float32 numbers, which `upscale`, `verify` and `inspect` take like a folder.
 

@@ -26,7 +26,7 @@ from mupscale.hf.verification.model_outputs import OutputComparison, compare_out
 from mupscale.hf.verification.relation import Relation, relate
 from mupscale.planning import Difference, KeepDouble
 from mupscale.planning import plan as plan_of_modules
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 _BATCHES = 8  # of training, used in turn
 _FILES_ADVICE = (
@@ -38,6 +38,7 @@ Checkpoint = str | Path | Source | nn.Module
 
 
 @runs_trusted_code
+@checks_arguments
 def verify(
     small: Checkpoint,
     wide: Checkpoint,
