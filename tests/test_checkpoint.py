@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
@@ -299,6 +299,38 @@ def test_a_truncated_file_is_refused_and_changes_nothing(tmp_path: Path, keep: f
     assert identical(dict(model.state_dict()), before)
 
 
+@pytest.mark.parametrize("word", [b'"checksums"', b'"mupscale"', b"version"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_no_flipped_bit_of_a_word_switches_the_checks_off(
+    tmp_path: Path, word: bytes, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in files of version 1 that have checksums, and where a file that is none of ours is read as weights."""
+    monkeypatch.setattr(checkpoint, "_VERSION", version)
+    path = mu.save(tmp_path / "x.safetensors", nn.Linear(2, 2), step=3)
+    monkeypatch.undo()
+    assert mu.load(path).extra == {"step": 3}
+    content = bytearray(path.read_bytes())
+    for at in range(start := content.index(word), start + len(word)):
+        for bit in range(8):
+            content[at] ^= 1 << bit
+            path.write_bytes(content)
+            with pytest.raises((mu.MupscaleError, SafetensorError)):
+                _ = mu.load(path) if checkpoint.is_checkpoint(path) else load_file(path)
+            content[at] ^= 1 << bit
+
+
+def test_a_header_without_checksums_is_refused_where_its_version_writes_them(tmp_path: Path) -> None:
+    path = mu.save(tmp_path / "x", nn.Linear(2, 2), step=3)
+    with safe_open(path, framework="pt") as file:
+        header = file.metadata()["mupscale"]
+    tensors = load_file(path)
+    save_file(tensors, path, metadata={"mupscale": header.replace('"version": 2', '"version": 1')})
+    assert mu.load(path).extra == {"step": 3}  # written before there were any
+    save_file(tensors, path, metadata={"mupscale": header})
+    with pytest.raises(checkpoint.DamagedCheckpoint, match="x is damaged: its header has no checksums"):
+        mu.load(path)
+
+
 def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "plain.safetensors")
     with pytest.raises(mu.MupscaleError, match="no checkpoint written by mupscale"):
@@ -485,3 +517,77 @@ def test_a_grown_optimizer_is_made_from_the_plan_beside_it(tmp_path: Path) -> No
     for ours, theirs in zip(again.param_groups, grown.param_groups, strict=True):
         for p, q in zip(ours["params"], theirs["params"], strict=True):
             assert torch.equal(again.state[p]["exp_avg"], grown.state[q]["exp_avg"])
+
+
+# states of other optimizers
+
+_O = torch.optim
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "SGD": lambda p: _O.SGD(p, lr=0.1),
+    "SGD with momentum": lambda p: _O.SGD(p, lr=0.1, momentum=0.9),
+    "AdamW": lambda p: _O.AdamW(p, lr=0.1),
+    "NAdam": lambda p: _O.NAdam(p, lr=0.1),
+    "Adamax": lambda p: _O.Adamax(p, lr=0.1),
+    "Adagrad": lambda p: _O.Adagrad(p, lr=0.1),
+    "RMSprop": lambda p: _O.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
+    "Adafactor": lambda p: _O.Adafactor(p, lr=0.1),
+    "ASGD": lambda p: _O.ASGD(p, lr=0.1),
+    "LBFGS": lambda p: _O.LBFGS(p, lr=0.1),
+}
+SAME_CLASS = {("SGD", "SGD with momentum"), ("SGD with momentum", "SGD")}  # whose hyperparameters come along
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[MLP, dict[str, Path]]:
+    folder, model = tmp_path_factory.mktemp("optimizers"), MLP(6, 4, 5, depth=2)
+    paths = {}
+    for name, make in OPTIMIZERS.items():
+        optimizer = make(model.parameters())
+        optimizer.zero_grad()
+        model(torch.ones(2, 6)).sum().backward()
+        optimizer.step(lambda: model(torch.ones(2, 6)).sum())
+        paths[name] = mu.save(folder / name, model, optimizer)
+    return model, paths
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_state_goes_into_an_optimizer_of_its_own_class_alone(name: str, saved: Any) -> None:
+    model, paths = saved
+    for other, make in OPTIMIZERS.items():
+        optimizer = make(model.parameters())
+        before = copy.deepcopy(optimizer.state_dict())
+        if other == name or (name, other) in SAME_CLASS:
+            mu.load(paths[name], model, optimizer)
+        elif other != "LBFGS":  # which no step shows
+            with pytest.raises(MupscaleError, match=r"is of another optimizer: .* load the model alone|number of"):
+                mu.load(paths[name], model, optimizer)
+            assert identical(optimizer.state_dict(), before)
+
+
+@pytest.mark.parametrize("lost", ["exp_avg", "exp_avg_sq", "step"])
+def test_a_state_that_lacks_something_is_refused(lost: str, saved: Any, tmp_path: Path) -> None:
+    model, paths = saved
+    optimizer = _O.AdamW(model.parameters())
+    mu.load(paths["AdamW"], model, optimizer)
+    del optimizer.state[model.layers[1].bias][lost]
+    path = mu.save(tmp_path / "lost", model, optimizer)
+    with pytest.raises(MupscaleError, match=rf"its state number 3 has no '{lost}', which AdamW keeps"):
+        mu.load(path, model, _O.AdamW(model.parameters()))
+
+
+def test_a_state_with_more_in_it_is_refused_where_the_optimizer_is_known(saved: Any) -> None:
+    """Lion has AdamW's hyperparameters, and one of its two averages."""
+
+    class Lion(Optimizer):
+        def __init__(self, params: Any, lr: float = 0.1) -> None:
+            super().__init__(params, {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.0})
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for p in self.param_groups[0]["params"]:
+                self.state[p]["exp_avg"] = torch.zeros_like(p)
+
+    model, paths = saved
+    mu.load(paths["AdamW"], model, Lion(model.parameters()))
+    mu.register_optimizer(Lion, degree=0, eps=(), state={"exp_avg": 1})
+    with pytest.raises(MupscaleError, match="has 'exp_avg_sq', which Lion does not keep"):
+        mu.load(paths["AdamW"], model, Lion(model.parameters()))

@@ -216,7 +216,7 @@ class Scaled(nn.Module):
 def test_unsupported_dtypes(dtype: torch.dtype, sides: str) -> None:
     narrow = Scaled(4, torch.float32 if sides == "wide" else dtype)
     wide = Scaled(8, torch.float32 if sides == "narrow" else dtype)
-    with refused("'stored'", str(dtype), "floating-point", "dequantise"):
+    with refused("'stored'", str(dtype), "floating-point", "real and imaginary" if dtype.is_complex else "dequantise"):
         mu.plan(narrow, wide)
 
 

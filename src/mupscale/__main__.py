@@ -6,6 +6,7 @@ import sys
 from mupscale.cli import main
 
 if __name__ == "__main__":
+    __spec__ = None  # so that processes which are started by a class of one's own import this, and find its module
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -22,17 +22,25 @@ from torch.optim import Optimizer
 from mupscale.core import (
     PackedTensors,
     Plan,
-    check_is_plan,
     copy_into,
     laid_out_like,
     naming,
     pack_values,
     unpack_values,
 )
-from mupscale.system import MupscaleError, check_tensors, parse_json, replacing, write_tensors
+from mupscale.growth import what_is_foreign
+from mupscale.system import (
+    MupscaleError,
+    check_tensors,
+    checks_arguments,
+    make_folder,
+    parse_json,
+    replacing,
+    write_tensors,
+)
 
 _HEADER = "mupscale"
-_VERSION = 1
+_VERSION = 2  # 1 may have no checksums
 _GROUPS_OF_PLAN = (
     "a grown model's has the groups that mupscale.param_groups makes from the checkpoint's plan, and from groups=, "
     "where the small model's optimizer had groups of its own"
@@ -63,6 +71,7 @@ class Checkpoint:
         return f"Checkpoint({', '.join(parts)}, extra: {', '.join(map(repr, self.extra)) or 'none'})"
 
 
+@checks_arguments
 def save(
     path: str | Path,
     model: nn.Module,
@@ -98,8 +107,6 @@ def save_states(
     ...     load(path).model
     {'weight': tensor([1., 1.])}
     """
-    if plan is not None:
-        check_is_plan(plan)
     path = Path(path)
     tensors = PackedTensors()
     content = {
@@ -129,11 +136,12 @@ def _failure(path: Path, tensors: PackedTensors, content: Mapping[str, Any]) -> 
 
 
 def _write(path: Path, tensors: PackedTensors, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with replacing(path) as temporary:
         write_tensors(temporary, tensors.storable(), {_HEADER: json.dumps(content)})
 
 
+@checks_arguments
 def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> Checkpoint:
     """Read a checkpoint, and put it into the model and the optimizer where given.
 
@@ -147,14 +155,14 @@ def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer 
     True
     """
     try:
-        header, tensors = _read(Path(path))
+        header, tensors, has_checksums = _read(Path(path))
     except FileNotFoundError:
         raise MupscaleError(f"there is no checkpoint at {path}") from None
     except (SafetensorError, OSError, RuntimeError) as error:
         if _is_pickled(Path(path)):
             raise MupscaleError(f"{path} is a file of torch.save: read it with mupscale.load_torch") from None
         raise DamagedCheckpoint(f"{path} is not a whole checkpoint ({error}); it may be truncated") from None
-    checkpoint = _parse_header(header, tensors, path)
+    checkpoint = _parse_header(header, tensors, has_checksums, path)
     if model is not None:
         check_model_state(checkpoint.model, model)
     if optimizer is not None:
@@ -166,7 +174,7 @@ def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer 
     return checkpoint
 
 
-def _parse_header(header: str, tensors: Mapping[str, Tensor], path: str | Path) -> Checkpoint:
+def _parse_header(header: str, tensors: Mapping[str, Tensor], has_checksums: bool, path: str | Path) -> Checkpoint:
     """What the header says, with the tensors in their places; the field that is not what it must be is named."""
     try:
         content = parse_json(header, f"the header of {path}")
@@ -174,8 +182,10 @@ def _parse_header(header: str, tensors: Mapping[str, Tensor], path: str | Path) 
         raise DamagedCheckpoint(str(error)) from None
     if not isinstance(content, dict) or "version" not in content:
         raise DamagedCheckpoint(f"the header of {path} is damaged: it says no version")
-    if content["version"] != _VERSION:
+    if content["version"] not in (1, _VERSION):
         raise MupscaleError(f"{path} was written in version {content['version']} of the format; this reads {_VERSION}")
+    if content["version"] != 1 and not has_checksums:
+        raise DamagedCheckpoint(f"{path} is damaged: its header has no checksums")
     parts: dict[str, Any] = {}
     for name in ("model", "optimizer", "extra", "plan"):
         try:
@@ -202,9 +212,9 @@ def _check_optimizer(state: Any, path: str | Path) -> None:
         raise DamagedCheckpoint(f"the header of {path} is damaged: 'optimizer' is no state of an optimizer")
 
 
-def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
-    """Header and tensors of one file: safetensors opens a path twice, and a writer may replace it meanwhile."""
-    while True:
+def _read(path: Path) -> tuple[str, dict[str, Tensor], bool]:
+    """Header and tensors of one file, and whether it has checksums, which then are theirs."""
+    while True:  # safetensors opens a path twice, and a writer may replace it meanwhile
         before = path.stat()
         if not path.is_file():
             raise MupscaleError(f"{path} is no ordinary file, so no checkpoint is read from it")
@@ -218,13 +228,13 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
             continue
         if os.path.samestat(before, path.stat()):
             break
-    if _HEADER not in metadata:
+    if not _is_ours(metadata):
         raise MupscaleError(f"{path} is a safetensors file, but no checkpoint written by mupscale")
     try:
-        check_tensors(path, tensors, metadata)
+        has_checksums = check_tensors(tensors, metadata, required=len(metadata) > 1)  # else their name is damaged
     except MupscaleError as error:
         raise DamagedCheckpoint(f"{path} is damaged: {error}") from None
-    return metadata[_HEADER], tensors
+    return metadata[_HEADER], tensors, has_checksums
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -241,9 +251,14 @@ def is_checkpoint(path: str | Path) -> bool:
         if not Path(path).is_file():
             return False
         with safe_open(path, framework="pt") as file:
-            return _HEADER in (file.metadata() or {})
+            return _is_ours(file.metadata() or {})
     except (SafetensorError, OSError):
         return False
+
+
+def _is_ours(metadata: Mapping[str, str]) -> bool:
+    """Whether a file's metadata are of `save`: by the header's name, or by its checksum, where that name is damaged."""
+    return _HEADER in metadata or any(f'"metadata/{_HEADER}"' in text for text in metadata.values())
 
 
 def load_optimizer_state(state: dict[str, Any], optimizer: Optimizer) -> None:
@@ -256,6 +271,11 @@ def load_optimizer_state(state: dict[str, Any], optimizer: Optimizer) -> None:
     0.1
     """
     _check_shapes(state, optimizer)
+    if foreign := what_is_foreign(state, optimizer):
+        raise MupscaleError(
+            f"the checkpoint is of another optimizer: {foreign}; load it into one of the class that it was saved from, "
+            f"or load the model alone"
+        )
     try:
         optimizer.load_state_dict(state)
     except (ValueError, KeyError) as error:

@@ -238,7 +238,7 @@ def test_errors() -> None:
         mu.coord_check(MLPS, [64], vectors(), classify, torch.optim.SGD, lr=0.1)
     with pytest.raises(mu.MupscaleError, match="two widths and one batch"):
         mu.coord_check(MLPS, [64, 128], [], classify, torch.optim.SGD, lr=0.1)
-    with pytest.raises(mu.MupscaleError, match="'mup' or 'standard', not 'ntk'"):
+    with pytest.raises(mu.MupscaleError, match="is 'ntk', but must be 'mup' or 'standard'"):
         mu.coord_check(MLPS, [64, 128], vectors(), classify, torch.optim.SGD, lr=0.1, parametrization="ntk")  # type: ignore[arg-type]
 
 

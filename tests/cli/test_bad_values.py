@@ -45,7 +45,6 @@ class Tokens(nn.Module):
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("bad_values_of_ones_own", "raises", "leaves"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "bad_values_of_ones_own.py").write_text(OWN)
@@ -77,6 +76,7 @@ TRAININGS = {
     ),
     "a loss that is a number": (["--loss", "math.pi"], "the loss math.pi is no function of outputs and targets"),
     "a loss that is a word": (["--loss", "5"], "'5' is no import path"),
+    "a loss of dots": (["--loss", ".."], "'..' is no import path: give module.name"),
     "a loss of truth": (["--loss", "operator.is_"], "the loss operator.is_ gives a bool, not a tensor"),
     "a loss of one's own": (["--loss", f"{MINE}.many"], f"the loss {MINE}.many gives shape (20,), not one number"),
     "a silent loss": (["--loss", f"{MINE}.silent"], "does not depend on the model's weights"),
@@ -109,6 +109,7 @@ def test_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     write_checkpoint(tmp_path / "small", config, llama_tensors(llama_config()))
     upscale, inspect = ["upscale", "small", "wide"], ["inspect", "small"]
     assert "take less noise" in said(capsys, [*upscale, "--noise", "1e308"], 1)
+    assert "is no size of a shard: write it as 5GB" in said(capsys, [*upscale, "--shard-size", "9" * 400], 1)
     for words in (upscale, inspect):
         assert "a number of 5,000 digits is too large" in said(capsys, [*words, "--times", DIGITS], 1)
         assert "raises.py: it raises RuntimeError: one" in said(capsys, [*words, "--describe", "raises.py"], 2)

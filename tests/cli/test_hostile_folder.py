@@ -29,7 +29,6 @@ RECIPE = "mlp-covtype-tiny"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the files are, and the current folder; nothing of it is ever run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "payload.py").write_text("open('ran', 'w')\n")
     yield tmp_path
     assert not list(tmp_path.rglob("ran"))
@@ -88,6 +87,14 @@ def test_recipes(folder: Path, capsys: pytest.CaptureFixture[str], words: list[s
         refused(capsys, *words, str(recipe))
 
 
+def test_a_file_with_the_name_of_a_recipe_that_ships(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not the recipe that was asked for."""
+    (folder / RECIPE).write_text("model: {class_path: payload.Net}\n")
+    with pytest.raises(SystemExit):
+        main(["train", RECIPE, "--print-config"])
+    assert "mupscale.models.MLP" in capsys.readouterr().out
+
+
 def test_aliases_in_an_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "train", RECIPE, "--model", hostile_folders.BOMB)
     assert "100,000 values, which is the most" in said
@@ -104,13 +111,34 @@ def test_pickled_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "which is code" in said
 
 
+FROM = ["--width", "64", "--from_width", "32", "--from", "HERE"]
+TAKES_A_FOLDER = {
+    "inspect": ["inspect", "HERE"],
+    "upscale": ["upscale", "HERE", "wide", "--no-verify"],
+    "verify": ["verify", "HERE", "HERE"],
+    "train": ["train", RECIPE, "--out", "new", *FROM],
+    "run": ["run", RECIPE, "--out", "new", "--dry-run", *FROM],
+    "resume": ["resume", "HERE"],
+    "report": ["report", "HERE"],
+    "curves": ["curves", "HERE"],
+    "data info": ["data", "info", "HERE"],
+}
+
+
+@pytest.mark.parametrize("words", TAKES_A_FOLDER.values(), ids=TAKES_A_FOLDER)
+@pytest.mark.filterwarnings("ignore:.*single process.*")
+def test_folders_of_torch_distributed(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    for checkpoint in hostile_folders.hostile_dcp_folders(folder / "dcp"):
+        refused(capsys, *(str(checkpoint) if word == "HERE" else word for word in words))
+
+
 def test_a_name_that_looks_like_markup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a table it is shown as it is written, control characters written out."""
     config = {**llama_config(), "model_type": "odd", "num_hidden_layers": 1}
-    write_checkpoint(folder / "odd", config, {"[/]weight\x1b[2J": torch.ones(16, 16)})
+    write_checkpoint(folder / "odd", config, {"[/]weight\x1b[2J\nforged": torch.ones(16, 16)})
     hf.register(hf.Architecture("odd", tensors={"*": hf.linear("hidden", "hidden")}))
     try:
         assert main(["inspect", "odd"]) == 0
     finally:
         DESCRIPTIONS.pop("odd")
-    assert r"[/]weight\x1b[2J" in capsys.readouterr().out
+    assert r"[/]weight\x1b[2J\nforged" in capsys.readouterr().out

@@ -17,6 +17,7 @@ pytest.importorskip("jsonargparse")
 from mupscale import __version__
 from mupscale.cli import main
 from mupscale.cli.command_table import COMMANDS
+from mupscale.cli.own_modules import finding_own_modules
 from mupscale.cli.training import read_recipe, read_run
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Growth
@@ -86,11 +87,10 @@ grow:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of one's own to work in, with a module and a recipe."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "mine.yaml").write_text(RECIPE)
-    sys.path.insert(0, str(tmp_path))
-    yield tmp_path
+    with finding_own_modules():  # as in a command
+        yield tmp_path
     sys.modules.pop("mine", None)
 
 

@@ -27,7 +27,6 @@ TINY = ["train", "mlp-covtype-tiny", "--steps", "3", "--grow", "[]", "--device",
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
     set_loudness("normal")
 

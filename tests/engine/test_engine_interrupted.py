@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from mupscale import checkpoint
 from mupscale.engine import Outcome, RunStack, train_many
 from mupscale.system import Interrupted
 from mupscale.system.errors import MupscaleError
-from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Spec
+from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Spec, run_recipe
 from processes import PROCESSES
 from slow_cases import with_slow
 from small_runs import assert_same_run, metrics, recipe
@@ -235,16 +236,46 @@ def test_one_at_a_time_keeps_what_is_done(tmp_path: Path) -> None:
     assert ours == train_many(recipes, engine="serial", points=5, evaluate=True)
 
 
-def test_a_save_at_the_very_end_is_not_needed(tmp_path: Path) -> None:
-    """Asked to stop in the last steps: they end."""
-    recipes = varied(recipe(steps=6, checkpoints=ALWAYS))
+def test_what_is_kept_may_be_moved(tmp_path: Path) -> None:
+    """A stack that starts from runs beside it goes on where it was, though it is called by another path."""
+
+    def recipes(place: str) -> list[Recipe]:
+        one = recipe(Path(place, "runs"), steps=6, log_every=1, checkpoints=ALWAYS, start=f"{place}/base", width=16)
+        return [replace(each, out=f"{place}/{number}") for number, each in enumerate(varied(one))]
 
     def tell(at: int, values: Any) -> None:
-        if at == 6:
+        if at == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    found = train_many(recipes, points=6, save=tmp_path / "kept", on_point=tell)
-    assert {outcome.status for outcome in found} == {"finished"}
+    run_recipe(recipe(tmp_path / "here" / "base", steps=2))
+    with chdir(tmp_path), pytest.raises(Interrupted):
+        train_many(recipes("here"), save=Path("here/kept"), on_point=tell)
+    (tmp_path / "here").rename(tmp_path / "there")
+    notes: list[str] = []
+    train_many(recipes(f"{tmp_path}/there"), save=tmp_path / "there" / "kept", note=notes.append)
+    assert notes == ["going on after step 3 of 6 with 3 runs"]
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "serial"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_in_the_last_step_it_stops_with_all_that_is_done(
+    tmp_path: Path, number: int, engine: Any
+) -> None:
+    """Nobody looks any more, and whoever called would go on with the next stage; the same call trains nothing again."""
+    recipes, save, heard = varied(recipe(steps=6, checkpoints=ALWAYS)), tmp_path / "kept", list[int]()
+
+    def tell(at: int, values: Any) -> None:
+        heard.append(at)
+        if at == 6 and (engine != "serial" or len(recipes) - 1 in values):
+            os.kill(os.getpid(), number)
+
+    asked: dict[str, Any] = {"engine": engine, "points": 6, "save": save, "on_point": tell}
+    with pytest.raises(Interrupted, match="interrupted after the last step of a run"):
+        train_many(recipes, **asked)
+    before = len(heard)
+    assert train_many(recipes, **asked) == train_many(recipes, engine=engine, points=6)
+    assert len(heard) == before
+    assert not save.exists()
 
 
 @pytest.mark.parametrize("folders", [False, True], ids=["a stack's file", "metrics and checkpoints"])

@@ -349,7 +349,7 @@ def test_buffers_that_no_checkpoint_holds(depends: bool) -> None:
         (lambda w: MLP(5, w, 3), {"base": -16}, "base is a positive width"),
         (lambda w: MLP(5, w, 3), {"base": -16, "init_at": 16}, "base is a positive width"),
         (lambda w: MLP(5, w, 3), {"base": 16, "init_at": 0}, "init_at is a positive width"),
-        (lambda w: MLP(5, w, 3), {"base": "16"}, "base is a positive width"),
+        (lambda w: MLP(5, w, 3), {"base": "16"}, "base= is '16', but must be a number"),
         (lambda w: MLP(5, w, 3), {"base": {}}, "base is a positive width"),
     ],
 )

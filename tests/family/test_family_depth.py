@@ -125,7 +125,7 @@ def test_any_model_of_the_class_has_a_plan() -> None:
 
 @pytest.mark.parametrize("rule", ["sqrt", "None", "", None])
 def test_a_rule_that_is_none_of_them_is_refused(rule: Any) -> None:
-    with pytest.raises(mu.MupscaleError, match=rf"depth_rule is 'none' or 'complete', not {rule!r}"):
+    with pytest.raises(mu.MupscaleError, match=rf"depth_rule= is {rule!r}, but must be 'none' or 'complete'"):
         family(rule)
 
 
@@ -154,7 +154,7 @@ def test_bad_input() -> None:
         one.upscale(model, depth=4, scheduler=scheduler)
     with pytest.raises(mu.MupscaleError, match="says its depth"):
         one.plan({"width": 8})
-    with pytest.raises(mu.MupscaleError, match="or a pair of the two"):
+    with pytest.raises(mu.MupscaleError, match="or a tuple of these"):
         one.upscale(model, depth=6, grow="identity")  # type: ignore[arg-type]
     with pytest.raises(mu.MupscaleError, match="one depth"):
         one.widening({"width": 8, "depth": 2}, {"width": 16, "depth": 4})

@@ -143,7 +143,7 @@ def test_a_family_in_half_precision_is_measured_as_well() -> None:
 def test_a_batch_on_which_a_model_does_not_run_is_no_end_of_a_growth() -> None:
     narrow, wide = Residual(8), Residual(12)
     plan = mu.plan(narrow, wide, fresh=narrow, grow=LOSSLESS)
-    with pytest.warns(mu.UncheckedPlan, match="on the batch: RuntimeError"):
+    with pytest.warns(mu.UncheckedPlan, match=r"on the batch \(RuntimeError"):
         mu.upscale(narrow, wide, plan, grow=LOSSLESS, inputs=torch.ones(2, 3))
 
 

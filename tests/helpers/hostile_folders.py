@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hf_files import llama_config, llama_shapes, llama_tensors, write_checkpoint
+from mupscale.train import save_dcp
 
 MLP = {"class_path": "mupscale.models.MLP", "init_args": {"d_in": 54, "d_out": 7}}
 DATA = {"class_path": "mupscale.data.CoverTypeSample", "init_args": {}}
@@ -112,12 +114,33 @@ def hostile_texts(folder: Path) -> list[Path]:
     return [packed, deep, digits]
 
 
+class Harmful:
+    """Makes a folder `ran` where it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder / "ran"),)
+
+
 def pickled_code(folder: Path) -> Path:
     """Weights of torch.save that are code."""
-
-    class Harmful:
-        def __reduce__(self) -> Any:
-            return os.mkdir, (str(folder / "ran"),)
-
-    torch.save({"weight": Harmful()}, folder / "weights.pt")
+    torch.save({"weight": Harmful(folder)}, folder / "weights.pt")
     return folder / "weights.pt"
+
+
+def hostile_dcp_folders(folder: Path) -> list[Path]:
+    """Folders of torch.distributed.checkpoint with code in one index or the other, alone and as a run's checkpoint."""
+    run = folder / "run"
+    run.mkdir(parents=True)
+    (run / "recipe.json").write_text(json.dumps(RECIPE))
+    made = []
+    for step, place in enumerate([folder / "first", folder / "second", run / "checkpoints" / "step-000000001"]):
+        save_dcp(place, torch.nn.Linear(2, 1))
+        index = pickle.loads((place / ".metadata").read_bytes())
+        index.storage_meta = 5  # which torch's own reader fails on, and looks for the second index then
+        (place / ".metadata").write_bytes(pickle.dumps(Harmful(folder) if step == 0 else index))
+        (place / "__0.metadata").write_bytes(pickle.dumps(Harmful(folder)))
+        made.append(place)
+    return [*made, run, run / "checkpoints"]

@@ -547,7 +547,9 @@ def test_too_large_for_the_memory(pair: tuple[Path, Path], monkeypatch: pytest.M
     monkeypatch.setattr("mupscale.system.available_memory", lambda: 600_000_000)
     assert verify(*pair).ok
     monkeypatch.setattr("mupscale.system.available_memory", lambda: 100_000_000)
-    with pytest.raises(MupscaleError, match=r"takes 0\.0 GB of memory and 0\.1 GB are free"):
+    with pytest.raises(
+        MupscaleError, match=r"takes 0\.1 GB of memory, beside 0\.5 GB for everything else, and 0\.1 GB are free"
+    ):
         verify(*pair)
 
 

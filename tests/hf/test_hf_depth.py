@@ -259,7 +259,7 @@ def test_refused(tmp_path: Path) -> None:
     for layers in (1, 2):
         with pytest.raises(MupscaleError, match=f"has 2 layers, and a deeper model more than that, not {layers}"):
             hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "other", layers=layers)
-    with pytest.raises(MupscaleError, match="identity, stack or interleaved, not 'sideways'"):
+    with pytest.raises(MupscaleError, match="how= is 'sideways', but must be 'identity', 'stack' or 'interleaved'"):
         hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "other", layers=3, how="sideways")  # type: ignore[arg-type]
     with pytest.raises(MupscaleError, match="are for a wider model"):
         hf.upscale(tmp_path / "llama", tmp_path / "other", layers=3, noise=1.0)

@@ -197,7 +197,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "noise": ({"hidden": 24, "noise": 0.5}, "noise= and grow= are two ways"),
     "divide": ({"hidden": 25, "heads": 6}, "6 heads do not divide 25; let hidden grow as much as heads"),
     "paired": ({"grow": mu.Copies(0.1, paired=True)}, "paired noise needs whole tensors"),
-    "a word": ({"grow": "fresh"}, "grows by Copies.* or Fresh.*, and grow= is 'fresh'"),
+    "a word": ({"grow": "fresh"}, "grow= is 'fresh', but must be an operator of width"),
     "no init": (
         {"config": {"initializer_range": None}, "hidden": 24, "heads": 6},
         "write 'initializer_range', the std",

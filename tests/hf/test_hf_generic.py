@@ -17,6 +17,7 @@ from hf_models import randomised  # noqa: E402
 from mupscale import Fresh, MupscaleError  # noqa: E402
 from mupscale.hf.describe import from_modules  # noqa: E402
 from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
+from mupscale.hf.describe.file_names import InModel  # noqa: E402
 from mupscale.hf.describe.multipliers import Times  # noqa: E402
 from mupscale.hf.describe.registry import DESCRIPTIONS  # noqa: E402
 from mupscale.hf.files.record import Record  # noqa: E402
@@ -48,10 +49,18 @@ EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
 MORE_EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deberta-v2": ("DebertaV2", "ForMaskedLM", {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
     "dinov2": ("Dinov2", "ForImageClassification", {**SIZES, "image_size": 8, "patch_size": 4}),
+    "rwkv": ("Rwkv", "ForCausalLM", {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 29}),
     "clip_text_model": ("CLIPText", "CLIPTextModel", TEXT),
     "siglip_vision_model": ("SiglipVision", "SiglipVisionModel", {**SIZES, "image_size": 8, "patch_size": 4}),
 }
-"""With make test-slow; also those whose outputs are hidden states."""
+"""With make test-slow; also those whose outputs are hidden states, and one that writes a state in place."""
+
+JOINED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "jina_embeddings_v3": ("JinaEmbeddingsV3", "JinaEmbeddingsV3Model", {**TEXT, "num_hidden_layers": 1}),
+    "gte": ("Gte", "GteModel", {**TEXT, "num_hidden_layers": 1}),
+    "hrm_text": ("HrmText", "ForCausalLM", {**TEXT, "num_hidden_layers": 1, "head_dim": 4}),
+}
+"""transformers' files of them hold several parameters in one tensor: q, k and v, or gate and up."""
 
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "multi-query": ("GPTBigCode", "ForCausalLM", {**GPT, "multi_query": True}, "would need two learning rates"),
@@ -109,6 +118,35 @@ def test_more_that_is_exact(name: str, tmp_path: Path) -> None:
     found = compared(name, MORE_EXACT, tmp_path)
     assert found.rows[-1].what.startswith("outputs over 5 steps of AdamW")
     assert all(row.difference < 1e-10 for row in found.rows if "before rounding" in row.what or row is found.rows[0])
+
+
+@pytest.mark.parametrize("name", with_slow(JOINED, ["jina_embeddings_v3"]))
+def test_tensors_that_hold_several_parameters(name: str, tmp_path: Path) -> None:
+    """They were "the files and config.json do not belong together", of a folder that transformers had just saved."""
+    if not hasattr(transformers, f"{JOINED[name][0]}Config"):
+        pytest.skip("another version of transformers")
+    found = compared(name, JOINED, tmp_path)
+    assert found.rows[-1].what.startswith("outputs over 5 steps of AdamW")
+    assert all(row.difference < 1e-12 for row in found.rows)
+
+
+def test_what_cannot_grow_in_one_tensor_is_told_how_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(*EXACT["arcee"]).to_dict()
+    plan = from_modules.plan_by_modules(config, Times.of(2), fresh=False)
+    q, o = (f"model.layers.0.self_attn.{which}_proj.weight" for which in "qo")
+    for held in (InModel((q, o), in_a_row=False), InModel((q, q, o)), InModel((q, "lm_head.weight"))):
+        monkeypatch.setattr(from_modules, "names_in_model", lambda model, names, held=held: {"joined": held})
+        with pytest.raises(MupscaleError, match=r"'joined' .* holds \d parameters .*save_original_format=False"):
+            from_modules.plan_for_files(config, plan, {"joined": (32, 16)})
+
+
+def test_norms_without_gains_are_the_reason_of_fresh_units_that_are_not_compared(tmp_path: Path) -> None:
+    """OLMo's are before the branches; that they come after the sum was said of them, and it was refused."""
+    small = saved(tmp_path / "small", "Olmo", "ForCausalLM", {**GROUPED, "num_hidden_layers": 1, "pad_token_id": 0})
+    found = upscale(small, tmp_path / "wide", times=2, grow=Fresh(), progress=False).comparison
+    assert found is not None
+    said = "new units silent: the norm 'model.layers.0.input_layernorm' has no gain that could be rescaled (layer)"
+    assert any(said in note for note in found.notes)
 
 
 @pytest.mark.parametrize("name", REFUSED)

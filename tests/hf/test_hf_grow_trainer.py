@@ -158,7 +158,7 @@ def test_the_best_checkpoint_is_one_of_the_grown_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [0, -1, 2.0, True])
 def test_a_growth_before_the_first_step_is_refused_when_it_is_asked_for(at: Any) -> None:
-    with pytest.raises(MupscaleError, match=rf"at= .* 1 or more, not {at}; .* use mupscale\.hf\.upscale"):
+    with pytest.raises(MupscaleError, match=rf"at= is {at}, .* 1 or more; .* use mupscale\.hf\.upscale"):
         hf.GrowTrainerCallback(at=at, times=2)
 
 

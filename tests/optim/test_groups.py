@@ -923,7 +923,9 @@ def test_a_subclass_of_torchs_own_is_known(base: type[optim.Optimizer]) -> None:
 def test_an_optimizer_that_is_made_already_is_refused() -> None:
     family = mu.Family(lambda width: MLP(3, width, 2), base=8)
     model = family.init(8)
-    with pytest.raises(mu.MupscaleError, match=r"given as its class.*not as an object of AdamW"):
+    with pytest.raises(
+        mu.MupscaleError, match=r"is an AdamW, but must be the class of an optimizer.*pass torch.optim.AdamW itself"
+    ):
         family.optimizer(model, optim.AdamW(model.parameters()))  # type: ignore[arg-type]
 
 

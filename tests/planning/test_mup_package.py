@@ -203,3 +203,24 @@ def test_a_family_of_mup_models_has_mups_rates_and_upscales(name: str, kind: str
 def test_a_family_whose_build_sets_no_base_shapes_is_refused() -> None:
     with pytest.raises(mu.MupscaleError, match="without base shapes"):
         mu.Family(MLP, base=BASE).plan(WIDE)
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_batch_plans_mups_models_as_their_modules_do(name: str) -> None:
+    """Its layers look for what the package put on parameters, which copies for the runs keep."""
+    build = BUILDS[name]
+    narrow, wide, between = (prepared(build, width) for width in (NARROW, WIDE, NARROW + BASE))
+    x = batches(build, 1)[0][0]
+    plan = mu.plan(narrow, wide, inputs=x)
+    assert plan.checked
+    assert plan.parameters == mu.plan(narrow, wide).parameters
+    units = {"fresh": lambda: prepared(build, NARROW), "inputs": x, "grow": mu.Fresh()}
+    if name == "mlp":  # the others' heads are wider, which is for copies
+        assert mu.plan(narrow, between, **units).tried_by == "silent units"
+    assert mu.Family(lambda width: prepared(build, width), base=BASE, inputs=x).plan(WIDE).checked
+
+
+@pytest.mark.parametrize("build", [MLP, Transformer])
+def test_a_batch_without_base_shapes_is_told_in_mups_own_words(build) -> None:
+    with pytest.raises(mu.MupscaleError, match=r"does not run on the batch \(AssertionError: .*set_base_shapes"):
+        mu.plan(build(NARROW), build(WIDE), inputs=batches(build, 1)[0][0])

@@ -179,19 +179,42 @@ def test_keywords_and_roles_of_the_user() -> None:
         mu.plan(narrow, wide, inputs=x, roles={"b.weight": mu.Role(out=0, in_=1)})
 
 
-def test_what_cannot_be_run() -> None:
-    class Noisy(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(5, width), nn.Linear(width, 2)
+class Noisy(nn.Module):
+    """Noise on the units that grow, or on a latent that does not."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.a(x)
-            return self.b(x + torch.randn_like(x))
+    def __init__(self, width: int, latent: int | None = None) -> None:
+        super().__init__()
+        bare = nn.Parameter(torch.randn(width, width))
+        self.a, self.bare = nn.Linear(5, width), bare if latent is not None else None
+        self.b, self.c = nn.Linear(width, latent or width), nn.Linear(latent or width, 2)
 
-    x = torch.randn(2, 5)
-    with pytest.raises(mu.MupscaleError, match="draws random numbers"):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        x = self.b(x if self.bare is None else torch.tanh(x @ self.bare))
+        return self.c(x + torch.randn_like(x))
+
+
+def test_random_numbers_for_units_that_grow_are_the_reason() -> None:
+    x, said = torch.randn(2, 5), "draws random numbers"
+    with pytest.raises(mu.MupscaleError, match="draws random numbers for units that grow"):
         mu.plan(Noisy(8), Noisy(16), inputs=x)
+    with pytest.raises(mu.MupscaleError, match=said):
+        mu.plan(Noisy(8), Noisy(12), inputs=x, grow=mu.Fresh())
+    with pytest.raises(mu.MupscaleError, match=said):
+        mu.upscale(Noisy(8), Noisy(16), mu.plan(Noisy(8), Noisy(16)), inputs=x)
+
+
+def test_random_numbers_for_a_latent_that_stays_are_the_same_at_both_widths() -> None:
+    """As in a VAE: also where the modules do not tell, and every operation is followed."""
+    x = torch.randn(2, 5)
+    assert mu.plan(Noisy(8, 3), Noisy(16, 3), inputs=x).checked
+    assert mu.Family(lambda width: Noisy(width, 3), base=8, inputs=x).plan(16).checked
+    given = {"inputs": x, "roles": {"bare": mu.Role(out=1, in_=0)}}
+    assert mu.plan(Noisy(8, 3), Noisy(12, 3), **given, grow=mu.Fresh()).tried_by == "silent units"
+
+
+def test_what_cannot_be_run() -> None:
+    x = torch.randn(2, 5)
     with torch.device("meta"):
         wide = Hidden(16)
     with pytest.raises(mu.MupscaleError, match="meta device"):
@@ -317,3 +340,56 @@ def test_a_pass_goes_on_where_its_guess_begins_to_differ(name: str, monkeypatch:
     assert max(starts) > 0
     monkeypatch.setattr(Follower, "go_on_from", lambda follower, earlier: None)
     assert plan() == found
+
+
+class Recurrent(nn.Module):
+    """A state that is written in place in eval mode, so that gradients can be had in training mode alone."""
+
+    def __init__(self, width: int, *, always: bool = False) -> None:
+        super().__init__()
+        self.always, self.a, self.norm, self.b = always, nn.Linear(5, width), nn.LayerNorm(width), nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = torch.tanh(self.a(x)), []
+        state = torch.zeros_like(h[:, 0])
+        for token in h.unbind(1):
+            out.append(token + token.exp() * state)
+            state = state + token if self.training and not self.always else state.add_(token)
+        return self.b(self.norm(torch.stack(out, 1)))
+
+
+@pytest.mark.parametrize("grow", [mu.Copies(), mu.Fresh()])
+def test_a_state_that_is_written_in_place_in_eval_mode(grow: mu.Operator) -> None:
+    x = torch.randn(2, 3, 5)
+    plan = mu.plan(Recurrent(4).eval(), Recurrent(8).eval(), inputs=x, grow=grow)
+    assert plan.checked
+
+
+def test_a_model_without_gradients_is_refused_in_words() -> None:
+    with pytest.raises(mu.MupscaleError, match=r"gives no gradients there .*inplace.* without a cache") as refused:
+        mu.plan(Recurrent(4, always=True), Recurrent(8, always=True), inputs=torch.randn(2, 3, 5))
+    assert isinstance(refused.value.__cause__, RuntimeError)
+
+
+class Rotated(nn.Module):
+    """A factor for every unit that is complex, as a parameter or, as it is fine, as a buffer."""
+
+    def __init__(self, width: int, *, trained: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, width), nn.Linear(width, 2)
+        factor = torch.polar(torch.ones(width), torch.ones(width))
+        if trained:
+            self.factor = nn.Parameter(factor)
+        else:
+            self.register_buffer("factor", factor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b((torch.tanh(self.a(x)) * self.factor).real)
+
+
+def test_complex_parameters_are_refused_in_words_with_a_batch_too() -> None:
+    x = torch.randn(3, 5)
+    for inputs in (None, x):
+        with pytest.raises(mu.MupscaleError, match=r"'factor' has dtype torch.complex64.*real and imaginary parts"):
+            mu.plan(Rotated(4, trained=True), Rotated(8, trained=True), inputs=inputs)
+    assert mu.plan(Rotated(4, trained=False), Rotated(8, trained=False), inputs=x).checked

@@ -60,9 +60,9 @@ def test_a_batch_does_not_hide_which_size_is_wrong() -> None:
 @pytest.mark.parametrize("given", [{}, {"inputs": TOKENS}, {"grow": mu.Fresh()}])
 def test_a_number_is_no_wide_model(given: dict[str, Any]) -> None:
     said = refusal(32, **given)
-    assert "the wide model is a module" in said
+    assert "wide= is 32, but must be a model" in said
     assert "width=32" in said
-    with pytest.raises(mu.MupscaleError, match="the wide model is a module"):
+    with pytest.raises(mu.MupscaleError, match="wide= is 32, but must be a model"):
         mu.upscale(Tokens(8), 32, mu.plan(Tokens(8), Tokens(16), inputs=TOKENS))  # type: ignore[call-overload]
 
 
@@ -138,3 +138,57 @@ def test_fresh_units_are_no_advice_to_those_who_asked_for_them() -> None:
     for said in (refused, unlearnt):
         assert "fresh units" not in str(said.value)
         assert "pass roles=" in str(said.value)
+
+
+class Picky(nn.Module):
+    """A model that has a word to say on what it is given."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, width), nn.Linear(width, 2)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if len(x) < 3:
+            raise KeyError("three rows\nor more")
+        y: Tensor = self.b(torch.tanh(self.a(x)))
+        return y
+
+
+X = torch.randn(4, 3)
+LOSSLESS = mu.Fresh(lossless=True)
+CALLS: dict[str, Any] = {
+    "copies": lambda x: mu.plan(Picky(4), Picky(8), inputs=x),
+    "fresh units": lambda x: mu.plan(Picky(4), Picky(6), inputs=x, grow=mu.Fresh()),
+    "lossless": lambda x: mu.upscale(
+        Picky(4), Picky(6), mu.plan(Picky(4), Picky(6), grow=mu.Fresh(), fresh=Picky(4)), grow=LOSSLESS, inputs=x
+    ),
+    "family": lambda x: mu.Family(Picky, 4, inputs=x),
+    "statistics": lambda x: mu.measure_statistics(nn.Sequential(Picky(4), nn.BatchNorm1d(2)), [x]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_labels_are_no_arguments_of_the_model(call: str) -> None:
+    takes = r"Sequential.forward takes \(input\)" if call == "statistics" else r"Picky.forward takes \(x, mask\)"
+    for batch, given in (((X, X, X), "3 arguments"), ({"x": X, "labels": X}, "x=, labels=")):
+        with pytest.raises(mu.MupscaleError, match=rf"the batch gives {given}, and {takes}: .* and no labels"):
+            CALLS[call](batch)
+
+
+@pytest.mark.parametrize("call", set(CALLS) - {"lossless"})
+def test_what_a_model_raises_on_the_batch_is_passed_on_and_not_blamed_on_float64(call: str) -> None:
+    with pytest.raises(
+        mu.MupscaleError, match=r"does not run on the batch \(KeyError: 'three rows.*or more'\)"
+    ) as said:
+        CALLS[call](X[:2])
+    assert isinstance(said.value.__cause__, KeyError)
+    assert "float" not in str(said.value)
+
+
+def test_a_batch_that_was_given_is_not_asked_for() -> None:
+    """The models have grown then, and need not run here."""
+    plan = mu.plan(Picky(4), Picky(6), grow=mu.Fresh(), fresh=Picky(4))
+    for grow in (mu.Fresh(), LOSSLESS):
+        with pytest.warns(mu.UncheckedPlan, match=r"tried: Picky does not run on the batch \(KeyError") as said:
+            mu.upscale(Picky(4), Picky(6), plan, grow=grow, inputs=X[:2])
+        assert not any("Pass inputs=" in str(each.message) for each in said)

@@ -705,7 +705,7 @@ def test_an_axis_that_is_no_width_must_not_grow() -> None:
 
 @pytest.mark.usefixtures("registry")
 def test_register_roles_checks_what_it_is_given() -> None:
-    with pytest.raises(MupscaleError, match="takes a module class"):
+    with pytest.raises(MupscaleError, match="module= is a Linear, but must be the class of a model"):
         register_roles(nn.Linear(2, 2), weight=MATRIX)  # type: ignore[arg-type]
     with pytest.raises(MupscaleError, match="either a function or one Role per parameter"):
         register_roles(Mixer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from dataclasses import replace
 from functools import partial
@@ -15,10 +16,11 @@ import torch
 from comparison_runs import compare_quietly, facts, few, growing, least, sit
 from mupscale import checkpoint
 from mupscale.cli import main
+from mupscale.engine.stack_run import StackRun
 from mupscale.study import StudySummary, contender_named
 from mupscale.study.pay import PayStudy
 from mupscale.system import MupscaleError
-from mupscale.train import Growth, Recipe, Schedule, Spec, run_recipe
+from mupscale.train import Growth, Recipe, Schedule, Spec, StoredRecipe, run_recipe
 from paper_runs import count_changes, written
 from processes import DEADLINE, PROCESSES
 from small_runs import die_at
@@ -99,7 +101,7 @@ def test_a_budget_is_what_one_run_with_its_schedule_gives(whole: tuple[Path, int
     values = next(one for one in summary.tuned if one.name == "continued")
     leaf = own.large_system().leaves(contender_named("continued"), summary.base["lr"], values.lr, 0.0, 0)[0.5]
     folders = [whole[0] / "stretches" / own.ground.folder_name(stretch) for stretch in leaf.path[1:]]
-    first, second = (Recipe.from_json(json.loads((folder / "recipe.json").read_text())) for folder in folders)
+    first, second = (StoredRecipe.read(folder / "recipe.json").load(["small_runs"]) for folder in folders)
     assert first.schedule == Schedule()
     assert second.schedule == Schedule("wsd", decay=second.steps)
     assert second.steps == (first.steps + second.steps) // 4
@@ -123,6 +125,24 @@ def test_killed_anywhere_it_ends_the_same(whole: tuple[Path, int], tmp_path: Pat
     assert facts(read(run)) == facts(read(folder))
 
 
+def test_asked_to_stop_in_a_last_step_it_trains_no_further_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish = StackRun._finish
+
+    def finish_and_terminate(run: StackRun) -> None:
+        finish(run)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(StackRun, "_finish", finish_and_terminate)
+    path = written(tmp_path / "recipe.yaml", growing())
+    assert main(["run", str(path), "--out", str(tmp_path / "run"), "--comparison.widths", "[4]"]) == 130
+    said = capsys.readouterr()
+    assert "1/6" in said.out
+    assert "2/6" not in said.out
+    assert said.err.endswith("run the same command again, and it goes on where it was\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
 def test_killed_at_any_change_of_its_folder_it_ends_the_same(
@@ -133,6 +153,30 @@ def test_killed_at_any_change_of_its_folder_it_ends_the_same(
     in_process(run, partial(die_at, str(run), 1 + part * count // 20))
     assert in_process(run) == 0
     assert facts(read(run)) == facts(read(folder))
+
+
+def histories(run: Path) -> dict[Path, int]:
+    """When the metrics of each run inside were last written."""
+    return {path.relative_to(run): path.stat().st_mtime_ns for path in run.glob("**/metrics.jsonl")}
+
+
+@pytest.mark.parametrize("called", ["run", "../there/run", "{}/run", "{}/link/run"])
+def test_its_folder_may_be_moved_and_called_by_any_path(
+    whole: tuple[Path, int], called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "there"
+    run = Path(shutil.copytree(whole[0], there / "run"))
+    (there / "link").symlink_to(there)
+    monkeypatch.chdir(there)
+    before = histories(run)
+    assert facts(compare_quietly(Path(called.format(there)))) == facts(read(whole[0]))
+    assert histories(run) == before
+    stored = [file for file in run.glob("**/*") if file.suffix in (".json", ".jsonl", ".safetensors")]
+    assert len(stored) > 50
+    assert not [file for file in stored if str(whole[0].parent).encode() in file.read_bytes()]
+    shutil.rmtree(next(run.glob("large/fresh/*/seed-1/budget-1")))
+    assert facts(compare_quietly(Path(called.format(there)))) == facts(read(whole[0]))
+    assert histories(run).keys() == before.keys()
 
 
 def test_more_seeds_train_only_what_is_new(tmp_path: Path) -> None:
@@ -227,7 +271,7 @@ def test_from_a_run_folder(base_run: Path, tmp_path: Path) -> None:
     assert summary.notes == [note for note in summary.notes if "optimizer state" not in note]
 
 
-def test_from_a_checkpoint_of_ones_own_loop(tmp_path: Path) -> None:
+def test_from_a_checkpoint_of_ones_own_loop(base_run: Path, tmp_path: Path) -> None:
     """mu.save without a run: the width and the steps are asked for, one sentence each."""
     recipe = from_checkpoint(tmp_path / "mine.safetensors")
     family = recipe.family()
@@ -246,6 +290,15 @@ def test_from_a_checkpoint_of_ones_own_loop(tmp_path: Path) -> None:
     assert summary.large is not None
     assert summary.large.base_cost is not None
     assert not any("optimizer state" in note for note in summary.notes)
+    (tmp_path / "other").rename(tmp_path / "moved")  # away from the checkpoint, which lies elsewhere by now
+    before = histories(tmp_path / "moved")
+    (tmp_path / "mine.safetensors").rename(tmp_path / "yours.safetensors")
+    again = replace(recipe, start=str(tmp_path / "yours.safetensors"))
+    assert compare_quietly(tmp_path / "moved", again, least(base_steps=9)).large == summary.large
+    assert histories(tmp_path / "moved") == before
+    (tmp_path / "yours.safetensors").rename(tmp_path / "mine.safetensors")
+    (tmp_path / "moved").rename(tmp_path / "other")
+    compare_quietly(tmp_path / "other", recipe, least(base_steps=9))
     checkpoint.save(tmp_path / "mine.safetensors", model)
     bare = compare_quietly(tmp_path / "other", recipe, least(base_steps=9))
     assert any("holds no optimizer state" in note for note in bare.notes)

@@ -1,12 +1,13 @@
 """Free memory, as the files of Linux tell it."""
 
 import gc
+import re
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from mupscale.system import MupscaleError, available_memory, pausing_garbage_collection
+from mupscale.system import MupscaleError, available_memory, describe_shortage, pausing_garbage_collection
 from mupscale.system.memory import _in_unknown_system
 
 GIB = 1 << 30
@@ -35,6 +36,15 @@ def old_container(root: Path, limit: int, used: int, held: int) -> Path:
     (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
     (folder / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {held}\n")
     return root
+
+
+@pytest.mark.parametrize("spare", [0, 500_000_000])
+def test_a_shortage_is_never_a_contradiction(spare: int) -> None:
+    for size in (1, 10**6, 99_999_999, 10**8, 21_400_000_000, 21_449_999_999):
+        for less in (1, 10**5, 10**8, size):
+            said = describe_shortage(max(0, size - spare), max(0, size - less), spare=spare)
+            *needed, free = map(float, re.findall(r"([\d.]+) GB", said))
+            assert sum(needed) > free, said
 
 
 def test_of_the_machine(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,15 @@ def test_nothing_to_draw(tmp_path: Path) -> None:
         draw_curves([unknown], str(tmp_path / "c.png"), loss="held-out")
     with pytest.raises(MupscaleError, match="nowhere has no training loss"):
         draw_curves([str(tmp_path / "nowhere")], str(tmp_path / "c.png"))
+
+
+def test_a_full_disk_names_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fill)
+    with pytest.raises(MupscaleError, match=r"the picture .*/c\.svg cannot be written: No space left on device"):
+        draw_curves([run(tmp_path / "run")], str(tmp_path / "c.svg"))
 
 
 def test_a_line_of_very_many_points_keeps_its_extremes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,15 @@ def test_a_callback_that_is_told_where_to_write_is_refused_unless_trusted(here: 
     assert packages_to_trust(stored.load(trust=["mupscale"])) == ["mupscale"]
 
 
+def test_a_callback_that_tells_others_is_refused_unless_trusted(here: Path) -> None:
+    """Whoever resumes a run would send it to a service under their own name, and get a folder of its where they are."""
+    stored = StoredRecipe.of({**VALUES, "callbacks": ["mupscale.train.WeightsAndBiases"]}, "recipe.json")
+    with pytest.raises(MupscaleError, match=r"WeightsAndBiases .*tells others of the run: .*--trust mupscale"):
+        stored.load()
+    assert packages_to_trust(stored.load(trust=["mupscale"])) == ["mupscale"]
+    StoredRecipe.of({**VALUES, "callbacks": ["mupscale.train.TensorBoard"]}, "recipe.json").load()
+
+
 def test_text_that_would_be_packed_somewhere_is_refused_unless_trusted(here: Path) -> None:
     (here / "text.txt").write_text("to be or not to be, that is the question\n" * 50)
     arguments = {"tokens": str(here / "elsewhere"), "source": str(here / "text.txt"), "context": 4}

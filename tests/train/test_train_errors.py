@@ -535,8 +535,12 @@ def test_a_start_that_has_diverged(tmp_path: Path, weights: dict[str, Tensor]) -
 def test_a_failed_start_leaves_no_run(tmp_path: Path) -> None:
     """So that the next try needs neither another folder nor an explanation."""
     with refused("no checkpoint at"):
+        started(tmp_path / "runs" / "mine", tmp_path / "nothing")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "run").mkdir()
+    with refused("no checkpoint at"):
         started(tmp_path, tmp_path / "nothing")
-    assert not (tmp_path / "run" / "recipe.json").exists()
+    assert not list((tmp_path / "run").iterdir())  # the user's own folder stays
     run_recipe(recipe(tmp_path / "run", steps=2))
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
+from contextlib import chdir
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -21,9 +23,21 @@ from torch.nn import functional as F
 import mupscale as mu
 import small_runs
 from mupscale import checkpoint
-from mupscale.system.errors import MupscaleError
+from mupscale.cli import main
+from mupscale.system.errors import Interrupted, MupscaleError
 from mupscale.system.seeds import derive
-from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, run_recipe
+from mupscale.train import (
+    Checkpoints,
+    Evaluation,
+    Growth,
+    Recipe,
+    Schedule,
+    Seeds,
+    Spec,
+    TrainingRun,
+    catch_stop_signals,
+    run_recipe,
+)
 from small_runs import ADAMW, SGD, Child, assert_same_run, checkpoints, column, metrics, recipe, step, tensors
 
 EVENTS = [Growth(17, 16, 0.5, lr=0.01), Growth(31, 32, 0.3, "theory"), Growth(42, 64, 0.1, "signal")]
@@ -104,6 +118,21 @@ def test_killed_again_and_again_at_any_moment(tmp_path: Path, whole: Path, attem
     assert kills >= 2
     assert_same_run(out, whole)
     assert not [name for name in checkpoints(out) if name.endswith(".tmp")]
+
+
+def test_a_signal_that_nobody_has_looked_at_is_raised_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an error comes first, after which whoever called might try something else."""
+    monkeypatch.setattr(TrainingRun, "_train_step", TrainingRun._train_step)  # to be put back
+    small_runs.interrupt(4, signal.SIGTERM)
+    with pytest.raises(Interrupted, match="interrupted after the last step of a run"):
+        run_recipe(brief(tmp_path / "run"))
+    assert metrics(tmp_path / "run", "end")[-1]["status"] == "finished"
+    assert run_recipe(brief(tmp_path / "run"), resume=True).status == "finished"
+    with pytest.raises(Interrupted, match="interrupted; meanwhile MupscaleError: full"), catch_stop_signals():  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        raise MupscaleError("full")
 
 
 def brief(out: Path) -> Recipe:
@@ -360,6 +389,30 @@ def test_start_from_a_run(tmp_path: Path, narrow: Path, changes: dict[str, Any])
     without = by_hand(file, new, new.noise, moments=False)
     assert max(abs(a - b) for a, b in zip(expected, without, strict=True)) > 1e-6
     assert (result.width, metrics(tmp_path, "train")[0]["width"]) == (new.width, new.width)
+
+
+def test_a_run_and_what_it_started_from_may_be_moved_and_called_by_other_paths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that starts elsewhere is refused still, also by another name of the same form."""
+    with chdir(tmp_path):
+        run_recipe(recipe(Path("runs/base"), steps=2))
+        first = recipe(Path("runs/wide"), width=16, start="runs/base", steps=3)
+        run_recipe(first)
+    stored = json.loads((tmp_path / "runs" / "wide" / "recipe.json").read_text())
+    assert (stored["out"], stored["from"]) == (".", "../base")
+    assert str(tmp_path).encode() not in next((tmp_path / "runs" / "wide" / "checkpoints").iterdir()).read_bytes()
+    moved = Path(shutil.move(tmp_path / "runs", tmp_path / "moved"))
+    longer = replace(first, out=str(moved / "wide"), start=str(moved / "base"), steps=4)
+    assert run_recipe(longer, resume=True).step == 4
+    assert main(["resume", str(moved / "wide"), "--steps", "5", "--trust", "small_runs"]) == 0
+    again = ["train", str(moved / "wide" / "recipe.json"), "--quiet"]
+    assert main(again) == 1
+    assert f"{moved / 'wide'} holds a run at step 5 already" in capsys.readouterr().err
+    assert main([*again, "--out", str(moved / "again")]) == 0
+    assert column(moved / "again", "loss") == column(moved / "wide", "loss")
+    with chdir(moved), pytest.raises(MupscaleError, match=r"from is .*base there and base/\.\./wide here"):
+        run_recipe(replace(longer, out="wide", start="base/../wide", steps=6), resume=True)
 
 
 def test_start_without_noise_goes_on_as_the_narrow_model_would(tmp_path: Path, narrow: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,13 @@ from mupscale.checks.equivalence import Loss
 from mupscale.checks.same_depth import names_in_shallow
 from mupscale.core import Plan, Width, WidthLike, naming
 from mupscale.planning import Recorder, silence_dropout
-from mupscale.system import MupscaleError, seeded
+from mupscale.system import MupscaleError, checks_arguments, seeded
 
 OUTPUT = "(output)"
 _TITLES = {"mup": "μP", "standard": "standard parametrisation"}
 
 
+@runtime_checkable
 class Members(Protocol):
     """What the check asks of a family: a model and an optimizer at every width, and the plan between them."""
 
@@ -42,6 +43,7 @@ class Members(Protocol):
         """From the base to this model."""
 
 
+@checks_arguments
 def coord_check(
     family: Members,
     widths: Sequence[WidthLike],
@@ -135,8 +137,6 @@ def _names_in_first(first: nn.Module, model: nn.Module, widths: Sequence[Width])
 
 
 def _member(family: Members, width: Width, seed: int, parametrization: str, dtype: torch.dtype | None) -> nn.Module:
-    if parametrization not in _TITLES:
-        raise MupscaleError(f"parametrization is 'mup' or 'standard', not {parametrization!r}")
     with seeded(seed):
         model = family.init(width, seed) if parametrization == "mup" else family.build(width)
     silence_dropout(model)  # another mask at every look would count as change

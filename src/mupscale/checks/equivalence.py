@@ -22,8 +22,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale.checks.differences import first_wrong_buffer, why_no_copies, worst_parameter
 from mupscale.checks.rounding import can_double, into_double, move_by_rounding, rounding_of
-from mupscale.core import Plan, check_is_plan, naming
-from mupscale.growth import grow_optimizer, keep_base_shape, widen
+from mupscale.core import Plan, keep_attributes, naming
+from mupscale.growth import grow_optimizer, widen
 from mupscale.optim import clip_grad_norm_
 from mupscale.planning import (
     ROUNDING,
@@ -37,7 +37,7 @@ from mupscale.planning import (
     silence_dropout,
     take_modes,
 )
-from mupscale.system import MupscaleError, html_table, text_table, wrap_text
+from mupscale.system import MupscaleError, checks_arguments, html_table, text_table, wrap_text
 
 Loss = Callable[[nn.Module, Any], Tensor]
 _REPORT_HEADER = ("step", "difference", "allowed", "loss (narrow)", "loss (wide)")
@@ -116,6 +116,7 @@ class Report:
         ]
 
 
+@checks_arguments
 def verify(
     narrow: nn.Module,
     wide: nn.Module,
@@ -258,7 +259,6 @@ class _Pair:
         hyper: dict[str, Any],
         in_float64: bool,
     ) -> _Pair:
-        check_is_plan(plan)
         plan.check(narrow, "narrow")
         plan.check(wide)
         small, own = _copy(narrow, optimizer if isinstance(optimizer, Optimizer) else None)
@@ -295,11 +295,10 @@ class _Pair:
 
 
 def _copy(model: nn.Module, optimizer: Optimizer | None = None) -> tuple[nn.Module, Optimizer | None]:
-    """Copies of a model and of the optimizer that holds its parameters; deepcopy leaves out base shapes."""
+    """Copies of a model and of the optimizer that holds its parameters."""
     original = naming.unwrap(model)
     copied, its_optimizer = copy.deepcopy((original, optimizer), computed_tensors(original))
-    for old, new in zip(original.parameters(), copied.parameters(), strict=True):
-        keep_base_shape(old, new)
+    keep_attributes(original, copied)
     return copied, its_optimizer
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import difflib
 import inspect
 import itertools
-import os
 import re
 import sys
 from argparse import SUPPRESS, ArgumentError
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, TextIO
 
 from mupscale.cli.spelling import HELP_COLUMN, as_the_parser_has_them, fill_help, with_hyphens, with_underscores
-from mupscale.system import MupscaleError, read_regular, terminal_width, wrap_text
+from mupscale.system import MupscaleError, printable, read_regular, show, terminal_width, wrap_text
 
 MOST_BYTES, MOST_VALUES, MOST_DEPTH = 1 << 20, 100_000, 100
 Option = tuple[str, str | None]  # --name, and its value if it has one
@@ -22,16 +22,6 @@ Option = tuple[str, str | None]  # --name, and its value if it has one
 
 class UsageError(MupscaleError):
     """A command line or a file of options that cannot be understood, in one line."""
-
-
-def look_in_current_folder() -> None:
-    """Let classes of one's own be imported from the current folder; all that is installed goes before it."""
-    try:
-        folder = os.getcwd()
-    except FileNotFoundError:  # it was deleted
-        return
-    if folder not in sys.path:
-        sys.path.append(folder)
 
 
 def installed(name: str) -> Any:
@@ -55,11 +45,13 @@ def make_parser(command: str, usage: str, about: str) -> Any:
         allow_abbrev=False,
     )
     parser._print_message = _print_message  # argparse's own says nothing where the help cannot be written
+    dump = parser.dump  # without a format for --print-config alone, whose recipe may be somebody's file
+    parser.dump = lambda *what, **how: (str if "format" in how else partial(printable, lines=True))(dump(*what, **how))
     return parser
 
 
 def _print_message(message: str, file: TextIO | None = None) -> None:
-    (file or sys.stderr).write(message)
+    show(message, stream="stdout" if file is sys.stdout else "stderr", end="")
 
 
 def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:
@@ -68,10 +60,8 @@ def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:
         if type(action).__name__ == "_ActionConfigLoad":  # --schedule FILE and the like: not worth a line of help
             action.help = SUPPRESS
         elif "--print_config" in action.option_strings:
-            action.help, action.metavar = "print the whole recipe and exit", "\b"
-    for word in arguments:
-        if ("&" in word and "*" in word) or word.count("[") + word.count("{") > MOST_DEPTH:
-            check_expansion(word, "an option")
+            action.help, action.metavar = "print the whole recipe and exit", ""
+    check_words(arguments)
     words = as_the_parser_has_them(arguments, parser._option_string_actions)
     try:
         return parser.parse_args(words)
@@ -99,6 +89,13 @@ def read_yaml(path: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError(f"{path} holds no options: it must be a YAML mapping such as 'width: 512'")
     return values
+
+
+def check_words(words: Iterable[str]) -> None:
+    """Refuse options whose values, as YAML, stand for far more than is written."""
+    for word in words:
+        if ("&" in word and "*" in word) or word.count("[") + word.count("{") > MOST_DEPTH:
+            check_expansion(word, "an option")
 
 
 def check_expansion(text: str, where: str) -> None:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
+import secrets
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mupscale.cli.arguments import (
-    UsageError,
-    join_options,
-    look_in_current_folder,
-    make_parser,
-    parse_arguments,
-    separate_options,
-)
+from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
 from mupscale.cli.checkpoint_options import (
     add_depth,
     add_dequantise,
@@ -26,7 +19,8 @@ from mupscale.cli.checkpoint_options import (
     add_trust,
     check_before_imports,
 )
-from mupscale.system import MupscaleError, is_taken, print_at_once, printable, wrap_text
+from mupscale.cli.own_modules import allow_modules
+from mupscale.system import MupscaleError, is_taken, move, print_at_once, printable, remove, show, wrap_text
 
 UPSCALE = """\
 Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the same function, or nearly.
@@ -129,7 +123,7 @@ def upscale_command(words: list[str]) -> int:
     if place != Path(out):
         _replace_folder(place, Path(out))
         upscaled = replace(upscaled, path=Path(out))
-    print(printable(wrap_text(str(upscaled)), lines=True))
+    show(wrap_text(str(upscaled)))
     return 0
 
 
@@ -152,7 +146,7 @@ def _experts(path: str, out: str, options: Any) -> int:
         verify=not options.no_verify,
         note=lambda line: print_at_once(wrap_text(printable(line)), "stderr"),
     )
-    print(printable(wrap_text(str(mixture)), lines=True))
+    show(wrap_text(str(mixture)))
     return 0
 
 
@@ -177,10 +171,10 @@ def _beside(out: Path) -> Path:
 
 def _replace_folder(new: Path, old: Path) -> None:
     """Put a finished folder into the place of another, which is gone only then."""
-    aside = old.with_name(f".{old.name}.old")
-    old.rename(aside)
-    new.rename(old)
-    shutil.rmtree(aside)
+    aside = old.with_name(f".{old.name}.{secrets.token_hex(8)}")
+    move(old, aside)
+    move(new, old)
+    remove(aside)
 
 
 def verify_command(words: list[str]) -> int:
@@ -210,7 +204,7 @@ def verify_command(words: list[str]) -> int:
         seed=options.seed,
         trust_remote_code=options.trust_remote_code,
     )
-    print(printable(str(report), lines=True))
+    show(str(report))
     return 0 if report.ok else 1
 
 
@@ -241,7 +235,7 @@ def inspect_command(words: list[str]) -> int:
         optimizer=options.optimizer,
         trust_remote_code=options.trust_remote_code,
     )
-    print(printable(str(overview), lines=True))
+    show(str(overview))
     return 0
 
 
@@ -276,9 +270,10 @@ def _describe(module: str | None) -> None:
     """Import a module that registers descriptions of architectures."""
     if module is None:
         return
-    look_in_current_folder()
+    name = module.removesuffix(".py")
+    allow_modules([name])
     try:
-        import_module(module.removesuffix(".py"))
+        import_module(name)
     except ImportError as error:
         raise UsageError(f"--describe {module}: {error}; it is imported from the current folder") from None
     except (Exception, SystemExit) as error:  # whatever the module does

@@ -16,22 +16,19 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from mupscale.cli.arguments import UsageError, look_in_current_folder
+from mupscale.cli.arguments import UsageError
 from mupscale.cli.failures import failure_sentence, give_up_stdout, has_current_folder, prepare_streams, print_failure
 from mupscale.cli.help_texts import stored_help
-from mupscale.system import VERSION, Interrupted, asked_by_command, set_loudness, wrap_text
+from mupscale.cli.own_modules import finding_own_modules
+from mupscale.system import VERSION, Interrupted, asked_by_command, set_loudness, show, wrap_text
 
 
 class Command(NamedTuple):
-    """What a command is for, in a line; the module of cli and the function that run it; whether it goes on again.
-
-    loads_classes: whether a recipe names classes for it, which may lie in the current folder.
-    """
+    """What a command is for, in a line; the module of cli and the function that run it; whether it goes on again."""
 
     about: str
     function: str
     resumable: bool = False
-    loads_classes: bool = False
 
     def run(self, words: list[str]) -> int:
         """Import what runs the command, and run it."""
@@ -40,15 +37,13 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "train": Command("train a model as a recipe says", "training.train_command", loads_classes=True),
-    "resume": Command("go on with a run that was stopped", "training.resume_command", loads_classes=True),
-    "family": Command("every size of a model out of one growing run", "studies.family_command", True, True),
-    "run": Command(
-        "does growing pay? four ways to spend the same FLOPs, tuned small", "studies.run_command", True, True
-    ),
-    "sweep": Command("tune at the small widths alone, or help others do it", "studies.sweep_command", True, True),
+    "train": Command("train a model as a recipe says", "training.train_command"),
+    "resume": Command("go on with a run that was stopped", "training.resume_command"),
+    "family": Command("every size of a model out of one growing run", "studies.family_command", True),
+    "run": Command("does growing pay? four ways to spend the same FLOPs, tuned small", "studies.run_command", True),
+    "sweep": Command("tune at the small widths alone, or help others do it", "studies.sweep_command", True),
     "transfer-check": Command(
-        "does the optimum stay where it is as widths grow?", "studies.transfer_check_command", True, True
+        "does the optimum stay where it is as widths grow?", "studies.transfer_check_command", True
     ),
     "report": Command("a page of pictures from a study's folder", "studies.report_command"),
     "curves": Command("draw the losses of runs into one picture", "training.curves_command"),
@@ -115,10 +110,10 @@ def _dispatch(words: list[str], shows_origin: bool) -> int:
     if not has_current_folder():  # without one not even torch can be imported
         return print_failure("mupscale: the current folder does not exist any more: go to another one (cd)", 1)
     if not words or words[0] in ("-h", "--help", "help"):
-        print(_overview(COMMANDS))
+        show(_overview(COMMANDS))
         return 0
     if words[0] == "--version":
-        print(f"mupscale {VERSION}")
+        show(f"mupscale {VERSION}")
         return 0
     if words[0] == "--completion":
         return _complete(" ".join(words[1:]))
@@ -134,11 +129,10 @@ def _run(name: str, words: list[str], shows_origin: bool) -> int:
     again = "; run the same command again, and it goes on where it was" if command.resumable else ""
     try:
         if text := stored_help(name, words):
-            print(text)
+            show(text)
             raise SystemExit(0)  # as a parser ends
-        if command.loads_classes:
-            look_in_current_folder()
-        return command.run(words)
+        with finding_own_modules():
+            return command.run(words)
     except BrokenPipeError:
         raise
     except (KeyboardInterrupt, Interrupted) as error:
@@ -154,7 +148,7 @@ def _complete(shell: str) -> int:
     from mupscale.cli.completion import completion_script
 
     try:
-        print(completion_script(shell, {name: command.run for name, command in COMMANDS.items()}), end="")
+        show(completion_script(shell, {name: command.run for name, command in COMMANDS.items()}), end="")
     except UsageError as error:
         return print_failure(f"mupscale: {error}", 2)
     return 0
@@ -173,7 +167,7 @@ def _show_group_or_refuse(words: list[str]) -> int:
     """`mupscale data` lists the commands of the group; what names neither a command nor a group is an error."""
     group = {name: command for name, command in COMMANDS.items() if name.split()[0] == words[0]}
     if group and (len(words) == 1 or words[1] in ("-h", "--help")):
-        print(_overview(group))
+        show(_overview(group))
         return 0
     unknown = " ".join(words[:2]) if group else words[0]
     near = [_OTHER_WORDS[unknown]] if unknown in _OTHER_WORDS else difflib.get_close_matches(unknown, COMMANDS, n=1)

@@ -7,7 +7,7 @@ import os
 import sys
 
 from mupscale.cli.arguments import UsageError
-from mupscale.system import Diverged, Interrupted, MupscaleError, is_out_of_memory, printable
+from mupscale.system import Diverged, Interrupted, MupscaleError, is_out_of_memory, printable, show, show_foreign_errors
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LONGEST = 600
@@ -67,12 +67,16 @@ def print_failure(line: str, status: int) -> int:
     rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     is_another = rank.isdecimal() and int(rank) > 0 and not (world.isdecimal() and int(rank) >= int(world))
     if not is_another:  # nor one whose rank is none
-        print(printable(line), file=sys.stderr)
+        show(printable(line), stream="stderr")
     return status
 
 
 def prepare_streams() -> None:
-    """Let every text be printed: into nothing where a stream is closed, written out where it is ASCII alone."""
+    """Let every text be printed: into nothing where a stream is closed, written out where it is ASCII alone.
+
+    Warnings and errors with their origin are shown as all that is printed.
+    """
+    show_foreign_errors()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

@@ -20,7 +20,7 @@ from mupscale.cli.infinite_width_options import (
 )
 from mupscale.cli.infinite_width_tables import print_best, print_comparison, print_conditions, print_example
 from mupscale.cli.output_places import may_write_nothing, print_place
-from mupscale.system import MupscaleError, open_display, wrap_text
+from mupscale.system import MupscaleError, open_display, show, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.sweep import Space, Sweep
@@ -132,7 +132,7 @@ def limit_sweep_command(words: list[str]) -> int:
         sweeps[0].check_any_finished()
     print_best(sweeps)
     for note in notes:
-        print(wrap_text(f"Note: {note}."))
+        show(wrap_text(f"Note: {note}."))
     return _write_results(gallery.folder, results)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mupscale.cli.arguments import installed
-from mupscale.system import terminal_width, wrap_text
+from mupscale.system import show, show_table, terminal_width, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.sweep import Sweep
@@ -29,9 +29,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
         table.add_column(name, justify="left" if sentences else "right", no_wrap=not sentences)
     for row in cells:
         table.add_row(*row)
-    console = installed("rich.console").Console(width=terminal_width() or 160)
-    console.width = max(console.width, least)
-    console.print(table)
+    show_table(table, max(terminal_width() or 160, least))
 
 
 def print_example(example: WorkedExample) -> None:
@@ -40,7 +38,7 @@ def print_example(example: WorkedExample) -> None:
     columns = ["step", "closed form", "limit − it", *(f"n = {n}" for n in comparison.widths)]
     print_table(f"Example {example.number}: the output", columns, _output_rows(example))
     slope = f" {_slope(comparison)}" if comparison.slope is not None else ""
-    print(wrap_text(f"The limit backend is within {example.difference:.1e} of the closed form.{slope}") + "\n")
+    show(wrap_text(f"The limit backend is within {example.difference:.1e} of the closed form.{slope}") + "\n")
 
 
 def print_conditions(checks: Sequence[ConditionCheck]) -> None:
@@ -58,11 +56,11 @@ def print_comparison(comparison: LimitComparison) -> None:
         correlation = comparison.limit.correlation
         least = f"{float(correlation.min()):.3f} at its lowest, {float(correlation[-1]):.3f} at the end"
         which = "copies of a unit that part first" if len(comparison.upscaled) > 1 else "copies of a unit"
-        print(wrap_text(f"Correlation between {which}, in the limit: {least}."))
+        show(wrap_text(f"Correlation between {which}, in the limit: {least}."))
     if comparison.slope is not None:
-        print(wrap_text(_slope(comparison)))
+        show(wrap_text(_slope(comparison)))
     if comparison.limit.outputs.note:
-        print(wrap_text(f"Note: {comparison.limit.outputs.note}."))
+        show(wrap_text(f"Note: {comparison.limit.outputs.note}."))
 
 
 def print_best(sweeps: Sequence[Sweep]) -> None:
@@ -73,7 +71,7 @@ def print_best(sweeps: Sequence[Sweep]) -> None:
     print_table("The best cell at infinite width", columns, map(_best_row, sweeps))
     for sweep in sweeps:
         for sentence in sweep_remarks(sweep):
-            print(wrap_text(f"{sweep.start} → {sweep.width}: {sentence}."))
+            show(wrap_text(f"{sweep.start} → {sweep.width}: {sentence}."))
 
 
 def _comparison_rows(comparison: LimitComparison) -> Iterator[tuple[str, ...]]:

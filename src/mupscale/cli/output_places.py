@@ -8,6 +8,7 @@ from functools import wraps
 from pathlib import Path
 
 from mupscale.cli.arguments import separate_options
+from mupscale.system import show
 
 NOTHING = ("none", "null")
 _thrown_away: list[Path] = []
@@ -45,4 +46,4 @@ def may_write_nothing(*flags: str) -> Callable[[Callable[[list[str]], int]], Cal
 def print_place(what: str, path: str | Path) -> None:
     """Tell where something was written, unless it is not kept."""
     if not any(Path(path).absolute().is_relative_to(folder) for folder in _thrown_away):
-        print(f"{what}: {path}")
+        show(f"{what}: {path}")

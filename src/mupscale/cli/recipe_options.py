@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from mupscale.cli.arguments import (
     Option,
     UsageError,
+    check_words,
     join_options,
     make_parser,
     parse_arguments,
@@ -18,6 +19,7 @@ from mupscale.cli.arguments import (
     separate_options,
 )
 from mupscale.cli.output_places import says_nothing_is_written
+from mupscale.cli.own_modules import allow_modules, named_classes
 from mupscale.cli.shipped_list import find_recipe
 
 NO_GROWTH: Option = ("--grow", "[]")
@@ -40,6 +42,9 @@ def read_recipe_values(
     names += [value or "" for name, value in options if name == "--config"]
     files = {file: read_yaml(file) for file in map(find_recipe, names)}
     options = [(name, value) for name, value in options if name != "--config"]
+    check_words(words)
+    allow_named_classes(options)
+    allow_modules(named_classes(list(files.values())))
     if not files and not options:
         raise UsageError("give a recipe, such as mlp-covtype-tiny (mupscale recipes lists those that ship)")
     parser = _recipe_parser(command, usage, about, _width_arguments(files.values(), options))
@@ -48,11 +53,25 @@ def read_recipe_values(
         parser.set_defaults(out=str(Path("runs", "+".join(Path(file).stem for file in files))))
     recipes: list[Option] = []
     for file, values in files.items():
-        recipes += [*([NO_GROWTH] if "grow" in values else []), ("--config", file)]
+        recipes += [*([NO_GROWTH] if "grow" in values else []), ("--config", file), *_paths_of_run(file, values)]
     read = plain_values(parser, parse_arguments(parser, join_options([*recipes, *replace_growth(options)])))
     if says_nothing_is_written(read.get("out")):
         read["out"] = None
     return read
+
+
+def allow_named_classes(options: Iterable[Option]) -> None:
+    """Let classes that are named on the command line be found in the current folder."""
+    for name, value in options:
+        allow_modules(named_classes(read_value(value), name.removeprefix("--")))
+
+
+def _paths_of_run(file: str, values: dict[str, Any]) -> list[Option]:
+    """The paths of a recipe that lies in a run's folder, where they lead from here."""
+    from mupscale.train import values_in
+
+    placed = values_in(values, Path(file).parent) if Path(file).name == "recipe.json" else values
+    return [(f"--{name}", placed[name]) for name in ("out", "from") if placed.get(name) != values.get(name)]
 
 
 def _recipe_parser(command: str, usage: str, about: str, width_arguments: Iterable[str]) -> Any:

@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 
 from mupscale.cli.arguments import UsageError
-from mupscale.system import wrap_text
+from mupscale.system import show, wrap_text
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -17,12 +17,12 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def find_recipe(name: str) -> str:
-    """A file, or a recipe that ships, by its name."""
-    if Path(name).is_file():
-        return name
+    """A recipe that ships, by its name, or a file; a file of such a name is given as ./NAME."""
     shipped = shipped_recipes()
     if name in shipped:
         return str(shipped[name])
+    if Path(name).is_file():
+        return name
     near = difflib.get_close_matches(Path(name).stem, shipped, n=1)
     raise UsageError(f"there is no recipe {name}" + (f"; did you mean {near[0]}, which ships?" if near else ""))
 
@@ -31,6 +31,6 @@ def recipes_command(words: list[str]) -> int:
     """mupscale recipes."""
     for name, path in shipped_recipes().items():
         first = path.read_text(encoding="utf-8").partition("\n")[0]
-        print(wrap_text(f"  {name:<24}{first.lstrip('# ')}", hanging=" " * 26))
-    print(wrap_text("mupscale train NAME trains one; mupscale train NAME --print-config shows it."))
+        show(wrap_text(f"  {name:<24}{first.lstrip('# ')}", hanging=" " * 26))
+    show(wrap_text("mupscale train NAME trains one; mupscale train NAME --print-config shows it."))
     return 0

@@ -21,7 +21,7 @@ from mupscale.cli.arguments import (
 from mupscale.cli.hugging_face_base import base_checkpoint, describe_tokens, is_hugging_face, with_hugging_face_base
 from mupscale.cli.output_places import may_write_nothing, print_place
 from mupscale.cli.recipe_options import read_recipe_values
-from mupscale.system import number_in_environment, pausing_garbage_collection, print_at_once, wrap_text
+from mupscale.system import number_in_environment, pausing_garbage_collection, print_at_once, show, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.study import StudySettings, StudySummary
@@ -125,7 +125,7 @@ def family_command(words: list[str]) -> int:
         given["check"] = given["sizes"] if options["check"] == "all" else _read_sizes("--check", options["check"])
     settings = FamilySettings(**given)
     if options["dry_run"]:
-        print(estimate_family(recipe, settings))
+        show(estimate_family(recipe, settings))
         return 0
     folder = Path(recipe.out or "runs/family")
     summary = run_family(recipe, settings, folder, command=shlex.join(["mupscale", "family", *words]))
@@ -148,7 +148,7 @@ def _tell(summary: StudySummary, folder: Path) -> int:
     from mupscale.report import write_report
 
     said = [*summary.sentences, *(f"Note: {note}" for note in summary.notes)]
-    print("", *map(wrap_text, said), "", sep="\n", flush=True)
+    show("", *map(wrap_text, said), "")
     print_place("Report", write_report([folder]))
     return 0
 
@@ -161,7 +161,7 @@ def _run_pay(asked: StudyArguments, folder: Path, command: str) -> StudySummary 
     if asked.options["dry_run"]:
         with TemporaryDirectory() as kept:
             own = _own_checkpoint(recipe, Path(kept))
-            print(describe_plan(own, asked.settings, folder, base_name=base_name, notes=notes))
+            show(describe_plan(own, asked.settings, folder, base_name=base_name, notes=notes))
         return None
     return run_pay(
         _own_checkpoint(recipe, folder),
@@ -178,7 +178,7 @@ def _run_paper(asked: StudyArguments, folder: Path, command: str) -> StudySummar
     from mupscale.study import estimate_paper, run_paper
 
     if asked.options["dry_run"]:
-        print(estimate_paper(asked.recipe, asked.settings, folder))
+        show(estimate_paper(asked.recipe, asked.settings, folder))
         return None
     return run_paper(asked.recipe, asked.settings, folder, command=command)
 
@@ -187,7 +187,7 @@ def _run_when(asked: StudyArguments, folder: Path, command: str) -> StudySummary
     from mupscale.study import estimate_when, run_when
 
     if asked.options["dry_run"]:
-        print(estimate_when(asked.recipe, asked.settings))
+        show(estimate_when(asked.recipe, asked.settings))
         return None
     return run_when(asked.recipe, asked.settings, folder, command=command)
 
@@ -217,10 +217,10 @@ def sweep_command(words: list[str]) -> int:
     tuned = run_sweeps(recipe, settings, Path(recipe.out or "runs/study"), worker=options["worker"])
     for sweep in tuned.sweeps:
         for sentence in sweep_remarks(sweep):
-            print(f"{sweep.name}: {sentence}")
-    print(*tuned.sentences, sep="\n", end="\n" if tuned.sentences else "")
+            show(f"{sweep.name}: {sentence}")
     choice = tuned.choice
-    print(f"For the large models: learning rate {choice.base_lr:g}; to grow: noise {choice.noise:g}, lr {choice.lr:g}")
+    chosen = f"learning rate {choice.base_lr:g}; to grow: noise {choice.noise:g}, lr {choice.lr:g}"
+    show(*tuned.sentences, f"For the large models: {chosen}")
     return 0
 
 
@@ -260,7 +260,7 @@ def transfer_check_command(words: list[str]) -> int:
         out=folder,
         note=print_at_once,
     )
-    print(*map(wrap_text, check["verdict"]), sep="\n")
+    show(*map(wrap_text, check["verdict"]))
     print_place("Picture", save_transfer_picture(check, folder))
     return 0
 
@@ -276,7 +276,7 @@ def report_command(words: list[str]) -> int:
     with pausing_garbage_collection():
         from mupscale.report import write_report
 
-        print(f"Report: {write_report(runs, None if out is None else Path(out))}")
+        show(f"Report: {write_report(runs, None if out is None else Path(out))}")
     return 0
 
 

@@ -8,9 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from mupscale.cli.arguments import Option, UsageError, join_options, make_parser, parse_arguments, separate_options
-from mupscale.cli.recipe_options import plain_values, read_recipe_values, replace_growth
-from mupscale.system import pausing_garbage_collection, print_at_once
+from mupscale.cli.arguments import (
+    Option,
+    UsageError,
+    check_words,
+    join_options,
+    make_parser,
+    parse_arguments,
+    separate_options,
+)
+from mupscale.cli.own_modules import allow_modules
+from mupscale.cli.recipe_options import allow_named_classes, plain_values, read_recipe_values, replace_growth
+from mupscale.system import pausing_garbage_collection, print_at_once, show
 
 if TYPE_CHECKING:
     from mupscale.train import Recipe, Result, StoredRecipe
@@ -86,7 +95,7 @@ def curves_command(words: list[str]) -> int:
     if not runs:
         raise UsageError("give the folder of at least one run")
     with pausing_garbage_collection():
-        print(f"Picture: {draw_curves(runs, **settings)}")
+        show(f"Picture: {draw_curves(runs, **settings)}")
     return 0
 
 
@@ -137,6 +146,9 @@ def read_run(words: Sequence[str]) -> Recipe:
     parser.set_defaults({name: value for name, value in values.items() if name in changeable})
     parser.add_argument("--trust", type=list[str], default=[], metavar="PACKAGE", help=TRUST)
     trust, others = _separate_trust(options)
+    check_words(words)
+    allow_modules(trust)
+    allow_named_classes(others)
     changed = plain_values(parser, parse_arguments(parser, join_options(replace_growth(others))))
     del changed["trust"]
     assert stored is not None  # without a run there is only the help, and the parser has shown it

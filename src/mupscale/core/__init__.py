@@ -8,6 +8,7 @@ roles    what the dimensions of a parameter are to it
 plan_tables  a plan as rows of a table
 entries  what a plan says of one parameter, and the formula of widening
 plans    an entry for every parameter
+model_copies  copies of models whose parameters keep what was put on them
 naming   one name per parameter, whatever the model is wrapped in
 packed_values  nested values with tensors in them, as JSON and a table of tensors
 dtensor  tensors that are sharded over processes
@@ -17,11 +18,12 @@ from mupscale.core import naming
 from mupscale.core.axes import Axis, expand, multiplier, widened_shape
 from mupscale.core.dtensor import copy_into, gather_whole, is_sharded, laid_out_like, local_part, plain_type
 from mupscale.core.entries import Entry, Shape
+from mupscale.core.model_copies import copy_model, keep_attributes
 from mupscale.core.naming import without_ddp
 from mupscale.core.old_units import index_of_old, index_of_units, is_new, places, whole_blocks
 from mupscale.core.packed_values import PackedTensors, pack_values, unpack_values
 from mupscale.core.plan_tables import shapes_in_words
-from mupscale.core.plans import Plan, check_dtype, check_is_plan, check_same_names
+from mupscale.core.plans import Plan, check_dtype, check_same_names
 from mupscale.core.roles import Role
 from mupscale.core.rules import Number, Rule, tidy
 from mupscale.core.widths import PlainWidth, Size, WholeWidth, Width, WidthLike
@@ -41,15 +43,16 @@ __all__ = [
     "Width",
     "WidthLike",
     "check_dtype",
-    "check_is_plan",
     "check_same_names",
     "copy_into",
+    "copy_model",
     "expand",
     "gather_whole",
     "index_of_old",
     "index_of_units",
     "is_new",
     "is_sharded",
+    "keep_attributes",
     "laid_out_like",
     "local_part",
     "multiplier",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mupscale.core.rules import Number
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 _SHORT_RUN = 16  # below this many contiguous entries per copy, a broadcast copy is slower than strided ones
 _CHUNK = 1 << 19  # output entries per thread and step, so that rows are duplicated while they are in cache
@@ -88,6 +88,7 @@ def widened_shape(shape: Sequence[int], axes: Mapping[int, Axis]) -> tuple[int, 
     return tuple(n * axes[d].copies if d in axes else n for d, n in enumerate(shape))
 
 
+@checks_arguments
 def expand(narrow: Tensor, axes: Mapping[int, Axis], out: Tensor | None = None, scale: float = 1.0) -> Tensor:
     """`scale` times the narrow tensor, copied along its axes, in one pass over the output.
 

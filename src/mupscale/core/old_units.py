@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mupscale.core.axes import Axis
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 
 def places(axis: Axis, n: int) -> Tensor:
@@ -61,6 +61,7 @@ def whole_blocks(axis: Axis, length: int, block: int) -> int:
     return int(wide // block)
 
 
+@checks_arguments
 def index_of_old(shape: tuple[int, ...], axes: Mapping[int, Axis]) -> tuple[Tensor | slice, ...]:
     """The index with which a wide tensor gives the part that belongs to old units on every axis.
 

@@ -180,22 +180,6 @@ class Plan:
 _FORMAT = "mupscale.plan/1"
 
 
-def check_is_plan(plan: object) -> None:
-    """Refuse what is no plan of widths, such as a depth plan, with what to pass instead.
-
-    >>> check_is_plan("wide")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: plan= is a plan of widths, as mupscale.plan makes it, and not str: ...
-    """
-    if not isinstance(plan, Plan):
-        raise MupscaleError(
-            f"plan= is a plan of widths, as mupscale.plan makes it, and not {type(plan).__name__}: pass one from the "
-            f"base width to the model, mupscale.plan(base, model, inputs=…), where base is built at the base width and "
-            f"with the model's number of blocks; a Family has it as family.plan(model). A model that is still at the "
-            f"base width needs none: torch's own clip_grad_norm_ is right for it, and save takes it without a plan"
-        )
-
-
 def check_same_names(
     left: str,
     ours: Mapping[str, Any],
@@ -231,7 +215,10 @@ def check_dtype(name: str, tensor: Tensor) -> None:
     mupscale.system.errors.MupscaleError: 'weight' has dtype torch.int8: only floating-point parameters of 16 bits ...
     """
     if tensor.dtype not in _DTYPES:
+        remedy = "dequantise the model or convert it, as with model.to(torch.bfloat16)"
+        if tensor.is_complex():
+            remedy = "keep its real and imaginary parts as two parameters, and let forward call torch.complex"
         raise MupscaleError(
             f"'{name}' has dtype {tensor.dtype}: only floating-point parameters of 16 bits or more can be widened; "
-            f"dequantise the model or convert it, as with model.to(torch.bfloat16)"
+            f"{remedy}"
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Integral, Real
-from typing import TypeVar, Union
+from typing import TypeVar
 
 from mupscale.core.rules import Number, tidy
 from mupscale.system import MupscaleError
@@ -16,8 +16,6 @@ Size = int | float
 PlainWidth = Size | dict[str, Size]
 WholeWidth = int | dict[str, int]
 """A width as recipes and their JSON hold it."""
-WidthLike = Union[Size, Mapping[str, Size], "Width"]
-"""Whatever `Width.of` takes: 512, {"d_model": 64, "heads": 4}, or a Width."""
 
 _PLAIN = "width"  # the name of the one size of a plain width
 
@@ -194,6 +192,10 @@ class Width:
         for name, size in self.sizes.items():
             if size < narrow.sizes[name]:
                 raise MupscaleError(f"{what}: {name} {size} is narrower than {narrow.sizes[name]}")
+
+
+WidthLike = Size | Mapping[str, Size] | Width
+"""Whatever `Width.of` takes: 512, {"d_model": 64, "heads": 4}, or a Width."""
 
 
 def _is_positive(size: object) -> bool:

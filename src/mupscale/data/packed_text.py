@@ -9,7 +9,7 @@ from mupscale.data.documents import Errors
 from mupscale.data.packing import pack, shown_progress
 from mupscale.data.shards import PARTS, TOKENIZER, Index
 from mupscale.data.tokenizer_choice import load_tokenizer
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, printable, show
 
 
 def tokenize(
@@ -93,5 +93,6 @@ def info(tokens: str) -> None:
     if index.empty:
         rows["skipped"] = f"{index.empty:,} empty documents"
     beginning = load_tokenizer(folder / TOKENIZER).decode(shards["train"][0][:400].tolist())
-    rows["begins"] = "\n            ".join(beginning.strip().splitlines()[:4])
-    print(*(f"{name:<12}{value}" for name, value in rows.items()), sep="\n")
+    lines = [printable(line) for line in beginning.strip().splitlines()[:4]]
+    show(*(f"{name:<12}{printable(value)}" for name, value in rows.items()))
+    show(f"{'begins':<12}" + "\n            ".join(lines))

@@ -36,7 +36,16 @@ from mupscale.data.shards import (
 )
 from mupscale.data.tokenizer import Tokenizer, one_thread_each
 from mupscale.data.tokenizer_choice import load_tokenizer, make_tokenizer, tokenizer_name
-from mupscale.system import MupscaleError, exclusive_lock, open_display, read_json, replace_text, usable_cores
+from mupscale.system import (
+    MupscaleError,
+    exclusive_lock,
+    make_folder,
+    open_display,
+    read_json,
+    remove,
+    replace_text,
+    usable_cores,
+)
 
 Progress = Callable[[int, int, int], None]
 In = TypeVar("In")
@@ -97,14 +106,13 @@ def _pack_into(
     out: Path, corpus: Corpus, tokenizer: str, made_from: dict[str, Any], workers: int | None, progress: Progress
 ) -> None:
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with exclusive_lock(out / _LOCK):
+        with exclusive_lock(make_folder(out) / _LOCK):
             if (out / INDEX).exists():
                 check_packed_with(out, Index.read(out).made_from, made_from)
             else:
                 _Packing(out, corpus, tokenizer, made_from, progress).go(workers or usable_cores())
-            (out / PROGRESS).unlink(missing_ok=True)
-            (out / _LOCK).unlink(missing_ok=True)
+            remove(out / PROGRESS)
+            remove(out / _LOCK)
     except OSError as error:
         raise MupscaleError(
             f"packing into {out} failed: {error}; mend that and run it again, and it goes on where it was"

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from mupscale.system import MupscaleError, read_json, replace_text
+from mupscale.system import MupscaleError, open_file, read_json, remove, replace_text
 
 Part = Literal["train", "validation"]
 PARTS: tuple[Part, ...] = ("train", "validation")
@@ -193,7 +193,7 @@ class ShardWriter:
         """To where the shards say that everything was on the disk: what was written later is dropped."""
         for path in self._folder.glob(f"{self._part}-*.bin"):
             if path.name not in {shard.file for shard in self.shards}:
-                path.unlink()
+                remove(path)
         for shard in self.shards:
             path, size = self._folder / shard.file, shard.tokens * self._dtype.itemsize
             there = path.stat().st_size if path.exists() else 0
@@ -202,7 +202,8 @@ class ShardWriter:
                     f"{path} has lost tokens since it was written: remove {self._folder} and start again"
                 )
             if there > size:
-                os.truncate(path, size)
+                with open_file(path, "r+b") as file:
+                    file.truncate(size)
 
     def append(self, tokens: NDArray[Any], *, ends: bool) -> bool:
         """Write tokens, the last of a document if `ends`; whether a shard is full with them."""
@@ -211,7 +212,7 @@ class ShardWriter:
         if self._file is None:
             if not self.shards or self.shards[-1].tokens >= self._full:
                 self.shards.append(TokenShard(f"{self._part}-{len(self.shards):05d}.bin"))
-            self._file = (self._folder / self.shards[-1].file).open("ab")
+            self._file = open_file(self._folder / self.shards[-1].file, "ab")
         self._file.write(np.ascontiguousarray(tokens, self._dtype).data)
         shard = self.shards[-1]
         shard.tokens, shard.documents = shard.tokens + len(tokens), shard.documents + ends

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -13,7 +12,7 @@ from mupscale.engine.serial import train_one_by_one
 from mupscale.engine.stackable import NotStackable
 from mupscale.engine.stacked_training import train_in_stacks
 from mupscale.engine.training_job import PointCallback, PruneCallback, TrainingJob
-from mupscale.system import MupscaleError
+from mupscale.system import Interrupted, MupscaleError, remove, show
 from mupscale.train import Recipe, catch_stop_signals
 
 Engine = Literal["auto", "vectorised", "serial"]
@@ -59,7 +58,7 @@ def train_many(
     check_folders([recipes[number] for number in job.remaining], job.resume)
     _train_remaining(job, engine)
     if save is not None:
-        save.unlink(missing_ok=True)
+        remove(save)
     return job.ordered_outcomes()
 
 
@@ -77,16 +76,21 @@ def _read_finished_runs(job: TrainingJob) -> None:
 
 
 def _train_remaining(job: TrainingJob, engine: Engine) -> None:
-    with catch_stop_signals() as stop:
-        if engine != "serial" and job.remaining:
-            try:
-                train_in_stacks(job, stop)
-            except NotStackable as error:
-                if engine == "vectorised":
-                    raise
-                job.note(f"one run at a time: {error}")
-        train_one_by_one(job, stop)
+    try:
+        with catch_stop_signals() as stop:
+            if engine != "serial" and job.remaining:
+                try:
+                    train_in_stacks(job, stop)
+                except NotStackable as error:
+                    if engine == "vectorised":
+                        raise
+                    job.note(f"one run at a time: {error}")
+            train_one_by_one(job, stop)
+    except Interrupted:
+        if not job.remaining:  # too late to stop in the middle: the same call has all of this
+            job.save_outcomes(complete=True)
+        raise
 
 
 def _on_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    show(text, stream="stderr")

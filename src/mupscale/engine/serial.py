@@ -27,6 +27,7 @@ def train_one_by_one(job: TrainingJob, stop: StopRequest) -> None:
             finally:
                 run.close()
         job.save_outcomes()
+        stop.check()
 
 
 def _train_run(job: TrainingJob, number: int, run: TrainingRun, listener: _Listener, stop: StopRequest) -> Outcome:

@@ -17,7 +17,7 @@ from mupscale.engine.stack import RunStack
 from mupscale.engine.stackable import rate_after
 from mupscale.engine.training_job import TrainingJob
 from mupscale.system import Interrupted
-from mupscale.train import MOST_IN_A_ROW, RunState, StopRequest, data_fingerprint
+from mupscale.train import MOST_IN_A_ROW, RunState, StopRequest, data_fingerprint, stored_values
 
 _LOOK_EVERY = 100  # steps after which losses are fetched from the device at the latest
 _MINUTES = 2.0  # between two saves of a stack, if the recipe says nothing
@@ -206,7 +206,7 @@ class StackRun:
             seconds=self._elapsed(),
             losses=[],
             norms=[],
-            recipe=recipe.to_json(),
+            recipe=stored_values(recipe, folder.path),
             data=self.fingerprint,
             threads=torch.get_num_threads(),
         )

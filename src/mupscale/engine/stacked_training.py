@@ -39,6 +39,7 @@ def train_in_stacks(job: TrainingJob, stop: StopRequest) -> None:
                 largest = _halve(job, len(chunk))
             _give_back_memory(processes.device)
             job.save_outcomes()
+            stop.check()
 
 
 def _start_stack(job: TrainingJob, chunk: Sequence[int], device: torch.device, data: Data) -> StackRun:

@@ -12,8 +12,8 @@ from typing import Any
 from mupscale import checkpoint
 from mupscale.data import Data
 from mupscale.engine.outcomes import Outcome
-from mupscale.system import MupscaleError
-from mupscale.train import Recipe
+from mupscale.system import MupscaleError, show
+from mupscale.train import Recipe, seen_from, stored_values
 
 PruneCallback = Callable[[int, Mapping[int, float]], Collection[int]]
 """Given a step and the mean loss of each run since its last point, by number: the runs to stop."""
@@ -32,7 +32,7 @@ class TrainingJob:
     evaluate: bool = False
     save_path: Path | None = None
     on_point: PointCallback | None = None
-    note: Callable[[str], None] = print
+    note: Callable[[str], None] = show
     memory: int | None = None
     data: Data | None = None  # of all recipes, if it is loaded already
     resume: bool = False
@@ -80,9 +80,9 @@ class TrainingJob:
         done = {str(number): outcome.to_json() for number, outcome in self.outcomes.items()}
         return {"fingerprint": self._fingerprint(), "outcomes": done, "numbers": []}
 
-    def save_outcomes(self) -> None:
-        """Write the outcomes so far to `save_path`, if there is one and not all is done."""
-        if self.save_path is not None and self.remaining:
+    def save_outcomes(self, *, complete: bool = False) -> None:
+        """Write the outcomes so far to `save_path`, if there is one and not all is done; complete: then, too."""
+        if self.save_path is not None and (self.remaining or complete):
             checkpoint.save_states(self.save_path, {}, None, None, {"stack": self.header()})
 
     def load_saved(self) -> bool:
@@ -92,7 +92,7 @@ class TrainingJob:
         try:
             saved = checkpoint.load(self.save_path)
             header = saved.extra.get("stack", {})
-            if header.get("fingerprint") != self._fingerprint():
+            if header.get("fingerprint") not in (self._fingerprint(), self._earlier_fingerprint()):
                 return False
             done = {int(n): Outcome.from_json(self.recipes[int(n)], v) for n, v in header["outcomes"].items()}
             numbers = list(header["numbers"])
@@ -103,5 +103,15 @@ class TrainingJob:
         return True
 
     def _fingerprint(self) -> str:
-        arguments = [[recipe.to_json() for recipe in self.recipes], self.points, list(self.rungs), self.evaluate]
+        """Of all that is asked for; paths are seen from the saved file's folder, which may be moved with them."""
+        assert self.save_path is not None
+        here = self.save_path.parent
+        return self._hash([(stored_values(recipe, here), seen_from(here, recipe.out)) for recipe in self.recipes])
+
+    def _earlier_fingerprint(self) -> str:
+        """As earlier versions have it."""
+        return self._hash([recipe.to_json() for recipe in self.recipes])
+
+    def _hash(self, recipes: list[Any]) -> str:
+        arguments = [recipes, self.points, list(self.rungs), self.evaluate]
         return hashlib.sha256(json.dumps(arguments).encode()).hexdigest()

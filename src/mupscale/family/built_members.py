@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mupscale.core import PlainWidth, Role, Width, WidthLike, naming
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, seeded
 
 
 class BuiltMembers:
@@ -49,6 +49,11 @@ class BuiltMembers:
             )
         self._built[model] = width
         return model
+
+    def drawn(self, width: WidthLike, seed: int) -> nn.Module:
+        """The same with the numbers that follow from this seed."""
+        with seeded(seed):
+            return self.build(width)
 
     def _check_names(self, width: Width) -> None:
         """An error where one of the base's several sizes is missing; a default of the author's would not be one."""

@@ -13,12 +13,11 @@ from torch.utils._pytree import tree_map
 
 from mupscale.core import Plan, Width, WidthLike, check_same_names, naming
 from mupscale.family.built_members import BuiltMembers
-from mupscale.family.operator_pairs import Grow, refuse_width_operator, split_operators
+from mupscale.family.operator_pairs import Grow, refuse_idle_operator, split_operators
 from mupscale.growth import (
     DepthOperator,
     DepthRule,
     Operator,
-    check_depth_rule,
     deepen,
     deepen_optimizer,
     dress_deep,
@@ -46,7 +45,6 @@ class Depths:
         rule: DepthRule,
         make: Callable[..., Any],
     ) -> None:
-        check_depth_rule(rule)
         self.family, self.name, self.rule, self._make = family, name, rule, make
         self.base, self._widths = int(base.sizes[name]), self._without(base)
         self._init_at = None if init_at is None else self._without(init_at)
@@ -285,13 +283,13 @@ class Depths:
         has_width = self.family.width_of(model)
         current = None if has_width is None else self._without(has_width)
         grown, optimizer_now = model, optimizer
-        if widths is not None and (widths != current or after == before):
+        widens = widths is not None and (widths != current or after == before)
+        refuse_idle_operator(grow, wider=widens, deeper=after != before)
+        if widens:
             rate = lr if after == before else None
             grown, optimizer_now = self.at(before).upscale(
                 model, optimizer, width=widths, grow=wider, lr=rate, seed=seed, place=place, inputs=inputs
             )
-        else:
-            refuse_width_operator(grow)
         if after == before:
             return grown, optimizer_now
         at = widths if widths is not None else current

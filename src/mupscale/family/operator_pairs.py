@@ -5,7 +5,7 @@ from __future__ import annotations
 from mupscale.growth import Copies, DepthOperator, Identity, Operator
 from mupscale.system import MupscaleError
 
-Grow = Operator | DepthOperator | tuple[Operator, DepthOperator]
+Grow = Operator | DepthOperator | tuple[Operator | DepthOperator, ...]
 """How a model grows: in width, in depth, or in both."""
 
 
@@ -26,15 +26,22 @@ def split_operators(grow: Grow | None) -> tuple[Operator, DepthOperator]:
     return (wider or [Copies()])[0], (deeper or [Identity()])[0]
 
 
-def refuse_width_operator(grow: Grow | None) -> None:
-    """An error if new units are said to be filled somehow, in a growth that has none. A pair says both, just in case.
+def refuse_idle_operator(grow: Grow | None, *, wider: bool, deeper: bool) -> None:
+    """An error if new units, or new blocks, are said to be filled somehow in a growth that has none of them.
 
-    >>> refuse_width_operator(Copies(1.0))  # doctest: +ELLIPSIS
+    A pair says both, just in case.
+
+    >>> refuse_idle_operator(Copies(1.0), wider=False, deeper=True)
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: this growth is in depth alone, which has no new units for Copies(...
     """
-    if isinstance(grow, Operator):
+    if isinstance(grow, Operator) and not wider:
         raise MupscaleError(
             f"this growth is in depth alone, which has no new units for {grow!r} to fill: leave noise= and grow= out, "
             f"say what new blocks are (grow=mupscale.Identity() or mupscale.Stack()), or let the width grow, too"
+        )
+    if isinstance(grow, DepthOperator) and not deeper:
+        raise MupscaleError(
+            f"this growth is in width alone, which has no new blocks for {grow!r} to fill: leave grow= out, say how "
+            f"new units are filled (grow=mupscale.Copies() or mupscale.Fresh()), or let the depth grow, too"
         )

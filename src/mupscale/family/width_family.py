@@ -18,9 +18,9 @@ from mupscale.core import PlainWidth, Plan, Role, Width, WidthLike, naming
 from mupscale.family.built_members import BuiltMembers
 from mupscale.family.depths import Depths
 from mupscale.family.initial_values import rescale_to_mup
-from mupscale.family.operator_pairs import Grow, split_operators
+from mupscale.family.operator_pairs import Grow, refuse_idle_operator, split_operators
 from mupscale.family.wider_members import widen_member
-from mupscale.growth import DepthRule, Noise, Operator, check_scheduler, choose_operator, with_scheduler
+from mupscale.growth import DepthRule, Noise, Operator, check_goes_with, choose_operator, with_scheduler
 from mupscale.optim import make_optimizer, param_groups
 from mupscale.planning import (
     How,
@@ -35,15 +35,17 @@ from mupscale.planning import (
     initial_std,
     learn_roles,
     roles_for_any_width,
+    warn_of_growing_outputs,
     with_initial,
     with_keeps,
 )
-from mupscale.system import MupscaleError, seeded
+from mupscale.system import MupscaleError, NotNegative, checks_arguments
 
 _DRAWS = 4  # freshly built models that the initialisation is measured on
 _PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
 
 
+@checks_arguments
 class Family(BuiltMembers):
     """`Family(lambda width: MLP(54, width, 7), base=64)`: a model for every width, or for every dict of widths.
 
@@ -97,6 +99,8 @@ class Family(BuiltMembers):
         self.tried: set[frozenset[str]] = set()
         if inputs is not None:
             self._learn_roles(inputs)
+            few, many = self._probes()
+            warn_of_growing_outputs(few, many, self._between(few, many, how="copies"), inputs, roles)
 
     def __repr__(self) -> str:
         rule = "" if self._depths is None else f", depth_rule={self._depths.rule!r}"
@@ -175,16 +179,14 @@ class Family(BuiltMembers):
         """
         if self._depths is not None:
             return self._depths.init(width, seed)
-        with seeded(seed):
-            model = self.build(width)
+        model = self.drawn(width, seed)
         if Width.of(width) == self._init_at:
             return model
         entries = self._between(self.sketch(self._init_at), model, how="mup").parameters
         measured = self.initial_std()
         reference: dict[str, nn.Parameter] = {}
         if any(std > 0 and not entries[name].axes for name, std in measured.items()):
-            with seeded(seed):
-                reference = naming.parameters(self.build(self._init_at))
+            reference = naming.parameters(self.drawn(self._init_at, seed))
         rescale_to_mup(model, entries, measured, self._means, reference)
         return model
 
@@ -221,7 +223,7 @@ class Family(BuiltMembers):
         depth: int | None = None,
         noise: Noise = 0.0,
         grow: Grow | None = None,
-        lr: float | None = None,
+        lr: NotNegative | None = None,
         seed: int = 0,
         place: Callable[[nn.Module], nn.Module] | None = None,
         inputs: Any = None,
@@ -238,7 +240,7 @@ class Family(BuiltMembers):
         depth: int | None = None,
         noise: Noise = 0.0,
         grow: Grow | None = None,
-        lr: float | None = None,
+        lr: NotNegative | None = None,
         seed: int = 0,
         place: Callable[[nn.Module], nn.Module] | None = None,
         inputs: Any = None,
@@ -254,7 +256,7 @@ class Family(BuiltMembers):
         depth: int | None = None,
         noise: Noise = 0.0,
         grow: Grow | None = None,
-        lr: float | None = None,
+        lr: NotNegative | None = None,
         seed: int = 0,
         place: Callable[[nn.Module], nn.Module] | None = None,
         inputs: Any = None,
@@ -273,7 +275,7 @@ class Family(BuiltMembers):
         >>> wide[2].weight.shape
         torch.Size([2, 96])
         """
-        check_scheduler(scheduler, optimizer)
+        check_goes_with(optimizer, scheduler, lr)
         if self._depths is not None:
             pair = choose_operator(None, noise) if grow is None and noise != 0.0 else grow
             more: dict[str, Any] = {"lr": lr, "seed": seed, "place": place, "inputs": inputs}
@@ -281,6 +283,7 @@ class Family(BuiltMembers):
         elif depth is not None or width is None:
             raise MupscaleError("say width=; depth= is for a family whose base says it, {'width': 64, 'depth': 4}")
         else:
+            refuse_idle_operator(grow, wider=True, deeper=False)
             operator = choose_operator(None if grow is None else split_operators(grow)[0], noise)
             grown, wide_optimizer = widen_member(self, model, optimizer, width, operator, lr, seed, place, inputs)
         return with_scheduler(grown, wide_optimizer, scheduler)
@@ -343,8 +346,4 @@ class Family(BuiltMembers):
         return self._measured
 
     def _draws(self, seeds: Iterable[int]) -> list[dict[str, nn.Parameter]]:
-        drawn = []
-        for seed in seeds:
-            with seeded(seed):
-                drawn.append(naming.parameters(self.build(self._init_at)))
-        return drawn
+        return [naming.parameters(self.drawn(self._init_at, seed)) for seed in seeds]

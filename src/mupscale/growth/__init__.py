@@ -25,11 +25,11 @@ deepening        weights, buffers and optimizer state of a deeper model
 from mupscale.growth.copies import Copies, NaiveCopies
 from mupscale.growth.deepening import deepen, deepen_optimizer, dress_deep
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place, Stack
-from mupscale.growth.depth_plans import DepthPlan, DepthRule, Origin, check_depth_rule, plan_depth, with_depth
+from mupscale.growth.depth_plans import DepthPlan, DepthRule, Origin, plan_depth, with_depth
 from mupscale.growth.draws import DRAWS, Draws, draw_normal, standard_normal
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.fresh_tensor import FreshTensor, FreshValues, Region
-from mupscale.growth.lossless import difference_of_outputs, obstacles
+from mupscale.growth.lossless import difference_of_outputs, obstacles, without_gains
 from mupscale.growth.net2net import Net2Net
 from mupscale.growth.noise import (
     GaussianNoise,
@@ -42,11 +42,18 @@ from mupscale.growth.noise import (
     unit_std,
 )
 from mupscale.growth.operators import Operator, Part, StatePart
-from mupscale.growth.optimizer_state import axes_of_state, initial_state, is_scalar, state_factor, widen_optimizer
-from mupscale.growth.sources import keep_base_shape, refuse_nonfinite
+from mupscale.growth.optimizer_state import (
+    axes_of_state,
+    initial_state,
+    is_scalar,
+    state_factor,
+    what_is_foreign,
+    widen_optimizer,
+)
+from mupscale.growth.sources import refuse_nonfinite
 from mupscale.growth.statistics import measure_statistics
 from mupscale.growth.upscaling import (
-    check_scheduler,
+    check_goes_with,
     choose_operator,
     grow_optimizer,
     upscale,
@@ -81,9 +88,8 @@ __all__ = [
     "StatePart",
     "Unit",
     "axes_of_state",
-    "check_depth_rule",
+    "check_goes_with",
     "check_noise",
-    "check_scheduler",
     "check_spread",
     "choose_operator",
     "deepen",
@@ -96,7 +102,6 @@ __all__ = [
     "has_unsaved_widths",
     "initial_state",
     "is_scalar",
-    "keep_base_shape",
     "measure_statistics",
     "obstacles",
     "perturb",
@@ -107,8 +112,10 @@ __all__ = [
     "unit_std",
     "upscale",
     "upscale_untried",
+    "what_is_foreign",
     "widen",
     "widen_optimizer",
     "with_depth",
     "with_scheduler",
+    "without_gains",
 ]

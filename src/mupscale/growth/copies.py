@@ -9,9 +9,10 @@ from torch import Tensor
 from mupscale.core import Plan
 from mupscale.growth.noise import GaussianNoise, Noise, SignalNoise, add_noise, as_noise, check_noise
 from mupscale.growth.operators import Operator, Part, StatePart
-from mupscale.system import MupscaleError
+from mupscale.system import checks_arguments
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Copies(Operator):
     """Every unit copied a whole number of times; without noise, the wide model trains exactly as the narrow one would.
@@ -33,8 +34,6 @@ class Copies(Operator):
     def check(self, plan: Plan) -> None:
         """Refuse noise that the model cannot be given."""
         check_noise(self.noise, plan)
-        if not isinstance(self.paired, bool):
-            raise MupscaleError(f"paired= is True or False, not {self.paired!r}")
         if isinstance(self.noise, SignalNoise):
             self.noise.effective = None
 

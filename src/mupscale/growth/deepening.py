@@ -19,11 +19,12 @@ from mupscale.growth.optimizer_state import constructor_arguments, is_scalar, st
 from mupscale.growth.sources import refuse_nonfinite
 from mupscale.optim import deepened_groups, scale, traits_of
 from mupscale.planning import in_float64, run_in_float64, tensors_in
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, NotNegative, checks_arguments, level_of_caller
 
 _SAME = 1e-9  # of the size of outputs, in float64
 
 
+@checks_arguments
 @torch.no_grad()
 def deepen(
     shallow: nn.Module,
@@ -62,16 +63,12 @@ def deepen(
             raise
     if inputs is not None and plan.grow.copies:
         difference, _ = difference_of_outputs(shallow, deep, inputs)
-        warnings.warn(f"stacking changes the function: outputs differ by {difference:.2g} of their size", stacklevel=3)
+        said = f"stacking changes the function: outputs differ by {difference:.2g} of their size"
+        warnings.warn(said, stacklevel=level_of_caller())
     return deep
 
 
 def _refuse_another_operator(plan: DepthPlan, grow: DepthOperator | None) -> None:
-    if not isinstance(plan, DepthPlan):
-        raise MupscaleError(
-            f"plan= is a plan of depth, as mupscale.plan_depth(shallow, deep, inputs=…) makes it, and not a "
-            f"{type(plan).__name__}; to grow a model wider as well, take mupscale.upscale before or after this"
-        )
     if grow is not None and grow != plan.grow:
         raise MupscaleError(
             f"this depth plan is for {plan.grow!r}, and grow= is {grow!r}: leave grow= out, or make the plan with "
@@ -108,9 +105,7 @@ def _check_same_function(shallow: nn.Module, deep: nn.Module, plan: DepthPlan, i
         copied, batch = in_float64(model, inputs)
         if model is deep:
             _take_modes_of_shallow(copied, shallow, plan)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return [t for t in tensors_in(run_in_float64(copied, batch)) if t.is_floating_point()]
+        return [t for t in tensors_in(run_in_float64(copied, batch, seed)) if t.is_floating_point()]
 
     tensors = [*shallow.parameters(), *deep.parameters()]
     if len({t.device for t in tensors}) > 1 or any(t.is_meta or is_sharded(t) for t in tensors):
@@ -140,6 +135,7 @@ def _far(before: Tensor, after: Tensor) -> float:
     return float((after - before).abs().max()) / (1 + float(before.abs().max())) if before.numel() else 0.0
 
 
+@checks_arguments
 def deepen_optimizer(
     optimizer: Optimizer,
     shallow: nn.Module,
@@ -147,7 +143,7 @@ def deepen_optimizer(
     plan: DepthPlan,
     *,
     grow: DepthOperator | None = None,
-    lr: float | None = None,
+    lr: NotNegative | None = None,
 ) -> Optimizer:
     """An optimizer of the same class for the deep model.
 

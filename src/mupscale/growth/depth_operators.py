@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 
 class Place(NamedTuple):
@@ -30,6 +30,7 @@ class DepthOperator(ABC):
         """Of each of the deep model's blocks, which block of the shallow one it is, or is made after."""
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Identity(DepthOperator):
     """New blocks, freshly initialised, that write nothing into the residual stream yet: the function stays.
@@ -54,6 +55,7 @@ class Identity(DepthOperator):
         return _around(_old_places(self.at, shallow, deep), deep)
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Stack(DepthOperator):
     """New blocks are copies of the old ones, with their optimizer state. The function changes.
@@ -68,10 +70,6 @@ class Stack(DepthOperator):
 
     order: Literal["appended", "interleaved"] = "appended"
     copies = True
-
-    def __post_init__(self) -> None:
-        if self.order not in ("appended", "interleaved"):
-            raise MupscaleError(f"order= is 'appended' or 'interleaved', not {self.order!r}")
 
     def places(self, shallow: int, deep: int) -> list[Place]:
         """The blocks in turn, or each as often as it fits."""

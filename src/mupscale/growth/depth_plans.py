@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -14,23 +14,12 @@ from mupscale.growth.block_places import fitting_places
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place
 from mupscale.growth.stream_writers import StreamWriters
 from mupscale.planning import BlockList, Writers, find_block_lists
-from mupscale.system import MupscaleError, html_table, pattern_of_name, text_table, wrap_text
+from mupscale.system import MupscaleError, checks_arguments, html_table, pattern_of_name, text_table, wrap_text
 
 DepthRule = Literal["none", "complete"]
 """How rates follow the depth: not at all, or as under a residual multiplier of 1/L (CompleteP)."""
 
 _HEADER = ("block", "comes from", "starts")
-
-
-def check_depth_rule(rule: DepthRule) -> None:
-    """An error unless this is one of the rules; a misspelt one would otherwise be some rule or other.
-
-    >>> check_depth_rule("sqrt")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: depth_rule is 'none' or 'complete', not 'sqrt'
-    """
-    if rule not in get_args(DepthRule):
-        raise MupscaleError(f"depth_rule is 'none' or 'complete', not {rule!r}")
 
 
 @dataclass(frozen=True)
@@ -101,6 +90,7 @@ class DepthPlan:
         )
 
 
+@checks_arguments
 def plan_depth(
     shallow: nn.Module,
     deep: nn.Module,
@@ -126,7 +116,6 @@ def plan_depth(
     mupscale.system.errors.MupscaleError: 'layers.1' cannot start as identity: it has no residual connection: ...
     """
     operator = Identity() if grow is None else grow
-    check_depth_rule(depth_rule)
     lists = find_block_lists(shallow, deep, blocks)
     tensors, deeper = _tensors(shallow), _tensors(deep)
     places = {one.path: fitting_places(one, operator, tensors, deeper) for one in lists}

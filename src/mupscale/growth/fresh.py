@@ -12,6 +12,7 @@ Learning rate, weight decay and eps are those of μP at the wide width: rules.py
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
@@ -20,9 +21,10 @@ from mupscale.growth.fresh_tensor import FreshTensor, FreshValues
 from mupscale.growth.lossless import gain_factor, is_written_by_mean, is_zero, keeps_outgoing
 from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.planning import means_of
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, Must, checks_arguments
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Fresh(Operator):
     """New units beside the old ones, drawn as μP draws them at the wide width; any wider width will do.
@@ -41,15 +43,9 @@ class Fresh(Operator):
     True
     """
 
-    outgoing: float = 1.0
+    outgoing: Annotated[float, Must("a number between 0 and 1", lambda value: 0 <= value <= 1)] = 1.0
     lossless: bool = False
     needs_multiples = False
-
-    def __post_init__(self) -> None:
-        if isinstance(self.outgoing, bool) or not isinstance(self.outgoing, int | float) or not 0 <= self.outgoing <= 1:
-            raise MupscaleError(f"outgoing= is a number between 0 and 1, not {self.outgoing!r}")
-        if not isinstance(self.lossless, bool):
-            raise MupscaleError(f"lossless= is True or False, not {self.lossless!r}")
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan that does not know the initialisation, or a growth that cannot be lossless."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +24,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from mupscale.core import Entry, Plan, gather_whole, is_sharded, naming
-from mupscale.planning import call_arguments, find_past_norms, kind_of_norm, tensors_in
-from mupscale.system import MupscaleError, UncheckedPlan
+from mupscale.planning import bare_norms, find_past_norms, run_on_batch, tensors_in
+from mupscale.system import MupscaleError, UncheckedPlan, level_of_caller
 
 UNTRIED = (
     "this growth has not been tried: which weights of new units keep the function was told from shapes alone. Pass "
@@ -117,11 +118,17 @@ def obstacles(narrow: nn.Module, plan: Plan) -> list[str]:
         more = f" (and {len(unsettled) - 1} more)" if len(unsettled) > 1 else ""
         reasons.append(f"new units of '{unsettled[0]}'{more} are drawn, and a norm reads what becomes of them")
     widths = {e.narrow[d] for e in plan.parameters.values() for d, axis in e.axes.items() if axis.times != 1}
-    for path, module in narrow.named_modules():
-        bare = isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.weight is None
-        if bare and module.normalized_shape[-1] in widths:
-            reasons.append(f"the norm '{path}' has no gain that could be rescaled ({kind_of_norm(module)})")
-    return reasons
+    return [*reasons, *without_gains(naming.modules(narrow), widths)]
+
+
+def without_gains(modules: Mapping[str, nn.Module], widths: Collection[int]) -> list[str]:
+    """That norms over units of these numbers have no gains, in words, as an obstacle to a lossless growth.
+
+    >>> without_gains({"norm": nn.LayerNorm(4, elementwise_affine=False)}, [4])
+    ["the norm 'norm' has no gain that could be rescaled (layer)"]
+    """
+    bare = bare_norms(modules, widths)
+    return [f"the norm '{path}' has no gain that could be rescaled ({kind})" for path, kind in bare.items()]
 
 
 def _is_read_unsettled(name: str, entry: Entry, plan: Plan) -> bool:
@@ -151,20 +158,20 @@ def warn_of_loss(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any = N
     reasons = obstacles(narrow, plan)
     if inputs is None:
         if reasons:
-            warnings.warn(f"the growth is not lossless: {'; '.join(reasons)}", stacklevel=3)
+            warnings.warn(f"the growth is not lossless: {'; '.join(reasons)}", stacklevel=level_of_caller())
         elif plan.norms and plan.past_norms is None and plan.checked:  # else that has been said of the whole plan
-            warnings.warn(UNTRIED, UncheckedPlan, stacklevel=3)
+            warnings.warn(UNTRIED, UncheckedPlan, stacklevel=level_of_caller())
         return
     try:
         difference, rounding = difference_of_outputs(narrow, wide, inputs)
     except Exception as error:  # the models have grown already, and need not run here
-        warnings.warn(f"{UNTRIED} (on the batch: {type(error).__name__}: {error})", UncheckedPlan, stacklevel=3)
+        warnings.warn(f"this growth has not been tried: {error}", UncheckedPlan, stacklevel=level_of_caller())
         return
     if difference > rounding:
         why = "; ".join(reasons) or _why_by_eps(narrow, wide, plan, inputs) or _POSSIBLE
         warnings.warn(
             f"the growth is not lossless: outputs differ by {difference:.2g} of their size on the batch ({why})",
-            stacklevel=3,
+            stacklevel=level_of_caller(),
         )
 
 
@@ -204,11 +211,10 @@ def difference_of_outputs(narrow: nn.Module, wide: nn.Module, batch: Any) -> tup
     """
     outputs = []
     for model in (narrow, wide):
-        args, kwargs = _as_model_takes_it(model, call_arguments(batch))
         modes = {module: module.training for module in model.modules()}
         model.eval()
         try:
-            outputs.append(_first_tensor(model(*args, **kwargs)))
+            outputs.append(_first_tensor(run_on_batch(model, _as_model_takes_it(model, batch))))
         finally:
             for module, training in modes.items():
                 module.training = training

@@ -10,15 +10,15 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry, Plan, check_is_plan, gather_whole, is_sharded, laid_out_like
+from mupscale.core import Entry, Plan, gather_whole, is_sharded, laid_out_like
 from mupscale.growth.draws import standard_normal
 from mupscale.growth.spectral import spectral_norm
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, NotNegative, checks_arguments
 
 Unit = Literal["init", "theory"]
 
@@ -26,6 +26,7 @@ _AT_A_TIME = 1 << 22  # entries that are moved to a device at a time
 _FARTHEST = 20.0  # standard deviations from the mean, which no draw reaches
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class GaussianNoise:
     """Gaussian noise; `std` is one number, or one per parameter name (then parameters not named get none).
@@ -41,14 +42,8 @@ class GaussianNoise:
     0.0
     """
 
-    std: float | Mapping[str, float]
+    std: NotNegative | Mapping[str, NotNegative]
     unit: Unit = "init"
-
-    def __post_init__(self) -> None:
-        for std in self.std.values() if isinstance(self.std, Mapping) else (self.std,):
-            _check_level("the noise's std", std)
-        if self.unit not in get_args(Unit):
-            raise MupscaleError(f"the noise's unit is 'init' or 'theory', not {self.unit!r}")
 
     def of(self, name: str) -> float:
         """The level for one parameter."""
@@ -67,6 +62,7 @@ class GaussianNoise:
             raise MupscaleError(f"this is no noise written by mupscale ({error})") from None
 
 
+@checks_arguments
 @dataclass
 class SignalNoise:
     """Noise whose spectral norm is `t` times the weight's own (Appendix 'Alternative algorithm: signal-normalized').
@@ -82,23 +78,14 @@ class SignalNoise:
     ['weight']
     """
 
-    t: float
+    t: NotNegative
     effective: GaussianNoise | None = field(default=None, compare=False)
 
-    def __post_init__(self) -> None:
-        _check_level("the noise level t", self.t)
+
+Noise = NotNegative | GaussianNoise | SignalNoise
 
 
-Noise = float | GaussianNoise | SignalNoise
-
-
-def _check_level(what: str, level: float) -> None:
-    if isinstance(level, bool) or not isinstance(level, int | float):
-        raise MupscaleError(f"{what} is a number, not {level!r}")
-    if not (level >= 0 and math.isfinite(level)):
-        raise MupscaleError(f"{what} must be 0 or more and finite, not {level}")
-
-
+@checks_arguments
 @torch.no_grad()
 def perturb(wide: nn.Module, plan: Plan, noise: Noise, seed: int = 0) -> GaussianNoise:
     """Add noise to the wide model in place; returns the constants per parameter that it amounted to.
@@ -115,7 +102,6 @@ def perturb(wide: nn.Module, plan: Plan, noise: Noise, seed: int = 0) -> Gaussia
     >>> torch.equal(wide.weight, before)
     False
     """
-    check_is_plan(plan)
     noise = check_noise(noise, plan)
     unit: Unit = noise.unit if isinstance(noise, GaussianNoise) else "theory"
     constants = {}

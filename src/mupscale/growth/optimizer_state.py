@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, Entry, Plan, check_is_plan, gather_whole, laid_out_like, naming
+from mupscale.core import Axis, Entry, Plan, gather_whole, laid_out_like, naming
 from mupscale.growth.copies import Copies
 from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.growth.sources import refuse_nonfinite
 from mupscale.growth.writing import check_written, unwritten
-from mupscale.optim import Traits, scale, traits_of
-from mupscale.system import MupscaleError
+from mupscale.optim import Traits, known_traits, scale, traits_of
+from mupscale.system import MupscaleError, checks_arguments
+
+_PLAIN_STEP = {"foreach": None, "fused": None, "capturable": False, "differentiable": False}  # as any machine takes it
 
 
+@checks_arguments
 def widen_optimizer(
     optimizer: Optimizer | Mapping[str, Any],
     wide_optimizer: Optimizer,
@@ -72,7 +76,6 @@ def widen_optimizer(
 
 
 def _targets(optimizer: Optimizer, plan: Plan, wide: nn.Module | None) -> Iterator[tuple[str, Any]]:
-    check_is_plan(plan)
     tensors = [(p, group) for group in optimizer.param_groups for p in group["params"]]
     names = _resolve(optimizer.param_groups, [p for p, _ in tensors], plan, wide, "wide")
     return zip(names, tensors, strict=True)
@@ -209,13 +212,66 @@ def initial_state(optimizer: Optimizer, group: Mapping[str, Any], ndim: int) -> 
     0.5
     """
     p = nn.Parameter(torch.zeros((1,) * ndim))
-    own = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
+    own = ("params", "param_names", *_PLAIN_STEP)
     defaults = constructor_arguments(optimizer)
     hyper = {k: v for k, v in {**defaults, **group}.items() if k in defaults and k not in own}
     p.grad = torch.zeros_like(p)
     fresh = type(optimizer)([p], **hyper)
     fresh.step()
     return {key: float(value) for key, value in fresh.state[p].items() if isinstance(value, Tensor | float | int)}
+
+
+def what_is_foreign(saved: Mapping[str, Any], optimizer: Optimizer) -> str:
+    """In words, what shows that a state dict is another optimizer's than this one; nothing where it may be its own.
+
+    Shown by a step of this optimizer with the saved hyperparameters: what it asks for, and what it keeps.
+
+    >>> p = nn.Parameter(torch.zeros(1))
+    >>> what_is_foreign(torch.optim.AdamW([p]).state_dict(), torch.optim.SGD([p]))
+    "SGD takes no step with its hyperparameters (KeyError: 'momentum')"
+    """
+    name, traits = type(optimizer).__name__, known_traits(type(optimizer))
+    kept: dict[tuple[int, int], set[str] | str | None] = {}
+    for number, (group, own) in enumerate(zip(saved["param_groups"], optimizer.param_groups, strict=False)):
+        for key, p in zip(group["params"], own["params"], strict=False):
+            if (number, p.dim()) not in kept:
+                kept[number, p.dim()] = _kept_after_a_step(optimizer, group, own, p.dim())
+            expected = kept[number, p.dim()]
+            if isinstance(expected, str):
+                return f"{name} takes no step with its hyperparameters ({expected})"
+            state = saved["state"].get(key, {})
+            if expected is None or not state:
+                continue
+            if missing := expected - state.keys():
+                return f"its state number {key} has no '{min(missing)}', which {name} keeps"
+            if traits is not None and (more := state.keys() - traits.state.keys() - expected):
+                return f"its state number {key} has '{min(more)}', which {name} does not keep"
+    return ""
+
+
+def _kept_after_a_step(
+    optimizer: Optimizer, group: Mapping[str, Any], own: Mapping[str, Any], ndim: int
+) -> set[str] | str | None:
+    """The keys of the state that a step with a saved group leaves; the error that it ends in, if not with its own.
+
+    None for what takes no step by itself, as LBFGS.
+    """
+
+    def step(hyper: Mapping[str, Any]) -> set[str]:
+        p = nn.Parameter(torch.zeros((1,) * ndim))
+        p.grad = torch.zeros_like(p)
+        fresh = type(optimizer)([p], **constructor_arguments(optimizer))
+        fresh.load_state_dict({"state": {}, "param_groups": [{**hyper, "params": [0], **_PLAIN_STEP}]})
+        fresh.step()
+        return set(fresh.state[p])
+
+    try:
+        return step(group)
+    except Exception as error:  # whatever an optimizer raises
+        with suppress(Exception):
+            step(own)
+            return f"{type(error).__name__}: {error}"
+    return None
 
 
 def is_scalar(value: Tensor, entry: Entry) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Plan, check_dtype, check_is_plan, gather_whole, naming
+from mupscale.core import Plan, check_dtype, gather_whole, naming
 from mupscale.system import MupscaleError
 
 Source = nn.Module | Mapping[str, Tensor]
@@ -17,7 +17,6 @@ Source = nn.Module | Mapping[str, Tensor]
 @torch.no_grad()
 def prepare_growth(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, Tensor]:
     """The narrow model's tensors by name, when all is checked; a wide model on the meta device then gets memory."""
-    check_is_plan(plan)
     sources = _sources(narrow, wide, plan)
     for name, target in plan.check(wide).items():
         for tensor in (sources[name], target):
@@ -126,23 +125,10 @@ def materialize(model: nn.Module, device: torch.device) -> None:
                 empty = replacements.get(id(p))
                 if empty is None:
                     empty = replacements[id(p)] = nn.Parameter(torch.empty_like(p, device=device), p.requires_grad)
-                    keep_base_shape(p, empty)
+                    vars(empty).update(vars(p))  # what the mup package keeps there, for its readouts and optimizers
                 module._parameters[name] = empty
         for name, b in list(module._buffers.items()):
             if b is not None and b.is_meta:
                 if id(b) not in replacements:
                     replacements[id(b)] = torch.empty_like(b, device=device)
                 module._buffers[name] = replacements[id(b)]
-
-
-def keep_base_shape(old: Tensor, new: Tensor) -> None:
-    """Give the new parameter what the `mup` package keeps on the old one, for its readouts and optimizers.
-
-    >>> old, new = torch.zeros(2), torch.zeros(2)
-    >>> old.infshape = "base shape"
-    >>> keep_base_shape(old, new)
-    >>> new.infshape
-    'base shape'
-    """
-    if hasattr(old, "infshape"):
-        new.infshape = old.infshape  # type: ignore[attr-defined]

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import Plan, index_of_old, naming
-from mupscale.planning import call_arguments
+from mupscale.planning import run_on_batch
+from mupscale.system import checks_arguments
 
 
+@checks_arguments
 @torch.no_grad()
 def measure_statistics(model: nn.Module, batches: Iterable[Any], plan: Plan | None = None) -> nn.Module:
     """Measure the running statistics of BatchNorms on a few batches, as the model is called with them, in place.
@@ -37,8 +39,7 @@ def measure_statistics(model: nn.Module, batches: Iterable[Any], plan: Plan | No
         norm.momentum = None  # the plain average over all batches
     try:
         for batch in batches:
-            args, kwargs = call_arguments(batch)
-            model(*args, **kwargs)
+            run_on_batch(model, batch)
     finally:
         for module, training in modes.items():
             module.training = training

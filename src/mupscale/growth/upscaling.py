@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.core import Plan, check_is_plan, is_sharded
+from mupscale.core import Plan, is_sharded
 from mupscale.growth.copies import Copies
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.lossless import warn_of_loss, with_past_norms
@@ -20,9 +20,9 @@ from mupscale.growth.optimizer_state import constructor_arguments, widen_optimiz
 from mupscale.growth.sources import prepare_growth
 from mupscale.growth.writing import write_grown
 from mupscale.optim import widen_scheduler, widened_groups
-from mupscale.planning import check_is_model, check_plan_by_running, check_silent_units, keeps_outputs
+from mupscale.planning import check_plan_by_running, check_silent_units, check_takes, keeps_outputs
 from mupscale.planning import plan as make_plan
-from mupscale.system import MupscaleError, UncheckedPlan
+from mupscale.system import MupscaleError, NotNegative, UncheckedPlan, checks_arguments, level_of_caller
 
 UNCHECKED = (
     "this growth has not been tried: its plan follows from module types and names. Pass inputs=, a small batch as the "
@@ -40,7 +40,7 @@ def upscale(
     scheduler: None = None,
     noise: Noise = 0.0,
     grow: Operator | None = None,
-    lr: float | None = None,
+    lr: NotNegative | None = None,
     seed: int = 0,
     inputs: Any = None,
     fresh: nn.Module | Callable[[], nn.Module] | None = None,
@@ -57,13 +57,14 @@ def upscale(
     scheduler: LRScheduler,
     noise: Noise = 0.0,
     grow: Operator | None = None,
-    lr: float | None = None,
+    lr: NotNegative | None = None,
     seed: int = 0,
     inputs: Any = None,
     fresh: nn.Module | Callable[[], nn.Module] | None = None,
 ) -> tuple[nn.Module, Optimizer, LRScheduler]: ...
 
 
+@checks_arguments
 def upscale(
     narrow: nn.Module,
     wide: nn.Module,
@@ -73,7 +74,7 @@ def upscale(
     scheduler: LRScheduler | None = None,
     noise: Noise = 0.0,
     grow: Operator | None = None,
-    lr: float | None = None,
+    lr: NotNegative | None = None,
     seed: int = 0,
     inputs: Any = None,
     fresh: nn.Module | Callable[[], nn.Module] | None = None,
@@ -102,9 +103,8 @@ def upscale(
     >>> wide.layers[1].weight.shape, {group["lr"] for group in wide_optimizer.param_groups} == {0.01, 0.0025}
     (torch.Size([32, 32]), True)
     """
-    check_is_model(wide)
     operator = choose_operator(grow, noise)
-    check_scheduler(scheduler, optimizer)
+    check_goes_with(optimizer, scheduler, lr)
     plan = _settled_plan(plan, narrow, wide, operator, inputs, fresh)
     is_lossless = isinstance(operator, Fresh) and operator.lossless
     if is_lossless:
@@ -122,7 +122,7 @@ def upscale_untried(
     optimizer: Optimizer | None = None,
     *,
     grow: Operator,
-    lr: float | None = None,
+    lr: NotNegative | None = None,
     seed: int = 0,
 ) -> tuple[nn.Module, Optimizer | None]:
     """What `upscale` does, without a word about what was not tried: for callers that know the plan, or compare models.
@@ -138,15 +138,18 @@ def upscale_untried(
     return write_grown(sources, wide, plan, grow, seed), grown
 
 
-def check_scheduler(scheduler: LRScheduler | None, optimizer: Optimizer | None) -> None:
-    """An error where a scheduler is given without the optimizer that it was made for.
+def check_goes_with(optimizer: Optimizer | None, scheduler: LRScheduler | None, lr: float | None) -> None:
+    """An error where a scheduler, or a rate, is given without the optimizer that it is for.
 
-    >>> import torch
-    >>> optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
-    >>> check_scheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1), None)
+    >>> check_goes_with(None, None, lr=0.1)
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: a scheduler goes with its optimizer: give optimizer=, the one that it was ...
+    mupscale.system.errors.MupscaleError: lr= is the rate of an optimizer, and none is given: give optimizer=, the ...
     """
+    if lr is not None and optimizer is None:
+        raise MupscaleError(
+            "lr= is the rate of an optimizer, and none is given: give optimizer=, the narrow model's, or make one for "
+            "the wide model (mupscale.make_optimizer, or family.optimizer) with that rate"
+        )
     if scheduler is not None and scheduler.optimizer is not optimizer:
         raise MupscaleError("a scheduler goes with its optimizer: give optimizer=, the one that it was made for")
 
@@ -178,7 +181,6 @@ def _settled_plan(
             "fresh= is for a plan that is made here: give it to plan(…, fresh=…), or leave the plan out"
         )
     settled = make_plan(narrow, wide, inputs=inputs, fresh=fresh, grow=operator) if plan is None else plan
-    check_is_plan(settled)
     entries = [*settled.parameters.values(), *settled.buffers.values()]
     if plan is None and all(entry.narrow == entry.wide for entry in entries):
         raise MupscaleError(
@@ -188,26 +190,30 @@ def _settled_plan(
     check_operator(operator, settled)
     if operator.needs_multiples and inputs is not None and plan is not None:
         check_plan_by_running(narrow, wide, settled, inputs)
-    elif not settled.checked and not _is_tried_by_fresh_units(narrow, wide, settled, operator, inputs):
-        warnings.warn(UNCHECKED, UncheckedPlan, stacklevel=3)
+    elif not settled.checked and (why := _why_untried(narrow, wide, settled, operator, inputs)):
+        warnings.warn(why, UncheckedPlan, stacklevel=level_of_caller())
     return settled
 
 
-def _is_tried_by_fresh_units(narrow: nn.Module, wide: nn.Module, plan: Plan, operator: Operator, inputs: Any) -> bool:
-    """Whether a batch shows that fresh units by this plan leave the old ones as they are; an error where they do not.
+def _why_untried(narrow: nn.Module, wide: nn.Module, plan: Plan, operator: Operator, inputs: Any) -> str:
+    """Why nothing shows that fresh units by this plan leave the old ones as they are; an error where they do not.
 
     A lossless growth that cannot be tried before is measured when it is done.
     """
-    if operator.needs_multiples or inputs is None:
-        return False
+    if inputs is None:
+        return UNCHECKED
+    check_takes(narrow, inputs)
     tensors = [*narrow.parameters(), *wide.parameters(), *wide.buffers()]
-    try:
-        keeps = None if any(t.is_meta or is_sharded(t) for t in tensors) else keeps_outputs(narrow, wide, plan, inputs)
-    except Exception:  # whatever a model raises; it need not run here to grow
-        keeps = None
-    if keeps is False:
-        check_silent_units(narrow, wide, plan, inputs)
-    return bool(keeps) or (isinstance(operator, Fresh) and operator.lossless)
+    why = "models that are sharded, or on the meta device, are not run on the batch"
+    if not any(t.is_meta or is_sharded(t) for t in tensors):
+        try:
+            if keeps_outputs(narrow, wide, plan, inputs):
+                return ""
+        except Exception as error:  # whatever a model raises; it need not run here to grow
+            why = str(error)
+        else:
+            check_silent_units(narrow, wide, plan, inputs)
+    return "" if isinstance(operator, Fresh) and operator.lossless else f"this growth has not been tried: {why}"
 
 
 def choose_operator(grow: Operator | None, noise: Noise) -> Operator:
@@ -226,7 +232,7 @@ def grow_optimizer(
     narrow: nn.Module,
     wide: nn.Module,
     plan: Plan,
-    lr: float | None = None,
+    lr: NotNegative | None = None,
     grow: Operator | None = None,
 ) -> Optimizer:
     """An optimizer of the same class for the wide model, with rescaled hyperparameters and state.

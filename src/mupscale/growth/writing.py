@@ -12,11 +12,12 @@ from mupscale.growth.copies import Copies
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.operators import Operator, Part
 from mupscale.growth.sources import Source, prepare_growth
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 _OURS = (Copies, Fresh)  # what these write has been checked before
 
 
+@checks_arguments
 @torch.no_grad()
 def widen(narrow: Source, wide: nn.Module, plan: Plan) -> nn.Module:
     """Write the narrow model (a module or a state dict), copied, into the wide one in place, and return it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,6 @@ from mupscale.hf.files import (
     check_space,
     failure_of_writing,
     open_source,
-    size_in_words,
     write_companions,
     write_deep_weights,
     write_model_card,
@@ -39,7 +37,7 @@ from mupscale.hf.files import (
 from mupscale.hf.training import check_deepened_optimizer, deepen_optimizer_file, find_optimizer_file
 from mupscale.hf.verification import Comparison, find_record, needed_bytes
 from mupscale.hf.verification import verify as compare
-from mupscale.system import MupscaleError, appearing
+from mupscale.system import MupscaleError, appearing, checks_arguments, remove
 
 Widen = Callable[[Path], object]
 """Writes a wider checkpoint into a folder, before it becomes deeper."""
@@ -76,6 +74,7 @@ class Deepened:
         return f"{self.path}: {self.layers[0]} layers are {self.layers[1]} ({self.how})\n{checked}"
 
 
+@checks_arguments
 def deepen_checkpoint(
     source: str | Path | Source,
     out: str | Path,
@@ -174,7 +173,7 @@ class DeepeningJob:
         comparison, why = self._compare(folder, note) if self.verify else (None, "verification is off")
         checked = f"not made, since {why}." if comparison is None else comparison.verdict
         self._write_card(folder, shallow, grown, checked)
-        shutil.rmtree(folder / _WIDE, ignore_errors=True)
+        remove(folder / _WIDE)
         few, many = (sum(t.numel for t in old) for old in (self.source.tensors.values(), _stored(tensors)))
         counts = (layers_of(self.source.config) or 0, self.layers)
         return Deepened(self.out, counts, growth.deepen, (few, many), size, files, comparison, why)
@@ -186,8 +185,8 @@ class DeepeningJob:
         except MupscaleError as error:
             return None, str(error)
         deep = open_source(folder)
-        if not memory.fits(needed := needed_bytes(self.source, deep)):
-            return None, f"the two models need {size_in_words(needed)} of memory, and so much is not free"
+        if shortage := memory.shortage(needed_bytes(self.source, deep)):
+            return None, f"the two models need {shortage}"
         note("comparing the two models in float32")
         comparison = compare(self.source, deep)
         if not comparison.ok:

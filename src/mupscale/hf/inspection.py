@@ -31,6 +31,7 @@ from mupscale.hf.verification import find_record
 from mupscale.optim import Traits, default_hyper, traits_of
 from mupscale.system import (
     MupscaleError,
+    checks_arguments,
     html_table,
     name_of_group,
     pattern_of_name,
@@ -202,10 +203,11 @@ class Inspection:
 
 
 @runs_trusted_code
+@checks_arguments
 def inspect(
     path: str | Path | Source,
     *,
-    times: int | str | Times | None = None,
+    times: int | str | Mapping[str, int] | Times | None = None,
     hidden: Size | None = None,
     ffn: Size | None = None,
     heads: Size | None = None,

@@ -15,7 +15,7 @@ from mupscale.core import tidy
 from mupscale.hf.describe import PARTS, Ratios, architecture_of, build_model
 from mupscale.hf.files import open_source, read_config
 from mupscale.hf.verification import load_pretrained
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 
 class LanguageModel(nn.Module):
@@ -77,6 +77,7 @@ def config_at(folder: str | Path, width: int) -> dict[str, Any]:
     return architecture.wide_config(config, _Scale(ratio, ratio, ratio, ratio))
 
 
+@checks_arguments
 def hidden_size(folder: str | Path) -> int:
     """The hidden size that a folder's config.json tells.
 
@@ -93,6 +94,7 @@ def hidden_size(folder: str | Path) -> int:
     return sizes["hidden"]
 
 
+@checks_arguments
 def load_language_model(folder: str | Path) -> tuple[LanguageModel, int]:
     """The folder's model with its own weights, in float32, and its hidden size.
 

@@ -25,7 +25,7 @@ from mupscale.hf.files import (
     write_deep_weights,
 )
 from mupscale.hf.verification import compare_outputs, find_record, load_pretrained, needed_bytes
-from mupscale.system import MupscaleError, appearing, setting
+from mupscale.system import MupscaleError, appearing, checks_arguments, setting
 
 __all__ = ["Mixture", "add_experts"]
 
@@ -80,6 +80,7 @@ class Mixture:
         return f"{self.path}: {self.model_type} with {self.experts} experts, {self.active} active; {checked}"
 
 
+@checks_arguments
 def add_experts(
     source: str | Path | Source,
     out: str | Path,

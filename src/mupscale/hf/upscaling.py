@@ -54,15 +54,16 @@ from mupscale.hf.training import check_optimizer_file, find_optimizer_file, wide
 from mupscale.hf.upscaled import Upscaled
 from mupscale.hf.verification import Comparison, find_record, is_exact, needed_bytes
 from mupscale.hf.verification import verify as compare
-from mupscale.system import MupscaleError, appearing
+from mupscale.system import MupscaleError, appearing, checks_arguments
 
 
 @runs_trusted_code
+@checks_arguments
 def upscale(
     source: str | Path | Source,
     out: str | Path,
     *,
-    times: int | str | Times | None = None,
+    times: int | str | Mapping[str, int] | Times | None = None,
     hidden: Size | None = None,
     ffn: Size | None = None,
     heads: Size | None = None,
@@ -294,10 +295,10 @@ def _compare(
     dtypes = evidence.dtypes if exact else ("float32",)
     dtype = next((d for d in dtypes if memory.fits(needed_bytes(source, wide, d, steps))), None)
     if dtype is None:
-        needed = size_in_words(needed_bytes(source, wide, "float32", steps))
+        needed = needed_bytes(source, wide, "float32", steps)
         if exact:
-            prepared.architecture.check_too_large_to_train(needed)
-        return None, f"the two models need {needed} of memory, and so much is not free"
+            prepared.architecture.check_too_large_to_train(size_in_words(needed))
+        return None, f"the two models need {memory.shortage(needed)}"
     note(f"comparing the two models in {dtype}")
     comparison = compare(source, wide, dtype=dtype, train=steps, plan=prepared.recorded_plan)
     if not comparison.ok and not evidence.required and comparison.rows[0].ok and _is_rounded(prepared):

@@ -19,7 +19,7 @@ from mupscale.optim.groups import (
     widened_groups,
 )
 from mupscale.optim.muon_with_adamw import MuonAdamW, muon_groups
-from mupscale.optim.optimizer_traits import Traits, register_optimizer, traits_of
+from mupscale.optim.optimizer_traits import Traits, known_traits, register_optimizer, traits_of
 from mupscale.optim.schedulers import widen_scheduler
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "clip_grad_norm_",
     "deepened_groups",
     "default_hyper",
+    "known_traits",
     "make_optimizer",
     "muon_groups",
     "param_groups",

@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Plan, check_is_plan, gather_whole
-from mupscale.system import MupscaleError
+from mupscale.core import Plan, gather_whole
+from mupscale.system import MupscaleError, checks_arguments
 
 
+@checks_arguments
 @torch.no_grad()
 def clip_grad_norm_(
     model: nn.Module,
@@ -33,7 +34,6 @@ def clip_grad_norm_(
     >>> mu.clip_grad_norm_(wide, 1.0, plan)
     tensor(3.)
     """
-    check_is_plan(plan)
     parameters, weights = plan.check(model), plan.norm_weights(norm_type)
     by_weight: dict[float, list[Tensor]] = {}
     for name, p in parameters.items():

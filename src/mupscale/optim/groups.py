@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Plan, check_is_plan, is_sharded, naming
+from mupscale.core import Plan, is_sharded, naming
 from mupscale.optim.group_builder import FOLLOW_LR, FROM_GROUP, RATE_CHANGE, GroupBuilder, scale
 from mupscale.optim.optimizer_traits import Hyper, traits_of
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, NotNegative, check_argument, checks_arguments
 
 
+@checks_arguments
 def param_groups(
     model: nn.Module,
     plan: Plan,
@@ -41,7 +42,6 @@ def param_groups(
     >>> group["lr"], group["weight_decay"], group["lr_factor"]
     (0.025, 0.04, 0.25)
     """
-    check_is_plan(plan)
     traits = traits_of(optimizer).at(plan)
     parameters = plan.check(model)
     defaults = default_hyper(optimizer, hyper)
@@ -49,6 +49,9 @@ def param_groups(
     for group in groups if groups is not None else [{"params": list(parameters)}]:
         stated = {**hyper, **{k: v for k, v in group.items() if k not in ("params", "param_names")}}
         complete = {**defaults, **stated}
+        for name in traits.hyper.keys() & stated.keys():  # torch looks at its defaults alone
+            for number in stated[name] if isinstance(stated[name], tuple | list) else (stated[name],):
+                check_argument(NotNegative | None, number, f"{optimizer.__name__}: {name}=")
         traits.check(complete)
         missing = [n for n in traits.hyper if n in defaults and complete[n] is inspect.Parameter.empty]
         if missing:
@@ -59,6 +62,7 @@ def param_groups(
     return builder.groups()
 
 
+@checks_arguments
 def make_optimizer(
     model: nn.Module,
     plan: Plan,
@@ -75,7 +79,11 @@ def make_optimizer(
     >>> mu.make_optimizer(wide, plan, torch.optim.Adam, lr=0.1).param_groups[0]["lr"]
     0.025
     """
-    return optimizer(param_groups(model, plan, optimizer, groups=groups, **hyper), **hyper)
+    made = param_groups(model, plan, optimizer, groups=groups, **hyper)
+    try:
+        return optimizer(made, **hyper)
+    except (TypeError, ValueError) as error:
+        raise MupscaleError(f"{optimizer.__name__} does not take these hyperparameters: {error}") from error
 
 
 def widened_groups(
@@ -171,7 +179,8 @@ def _not_of_the_model(p: Tensor, model: nn.Module) -> MupscaleError:
     )
 
 
-def per_group(optimizer: Optimizer, lr: float) -> list[float]:
+@checks_arguments
+def per_group(optimizer: Optimizer, lr: NotNegative) -> list[float]:
     """A learning rate at lr_factor 1 as one absolute rate per group, for schedulers that take lists of rates.
 
     >>> import mupscale as mu

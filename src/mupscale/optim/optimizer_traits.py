@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from mupscale.core import Entry, Plan
 from mupscale.optim.muon_with_adamw import MuonAdamW
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 Hyper = Mapping[str, Any]
 Factor = Callable[[Entry, Hyper], Any]
@@ -204,6 +204,7 @@ _REFUSED: dict[type[Optimizer], str] = {
 }
 
 
+@checks_arguments
 def register_optimizer(
     optimizer: type[Optimizer],
     *,
@@ -239,19 +240,29 @@ def traits_of(optimizer: type[Optimizer]) -> Traits:
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: LBFGS cannot follow the width: it mixes all parameters in one ...
     """
-    if not isinstance(optimizer, type):
-        raise MupscaleError(
-            f"an optimizer is given as its class, with its hyperparameters beside it (torch.optim.AdamW, lr=1e-3), and "
-            f"not as an object of {type(optimizer).__name__}"
-        )
-    base = next((cls for cls in optimizer.__mro__ if cls in _TRAITS or cls in _REFUSED), None)
-    # torch wraps the step of every class it instantiates; another one below the wrappers is another algorithm
-    if base is not None and inspect.unwrap(optimizer.step) is inspect.unwrap(base.step):
-        if base in _TRAITS:
-            return _TRAITS[base]
-        raise MupscaleError(f"{optimizer.__name__} cannot follow the width: {_REFUSED[base]}")
+    if (traits := known_traits(optimizer)) is not None:
+        return traits
+    if (refused := _known_base(optimizer)) is not None:
+        raise MupscaleError(f"{optimizer.__name__} cannot follow the width: {_REFUSED[refused]}")
     raise MupscaleError(
         f"unknown optimizer {optimizer.__name__}; if its update is entrywise and homogeneous of degree m in the "
         f"gradient, write mupscale.register_optimizer({optimizer.__name__}, degree=m, decoupled=…, eps=(…), "
         f"state={{'NAME': DEGREE}})"
     )
+
+
+def known_traits(optimizer: type[Optimizer]) -> Traits | None:
+    """The traits of an optimizer class, as `traits_of`; None where there are none.
+
+    >>> known_traits(torch.optim.LBFGS)
+    """
+    base = _known_base(optimizer)
+    return None if base is None else _TRAITS.get(base)
+
+
+def _known_base(optimizer: type[Optimizer]) -> type[Optimizer] | None:
+    """The class itself or a base class whose `step` it keeps, of those that something is known of."""
+    base = next((cls for cls in optimizer.__mro__ if cls in _TRAITS or cls in _REFUSED), None)
+    # torch wraps the step of every class it instantiates; another one below the wrappers is another algorithm
+    keeps = base is not None and inspect.unwrap(optimizer.step) is inspect.unwrap(base.step)
+    return base if keeps else None

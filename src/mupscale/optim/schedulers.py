@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale.optim.group_builder import FROM_GROUP, RATE_CHANGE, scale
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments, level_of_caller
 
 _RATES = ("min_lrs", "max_lrs")  # absolute rates, one per group
 _PER_GROUP = ("lr_lambdas", "base_momentums", "max_momentums")
@@ -34,6 +33,7 @@ class _FloorPerGroup(LRScheduler):
         return rates
 
 
+@checks_arguments
 def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRScheduler:
     """The same schedule at the same point, for the optimizer that `upscale` made from this scheduler's own.
 
@@ -65,16 +65,8 @@ def _warn_of_far_rate(wide_optimizer: Optimizer) -> None:
             f"lr is {times:.3g} times the learning rate that the schedule has at this moment, {now:.3g}, and the "
             f"schedule goes on from there, with all its rates {times:.3g} times as large; half of today's rate would "
             f"be lr={now / 2:.3g}",
-            stacklevel=_caller_outside(),
+            stacklevel=level_of_caller(),
         )
-
-
-def _caller_outside() -> int:
-    """The stacklevel, for a warning in the function that asks, of the first line outside this package."""
-    level, package = 1, __name__.partition(".")[0]
-    while str(sys._getframe(level).f_globals.get("__name__")).partition(".")[0] == package:
-        level += 1
-    return level
 
 
 def _carried_over(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRScheduler:

@@ -4,6 +4,7 @@ making_plans   the plan between two models: from their modules, or by running th
 from_modules   two models side by side: what their types and names say
 from_run       two models side by side: what they compute, searched and checked
   tracing        a run as a list of tensor operations
+  model_calls    a model called on a batch, and what is said where it does not run
   precision      float64 that stays float64
   memory_layouts copies in memory left out, where only one of the models makes them
   following      one pass over both runs: every wide tensor has to be copies of the narrow one
@@ -22,6 +23,7 @@ learnt_roles   roles that a run shows, beside those that were given; for all wid
 certain_outputs
                bare parameters that certainly are outputs; others are refused unless a batch shows what they are
 kept_constants what the weights of old units are multiplied by beside fresh ones
+silent_changes outputs that grow, and losses that modules keep: said, where a plan stands its check
 silent_units   the wide model with the old units alone: whether and where it differs
 parted_models  where such a model parts from the narrow one, and blocks that help
 past_norms     which parameters write units that no norm reads, or read units past the norms
@@ -41,7 +43,7 @@ width_dims     which dimensions are widths, and which size is a number of blocks
 from mupscale.planning.block_lists import BlockList, find_block_lists
 from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import check_plan_by_running
-from mupscale.planning.growth_checks import How, check_is_model
+from mupscale.planning.growth_checks import How
 from mupscale.planning.initial import (
     count_draws,
     initial_means,
@@ -54,17 +56,18 @@ from mupscale.planning.initial import (
 from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.learnt_roles import learn_roles, roles_for_any_width
 from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of
+from mupscale.planning.model_calls import call_arguments, check_takes, run_on_batch
 from mupscale.planning.module_differences import ROUNDING, Difference, first_differing_module, relative_difference
-from mupscale.planning.norms import kind_of_norm
+from mupscale.planning.norms import bare_norms, kind_of_norm
 from mupscale.planning.output_gradients import has_length_one
 from mupscale.planning.past_norms import find_past_norms
 from mupscale.planning.precision import KeepDouble, in_double
 from mupscale.planning.recorder import Recorder
 from mupscale.planning.residual_branches import Writers, find_writers, silence
 from mupscale.planning.role_registry import register_roles
+from mupscale.planning.silent_changes import warn_of_growing_outputs
 from mupscale.planning.silent_units import check_silent_units, keeps_outputs
 from mupscale.planning.tracing import (
-    call_arguments,
     computed_tensors,
     in_float64,
     run_in_float64,
@@ -84,11 +87,12 @@ __all__ = [
     "Recorder",
     "Writers",
     "all_tensors",
+    "bare_norms",
     "build_plan",
     "call_arguments",
-    "check_is_model",
     "check_plan_by_running",
     "check_silent_units",
+    "check_takes",
     "computed_tensors",
     "count_draws",
     "default_init_at",
@@ -114,10 +118,12 @@ __all__ = [
     "rescale_spread",
     "roles_for_any_width",
     "run_in_float64",
+    "run_on_batch",
     "silence",
     "silence_dropout",
     "take_modes",
     "tensors_in",
+    "warn_of_growing_outputs",
     "with_initial",
     "with_initial_of",
     "with_keeps",

@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from mupscale.core import naming
+from mupscale.planning.model_calls import call_arguments
 from mupscale.planning.tracing import (
     Operation,
     OperationRecorder,
     RecordedRun,
-    call_arguments,
     module_paths,
     run_in_float64,
     tensors_in,

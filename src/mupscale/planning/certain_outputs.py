@@ -7,7 +7,6 @@ not certain is refused, unless the plan is tried on a batch before it is used.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry, shapes_in_words
+from mupscale.core import Entry, copy_model, shapes_in_words
 from mupscale.system import PlanError, name_of_group, pattern_of_name
 
 _SHOWN = 3  # groups of parameters that a message names
@@ -65,7 +64,7 @@ def acts_unit_by_unit(module: nn.Module, name: str) -> bool:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
             alone = _with_generic_weights(module)
-            changed = copy.deepcopy(alone)
+            changed = copy_model(alone)
             changed.get_parameter(name)[0] += 1.0
         except Exception:  # it cannot be copied, or keeps its weights elsewhere
             return False
@@ -83,7 +82,7 @@ def acts_unit_by_unit(module: nn.Module, name: str) -> bool:
 
 def _with_generic_weights(module: nn.Module) -> nn.Module:
     """A copy in float64 and with memory, its vectors drawn."""
-    alone = copy.deepcopy(module).to_empty(device="cpu").double().eval()
+    alone = copy_model(module).to_empty(device="cpu").double().eval()
     torch.manual_seed(0)
     for tensor in (*alone.parameters(), *alone.buffers()):
         if tensor.is_floating_point():

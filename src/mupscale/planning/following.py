@@ -91,10 +91,11 @@ class Follower(BothRuns):
     def _compute_constant(self, position: int) -> None:
         for side in (self.small, self.large):
             op = side.run.operations[position]
-            _check_not_random(op)
             for number, value in zip(op.results, op.run(side.values), strict=True):
                 if number is not None:
                     side.values[number] = torch.zeros_like(value) if "empty" in op.name else value
+        op = self.small.run.operations[position]
+        _check_draws(op, *([side.values[n] for n in op.results if n is not None] for side in (self.small, self.large)))
 
     def attempt(self, position: int, other: Mapping[int, dict[int, Axis]] | None = None) -> Accepted | Stuck:
         """Try an operation, with other orders of copies for some of its arguments; nothing is changed for good.
@@ -102,7 +103,6 @@ class Follower(BothRuns):
         Parameters that occur for the first time are widened: their outputs as guessed, their inputs in every order.
         """
         op = self.small.run.operations[position]
-        _check_not_random(op)
         axes = {number: self.axes[number] for number in op.refs if number in self.axes} | dict(other or {})
         ours = self.results(self.small, position)
         is_scaled = any(self.scales.get(number, 1.0) != 1.0 for number in op.refs)
@@ -111,6 +111,7 @@ class Follower(BothRuns):
             self._write(choice)
             try:
                 theirs = self.results(self.large, position, self._expanded(other or {}))
+                _check_draws(op, ours, theirs)
                 accepted = self._explain(position, axes, choice, ours, theirs)
             except RuntimeError:  # these shapes do not go together
                 accepted = None
@@ -319,9 +320,10 @@ class Follower(BothRuns):
         return frozenset(own if own and contracts else own | earlier)
 
 
-def _check_not_random(op: Operation) -> None:
-    if torch.Tag.nondeterministic_seeded in op.function.tags and "attention" not in op.name:
+def _check_draws(op: Operation, ours: Sequence[Any], theirs: Sequence[Any]) -> None:
+    """An error where random numbers are drawn for more units at another width; else they are the same in both runs."""
+    if op.is_random and [t.shape for t in tensors_of(ours)] != [t.shape for t in tensors_of(theirs)]:
         raise MupscaleError(
-            f"'{op.module or 'the model'}' draws random numbers ({op.name}), which are others at another width; "
-            f"switch that off to plan by running, or leave out inputs="
+            f"'{op.module or 'the model'}' draws random numbers for units that grow ({op.name}), which are others at "
+            f"another width; switch that off to plan by running, or leave out inputs="
         )

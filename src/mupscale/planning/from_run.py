@@ -20,6 +20,7 @@ from mupscale.planning.memory_layouts import without_copies
 from mupscale.planning.module_differences import first_differing_module
 from mupscale.planning.output_gradients import outputs_and_gradients
 from mupscale.planning.recorder import Recorder
+from mupscale.planning.silent_changes import warn_of_kept_losses
 from mupscale.planning.tracing import (
     Operation,
     RecordedRun,
@@ -27,6 +28,7 @@ from mupscale.planning.tracing import (
     record_run,
     run_in_float64,
     saved_tensors,
+    why_random,
 )
 from mupscale.system import MupscaleError
 
@@ -132,11 +134,17 @@ def what_differs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) ->
             expected, theirs_out[1][name], loosened=1000, size=1e-3 * largest * entry.rule.gradient()
         ):
             return f"the copies of '{name}' do not each get their share of its gradient on the batch"
+    warn_of_kept_losses(small, large)
     return ""
 
 
 def _first_module(small: nn.Module, large: nn.Module, plan: Plan, batch: Any) -> str:
-    """The module in which two models begin to differ, in words; none where no module's output shows it."""
+    """The module in which two models begin to differ, in words; none where no module's output shows it.
+
+    What draws random numbers may differ for that alone.
+    """
+    if random := why_random(small, batch):
+        return f" ({random})"
     with torch.no_grad(), Recorder(small) as ours, Recorder(large) as theirs:
         for model in (small, large):
             run_in_float64(model, batch)

@@ -11,27 +11,13 @@ from fractions import Fraction
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mupscale.core import Axis, Entry, Role, index_of_old, whole_blocks
 from mupscale.system import MupscaleError
 
 How = Literal["copies", "fresh", "mup"]
 """What the wide model's other units are: copies of the old ones, fresh ones beside them, or all of them fresh."""
-
-
-def check_is_model(wide: object) -> None:
-    """Refuse a number in place of the wide model, which says no more than one of its sizes.
-
-    >>> check_is_model(32)
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: the wide model is a module, built as the narrow one is but wider: Net(32), ...
-    """
-    if not isinstance(wide, nn.Module):
-        raise MupscaleError(
-            f"the wide model is a module, built as the narrow one is but wider: Net({wide!r}), and not {wide!r}; to "
-            f"grow by a number alone, take mupscale.Family(Net, base, inputs=…).upscale(model, width={wide!r})"
-        )
 
 
 def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, how: How) -> None:

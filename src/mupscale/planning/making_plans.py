@@ -5,28 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
 from mupscale.core import Plan, Role, naming
 from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import check_plan_by_running
-from mupscale.planning.growth_checks import How, check_is_model
+from mupscale.planning.growth_checks import How
 from mupscale.planning.initial import initial_means, initial_std, with_initial
 from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.learnt_roles import learn_roles
 from mupscale.planning.past_norms import find_past_norms
+from mupscale.planning.silent_changes import warn_of_growing_outputs
 from mupscale.planning.silent_units import check_silent_units
-from mupscale.system import MupscaleError, seeded
+from mupscale.system import MupscaleError, checks_arguments, seeded
 
 
+@runtime_checkable
 class GrowsBy(Protocol):
     """What a plan has to know of the operator that it is for: whether it wants whole multiples."""
 
     needs_multiples: bool
 
 
+@checks_arguments
 def plan(
     narrow: nn.Module,
     wide: nn.Module,
@@ -51,7 +54,6 @@ def plan(
     >>> mu.plan(MLP(3, 8, 2), MLP(3, 32, 2))["layers.1.weight"].rule
     Rule(out=4, in_=4, fold=1)
     """
-    check_is_model(wide)
     how: How = "copies" if grow is None or grow.needs_multiples else "fresh"
     if inputs is None:
         widening = build_plan(narrow, wide, roles=roles, how=how)
@@ -59,6 +61,7 @@ def plan(
         widening = _plan_by_running(narrow, wide, inputs, dict(roles or {}), how)
         if widening.norms:
             widening = replace(widening, past_norms=find_past_norms(narrow, wide, widening, inputs))
+        warn_of_growing_outputs(narrow, wide, widening, inputs, roles)
     return widening if fresh is None else with_initial_of(widening, fresh)
 
 

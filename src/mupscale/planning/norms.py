@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
-from mupscale.core import Entry
+from mupscale.core import Entry, copy_model
 from mupscale.planning.role_registry import is_torchs_own
 
 _SHIFT = 3.0
@@ -81,14 +81,29 @@ def _kind_of_unnamed(module: nn.Module) -> str:
         return ""
     with torch.random.fork_rng(devices=[]):
         try:
-            return _kind_by_calling(copy.deepcopy(module).to_empty(device="cpu"), list(own), gain.numel())
+            return _kind_by_calling(copy_model(module).to_empty(device="cpu"), list(own), gain.numel())
         except Exception:  # it takes other arguments
             return ""
 
 
+def bare_norms(modules: Mapping[str, nn.Module], widths: Collection[int]) -> dict[str, str]:
+    """By path, what norms without a gain do that take units of one of these numbers.
+
+    >>> bare_norms({"norm": nn.LayerNorm(4, elementwise_affine=False), "other": nn.LayerNorm(4)}, [4, 8])
+    {'norm': 'layer'}
+    """
+    found = {}
+    for path, module in modules.items():
+        if "norm" in type(module).__name__.lower() and not module.state_dict():
+            for units in widths:
+                with suppress(Exception):  # it takes another number of units
+                    if units > 1 and (kind := _kind_of_function(module, units)):
+                        found[path] = kind
+    return found
+
+
 @torch.no_grad()
 def _kind_by_calling(module: nn.Module, names: list[str], units: int) -> str:
-    x = torch.randn(4, units, generator=torch.Generator().manual_seed(0))
     ones, zeros = ({name: torch.full((units,), value) for name in names} for value in (1.0, 0.0))
     ones |= {name: zeros[name] for name in names[1:]}
 
@@ -96,6 +111,11 @@ def _kind_by_calling(module: nn.Module, names: list[str], units: int) -> str:
         with_gain, without = (functional_call(module, weights, (values,)) for weights in (ones, zeros))
         return torch.sub(with_gain, without)  # some gains are 1 + weight
 
+    return _kind_of_function(normed, units)
+
+
+def _kind_of_function(normed: Callable[[torch.Tensor], torch.Tensor], units: int) -> str:
+    x = torch.randn(4, units, generator=torch.Generator().manual_seed(0))
     y, other = normed(x), normed(torch.cat([x[:, :1] * 9 * _SHIFT, x[:, 1:]], dim=1))
     if not _are_close(y, normed(x * _SHIFT)) or _are_close(y[:, 1:], other[:, 1:]):
         return ""

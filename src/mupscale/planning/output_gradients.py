@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from mupscale.core import naming
 from mupscale.planning.tracing import run_in_float64, tensors_in
+from mupscale.system import MupscaleError
 
 Shapes = Sequence[tuple[int, ...]]
 _UNIT = 1e-6
+_Found = TypeVar("_Found")
 
 
 def outputs_and_gradients(
@@ -26,11 +28,40 @@ def outputs_and_gradients(
     >>> ours[0].shape, theirs[0].shape, gradients["weight"].shape
     (torch.Size([1, 3]), torch.Size([1, 6]), torch.Size([6, 2]))
     """
-    outputs = [_outputs(model, batch) for model in (narrow, wide)]
-    shapes = [[tuple(output.shape) for output in each] for each in outputs]
-    gradients = [_gradients(model, each, *shapes) for model, each in zip((narrow, wide), outputs, strict=True)]
-    plain = [[output.detach() for output in each] for each in outputs]
-    return (plain[0], gradients[0]), (plain[1], gradients[1])
+    models = (narrow, wide)
+    first = [_outputs(model, batch) for model in models]
+    unused = [first]
+
+    def gradients() -> list[dict[str, Tensor]]:
+        outputs = unused.pop() if unused else [_outputs(model, batch) for model in models]
+        shapes = [[tuple(output.shape) for output in each] for each in outputs]
+        return [_gradients(model, each, *shapes) for model, each in zip(models, outputs, strict=True)]
+
+    ours, theirs = differentiated(gradients, models)
+    plain = [[output.detach() for output in each] for each in first]
+    return (plain[0], ours), (plain[1], theirs)
+
+
+def differentiated(attempt: Callable[[], _Found], models: Sequence[nn.Module]) -> _Found:
+    """What an attempt finds that runs models and differentiates: in training mode where that fails in theirs.
+
+    In eval mode some write a state in place that the gradient needs, as RWKV does.
+
+    >>> differentiated(lambda: torch.ones(1, requires_grad=True).sum().backward(), [])
+    """
+    try:
+        return attempt()
+    except RuntimeError as error:
+        for model in models:
+            model.zero_grad()
+            model.train()
+        try:
+            return attempt()
+        except (RuntimeError, MupscaleError):
+            raise MupscaleError(
+                f"{type(models[0]).__name__} runs on the batch and gives no gradients there "
+                f"({' '.join(str(error).split())}): call it as in training, without a cache that is written in place"
+            ) from error
 
 
 def _outputs(model: nn.Module, batch: Any) -> list[Tensor]:

@@ -7,7 +7,6 @@ sees that mean. And units that no norm reads may be drawn, however wide they are
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
@@ -15,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry, Plan, index_of_old, is_new, naming, places
+from mupscale.core import Entry, Plan, copy_model, index_of_old, is_new, naming, places
+from mupscale.planning.output_gradients import differentiated
 from mupscale.planning.silent_units import look_at_old_units_alone
 from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, tensors_in
 from mupscale.system import MupscaleError
@@ -57,7 +57,7 @@ class _Trial:
         self.plan = plan
         small, self.batch = in_float64(narrow, inputs, generic=1)
         self.large, _ = in_float64(wide, inputs, like=narrow)
-        self.kept = copy.deepcopy(small)
+        self.kept = copy_model(small)
         for name, weight in saved_tensors(self.kept).items():
             entry = plan[name]
             if name in plan.parameters and entry.keep != 1:
@@ -69,15 +69,17 @@ class _Trial:
     def find_writers(self) -> set[str] | None:
         """Parameters whose new outputs some norm reads; None where a norm was not called as a module."""
         self._fill(writers=())
-        self._run()
-        if len(self.new_units) < len(self.norms):
-            return None
-        return self._with_gradient(self.new_units, "out")
+
+        def found() -> set[str] | None:
+            self._run()
+            return None if len(self.new_units) < len(self.norms) else self._with_gradient(self.new_units, "out")
+
+        return differentiated(found, [self.large])
 
     def find_direct_readers(self, writers: Collection[str]) -> set[str]:
         """Parameters whose new inputs are not zero, where new units start as a lossless growth has them."""
         self._fill(writers)
-        return self._with_gradient(self._run(), "in_")
+        return differentiated(lambda: self._with_gradient(self._run(), "in_"), [self.large])
 
     def past_norms(self, writers: Collection[str], direct: Collection[str]) -> dict[str, tuple[int, ...]]:
         past: dict[str, tuple[int, ...]] = {}

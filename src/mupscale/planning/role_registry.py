@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from mupscale.core import Number, Role
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 Roles = Mapping[str, Role]
 RoleFunction = Callable[[Any, Any], Roles]
@@ -29,6 +29,7 @@ OUTPUT = Role(out=0)
 MATRIX = Role(out=0, in_=1)
 
 
+@checks_arguments
 def register_roles(module: type[nn.Module], function: RoleFunction | None = None, /, **roles: Role) -> None:
     """Teach the library a module type: `register_roles(Experts, w_up=Role(out=1, in_=2))`, or give a function.
 
@@ -44,8 +45,6 @@ def register_roles(module: type[nn.Module], function: RoleFunction | None = None
     >>> mu.plan(Experts(4), Experts(8))["up"].rule
     Rule(out=2, in_=2, fold=1)
     """
-    if not (isinstance(module, type) and issubclass(module, nn.Module)):
-        raise MupscaleError(f"register_roles takes a module class, not {module!r}")
     if (function is None) == (not roles):
         raise MupscaleError("register_roles takes either a function or one Role per parameter name")
     inherited = next((_REGISTRY[cls] for cls in module.__mro__ if cls in _REGISTRY), None)

@@ -5,16 +5,15 @@ This is how a plan for fresh units is tried at a width that has no copies to fol
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Plan, index_of_old, is_new, naming
+from mupscale.core import Plan, copy_model, index_of_old, is_new, naming
 from mupscale.planning.copied_values import are_close
 from mupscale.planning.parted_models import Parting, find_parting
-from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, tensors_in
+from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, tensors_in, why_random
 from mupscale.system import MupscaleError
 
 
@@ -29,7 +28,7 @@ def keeps_outputs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -
     >>> keeps_outputs(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()), torch.ones(4, 3))
     True
     """
-    return _agree(*_silent_pair(narrow, wide, plan, inputs))
+    return _agree(_compared(*_silent_pair(narrow, wide, plan, inputs), plan))
 
 
 @torch.no_grad()
@@ -43,9 +42,19 @@ def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: A
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: the wide model with the old units alone does not compute what the narrow ...
     """
-    pair = small, large, batch = _silent_pair(narrow, wide, plan, inputs)
-    if _agree(*pair):
+    small, large, batch = _silent_pair(narrow, wide, plan, inputs)
+    pairs = _compared(small, large, batch, plan)
+    if _agree(pairs):
         return
+    if not pairs:
+        raise MupscaleError(
+            "every output of the model grows, to a size that no layer has, so that a batch shows nothing of fresh "
+            "units: build the wide model with outputs of the narrow one's size, or grow to a multiple of the width"
+        )
+    if random := why_random(small, batch):
+        raise MupscaleError(
+            f"{random}, so that a batch shows nothing of fresh units: switch that off to plan, or leave out inputs="
+        )
     parting = find_parting(small, large, batch, plan)
     raise MupscaleError(
         f"the wide model with the old units alone does not compute what the narrow one does on the batch"
@@ -81,7 +90,7 @@ def _silent_pair(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) ->
     """Both models in float64 with generic weights, those of the narrow one in the wide one's places; and the batch."""
     small, batch = in_float64(narrow, inputs, generic=1)
     large, _ = in_float64(wide, inputs, like=narrow)
-    kept, theirs = copy.deepcopy(small), saved_tensors(large)
+    kept, theirs = copy_model(small), saved_tensors(large)
     for name, weight in saved_tensors(kept).items():
         entry = plan[name]
         if name in plan.parameters and entry.keep != 1:
@@ -92,11 +101,27 @@ def _silent_pair(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) ->
     return small, large, batch
 
 
-def _agree(small: nn.Module, large: nn.Module, batch: Any) -> bool:
-    ours, outputs = (
+def _compared(small: nn.Module, large: nn.Module, batch: Any, plan: Plan) -> list[tuple[Tensor, Tensor]]:
+    """The outputs of both; of those that grow the old units, where some parameter has their size and tells which."""
+    ours, theirs = (
         [t for t in tensors_in(run_in_float64(model, batch)) if t.is_floating_point()] for model in (small, large)
     )
-    pairs = [(a, b) for a, b in zip(ours, outputs, strict=True) if a.shape == b.shape]
+    known = {
+        (entry.narrow[d], entry.wide[d]): entry.axes[d]
+        for side in ("in_", "out")
+        for entry in plan.parameters.values()
+        for d in getattr(entry, side)
+    }
+    pairs = []
+    for a, b in zip(ours, theirs, strict=True):
+        grown = {d: sizes for d, sizes in enumerate(zip(a.shape, b.shape, strict=False)) if sizes[0] != sizes[1]}
+        if a.dim() == b.dim() and all(sizes in known for sizes in grown.values()):
+            axes = {d: known[sizes] for d, sizes in grown.items()}
+            pairs.append((a, b[index_of_old(tuple(a.shape), axes)] if axes else b))
+    return pairs
+
+
+def _agree(pairs: list[tuple[Tensor, Tensor]]) -> bool:
     return bool(pairs) and all(bool(a.isfinite().all()) and are_close(a, b, loosened=100) for a, b in pairs)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from mupscale.core import naming
-from mupscale.planning.precision import KeepDouble, in_double
-from mupscale.system import MupscaleError
+from mupscale.core import check_dtype, copy_model, naming
+from mupscale.planning.model_calls import call_arguments, run_on_batch
+from mupscale.planning.precision import in_double
+from mupscale.system import MupscaleError, seeded
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,21 @@ class Operation:
         """Whether values decide on what is run next, or on how large its result is."""
         return bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(self.function.tags))
 
+    @property
+    def is_random(self) -> bool:
+        """Whether it draws random numbers; attention does so for dropout alone, which is off."""
+        return torch.Tag.nondeterministic_seeded in self.function.tags and "attention" not in self.name
+
     def run(self, tensors: Mapping[int, Tensor]) -> list[Any]:
-        """Its results, as a flat list, for these tensors in place of the arguments."""
+        """Its results, as a flat list, for these tensors in place of the arguments; of random ones always the same."""
 
         def value(x: Any) -> Any:
             if isinstance(x, Ref):
                 return tensors[x.number]
             return type(x)(map(value, x)) if isinstance(x, list | tuple) else x
 
-        result = self.function(*map(value, self.args), **{name: value(x) for name, x in self.kwargs.items()})
+        with seeded(self.results[0] or 0) if self.is_random else nullcontext():
+            result = self.function(*map(value, self.args), **{name: value(x) for name, x in self.kwargs.items()})
         return [result] if isinstance(result, Tensor) else tree_flatten(result)[0]
 
 
@@ -99,23 +105,31 @@ def record_run(model: nn.Module, inputs: Any) -> RecordedRun:
     return recorder.run
 
 
-def run_in_float64(model: nn.Module, inputs: Any) -> Any:
+def run_in_float64(model: nn.Module, inputs: Any, seed: int = 0) -> Any:
     """What the model returns for a batch, float64 throughout: rounding to float32 would look like a wrong plan.
+
+    seed: of what it draws, which is the same at every width as long as that has the same shapes.
 
     >>> run_in_float64(nn.Conv1d(1, 2, 1), torch.ones(1, 1, 1, dtype=torch.float64))
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: Conv1d does not run on the batch in float64: Input type (double) and bias ...
+    mupscale.system.errors.MupscaleError: Conv1d does not run on the batch in float64 (RuntimeError: Input type ...
     """
-    args, kwargs = call_arguments(inputs)
-    try:
-        with KeepDouble():
-            return model(*args, **kwargs)
-    except RuntimeError as error:
-        kind = type(naming.unwrap(model)).__name__
-        raise MupscaleError(
-            f"{kind} does not run on the batch in float64: {error}; a plan by running needs that, so let nothing in "
-            f"the model ask for float32, or leave out inputs="
-        ) from error
+    with seeded(seed):
+        return run_on_batch(model, inputs, in_double=True)
+
+
+def why_random(model: nn.Module, batch: Any) -> str:
+    """In words, that what a model computes on a batch depends on a seed; nothing where it does not.
+
+    >>> why_random(nn.Linear(1, 1).double(), torch.ones(1, 1, dtype=torch.float64))
+    ''
+    """
+    with torch.no_grad():
+        first, second = (tensors_in(run_in_float64(model, batch, seed)) for seed in (0, 1))
+    if all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, second, strict=False)):
+        return ""
+    kind = type(naming.unwrap(model)).__name__
+    return f"{kind} draws random numbers, which are others at another width where they are drawn for units that grow"
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
@@ -125,17 +139,6 @@ def tensors_in(tree: Any) -> list[Tensor]:
     2
     """
     return [x for x in tree_flatten(_plain(tree))[0] if isinstance(x, Tensor)]
-
-
-def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How a model is called on a batch: a tuple is its positional arguments, a dict its keywords.
-
-    >>> call_arguments({"tokens": 1}), call_arguments(1)
-    (((), {'tokens': 1}), ((1,), {}))
-    """
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
 
 
 def in_float64(
@@ -155,8 +158,11 @@ def in_float64(
         raise MupscaleError(
             "a model on the meta device cannot be run: build it with memory to plan by running, or leave out inputs="
         )
+    for name, p in naming.parameters(model).items():
+        if p.is_complex():
+            check_dtype(name, p)
     memo = {id(t): _copied_in_double(t) for t in tensors if type(t) in (nn.Parameter, Tensor)}  # read once
-    copied = copy.deepcopy(naming.unwrap(model), {**memo, **computed_tensors(model)}).double()
+    copied = copy_model(naming.unwrap(model), {**memo, **computed_tensors(model)}).double()
     if like is not None:
         take_modes(copied, like)
     silence_dropout(copied)
@@ -311,7 +317,9 @@ def module_paths(model: nn.Module, path: list[str]) -> Iterator[None]:
 
 
 def _plain(output: Any) -> Any:
-    """Dataclass-like outputs of transformers as a dict, for the tree to look into."""
+    """Dataclass-like outputs of transformers, and dataclasses, as a dict, for the tree to look into."""
+    if is_dataclass(output) and not isinstance(output, dict | type):
+        output = {each.name: getattr(output, each.name) for each in fields(output)}
     if isinstance(output, dict):
         return {key: _plain(value) for key, value in output.items()}
     if isinstance(output, tuple | list):

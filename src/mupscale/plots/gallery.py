@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mupscale.plots.figures import COLORS, figure
+from mupscale.plots.figures import COLORS, figure, save_figure
 from mupscale.plots.words import safe_file_name
-from mupscale.system import MupscaleError, require
+from mupscale.system import MupscaleError, replace_text, require
 
 Point = tuple[float, float]
 INK, PAPER, MUTED = "#1f2933", "#ffffff", "#66727f"
@@ -39,6 +39,7 @@ _DARK = {
     "#4f3a17": "#e8d3a8",
 }
 _STYLE: dict[str, Any] = {
+    "text.usetex": False,
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": MUTED,
@@ -100,9 +101,9 @@ class Gallery:
         def both(png: Path, svg: Path) -> None:
             fig, ax = figure(*size)
             sketch(ax)
-            fig.savefig(png)
+            save_figure(fig, png)
             fig.set_layout_engine(None)  # laid out by now; "none" would draw once more to find out
-            fig.savefig(svg, metadata={"Date": None})
+            save_figure(fig, svg)
 
         return replace(self._keep(name, alt, caption, both), dark=dark or {})
 
@@ -122,7 +123,7 @@ class Gallery:
             with styled(name):
                 write(png, svg)
             text = _shorter(svg.read_text(encoding="utf-8"))
-            svg.write_text(text, encoding="utf-8", newline="\n")
+            replace_text(svg, text)
         except OSError as error:
             raise MupscaleError(f"{error.filename or png} cannot be written ({error.strerror})") from None
         return Picture(name, alt, caption, text)

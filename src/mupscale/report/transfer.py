@@ -15,6 +15,7 @@ from mupscale.plots import (
     escape_text,
     figure,
     level_colors,
+    save_figure,
     set_value_axis,
     styled,
     words,
@@ -62,12 +63,8 @@ def save_transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
         for ax, varied in zip(axes, ("lr", "noise"), strict=True):
             _panel(ax, values, varied)  # type: ignore[arg-type]
         _legend(fig)
-        try:
-            paths[0].parent.mkdir(parents=True, exist_ok=True)
-            for path in paths:
-                fig.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-        except OSError as error:
-            raise MupscaleError(f"{error.filename or paths[0]} cannot be written ({error.strerror})") from None
+        for path in paths:
+            save_figure(fig, path)
     return paths[0]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mupscale.report.loading import load_summary
-from mupscale.system import MupscaleError, replace_text
+from mupscale.system import MupscaleError, make_folder, replace_text, writing_into
 
 
 def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -33,8 +33,8 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     from mupscale.report.page import make_page
 
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_text(folder / "index.html", make_page(summaries, folders, folder))
+        with writing_into(folder.parent if out is None else folder):
+            replace_text(make_folder(folder) / "index.html", make_page(summaries, folders, folder))
     except OSError as error:
         raise MupscaleError(f"the report cannot be written to {folder} ({error.strerror})") from None
     return folder / "index.html"

@@ -35,7 +35,7 @@ from mupscale.study.results import (
 from mupscale.study.training import Ground, Note, Trainer
 from mupscale.study.tree import Stretch, branch_off, list_stretches
 from mupscale.system import MupscaleError, appearing, print_at_once
-from mupscale.train import Deepen, Recipe, Schedule, describe_start
+from mupscale.train import Deepen, Recipe, Schedule, describe_start, stored_values
 
 Unit = Literal["steps", "tokens", "flops", "tokens_per_parameter"]
 RATES, FALLS = (0.5, 1.0, 2.0), (0.7, 0.85, 1.0)
@@ -484,7 +484,7 @@ class _FamilyRun:
             name=self.folder.resolve().name,
             command=command,
             preset="family",
-            recipe=self.recipe.to_json(),
+            recipe=stored_values(self.recipe, self.folder),
             settings=asdict(self.settings),
             sentences=[sentence],
             cards=cards,

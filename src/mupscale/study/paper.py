@@ -48,7 +48,7 @@ from mupscale.study.settings import StudySettings
 from mupscale.study.training import POINTS, Ground, Note, Trainer
 from mupscale.study.tree import Stretch, hash_values
 from mupscale.sweep import Cell, Space, Sweep, sweep_remarks
-from mupscale.system import MupscaleError, derive, print_at_once
+from mupscale.system import MupscaleError, derive, print_at_once, writes_into
 from mupscale.train import (
     Growth,
     NoiseLevel,
@@ -58,6 +58,7 @@ from mupscale.train import (
     check_copies,
     find_checkpoint,
     read_snapshot,
+    stored_values,
 )
 
 if TYPE_CHECKING:
@@ -605,7 +606,7 @@ class PaperStudy:
                 name=self.folder.resolve().name,
                 command=command,
                 preset="paper",
-                recipe=self.recipe.to_json(),
+                recipe=stored_values(self.recipe, self.folder),
                 settings=self.settings.to_json(),
                 sentences=verdict,
                 tuned=[as_search(sweep) for sweep in self.sweeps],
@@ -635,6 +636,7 @@ class PaperStudy:
         return sorted(spent, key=lambda one: next(i for i, name in enumerate(order) if one.name.startswith(name)))
 
 
+@writes_into("folder")
 def run_paper(
     recipe: Recipe, settings: StudySettings, folder: str | Path, *, command: str = "", note: Note = print_at_once
 ) -> StudySummary:
@@ -663,6 +665,7 @@ def run_paper(
     return PaperStudy(recipe, settings, Path(folder), note).run(command)
 
 
+@writes_into("folder")
 def run_sweeps(
     recipe: Recipe, settings: StudySettings, folder: str | Path, *, worker: bool = False, note: Note = print_at_once
 ) -> Tuned:

@@ -23,7 +23,7 @@ from mupscale.study.tree import Stretch
 from mupscale.study.tuning import tune_contenders
 from mupscale.study.verdict import answer_comparison
 from mupscale.system import MupscaleError, print_at_once
-from mupscale.train import Recipe, build_operator, describe_start
+from mupscale.train import Recipe, build_operator, describe_start, stored_values
 
 NO_FLOPS = (
     "the model's FLOPs cannot be counted, so costs are steps: a step of the wide model counts as much as one of the "
@@ -274,12 +274,17 @@ class PayStudy:
         trainer: Trainer,
     ) -> StudySummary:
         remarks = [remark for one in (tuning.base, *tuning.contenders) for remark in one.remarks]
-        base = {"from": self.recipe.start, "steps": system.base_steps, "lr": tuning.base.lr, "width": system.narrow}
+        base = {
+            "from": self.base_name or self.recipe.start,
+            "steps": system.base_steps,
+            "lr": tuning.base.lr,
+            "width": system.narrow,
+        }
         return StudySummary(
             name=self.folder.resolve().name,
             command=command,
             preset="pay",
-            recipe=self.recipe.to_json(),
+            recipe=stored_values(self.recipe, self.folder),
             settings=self.settings.to_json(),
             base=base,
             tuned=[tuning.base, *tuning.contenders],

@@ -15,7 +15,7 @@ from mupscale.core import WholeWidth, Width
 from mupscale.engine import Outcome, lowest_loss_bar, read_outcome, train_many
 from mupscale.study.results import StageSpent
 from mupscale.study.tree import Stretch, hash_values, list_waves
-from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, read_json, write_json
+from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, make_folder, read_json, write_json
 from mupscale.train import (
     MAY_CHANGE,
     Evaluation,
@@ -23,6 +23,7 @@ from mupscale.train import (
     LoadedRecipe,
     Recipe,
     Seeds,
+    copy_checkpoint,
     fingerprint_checkpoint,
 )
 
@@ -87,8 +88,8 @@ class Ground(LoadedRecipe):
         """The name of its folder: its label for a person, and what identifies it."""
         return f"{stretch.label}-{self.identify(stretch)}"
 
-    def recipe_of(self, stretch: Stretch, folder: Path) -> Recipe:
-        """A stretch as an ordinary recipe, whose run is kept below the folder."""
+    def recipe_of(self, stretch: Stretch, folder: Path, start_at: str | None = None) -> Recipe:
+        """A stretch as an ordinary recipe, whose run is kept below the folder. start_at: where the checkpoint lies."""
         recipe, first = self.recipe, self.recipe.seeds
         changes: dict[str, Any] = {}
         if stretch.base is not None:
@@ -96,7 +97,7 @@ class Ground(LoadedRecipe):
         before = stretch.parent
         start = None if before is None else str(folder / self.folder_name(before))
         if before is not None and before.start is not None:
-            start, changes["start_width"] = recipe.start, recipe.start_width
+            start, changes["start_width"] = start_at or recipe.start, recipe.start_width
         data = first.data + stretch.seed + stretch.order * _OTHER_DATA
         return replace(
             recipe,
@@ -147,12 +148,13 @@ class Trainer:
     number: int = 0
     name: str = ""
     visible: bool = True
+    start_at: str | None = None
     ended: dict[str, float | None] = field(default_factory=dict)
 
     def make_folder(self) -> None:
         """Make the study's folder if there is none."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
         except OSError as error:
             raise MupscaleError(f"{self.folder} cannot be written: {error.strerror or error}") from None
 
@@ -170,6 +172,12 @@ class Trainer:
                 yield
         except OSError as error:
             raise MupscaleError(f"{self.folder} cannot be written: {error.strerror or error}") from None
+
+    def _take_checkpoint(self) -> None:
+        """A copy of the checkpoint that the recipe starts from, so that the folder can be moved without it."""
+        start = self.ground.recipe.start
+        if start is not None and not Path(start).resolve().is_relative_to(self.folder.resolve()):
+            self.start_at = str(copy_checkpoint(start, self.folder / f"base-{self.ground.start}"))
 
     @contextmanager
     def stage(self, name: str, about: str) -> Iterator[None]:
@@ -198,7 +206,7 @@ class Trainer:
 
     def recipe_of(self, stretch: Stretch) -> Recipe:
         """A stretch as the ordinary run that it is in this folder."""
-        return self.ground.recipe_of(stretch, self.folder / "stretches")
+        return self.ground.recipe_of(stretch, self.folder / "stretches", self.start_at)
 
     def outcome(self, stretch: Stretch) -> Outcome:
         """How a stretch ended that is trained already; one without a finite loss has diverged, too."""

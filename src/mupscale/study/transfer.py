@@ -19,12 +19,13 @@ from mupscale.study.paper import Protocol
 from mupscale.study.training import Note, Trainer
 from mupscale.study.tree import Stretch
 from mupscale.sweep import Cell, Space, check_learning_rates
-from mupscale.system import MupscaleError, write_json
+from mupscale.system import MupscaleError, write_json, writes_into
 from mupscale.train import Recipe
 
 FILE = "transfer-check.json"
 
 
+@writes_into("out")
 def transfer_check(
     recipe: Recipe,
     *,

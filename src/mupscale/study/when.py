@@ -20,7 +20,7 @@ from mupscale.study.settings import StudySettings
 from mupscale.study.training import Ground, Note, Trainer
 from mupscale.study.tree import DECAY, Stretch, branch_off
 from mupscale.system import MupscaleError, print_at_once
-from mupscale.train import Recipe, Schedule
+from mupscale.train import Recipe, Schedule, stored_values
 
 PARTS = (0.1, 0.25, 0.5)
 """Of all FLOPs, after which the trunk may grow."""
@@ -160,7 +160,7 @@ def _summarise(
         name=folder.resolve().name,
         command=command,
         preset="when",
-        recipe=recipe.to_json(),
+        recipe=stored_values(recipe, folder),
         settings=settings.to_json(),
         sentences=[sentence],
         large=SystemRuns(recipe.width, recipe.grow[0].width, 0.0, ground.unit, runs),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from mupscale.sweep.study import Study
 from mupscale.sweep.sweep_job import SweepJob
 from mupscale.sweep.trial_batches import TrialBatch, adopt_batches
 from mupscale.sweep.workers import GRACE, Worker
-from mupscale.system import Interrupted, MupscaleError
+from mupscale.system import Interrupted, MupscaleError, show
 
 _POINTS = 40  # of a trial's curve
 _LOOK_EVERY = 1.0  # seconds
@@ -324,4 +323,4 @@ def combine_seeds(cell: Cell, outcomes: Sequence[Outcome], measure: str) -> Tria
 
 
 def _print_to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    show(text, stream="stderr")

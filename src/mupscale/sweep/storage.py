@@ -13,7 +13,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from mupscale.system import MupscaleError, require
+from mupscale.system import MupscaleError, check_links, open_file, require
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -102,8 +102,10 @@ def _open(place: str, patience: float) -> BaseStorage:
     optuna = load_optuna()
     if place.startswith("journal:"):
         path = place.removeprefix("journal:").removeprefix("//")
+        check_links(Path(path))
         return optuna.storages.JournalStorage(_journal(path))
     url = place if "://" in place else _A_FILE
+    check_links(Path(place))
     options = _engine(url, patience) if "://" in place else _file_engine(place, patience)
     for attempt in range(5):  # two workers may create the tables at the same moment: the second then finds them there
         try:
@@ -179,7 +181,7 @@ def _journal(path: str) -> Any:
     class Journal(JournalFileBackend):  # type: ignore[misc]
         def append_logs(self, logs: list[dict[str, Any]]) -> None:
             text = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
-            with get_lock_file(self._lock), open(self._file_path, "r+b") as file:
+            with get_lock_file(self._lock), open_file(Path(self._file_path), "r+b") as file:
                 size = _whole_lines(file)
                 file.truncate(size)
                 file.seek(size)
@@ -189,7 +191,7 @@ def _journal(path: str) -> Any:
                     if not all(log["op_code"] in passing for log in logs):
                         os.fsync(file.fileno())
                 except OSError:
-                    os.truncate(self._file_path, size)
+                    os.ftruncate(file.fileno(), size)
                     raise
 
     return Journal(path)

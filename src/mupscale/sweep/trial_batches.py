@@ -17,8 +17,11 @@ from mupscale.system import (
     clear_leftovers,
     is_process_alive,
     machine_name,
+    make_folder,
+    move,
     parse_record,
     read_json,
+    remove,
     replace_text,
 )
 
@@ -55,7 +58,7 @@ class TrialBatch:
     def begin(self) -> None:
         """Write which trials are about to be trained."""
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
         self._write()
 
     def finish(self, results: list[Trial]) -> None:
@@ -68,7 +71,7 @@ class TrialBatch:
         """Remove the files: the storage has the results, or the trials are free again."""
         for path in (self.path, self.stack):
             if path is not None:
-                path.unlink(missing_ok=True)
+                remove(path)
 
     def _write(self) -> None:
         if self.path is None or self.stack is None:
@@ -113,10 +116,10 @@ def adopt_batches(folder: Path | None, study: Study, me: Worker, worker: bool) -
         if batch.results is None and not batch.stack.exists():
             for number in () if worker else sorted(study.take_over(batch.trials, me.id)):
                 study.make_void(number, "given back")
-            path.unlink(missing_ok=True)
+            remove(path)
             continue
         try:
-            path.rename(batch.path)  # of several workers that start at once, one succeeds
+            move(path, batch.path)  # of several workers that start at once, one succeeds
         except FileNotFoundError:
             continue
         batch.worker, batch.own = me.id, study.take_over(batch.trials, me.id)

@@ -2,6 +2,7 @@
 
 errors    the one error of the library
 files     files and folders that are whole or absent
+writing   the one door for writing and deleting: no link is followed below a folder that a person named
 json_files  values of a bounded size from files that somebody else may have written
 typed_records  such values into dataclasses, field by field
 environment  numbers that a launcher sets
@@ -11,19 +12,21 @@ machines  which machine this is, and which processes run
 seeds     random streams by name
 memory    how much memory is free
 cores     how many cores there are
-terminal  progress, as a bar, lines or nothing
+terminal  the one place that prints: results, and progress as a bar, lines or nothing
 unpacking  gzip files, up to a size
 tensor_files  tensors as safetensors, with checksums
 tables    tables and sentences that fit the terminal, and tables for notebooks
 torch_files  tensors that torch.save wrote, never code
 extras    optional packages, and how to install them
-callers   how whoever asked says a thing, in Python or to a command
+callers   how whoever asked says a thing, in Python or to a command, and on which line
+doors     what public functions are given, checked by their type hints
 checkpoint_arguments  a checkpoint, a place and multipliers as a person names them, looked at before torch is imported
 """
 
-from mupscale.system.callers import as_asked, asked_by_command, setting
+from mupscale.system.callers import as_asked, asked_by_command, level_of_caller, setting
 from mupscale.system.checkpoint_arguments import check_has_config, is_taken, parse_multipliers
 from mupscale.system.cores import usable_cores
+from mupscale.system.doors import check_argument, checks_arguments
 from mupscale.system.environment import number_in_environment
 from mupscale.system.errors import Diverged, Interrupted, MupscaleError, PlanError, UncheckedPlan
 from mupscale.system.extras import require
@@ -33,13 +36,12 @@ from mupscale.system.files import (
     fingerprint_files,
     replace_text,
     replacing,
-    sync_folder,
     write_json,
 )
 from mupscale.system.json_files import parse_json, read_json, read_regular
 from mupscale.system.locks import exclusive_lock
 from mupscale.system.machines import is_process_alive, machine_name
-from mupscale.system.memory import available_memory, is_out_of_memory, pausing_garbage_collection
+from mupscale.system.memory import available_memory, describe_shortage, is_out_of_memory, pausing_garbage_collection
 from mupscale.system.run_locks import RunLock
 from mupscale.system.seeds import derive, generator, seeded
 from mupscale.system.tables import (
@@ -53,11 +55,31 @@ from mupscale.system.tables import (
     wrap_text,
 )
 from mupscale.system.tensor_files import check_tensors, checksum, write_tensors
-from mupscale.system.terminal import Display, open_display, print_at_once, printable, rough_time, set_loudness
+from mupscale.system.terminal import (
+    Display,
+    open_display,
+    print_at_once,
+    printable,
+    rough_time,
+    set_loudness,
+    show,
+    show_foreign_errors,
+    show_table,
+)
 from mupscale.system.torch_files import load_torch
-from mupscale.system.typed_records import NOT_EMPTY, Finite, Must, Positive, parse_record, show_short
+from mupscale.system.typed_records import NOT_EMPTY, Finite, Must, NotNegative, Positive, parse_record, show_short
 from mupscale.system.unpacking import open_gzip
 from mupscale.system.version import VERSION
+from mupscale.system.writing import (
+    check_links,
+    make_folder,
+    move,
+    open_file,
+    remove,
+    sync_folder,
+    writes_into,
+    writing_into,
+)
 
 __all__ = [
     "NOT_EMPTY",
@@ -68,6 +90,7 @@ __all__ = [
     "Interrupted",
     "MupscaleError",
     "Must",
+    "NotNegative",
     "PlanError",
     "Positive",
     "RunLock",
@@ -76,11 +99,15 @@ __all__ = [
     "as_asked",
     "asked_by_command",
     "available_memory",
+    "check_argument",
     "check_has_config",
+    "check_links",
     "check_tensors",
+    "checks_arguments",
     "checksum",
     "clear_leftovers",
     "derive",
+    "describe_shortage",
     "exclusive_lock",
     "fingerprint_files",
     "generator",
@@ -88,11 +115,15 @@ __all__ = [
     "is_out_of_memory",
     "is_process_alive",
     "is_taken",
+    "level_of_caller",
     "load_torch",
     "machine_name",
+    "make_folder",
+    "move",
     "name_of_group",
     "number_in_environment",
     "open_display",
+    "open_file",
     "open_gzip",
     "parse_json",
     "parse_multipliers",
@@ -103,6 +134,7 @@ __all__ = [
     "printable",
     "read_json",
     "read_regular",
+    "remove",
     "replace_text",
     "replacing",
     "require",
@@ -112,7 +144,10 @@ __all__ = [
     "setting",
     "shorten_middle",
     "shorten_name",
+    "show",
+    "show_foreign_errors",
     "show_short",
+    "show_table",
     "sync_folder",
     "terminal_width",
     "text_table",
@@ -120,4 +155,6 @@ __all__ = [
     "wrap_text",
     "write_json",
     "write_tensors",
+    "writes_into",
+    "writing_into",
 ]

@@ -1,11 +1,13 @@
-"""How whoever asked says a thing: as an argument in Python, or as an option of a command."""
+"""Whoever asked: how they say a thing, as an argument in Python or as an option of a command, and on which line."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+_OURS = {__name__.partition(".")[0], "torch"}  # torch's no_grad stands between a function and its caller
 _BY_COMMAND: ContextVar[bool] = ContextVar("by_command", default=False)
 
 
@@ -41,3 +43,15 @@ def setting(name: str, value: object = "") -> str:
     """
     quoted = f'"{value}"' if isinstance(value, str) and value else value
     return as_asked(f"{name}={quoted}", f"--{name} {value}".rstrip())
+
+
+def level_of_caller() -> int:
+    """The stacklevel, for a warning in the function that asks, of the first line outside this package.
+
+    >>> level_of_caller() > 0
+    True
+    """
+    level = 1
+    while str(sys._getframe(level).f_globals.get("__name__")).partition(".")[0] in _OURS:
+        level += 1
+    return level

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-import shutil
+import secrets
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -15,21 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.system.errors import MupscaleError
+from mupscale.system.json_files import read_json
 from mupscale.system.locks import exclusive_lock
 from mupscale.system.machines import is_process_alive, machine_name
+from mupscale.system.writing import check_links, make_folder, open_file, remove, sync_folder
 
-_LOCK = ".lock"
 _MARK = ".mupscale-"  # torch.save writes the name before the last dot into its file: that must always be the same
 _LONG = 86_400.0  # seconds after which what is half-written is nobody's any more
 _TEMPORARY = re.compile(
-    r"\..+\.mupscale-(?P<place>[0-9a-f]{6})-(?P<pid>\d+)"
+    r"\..+\.mupscale-(?P<place>[0-9a-f]{6})-(?P<pid>\d+)(-[0-9a-f]{8})?"
     r"|\..+\.(?P<old_pid>\d+)\.tmp|\..+\.tmp|\.tmp[A-Za-z0-9]{6}"  # of earlier versions, and of safetensors
 )
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
     """A temporary path beside this one; what is written there takes its place when it is whole and on the disk.
+
+    A link of this name is replaced, and what it leads to stays. durable: whether to wait for the disk.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -44,13 +47,16 @@ def replacing(path: Path) -> Iterator[Path]:
     b'12345'
     >>> folder.cleanup()
     """
-    temporary = path.with_name(f".{path.name}{_MARK}{_here()}-{os.getpid()}")
+    check_links(path.parent)
+    temporary = path.with_name(f".{path.name}{_MARK}{_here()}-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
+        if durable:
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -81,7 +87,7 @@ def write_json(path: Path, values: Any) -> Path:
     '{\\n "width": 8\\n}\\n'
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         replace_text(path, json.dumps(values, indent=1) + "\n")
     except OSError as error:
         raise MupscaleError(f"{path} cannot be written: {error.strerror or error}") from None
@@ -92,7 +98,8 @@ def write_json(path: Path, values: Any) -> Path:
 def appearing(path: Path) -> Iterator[Path]:
     """A hidden folder beside this path that one process alone has; it takes the name when all in it is on the disk.
 
-    If anything goes wrong it goes away, and what a killed process has left is cleared by the next one.
+    If anything goes wrong it goes away. Nobody can foresee its name; a file beside it, which is locked meanwhile, keeps
+    it in mind, and what a killed process has left is cleared by the next one.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -107,38 +114,48 @@ def appearing(path: Path) -> Iterator[Path]:
     ['config.json']
     >>> folder.cleanup()
     """
-    hidden = path.absolute().with_name(f".{path.absolute().name}.mupscale-partial")
-    hidden.mkdir(parents=True, exist_ok=True)
+    place = path.absolute()
+    memory = place.with_name(f".{place.name}.mupscale-partial.json")
+    make_folder(place.parent)
     refusal = f"another run is writing {path} at this moment: wait for it, or choose another name"
-    with exclusive_lock(hidden / _LOCK, refusal=refusal):
+    with exclusive_lock(memory, refusal=refusal):
+        _clear_partial(memory)
+        hidden = place.with_name(f".{place.name}.mupscale-partial-{secrets.token_hex(8)}")
         try:
-            _clear(hidden)
+            _remember(memory, hidden)
+            hidden.mkdir()
+            _remember(memory, hidden)
             yield hidden
             _sync(hidden)
             with suppress(FileNotFoundError):  # an empty folder may stand there
-                path.rmdir()
-            os.rename(hidden, path)
-            sync_folder(path.parent)
-            (path / _LOCK).unlink(missing_ok=True)  # not before, or another run could take the folder and clear it
+                place.rmdir()
+            os.rename(hidden, place)
+            sync_folder(place.parent)
         except BaseException:
-            shutil.rmtree(hidden, ignore_errors=True)
+            with suppress(OSError):
+                remove(hidden)
             raise
-
-
-def sync_folder(folder: Path) -> None:
-    """See to it that what was renamed in a folder is on the disk; nothing where folders cannot be synced.
-
-    >>> import tempfile
-    >>> from mupscale.system import sync_folder
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     sync_folder(Path(folder))
-    """
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
         finally:
-            os.close(descriptor)
+            memory.unlink(missing_ok=True)
+
+
+def _remember(memory: Path, partial: Path) -> None:
+    """Write down which folder is being written, and its number on the disk once it has one."""
+    number = partial.lstat().st_ino if partial.exists() else None
+    with open_file(memory, "w", encoding="utf-8") as file:
+        file.write(json.dumps({"folder": partial.name, "number": number}) + "\n")
+
+
+def _clear_partial(memory: Path) -> None:
+    """Remove the folder that a killed process has written down: that very one, and none that somebody named so."""
+    try:
+        values = read_json(memory)
+        partial, number = memory.with_name(str(values["folder"])), values["number"]
+    except (OSError, MupscaleError, ValueError, KeyError, TypeError):
+        return  # a new file, or nobody's note
+    is_ours = re.fullmatch(re.escape(memory.stem) + "-[0-9a-f]{16}", partial.name) and not partial.is_symlink()
+    if is_ours and partial.is_dir() and number in (None, partial.lstat().st_ino):
+        partial.rmdir() if number is None else remove(partial)  # None: it was killed before there was a file in it
 
 
 def clear_leftovers(folder: Path, alone: bool = False) -> None:
@@ -160,10 +177,8 @@ def clear_leftovers(folder: Path, alone: bool = False) -> None:
     for path in folder.iterdir():
         match = _TEMPORARY.fullmatch(path.name)
         if match is not None and (alone or _is_abandoned(path, match)):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            with suppress(OSError):  # it is in nobody's way
+                remove(path)
 
 
 def _is_abandoned(path: Path, match: re.Match[str]) -> bool:
@@ -171,21 +186,13 @@ def _is_abandoned(path: Path, match: re.Match[str]) -> bool:
     if pid is not None and (place is None or place == _here()) and not is_process_alive(int(pid)):
         return True
     try:
-        return time.time() - path.stat().st_mtime > _LONG
+        return time.time() - path.lstat().st_mtime > _LONG
     except OSError:
         return False
 
 
 def _here() -> str:
     return hashlib.sha256(machine_name().encode()).hexdigest()[:6]
-
-
-def _clear(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != _LOCK:
-            path.unlink()
 
 
 def _sync(folder: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from mupscale.system.errors import MupscaleError
+from mupscale.system.writing import open_file, writing_into
 
 
 @contextmanager
@@ -18,7 +19,7 @@ def exclusive_lock(
     """Hold the lock of this file, which is made if there is none; no other process holds it meanwhile.
 
     If one does, raise the refusal, or wait for it where none is given. before_waiting: called once, if it must wait.
-    On Windows there is no such lock, and nobody waits.
+    On Windows there is no such lock, and nobody waits. Whoever has it works in its folder: see `writing_into`.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -31,6 +32,11 @@ def exclusive_lock(
     mupscale.system.errors.MupscaleError: somebody else is writing here
     >>> folder.cleanup()
     """
+    with writing_into(path.parent):
+        yield from _locked(path, refusal, before_waiting)
+
+
+def _locked(path: Path, refusal: str | None, before_waiting: Callable[[], object]) -> Iterator[None]:
     try:
         import fcntl
     except ImportError:  # Windows
@@ -38,7 +44,7 @@ def exclusive_lock(
         return
     waited = False
     while True:
-        with open(path, "a") as file:
+        with open_file(path, "a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -58,6 +64,6 @@ def exclusive_lock(
 def is_at(file: IO[str], path: Path) -> bool:
     """Whether an open file is still there under its name: who held the lock before may have removed or moved it."""
     try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
     except OSError:
         return False

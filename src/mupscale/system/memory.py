@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -71,6 +72,25 @@ def available_memory(root: Path = Path("/")) -> int | None:
     """
     sizes = (_in_machine(root), _in_container(root), _in_unknown_system(root))
     return min((size for size in sizes if size is not None), default=None)
+
+
+def describe_shortage(needed: int, free: int, spare: int = 0) -> str:
+    """How much memory there is too little: both numbers are rounded so that the sentence is never a contradiction.
+
+    spare: what is to be left to everything else.
+
+    >>> from mupscale.system import describe_shortage
+    >>> describe_shortage(21_460_000_000, 21_450_000_000)
+    '21.5 GB of memory, and 21.4 GB are free'
+    >>> describe_shortage(300_000_000, 700_000_000, spare=500_000_000)
+    '0.3 GB of memory, beside 0.5 GB for everything else, and 0.7 GB are free'
+    """
+    more = f", beside {_gigabytes(spare, math.ceil)} for everything else" if spare else ""
+    return f"{_gigabytes(needed, math.ceil)} of memory{more}, and {_gigabytes(free, math.floor)} are free"
+
+
+def _gigabytes(size: int, rounded: Callable[[float], int]) -> str:
+    return f"{rounded(size / 1e8) / 10:,.1f} GB"
 
 
 def _in_machine(root: Path) -> int | None:

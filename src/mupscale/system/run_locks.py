@@ -10,13 +10,14 @@ import json
 import os
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from mupscale.system.errors import MupscaleError
 from mupscale.system.locks import is_at
 from mupscale.system.machines import machine_name
+from mupscale.system.writing import open_file, writing_into
 
 _NAME = ".lock"
 _TOUCH_EVERY = 10.0  # seconds
@@ -29,6 +30,8 @@ _thread: list[threading.Thread] = []
 
 class RunLock:
     """The lock of a folder, once it is taken; the second who asks is refused with the process that has it.
+
+    Whoever has it works in the folder: see `writing_into`.
 
     >>> import tempfile
     >>> from mupscale.system import RunLock
@@ -44,17 +47,17 @@ class RunLock:
 
     def __init__(self, folder: Path, grace: float = GRACE) -> None:
         self.path = folder / _NAME
-        self.file: IO[str] | None = _lock_file(self.path)
-        if self.file is None:
-            raise MupscaleError(f"{_describe(_owner(self.path))} is training in {folder}: wait for it, or stop it")
-        try:
+        with ExitStack() as held:
+            held.enter_context(writing_into(folder))
+            self.file: IO[str] | None = _lock_file(self.path)
+            if self.file is None:
+                raise MupscaleError(f"{_describe(_owner(self.path))} is training in {folder}: wait for it, or stop it")
+            held.callback(self.file.close)
             self._wait_for_other_machine(folder, grace)
             self.file.truncate(0)
             self.file.write(json.dumps({"pid": os.getpid(), "machine": machine_name()}) + "\n")
             self.file.flush()
-        except BaseException:
-            self.file.close()
-            raise
+            self._held = held.pop_all()
         _keep_touching(self)
 
     def _wait_for_other_machine(self, folder: Path, grace: float) -> None:
@@ -72,7 +75,7 @@ class RunLock:
     def touch(self) -> None:
         """Show other machines that somebody is here."""
         with suppress(OSError):
-            os.utime(self.path)
+            os.utime(self.file.fileno() if self.file and os.utime in os.supports_fd else self.path)
 
     def release(self) -> None:
         """Give the folder back."""
@@ -81,14 +84,14 @@ class RunLock:
         if self.file is not None:
             with suppress(OSError):
                 self.path.unlink()
-            self.file.close()
+            self._held.close()
             self.file = None
 
 
 def _lock_file(path: Path) -> IO[str] | None:
     """The file, open and locked; None where another process has it."""
     while True:
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  # it is open as long as the lock is held
+        file: IO[str] = open_file(path, "a+", encoding="utf-8")  # it is open as long as the lock is held
         try:
             import fcntl
 

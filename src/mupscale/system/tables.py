@@ -10,6 +10,8 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from mupscale.system.terminal import printable
+
 LEAST_NAME = 16
 """Characters that a shortened name keeps at least."""
 
@@ -49,7 +51,7 @@ def wrap_text(text: str, width: int | None = None, hanging: str = "") -> str:
         return text
     pieces = (
         textwrap.fill(line, width, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
-        for line in text.splitlines()
+        for line in printable(text, lines=True).splitlines()
     )
     return "\n".join(pieces)
 
@@ -157,7 +159,7 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: in
     layers.0–3.weight  0.25
     bias                  1
     """
-    cells = [tuple(header), *(tuple(row) for row in rows)]
+    cells = [tuple(map(printable, row)) for row in (header, *rows)]
     width = terminal_width() if width is None else width
     sizes = [max(len(row[i]) for row in cells) for i in range(len(header))]
     over = 0 if width is None else sum(sizes) + 2 * (len(sizes) - 1) - width

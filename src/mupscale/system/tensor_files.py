@@ -66,18 +66,22 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         file.write(_header(largest_first, metadata, sums))  # as long as before: checksums have eight digits
 
 
-def check_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Refuse what was read from a file if it is not what was written; a file without checksums is taken as it is.
+def check_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, required: bool = True) -> bool:
+    """Refuse what was read from a file if it is not what was written; whether there are checksums that tell.
+
+    required: a file without any is refused, too.
 
     >>> from mupscale.system import check_tensors
     >>> sums = {"checksums": '{"tensor/weight": "00000001"}'}
     >>> import torch
-    >>> check_tensors(Path("x.safetensors"), {"weight": torch.ones(2)}, sums)
+    >>> check_tensors({"weight": torch.ones(2)}, sums)
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: the checksum of 'weight' is not that of its values
     """
     if CHECKSUMS not in metadata:
-        return
+        if required:
+            raise MupscaleError("its header has no checksums")
+        return False
     try:
         sums = dict(json.loads(metadata[CHECKSUMS]))
     except (ValueError, TypeError):
@@ -90,6 +94,7 @@ def check_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
             kind, _, name = key.partition("/")
             what = "header" if kind == "metadata" else f"'{name}'"
             raise MupscaleError(f"the checksum of {what} is not that of its values")
+    return True
 
 
 def checksum(data: Any, start: int = 0) -> str:

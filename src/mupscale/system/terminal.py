@@ -1,4 +1,8 @@
-"""How far something is, for a person to see: a bar on a terminal, plain lines elsewhere, or nothing."""
+"""What a person sees: results and lines as they come, and how far something is, as a bar, as lines, or not at all.
+
+All that is printed is printed here, by `show` or by a bar: text may come from somebody's files, and what would move the
+cursor, change a title or hide a line is written out. Bars and tables have their colours from rich.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,10 @@ import math
 import re
 import sys
 import time
+import traceback
+import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, Protocol
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -28,7 +35,7 @@ def set_loudness(loudness: Loudness) -> None:
     _loudness = loudness
 
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def printable(text: str, *, lines: bool = False) -> str:
@@ -42,6 +49,47 @@ def printable(text: str, *, lines: bool = False) -> str:
     """
     pattern = _CONTROL if lines else re.compile(_CONTROL.pattern[:-1] + "\n\t]")
     return pattern.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def show(*texts: str, stream: Stream = "stdout", end: str = "\n") -> None:
+    """Print texts at once, each on lines of its own, with control characters written out.
+
+    >>> from mupscale.system import show
+    >>> show("a title\x1b]0;owned\x07", "and a line")
+    a title\\x1b]0;owned\\x07
+    and a line
+    """
+    print(*(printable(text, lines=True) for text in texts), sep="\n", end=end, file=getattr(sys, stream), flush=True)
+
+
+def show_foreign_errors() -> None:
+    """Let warnings, and errors that end the program, be shown as all that is printed: both may quote files.
+
+    >>> from mupscale.system import show_foreign_errors
+    >>> before = warnings.formatwarning, sys.excepthook
+    >>> show_foreign_errors()
+    >>> warnings.formatwarning("a name\x1b[2J", UserWarning, "models.py", 3, "")
+    'models.py:3: UserWarning: a name\\\\x1b[2J\\n'
+    >>> warnings.formatwarning, sys.excepthook = before
+    """
+    warnings.formatwarning = lambda *what, **more: printable(_format_warning(*what, **more), lines=True)
+    sys.excepthook = lambda *error: show("".join(traceback.format_exception(*error)), stream="stderr", end="")
+
+
+_format_warning = warnings.formatwarning
+
+
+def show_table(table: Any, width: int) -> None:
+    """Print a table of rich's, with its colours where there is a terminal.
+
+    >>> from rich.table import Table
+    >>> from mupscale.system import show_table
+    >>> show_table(Table("step", box=None, padding=0), 4)
+    step
+    """
+    from rich.console import Console
+
+    Console(width=width).print(table)
 
 
 class Display(Protocol):
@@ -135,7 +183,7 @@ class LineDisplay:
 
     def note(self, text: str, line: str | None = None) -> None:
         """A line."""
-        print(text if line is None else line, file=getattr(sys, self.stream), flush=True)
+        show(text if line is None else line, stream=self.stream)
 
     def close(self) -> None:
         """Nothing."""
@@ -161,9 +209,9 @@ class BarDisplay:
             "time": progress.TimeElapsedColumn,
             "time left": progress.TimeRemainingColumn,
         }
-        shown = [columns_by_name[name]() if name in columns_by_name else progress.TextColumn(name) for name in columns]
+        shown = [columns_by_name.get(name, partial(progress.TextColumn, name, markup=False))() for name in columns]
         self.bar = progress.Progress(*shown, console=Console(stderr=True), transient=transient)
-        self.task = self.bar.add_task("", total=total, **fields)
+        self.task = self.bar.add_task("", total=total, **_printable_fields(fields))
         if started:
             self.bar.start()
 
@@ -172,7 +220,7 @@ class BarDisplay:
     ) -> None:
         """The bar's new state."""
         self.bar.start()
-        self.bar.update(self.task, completed=done, total=total, **fields)
+        self.bar.update(self.task, completed=done, total=total, **_printable_fields(fields))
 
     def advance(self, amount: float = 1) -> None:
         """Move the bar."""
@@ -181,11 +229,15 @@ class BarDisplay:
 
     def note(self, text: str, line: str | None = None) -> None:
         """A line above the bar."""
-        self.bar.console.print(text, highlight=False, markup=False)
+        self.bar.console.print(printable(text, lines=True), highlight=False, markup=False)
 
     def close(self) -> None:
         """Leave the bar as it stands, or remove it if it is transient."""
         self.bar.stop()
+
+
+def _printable_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
 def open_display(
@@ -233,4 +285,4 @@ def print_at_once(text: str, stream: Stream = "stdout") -> None:
     3/7 base models
     """
     if _loudness != "quiet":
-        print(text, file=getattr(sys, stream), flush=True)
+        show(text, stream=stream)

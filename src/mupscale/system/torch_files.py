@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mupscale.system.doors import checks_arguments
 from mupscale.system.errors import MupscaleError
 
 
+@checks_arguments
 def load_torch(path: str | Path) -> Any:
     """A file that torch.save wrote, loaded weights-only: tensors and plain containers, never code.
 

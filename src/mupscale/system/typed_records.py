@@ -53,6 +53,8 @@ Finite = Annotated[float, Must("a number", math.isfinite)]
 """A number that is one."""
 Positive = Annotated[float, Must("a number above 0", lambda value: 0 < value < math.inf)]
 """A finite number above 0."""
+NotNegative = Annotated[float, Must("a number that is finite and 0 or more", lambda value: 0 <= value < math.inf)]
+"""A learning rate, or a level of noise."""
 NOT_EMPTY = Must("a list of 1 or more", bool)
 
 

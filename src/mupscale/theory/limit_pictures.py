@@ -22,7 +22,7 @@ from mupscale.plots import (
     words,
 )
 from mupscale.sweep import Sweep
-from mupscale.system import MupscaleError, require
+from mupscale.system import MupscaleError, make_folder, require
 from mupscale.theory.estimates import Estimate
 from mupscale.theory.limit_study import LimitComparison, WorkedExample
 
@@ -34,7 +34,7 @@ def open_gallery(folder: Path) -> Gallery:
     """Make the folder for pictures. That it cannot be made, or matplotlib is missing, is said here."""
     require("matplotlib", extra="plots", reason="pictures need matplotlib")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise MupscaleError(f"the folder {folder} cannot be made: {error.strerror}; choose another") from None
     return Gallery(folder)

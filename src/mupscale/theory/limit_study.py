@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mupscale.system import MupscaleError, replace_text
+from mupscale.system import MupscaleError, make_folder, replace_text
 from mupscale.theory.estimates import Estimate, finite, limit, warn_of_few_samples
 from mupscale.theory.mlp_training import MLPSetup, Run, Stage, count_copies, mask_separated_copies, run
 from mupscale.theory.program import Program
@@ -329,7 +329,7 @@ def worked_example(
 def save_results(path: Path, values: Mapping[str, Any]) -> Path:
     """Write results as JSON, all or nothing; the path."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         replace_text(path, json.dumps(values, ensure_ascii=False) + "\n")
     except OSError as error:
         raise MupscaleError(f"{path} cannot be written: {error.strerror}; choose another folder") from None

@@ -5,6 +5,7 @@ recipe_runner: runs a recipe. loaded_recipe: what its variations share. training
 run_position, start, resuming: where they begin.
 nonfinite: where they go wrong. model_checks: what they need. run_result: how a run ended. processes: DDP and FSDP.
 run_folder, run_state, snapshot: what a run leaves on disk. stored_recipes: whose code is loaded from there.
+stored_paths: a folder that may be moved.
 loss_functions, numeric_precision, metric_series, evaluation, stop_requests, progress, tensorboard: parts of a step.
 run_curves: pictures of runs. callbacks: who else is told of a run. dcp_folders: checkpoints of
 torch.distributed. lightning_callback: growth in Lightning's Trainer. optimizer_groups: parameter groups.
@@ -32,8 +33,15 @@ from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
 from mupscale.train.run_state import RunState
 from mupscale.train.schedule import Schedule
 from mupscale.train.snapshot import read_snapshot, save_model_at
-from mupscale.train.start import StartingModel, describe_start, fingerprint_checkpoint, starting_point
+from mupscale.train.start import (
+    StartingModel,
+    copy_checkpoint,
+    describe_start,
+    fingerprint_checkpoint,
+    starting_point,
+)
 from mupscale.train.stop_requests import StopRequest, catch_stop_signals
+from mupscale.train.stored_paths import seen_from, stored_values, values_in
 from mupscale.train.stored_recipes import StoredRecipe, packages_to_trust
 from mupscale.train.tensorboard import TensorBoardWriter
 from mupscale.train.training_run import TrainingRun
@@ -73,6 +81,7 @@ __all__ = [
     "check_copies",
     "check_data",
     "compile_quietly",
+    "copy_checkpoint",
     "cost_per_example",
     "count_correct",
     "cross_entropy",
@@ -93,6 +102,9 @@ __all__ = [
     "run_recipe",
     "save_dcp",
     "save_model_at",
+    "seen_from",
     "starting_point",
     "step_of",
+    "stored_values",
+    "values_in",
 ]

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from torch import nn
 from torch.optim import Optimizer
 
-from mupscale.system import MupscaleError, require
+from mupscale.system import MupscaleError, make_folder, open_file, require
 from mupscale.train.class_paths import Spec
 from mupscale.train.tensorboard import TensorBoardWriter
 
@@ -37,10 +37,14 @@ class RunInProgress(Protocol):
 class Callback:
     """Told what happens in a run, in its main process alone; a subclass has those of these methods that it needs.
 
+    reaches_out: whether it writes or sends anything beyond the run's own folder, as it is made without arguments.
+
     >>> class Growths(Callback):
     ...     def growth(self, run: RunInProgress, record: Record) -> None:
     ...         print("grown to", run.width)
     """
+
+    reaches_out = False
 
     def begin(self, run: RunInProgress) -> None:
         """Before the first step, or the first after a resume."""
@@ -75,13 +79,13 @@ class JsonLines(Callback):
         """Settle where the file is."""
         if self.path is None:
             self.path = _folder(run, "JsonLines", "path") / "metrics-copy.jsonl"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
 
     def metrics(self, run: RunInProgress, record: Record) -> None:
         """One line; what is not finite is null."""
         assert self.path is not None
         plain = {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in record.items()}
-        with open(self.path, "a", encoding="utf-8") as file:
+        with open_file(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(plain) + "\n")
 
 
@@ -120,6 +124,8 @@ class WeightsAndBiases(Callback):
     >>> WeightsAndBiases(project="widening", mode="offline").init
     {'project': 'widening', 'mode': 'offline'}
     """
+
+    reaches_out = True
 
     def __init__(self, **init: Any) -> None:
         self.init = init

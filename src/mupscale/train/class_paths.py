@@ -71,7 +71,7 @@ def import_path(path: str) -> Any:
     'MLP'
     """
     module, _, name = path.rpartition(".")
-    if not module:
+    if "" in (*module.split("."), name):
         raise MupscaleError(f"{path!r} is no import path: give module.name")
     try:
         return getattr(importlib.import_module(module), name)

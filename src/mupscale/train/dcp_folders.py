@@ -1,6 +1,7 @@
 """Folders of torch.distributed.checkpoint (DCP), as torchtitan and FSDP write them: tensors read and written, no code.
 
-A DCP folder's index (.metadata) is a pickle. It is read only if it names nothing but what such an index is made of.
+A DCP folder's index (.metadata) is a pickle. It is unpickled once, if it names nothing but what such an index is made
+of; torch, which would unpickle it again and load whatever it names, is given what was found in it of tensors.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +17,15 @@ from torch.optim import Optimizer
 
 from mupscale.system import MupscaleError
 
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.checkpoint.storage import StorageReader
+
 INDEX = ".metadata"
 _NOT_THE_MODEL = ("optimizer.", "optim.", "lr_scheduler", "train_state", "dataloader")
 _SAFE = {
     "builtins": {"set", "frozenset", "dict", "list", "tuple", "int", "str", "bytes"},
     "collections": {"OrderedDict", "defaultdict"},
-    "pathlib": {"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path"},
-    "pathlib._local": {"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path"},
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata",
         "ChunkStorageMetadata",
@@ -44,9 +47,15 @@ class _IndexReader(pickle.Unpickler):
     """Refuses everything that is no part of an index."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if module in ("pathlib", "pathlib._local"):
+            return _join_path  # and no class, of which a pickle could set attributes, for the whole process
         if name in _SAFE.get(module, ()) or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def _join_path(*parts: str) -> str:
+    return "/".join(parts)
 
 
 def is_dcp_folder(path: Path) -> bool:
@@ -68,30 +77,57 @@ def load_dcp(folder: str | Path) -> dict[str, Tensor]:
     ['model.bias', 'model.weight']
     """
     from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load
 
     path = Path(folder)
     if not is_dcp_folder(path):
         raise MupscaleError(f"{path} is no folder of torch.distributed.checkpoint: it has no {INDEX}")
     try:
-        with open(path / INDEX, "rb") as file:
-            index = _IndexReader(file).load()
+        index = _read_index(path)
+        stored: dict[str, Any] = index.state_dict_metadata
+        tensors: dict[str, Any] = {n: torch.empty(t.size, dtype=t.properties.dtype) for n, t in stored.items()}
     except pickle.UnpicklingError as error:
         raise MupscaleError(f"{path / INDEX} holds {error}, which no index of tensors needs: it is not read") from None
-    except (EOFError, AttributeError, ValueError, IndexError) as error:
+    except MupscaleError:
+        raise
+    except Exception as error:  # what is unpickled may have anything in its fields
         raise MupscaleError(f"{path / INDEX} is damaged ({type(error).__name__}: {error})") from None
-    stored = {n: t for n, t in index.state_dict_metadata.items() if isinstance(t, TensorStorageMetadata)}
-    tensors: dict[str, Any] = {n: torch.empty(t.size, dtype=t.properties.dtype) for n, t in stored.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that one process alone reads is meant
         try:
-            load(tensors, storage_reader=FileSystemReader(path), no_dist=True)
+            load(tensors, storage_reader=_reader(path, index), no_dist=True)
         except CheckpointException as error:  # no subclass of Exception
             last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
             raise MupscaleError(f"{path} cannot be read: {last[0]}") from None
     return tensors
+
+
+def _read_index(folder: Path) -> Metadata:
+    """The tensors of the index, each whole, and the folder's own files that they lie in; nothing else of it."""
+    from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+    with open(folder / INDEX, "rb") as file:
+        index = _IndexReader(file).load()
+    every: dict[str, Any] = index.state_dict_metadata
+    stored = {name: one for name, one in every.items() if isinstance(one, TensorStorageMetadata)}
+    for name, tensor in stored.items():
+        if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():
+            raise MupscaleError(f"{folder} cannot be read: a part of '{name}' is missing in its {INDEX}")
+    for info in index.storage_data.values():
+        if Path(info.relative_path).name != info.relative_path or not (folder / info.relative_path).is_file():
+            raise MupscaleError(f"{folder} cannot be read: it has no file {info.relative_path!r}")
+    return Metadata({**stored}, storage_data=index.storage_data)
+
+
+def _reader(folder: Path, index: Metadata) -> StorageReader:
+    """Torch's own, but for the index, which it does not read."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    class CheckedReader(FileSystemReader):
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+            return index
+
+    return CheckedReader(folder)
 
 
 def load_dcp_model(folder: str | Path) -> dict[str, Tensor]:

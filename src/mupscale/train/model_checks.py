@@ -13,7 +13,7 @@ from mupscale.core import WholeWidth, Width
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.models import count_flops
-from mupscale.system import MupscaleError, available_memory
+from mupscale.system import MupscaleError, available_memory, describe_shortage
 from mupscale.train.growing import check_copies
 from mupscale.train.loss_functions import find_logits
 from mupscale.train.numeric_precision import cast_input
@@ -136,7 +136,7 @@ def check_memory(recipe: Recipe, family: Family, processes: Processes) -> None:
         if needed > left:
             raise MupscaleError(
                 f"there is not enough memory for width {Width.of(width)}: {count:,} parameters and their gradients "
-                f"take {needed / 1e9:,.1f} GB, and {left / 1e9:,.1f} GB are left; take a smaller width"
+                f"take {describe_shortage(needed, left)}; take a smaller width"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from operator import attrgetter
@@ -180,6 +181,8 @@ class Recipe:
             )
 
     def _check_start(self) -> None:
+        if "\0" in (self.start or ""):
+            raise MupscaleError("from has a NUL character in it, which no system takes")
         told = {"noise": self.noise, "from_width": self.start_width, "how": self.how != "copies"}
         if self.start is None and any(told.values()):
             raise MupscaleError(
@@ -268,15 +271,19 @@ class Recipe:
             del by_field["grow"]
         return parse_record(cls, by_field, where)
 
-    def describe_difference(self, other: Recipe, step: int) -> str | None:
+    def describe_difference(self, other: Recipe, step: int, *, same_start: bool = False) -> str | None:
         """What in the other recipe would have led to another model after `step` steps, as a sentence; None if nothing.
 
         How often something is logged or saved, the device and the like may change, and so may what comes later.
+        same_start: both are known to start from the same checkpoint, wherever it lies.
         """
         for name in (f.name for f in fields(self) if f.name not in MAY_CHANGE):
             ours, theirs = getattr(self, name), getattr(other, name)
             if name == "grow":
                 ours, theirs = ([growth for growth in events if growth.at < step] for events in (ours, theirs))
+            elif name == "start" and ours is not None and theirs is not None:
+                same_start = same_start or os.path.realpath(ours) == os.path.realpath(theirs)
+                ours = theirs if same_start else ours
             if ours != theirs:
                 return f"{_IN_FILES.get(name, name)} is {_shown(ours)} there and {_shown(theirs)} here"
         return None

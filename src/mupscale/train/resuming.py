@@ -123,7 +123,8 @@ def _check_recipe(state: RunState, step: int, recipe: Recipe, path: Path) -> Non
             f"the run in {path.parents[1]} stands at step {step}, beyond the {recipe.steps} steps asked for: give more "
             f"steps"
         )
-    if why := StoredRecipe.of(_required(state.recipe, "recipe", path), path).describe_difference(recipe, step):
+    theirs = StoredRecipe.of(_required(state.recipe, "recipe", path), path, path.parents[1])
+    if why := theirs.describe_difference(recipe, step):
         raise MupscaleError(
             f"{path} is a checkpoint of another recipe: {why}; choose another folder (--out), or put it back"
         )

@@ -6,14 +6,24 @@ import json
 import math
 import os
 import re
-import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mupscale.system import MupscaleError, RunLock, clear_leftovers, replace_text, sync_folder
+from mupscale.system import (
+    MupscaleError,
+    RunLock,
+    clear_leftovers,
+    make_folder,
+    move,
+    open_file,
+    remove,
+    replace_text,
+)
 from mupscale.train.metric_records import MetricsChecks
 from mupscale.train.recipe import Recipe
+from mupscale.train.stored_paths import stored_values
 
 _DECODER: Any = json.JSONDecoder()
 _SCAN = _DECODER.scan_once  # what json.loads does, without what it does around it
@@ -36,6 +46,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.lock: RunLock | None = None
+        self.made: list[Path] = []  # folders that were not there before, innermost first, while nothing is in them
 
     def begin(self, resume: bool) -> None:
         """Make the folder and lock it, unless it holds a run that is not to be resumed, or that somebody trains."""
@@ -50,27 +61,34 @@ class RunFolder:
                 f"{self.path} holds a run at step {step_of(last)} already: resume it (--resume), start over "
                 f"(--overwrite), or choose another folder (--out)"
             )
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        self.lock = self.lock or RunLock(self.path)
-        for folder in (self.path, self.checkpoints):
-            clear_leftovers(folder, alone=True)
+        self.made = [each for each in (self.checkpoints, self.path, *self.path.parents) if not each.exists()]
+        self.lock = self.lock or RunLock(make_folder(self.path))
+        try:
+            for folder in (self.path, make_folder(self.checkpoints)):
+                clear_leftovers(folder, alone=True)
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
-        """Let others train in the folder."""
+        """Let others train in the folder; where nothing was written there, nothing is left of it."""
         if self.lock is not None:
             self.lock.release()
             self.lock = None
+        with suppress(OSError):  # the first that is not empty
+            for folder in self.made:
+                folder.rmdir()
 
     def clear(self) -> None:
         """Remove the run that is there, and nothing that is no part of one."""
         files = [self.path / "recipe.json", self.metrics, *self.path.glob("events.out.tfevents.*"), *self.all()]
         for path in files:
-            if path.exists():
-                _remove(path)
+            remove(path)
 
     def go_on(self, recipe: Recipe, step: int) -> None:
         """Write the recipe, and drop the metrics that will come again after so many steps."""
-        replace_text(self.path / "recipe.json", json.dumps(recipe.to_json(), indent=2) + "\n")
+        self.made = []  # to stay
+        replace_text(self.path / "recipe.json", json.dumps(stored_values(recipe, self.path), indent=2) + "\n")
         lines = [line for line, record in self._lines() if not _is_written_again(record, step)]
         replace_text(self.metrics, "".join(lines))
 
@@ -80,12 +98,11 @@ class RunFolder:
 
     def set_aside(self, checkpoint: Path) -> None:
         """Keep a damaged checkpoint under another name, so that it is taken for none."""
-        os.replace(checkpoint, checkpoint.with_name(f"damaged-{checkpoint.name}"))
-        sync_folder(self.checkpoints)
+        move(checkpoint, checkpoint.with_name(f"damaged-{checkpoint.name}"))
 
     def sync(self) -> None:
         """See to it that the metrics so far are on the disk, before the checkpoint that covers them."""
-        if self.metrics.exists():
+        if self.metrics.is_file():
             with open(self.metrics, "rb") as file:
                 os.fsync(file.fileno())
 
@@ -97,7 +114,7 @@ class RunFolder:
     def forget(self, keep: int) -> None:
         """Remove all checkpoints but the newest."""
         for path in self.all()[:-keep]:
-            _remove(path)
+            remove(path)
 
     def all(self) -> list[Path]:
         """Every checkpoint, the newest last."""
@@ -109,7 +126,7 @@ class RunFolder:
     def write(self, record: dict[str, Any]) -> None:
         """Append one line of metrics, whole whenever the process is killed; JSON has null for what is not finite."""
         record = {name: None if _is_not_finite(value) else value for name, value in record.items()}
-        with open(self.metrics, "a", encoding="utf-8") as file:
+        with open_file(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
@@ -121,7 +138,7 @@ class RunFolder:
         return (record for _, record in self._lines())
 
     def _lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        if not self.metrics.exists():
+        if not self.metrics.is_file():  # nor a pipe, which would be waited for
             return
         checks = MetricsChecks(self.metrics)
         with open(self.metrics, encoding="utf-8", errors="replace") as file:
@@ -187,10 +204,3 @@ def find_checkpoint(path: str | Path) -> Path:
     if last is None:
         raise MupscaleError(f"{path} is a folder without checkpoints of a run")
     return last
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()

@@ -5,10 +5,9 @@ Shards are safetensors, too, and can be read back by any number of processes, on
 
 from __future__ import annotations
 
-import os
-import shutil
 import warnings
 from collections.abc import Container, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from torch.optim import Optimizer
 from mupscale import checkpoint
 from mupscale.checkpoint import Checkpoint, DamagedCheckpoint
 from mupscale.core import Plan, WholeWidth, naming
-from mupscale.system import MupscaleError, sync_folder
+from mupscale.system import MupscaleError, make_folder, move, remove
 from mupscale.train.processes import Processes
 from mupscale.train.run_state import RunState
 
@@ -45,10 +44,11 @@ def save_snapshot(
         processes.by_main(lambda: _make_empty(temporary), what)
         _write_shards(temporary, model, optimizer)
         checkpoint.save_states(temporary / _HEADER, {}, _without_tensors(model, optimizer), plan, extra)
-        processes.by_main(lambda: _rename(temporary, path), what)
+        processes.by_main(lambda: move(temporary, path), what)
     except (MupscaleError, CheckpointException) as error:  # all processes fail here, or none
-        if processes.main:
-            shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            if processes.main:
+                remove(temporary)
         if isinstance(error, MupscaleError):
             raise
         raise MupscaleError(f"{what}: {_reason(error)}; the one before is whole") from None
@@ -64,7 +64,6 @@ def save_model_at(path: Path, model: nn.Module, width: WholeWidth) -> None:
     ...     read_snapshot(Path(folder, "runs", "start.safetensors")).run.width
     16
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.save(path, model, run=RunState(width=width).to_json())
 
 
@@ -151,14 +150,9 @@ def _write_shards(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     save_shards(state, storage_writer=HuggingFaceStorageWriter(str(folder / _SHARDS), save_distributed=True))
 
 
-def _rename(temporary: Path, path: Path) -> None:
-    os.replace(temporary, path)
-    sync_folder(path.parent)
-
-
 def _make_empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    remove(folder)
+    make_folder(folder)
 
 
 def _reason(error: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from mupscale.core import Plan, WholeWidth, without_ddp
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.optim import make_optimizer
-from mupscale.system import MupscaleError, derive, fingerprint_files, load_torch
+from mupscale.system import MupscaleError, appearing, derive, fingerprint_files, load_torch, replacing
 from mupscale.train.dcp_folders import is_dcp_folder, load_dcp_model
 from mupscale.train.growing import coming_batches, grow_model
 from mupscale.train.growth_events import build_depth_operator, build_operator
@@ -142,6 +143,33 @@ def fingerprint_checkpoint(start: str) -> str:
     """
     path = find_checkpoint(start)
     return fingerprint_files([path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file()))
+
+
+def copy_checkpoint(start: str, folder: Path) -> Path:
+    """The checkpoint that `start` means (see `find_checkpoint`), copied into a folder that is for it alone, once.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "model.safetensors")
+    ...     _ = path.write_bytes(b"weights")
+    ...     copy_checkpoint(str(path), Path(folder, "kept")).read_bytes()
+    b'weights'
+    """
+    path = find_checkpoint(start)
+    copy = folder / path.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if made := [one for one in folder.iterdir() if not one.name.startswith(".")]:
+            return made[0]
+        if path.is_dir():
+            with appearing(copy) as hidden:
+                shutil.copytree(path, hidden, dirs_exist_ok=True)
+        else:
+            with replacing(copy) as temporary:
+                shutil.copyfile(path, temporary)
+    except OSError as error:
+        raise MupscaleError(f"{copy} cannot be written: {error.strerror or error}") from None
+    return copy
 
 
 def _open(path: Path) -> Snapshot | Mapping[str, Tensor]:

@@ -7,7 +7,7 @@ would be imported and called; so nothing is loaded but what is mupscale's or tor
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from mupscale.train.callbacks import Callback, callback_specs
 from mupscale.train.class_paths import import_path, kind_name, load_of_kind
 from mupscale.train.loss_functions import load_loss
 from mupscale.train.recipe import Recipe
+from mupscale.train.stored_paths import values_in
 
 _HARMLESS = ("mupscale.", "torch.nn.", "torch.optim.")
 _KINDS: dict[str, type] = {"model": nn.Module, "data": Data, "optimizer": Optimizer}
@@ -53,9 +54,10 @@ class StoredRecipe:
     _recipe: Recipe = field(repr=False)
 
     @classmethod
-    def of(cls, values: Any, path: str | Path) -> StoredRecipe:
-        """The recipe whose plain values were found in the file at `path`."""
-        return cls(Path(path), Recipe.from_json(values, path))
+    def of(cls, values: Any, path: str | Path, folder: Path | None = None) -> StoredRecipe:
+        """The recipe whose plain values were found in the file at `path`, of this folder (default: its parent)."""
+        told = values_in(values, folder or Path(path).parent) if isinstance(values, Mapping) else values
+        return cls(Path(path), Recipe.from_json(told, path))
 
     @classmethod
     def read(cls, path: str | Path) -> StoredRecipe:
@@ -71,9 +73,9 @@ class StoredRecipe:
         """Its plain values."""
         return self._recipe.to_json()
 
-    def describe_difference(self, recipe: Recipe, step: int) -> str | None:
+    def describe_difference(self, recipe: Recipe, step: int, *, same_start: bool = False) -> str | None:
         """What in one's own recipe would have led to another model after `step` steps; None if nothing."""
-        return self._recipe.describe_difference(recipe, step)
+        return self._recipe.describe_difference(recipe, step, same_start=same_start)
 
     def load(self, trust: Collection[str] = ()) -> Recipe:
         """The recipe, to be run: all that it names is mupscale's, torch's or of a trusted package, and of its kind.
@@ -92,6 +94,11 @@ class StoredRecipe:
                 )
         for what, path in names.items():
             _check_kind(path, what, trust, self.path)
+            if getattr(import_path(path), "reaches_out", False) and not _is_trusted(path, trust):
+                raise MupscaleError(
+                    f"{self.path} names {path} as {what}, which tells others of the run: if you want that, say so: "
+                    f"--trust {path.split('.')[0]}"
+                )
         self._check_writing(trust)
         return self._recipe
 
@@ -126,7 +133,11 @@ def packages_to_trust(recipe: Recipe) -> list[str]:
     paths = [recipe.model.class_path, recipe.data.class_path, recipe.optimizer.class_path, recipe.loss]
     callbacks = callback_specs(recipe.callbacks)
     paths += [spec.class_path for spec in callbacks]
-    told = {spec.class_path.split(".")[0] for spec in callbacks if spec.init_args}
+    told = {
+        spec.class_path.split(".")[0]
+        for spec in callbacks
+        if spec.init_args or getattr(spec.load(), "reaches_out", False)
+    }
     return sorted({path.split(".")[0] for path in paths if not path.startswith(_HARMLESS)} | told)
 
 

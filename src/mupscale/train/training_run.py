@@ -26,6 +26,7 @@ from mupscale.train.run_state import RunState
 from mupscale.train.snapshot import save_snapshot
 from mupscale.train.step_failures import check_loss, explain_loss, explain_step
 from mupscale.train.stop_requests import StopRequest
+from mupscale.train.stored_paths import stored_values
 
 _SETTLE_EVERY = 100  # steps after which losses are fetched from the device at the latest
 
@@ -40,6 +41,7 @@ class TrainingRun(RunPosition):
         status: RunStatus | None = "finished" if self.step >= self.recipe.steps else None
         while status is None:
             status = self.advance(stop.asked)
+        stop.obeyed = status == "interrupted"
         return self.end(status)
 
     def advance(self, asked_to_stop: bool = False) -> RunStatus | None:
@@ -232,7 +234,7 @@ class TrainingRun(RunPosition):
             losses=self.losses.settled,
             norms=self.norms.settled,
             left_out=self.left_out or None,
-            recipe=self.recipe.to_json(),
+            recipe=stored_values(self.recipe, self.folder.path),
             data=self.fingerprint,
             threads=torch.get_num_threads(),
         )

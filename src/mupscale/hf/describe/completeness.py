@@ -11,7 +11,7 @@ from typing import Any
 from mupscale.core import Shape
 from mupscale.hf.describe.building import sketch_model
 from mupscale.hf.describe.config_fields import FIELDS, HEAD_DIM
-from mupscale.hf.describe.from_modules import names_in_model
+from mupscale.hf.describe.file_names import names_in_model
 from mupscale.system import MupscaleError, show_short
 
 LAYERS = (
@@ -89,6 +89,7 @@ def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], fol
     held = names_in_model(model, names)
     if held is None:
         return False
+    given = {name for tensor in held.values() for name in tensor.names}
     ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
     groups: dict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -96,7 +97,7 @@ def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], fol
     missing = [
         group[0]
         for group in groups.values()
-        if not {*group} & {*held.values()} and not any(pattern.search(group[0]) for pattern in ignored)
+        if not {*group} & given and not any(pattern.search(group[0]) for pattern in ignored)
     ]
     if missing:
         raise _lacking(folder, sorted(missing))

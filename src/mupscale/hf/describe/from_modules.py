@@ -6,7 +6,7 @@ Such a plan is a proposal. It counts only when the widened model has been verifi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from mupscale.core import Entry, Plan, Role, Shape, naming
-from mupscale.growth import Copies, Fresh
+from mupscale.core import Axis, Entry, Plan, Role, Shape, naming
+from mupscale.growth import Copies, Fresh, without_gains
 from mupscale.hf.describe import memory
 from mupscale.hf.describe.architecture import Config
 from mupscale.hf.describe.batches import make_batches
 from mupscale.hf.describe.building import build_model, sketch_model
 from mupscale.hf.describe.config_fields import parts_of, sizes_of, wide_config
+from mupscale.hf.describe.file_names import InModel, names_in_model
 from mupscale.hf.describe.multipliers import Times, grown
 from mupscale.hf.describe.planned import Evidence, PlannedArchitecture
 from mupscale.planning import How, build_plan, with_initial_of
@@ -63,8 +64,10 @@ class FromModules(PlannedArchitecture):
         )
 
     def obstacles(self, config: Config, times: Times) -> list[str]:
-        """A comparison tells."""
-        return []
+        """Norms without gains over what grows; a comparison tells the rest."""
+        wide = wide_config(config, times)
+        widths = {n for name, n in sizes_of(config).items() if isinstance(n, int) and wide.get(name) != n}
+        return without_gains(naming.modules(sketch_model(config)), widths)
 
     def is_tied(self, config: Config) -> None:
         """Only the model itself can tell."""
@@ -205,21 +208,18 @@ def plan_for_files(config: Config, plan: Plan, shapes: Mapping[str, Shape]) -> P
     shapes: of the narrow checkpoint's tensors.
     """
     model = sketch_model(config)
-    names = names_in_model(model, shapes) or {name: name for name in shapes}
+    names = names_in_model(model, shapes) or {name: InModel((name,)) for name in shapes}
     ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     entries: dict[str, Entry] = {}
     fresh: dict[str, float] = {}
     whole: dict[str, str] = {}
     for name, shape in shapes.items():
-        planned = plan.names.get(names[name])
-        entry = None if planned is None else _entry_of_part(plan[planned], shape)
+        planned = plan.names.get(names[name].names[0])
+        entry = None if planned is None else _entry_in_file(plan, names[name], shape)
         if planned is None and any(re.search(pattern, name) for pattern in ignored):  # masks of older versions
             entry = Entry(shape, shape)
         if entry is None:
-            raise MupscaleError(
-                f"'{name}' of shape {shape} is no parameter of the model that config.json names, nor a part of one "
-                f"that could be widened alone. {how_to_describe(config.get('model_type'))}"
-            )
+            raise _cannot_tell(name, shape, names[name], config)
         if planned is not None and shape == plan[planned].narrow:
             first = whole.setdefault(planned, name)  # of tied ones, which draw the same noise
             if first != name:
@@ -227,7 +227,7 @@ def plan_for_files(config: Config, plan: Plan, shapes: Mapping[str, Shape]) -> P
                 continue
         entries[name] = replace(entry, names=(name,))
         fresh[name] = 0.0 if plan.fresh is None or planned is None else plan.fresh.get(planned, 0.0)
-    by_model = {name: plan.names.get(names[name], names[name]) for name in entries}
+    by_model = {name: plan.names.get(first, first) for name in entries for first in names[name].names[:1]}
     starts = {**_initial_statistics(model), **(plan.means or {})}
     means = None if plan.means is None else {n: starts.get(by_model[n], (0.0,)) for n in entries}
     norms = {n: plan.norms[by_model[n]] for n in entries if by_model[n] in plan.norms}
@@ -246,23 +246,37 @@ def _initial_statistics(model: nn.Module) -> dict[str, tuple[float, ...]]:
     }
 
 
-def names_in_model(model: nn.Module, names: Iterable[str]) -> dict[str, str] | None:
-    """By transformers' own table of what is called otherwise in files; None where it has none.
+def _cannot_tell(name: str, shape: Shape, held: InModel, config: Config) -> MupscaleError:
+    if len(held.names) > 1:
+        return MupscaleError(
+            f"'{name}' of shape {shape} holds {len(held.names)} parameters of the model ('{held.names[0]}', …) in an "
+            f"order in which they cannot grow: load the model with transformers, and save it under its own names with "
+            f"model.save_pretrained(folder, save_original_format=False)"
+        )
+    return MupscaleError(
+        f"'{name}' of shape {shape} is no parameter of the model that config.json names, nor a part of one "
+        f"that could be widened alone. {how_to_describe(config.get('model_type'))}"
+    )
 
-    >>> names_in_model(sketch_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}), ["wte.weight"])
-    {'wte.weight': 'transformer.wte.weight'}
-    """
-    try:
-        from transformers import conversion_mapping
-        from transformers import core_model_loading as loading
 
-        table = conversion_mapping.get_model_conversion_mapping(model)
-        renamed = [change for change in table if isinstance(change, loading.WeightRenaming)]
-        converted = [change for change in table if isinstance(change, loading.WeightConverter)]
-        prefix, own = getattr(model, "base_model_prefix", None), model.state_dict()
-        return {n: loading.rename_source_key(n, renamed, converted, prefix, own)[0] for n in names}
-    except (ImportError, AttributeError, TypeError):  # another version of transformers
+def _entry_in_file(plan: Plan, held: InModel, shape: Shape) -> Entry | None:
+    """The entry of a tensor in a file: of one parameter, of a part of it, or of several in a row."""
+    if len(held.names) == 1:
+        return _entry_of_part(plan[plan.names[held.names[0]]], shape)
+    if not held.in_a_row or any(name not in plan.names for name in held.names):
         return None
+    entries = [plan[plan.names[name]] for name in held.names]
+    first, growths = entries[0], [entry.axes.get(0, Axis()) for entry in entries]
+    alike = {(e.narrow[1:], e.out, e.in_, e.fold, e.keep, e.offset, e.axes.get(1)) for e in entries}
+    stds = [(plan.fresh or {}).get(plan.names[name], 0.0) for name in held.names]  # as measured, so of some spread
+    whole = sum(entry.narrow[0] for entry in entries) == shape[0]
+    if len(alike) > 1 or len({axis.times for axis in growths}) > 1 or max(stds) > 1.5 * min(stds) or not whole:
+        return None
+    parts = zip((entry.narrow[0] for entry in entries), growths, strict=True)
+    sections = tuple(part for n, axis in parts for part in axis.sections or ((n, axis.block),))
+    wide = (sum(entry.wide[0] for entry in entries), *first.wide[1:])
+    joined = {0: Axis(growths[0].times, 1, sections)} if 0 in first.axes else {}
+    return replace(first, narrow=shape, wide=wide, axes={**first.axes, **joined})
 
 
 def _entry_of_part(entry: Entry, shape: Shape) -> Entry | None:

@@ -10,7 +10,7 @@ from mupscale.hf.describe.described import Described
 from mupscale.hf.describe.from_modules import FromModules
 from mupscale.hf.describe.planned import PlannedArchitecture
 from mupscale.hf.describe.wires import Layout
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 DESCRIPTIONS: dict[str, Architecture] = {}
 """By model_type; importing `mupscale.hf.describe` fills it."""
@@ -28,6 +28,7 @@ def architecture_of(config: Config) -> PlannedArchitecture:
     return FromModules(str(config.get("model_type"))) if description is None else Described(description)
 
 
+@checks_arguments
 def register(architecture: Architecture) -> Architecture:
     """Make a description known under its model_type, in place of any other.
 
@@ -43,6 +44,7 @@ def register(architecture: Architecture) -> Architecture:
     return architecture
 
 
+@checks_arguments
 def extend(model_type: str, tensors: Mapping[str, Layout]) -> Architecture:
     """Add tensors that a description lacks, such as a head of one's own; patterns given here go first.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from mupscale.core import Axis, Entry, Number, Shape
 from mupscale.hf.describe.multipliers import grown
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ class Layout:
         return replace(self, norm=kind)
 
 
+@checks_arguments
 def linear(out: str, in_: str) -> Layout:
     """(…, out, in): nn.Linear, and experts stacked before it.
 
@@ -152,6 +153,7 @@ def linear(out: str, in_: str) -> Layout:
     return Layout({-2: out}, {-1: in_})
 
 
+@checks_arguments
 def conv1d(in_: str, out: str) -> Layout:
     """(in, out): transformers' Conv1D.
 
@@ -161,6 +163,7 @@ def conv1d(in_: str, out: str) -> Layout:
     return Layout({-1: out}, {-2: in_})
 
 
+@checks_arguments
 def table(out: str) -> Layout:
     """(rows, out): an embedding, or the weight of a layer whose input is no width.
 
@@ -170,6 +173,7 @@ def table(out: str) -> Layout:
     return Layout({-1: out}, {})
 
 
+@checks_arguments
 def column(out: str) -> Layout:
     """(out, rows): a Linear whose input is no width.
 
@@ -179,6 +183,7 @@ def column(out: str) -> Layout:
     return Layout({-2: out}, {})
 
 
+@checks_arguments
 def patches(out: str) -> Layout:
     """(out, channels, height, width): a convolution of an image.
 
@@ -193,6 +198,7 @@ def pixels(in_: str) -> Layout:
     return Layout({}, {-3: in_})
 
 
+@checks_arguments
 def vector(out: str) -> Layout:
     """(…, out): a bias, a norm's gain, a token of its own.
 
@@ -202,6 +208,7 @@ def vector(out: str) -> Layout:
     return Layout({-1: out}, {})
 
 
+@checks_arguments
 def readout(in_: str) -> Layout:
     """(…, in): logits, a router, a regression head: what it writes is no width.
 

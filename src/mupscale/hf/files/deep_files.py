@@ -16,7 +16,7 @@ from mupscale.core import Shape
 from mupscale.growth import DRAWS, Draws, draw_normal, refuse_nonfinite
 from mupscale.hf.files.safetensors_format import StoredTensor, make_header, raw_bytes, read_into
 from mupscale.hf.files.shards import parse_size
-from mupscale.system import replace_text
+from mupscale.system import open_file, replace_text
 
 _PIECE = 1 << 20  # entries that are in memory at a time
 
@@ -79,7 +79,7 @@ def write_deep_weights(
         many = len(shards) > 1
         file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" if many else "model.safetensors"
         header, _ = make_header({name: (tensor.stored.dtype, tensor.stored.shape) for name, tensor in shard.items()})
-        with (folder / file).open("wb") as out:
+        with open_file(folder / file, "wb") as out:
             out.write(header)
             for name, tensor in shard.items():
                 for piece in _pieces(name, tensor):

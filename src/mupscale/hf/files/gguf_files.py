@@ -12,9 +12,10 @@ import torch
 
 from mupscale.hf.describe import in_one_line, quiet_transformers, require_transformers
 from mupscale.hf.files.source import Source, TemporaryFolder, open_source
-from mupscale.system import MupscaleError, require
+from mupscale.system import MupscaleError, checks_arguments, make_folder, require
 
 
+@checks_arguments
 def read_gguf(path: str | Path) -> Source:
     """A GGUF file as a checkpoint of float32 numbers, which `upscale`, `verify` and `inspect` take like a folder.
 
@@ -31,8 +32,7 @@ def read_gguf(path: str | Path) -> Source:
     transformers = require_transformers()
     require("gguf", extra="hf", reason=f"reading {file.name} needs the package gguf")
     place = TemporaryFolder()
-    folder = Path(place.name) / file.stem
-    folder.mkdir()
+    folder = make_folder(Path(place.name) / file.stem)
     where = {"gguf_file": file.name, "local_files_only": True}
     try:
         with quiet_transformers(), redirect_stderr(StringIO()):  # its bar, which no setting turns off

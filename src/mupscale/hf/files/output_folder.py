@@ -15,7 +15,7 @@ import torch
 from mupscale.hf.files.record import RECORD_FILE
 from mupscale.hf.files.shards import WeightShard, size_in_words, write_index
 from mupscale.hf.files.source import Source
-from mupscale.system import MupscaleError, is_taken, open_display, replace_text
+from mupscale.system import MupscaleError, is_taken, make_folder, open_display, open_file, replace_text
 
 _DTYPES: dict[str, torch.dtype] = {n: getattr(torch, n) for n in ("float32", "bfloat16", "float16", "float64")}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -69,8 +69,9 @@ def write_companions(folder: Path, source: Source, config: Mapping[str, Any], sh
     write_index(shards, folder)
     for file in _companion_files(source):
         target = folder / file.relative_to(source.folder)
-        target.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, target)
+        make_folder(target.parent)
+        with open(file, "rb") as here, open_file(target, "wb") as there:
+            shutil.copyfileobj(here, there)
 
 
 def _companion_files(source: Source) -> list[Path]:

@@ -13,7 +13,7 @@ import torch
 from mupscale.core import Entry, Plan, check_dtype
 from mupscale.hf.files.safetensors_format import StoredTensor, make_header
 from mupscale.hf.files.source import Source
-from mupscale.system import MupscaleError, replace_text
+from mupscale.system import MupscaleError, replace_text, show_short
 
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -48,10 +48,11 @@ class WeightShard:
 
 def parse_size(size: int | str) -> int:
     """'5GB', '500MB', '2GiB' or a number of bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", str(size).strip().upper())
-    if isinstance(size, bool) or match is None or match[2] not in _SIZES or float(match[1]) * _SIZES[match[2]] < 1:
-        raise MupscaleError(f"'{size}' is no size of a shard: write it as 5GB or 500MB")
-    return int(float(match[1]) * _SIZES[match[2]])
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", "" if isinstance(size, bool) else str(size).strip().upper())
+    count = 0.0 if match is None else float(match[1]) * _SIZES.get(match[2], 0)
+    if not 1 <= count < 1 << 63:
+        raise MupscaleError(f"{show_short(size)} is no size of a shard: write it as 5GB or 500MB")
+    return int(count)
 
 
 def size_in_words(size: int) -> str:

@@ -16,7 +16,16 @@ from torch import Tensor
 from mupscale.core import Shape
 from mupscale.hf.describe import check_sizes
 from mupscale.hf.files.safetensors_format import DTYPES, StoredTensor, make_header, raw_bytes, read_header
-from mupscale.system import MupscaleError, check_has_config, load_torch, read_json, require, show_short
+from mupscale.system import (
+    MupscaleError,
+    check_has_config,
+    checks_arguments,
+    load_torch,
+    open_file,
+    read_json,
+    require,
+    show_short,
+)
 
 _SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -99,6 +108,7 @@ def open_source(path: str | Path | Source) -> Source:
     return source
 
 
+@checks_arguments
 def is_gguf(path: str | Path) -> bool:
     """Whether this is a GGUF file, by its name or its first four bytes.
 
@@ -247,7 +257,7 @@ def _convert(path: Path, resources: list[object]) -> dict[str, StoredTensor]:
     converted, content = Path(folder.name) / "converted.safetensors", _state_dict(path)
     first, _ = make_header({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in content.items()})
     try:
-        with open(converted, "wb") as file:
+        with open_file(converted, "wb") as file:
             file.write(first)
             for tensor in content.values():
                 file.write(raw_bytes(tensor.contiguous()))

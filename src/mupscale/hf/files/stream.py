@@ -31,7 +31,7 @@ from mupscale.growth import (
 )
 from mupscale.hf.files.safetensors_format import StoredTensor, raw_bytes, read_into
 from mupscale.hf.files.shards import WeightShard, WideTensor
-from mupscale.system import MupscaleError, usable_cores
+from mupscale.system import MupscaleError, open_file, usable_cores
 
 _PIECE = 1 << 20  # wide entries that are made at a time
 _WRITE = 1 << 17  # bytes that are written at a time: larger writes cost Linux up to five times as much
@@ -124,7 +124,7 @@ def _write_shard(
     advance: Callable[[int], None],
 ) -> None:
     path = folder / shard.file
-    with open(path, "wb") as file:
+    with open_file(path, "wb") as file:
         file.write(shard.head)
         file.truncate(shard.bytes)
     tasks, write_lock = _SharedTasks(every_task), threading.Lock()
@@ -239,7 +239,7 @@ class _PieceWriter:
 
     def __init__(self, path: Path, seed: int, write_lock: threading.Lock, open_files: ExitStack) -> None:
         self._seed, self._write_lock, self._open_files = seed, write_lock, open_files
-        self._target = open_files.enter_context(path.open("r+b", buffering=0))
+        self._target = open_files.enter_context(open_file(path, "r+b", buffering=0))
         self._sources: dict[Path, BinaryIO] = {}
         self._buffers: dict[str, Tensor] = {}
 

@@ -16,13 +16,14 @@ from mupscale.hf.files import Record
 from mupscale.hf.training.model_parameters import decay_groups, match_plan, refuse_untrainable, shapes_of
 from mupscale.hf.training.saved_optimizer import read_optimizer
 from mupscale.optim import scale, traits_of
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, NotNegative, checks_arguments
 
 __all__ = ["decay_groups", "param_groups", "plan", "resume_optimizer"]
 
 OPTIMIZER = "optimizer.pt"
 
 
+@checks_arguments
 def plan(path: str | Path, model: nn.Module) -> Plan:
     """How the model grew from the first small one on, by its own parameter names: for clip_grad_norm_ and the like.
 
@@ -53,6 +54,7 @@ def plan(path: str | Path, model: nn.Module) -> Plan:
     return model_plan
 
 
+@checks_arguments
 def param_groups(
     path: str | Path,
     model: nn.Module,
@@ -83,8 +85,9 @@ def param_groups(
     return optim.param_groups(model, plan(path, model), optimizer_class, groups=groups, **hyper)
 
 
+@checks_arguments
 def resume_optimizer(
-    path: str | Path, model: nn.Module, optimizer_class: type[Optimizer], *, lr: float | None = None
+    path: str | Path, model: nn.Module, optimizer_class: type[Optimizer], *, lr: NotNegative | None = None
 ) -> Optimizer:
     """The optimizer of an upscaled checkpoint, with the groups and state that `mupscale upscale --optimizer` widened.
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,9 +31,16 @@ from mupscale.hf.training.invariant_clipping import InvariantClipping, find_in_c
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.hf.training.trainer import Clip
 from mupscale.optim import FROM_GROUP, widen_scheduler
-from mupscale.system import MupscaleError, UncheckedPlan, read_json
+from mupscale.system import MupscaleError, Must, NotNegative, UncheckedPlan, checks_arguments, read_json
+
+_STEPS = Must(
+    "the number of steps after which the model grows, 1 or more; to grow it before training, use mupscale.hf.upscale, "
+    "and train the wide checkpoint",
+    lambda at: at >= 1,
+)
 
 
+@checks_arguments
 class GrowTrainerCallback(InvariantClipping):
     """`Trainer(…, callbacks=[GrowTrainerCallback(at=500, times=2)])`: the model grows after this many steps.
 
@@ -55,9 +63,9 @@ class GrowTrainerCallback(InvariantClipping):
 
     def __init__(
         self,
-        at: int,
+        at: Annotated[int, _STEPS],
         *,
-        times: int | str | Times | None = None,
+        times: int | str | Mapping[str, int] | Times | None = None,
         hidden: int | None = None,
         ffn: int | None = None,
         heads: int | None = None,
@@ -66,16 +74,11 @@ class GrowTrainerCallback(InvariantClipping):
         deepen: HowDeep = "identity",
         grow: Operator | None = None,
         noise: float = 0.0,
-        lr: float | None = None,
+        lr: NotNegative | None = None,
         scale_lr: float = 1.0,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if isinstance(at, bool) or not isinstance(at, int) or at < 1:
-            raise MupscaleError(
-                f"at= is the number of steps after which the model grows, 1 or more, not {at!r}; to grow it before "
-                f"training, use mupscale.hf.upscale, and train the wide checkpoint"
-            )
         if not (scale_lr > 0 and math.isfinite(scale_lr)) or (lr is not None and scale_lr != 1):
             raise MupscaleError(
                 f"scale_lr= is a positive number by which rates are multiplied, in the place of lr=, not {scale_lr!r} "

@@ -11,7 +11,7 @@ from torch import nn
 
 from mupscale.core import Entry, Plan, Shape, naming
 from mupscale.hf.describe import Config, sketch_model
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm(\.|$)")
 
@@ -105,6 +105,7 @@ def refuse_untrainable(model: nn.Module) -> None:
             )
 
 
+@checks_arguments
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Names in two groups, as transformers' Trainer makes them: weight decay for all but biases and norms.
 

@@ -10,9 +10,10 @@ from torch import nn
 from mupscale.hf.files import Record
 from mupscale.hf.training import groups
 from mupscale.hf.training.invariant_clipping import InvariantClipping, find_in_charge
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 
+@checks_arguments
 class Clip(InvariantClipping):
     """`Trainer(…, callbacks=[Clip("path/to/wide")])`: clips by the norm that the small model's gradient would have.
 

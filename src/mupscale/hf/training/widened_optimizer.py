@@ -35,7 +35,7 @@ from mupscale.hf.files import Source
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.hf.training.saved_optimizer import SavedOptimizer, read_optimizer
 from mupscale.optim import FROM_GROUP, GroupBuilder, Traits, scale, traits_of
-from mupscale.system import MupscaleError, replacing
+from mupscale.system import MupscaleError, open_file, replacing
 
 
 def widen_optimizer_file(
@@ -233,7 +233,7 @@ def _reserve(path: Path) -> None:
     """Room on the disk for the whole of a sparse file: where there is none, writing to its map would kill us."""
     size = path.stat().st_size
     if hasattr(os, "posix_fallocate"):
-        with open(path, "r+b") as file:
+        with open_file(path, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, size)
     elif shutil.disk_usage(path.parent).free < size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -84,8 +84,9 @@ class FreshGrowth:
         said = []
         if not same and not self.relation.architecture.described:
             said.append(
-                "Norms that come after the residual sum let no new hidden unit be silent: let hidden stay, or describe "
-                "the architecture (mupscale.hf.register)."
+                "Something in the model does not let new units be silent, as norms behind the residual sum, norms "
+                "that were not recognised, or constants that depend on the width: let hidden stay, or describe the "
+                "architecture (mupscale.hf.register)."
             )
         if any(name.endswith("running_var") for name in self.relation.small.shapes):
             fresh = "New channels of BatchNorm have the running mean 0 and variance 1 of a fresh one"

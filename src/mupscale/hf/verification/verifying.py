@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from mupscale import system
 from mupscale.core import Plan
 from mupscale.growth import widen
 from mupscale.hf.describe import Batch, make_batches, memory, runs_trusted_code
@@ -27,7 +26,7 @@ from mupscale.hf.verification.model_outputs import OutputComparison, compare_out
 from mupscale.hf.verification.relation import Relation, relate
 from mupscale.planning import Difference, KeepDouble
 from mupscale.planning import plan as plan_of_modules
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 _BATCHES = 8  # of training, used in turn
 _FILES_ADVICE = (
@@ -39,6 +38,7 @@ Checkpoint = str | Path | Source | nn.Module
 
 
 @runs_trusted_code
+@checks_arguments
 def verify(
     small: Checkpoint,
     wide: Checkpoint,
@@ -248,12 +248,10 @@ def _both_models(
 ) -> tuple[nn.Module, nn.Module, list[str]]:
     """The models themselves, and what there is to say of them."""
     if relation is not None:
-        needed, free = needed_bytes(relation.small, relation.wide, precision, train), system.available_memory()
-        if not memory.fits(needed) and device is None:
-            raise MupscaleError(
-                f"comparing the two models in {str(precision).removeprefix('torch.')} takes {needed / 1e9:.1f} GB of "
-                f"memory and {(free or 0) / 1e9:.1f} GB are free"
-            )
+        shortage = memory.shortage(needed_bytes(relation.small, relation.wide, precision, train))
+        if shortage and device is None:
+            name = str(precision).removeprefix("torch.")
+            raise MupscaleError(f"comparing the two models in {name} takes {shortage}")
     loaded = []
     for checkpoint in (small, wide) if relation is None else (relation.small, relation.wide):
         if isinstance(checkpoint, nn.Module):

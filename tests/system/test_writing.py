@@ -1,0 +1,199 @@
+"""The one door for writing and deleting, and that nobody goes around it; pickles have one, too."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mupscale.system import (
+    MupscaleError,
+    RunLock,
+    appearing,
+    clear_leftovers,
+    exclusive_lock,
+    make_folder,
+    move,
+    open_file,
+    remove,
+    replace_text,
+    replacing,
+    writing_into,
+)
+
+SOURCE = Path(__file__).parents[2] / "src" / "mupscale"
+PATHS = {"mkdir", "unlink", "rmdir", "rename", "touch", "write_text", "write_bytes", "symlink_to", "hardlink_to"}
+WRITERS = PATHS | {"savefig", "save_file", "save_pretrained", "mkdtemp", "mkstemp", "NamedTemporaryFile"}
+OF_MODULES = {
+    "os": {*PATHS, "replace", "remove", "truncate", "makedirs", "removedirs", "symlink", "link"},
+    "shutil": {"rmtree", "copy", "copy2", "copyfile", "copytree", "move"},
+    "torch": {"save"},
+    "np": {"save", "savez", "savetxt"},
+}
+AROUND_THE_DOOR = {
+    "plots/figures.py: fig.savefig": "into the temporary file of `replacing`",
+    "hf/training/widened_optimizer.py: torch.save": "into the temporary file of `replacing`",
+    "hf/files/source.py: tempfile.mkdtemp": "a new folder of the system's",
+    "hf/files/gguf_files.py: config.save_pretrained": "into that folder",
+    "hf/files/gguf_files.py: transformers.AutoTokenizer.from_pretrained(file.parent, **where).save_pretrained": "too",
+    "hf/files/gguf_files.py: save_file": "into that folder, too",
+    "hf/training/growing_trainer.py: model.save_pretrained": "into the folder of a Trainer, which writes as it does",
+    "hf/training/growing_trainer.py: torch.save": "into that folder",
+    "cli/failures.py: open": "the null device",
+}
+
+
+@functools.cache
+def calls() -> list[tuple[str, str, ast.Call]]:
+    """Every call in the package outside system/: the module that it is in, the function's name, and itself."""
+    found = []
+    for path in sorted(SOURCE.glob("**/*.py")):
+        name = path.relative_to(SOURCE).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if not name.startswith("system/") else ():
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+                found.append((name, ast.unparse(node.func), node))
+    return found
+
+
+def writes(function: str, call: ast.Call) -> bool:
+    """Whether a call changes files by itself, as far as its name tells."""
+    module, _, name = function.rpartition(".")
+    if name == "open":
+        given = [node for node in (*call.args, *(k.value for k in call.keywords)) if isinstance(node, ast.Constant)]
+        return any(re.fullmatch(r"[rwaxbt]*[wax+][wbt+]*", str(node.value)) for node in given)
+    return name in OF_MODULES.get(module, WRITERS)
+
+
+def test_nobody_writes_or_deletes_around_the_door() -> None:
+    found = {f"{name}: {function}" for name, function, call in calls() if writes(function, call)}
+    assert found == set(AROUND_THE_DOOR)
+
+
+def test_nobody_unpickles_without_restriction() -> None:
+    """torch.load weights-only; of pickle the error alone, and the one reader that says what it allows."""
+    pickles = {
+        function for _, function, _ in calls() if function.startswith(("pickle.", "marshal.", "shelve.", "dill."))
+    }
+    assert pickles == {"pickle.UnpicklingError"}
+    for name, _, call in (one for one in calls() if one[1] in ("torch.load", "np.load")):
+        assert {"weights_only=True", "allow_pickle=False"} & {ast.unparse(k) for k in call.keywords}, name
+    assert "pickle.Unpickler" in (SOURCE / "train" / "dcp_folders.py").read_text()
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Path]:
+    """Somebody's folder, in which nothing may change."""
+    folder = tmp_path / "victim"
+    (folder / "nested").mkdir(parents=True)
+    for name in ("letter", "nested/letter", ".x.12345.tmp"):
+        (folder / name).write_text("dear")
+    yield folder
+    assert sorted(path.name for path in folder.rglob("*")) == [".x.12345.tmp", "letter", "letter", "nested"]
+    assert {path.read_text() for path in folder.rglob("*") if path.is_file()} == {"dear"}
+
+
+@pytest.fixture
+def run(tmp_path: Path, victim: Path) -> Path:
+    """A folder with links to the victim's in it."""
+    folder = tmp_path / "run"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "file").symlink_to(victim / "letter")
+    (folder / "folder").symlink_to(victim)
+    (folder / "inner" / "folder").symlink_to("../../victim")
+    (folder / "nothing").symlink_to(victim / "new")
+    return folder
+
+
+@pytest.mark.parametrize("place", ["folder/letter", "folder/nested/letter", "inner/folder/letter", "folder/new"])
+def test_no_part_of_a_path_may_be_a_link(run: Path, place: str) -> None:
+    path = run / place
+    actions = [
+        lambda: open_file(path, "w"),
+        lambda: open_file(path, "a"),
+        lambda: make_folder(path / "deeper"),
+        lambda: remove(path),
+        lambda: remove(path.parent / "nested"),
+        lambda: replace_text(path, "x"),
+        lambda: move(path, run / "here"),
+        lambda: move(run / "inner", path),
+        lambda: clear_leftovers(run / "folder", alone=True),
+        lambda: RunLock(path.parent),
+        lambda: exclusive_lock(path.parent / ".lock").__enter__(),
+        lambda: appearing(path).__enter__(),
+    ]
+    for action in actions:
+        with writing_into(run), pytest.raises(MupscaleError, match=r"is a link to .*no link inside .*run is followed"):
+            action()
+
+
+@pytest.mark.parametrize("name", ["file", "nothing"])
+def test_a_link_in_the_place_of_a_file(run: Path, victim: Path, name: str) -> None:
+    """It is replaced or removed itself; what would write through it is refused."""
+    path = run / name
+    with writing_into(run):
+        for mode in ("w", "a", "r+", "x"):
+            with pytest.raises(MupscaleError, match="is a link to"):
+                open_file(path, mode)
+        replace_text(path, "new")
+        assert not path.is_symlink()
+        remove(run / "folder")
+        assert not (run / "folder").is_symlink()
+    assert path.read_text() == "new"
+
+
+def test_a_link_that_comes_after_the_look(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mupscale.system.writing.os.path.islink", lambda path: False)
+    with writing_into(run), pytest.raises(OSError, match="symbolic link"):
+        open_file(run / "file", "w")
+
+
+def test_locks_follow_no_link(run: Path, victim: Path) -> None:
+    (run / ".lock").symlink_to(victim / "letter")
+    for take in (lambda: RunLock(run), lambda: exclusive_lock(run / ".lock").__enter__()):
+        with pytest.raises(MupscaleError, match=r"\.lock is a link to"):
+            take()
+    (run / ".lock").unlink()
+    os.mkfifo(run / ".lock")
+    for take in (lambda: RunLock(run), lambda: exclusive_lock(run / ".lock").__enter__()):
+        with pytest.raises((MupscaleError, OSError), match=r"no ordinary file|No such device"):
+            take()
+
+
+def test_what_a_person_names_may_be_a_link(run: Path, tmp_path: Path) -> None:
+    """And so may what it lies in; the outermost that was named counts."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    lock = RunLock(tmp_path / "link")
+    with writing_into(tmp_path / "link" / "inside"):
+        replace_text(make_folder(tmp_path / "link" / "inside") / "text", "x")
+    lock.release()
+    assert (tmp_path / "real" / "inside" / "text").read_text() == "x"
+    with writing_into(run), pytest.raises(MupscaleError), exclusive_lock(run / "folder" / ".lock"):
+        pass
+    with writing_into(run / "folder"), open_file(run / "folder" / "letter", "a"):
+        pass
+
+
+def test_the_end_of_work_is_the_end_of_looking(run: Path) -> None:
+    RunLock(run).release()
+    with exclusive_lock(run / ".lock"):
+        pass
+    with open_file(run / "file", "a"):  # by a person who named this very file
+        pass
+
+
+def test_nobody_can_foresee_a_temporary_name(tmp_path: Path) -> None:
+    names = set()
+    for _ in range(2):
+        with replacing(tmp_path / "text") as temporary:
+            names.add(temporary.name)
+            temporary.write_text("x")
+    assert len(names) == 2
+    (tmp_path / names.pop()).touch()
+    clear_leftovers(tmp_path, alone=True)
+    assert os.listdir(tmp_path) == ["text"]
