@@ -1,0 +1,207 @@
+"""One run, every size: what is charged to whom, what is trained once, finished models, kills, checks, the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mupscale.cli import main
+from mupscale.core import Width
+from mupscale.study import FamilySettings, StudySummary, estimate_family, run_family
+from mupscale.study.family_run import make_planner
+from mupscale.study.tree import list_stretches
+from mupscale.system import MupscaleError
+from mupscale.train import Recipe, Schedule, find_checkpoint, read_snapshot, run_recipe
+from paper_runs import Sitting, count_changes, facts, quiet, read, written
+from small_runs import die_at, metrics, recipe
+
+SIZES = [4, 6, 8]
+
+
+def small(**changes: Any) -> Recipe:
+    return recipe(**{"width": 4, "base": 4, "init_at": 4, "steps": 40, "schedule": Schedule(warmup=2), **changes})
+
+
+def settings(**changes: Any) -> FamilySettings:
+    return FamilySettings(**{"sizes": SIZES, "check": [6], "check_lrs": [0.01, 0.02], "seeds": 2, **changes})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """An uninterrupted family, and how often it changed something in its folder."""
+    place = tmp_path_factory.mktemp("family")
+    prepare = partial(count_changes, str(place / "run"), str(place / "count"))
+    child = Sitting(place / "run", small(), settings(), place / "log", prepare, run=run_family)
+    assert child.wait() == 0, (place / "log").read_text()
+    return place / "run", int((place / "count").read_text())
+
+
+# ------------------------------------------------------------------------------------------------ what is planned
+
+
+@pytest.mark.parametrize("unit", ["steps", "tokens", "flops", "tokens_per_parameter"])
+def test_every_size_spends_its_own_budget_with_the_trunk_charged(unit: str) -> None:
+    numbers: dict[str, Any] = {"steps": 200.0, "tokens": 1600.0, "flops": [1e6, 2e6, 4e6], "tokens_per_parameter": 20.0}
+    planner = make_planner(small(), settings(budget=numbers[unit], unit=unit))
+    planned = planner.plan(SIZES, 0.01, 0.9, 0)
+    for number, one in enumerate(planned):
+        each = planner.ground.cost_per_step(one.size)
+        charged = math.fsum(planner.ground.cost(stretch) for stretch in one.leaf.path)
+        assert charged == one.spent == pytest.approx(one.budget, abs=1.01 * each)
+        assert planner.ground.cost(one.leaf) == pytest.approx(0.25 * one.budget, abs=each)
+        assert one.leaf.lr == one.trunk.lr == 0.01 * 0.9**number
+        assert [stretch.width for stretch in one.trunk.path] == SIZES[: number + 1]
+        assert {stretch.how for stretch in one.trunk.path[1:]} <= {"fresh"}
+    together, alone = planner.costs(planned)
+    assert together == math.fsum(planner.ground.cost(s) for s in list_stretches(one.leaf for one in planned))
+    assert alone == math.fsum(one.budget for one in planned)
+    assert len({stretch.order for stretch in list_stretches([planned[-1].leaf])}) == 4, "batches seen twice"
+
+
+def test_a_size_whose_budget_is_spent_is_refused_with_the_nearest_that_works() -> None:
+    with pytest.raises(MupscaleError, match=r"size 8 may spend .* give it a budget of at least [\d,]+ steps") as error:
+        make_planner(small(), settings(budget=[100, 100, 30])).plan(SIZES, 0.01, 1.0, 0)
+    found = re.search(r"at least ([\d,]+) steps", str(error.value))
+    assert found is not None
+    least = int(found[1].replace(",", ""))
+    make_planner(small(), settings(budget=[100, 100, least])).plan(SIZES, 0.01, 1.0, 0)
+    with pytest.raises(MupscaleError):
+        make_planner(small(), settings(budget=[100, 100, least - 2])).plan(SIZES, 0.01, 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sizes": [8]}, "needs two sizes or more"),
+        ({"sizes": [8, 4]}, "rise"),
+        ({"sizes": [4, 4]}, "4 twice"),
+        ({"budget": [1.0]}, "1 numbers for 3 sizes"),
+        ({"budget": -1.0}, "above 0"),
+        ({"check": [5]}, "5, which is none of the sizes"),
+        ({"decay": 1.0}, "between 0 and 1"),
+        ({"fall": 1.5}, "at most 1"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(MupscaleError, match=message):
+        run_family(small(), FamilySettings(**{"sizes": SIZES, **given}), tmp_path / "run", note=quiet)
+    assert not (tmp_path / "run").exists()
+
+
+# ------------------------------------------------------------------------------------------------ what is trained
+
+
+def test_the_dry_run_costs_what_is_spent_to_the_last_digit(whole: tuple[Path, int]) -> None:
+    summary = read(whole[0])
+    planner = make_planner(small(), settings())
+    trees = [planner.plan(SIZES, 0.01, 1.0, seed) for seed in range(2)]
+    trained = list_stretches(one.leaf for tree in trees for one in tree)
+    checks = list_stretches(
+        planner.scratch(tree[1], lr, seed) for lr in (0.01, 0.02) for seed, tree in enumerate(trees)
+    )
+    spent = {stage.name: stage.cost for stage in summary.stages}
+    assert spent["family"] == math.fsum(map(planner.ground.cost, trained))
+    assert spent["checks"] == math.fsum(map(planner.ground.cost, checks))
+    assert "Three sizes for" in estimate_family(small(), settings())
+    assert len(list((whole[0] / "stretches").iterdir())) == len(trained) + len(checks)
+
+
+def test_every_size_is_an_ordinary_finished_run_at_the_loss_that_is_told(whole: tuple[Path, int]) -> None:
+    summary = read(whole[0])
+    assert summary.large is not None
+    for size in SIZES:
+        runs = summary.large.get(f"size-{size}")
+        assert runs is not None
+        for seed in range(2):
+            folder = whole[0] / "sizes" / str(size) / f"seed-{seed}"
+            assert metrics(folder, "eval")[-1]["loss"] == runs.points[-1].losses[seed]
+            state = read_snapshot(find_checkpoint(str(folder))).run
+            assert state is not None
+            assert state.width == size
+    assert summary.sentences[0].startswith("Three sizes for 0.")
+    assert "checked at 6: " in summary.sentences[0]
+
+
+def test_killed_anywhere_it_ends_the_same(whole: tuple[Path, int], tmp_path: Path) -> None:
+    folder, count = whole
+    for part in (0.15, 0.4):
+        prepare = partial(die_at, str(tmp_path / "run"), round(part * count))
+        child = Sitting(tmp_path / "run", small(), settings(), tmp_path / "log", prepare, run=run_family)
+        assert child.wait() == -signal.SIGKILL
+    child = Sitting(tmp_path / "run", small(), settings(), tmp_path / "log", run=run_family)
+    assert child.wait() == 0
+    assert facts(read(tmp_path / "run")) == facts(read(folder))
+    assert {path.name for path in (tmp_path / "run" / "sizes").iterdir()} == {"4", "6", "8"}
+
+
+def test_one_more_size_trains_only_what_is_new(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = run_family(small(), FamilySettings(sizes=[4, 6]), run, note=quiet)
+    kept = {path: path.stat().st_mtime_ns for path in run.glob("stretches/*/metrics.jsonl")}
+    more = run_family(small(), FamilySettings(sizes=[4, 6, 8]), run, note=quiet)
+    assert kept.items() <= {p: p.stat().st_mtime_ns for p in run.glob("stretches/*/metrics.jsonl")}.items()
+    assert losses(more)[:2] == losses(first)
+    assert len(losses(more)) == 3
+
+
+def losses(summary: StudySummary) -> list[Any]:
+    assert summary.large is not None
+    return [one.points[-1].losses for one in summary.large.contenders if one.name.startswith("size-")]
+
+
+def test_rate_and_fall_are_tuned_on_the_two_smallest_sizes(tmp_path: Path) -> None:
+    chosen = run_family(small(), FamilySettings(sizes=SIZES, tune=True, lrs=[1e-5, 0.01]), tmp_path / "run", note=quiet)
+    assert chosen.answer["lr"] == 0.01
+    assert chosen.answer["fall"] in (0.7, 0.85, 1.0)
+    (search,) = chosen.tuned
+    assert len(search.trials) == 6
+    best = min(search.trials, key=lambda one: one.final or math.inf)
+    assert (best.lr, best.noise) == (search.lr, search.noise) == (chosen.answer["lr"], chosen.answer["fall"])
+
+
+def test_from_a_trained_model_whose_flops_are_charged_or_sunk(tmp_path: Path) -> None:
+    run_recipe(small(steps=12, out=str(tmp_path / "base")))
+    given = small(start=str(tmp_path / "base"))
+    charged, sunk = (make_planner(given, FamilySettings(sizes=[6, 8], sunk=flag)) for flag in (False, True))
+    assert charged.base_cost == 12 * charged.ground.cost_per_step(4)
+    assert sunk.base_cost == 0
+    less, more = (one.plan([6, 8], 0.01, 1.0, 0)[0] for one in (charged, sunk))
+    assert less.trunk.steps < more.trunk.steps
+    summary = run_family(given, FamilySettings(sizes=[6, 8]), tmp_path / "run", note=quiet)
+    assert all(loss is not None for some in losses(summary) for loss in some)
+
+
+def test_sizes_in_width_and_depth(tmp_path: Path) -> None:
+    sizes: list[Any] = [{"width": 16, "layers": 1}, {"width": 32, "layers": 2}]
+    from mupscale.train import Spec
+
+    gpt = Spec("mupscale.models.GPT2", {"vocab": 257, "context": 16, "head_dim": 16})
+    text = Spec("mupscale.data.Shakespeare", {"context": 16})
+    deep = small(model=gpt, data=text, width=sizes[0], base=sizes[0], init_at=None, loss="mupscale.train.cross_entropy")
+    summary = run_family(deep, FamilySettings(sizes=sizes, budget=12), tmp_path / "run", note=quiet)
+    assert summary.large is not None
+    assert Width.of(summary.large.wide) == Width.of(sizes[1])
+    assert all(loss is not None for some in losses(summary) for loss in some)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path / "recipe.yaml", small())
+    words = ["family", str(file), "--sizes", "4,6", "--out", str(tmp_path / "run")]
+    assert main([*words, "--dry-run"]) == 0
+    assert "Two sizes for 0." in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+    assert main([*words, "--check", "all"]) == 0
+    said = capsys.readouterr().out
+    assert "size 6 is finished" in said
+    assert said.strip().splitlines()[-1] == f"Report: {tmp_path / 'run' / 'report' / 'index.html'}"
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert sorted(summary["answer"]["checks"]) == ["4", "6"]
+    assert main(["family", str(file), "--sizes", "4;6"]) == 2
+    assert "give widths, such as 32,48,64" in capsys.readouterr().err
