@@ -19,7 +19,7 @@ from mupscale.study.family_run import make_planner
 from mupscale.study.tree import list_stretches
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, Schedule, find_checkpoint, read_snapshot, run_recipe
-from paper_runs import Sitting, count_changes, facts, quiet, read, written
+from paper_runs import Sitting, count_changes, quiet, read, written
 from small_runs import die_at, metrics, recipe
 
 SIZES = [4, 6, 8]
@@ -149,6 +149,12 @@ def test_one_more_size_trains_only_what_is_new(tmp_path: Path) -> None:
     assert kept.items() <= {p: p.stat().st_mtime_ns for p in run.glob("stretches/*/metrics.jsonl")}.items()
     assert losses(more)[:2] == losses(first)
     assert len(losses(more)) == 3
+
+
+def facts(summary: StudySummary) -> dict[str, Any]:
+    """All of a summary but its name and the clock."""
+    values = summary.to_json()
+    return {name: value for name, value in values.items() if name not in ("name", "command", "stages")}
 
 
 def losses(summary: StudySummary) -> list[Any]:

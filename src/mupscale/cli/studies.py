@@ -117,7 +117,8 @@ def family_command(words: list[str]) -> int:
         parser.add_argument("--sizes", type=str | None, help="the same as --family.sizes: 32,48,64,96")
         parser.add_argument("--check", type=str | None, help="the same as --family.check: 64,96, or all")
 
-    recipe, _, options = read_study("family", FAMILY, words, extend, ("--dry-run",))
+    without_growth = [*words, "--grow", "[]"]  # the sizes say where the trunk grows
+    recipe, _, options = read_study("family", FAMILY, without_growth, extend, ("--dry-run",))
     given = dict(options["family"])
     if options["sizes"] is not None:
         given["sizes"] = _read_sizes("--sizes", options["sizes"])

@@ -474,7 +474,7 @@ class _FamilyRun:
             losses = [ended[tree[number].leaf.key] for tree in trees]
             check = checks.get(Width.of(first[number].size).label)
             rows.append([*row, _spread(losses), "" if check is None else _spread(check.scratch)])
-        head = [*HEAD, "held-out loss", "from scratch, equal FLOPs"]
+        head = [*HEAD, "held-out loss", "from scratch"]
         together, alone = planner.costs(first)
         cards = [
             Card("FLOPs of the family, compared with training each size alone", f"{together / alone:.2f}×"),
