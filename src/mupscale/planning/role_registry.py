@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from mupscale.core import Number, Role
-from mupscale.system import MupscaleError, checks_arguments
+from mupscale.system import MupscaleError, checks_arguments, ways_out
 
 Roles = Mapping[str, Role]
 RoleFunction = Callable[[Any, Any], Roles]
@@ -125,8 +125,8 @@ def _split_groups(narrow: Any, wide: Any) -> str:
         return ""
     return (
         f"{type(narrow).__name__} goes from {few} to {many} groups of more than one channel, and copying channels one "
-        f"by one would split or mix its groups; keep the number of groups, or pass roles= with blocks for every "
-        f"parameter on these channels"
+        f"by one would split or mix its groups"
+        f"{ways_out(keep='keep the number of groups', roles='pass roles= with blocks for all on these channels')}"
     )
 
 
