@@ -28,7 +28,7 @@ from mupscale.planning.attention import attention_roles
 from mupscale.planning.certain_outputs import Uncertain, check_certain, check_tables_are_read, is_certain_output
 from mupscale.planning.growth_checks import How, agrees_with_rebuilt, check_axis, check_blocks, check_read_widths
 from mupscale.planning.norms import norms_over_widths
-from mupscale.planning.role_registry import registered
+from mupscale.planning.role_registry import as_refusal, registered
 from mupscale.planning.tied_readouts import norm_before
 from mupscale.system import MupscaleError, ways_out
 
@@ -119,14 +119,13 @@ class _Walk:
                 if function is not None:
                     roles.update(function(module, self.large[path]))
                 roles = {**attention_roles(module, self.large[path], path), **roles}
-            except MupscaleError:
+            except Exception as error:  # a refusal, or whatever a function that somebody registered raises
                 full = {n: prefix + naming.canonical(n) for n, _ in module.named_parameters()}
                 explicit = {n: self._override(name) or resolved.get(name) for n, name in full.items()}
                 everything = all(n in roles or role is not None for n, role in explicit.items())
-                if not everything and not any(
-                    role is not None and role.has_blocks_or_fold for role in explicit.values()
-                ):
-                    raise
+                blocks = any(role is not None and role.has_blocks_or_fold for role in explicit.values())
+                if not everything and not blocks:
+                    raise as_refusal(error, path, module) from error.__cause__
             for name, role in roles.items():
                 resolved.setdefault(prefix + naming.canonical(name), role)
         return resolved
@@ -288,8 +287,10 @@ class _Walk:
         for d in out + in_:
             block = role.out_block if d in out else role.in_block
             times = multiplier(small.shape[d], large.shape[d])
-            told = role.sections_of(small.shape[d]) if self.assume else role.out_sections  # tried, so no slip passes
-            axes[d] = Axis(times, block if times != 1 else 1, told if d in out and times != 1 else ())
+            sections: tuple[tuple[int, int], ...] = ()
+            if d in out and times != 1:  # where they are tried, they are parts of any width, and no slip passes
+                sections = role.sections_of(small.shape[d]) if self.assume else role.out_sections
+            axes[d] = Axis(times, block if times != 1 else 1, sections)
         entry = Entry(tuple(small.shape), tuple(large.shape), axes, out, in_, 1, group)
         fold, keep = (f(entry.rule.out, entry.rule.in_) if callable(f) else f for f in (role.fold, role.keep))
         if keep is None and fold != 1:

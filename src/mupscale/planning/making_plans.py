@@ -96,7 +96,7 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dic
         build_plan(narrow, wide, roles=roles, assume=True)  # it says which size is none, where a run could not
     try:
         check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=roles, assume=True), inputs)
-    except MupscaleError:  # the modules do not tell, or mislead; the run may tell
+    except Exception:  # the modules do not tell, or mislead, in whatever way; the run may tell
         try:
             roles = learn_roles(narrow, wide, inputs, roles, how)
         except MupscaleError:

@@ -75,7 +75,8 @@ def _remedies(parting: Parting | None) -> str:
             f"Its inputs lie in blocks of {block} units, as after a flatten or in heads, which the modules do not "
             f"tell{ways_out('; with them it agrees: ', roles=f'plan=mupscale.plan(…, roles={parting.roles})')}. {found}"
         )
-    if parting is not None and parting.weights and parting.matrix is None:
+    grows = parting is not None and any(entry.narrow != entry.wide for entry in parting.weights.values())
+    if parting is not None and grows and parting.matrix is None:
         why = "it is a norm that was not recognised, or a constant in it or before it depends on the width"
         return f"Either {why}. {found}"
     name = "NAME.weight" if parting is None or parting.matrix is None else parting.matrix
