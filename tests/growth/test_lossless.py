@@ -284,3 +284,26 @@ def test_norms_of_channels_that_come_before_positions(width: int) -> None:
     narrow, wide = Images(8).double(), Images(width).double()
     mu.upscale(narrow, wide, inputs=x, fresh=lambda: Images(8), grow=LOSSLESS)
     torch.testing.assert_close(narrow(x), wide(x), rtol=1e-4, atol=1e-4)
+
+
+class Pooled(nn.Module):
+    """A mean over hidden units beside what the readout reads, which no new unit can be silent for."""
+
+    def __init__(self, width: int, *, normed: bool = False) -> None:
+        super().__init__()
+        self.a, self.b, self.normed = nn.Linear(3, width), nn.Linear(width, 2), normed
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        h = h / h.square().mean(-1, keepdim=True).sqrt() if self.normed else h
+        y: Tensor = self.b(h) + h.mean(-1, keepdim=True)
+        return y
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_norms_are_a_reason_only_where_there_are_any(normed: bool) -> None:
+    """Also one that no module shows."""
+    few, many = Pooled(8, normed=normed), Pooled(16, normed=normed)
+    with pytest.warns(UserWarning, match=r"not lossless: .*without weights of its own, such as a mean") as warned:
+        mu.upscale(few, many, inputs=torch.randn(4, 3), fresh=lambda: Pooled(8), grow=LOSSLESS)
+    assert ("norm" in str(warned[0].message)) is normed

@@ -156,6 +156,8 @@ def test_what_the_modules_do_not_explain_is_refused(name: str, tmp_path: Path) -
     with pytest.raises(MupscaleError, match=says) as error:
         upscale(small, tmp_path / "wide", times=2, progress=False)
     assert "'Adding an architecture' in docs/huggingface.md" in str(error.value)
+    assert "roles=" not in str(error.value)  # which is none of upscale's arguments, and no option
+    assert "inputs=" not in str(error.value)
     assert not (tmp_path / "wide").exists()
 
 

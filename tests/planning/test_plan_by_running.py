@@ -11,6 +11,7 @@ import pytest
 import torch
 from _pytest.mark.structures import ParameterSet
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import mupscale as mu
 from exactness import assert_exact, distance_to_a_line
@@ -393,3 +394,54 @@ def test_complex_parameters_are_refused_in_words_with_a_batch_too() -> None:
         with pytest.raises(mu.MupscaleError, match=r"'factor' has dtype torch.complex64.*real and imaginary parts"):
             mu.plan(Rotated(4, trained=True), Rotated(8, trained=True), inputs=inputs)
     assert mu.plan(Rotated(4, trained=False), Rotated(8, trained=False), inputs=x).checked
+
+
+class ParallelBlock(nn.Module):
+    """As timm's ParallelScalingBlock: feed-forward, q, k and v in one projection, whose bias is joined of two."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.in_split = [2 * width, width, width, width]
+        self.norm, self.in_proj = nn.LayerNorm(width), nn.Linear(width, 5 * width, bias=False)
+        self.register_buffer("qkv_bias", torch.zeros(3 * width), persistent=False)
+        self.mlp_bias = nn.Parameter(torch.zeros(2 * width))
+        self.q_norm, self.k_norm = nn.LayerNorm(4), nn.LayerNorm(4)
+        self.attn_out_proj, self.mlp_out_proj = nn.Linear(width, width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = torch.cat((self.mlp_bias, self.qkv_bias))
+        hidden, *parts = F.linear(self.norm(x), self.in_proj.weight, bias).split(self.in_split, -1)
+        q, k, v = (part.unflatten(-1, (-1, 4)).transpose(1, 2) for part in parts)
+        attended = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v).transpose(1, 2).flatten(2)
+        return x + self.attn_out_proj(attended) + self.mlp_out_proj(F.gelu(hidden))
+
+
+def parallel(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, width), ParallelBlock(width), nn.Linear(width, 2))
+
+
+def test_parts_of_outputs_are_no_parts_of_inputs() -> None:
+    """Those of the fused projection were tried on its inputs, which ended the search with an error."""
+    x = torch.randn(2, 3, 5)
+    plan = mu.plan(parallel(8), parallel(16), inputs=x)
+    assert plan["1.in_proj.weight"].axes[0].sections[0] == (16, 1)
+    assert mu.Family(parallel, base=8, inputs=x).plan(16).checked
+    with pytest.raises(mu.MupscaleError, match="units lie in blocks that the modules do not tell"):  # and no odd norm
+        mu.plan(parallel(8), parallel(12), inputs=x, grow=mu.Fresh())
+
+
+class Odd(nn.Linear):
+    """A layer whose roles somebody registered with a function that does not work."""
+
+
+def test_an_error_of_the_first_guess_leads_to_the_run() -> None:
+    def wrong(narrow: Odd, wide: Odd) -> dict[str, mu.Role]:
+        raise KeyError("no such thing")
+
+    def odd(width: int) -> nn.Module:
+        return nn.Sequential(Odd(5, width), nn.Tanh(), nn.Linear(width, 2))
+
+    mu.register_roles(Odd, wrong)
+    with pytest.raises(mu.MupscaleError, match=r"roles of '0' \(Odd\) fails: KeyError: 'no such thing'"):
+        mu.plan(odd(4), odd(8))
+    assert mu.plan(odd(4), odd(8), inputs=torch.randn(2, 5)).checked

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
+from mupscale.system import asked_by_command
 
 
 class Block(nn.Module):
@@ -121,7 +122,7 @@ class Largest(nn.Module):
 def test_what_has_no_copies_may_grow_by_fresh_units_and_the_refusal_says_so() -> None:
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     narrow, wide = Largest(4), Largest(8)
-    with pytest.raises(mu.MupscaleError, match=r"in any order that was tried: .*; or try fresh units"):
+    with pytest.raises(mu.MupscaleError, match=r"in any order that was tried: .*, or try fresh units"):
         mu.plan(narrow, wide, inputs=x)
     plan = mu.plan(narrow, wide, inputs=x, grow=mu.Fresh(), fresh=lambda: Largest(4))
     assert plan.tried_by == "silent units"
@@ -192,3 +193,31 @@ def test_a_batch_that_was_given_is_not_asked_for() -> None:
         with pytest.warns(mu.UncheckedPlan, match=r"tried: Picky does not run on the batch \(KeyError") as said:
             mu.upscale(Picky(4), Picky(6), plan, grow=grow, inputs=X[:2])
         assert not any("Pass inputs=" in str(each.message) for each in said)
+
+
+class Words(nn.Module):
+    """word2vec: two tables, whose products are summed over the width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.words, self.contexts = nn.Embedding(13, width), nn.Embedding(13, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.words(tokens) @ self.contexts(tokens).transpose(-1, -2)
+
+
+def test_what_is_given_or_cannot_be_given_is_not_asked_for() -> None:
+    with pytest.raises(mu.PlanError, match=r"pass a batch, inputs=.*, or pass roles="):
+        mu.plan(Words(8), Words(12), grow=mu.Fresh())
+    with pytest.raises(mu.PlanError, match="pass roles=") as with_batch:
+        mu.plan(Words(8), Words(12), grow=mu.Fresh(), inputs=TOKENS)
+    assert "inputs=" not in str(with_batch.value)
+    with asked_by_command(), pytest.raises(mu.MupscaleError, match="in any order that was tried") as by_command:
+        mu.plan(Largest(4), Largest(8), inputs=X)
+    assert "with mupscale.register_roles, or try fresh units, which need no copies (--how fresh)" in str(
+        by_command.value
+    )
+    assert "roles=" not in str(by_command.value)
+    with pytest.raises(mu.MupscaleError, match="pass roles=") as family:
+        mu.Family(lambda width: Largest(width, power=1.0), 4).check(X)
+    assert "inputs=" not in str(family.value)

@@ -590,7 +590,7 @@ def test_a_family_refuses_what_may_be_summed_over_unless_it_has_a_batch() -> Non
 
 def suggested(error: pytest.ExceptionInfo[MupscaleError]) -> str:
     """The line of code in the message."""
-    found = re.search(r"write (mupscale\.register_roles\(.*?\)\)) or pass", str(error.value))
+    found = re.search(r"write (mupscale\.register_roles\(.*?\)\)), or pass", str(error.value))
     assert found is not None, str(error.value)
     return found[1]
 

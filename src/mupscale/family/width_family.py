@@ -39,7 +39,7 @@ from mupscale.planning import (
     with_initial,
     with_keeps,
 )
-from mupscale.system import MupscaleError, NotNegative, checks_arguments
+from mupscale.system import MupscaleError, NotNegative, checks_arguments, not_advising
 
 _DRAWS = 4  # freshly built models that the initialisation is measured on
 _PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
@@ -304,6 +304,7 @@ class Family(BuiltMembers):
             self._check_at(1, inputs, growing)
             self.tried.add(growing)
 
+    @not_advising("inputs")  # which are given
     def _check_at(self, times: int, inputs: Any, sizes: Iterable[str] | None = None) -> None:
         narrow, wide = self._probes(times, sizes)
         check_plan_by_running(narrow, wide, self._between(narrow, wide, how="copies", tried=True), inputs)
@@ -316,7 +317,7 @@ class Family(BuiltMembers):
 
     def _learn_roles(self, inputs: Any) -> None:
         """Where module types and names mislead, take the roles from runs of small members of the family."""
-        with suppress(MupscaleError):
+        with suppress(Exception):  # whatever the modules mislead to; the run may tell
             self.check(inputs)
             return
         narrow, wide = self._probes()

@@ -24,18 +24,21 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from mupscale.core import Entry, Plan, gather_whole, is_sharded, naming
-from mupscale.planning import bare_norms, find_past_norms, run_on_batch, tensors_in
+from mupscale.planning import bare_norms, find_past_norms, run_on_batch, runs_norms, tensors_in
 from mupscale.system import MupscaleError, UncheckedPlan, level_of_caller
 
 UNTRIED = (
     "this growth has not been tried: which weights of new units keep the function was told from shapes alone. Pass "
     "inputs=, a small batch as the model is called with it, and a run shows it and measures the difference"
 )
-_POSSIBLE = (
+_BY_NORMS = (
     "a norm's eps beside small units: where n units become N, n/N of it in the wide model is exact; a norm that was "
     "not recognised: write it as a module that holds its gain and nothing else, and is called with the units as the "
-    "last dimension; a norm inside the residual stream; units that are multiplied on their way to a norm; or a readout "
-    "tied to the embedding that no norm comes before"
+    "last dimension; a norm inside the residual stream; units that are multiplied on their way to a norm; or "
+)
+_BY_OTHERS = (
+    "what reads new units without weights of its own, such as a mean, a maximum or a softmax over them; a constant "
+    "that depends on the width; or a readout tied to the embedding{before}"
 )
 _EPS = ("eps", "epsilon", "variance_epsilon")
 _ROUNDING = {torch.float64: 1e-3, torch.float32: 1e-3}  # a norm's eps leaves a trace, too
@@ -168,7 +171,7 @@ def warn_of_loss(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any = N
         warnings.warn(f"this growth has not been tried: {error}", UncheckedPlan, stacklevel=level_of_caller())
         return
     if difference > rounding:
-        why = "; ".join(reasons) or _why_by_eps(narrow, wide, plan, inputs) or _POSSIBLE
+        why = "; ".join(reasons) or _why_by_eps(narrow, wide, plan, inputs) or _possible_reasons(narrow, plan, inputs)
         warnings.warn(
             f"the growth is not lossless: outputs differ by {difference:.2g} of their size on the batch ({why})",
             stacklevel=level_of_caller(),
@@ -197,6 +200,13 @@ def _why_by_eps(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> 
     path, key, eps = exact[0]
     more = f" (and in {len(exact) - 1} more)" if len(exact) > 1 else ""
     return f"units are small beside the norms' eps: {key}={eps:.3g} in '{path}'{more} of the wide model is exact"
+
+
+def _possible_reasons(narrow: nn.Module, plan: Plan, inputs: Any) -> str:
+    """What may be behind a difference; norms are named where there are any, recognised or not."""
+    if plan.norms or runs_norms(narrow, inputs):
+        return _BY_NORMS + _BY_OTHERS.format(before=" that no norm comes before")
+    return _BY_OTHERS.format(before="")
 
 
 @torch.no_grad()

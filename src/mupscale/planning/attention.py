@@ -18,7 +18,7 @@ from torch import nn
 
 from mupscale.core import Number, Role, multiplier, naming, tidy
 from mupscale.planning.role_registry import Roles, is_torchs_own, registered
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, ways_out
 
 HEADS = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_heads")
@@ -91,12 +91,16 @@ def attention_roles(narrow: nn.Module, wide: nn.Module, path: str) -> Roles:
     if not same_heads and not projections.complete:
         if few is None and "att" not in type(narrow).__name__.lower():
             return {}  # heads of another kind
+        block = few or "head_dim"
+        name = f"{path}.NAME.weight" if path else "NAME.weight"
+        say_it = (
+            f"say which is which with roles={{'{name}': Role(out=0, in_=1, out_block={block})}} for query, key and "
+            f"value and in_block={block} for the output projection, and likewise for their biases"
+        )
         raise MupscaleError(
             f"{where} goes from {small.heads} heads of {few or 'head_dim'} to {large.heads} of "
             f"{many or 'head_dim'}, but its query, key, value and output projections were not recognised by "
-            f"name ({', '.join(projections.linears)}); say which is which with roles="
-            f'{{"{path and path + "."}NAME.weight": Role(out=0, in_=1, out_block={few or "head_dim"})}} for query, key '
-            f"and value and in_block={few or 'head_dim'} for the output projection, and likewise for their biases"
+            f"name ({', '.join(projections.linears)}){ways_out('; ', roles=say_it)}"
         )
     assert few is not None  # complete projections tell it
     assert many is not None
@@ -290,11 +294,11 @@ def _growing_head_dim(
             f"(attention_multiplier in mupscale.models.GPT2), or grow the number of heads"
         )
     if not projections.query:
+        query = f"pass roles= for all of it, with fold={fold:.6g} for the query's weight and bias"
         raise MupscaleError(
             f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to {large.scale:.6g}; the "
             f"missing factor {fold:.6g} belongs into the query projection, which was not recognised by name "
-            f"({', '.join(projections.linears)}): let the attention scale as 1/head_dim, or pass roles= for all of it, "
-            f"with fold={fold:.6g} for the query's weight and bias"
+            f"({', '.join(projections.linears)}): let the attention scale as 1/head_dim{ways_out(', or ', roles=query)}"
         )
     for name in projections.query:
         roles.update(_edited(narrow, wide, name, lambda role: replace(role, fold=fold, keep=1 / ratio, uncopyable=why)))

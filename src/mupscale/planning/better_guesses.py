@@ -16,7 +16,7 @@ from mupscale.planning.following import Follower
 from mupscale.planning.growth_checks import How
 from mupscale.planning.guesses import Accepted, Dim, Guess, Side, Stuck
 from mupscale.planning.source_units import SourceUnits, operations_before
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, as_asked, ways_out
 
 _FOLDS_UPSTREAM = 5  # operations with weights, back from where a factor shows
 
@@ -215,20 +215,22 @@ def refusal(follower: Follower, stuck: Stuck, how: How | None = None) -> Mupscal
     the wide model's output is 2 times the narrow one's, and ...
     """
     operations = follower.small.run.operations
-    advice = "leave that size as it is, or pass roles= for what the run cannot tell"
+    ways = {"size": "leave that size as it is", "roles": "pass roles= for what the run cannot tell"}
     if how == "copies":
-        advice += "; or try fresh units, which need no copies (grow=mupscale.Fresh())"
+        fresh = as_asked("grow=mupscale.Fresh()", "--how fresh")
+        ways["fresh"] = f"try fresh units, which need no copies ({fresh})"
+    advice = ways_out(**ways)
     if stuck.position == len(operations):
         return MupscaleError(
             f"the wide model's output is {stuck.factor:.6g} times the narrow one's, and no weight that was tried can "
-            f"take that up: {advice}"
+            f"take that up{advice}"
         )
     op = operations[stuck.position]
     where = f"'{op.module}'" if op.module else "the model"
     shapes = [f"{_shape(follower.small, n)} → {_shape(follower.large, n)}" for n in op.refs if _grows(follower, n)]
     what = f"{where} ({op.name} of {', '.join(shapes) or 'what does not grow'})"
     return MupscaleError(
-        f"in {what} the wide units are no copies of the narrow ones in any order that was tried: {advice}"
+        f"in {what} the wide units are no copies of the narrow ones in any order that was tried{advice}"
     )
 
 

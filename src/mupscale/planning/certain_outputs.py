@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import Entry, copy_model, shapes_in_words
-from mupscale.system import PlanError, name_of_group, pattern_of_name
+from mupscale.system import PlanError, name_of_group, pattern_of_name, ways_out
 
 _SHOWN = 3  # groups of parameters that a message names
 _GAINS = {"gain", "gains", "gamma", "layerscale", "scale"}
@@ -127,17 +127,20 @@ def check_certain(uncertain: Mapping[str, Uncertain]) -> None:
     local = names[0].rpartition(".")[2]
     pattern = f"*.{local}" if len(names) > 1 and not local.isdigit() else names[0]
     parts = "; a weight_norm's gain wants a fold of in_^-1/2, too" if first.kind == "ParametrizationList" else ""
-    remedy = (
-        "Pass a batch, inputs=, to mupscale.plan, upscale or Family, so that a run shows it"
-        if all(each.is_multiple for each in uncertain.values())
-        else "A run shows it, but at a whole multiple of the width alone: take one, with inputs=, or "
+    multiples = all(each.is_multiple for each in uncertain.values())
+    batch = "Pass a batch, inputs=, to mupscale.plan, upscale or Family, so that a run shows it"
+    between = (
+        "A run shows it, but at a whole multiple of the width alone: take one, with inputs=, or "
         "mupscale.Family(…, inputs=…), which learns it there for every width"
     )
+    say_it = (
+        f"say it, roles={{'{pattern}': mupscale.Role(out={first.dim})}} where given and Role(in_={first.dim}) where "
+        f"summed over, to mupscale.Family or to mupscale.plan, whose result upscale takes as plan={parts}"
+    )
+    ways = {"inputs": batch} if multiples else {"no_inputs": between}  # a batch that was given is not enough there
     raise PlanError(
         f"{', '.join(shown)}{more} may be given along the width (added to the hidden units, or multiplied with each of "
-        f"them) or summed over, which the modules do not tell. {remedy}; or say it, roles={{'{pattern}': "
-        f"mupscale.Role(out={first.dim})}} where given and Role(in_={first.dim}) where summed over, to mupscale.Family "
-        f"or to mupscale.plan, whose result upscale takes as plan={parts}"
+        f"them) or summed over, which the modules do not tell{ways_out('. ', **ways, roles=say_it)}"
     )
 
 
@@ -162,9 +165,9 @@ def check_tables_are_read(
     ]
     if len(tables) < 2 or any(entry.in_ for entry in entries.values()) or any(name in told for name in tables):
         return
+    batch = "pass a batch, inputs=, so that the model itself shows it"
+    role = f"pass roles={{'{tables[1]}': mupscale.Role(in_=1)}} where they are summed over, and Role(out=1) where not"
     raise PlanError(
         f"no weight of the model reads the units of '{tables[0]}' and '{tables[1]}', so that their products may be "
-        f"summed over the width, which then grows with it: pass a batch, inputs=, so that the model itself shows it, "
-        f"or roles={{'{tables[1]}': mupscale.Role(in_=1)}} where they are summed over and mupscale.Role(out=1) "
-        f"where they are not"
+        f"summed over the width, which then grows with it{ways_out(inputs=batch, roles=role)}"
     )

@@ -20,7 +20,7 @@ from mupscale.planning.both_runs import BothRuns, tensors_of
 from mupscale.planning.copied_values import are_close, copies_of_each, explanations, growing_dims, possible_axes
 from mupscale.planning.guesses import Accepted, Dim, Guess, Side, Stuck, Written
 from mupscale.planning.tracing import Operation
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, ways_out
 
 _MOST_CHOICES = 40
 
@@ -325,5 +325,5 @@ def _check_draws(op: Operation, ours: Sequence[Any], theirs: Sequence[Any]) -> N
     if op.is_random and [t.shape for t in tensors_of(ours)] != [t.shape for t in tensors_of(theirs)]:
         raise MupscaleError(
             f"'{op.module or 'the model'}' draws random numbers for units that grow ({op.name}), which are others at "
-            f"another width; switch that off to plan by running, or leave out inputs="
+            f"another width{ways_out('; ', off='switch that off to plan by running', no_inputs='leave out inputs=')}"
         )

@@ -28,9 +28,9 @@ from mupscale.planning.attention import attention_roles
 from mupscale.planning.certain_outputs import Uncertain, check_certain, check_tables_are_read, is_certain_output
 from mupscale.planning.growth_checks import How, agrees_with_rebuilt, check_axis, check_blocks, check_read_widths
 from mupscale.planning.norms import norms_over_widths
-from mupscale.planning.role_registry import registered
+from mupscale.planning.role_registry import as_refusal, registered
 from mupscale.planning.tied_readouts import norm_before
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, ways_out
 
 
 def build_plan(
@@ -119,14 +119,13 @@ class _Walk:
                 if function is not None:
                     roles.update(function(module, self.large[path]))
                 roles = {**attention_roles(module, self.large[path], path), **roles}
-            except MupscaleError:
+            except Exception as error:  # a refusal, or whatever a function that somebody registered raises
                 full = {n: prefix + naming.canonical(n) for n, _ in module.named_parameters()}
                 explicit = {n: self._override(name) or resolved.get(name) for n, name in full.items()}
                 everything = all(n in roles or role is not None for n, role in explicit.items())
-                if not everything and not any(
-                    role is not None and role.has_blocks_or_fold for role in explicit.values()
-                ):
-                    raise
+                blocks = any(role is not None and role.has_blocks_or_fold for role in explicit.values())
+                if not everything and not blocks:
+                    raise as_refusal(error, path, module) from error.__cause__
             for name, role in roles.items():
                 resolved.setdefault(prefix + naming.canonical(name), role)
         return resolved
@@ -173,11 +172,12 @@ class _Walk:
                 return
         elif entry.narrow == entry.wide or (not small.is_meta and small.unique().numel() <= 1):
             return
+        copy_it = f"pass roles={{'{name}': mupscale.Role(out={entry.out})}} to copy it all the same"
         raise MupscaleError(
             f"the buffer '{name}' of shape {entry.narrow} → {entry.wide} depends on the width and is not saved with "
             f"the model (persistent=False), so that the wide model loses its copy as soon as it is built anew. Where "
             f"these are rotary frequencies, let the number of heads grow and not head_dim; else register it with "
-            f"persistent=True, or pass roles={{'{name}': mupscale.Role(out={entry.out})}} to copy it all the same"
+            f"persistent=True{ways_out(', or ', roles=copy_it)}"
         )
 
     def _entry(self, group: tuple[str, ...], small: Tensor, large: Tensor) -> Entry:
@@ -214,15 +214,14 @@ class _Walk:
             return Role(out=tuple(grown))
         cls = type(self.small[path]).__name__
         line = f"mupscale.Role(out={grown[0]}, in_={grown[1]})"
-        advice = f"pass roles={{'{name}': {line}}}"
+        ways = {"roles": f"pass roles={{'{name}': {line}}}, or the other way round"}
         if cls == "ParametrizationList":
-            advice += " and roles for its other parts (a weight_norm's gain wants a fold of in_^-1/2)"
+            ways["roles"] += ", and roles for its other parts (a weight_norm's gain wants a fold of in_^-1/2)"
         elif local.isidentifier():  # not in a ParameterList
-            advice = f"write mupscale.register_roles({cls}, {local}={line}) or {advice}"
+            ways = {"register": f"write mupscale.register_roles({cls}, {local}={line})", **ways}
         raise MupscaleError(
             f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)} grows along dimensions "
-            f"{grown}, and {cls} does not tell which is output and which is input: {advice}, "
-            f"or the other way round"
+            f"{grown}, and {cls} does not tell which is output and which is input{ways_out(**ways)}"
         )
 
     def _oriented(self, role: Role, name: str, small: Tensor, large: Tensor) -> Role:
@@ -242,10 +241,11 @@ class _Walk:
                             f"{tuple(small.shape)} → {tuple(large.shape)}. Say whether that is out= or in_=, or leave "
                             f"the role out"
                         )
+                    say_it = f"say what it is with roles={{'{name}': Role(…)}}"
                     raise MupscaleError(
                         f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)} grows along "
                         f"dimension {d}, which is no width axis of it: a vocabulary, a number of classes or of "
-                        f"positions? Keep that size, or say what it is with roles={{'{name}': Role(…)}}"
+                        f"positions? Keep that size{ways_out(', or ', roles=say_it)}"
                     )
                 check_axis(name, small, large, d, role, self.how)
         keep = {d for d in out + in_ if small.shape[d] != large.shape[d] or self.is_width(name, d)}
@@ -264,8 +264,8 @@ class _Walk:
             shown = {n: replace(r, fold=entries[n].fold, keep=r.keep and entries[n].keep) for n, r in roles.items()}
             raise MupscaleError(
                 f"tied parameters {', '.join(group)} play roles that contradict each other "
-                f"({'; '.join(f'{name}: {role}' for name, role in shown.items())}); untie them, or pass one role for "
-                f"all names in roles="
+                f"({'; '.join(f'{name}: {role}' for name, role in shown.items())}); untie them"
+                f"{ways_out(', or ', roles='pass one role for all names in roles=')}"
             )
         own = self._with_axes(group, as_output[0], small, large)  # its constants meet the readout, too
         times = multiplier(math.prod(small.shape), math.prod(large.shape))
@@ -287,8 +287,10 @@ class _Walk:
         for d in out + in_:
             block = role.out_block if d in out else role.in_block
             times = multiplier(small.shape[d], large.shape[d])
-            told = role.sections_of(small.shape[d]) if self.assume else role.out_sections  # tried, so no slip passes
-            axes[d] = Axis(times, block if times != 1 else 1, told if d in out and times != 1 else ())
+            sections: tuple[tuple[int, int], ...] = ()
+            if d in out and times != 1:  # where they are tried, they are parts of any width, and no slip passes
+                sections = role.sections_of(small.shape[d]) if self.assume else role.out_sections
+            axes[d] = Axis(times, block if times != 1 else 1, sections)
         entry = Entry(tuple(small.shape), tuple(large.shape), axes, out, in_, 1, group)
         fold, keep = (f(entry.rule.out, entry.rule.in_) if callable(f) else f for f in (role.fold, role.keep))
         if keep is None and fold != 1:

@@ -30,10 +30,13 @@ from mupscale.planning.tracing import (
     saved_tensors,
     why_random,
 )
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, ways_out
 
 _MOST_PASSES = 25
-_ADVICE = "make it by running the models, plan(narrow, wide, inputs=…), or pass roles= for what it gets wrong"
+_REMEDIES = {
+    "inputs": "make it by running the models, plan(narrow, wide, inputs=…)",
+    "roles": "pass roles= for what it gets wrong",
+}
 
 
 def roles_by_running(
@@ -98,7 +101,7 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
     mupscale.system.errors.MupscaleError: ...
     """
     if reason := what_differs(narrow, wide, plan, inputs):
-        raise MupscaleError(f"the plan is wrong: {reason}; {_ADVICE}")
+        raise MupscaleError(f"the plan is wrong: {reason}{ways_out('; ', **_REMEDIES)}")
 
 
 def what_differs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> str:
@@ -260,8 +263,8 @@ def _check_own_weights(model: nn.Module, run_of_copy: RecordedRun) -> None:
         if id(leaf) in originals:
             raise MupscaleError(
                 f"a copy of the model still uses '{originals[id(leaf)]}' of the original: some function in the model "
-                f"refers to the model itself, which copy.deepcopy does not see; refer to it in forward instead, or "
-                f"leave out inputs="
+                f"refers to the model itself, which copy.deepcopy does not see"
+                f"{ways_out(forward='refer to it in forward instead', no_inputs='leave out inputs=')}"
             )
 
 
@@ -293,8 +296,8 @@ def _count_shared_operations(ours: list[Operation], theirs: list[Operation]) -> 
 def _different_operations(ours: list[Operation], theirs: list[Operation], position: int) -> MupscaleError:
     op = (ours if position < len(ours) else theirs)[position]
     return MupscaleError(
-        f"the two models do not run the same operations: from '{op.module or 'the model'}' on ({op.name}) they differ; "
-        f"build them alike but for their widths, or leave out inputs="
+        f"the two models do not run the same operations: from '{op.module or 'the model'}' on ({op.name}) they differ"
+        f"{ways_out('; ', build='build them alike but for their widths', no_inputs='leave out inputs=')}"
     )
 
 
@@ -311,7 +314,7 @@ def _role(name: str, written: Written, guess: Guess) -> Role:
     fold, offset = guess.folds.get(name, (1.0, 0.0))
     inputs, outputs = ([written.axes[d] for d in dims] for dims in (written.inputs, written.outputs))
     if any(axis.sections for axis in inputs) or any(len(set(axes)) > 1 for axes in (inputs, outputs)):
-        raise MupscaleError(f"'{name}' would be copied in several orders at once; pass roles= for it")
+        raise MupscaleError(f"'{name}' would be copied in several orders at once{ways_out(roles='pass roles= for it')}")
     return Role(
         out=written.outputs,
         in_=written.inputs,

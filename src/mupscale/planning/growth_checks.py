@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mupscale.core import Axis, Entry, Role, index_of_old, whole_blocks
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, as_asked, ways_out
 
 How = Literal["copies", "fresh", "mup"]
 """What the wide model's other units are: copies of the old ones, fresh ones beside them, or all of them fresh."""
@@ -39,7 +39,7 @@ def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, ho
         raise MupscaleError(
             f"{where}: dimension {dim} is no multiple; widths that fit are {fits}, … (an axis that joins a width with "
             f"a part that does not grow has none: give each part a layer of its own). Fresh units take any wider "
-            f"width: grow=mupscale.Fresh()"
+            f"width: {as_asked('grow=mupscale.Fresh()', '--how fresh')}"
         )
     if n == 0:
         raise MupscaleError(f"{where}: dimension {dim} has no units to grow from")
@@ -60,9 +60,10 @@ def check_blocks(entries: Mapping[str, Entry], how: How) -> None:
         if axis.times == 1:
             continue
         if axis.sections and (whole := sum(length for length, _ in axis.sections)) != n:
+            as_parts = "pass a batch, inputs=, with which they are taken as parts of the whole and tried"
             raise MupscaleError(
                 f"'{name}': dimension {dim} has {n} units, and the sections of its role add up to {whole}: say them "
-                f"for this width; or pass a batch, inputs=, with which they are taken as parts of the whole and tried"
+                f"for this width{ways_out(', or ', inputs=as_parts)}"
             )
         if how == "copies" and not axis.sections and n % axis.block:
             raise MupscaleError(f"'{name}': dimension {dim} of {n} units does not divide into blocks of {axis.block}")

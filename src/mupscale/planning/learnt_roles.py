@@ -16,7 +16,7 @@ from mupscale.core import Entry, Number, Role, naming
 from mupscale.planning.from_modules import build_plan, find_role
 from mupscale.planning.from_run import roles_by_running, what_differs
 from mupscale.planning.growth_checks import How
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, ways_out
 
 _MOST_SHOWN = 3  # roles named in a message
 
@@ -72,9 +72,10 @@ def _for_any_width(name: str, role: Role, entry: Entry) -> Role:
         return role
     times = float(entry.rule.in_ if entry.rule.in_ != 1 else entry.rule.out)
     if times == 1:
+        pair = "plan the pair of models instead, with plan(narrow, wide, inputs=…)"
         raise MupscaleError(
-            f"a constant that depends on the width has to be folded into '{name}', which has no width; plan the pair "
-            f"of models instead, with plan(narrow, wide, inputs=…), or let the model not depend on its width there"
+            f"a constant that depends on the width has to be folded into '{name}', which has no width: let the model "
+            f"not depend on its width there{ways_out(', or ', no_inputs=pair)}"
         )
     by_input = entry.rule.in_ != 1
 
@@ -172,7 +173,8 @@ class _Pair:
         if not wrong and self.given and self._stand({}, learnt):
             wrong = list(self.given)
         if not wrong:
-            return MupscaleError(f"the plan is wrong, also as a run of the models shows it: {reason}; pass roles=")
+            said = ways_out("; ", roles="pass roles=")
+            return MupscaleError(f"the plan is wrong, also as a run of the models shows it: {reason}{said}")
         shown = {name: role for name, role in learnt.items() if any(fnmatchcase(name, pattern) for pattern in wrong)}
         instead = "; ".join(f"{role} for '{name}'" for name, role in list(shown.items())[:_MOST_SHOWN])
         advice = f"A run of the models shows {instead}: give that, or leave" if instead else "Leave"

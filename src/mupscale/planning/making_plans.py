@@ -19,7 +19,7 @@ from mupscale.planning.learnt_roles import learn_roles
 from mupscale.planning.past_norms import find_past_norms
 from mupscale.planning.silent_changes import warn_of_growing_outputs
 from mupscale.planning.silent_units import check_silent_units
-from mupscale.system import MupscaleError, checks_arguments, seeded
+from mupscale.system import MupscaleError, checks_arguments, not_advising, seeded
 
 
 @runtime_checkable
@@ -58,7 +58,8 @@ def plan(
     if inputs is None:
         widening = build_plan(narrow, wide, roles=roles, how=how)
     else:
-        widening = _plan_by_running(narrow, wide, inputs, dict(roles or {}), how)
+        with not_advising("inputs"):  # which are given
+            widening = _plan_by_running(narrow, wide, inputs, dict(roles or {}), how)
         if widening.norms:
             widening = replace(widening, past_norms=find_past_norms(narrow, wide, widening, inputs))
         warn_of_growing_outputs(narrow, wide, widening, inputs, roles)
@@ -95,7 +96,7 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dic
         build_plan(narrow, wide, roles=roles, assume=True)  # it says which size is none, where a run could not
     try:
         check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=roles, assume=True), inputs)
-    except MupscaleError:  # the modules do not tell, or mislead; the run may tell
+    except Exception:  # the modules do not tell, or mislead, in whatever way; the run may tell
         try:
             roles = learn_roles(narrow, wide, inputs, roles, how)
         except MupscaleError:

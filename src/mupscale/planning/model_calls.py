@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from mupscale.core import copy_model, naming
 from mupscale.planning.precision import KeepDouble
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, ways_out
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -45,8 +45,8 @@ def run_on_batch(model: nn.Module, inputs: Any, *, in_double: bool = False) -> A
         kind, said = type(naming.unwrap(model)).__name__, " ".join(f"{type(error).__name__}: {error}".split())
         if in_double and _runs_in_float32(model, inputs):
             raise MupscaleError(
-                f"{kind} does not run on the batch in float64 ({said}); a plan by running needs that, so let nothing "
-                f"in the model ask for float32, or leave out inputs="
+                f"{kind} does not run on the batch in float64 ({said}), which a plan by running needs"
+                f"{ways_out(double='let nothing in the model ask for float32', no_inputs='leave out inputs=')}"
             ) from error
         raise MupscaleError(
             f"{kind} does not run on the batch ({said}): pass what the model is called with, a tensor, a tuple of "

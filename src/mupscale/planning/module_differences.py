@@ -119,8 +119,8 @@ _ADVICE = {
         "of heads (ALiBi's slopes) cannot be copied at all."
     ),
     "flatten": (
-        "Usually a flatten before it: after convolutions flattened to C·H·W its input is copied in blocks, "
-        "roles={'NAME.weight': Role(out=0, in_=1, in_block=H*W)}; else heads that were not "
+        "Usually a flatten before it: after convolutions flattened to C·H·W its input is copied in blocks of H·W "
+        "units (in_block of its Role); else heads that were not "
         "recognised, a tied weight, a bare parameter on the input side (Role(in_=DIM)), or a constant in forward that "
         "depends on the width."
     ),

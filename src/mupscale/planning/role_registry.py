@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from mupscale.core import Number, Role
-from mupscale.system import MupscaleError, checks_arguments
+from mupscale.system import MupscaleError, checks_arguments, ways_out
 
 Roles = Mapping[str, Role]
 RoleFunction = Callable[[Any, Any], Roles]
@@ -52,6 +52,18 @@ def register_roles(module: type[nn.Module], function: RoleFunction | None = None
         _REGISTRY[module] = lambda narrow, wide: {**inherited(narrow, wide), **roles}
     else:
         _REGISTRY[module] = function if function is not None else lambda narrow, wide: roles
+
+
+def as_refusal(error: Exception, path: str, module: nn.Module) -> MupscaleError:
+    """What a role function raised, as a refusal: itself, if it is one.
+
+    >>> as_refusal(KeyError("mix"), "mixer", nn.Linear(2, 2))
+    MupscaleError("the function that gives the roles of 'mixer' (Linear) fails: KeyError: 'mix'")
+    """
+    if isinstance(error, MupscaleError):
+        return error
+    where = f"'{path or 'the model'}' ({type(module).__name__})"
+    return MupscaleError(f"the function that gives the roles of {where} fails: {type(error).__name__}: {error}")
 
 
 def registered(module: nn.Module) -> RoleFunction | None:
@@ -125,8 +137,8 @@ def _split_groups(narrow: Any, wide: Any) -> str:
         return ""
     return (
         f"{type(narrow).__name__} goes from {few} to {many} groups of more than one channel, and copying channels one "
-        f"by one would split or mix its groups; keep the number of groups, or pass roles= with blocks for every "
-        f"parameter on these channels"
+        f"by one would split or mix its groups"
+        f"{ways_out(keep='keep the number of groups', roles='pass roles= with blocks for all on these channels')}"
     )
 
 

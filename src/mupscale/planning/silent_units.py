@@ -14,7 +14,7 @@ from mupscale.core import Plan, copy_model, index_of_old, is_new, naming
 from mupscale.planning.copied_values import are_close
 from mupscale.planning.parted_models import Parting, find_parting
 from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, tensors_in, why_random
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, ways_out
 
 
 @torch.no_grad()
@@ -53,7 +53,8 @@ def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: A
         )
     if random := why_random(small, batch):
         raise MupscaleError(
-            f"{random}, so that a batch shows nothing of fresh units: switch that off to plan, or leave out inputs="
+            f"{random}, so that a batch shows nothing of fresh units"
+            f"{ways_out(off='switch that off to plan', no_inputs='leave out inputs=')}"
         )
     parting = find_parting(small, large, batch, plan)
     raise MupscaleError(
@@ -63,26 +64,30 @@ def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: A
 
 
 def _remedies(parting: Parting | None) -> str:
+    family = "take mupscale.Family(build, base, inputs=…), which learns them there for every width"
     found = (
-        "At a whole multiple of the width a run finds the blocks and constants: grow to that. Or take "
-        "mupscale.Family(build, base, inputs=…), which learns them there for every width"
+        f"At a whole multiple of the width a run finds the blocks and constants: grow to that"
+        f"{ways_out('. Or ', no_inputs=family)}"
     )
     if parting is not None and parting.helpful:
         block = next(iter(parting.helpful.values()))
         return (
             f"Its inputs lie in blocks of {block} units, as after a flatten or in heads, which the modules do not "
-            f"tell; with them it agrees: plan=mupscale.plan(…, roles={parting.roles}). {found}"
+            f"tell{ways_out('; with them it agrees: ', roles=f'plan=mupscale.plan(…, roles={parting.roles})')}. {found}"
         )
-    if parting is not None and parting.weights and parting.matrix is None:
+    grows = parting is not None and any(entry.narrow != entry.wide for entry in parting.weights.values())
+    if parting is not None and grows and parting.matrix is None:
         why = "it is a norm that was not recognised, or a constant in it or before it depends on the width"
         return f"Either {why}. {found}"
     name = "NAME.weight" if parting is None or parting.matrix is None else parting.matrix
-    return (
-        f"Either units lie in blocks that the modules do not tell, as after a flatten or in heads; or a norm was not "
-        f"recognised; or there is a constant that depends on the width. {found}. Or say the blocks: "
-        f"plan=mupscale.plan(…, roles={{'{name}': mupscale.Role(out=0, in_=1, in_block=…)}}), with "
+    blocks = (
+        f"say the blocks: plan=mupscale.plan(…, roles={{'{name}': mupscale.Role(out=0, in_=1, in_block=…)}}), with "
         f"in_block=H*W after a flatten to C·H·W; for heads in_block=head_dim in the output projection, and "
         f"out_block=head_dim in query, key and value and their biases"
+    )
+    return (
+        f"Either units lie in blocks that the modules do not tell, as after a flatten or in heads; or a norm was not "
+        f"recognised; or there is a constant that depends on the width. {found}{ways_out('. Or ', roles=blocks)}"
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, ways_out
 
 Modules = Mapping[str, nn.Module]
 
@@ -27,16 +27,16 @@ def norm_before(modules: Modules, readout: str, width: int) -> list[str]:
         if own and path != readout_path and not isinstance(module, nn.Embedding | nn.EmbeddingBag):
             last = path
     what = f"'{readout}' is tied to the embedding, so its 1/k must be folded into a norm with a gain just before it"
-    line = "roles={'NORM.*': mupscale.Role(out=0, fold=lambda out, in_: 1 / out)}"
+    line = "name the norm, roles={'NORM.*': mupscale.Role(out=0, fold=lambda out, in_: 1 / out)}"
     gains = _gains(modules, last, width)
     if beside := _norm_beside(modules, last, width):
         which = f"'{last}' or '{beside}'" if gains else f"'{beside}'"
-        raise MupscaleError(f"{what}, which may be {which}: name it, {line}")
+        raise MupscaleError(f"{what}, which may be {which}{ways_out(untie='untie the readout', roles=line)}")
     if gains:
         return gains
+    end = "untie the readout, or end the model with a LayerNorm or RMSNorm"
     raise MupscaleError(
-        f"{what}, and none was found ('{last}' is a {type(modules[last]).__name__}). Untie the readout, end the "
-        f"model with a LayerNorm or RMSNorm, or name the norm: {line}"
+        f"{what}, and none was found ('{last}' is a {type(modules[last]).__name__}){ways_out(end=end, roles=line)}"
     )
 
 

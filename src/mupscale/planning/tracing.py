@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -16,7 +17,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 from mupscale.core import check_dtype, copy_model, naming
 from mupscale.planning.model_calls import call_arguments, run_on_batch
 from mupscale.planning.precision import in_double
-from mupscale.system import MupscaleError, seeded
+from mupscale.system import MupscaleError, seeded, ways_out
+
+_NORMS = re.compile(r"norm|rsqrt|sqrt|^var|^std")
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,15 @@ def record_run(model: nn.Module, inputs: Any) -> RecordedRun:
     return recorder.run
 
 
+def runs_norms(model: nn.Module, inputs: Any) -> bool:
+    """Whether a model divides by the size of something on a batch, as norms do, whatever they are called.
+
+    >>> [runs_norms(layer, torch.ones(1, 2)) for layer in (nn.RMSNorm(2), nn.Linear(2, 2))]
+    [True, False]
+    """
+    return any(_NORMS.search(operation.name) for operation in record_run(*in_float64(model, inputs)).operations)
+
+
 def run_in_float64(model: nn.Module, inputs: Any, seed: int = 0) -> Any:
     """What the model returns for a batch, float64 throughout: rounding to float32 would look like a wrong plan.
 
@@ -156,7 +168,8 @@ def in_float64(
     tensors = [*model.parameters(), *model.buffers()]
     if any(t.is_meta for t in tensors):
         raise MupscaleError(
-            "a model on the meta device cannot be run: build it with memory to plan by running, or leave out inputs="
+            "a model on the meta device cannot be run"
+            + ways_out(build="build it with memory to plan by running", no_inputs="leave out inputs=")
         )
     for name, p in naming.parameters(model).items():
         if p.is_complex():

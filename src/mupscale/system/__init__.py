@@ -23,7 +23,7 @@ doors     what public functions are given, checked by their type hints
 checkpoint_arguments  a checkpoint, a place and multipliers as a person names them, looked at before torch is imported
 """
 
-from mupscale.system.callers import as_asked, asked_by_command, level_of_caller, setting
+from mupscale.system.callers import as_asked, asked_by_command, level_of_caller, not_advising, setting, ways_out
 from mupscale.system.checkpoint_arguments import check_has_config, is_taken, parse_multipliers
 from mupscale.system.cores import usable_cores
 from mupscale.system.doors import check_argument, checks_arguments
@@ -121,6 +121,7 @@ __all__ = [
     "make_folder",
     "move",
     "name_of_group",
+    "not_advising",
     "number_in_environment",
     "open_display",
     "open_file",
@@ -152,6 +153,7 @@ __all__ = [
     "terminal_width",
     "text_table",
     "usable_cores",
+    "ways_out",
     "wrap_text",
     "write_json",
     "write_tensors",

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _OURS = {__name__.partition(".")[0], "torch"}  # torch's no_grad stands between a function and its caller
+_BY_CLASS = "give its roles beside the model's class, with mupscale.register_roles"
+_UNSAID: ContextVar[frozenset[str]] = ContextVar("unsaid", default=frozenset())
 _BY_COMMAND: ContextVar[bool] = ContextVar("by_command", default=False)
 
 
@@ -43,6 +45,40 @@ def setting(name: str, value: object = "") -> str:
     """
     quoted = f'"{value}"' if isinstance(value, str) and value else value
     return as_asked(f"{name}={quoted}", f"--{name} {value}".rstrip())
+
+
+@contextmanager
+def not_advising(*settings: str) -> Iterator[None]:
+    """Inside, `ways_out` names none of these: whoever asked lacks them, or has given them.
+
+    >>> with not_advising("roles"):
+    ...     ways_out(roles="pass roles=", inputs="pass a batch, inputs=")
+    ': pass a batch, inputs='
+    """
+    token = _UNSAID.set(_UNSAID.get() | {*settings})
+    try:
+        yield
+    finally:
+        _UNSAID.reset(token)
+
+
+def ways_out(before: str = ": ", /, **ways: str) -> str:
+    """What may be done about an error, as the end of its sentence: by setting, those that whoever asked can make.
+
+    roles: of a command's model they are given beside its class. inputs, no_inputs: a batch, given or left out, which
+    no command takes. Any other name is a way that everybody has.
+
+    >>> ways_out(size="leave that size as it is", roles="pass roles= for it")
+    ': leave that size as it is, or pass roles= for it'
+    >>> with asked_by_command():
+    ...     ways_out("; ", no_inputs="leave out inputs=", roles="pass roles= for it")
+    "; give its roles beside the model's class, with mupscale.register_roles"
+    """
+    unsaid = _UNSAID.get()
+    if _BY_COMMAND.get():
+        unsaid, ways = unsaid | {"inputs", "no_inputs"}, {**ways, **({"roles": _BY_CLASS} if "roles" in ways else {})}
+    said = [way for setting, way in ways.items() if setting not in unsaid]
+    return before + ", or ".join(said) if said else ""
 
 
 def level_of_caller() -> int:

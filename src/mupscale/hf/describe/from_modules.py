@@ -26,7 +26,7 @@ from mupscale.hf.describe.multipliers import Times, grown
 from mupscale.hf.describe.planned import Evidence, PlannedArchitecture
 from mupscale.planning import How, build_plan, with_initial_of
 from mupscale.planning import plan as plan_of_models
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, not_advising
 
 _FEW = 1 << 24  # numbers in a model that is built to be run
 _MOST = 64  # GB of float32 would take minutes to initialise
@@ -146,6 +146,7 @@ class FromModules(PlannedArchitecture):
         return how_to_describe(self.model_type)
 
 
+@not_advising("roles", "register", "inputs", "no_inputs")  # which no function or command for checkpoints takes
 def plan_by_modules(config: Config, times: Times, *, fresh: bool = True) -> Plan:
     """The plan by the model's own names.
 
