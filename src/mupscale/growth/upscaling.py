@@ -20,7 +20,14 @@ from mupscale.growth.optimizer_state import constructor_arguments, widen_optimiz
 from mupscale.growth.sources import prepare_growth
 from mupscale.growth.writing import write_grown
 from mupscale.optim import widen_scheduler, widened_groups
-from mupscale.planning import check_is_model, check_plan_by_running, check_silent_units, keeps_outputs
+from mupscale.planning import (
+    Trials,
+    check_is_model,
+    check_not_empty,
+    check_plan_by_running,
+    check_silent_units,
+    keeps_outputs,
+)
 from mupscale.planning import plan as make_plan
 from mupscale.system import MupscaleError, UncheckedPlan
 
@@ -103,6 +110,7 @@ def upscale(
     (torch.Size([32, 32]), True)
     """
     check_is_model(wide)
+    check_not_empty(inputs)
     operator = choose_operator(grow, noise)
     check_scheduler(scheduler, optimizer)
     plan = _settled_plan(plan, narrow, wide, operator, inputs, fresh)
@@ -200,13 +208,14 @@ def _is_tried_by_fresh_units(narrow: nn.Module, wide: nn.Module, plan: Plan, ope
     """
     if operator.needs_multiples or inputs is None:
         return False
-    tensors = [*narrow.parameters(), *wide.parameters(), *wide.buffers()]
+    tensors, trials = [*narrow.parameters(), *wide.parameters(), *wide.buffers()], Trials(inputs)
     try:
-        keeps = None if any(t.is_meta or is_sharded(t) for t in tensors) else keeps_outputs(narrow, wide, plan, inputs)
+        keeps = None if any(t.is_meta or is_sharded(t) for t in tensors) else keeps_outputs(narrow, wide, plan, trials)
     except Exception:  # whatever a model raises; it need not run here to grow
         keeps = None
     if keeps is False:
-        check_silent_units(narrow, wide, plan, inputs)
+        check_silent_units(narrow, wide, plan, trials)
+    trials.warn()
     return bool(keeps) or (isinstance(operator, Fresh) and operator.lossless)
 
 

@@ -18,6 +18,10 @@ from_run       two models side by side: what they compute, searched and checked
   recorder       the outputs of all modules while a model runs
   module_differences
                  the first module that differs, and what usually causes it
+trials         what a plan is tried on: the batch, and a stronger one where that leaves something unseen
+  unseen_units   which units of growing parameters change no output on a batch
+  stronger_batches
+                 other numbers, random tokens, more rows and positions
 learnt_roles   roles that a run shows, beside those that were given; for all widths of a family
 certain_outputs
                bare parameters that certainly are outputs; others are refused unless a batch shows what they are
@@ -63,6 +67,7 @@ from mupscale.planning.recorder import Recorder
 from mupscale.planning.residual_branches import Writers, find_writers, silence
 from mupscale.planning.role_registry import register_roles
 from mupscale.planning.silent_units import check_silent_units, keeps_outputs
+from mupscale.planning.stronger_batches import check_not_empty
 from mupscale.planning.tracing import (
     call_arguments,
     computed_tensors,
@@ -72,6 +77,7 @@ from mupscale.planning.tracing import (
     take_modes,
     tensors_in,
 )
+from mupscale.planning.trials import Trials
 from mupscale.planning.width_dims import all_tensors, default_init_at, find_depth_size, find_width_dims
 
 __all__ = [
@@ -82,11 +88,13 @@ __all__ = [
     "How",
     "KeepDouble",
     "Recorder",
+    "Trials",
     "Writers",
     "all_tensors",
     "build_plan",
     "call_arguments",
     "check_is_model",
+    "check_not_empty",
     "check_plan_by_running",
     "check_silent_units",
     "computed_tensors",

@@ -15,6 +15,7 @@ from mupscale.core import Plan, index_of_old, is_new, naming
 from mupscale.planning.copied_values import are_close
 from mupscale.planning.parted_models import Parting, find_parting
 from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, tensors_in
+from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError
 
 
@@ -29,7 +30,7 @@ def keeps_outputs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -
     >>> keeps_outputs(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()), torch.ones(4, 3))
     True
     """
-    return _agree(*_silent_pair(narrow, wide, plan, inputs))
+    return _parted_pair(narrow, wide, plan, Trials.of(inputs)) is None
 
 
 @torch.no_grad()
@@ -43,10 +44,13 @@ def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: A
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: the wide model with the old units alone does not compute what the narrow ...
     """
-    pair = small, large, batch = _silent_pair(narrow, wide, plan, inputs)
-    if _agree(*pair):
+    trials = Trials.of(inputs)
+    pair = _parted_pair(narrow, wide, plan, trials)
+    if pair is None:
+        if trials is not inputs:
+            trials.warn()
         return
-    parting = find_parting(small, large, batch, plan)
+    parting = find_parting(*pair, plan)
     raise MupscaleError(
         f"the wide model with the old units alone does not compute what the narrow one does on the batch"
         f"{'' if parting is None else f': {parting}'}. {_remedies(parting)}"
@@ -75,6 +79,14 @@ def _remedies(parting: Parting | None) -> str:
         f"in_block=H*W after a flatten to C·H·W; for heads in_block=head_dim in the output projection, and "
         f"out_block=head_dim in query, key and value and their biases"
     )
+
+
+def _parted_pair(
+    narrow: nn.Module, wide: nn.Module, plan: Plan, trials: Trials
+) -> tuple[nn.Module, nn.Module, Any] | None:
+    """The two models, and the first of the batches on which they part; None where they do on none."""
+    pairs = (_silent_pair(narrow, wide, plan, batch) for batch in trials.look(narrow, wide).batches)
+    return next((pair for pair in pairs if not _agree(*pair)), None)
 
 
 def _silent_pair(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> tuple[nn.Module, nn.Module, Any]:
