@@ -2,6 +2,7 @@
 
 python bench/plan.py           # GPT-2 small, 384 → 768, 8 tokens: seconds, and forward passes of the wide model
 python bench/plan.py --zoo     # 430 small models: exact, refused or wrong, with a batch and without
+python bench/plan.py --zoo --poor-batches    # planned on zeros, one row, one token, … and judged by real data
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from torch import nn
 import mupscale as mu
 from mupscale.models import GPT2
 from mupscale.planning import in_double
+
+Batch = tuple[torch.Tensor, ...]
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
@@ -54,10 +57,10 @@ def seconds_of(action: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def outcome(narrow: nn.Module, wide: nn.Module, plan: mu.Plan, batch: tuple[torch.Tensor, ...]) -> str:
+def outcome(narrow: nn.Module, wide: nn.Module, plan: mu.Plan, batch: Batch) -> str:
     """Whether four steps of AdamW agree."""
 
-    def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
         output = model(*batch)
         return (output[0] if isinstance(output, tuple) else output).square().mean()
 
@@ -92,8 +95,57 @@ def zoo() -> None:
             print(f"| {how} | {word} | " + " | ".join(str(table[how, expected, r]) for r in results) + " |")
 
 
+def outcome_of_poor(
+    build: Callable[[int], nn.Module], poor: Batch, real: Batch, training: bool = True, judged_in_training: bool = True
+) -> str:
+    """What a plan that was made on a poor batch does on real data; it is not wrong if something was said by name."""
+    torch.manual_seed(0)
+    narrow, wide = (build(k).double().train(training) for k in (1, 2))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", mu.UncheckedPlan)
+        try:
+            plan = mu.plan(narrow, wide, inputs=in_double(poor))
+        except Exception:  # the plan is refused, or the model does not run on so poor a batch
+            return "refused"
+    if any(issubclass(warning.category, mu.UncheckedPlan) for warning in caught):
+        return "warned by name"
+    try:
+        result = outcome(*(m.train(judged_in_training) for m in (narrow, wide)), plan, in_double(real))
+    except Exception:  # a wrong plan may give a model that cannot run
+        result = "wrong"
+    return "silently wrong" if result == "wrong" else result
+
+
+def poor_zoo() -> None:
+    """A table: of every poor batch, over the zoo, what came out."""
+    from patterns import PATTERNS
+    from poor_batches import CASES, POOR, poor_batches
+
+    table: collections.Counter[tuple[str, str]] = collections.Counter()
+    for pattern in PATTERNS:
+        real = pattern.inputs()
+        for name, poor in poor_batches(real).items():
+            table[name, result := outcome_of_poor(pattern.build, poor, real)] += 1
+            if result == "silently wrong":
+                print(f"silently wrong: {pattern.name}, {name}")
+    for case in CASES:
+        result = outcome_of_poor(case.build, case.poor, case.real, case.training, case.judged_in_training)
+        table["own models", result] += 1
+        if result != case.expected.replace("warned", "warned by name"):
+            print(f"{case.name}: {result}, and not {case.expected}")
+    results = ("exact", "refused", "warned by name", "silently wrong")
+    print("| batch | " + " | ".join(results) + " |\n" + "| --- " * 5 + "|")
+    for name in (*POOR, "own models"):
+        print(f"| {name} | " + " | ".join(str(table[name, r]) for r in results) + " |")
+    print("| all | " + " | ".join(str(sum(n for (_, r), n in table.items() if r == one)) for one in results) + " |")
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--zoo", action="store_true")
-    zoo() if parser.parse_args().zoo else cost()
+    parser.add_argument("--poor-batches", action="store_true", help="beside --zoo")
+    asked = parser.parse_args()
+    if asked.poor_batches and not asked.zoo:
+        parser.error("--poor-batches goes with --zoo")
+    (poor_zoo if asked.poor_batches else zoo if asked.zoo else cost)()

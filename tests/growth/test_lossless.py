@@ -125,6 +125,7 @@ def test_a_family_tries_it_once_on_small_members() -> None:
     assert difference(model, wide, x) < 1e-3  # a norm's eps leaves a trace
 
 
+@pytest.mark.filterwarnings("ignore:the batch does not show")  # a state that is never passed on
 def test_a_family_says_by_how_much_and_why() -> None:
     family = mu.Family(Recurrent, base=16, inputs=torch.randn(6, 20))
     with pytest.warns(
@@ -133,6 +134,7 @@ def test_a_family_says_by_how_much_and_why() -> None:
         family.upscale(family.init(16), width=24, grow=LOSSLESS)
 
 
+@pytest.mark.filterwarnings("ignore:the batch does not show")
 def test_a_family_in_half_precision_is_measured_as_well() -> None:
     x = torch.randn(6, 20)
     family = mu.Family(Recurrent, base=16, inputs=x)

@@ -148,6 +148,7 @@ class Centred(nn.Module):
         return x * self.gain / len(self.gain)
 
 
+@pytest.mark.filterwarnings("ignore:the batch does not show")  # the last step alone is read, backwards the first one
 def test_the_module_that_reads_the_blocks_is_named_whatever_it_is_and_the_role_helps() -> None:
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     given: dict[str, Any] = {"inputs": x, "fresh": lambda: Recurrent(4), "grow": SILENT}

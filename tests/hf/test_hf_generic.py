@@ -14,9 +14,9 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from hf_models import randomised  # noqa: E402
-from mupscale import Fresh, MupscaleError  # noqa: E402
+from mupscale import Fresh, MupscaleError, UncheckedPlan  # noqa: E402
 from mupscale.hf.describe import from_modules  # noqa: E402
-from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
+from mupscale.hf.describe.building import build_model, quiet_transformers  # noqa: E402
 from mupscale.hf.describe.file_names import InModel  # noqa: E402
 from mupscale.hf.describe.multipliers import Times  # noqa: E402
 from mupscale.hf.describe.registry import DESCRIPTIONS  # noqa: E402
@@ -226,6 +226,18 @@ def test_fresh_stds_are_measured() -> None:
     assert plan.fresh["model.norm.weight"] == 0
     assert from_modules.plan_by_modules(config, Times.of(2)).fresh == plan.fresh
     assert from_modules.plan_by_modules(config, Times.of(2), fresh=False).fresh is None
+
+
+def test_what_a_run_does_not_show_is_named_and_no_batch_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(config: Mapping[str, Any]) -> Any:
+        model = build_model(config)
+        model.unused = torch.nn.Linear(model.config.hidden_size, model.config.hidden_size)
+        return model
+
+    monkeypatch.setattr(from_modules, "build_model", build)
+    config = config_of(*EXACT["arcee"]).to_dict()
+    with pytest.warns(UncheckedPlan, match=r"right for 'unused.weight': .* decide\. The architecture 'arcee' is not"):
+        from_modules.plan_by_modules(config, Times.of(2), fresh=False)
 
 
 def test_fields_that_follow_from_others_stay_null() -> None:

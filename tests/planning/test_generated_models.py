@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 import mupscale as mu
 
+pytestmark = pytest.mark.filterwarnings("ignore:the batch does not show")  # a weight that its part does not use
+
 HEAD = 4
 LAYOUTS = list(itertools.permutations(("part", "head", "unit")))
 PARTS = ["linear", "bare", "norm", "rms", "gate", "interleaved", "concat", "attention", "depthwise", "average", "scale"]

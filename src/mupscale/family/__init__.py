@@ -1,6 +1,7 @@
 """One architecture at every size: built, initialised, planned, given an optimizer and upscaled under μP.
 
 built_members   the models as their author builds them
+tried_members   small ones run on a batch: roles learnt, plans checked
 initial_values  what they start with under μP
 operator_pairs  what grow= says: an operator for width, one for depth, or both
 wider_members   a member grown into a wider one

@@ -253,7 +253,7 @@ class Depths:
     def init(self, width: WidthLike, seed: int) -> nn.Module:
         """A model under μP at this width and depth."""
         depth, widths = self.split(width)
-        model: nn.Module = self.at(depth).init(widths, seed)
+        model: nn.Module = self.at(depth).init_untried(widths, seed)
         return model
 
     def check(self, inputs: Any, sizes: Iterable[str] | None) -> None:

@@ -2,69 +2,58 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, overload
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale.core import PlainWidth, Plan, Role, Width, WidthLike, naming
-from mupscale.family.built_members import BuiltMembers
 from mupscale.family.depths import Depths
 from mupscale.family.initial_values import rescale_to_mup
 from mupscale.family.operator_pairs import Grow, refuse_idle_operator, split_operators
+from mupscale.family.tried_members import TriedMembers
 from mupscale.family.wider_members import widen_member
 from mupscale.growth import DepthRule, Noise, Operator, check_goes_with, choose_operator, with_scheduler
 from mupscale.optim import make_optimizer, param_groups
 from mupscale.planning import (
-    How,
-    build_plan,
-    check_plan_by_running,
     count_draws,
     default_init_at,
     find_depth_size,
-    find_past_norms,
     find_width_dims,
     initial_means,
     initial_std,
-    learn_roles,
-    roles_for_any_width,
     warn_of_growing_outputs,
     with_initial,
-    with_keeps,
 )
-from mupscale.system import MupscaleError, NotNegative, checks_arguments, not_advising
+from mupscale.system import MupscaleError, NotNegative, checks_arguments
 
 _DRAWS = 4  # freshly built models that the initialisation is measured on
 _PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
 
 
 @checks_arguments
-class Family(BuiltMembers):
+class Family(TriedMembers):
     """`Family(lambda width: MLP(54, width, 7), base=64)`: a model for every width, or for every dict of widths.
 
     base: at this width every factor is 1, so lr, weight decay and eps mean what they mean in plain PyTorch.
     inputs: a small batch, as the models are called with it. Small members of the family are run on it, and where module
-    types and names mislead, roles are read off what they compute.
+    types and names mislead, roles are read off what they compute. Without it `init`, `optimizer` and `upscale` warn.
     init_at: the width at which the model's own initialisation is taken as it is (default: the base, or its smallest
     multiple at which all matrices are 64 wide).
     roles: name patterns for what the modules cannot tell, as in `plan`.
     One of the sizes of a base such as {"width": 64, "depth": 4} may be a number of residual blocks; it is recognised by
     what it does. depth_rule: 'complete' if initial values and learning rates are to follow it, which needs `inputs`.
 
-    >>> import mupscale as mu
+    >>> import torch, mupscale as mu
     >>> from mupscale.models import MLP
-    >>> family = mu.Family(lambda width: MLP(54, width, 7), base=64)
+    >>> x = torch.randn(5, 54)
+    >>> family = mu.Family(lambda width: MLP(54, width, 7), base=64, inputs=x)
     >>> model = family.init(128, seed=0)
     >>> optimizer = family.optimizer(model, torch.optim.AdamW, lr=1e-3)
     >>> wide, wide_optimizer = family.upscale(model, optimizer, width=256, noise=0.0)
-    >>> x = torch.randn(5, 54)
     >>> torch.allclose(model(x), wide(x), atol=1e-5)
     True
     """
@@ -96,11 +85,10 @@ class Family(BuiltMembers):
         self._plans: dict[tuple[Width, int], Plan] = {}  # by width, and how much had been tried then
         self._measured: dict[str, float] | None = None
         self._means: dict[str, tuple[float, ...]] = {}
-        self.tried: set[frozenset[str]] = set()
         if inputs is not None:
-            self._learn_roles(inputs)
+            self.learn(inputs)
             few, many = self._probes()
-            warn_of_growing_outputs(few, many, self._between(few, many, how="copies"), inputs, roles)
+            warn_of_growing_outputs(few, many, self.between(few, many, how="copies"), inputs, roles)
 
     def __repr__(self) -> str:
         rule = "" if self._depths is None else f", depth_rule={self._depths.rule!r}"
@@ -124,10 +112,10 @@ class Family(BuiltMembers):
         if self._depths is not None:
             return self._depths.plan(width)
         if isinstance(width, nn.Module):
-            return self._noting_trial(self._between(self._base_model, width, how="mup"), self._base, width)
+            return self._noting_trial(self.between(self._base_model, width, how="mup"), self._base, width)
         width, trials = Width.of(width), len(self.tried)
         if (width, trials) not in self._plans:
-            plan = self._between(self._base_model, self.sketch(width), how="mup")
+            plan = self.between(self._base_model, self.sketch(width), how="mup")
             self._plans[width, trials] = self._noting_trial(plan, self._base, width)
         return self._plans[width, trials]
 
@@ -142,9 +130,9 @@ class Family(BuiltMembers):
             return self._depths.widening(narrow, wide, grow)
         wide_model = self._at(wide)
         copies = grow is None or grow.needs_multiples
-        plan = self._between(self._at(narrow), wide_model, how="copies" if copies else "fresh")
-        entries = self._between(self.sketch(self._init_at), wide_model, how="mup").parameters
-        past_norms = self._past_norms if plan.norms and self.inputs is not None else None
+        plan = self.between(self._at(narrow), wide_model, how="copies" if copies else "fresh")
+        entries = self.between(self.sketch(self._init_at), wide_model, how="mup").parameters
+        past_norms = self.past_norms if plan.norms else None
         plan = with_initial(plan, entries, self.initial_std(), self._means)
         return self._noting_trial(replace(plan, past_norms=past_norms), narrow, wide)
 
@@ -156,33 +144,36 @@ class Family(BuiltMembers):
             operator = split_operators(grow)[0]
             operator.check(self.widening(narrow, wide, grow=operator))
 
-    @cached_property
-    def _past_norms(self) -> Mapping[str, tuple[int, ...]] | None:
-        """What a run of two small members shows."""
-        narrow, wide = self._probes()
-        return find_past_norms(narrow, wide, self._between(narrow, wide, how="fresh"), self.inputs)
+    def has_tried(self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> bool:
+        """Whether small members have grown as these two differ, on a batch (`inputs`, or `check`)."""
+        if self._depths is None:
+            return super().has_tried(narrow, wide)
+        members = [m if isinstance(m, nn.Module) else self._depths.split(m)[1] for m in (narrow, wide)]
+        tried: bool = self._depths.at(self._depths.base).has_tried(*members)
+        return tried
 
     def _noting_trial(self, plan: Plan, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> Plan:
-        """Whether small members have grown as these two differ: of a width with several sizes, in the same ones."""
-        few, many = (self.width_of(member) for member in (narrow, wide))
-        tried = bool(self.tried)
-        if tried and len(self._base.sizes) > 1:
-            differing = None if few is None or many is None else {n for n, k in many.ratio_to(few).items() if k != 1}
-            tried = differing is not None and (not differing or frozenset(differing) in self.tried)
-        return replace(plan, checked=tried, tried_by="small members")
+        return replace(plan, checked=self.has_tried(narrow, wide), tried_by="small members")
 
     def init(self, width: WidthLike, seed: int = 0) -> nn.Module:
         """A model under μP: the author's own draw, each random parameter rescaled to its μP standard deviation.
 
         That is the std the author's init has at `init_at`, times Rule.init; constant parameters are multiplied by
         fold alone, and random ones without a width are drawn at `init_at`. Same seed, same weights.
+        Without a batch that was tried, it warns.
         """
+        if Width.of(width) != self._init_at and not self.has_tried(self._init_at, width):
+            self.warn_untried("initial values follow")
+        return self.init_untried(width, seed)
+
+    def init_untried(self, width: WidthLike, seed: int = 0) -> nn.Module:
+        """What `init` does, without a word about what was not tried: for callers that try it, or have."""
         if self._depths is not None:
             return self._depths.init(width, seed)
         model = self.drawn(width, seed)
         if Width.of(width) == self._init_at:
             return model
-        entries = self._between(self.sketch(self._init_at), model, how="mup").parameters
+        entries = self.between(self.sketch(self._init_at), model, how="mup").parameters
         measured = self.initial_std()
         reference: dict[str, nn.Parameter] = {}
         if any(std > 0 and not entries[name].axes for name, std in measured.items()):
@@ -199,7 +190,7 @@ class Family(BuiltMembers):
         **hyper: Any,
     ) -> list[dict[str, Any]]:
         """Groups for the model under μP; lr, weight decay and eps are given at the base width."""
-        return param_groups(model, self.plan(model), optimizer, groups=groups, **hyper)
+        return param_groups(model, self._plan_of_rates(model), optimizer, groups=groups, **hyper)
 
     def optimizer(
         self,
@@ -209,8 +200,17 @@ class Family(BuiltMembers):
         groups: Sequence[Mapping[str, Any]] | None = None,
         **hyper: Any,
     ) -> Optimizer:
-        """The optimizer for the model under μP; lr, weight decay and eps are given at the base width."""
-        return make_optimizer(model, self.plan(model), optimizer, groups=groups, **hyper)
+        """The optimizer for the model under μP; lr, weight decay and eps are given at the base width.
+
+        Without a batch that was tried, it warns.
+        """
+        return make_optimizer(model, self._plan_of_rates(model), optimizer, groups=groups, **hyper)
+
+    def _plan_of_rates(self, model: nn.Module) -> Plan:
+        plan = self.plan(model)
+        if not plan.checked and any(entry.narrow != entry.wide for entry in plan.parameters.values()):
+            self.warn_untried("learning rates follow")
+        return plan
 
     @overload
     def upscale(
@@ -291,51 +291,19 @@ class Family(BuiltMembers):
     def check(self, inputs: Any, sizes: Iterable[str] | None = None) -> None:
         """An error unless the family's models, small ones, widen exactly: outputs and gradients on this batch.
 
-        It is made once. sizes: which sizes of a width with several of them grow; all if not given.
+        sizes: which sizes of a width with several of them grow; all if not given.
 
+        >>> import torch
         >>> family = Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), 64)
         >>> family.check(torch.randn(5, 3))
         """
         if self._depths is not None:
             self._depths.check(inputs, sizes)
-            return
-        growing = frozenset(self._base.sizes if sizes is None else sizes)
-        if growing and growing not in self.tried:
-            self._check_at(1, inputs, growing)
-            self.tried.add(growing)
-
-    @not_advising("inputs")  # which are given
-    def _check_at(self, times: int, inputs: Any, sizes: Iterable[str] | None = None) -> None:
-        narrow, wide = self._probes(times, sizes)
-        check_plan_by_running(narrow, wide, self._between(narrow, wide, how="copies", tried=True), inputs)
-
-    def _probes(self, times: int = 1, sizes: Iterable[str] | None = None) -> tuple[nn.Module, nn.Module]:
-        """Two small members of the family, one twice as wide as the other."""
-        small = self._base.times(times * max(1, math.ceil(_PROBE_WIDTH / self._base.size)))
-        with torch.random.fork_rng(devices=[]):
-            return self.build(small), self.build(small.times(2, sizes))
-
-    def _learn_roles(self, inputs: Any) -> None:
-        """Where module types and names mislead, take the roles from runs of small members of the family."""
-        with suppress(Exception):  # whatever the modules mislead to; the run may tell
-            self.check(inputs)
-            return
-        narrow, wide = self._probes()
-        learnt = learn_roles(narrow, wide, inputs, self.roles or {})
-        self.roles = roles_for_any_width(narrow, wide, with_keeps(narrow, wide, learnt, inputs))
-        self._plans.clear()
-        self._check_at(2, inputs)  # at another width, too, since roles are for all of them
-        self.check(inputs)
+        else:
+            self.check_widths(inputs, sizes)
 
     def _at(self, width: WidthLike | nn.Module) -> nn.Module:
         return width if isinstance(width, nn.Module) else self.sketch(width)
-
-    def _between(self, narrow: nn.Module, wide: nn.Module, *, how: How, tried: bool = False) -> Plan:
-        tried = tried or self.inputs is not None or bool(self.tried)
-        return build_plan(narrow, wide, roles=self.roles, how=how, is_width=self._is_width, assume=tried)
-
-    def _is_width(self, name: str, dim: int) -> bool:
-        return dim in self._width_dims.get(name, ())
 
     def initial_std(self) -> dict[str, float]:
         """Std of the author's initialisation at `init_at`, over a few draws; 0 for what is not random."""

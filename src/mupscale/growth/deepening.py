@@ -18,7 +18,7 @@ from mupscale.growth.lossless import difference_of_outputs
 from mupscale.growth.optimizer_state import constructor_arguments, is_scalar, state_factor
 from mupscale.growth.sources import refuse_nonfinite
 from mupscale.optim import deepened_groups, scale, traits_of
-from mupscale.planning import in_float64, run_in_float64, tensors_in
+from mupscale.planning import check_not_empty, in_float64, run_in_float64, tensors_in
 from mupscale.system import MupscaleError, NotNegative, checks_arguments, level_of_caller
 
 _SAME = 1e-9  # of the size of outputs, in float64
@@ -49,6 +49,7 @@ def deepen(
     >>> torch.equal(mu.deepen(shallow, deep, inputs=tokens)(tokens), shallow(tokens))
     True
     """
+    check_not_empty(inputs)
     plan = plan_depth(shallow, deep, grow=grow, inputs=inputs) if plan is None else plan
     _refuse_another_operator(plan, grow)
     checked = inputs is not None and not plan.grow.copies

@@ -20,7 +20,14 @@ from mupscale.growth.optimizer_state import constructor_arguments, widen_optimiz
 from mupscale.growth.sources import prepare_growth
 from mupscale.growth.writing import write_grown
 from mupscale.optim import widen_scheduler, widened_groups
-from mupscale.planning import check_plan_by_running, check_silent_units, check_takes, keeps_outputs
+from mupscale.planning import (
+    Trials,
+    check_not_empty,
+    check_plan_by_running,
+    check_silent_units,
+    check_takes,
+    keeps_outputs,
+)
 from mupscale.planning import plan as make_plan
 from mupscale.system import MupscaleError, NotNegative, UncheckedPlan, checks_arguments, level_of_caller
 
@@ -103,6 +110,7 @@ def upscale(
     >>> wide.layers[1].weight.shape, {group["lr"] for group in wide_optimizer.param_groups} == {0.01, 0.0025}
     (torch.Size([32, 32]), True)
     """
+    check_not_empty(inputs)
     operator = choose_operator(grow, noise)
     check_goes_with(optimizer, scheduler, lr)
     plan = _settled_plan(plan, narrow, wide, operator, inputs, fresh)
@@ -206,13 +214,16 @@ def _why_untried(narrow: nn.Module, wide: nn.Module, plan: Plan, operator: Opera
     tensors = [*narrow.parameters(), *wide.parameters(), *wide.buffers()]
     why = "models that are sharded, or on the meta device, are not run on the batch"
     if not any(t.is_meta or is_sharded(t) for t in tensors):
+        trials = Trials(inputs)
         try:
-            if keeps_outputs(narrow, wide, plan, inputs):
-                return ""
+            keeps = keeps_outputs(narrow, wide, plan, trials)
         except Exception as error:  # whatever a model raises; it need not run here to grow
             why = str(error)
         else:
-            check_silent_units(narrow, wide, plan, inputs)
+            if not keeps:
+                check_silent_units(narrow, wide, plan, trials)
+            trials.warn()
+            return ""
     return "" if isinstance(operator, Fresh) and operator.lossless else f"this growth has not been tried: {why}"
 
 

@@ -19,6 +19,10 @@ from_run       two models side by side: what they compute, searched and checked
   recorder       the outputs of all modules while a model runs
   module_differences
                  the first module that differs, and what usually causes it
+trials         what a plan is tried on: the batch, and a stronger one where that leaves something unseen
+  unseen_units   which units of growing parameters change no output on a batch
+  stronger_batches
+                 other numbers, random tokens, more rows and positions
 learnt_roles   roles that a run shows, beside those that were given; for all widths of a family
 certain_outputs
                bare parameters that certainly are outputs; others are refused unless a batch shows what they are
@@ -67,6 +71,7 @@ from mupscale.planning.residual_branches import Writers, find_writers, silence
 from mupscale.planning.role_registry import register_roles
 from mupscale.planning.silent_changes import warn_of_growing_outputs
 from mupscale.planning.silent_units import check_silent_units, keeps_outputs
+from mupscale.planning.stronger_batches import check_not_empty
 from mupscale.planning.tracing import (
     computed_tensors,
     in_float64,
@@ -76,6 +81,7 @@ from mupscale.planning.tracing import (
     take_modes,
     tensors_in,
 )
+from mupscale.planning.trials import Trials
 from mupscale.planning.width_dims import all_tensors, default_init_at, find_depth_size, find_width_dims
 
 __all__ = [
@@ -86,11 +92,13 @@ __all__ = [
     "How",
     "KeepDouble",
     "Recorder",
+    "Trials",
     "Writers",
     "all_tensors",
     "bare_norms",
     "build_plan",
     "call_arguments",
+    "check_not_empty",
     "check_plan_by_running",
     "check_silent_units",
     "check_takes",

@@ -21,6 +21,7 @@ from mupscale.planning.module_differences import first_differing_module
 from mupscale.planning.output_gradients import outputs_and_gradients
 from mupscale.planning.recorder import Recorder
 from mupscale.planning.silent_changes import warn_of_kept_losses
+from mupscale.planning.stronger_batches import EMPTY
 from mupscale.planning.tracing import (
     Operation,
     RecordedRun,
@@ -30,9 +31,11 @@ from mupscale.planning.tracing import (
     saved_tensors,
     why_random,
 )
+from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, ways_out
 
 _MOST_PASSES = 25
+_STRONGER = " (not the given one but a stronger one of its kind, since that one leaves parts of the model unseen)"
 _REMEDIES = {
     "inputs": "make it by running the models, plan(narrow, wide, inputs=…)",
     "roles": "pass roles= for what it gets wrong",
@@ -100,10 +103,14 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: ...
     """
-    if reason := what_differs(narrow, wide, plan, inputs):
+    trials = Trials.of(inputs)
+    if reason := what_differs(narrow, wide, plan, trials):
         raise MupscaleError(f"the plan is wrong: {reason}{ways_out('; ', **_REMEDIES)}")
+    if trials is not inputs:
+        trials.warn()
 
 
+@torch.enable_grad()
 def what_differs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> str:
     """What `check_plan_by_running` finds wrong, in words; nothing where the plan is right.
 
@@ -112,33 +119,48 @@ def what_differs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) ->
     >>> what_differs(narrow, wide, mu.plan(narrow, wide), torch.ones(1, 3))
     ''
     """
-    small, batch = in_float64(narrow, inputs, generic=1)
-    large, _ = in_float64(wide, inputs, like=narrow)
+    trials = Trials.of(inputs)
+    small, _ = in_float64(narrow, (), generic=1)
+    large, _ = in_float64(wide, (), like=narrow)
     with torch.no_grad():
         theirs = saved_tensors(large)
         for name, weight in saved_tensors(small).items():
             entry = plan[name]
             entry.widened(weight, theirs[name], factor=None if name in plan.parameters else entry.rule.weight)
-    ours, theirs_out = outputs_and_gradients(small, large, batch)
-    _check_numbers([*ours[0], *ours[1].values()])
-    for number, (a, b) in enumerate(zip(ours[0], theirs_out[0], strict=True)):
+    reason, gradients = _difference(small, large, plan, trials.given)
+    trials.look(narrow, wide, gradients)
+    if not reason and trials.strong is not None:
+        del gradients
+        reason, _ = _difference(small, large, plan, trials.strong)
+        reason += _STRONGER if reason else ""
+    return reason
+
+
+def _difference(small: nn.Module, large: nn.Module, plan: Plan, batch: Any) -> tuple[str, dict[str, Tensor]]:
+    """In which output or gradient two models differ on a batch, in words, and the narrow one's gradients."""
+    for p in (*small.parameters(), *large.parameters()):
+        p.grad = None
+    ours, theirs = outputs_and_gradients(small, large, batch)
+    _check_numbers(ours[0])
+    _check_numbers([*ours[1].values()])
+    for number, (a, b) in enumerate(zip(ours[0], theirs[0], strict=True)):
         if a.shape != b.shape:
             continue  # hidden units, which are copied
         if not are_close(a, b, loosened=5):
             return (
                 f"output {number} of the wide model differs from the narrow one's by "
                 f"{float((a - b).norm() / a.norm()):.1e} on the batch{_first_module(small, large, plan, batch)}"
-            )
+            ), ours[1]
     largest = max(map(largest_number, ours[1].values()), default=0.0)
     for name, gradient in ours[1].items():
         entry = plan.parameters[name]
         expected = entry.widened(gradient, factor=entry.rule.gradient())
-        if name in theirs_out[1] and not are_close(
-            expected, theirs_out[1][name], loosened=1000, size=1e-3 * largest * entry.rule.gradient()
+        if name in theirs[1] and not are_close(
+            expected, theirs[1][name], loosened=1000, size=1e-3 * largest * entry.rule.gradient()
         ):
-            return f"the copies of '{name}' do not each get their share of its gradient on the batch"
+            return f"the copies of '{name}' do not each get their share of its gradient on the batch", ours[1]
     warn_of_kept_losses(small, large)
-    return ""
+    return "", ours[1]
 
 
 def _first_module(small: nn.Module, large: nn.Module, plan: Plan, batch: Any) -> str:
@@ -156,7 +178,9 @@ def _first_module(small: nn.Module, large: nn.Module, plan: Plan, batch: Any) ->
 
 
 def _check_numbers(tensors: Sequence[Tensor]) -> None:
-    """What is nan on both sides looks equal, so there must be numbers to compare."""
+    """What is nan on both sides looks equal, and so does nothing at all: there must be numbers to compare."""
+    if tensors and not any(tensor.numel() for tensor in tensors):
+        raise MupscaleError(EMPTY)
     for tensor in tensors:
         if tensor.isnan().all() and tensor.numel():
             raise MupscaleError(

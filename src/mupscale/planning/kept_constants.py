@@ -21,6 +21,7 @@ from torch import nn
 from mupscale.core import Entry, Role
 from mupscale.planning.from_modules import build_plan, find_role
 from mupscale.planning.silent_units import keeps_outputs
+from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError
 
 _MOST_TRIALS = 27
@@ -40,6 +41,7 @@ def with_keeps(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], in
     >>> with_keeps(Readout(4), Readout(8), roles, torch.ones(1, 3))["b.weight"].keep
     2.0
     """
+    trials = Trials.of(inputs)
     with suppress(MupscaleError):  # it cannot grow by fresh units, which is said where that is asked for
         plan = build_plan(narrow, wide, roles=roles, assume=True)
         lacking = {name: own for name in plan.parameters if (own := _lacking_keep(plan[name], roles))}
@@ -52,7 +54,7 @@ def with_keeps(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], in
                 for alias, role in lacking[name].items()
             }
             trial = told | {pattern: role for pattern, role in roles.items() if pattern not in told}
-            if keeps_outputs(narrow, wide, build_plan(narrow, wide, roles=trial, how="fresh", assume=True), inputs):
+            if keeps_outputs(narrow, wide, build_plan(narrow, wide, roles=trial, how="fresh", assume=True), trials):
                 return trial
     return dict(roles)
 

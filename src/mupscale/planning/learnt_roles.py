@@ -16,6 +16,7 @@ from mupscale.core import Entry, Number, Role, naming
 from mupscale.planning.from_modules import build_plan, find_role
 from mupscale.planning.from_run import roles_by_running, what_differs
 from mupscale.planning.growth_checks import How
+from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, ways_out
 
 _MOST_SHOWN = 3  # roles named in a message
@@ -105,7 +106,8 @@ class _Pair:
     def __init__(
         self, narrow: nn.Module, wide: nn.Module, inputs: Any, given: Mapping[str, Role], how: How | None
     ) -> None:
-        self.narrow, self.wide, self.inputs, self.given, self.how = narrow, wide, inputs, given, how
+        self.narrow, self.wide, self.given, self.how = narrow, wide, given, how
+        self.trials = Trials.of(inputs).look(narrow, wide)
 
     def learn(self) -> dict[str, Role]:
         """What a run shows, by name; it begins with what the modules and the given roles say."""
@@ -114,15 +116,15 @@ class _Pair:
         except MupscaleError:
             walked = None
         try:
-            return roles_by_running(self.narrow, self.wide, self.inputs, walked, self._given_by_name(), self.how)
+            return roles_by_running(self.narrow, self.wide, self.trials.best, walked, self._given_by_name(), self.how)
         except MupscaleError as error:
             if not self.given:
                 raise
             with suppress(MupscaleError):  # where they are wrong, they mislead the search
-                return roles_by_running(self.narrow, self.wide, self.inputs)
+                return roles_by_running(self.narrow, self.wide, self.trials.best)
             if walked is None:
                 raise
-            reason = what_differs(self.narrow, self.wide, walked, self.inputs)
+            reason = what_differs(self.narrow, self.wide, walked, self.trials)
             raise MupscaleError(
                 f"{error}. Nor do the roles given for {_listed(self.given)}, with what the modules tell of the rest, "
                 f"stand the check: {reason}"
@@ -158,7 +160,7 @@ class _Pair:
         """Why the plan that these roles make is wrong; nothing where it is right."""
         roles = _as_patterns(self.merge(given, learnt), given)
         return what_differs(
-            self.narrow, self.wide, build_plan(self.narrow, self.wide, roles=roles, assume=True), self.inputs
+            self.narrow, self.wide, build_plan(self.narrow, self.wide, roles=roles, assume=True), self.trials
         )
 
     def _stand(self, given: Mapping[str, Role], learnt: Mapping[str, Role]) -> bool:

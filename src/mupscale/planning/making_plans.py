@@ -11,7 +11,7 @@ from torch import nn
 
 from mupscale.core import Plan, Role, naming
 from mupscale.planning.from_modules import build_plan
-from mupscale.planning.from_run import check_plan_by_running
+from mupscale.planning.from_run import what_differs
 from mupscale.planning.growth_checks import How
 from mupscale.planning.initial import initial_means, initial_std, with_initial
 from mupscale.planning.kept_constants import with_keeps
@@ -19,6 +19,7 @@ from mupscale.planning.learnt_roles import learn_roles
 from mupscale.planning.past_norms import find_past_norms
 from mupscale.planning.silent_changes import warn_of_growing_outputs
 from mupscale.planning.silent_units import check_silent_units
+from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, checks_arguments, not_advising, seeded
 
 
@@ -43,7 +44,8 @@ def plan(
 
     inputs: a small batch, as the models are called with it (a tensor, a tuple of arguments, a dict of keywords). Both
     models are run on it, and the plan is read off what they compute, whatever their modules are; it is checked before
-    it is returned. Without it the plan follows from module types and attribute names.
+    it is returned. A batch that does not show all of the models, such as zeros, is tried beside a stronger one of its
+    kind; what neither shows is named in a warning. Without a batch module types and attribute names decide.
     roles: by name pattern (`{"head.weight": Role(out=0, in_=1, in_block=49)}`), for what the modules cannot tell.
     fresh: a freshly built narrow model, or the function that builds it. Noise can then be given in units of the
     model's own initialisation, and fresh units can be drawn from it.
@@ -58,10 +60,12 @@ def plan(
     if inputs is None:
         widening = build_plan(narrow, wide, roles=roles, how=how)
     else:
+        trials = Trials(inputs)
         with not_advising("inputs"):  # which are given
-            widening = _plan_by_running(narrow, wide, inputs, dict(roles or {}), how)
+            widening = _plan_by_running(narrow, wide, trials, dict(roles or {}), how)
+        trials.warn(roles)
         if widening.norms:
-            widening = replace(widening, past_norms=find_past_norms(narrow, wide, widening, inputs))
+            widening = replace(widening, past_norms=find_past_norms(narrow, wide, widening, trials.best))
         warn_of_growing_outputs(narrow, wide, widening, inputs, roles)
     return widening if fresh is None else with_initial_of(widening, fresh)
 
@@ -88,24 +92,29 @@ def _drawn(build: Callable[[], nn.Module], seed: int) -> nn.Module:
         return build()
 
 
-def _plan_by_running(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dict[str, Role], how: How) -> Plan:
+def _plan_by_running(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: dict[str, Role], how: How) -> Plan:
     """The plan that the modules suggest, if it stands the check; else the one that the run shows."""
     if how == "fresh" and not _are_multiples(narrow, wide):
-        return _plan_with_silent_units(narrow, wide, inputs, roles)
+        return _plan_with_silent_units(narrow, wide, trials, roles)
     if not _are_multiples(narrow, wide):
         build_plan(narrow, wide, roles=roles, assume=True)  # it says which size is none, where a run could not
-    try:
-        check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=roles, assume=True), inputs)
-    except Exception:  # the modules do not tell, or mislead, in whatever way; the run may tell
+    if not _stands(narrow, wide, roles, trials):  # the modules do not tell, or mislead; the run may tell
         try:
-            roles = learn_roles(narrow, wide, inputs, roles, how)
+            roles = learn_roles(narrow, wide, trials, roles, how)
         except MupscaleError:
             if how == "fresh":  # which may do where no copies are exact
                 with suppress(MupscaleError):
-                    return _plan_with_silent_units(narrow, wide, inputs, roles)
+                    return _plan_with_silent_units(narrow, wide, trials, roles)
             raise
-    roles = with_keeps(narrow, wide, roles, inputs) if how == "fresh" else roles
+    roles = with_keeps(narrow, wide, roles, trials) if how == "fresh" else roles
     return replace(build_plan(narrow, wide, roles=roles, how=how, assume=True), checked=True)
+
+
+def _stands(narrow: nn.Module, wide: nn.Module, roles: dict[str, Role], trials: Trials) -> bool:
+    """Whether the plan that the modules suggest stands the check."""
+    with suppress(Exception):  # whatever the modules mislead to
+        return not what_differs(narrow, wide, build_plan(narrow, wide, roles=roles, assume=True), trials)
+    return False
 
 
 def _are_multiples(narrow: nn.Module, wide: nn.Module) -> bool:
@@ -114,8 +123,8 @@ def _are_multiples(narrow: nn.Module, wide: nn.Module) -> bool:
     return all(not n or large % n == 0 for small, wider in pairs for n, large in zip(small, wider, strict=False))
 
 
-def _plan_with_silent_units(narrow: nn.Module, wide: nn.Module, inputs: Any, roles: dict[str, Role]) -> Plan:
+def _plan_with_silent_units(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: dict[str, Role]) -> Plan:
     """For fresh units where there are no copies to follow: from the modules, tried with the new units silent."""
     planned = build_plan(narrow, wide, roles=roles, how="fresh")
-    check_silent_units(narrow, wide, planned, inputs)
+    check_silent_units(narrow, wide, planned, trials)
     return replace(planned, checked=True, tried_by="silent units")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mupscale.core import naming
 from mupscale.planning.block_runs import BlockRun, MarkedRun, run_with_blocks, without_number
+from mupscale.planning.stronger_batches import check_not_empty
 from mupscale.planning.tracing import Operation, Ref, in_float64
 
 Writers = dict[str, float]
@@ -80,6 +81,7 @@ def find_writers(model: nn.Module, paths: Sequence[str], inputs: Any) -> tuple[d
     >>> find_writers(nn.Sequential(Block()), ["0"], torch.randn(2, 4))
     ({'0': {'down.bias': 0.0, 'down.weight': 0.0}}, {})
     """
+    check_not_empty(inputs)
     copied, batch = in_float64(model, inputs, generic=0)
     writers, reasons = _find(copied, paths, batch, until_next=False)
     if not writers:  # the model may add what its blocks give to the stream itself

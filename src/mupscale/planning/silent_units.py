@@ -14,6 +14,7 @@ from mupscale.core import Plan, copy_model, index_of_old, is_new, naming
 from mupscale.planning.copied_values import are_close
 from mupscale.planning.parted_models import Parting, find_parting
 from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, tensors_in, why_random
+from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, ways_out
 
 
@@ -28,7 +29,7 @@ def keeps_outputs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -
     >>> keeps_outputs(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()), torch.ones(4, 3))
     True
     """
-    return _agree(_compared(*_silent_pair(narrow, wide, plan, inputs), plan))
+    return _parted_pair(narrow, wide, plan, Trials.of(inputs)) is None
 
 
 @torch.no_grad()
@@ -42,11 +43,14 @@ def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: A
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: the wide model with the old units alone does not compute what the narrow ...
     """
-    small, large, batch = _silent_pair(narrow, wide, plan, inputs)
-    pairs = _compared(small, large, batch, plan)
-    if _agree(pairs):
+    trials = Trials.of(inputs)
+    pair = _parted_pair(narrow, wide, plan, trials)
+    if pair is None:
+        if trials is not inputs:
+            trials.warn()
         return
-    if not pairs:
+    small, large, batch = pair
+    if not _compared(small, large, batch, plan):
         raise MupscaleError(
             "every output of the model grows, to a size that no layer has, so that a batch shows nothing of fresh "
             "units: build the wide model with outputs of the narrow one's size, or grow to a multiple of the width"
@@ -89,6 +93,14 @@ def _remedies(parting: Parting | None) -> str:
         f"Either units lie in blocks that the modules do not tell, as after a flatten or in heads; or a norm was not "
         f"recognised; or there is a constant that depends on the width. {found}{ways_out('. Or ', roles=blocks)}"
     )
+
+
+def _parted_pair(
+    narrow: nn.Module, wide: nn.Module, plan: Plan, trials: Trials
+) -> tuple[nn.Module, nn.Module, Any] | None:
+    """The two models, and the first of the batches on which they part; None where they do on none."""
+    pairs = (_silent_pair(narrow, wide, plan, batch) for batch in trials.look(narrow, wide).batches)
+    return next((pair for pair in pairs if not _agree(_compared(*pair, plan))), None)
 
 
 def _silent_pair(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> tuple[nn.Module, nn.Module, Any]:

@@ -63,7 +63,8 @@ def check_copies(family: Family, data: Data, narrow: WidthLike, wide: WidthLike)
     >>> family = Family(lambda width: MLP(54, width, 7), base=8)
     >>> check_copies(family, CoverTypeSample(), 8, 16)
     """
-    if growing := Width.of(narrow).growing(Width.of(wide)):
+    growing = Width.of(narrow).growing(Width.of(wide))
+    if growing and not family.has_tried(narrow, wide):
         family.check(few_examples(data), growing)
 
 

@@ -54,7 +54,7 @@ def starting_point(
     Linear(in_features=54, out_features=16, bias=True)
     """
     if recipe.start is None:
-        model = family.init(recipe.width, seed=recipe.seeds.init).to(recipe.dtype())
+        model = family.init_untried(recipe.width, seed=recipe.seeds.init).to(recipe.dtype())
         model = processes.place(model)
         return model, _optimizer(recipe, family.plan(recipe.width), model, processes)
     return _upscale_checkpoint(recipe, family, processes, recipe.start, data)

@@ -6,6 +6,7 @@ Such a plan is a proposal. It counts only when the widened model has been verifi
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from mupscale.hf.describe.multipliers import Times, grown
 from mupscale.hf.describe.planned import Evidence, PlannedArchitecture
 from mupscale.planning import How, build_plan, with_initial_of
 from mupscale.planning import plan as plan_of_models
-from mupscale.system import MupscaleError, not_advising
+from mupscale.system import MupscaleError, UncheckedPlan, not_advising
 
 _FEW = 1 << 24  # numbers in a model that is built to be run
 _MOST = 64  # GB of float32 would take minutes to initialise
@@ -189,9 +190,18 @@ def _plan_by_running(config: Config, times: Times, roles: Mapping[str, Role]) ->
         try:
             small, large = build_model(config), build_model(wide_config(config, times))
             batch = make_batches(small, size=8)[0]
-            return plan_of_models(small, large, inputs=batch, roles=roles, grow=operator)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", UncheckedPlan)
+                plan = plan_of_models(small, large, inputs=batch, roles=roles, grow=operator)
         except MupscaleError:
             return None
+    for one in caught:
+        if issubclass(one.category, UncheckedPlan):  # no batch can be passed here
+            fact = str(one.message).partition(". Pass inputs=")[0]
+            warnings.warn(f"{fact}. {how_to_describe(config.get('model_type'))}", UncheckedPlan, stacklevel=2)
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    return plan
 
 
 def how_to_describe(model_type: object) -> str:

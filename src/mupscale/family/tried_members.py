@@ -1,0 +1,120 @@
+"""Small members of a family, run on a batch: what it shows of their roles, and whether their plans stand the check."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from mupscale.core import Plan, Role, WidthLike
+from mupscale.family.built_members import BuiltMembers
+from mupscale.planning import (
+    How,
+    Trials,
+    build_plan,
+    check_plan_by_running,
+    find_past_norms,
+    learn_roles,
+    roles_for_any_width,
+    with_keeps,
+)
+from mupscale.system import UncheckedPlan, not_advising
+
+_PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
+
+
+class TriedMembers(BuiltMembers):
+    """Members of which small ones have been tried, in the sizes that `tried` has.
+
+    >>> family = TriedMembers(lambda width: nn.Sequential(nn.Linear(3, width), nn.Linear(width, 2)), 8)
+    >>> family.check_widths(torch.randn(5, 3))
+    >>> family.has_tried(8, 16)
+    True
+    """
+
+    def __init__(
+        self,
+        build: Callable[..., nn.Module],
+        base: WidthLike,
+        roles: Mapping[str, Role] | None = None,
+        inputs: Any = None,
+    ) -> None:
+        super().__init__(build, base, roles, inputs)
+        self.tried: set[frozenset[str]] = set()
+        self._width_dims: Mapping[str, set[int]] = {}
+        self._trials: Trials | None = None
+
+    def has_tried(self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> bool:
+        """Whether small members have grown as these two differ: of a width with several sizes, in the same ones."""
+        few, many = (self.width_of(member) for member in (narrow, wide))
+        if not self.tried or len(self._base.sizes) == 1:
+            return bool(self.tried)
+        differing = None if few is None or many is None else {n for n, k in many.ratio_to(few).items() if k != 1}
+        return differing is not None and (not differing or frozenset(differing) in self.tried)
+
+    def warn_untried(self, what: str) -> None:
+        """Say that something follows from module types and names alone."""
+        warnings.warn(
+            f"this family has not been tried: its {what} from module types and names. Pass inputs= to Family, a small "
+            f"batch as the models are called with it, and small members are tried on it first",
+            UncheckedPlan,
+            stacklevel=3,
+        )
+
+    def check_widths(self, inputs: Any, sizes: Iterable[str] | None = None) -> None:
+        """An error unless small members of these sizes widen exactly on a batch, or a stronger one of its kind."""
+        growing = frozenset(self._base.sizes if sizes is None else sizes)
+        if not growing:
+            return
+        trials = Trials.of(inputs)
+        self._check_at(1, trials, growing)
+        self.tried.add(growing)
+        if trials is not inputs:
+            trials.warn(self.roles)
+
+    @not_advising("inputs")  # which are given
+    def _check_at(self, times: int, trials: Trials, sizes: Iterable[str] | None = None) -> None:
+        narrow, wide = self._probes(times, sizes)
+        check_plan_by_running(narrow, wide, self.between(narrow, wide, how="copies", tried=True), trials)
+
+    def _probes(self, times: int = 1, sizes: Iterable[str] | None = None) -> tuple[nn.Module, nn.Module]:
+        """Two small members of the family, one twice as wide as the other."""
+        small = self._base.times(times * max(1, math.ceil(_PROBE_WIDTH / self._base.size)))
+        with torch.random.fork_rng(devices=[]):
+            return self.build(small), self.build(small.times(2, sizes))
+
+    def learn(self, inputs: Any) -> None:
+        """Where module types and names mislead, take the roles from runs of small members of the family."""
+        given, trials = self.roles, Trials(inputs)
+        self._trials = trials
+        with suppress(Exception):  # whatever the modules mislead to; the run may tell
+            self.check_widths(trials)
+        if not self.tried:
+            narrow, wide = self._probes()
+            learnt = learn_roles(narrow, wide, trials, self.roles or {})
+            self.roles = roles_for_any_width(narrow, wide, with_keeps(narrow, wide, learnt, trials))
+            self._check_at(2, trials)  # at another width, too, since roles are for all of them
+            self.check_widths(trials)
+        trials.warn(given)
+
+    def between(self, narrow: nn.Module, wide: nn.Module, *, how: How, tried: bool = False) -> Plan:
+        """The plan from one member to another, by the roles that are known."""
+        tried = tried or self.inputs is not None or bool(self.tried)
+        return build_plan(narrow, wide, roles=self.roles, how=how, is_width=self._is_width, assume=tried)
+
+    def _is_width(self, name: str, dim: int) -> bool:
+        return dim in self._width_dims.get(name, ())
+
+    @cached_property
+    def past_norms(self) -> Mapping[str, tuple[int, ...]] | None:
+        """What a run of two small members shows; None without a batch."""
+        if self._trials is None:
+            return None
+        narrow, wide = self._probes()
+        return find_past_norms(narrow, wide, self.between(narrow, wide, how="fresh"), self._trials.best)
