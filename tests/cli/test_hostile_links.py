@@ -12,15 +12,14 @@ import pytest
 
 pytest.importorskip("jsonargparse")
 
-import method_runs
-from mupscale.method import Choice, Summary, run_sweeps, transfer_check
-
 import comparison_runs
 import hostile_folders
+import paper_runs
 from hf_files import llama_config, llama_tensors, write_checkpoint
 from mupscale.cli import main
 from mupscale.data.documents import Corpus
 from mupscale.report import save_transfer_picture
+from mupscale.study import BudgetPoint, ContenderRuns, StudySummary, SystemRuns, run_sweeps, transfer_check
 from mupscale.system import MupscaleError
 from mupscale.train import run_recipe
 
@@ -40,8 +39,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     (folder / "recipe.json").write_text(json.dumps(RECIPE))
     assert main(["resume", str(folder)]) == 0
-    choice = Choice(base_lr=0.1, lr=0.05, noise=0.3, unit="init")
-    Summary("demo", "", {}, {}, [], choice, [], [], verdict=["Growing pays."]).save(folder)
+    runs = [ContenderRuns("fresh", 16, 0.1, 0.0, [BudgetPoint(1.0, 9, 9.0, [0.5])])]
+    large = SystemRuns(8, 16, None, "FLOPs", runs)
+    StudySummary("demo", "", "pay", {}, {}, ["Growing pays."], large=large).save(folder)
     return folder
 
 
@@ -147,7 +147,7 @@ def test_pictures_need_no_latex(victim: Path, monkeypatch: pytest.MonkeyPatch) -
         assert main(["report", "foreign"]) == 0
 
 
-@pytest.mark.parametrize("place", [".lock", "stacks", pytest.param("large", marks=pytest.mark.slow), "comparison.json"])
+@pytest.mark.parametrize("place", [".lock", "stacks", "stretches"])
 def test_a_comparison(victim: Path, place: str) -> None:
     Path("compared").mkdir()
     link(Path("compared", place), victim / "letter" if "." in place else victim)
@@ -160,15 +160,15 @@ def test_a_sweep(victim: Path, place: str) -> None:
     Path("tuned").mkdir()
     link(Path("tuned", place), victim if place == "sweeps" else victim / "new")
     with pytest.raises(MupscaleError, match=f"{place} is a link to"):
-        run_sweeps(method_runs.small(), method_runs.settings(), "tuned", note=method_runs.quiet)
+        run_sweeps(paper_runs.small(), paper_runs.settings(), "tuned", note=paper_runs.quiet)
 
 
 def test_a_transfer_check(victim: Path) -> None:
     Path("checked").mkdir()
-    link(Path("checked", "transfer"), victim)
-    with pytest.raises(MupscaleError, match="transfer is a link to"):
+    link(Path("checked", "stretches"), victim)
+    with pytest.raises(MupscaleError, match="stretches is a link to"):
         transfer_check(
-            method_runs.small(), widths=[4, 8], lrs=[0.1, 0.2], noises=[0.3], lr=0.1, noise=0.3, out=Path("checked")
+            paper_runs.small(), widths=[4, 8], lrs=[0.1, 0.2], noises=[0.3], lr=0.1, noise=0.3, out=Path("checked")
         )
 
 
@@ -196,7 +196,7 @@ def test_packed_text(victim: Path, place: str, capsys: pytest.CaptureFixture[str
 def test_a_callback_of_ones_own_may_write_where_it_is_told(victim: Path) -> None:
     callback = {"class_path": "mupscale.train.JsonLines", "init_args": {"path": "all"}}
     Path("all").symlink_to("copy")
-    run_recipe(method_runs.small(grow=[], out="mine", callbacks=[callback]))
+    run_recipe(paper_runs.small(grow=[], out="mine", callbacks=[callback]))
     assert Path("copy").read_text().count("\n")
 
 

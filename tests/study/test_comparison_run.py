@@ -136,7 +136,7 @@ def test_asked_to_stop_in_a_last_step_it_trains_no_further_stage(
 
     monkeypatch.setattr(StackRun, "_finish", finish_and_terminate)
     path = written(tmp_path / "recipe.yaml", growing())
-    assert main(["run", str(path), "--out", str(tmp_path / "run"), "--comparison.widths", "[4]"]) == 130
+    assert main(["run", str(path), "--out", str(tmp_path / "run"), "--study.widths", "[4]"]) == 130
     said = capsys.readouterr()
     assert "1/6" in said.out
     assert "2/6" not in said.out
@@ -174,7 +174,7 @@ def test_its_folder_may_be_moved_and_called_by_any_path(
     stored = [file for file in run.glob("**/*") if file.suffix in (".json", ".jsonl", ".safetensors")]
     assert len(stored) > 50
     assert not [file for file in stored if str(whole[0].parent).encode() in file.read_bytes()]
-    shutil.rmtree(next(run.glob("large/fresh/*/seed-1/budget-1")))
+    shutil.rmtree(next(run.glob("stretches/width-16-lr-*-seed-1-*")))
     assert facts(compare_quietly(Path(called.format(there)))) == facts(read(whole[0]))
     assert histories(run).keys() == before.keys()
 

@@ -169,6 +169,7 @@ class Trainer:
             with exclusive_lock(lock, refusal=None if wait else busy, before_waiting=lambda: self.note(waiting)):
                 for folder in (self.folder, self.folder / "stacks"):
                     clear_leftovers(folder, alone=not wait)
+                self._take_checkpoint()
                 yield
         except OSError as error:
             raise MupscaleError(f"{self.folder} cannot be written: {error.strerror or error}") from None

@@ -20,7 +20,7 @@ from mupscale.core import Plan, WholeWidth, without_ddp
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.optim import make_optimizer
-from mupscale.system import MupscaleError, appearing, derive, fingerprint_files, load_torch, replacing
+from mupscale.system import MupscaleError, appearing, derive, fingerprint_files, load_torch, make_folder, replacing
 from mupscale.train.dcp_folders import is_dcp_folder, load_dcp_model
 from mupscale.train.growing import coming_batches, grow_model
 from mupscale.train.growth_events import build_depth_operator, build_operator
@@ -158,7 +158,7 @@ def copy_checkpoint(start: str, folder: Path) -> Path:
     path = find_checkpoint(start)
     copy = folder / path.name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         if made := [one for one in folder.iterdir() if not one.name.startswith(".")]:
             return made[0]
         if path.is_dir():
