@@ -74,7 +74,7 @@ def test_fresh_units_at_sizes_that_are_no_multiples(
         ("--lossless", "--lossless is for fresh units: add --how fresh"),
         ("--outgoing 0.5", "--outgoing is for fresh units"),
         ("--how fresh --lossless --outgoing 0.5", "leave out --outgoing"),
-        ("--how fresh --outgoing 2", "must be a number between 0 and 1"),
+        ("--how fresh --outgoing 2", "--outgoing is 2.0, but must be a number between 0 and 1"),
         ("--hidden 24 --heads 6", "fresh units take any wider size: --how fresh"),
         ("--how fresh --hidden 8", "--hidden 8 is narrower"),
         ("--how fresh --hidden wide", "--hidden wide: a size is a whole number"),

@@ -113,11 +113,11 @@ NOT_MADE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "unknown argument of data": ({"data": Spec("small_runs.Rows", {"path": "x"})}, ("small_runs.Rows", "'path'")),
     "unknown argument of the optimizer": (
         {"optimizer": Spec("torch.optim.AdamW", {"lr": 0.1, "momentum": 0.9})},
-        ("AdamW does not take", "'momentum'"),
+        ("AdamW does not take these hyperparameters", "'momentum'"),
     ),
     "impossible value for the optimizer": (
         {"optimizer": Spec("torch.optim.AdamW", {"lr": 0.1, "betas": [1.5, 0.9]})},
-        ("AdamW does not take", "Invalid beta parameter"),
+        ("AdamW does not take these hyperparameters", "Invalid beta parameter"),
     ),
     "no module": ({"model": Spec("test_train_recipe.no_module")}, ("test_train_recipe.no_module", "nn.Module")),
     "no source of data": ({"data": Spec("pathlib.PurePath")}, ("pathlib.PurePath", "mupscale.data.Data")),

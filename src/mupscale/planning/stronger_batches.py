@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from mupscale.planning.tracing import call_arguments, run_in_float64
+from mupscale.planning.model_calls import call_arguments
+from mupscale.planning.tracing import run_in_float64
 from mupscale.system import MupscaleError
 
 EMPTY = "the batch is empty, so that nothing can be seen on it: pass inputs= with at least one row"

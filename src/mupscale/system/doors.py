@@ -114,7 +114,8 @@ def checks_arguments(public: _Public) -> _Public:
             kind = signature.parameters[name].kind
             named = value.items() if kind is inspect.Parameter.VAR_KEYWORD else [(name, value)]
             for argument, each in named if name in hints else ():
-                check_argument(hints[name], each, as_asked(f"{label}: {argument}=", f"--{argument}"))
+                if (wrong := _mismatch(hints[name], each)) is not None:
+                    raise _refusal(*wrong, as_asked(f"{label}: {argument}=", f"--{argument}"))
         return public(*args, **kwargs)
 
     return checked  # type: ignore[return-value]
@@ -132,22 +133,36 @@ def check_argument(hint: Any, value: Any, where: str) -> None:
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: half: number= is a list, but must be a number
     """
-    alternatives = list(_alternatives(hint))
-    fitting = [each for each in alternatives if _fits(each, value)]
-    if not fitting:
-        remedy = next((f"; {r}" for each in alternatives for r in _remedies(each, value)), "")
-        raise MupscaleError(f"{where} is {_shown(value)}, but must be {_all_in_words(alternatives)}{remedy}")
-    for inner, part, place in _parts(fitting[0], value):
-        check_argument(inner, part, f"{where.removesuffix('=')}{place}")
+    if (wrong := _mismatch(hint, value)) is not None:
+        raise _refusal(*wrong, where)
 
 
-def _alternatives(hint: Any) -> Iterator[Any]:
+def _mismatch(hint: Any, value: Any) -> tuple[Any, Any, tuple[Any, ...]] | None:
+    """The first thing that is not what its hint says: the hint, the thing, and where in the value it lies."""
+    if type(value) is hint:  # as most are
+        return None
+    fitting = next((each for each in _alternatives(hint) if _fits(each, value)), _NOTHING)
+    if fitting is _NOTHING:
+        return hint, value, ()
+    for inner, part, key in _parts(fitting, value):
+        if (wrong := _mismatch(inner, part)) is not None:
+            return wrong[0], wrong[1], (key, *wrong[2])
+    return None
+
+
+def _refusal(hint: Any, value: Any, keys: tuple[Any, ...], where: str) -> MupscaleError:
+    alternatives = _alternatives(hint)
+    inside = where.removesuffix("=") + "".join(f"[{show_short(key)}]" for key in keys) if keys else where
+    remedy = next((f"; {r}" for each in alternatives for r in _remedies(each, value)), "")
+    return MupscaleError(f"{inside} is {_shown(value)}, but must be {_all_in_words(alternatives)}{remedy}")
+
+
+@functools.cache
+def _alternatives(hint: Any) -> tuple[Any, ...]:
     """The members of a union, of unions in it, too."""
     if get_origin(hint) in (Union, types.UnionType):
-        for each in get_args(hint):
-            yield from _alternatives(each)
-    else:
-        yield hint
+        return tuple(each for member in get_args(hint) for each in _alternatives(member))
+    return (hint,)
 
 
 def _fits(hint: Any, value: Any) -> bool:
@@ -170,6 +185,7 @@ def _fits(hint: Any, value: Any) -> bool:
     return _is_instance(origin or hint, value)
 
 
+_NOTHING = object()
 _TAKEN_FOR: dict[Any, Any] = {int: Integral, float: Real, Path: os.PathLike, tuple: tuple | list}
 
 
@@ -183,19 +199,19 @@ def _is_instance(kind: Any, value: Any) -> bool:
     return isinstance(value, _TAKEN_FOR.get(kind, kind))
 
 
-def _parts(hint: Any, value: Any) -> Iterator[tuple[Any, Any, str]]:
-    """What lies in a mapping or a tuple: its hint, the value, and where it is."""
+def _parts(hint: Any, value: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """What lies in a mapping or a tuple: its hint, the value, and its key or number."""
     origin, inner = get_origin(hint), get_args(hint)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        yield from ((inner[1], each, f"[{show_short(key)}]") for key, each in value.items())
+        yield from ((inner[1], each, key) for key, each in value.items())
     elif isinstance(origin, type) and issubclass(origin, tuple | Sequence):
         hints = inner if origin is tuple and inner[-1] is not Ellipsis else inner[:1] * len(value)
-        yield from ((h, each, f"[{number}]") for number, (h, each) in enumerate(zip(hints, value, strict=False)))
+        yield from ((h, each, number) for number, (h, each) in enumerate(zip(hints, value, strict=False)))
 
 
 def _all_in_words(alternatives: Sequence[Any]) -> str:
     """What any of these is: None is not said beside others, nor whole numbers beside numbers."""
-    implied = {types.NoneType} if len(alternatives) > 1 else set()
+    implied: set[Any] = {types.NoneType} if len(alternatives) > 1 else set()
     implied |= {int} if float in alternatives else set()
     return _either(dict.fromkeys(_in_words(each) for each in alternatives if each not in implied))
 

@@ -255,7 +255,4 @@ def hyperparameters(recipe: Recipe, device: torch.device) -> dict[str, Any]:
 def _optimizer(recipe: Recipe, plan: Plan, model: nn.Module, processes: Processes) -> Optimizer:
     cls = recipe.optimizer_class()
     groups = recipe_groups(model, plan, cls, recipe.no_decay)
-    try:
-        return make_optimizer(model, plan, cls, groups=groups, **hyperparameters(recipe, processes.device))
-    except (TypeError, ValueError) as error:
-        raise MupscaleError(f"{recipe.optimizer.class_path} cannot be made: {error}") from None
+    return make_optimizer(model, plan, cls, groups=groups, **hyperparameters(recipe, processes.device))

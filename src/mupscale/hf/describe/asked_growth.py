@@ -34,7 +34,7 @@ def settle_growth(
     architecture: PlannedArchitecture,
     config: Config,
     *,
-    times: int | str | Times | None = None,
+    times: int | str | Mapping[str, int] | Times | None = None,
     sizes: Sizes | None = None,
     grow: Operator | None = None,
     noise: Noise = 0.0,
