@@ -188,3 +188,37 @@ def test_statistics_of_new_channels_on_the_device() -> None:
     assert after.device.type == DEVICE
     assert torch.equal(after.cpu()[old], before.cpu()[old])
     assert bool((after.cpu()[new] != before.cpu()[new]).all())
+
+
+class Noisy(torch.nn.Module):
+    """Noise on a latent that does not grow, which the device draws."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b, self.c = torch.nn.Linear(5, width), torch.nn.Linear(width, 3), torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        latent = self.b(torch.tanh(self.a(x)))
+        y: torch.Tensor = self.c(latent + torch.randn_like(latent))
+        return y
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_a_plan_by_running_draws_the_same_at_both_widths_and_leaves_the_device_as_it_was(learn: bool) -> None:
+    narrow, wide = Noisy(8).cuda(), Noisy(16).cuda()
+    x, before = torch.randn(4, 5, device="cuda"), torch.cuda.get_rng_state()
+    roles = {"a.weight": mu.Role(out=0, out_block=4), "a.bias": mu.Role(out=0, out_block=4)} if learn else None
+    assert mu.plan(narrow, wide, inputs=x, roles=roles).checked
+    assert torch.equal(before, torch.cuda.get_rng_state())
+
+
+@pytest.mark.parametrize("flags", [{"fused": True}, {"capturable": True}, {"foreach": True}])
+def test_a_state_is_loaded_into_its_own_optimizer_on_cuda(flags: dict[str, Any], tmp_path: Any) -> None:
+    model = MLP(8, 16, 3).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **flags)
+    model(torch.randn(4, 8, device="cuda")).sum().backward()
+    optimizer.step()
+    path = mu.save(tmp_path / "file", model, optimizer)
+    mu.load(path, model, torch.optim.AdamW(model.parameters(), lr=1e-2, **flags))
+    with pytest.raises(mu.MupscaleError, match="another optimizer"):
+        mu.load(path, model, torch.optim.SGD(model.parameters(), lr=1e-2))

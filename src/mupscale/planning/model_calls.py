@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -87,3 +87,20 @@ def _runs_in_float32(model: nn.Module, inputs: Any) -> bool:
     except Exception:  # whatever it is
         return False
     return True
+
+
+@contextmanager
+def drawing(seed: int, tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, the CPU and the devices of these tensors draw from a seed; afterwards they go on where they were.
+
+    >>> with drawing(0, []):
+    ...     first = torch.randn(2)
+    >>> with drawing(0, []):
+    ...     print(torch.equal(first, torch.randn(2)))
+    True
+    """
+    devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
+    with torch.random.fork_rng(devices=devices):
+        for generator in (torch.default_generator, *(torch.cuda.default_generators[index] for index in devices)):
+            generator.manual_seed(seed)
+        yield

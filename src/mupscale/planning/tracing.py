@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from mupscale.core import check_dtype, copy_model, naming
-from mupscale.planning.model_calls import call_arguments, run_on_batch
+from mupscale.planning.model_calls import call_arguments, drawing, run_on_batch
 from mupscale.planning.precision import in_double
-from mupscale.system import MupscaleError, seeded, ways_out
+from mupscale.system import MupscaleError, ways_out
 
 _NORMS = re.compile(r"norm|rsqrt|sqrt|^var|^std")
 
@@ -78,7 +78,8 @@ class Operation:
                 return tensors[x.number]
             return type(x)(map(value, x)) if isinstance(x, list | tuple) else x
 
-        with seeded(self.results[0] or 0) if self.is_random else nullcontext():
+        given = [tensors[number] for number in self.refs] if self.is_random else []
+        with drawing(self.results[0] or 0, given) if self.is_random else nullcontext():
             result = self.function(*map(value, self.args), **{name: value(x) for name, x in self.kwargs.items()})
         return [result] if isinstance(result, Tensor) else tree_flatten(result)[0]
 
@@ -126,7 +127,7 @@ def run_in_float64(model: nn.Module, inputs: Any, seed: int = 0) -> Any:
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: Conv1d does not run on the batch in float64 (RuntimeError: Input type ...
     """
-    with seeded(seed):
+    with drawing(seed, model.parameters()):
         return run_on_batch(model, inputs, in_double=True)
 
 
