@@ -20,7 +20,7 @@ from mupscale.study.results import ContenderRuns, Search, SystemRuns, Tuning
 from mupscale.study.settings import StudySettings
 from mupscale.study.systems import System, train_budgets
 from mupscale.study.tree import Stretch, list_stretches
-from mupscale.study.tuning import Trials, try_values
+from mupscale.study.tuning import ValueTrials, try_values
 from mupscale.study.verdict import answer_comparison
 from mupscale.system import MupscaleError, print_at_once
 from mupscale.train import Schedule, build_operator
@@ -137,7 +137,7 @@ class OwnLoop:
         for one in to_tune:
             count = len(rates) * (len(self.noises) if one.tunes_noise else 1)
             tell(f"tuning at {at_width}: {one.label}, {count} × {small.steps(one)} steps")
-            tuned += try_values(Trials(small, trainer, self.lr), rates, [one])
+            tuned += try_values(ValueTrials(small, trainer, self.lr), rates, [one])
         tuning = Tuning(Search(BASE.name, self.lr, 0.0, []), tuned)
         runs: list[ContenderRuns] = []
         for one in chosen:

@@ -35,7 +35,7 @@ def tune_contenders(system: System, trainer: StagedTrainer, lr: float) -> Tuning
         losses = trainer.train([system.decayed_base(rate, 0) for rate in rates])
         tried = [Tried(rate, 0.0, [loss]) for rate, loss in zip(rates, losses, strict=True)]
         base = replace(choose("the base model", tried), name=BASE.name)
-    trials = Trials(system, trainer, base.lr)
+    trials = ValueTrials(system, trainer, base.lr)
     with trainer.stage("rates", f"learning rates and noise of the contenders, {system.label}"):
         contenders = [one for one in contenders_named(system.settings.contenders) if one.tuned_as is None]
         tuned = try_values(trials, rates, contenders)
@@ -54,7 +54,7 @@ class _Values(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trials:
+class ValueTrials:
     """Trains candidates at the small width, from base models of one learning rate."""
 
     system: System
@@ -85,7 +85,7 @@ class Trials:
         return self.system.candidate(one.contender, self.base_lr, one.lr, one.noise, one.seed)
 
 
-def try_values(trials: Trials, rates: Sequence[float], contenders: Sequence[Contender]) -> list[Search]:
+def try_values(trials: ValueTrials, rates: Sequence[float], contenders: Sequence[Contender]) -> list[Search]:
     """The best values of every contender, with one seed."""
     tried = [
         _Values(one, lr, noise)
@@ -129,7 +129,7 @@ def _limit(lowest: float, margin: float) -> float:
     return lowest + margin * abs(lowest)
 
 
-def _settle(trials: Trials, tuned: Sequence[Search], seeds: int) -> list[Search]:
+def _settle(trials: ValueTrials, tuned: Sequence[Search], seeds: int) -> list[Search]:
     """Candidates within CLOSE of a contender's best get more seeds, and the best mean wins."""
     close = {one.name: _close(one.trials) for one in tuned}
     more = [
