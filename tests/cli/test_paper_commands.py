@@ -83,7 +83,7 @@ def test_a_dry_run_prints_a_table_and_writes_nothing(file: str, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "status", "why"),
     [
-        (["--grow", "[]"], 1, "needs one growth event, and this one has 0"),
+        (["--grow", "[]"], 1, "needs one growth event, and this recipe has 0"),
         (["--from", "there"], 1, "cannot start from a checkpoint (from)"),
         (["--study.widths", "[4, 4]"], 1, "small widths must differ from each other"),
         (["--study.sampler", "tpe"], 1, "study.sampler tpe needs study.trials"),

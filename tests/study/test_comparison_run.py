@@ -318,7 +318,7 @@ def test_a_decayed_checkpoint_is_said_to_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "settings", "message"),
     [
-        ({"grow": []}, {}, "needs to know what the model grows to"),
+        ({"grow": []}, {}, "a comparison needs one growth event, and this recipe has 0"),
         ({"grow": [Growth(at=9, width=8)]}, {}, "keeps the width at 8"),
         ({"steps": 12}, {}, "a budget of 0.5 is .* steps, too few"),
         ({}, {"widths": [{"d": 4}]}, "must be of the same form"),

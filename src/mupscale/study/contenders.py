@@ -326,12 +326,13 @@ USUAL_IN_PAY = tuple(one.name for one in CONTENDERS if one.advice and one.is_usu
 USUAL_IN_PAPER = tuple(one.name for one in CONTENDERS if one.kind is not None and not one.on_request)
 
 
-def contender_named(name: str) -> Contender:
-    """The contender of a name.
+def usual_contenders(preset: Literal["pay", "paper"]) -> list[str]:
+    """Who takes part in a comparison unless asked otherwise."""
+    return list(USUAL_IN_PAPER if preset == "paper" else USUAL_IN_PAY)
 
-    >>> contender_named("fresh").label
-    'grown with fresh units'
-    """
+
+def contender_named(name: str) -> Contender:
+    """The contender of a name."""
     for one in CONTENDERS:
         if one.name == name:
             return one
@@ -339,31 +340,18 @@ def contender_named(name: str) -> Contender:
 
 
 def contender_or_stranger(name: str) -> Contender:
-    """The contender of a name; a stranger to the table is called by its name, and no base model is charged to it.
-
-    >>> contender_or_stranger("grown at 25 %").label
-    'grown at 25 %'
-    """
+    """The contender of a name; a stranger to the table is called by its name, and no base model is charged to it."""
     known = (one for one in CONTENDERS if one.name == name)
     return next(known, None) or Contender(name=name, label=name, phrase=name, color=BASE.color, from_base=False)
 
 
 def contenders_named(names: Sequence[str]) -> list[Contender]:
-    """These contenders, in the table's order.
-
-    >>> [one.label for one in contenders_named(["fresh", "continued"])]
-    ['continued', 'grown with fresh units']
-    """
+    """These contenders, in the table's order."""
     return [one for one in CONTENDERS if one.name in names]
 
 
 def check_contenders(names: Sequence[str], setting: str, allowed: Sequence[str] = IN_PAY) -> None:
-    """Refuse names that are none, and a choice in which nothing can be compared. setting: what the user calls it.
-
-    >>> check_contenders(["continued", "copy"], "contenders")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'copy' is no contender here: take from ...
-    """
+    """Refuse names that are none, and a choice in which nothing can be compared. setting: what the user calls it."""
     for name in names:
         if name not in allowed:
             raise MupscaleError(f"{name!r} is no contender here: take from {', '.join(allowed)}")

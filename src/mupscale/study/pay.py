@@ -14,16 +14,23 @@ from mupscale.core import WholeWidth, Width
 from mupscale.study.contenders import USUAL_IN_PAY, Contender, check_contenders, contenders_named
 from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import check_forecast, make_forecast
-from mupscale.study.pay_words import write_pay_words
 from mupscale.study.results import StudySummary, SystemRuns, Tuning
 from mupscale.study.settings import StudySettings
-from mupscale.study.systems import System, train_base_models, train_budgets
+from mupscale.study.systems import (
+    System,
+    check_growth,
+    check_sizes,
+    read_system,
+    train_base_models,
+    train_budgets,
+)
 from mupscale.study.training import Ground, Note, Trainer
 from mupscale.study.tree import Stretch
 from mupscale.study.tuning import tune_contenders
 from mupscale.study.verdict import answer_comparison
+from mupscale.study.wording import write_pay_words
 from mupscale.system import MupscaleError, print_at_once
-from mupscale.train import Recipe, build_operator, describe_start, stored_values
+from mupscale.train import Recipe, describe_start, stored_values
 
 NO_FLOPS = (
     "the model's FLOPs cannot be counted, so costs are steps: a step of the wide model counts as much as one of the "
@@ -55,17 +62,6 @@ def run_pay(
     The recipe has one growth event, which tells both widths and how long each model trains; or it starts from a
     checkpoint (`start`) and its width is the wide one. The same call goes on where an earlier one was stopped.
     base_name: what the user calls that checkpoint. notes: what the answer is to keep in mind beside its own.
-
-    >>> from mupscale.train import Spec
-    >>> recipe = Recipe(
-    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
-    ...     data=Spec("mupscale.data.CoverTypeSample"),
-    ...     optimizer=Spec("torch.optim.SGD", {"lr": 0.1}),
-    ...     width=8, base=4, steps=12, batch=10,
-    ... )
-    >>> run_pay(recipe, StudySettings(), "runs/demo")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: a comparison needs to know what the model grows to: give the recipe one ...
     """
     run = PayStudy(recipe, settings, Path(folder), note, base_name, list(notes))
     plan = run.plan()
@@ -99,10 +95,12 @@ class PayStudy:
         widths = self.settings.small_widths(system.narrow, system.wide)
         contenders = self._contenders(system)
         system = replace(system, settings=self.settings)
-        self._check(system, system)
         small = [self._smaller(system, width) for width in widths]
-        for one in small:
-            self._check(one, system)
+        for one in (system, *small):  # widths, budgets too short for the schedule, and growth
+            check_sizes(self.recipe, one, "" if one is system else f"; {self._other_small_widths(system)}")
+            for contender in contenders:
+                one.leaves(contender, 1.0, 1.0, 0.0, 0)
+            check_growth(self.recipe, one, contenders)
         if self.ground.unit == "steps":
             self.notes.append(NO_FLOPS)
         return PlannedComparison(system, small, contenders)
@@ -120,7 +118,7 @@ class PayStudy:
         )
         with trainer.alone():
             tuning = tune_contenders(small[0], trainer, float(self.recipe.optimizer.init_args["lr"]))
-            systems = [self._forecast_system(one, trainer, contenders, tuning) for one in small]
+            systems = [self._train_small(one, trainer, contenders, tuning) for one in small]
             forecast = make_forecast(systems, system.narrow)
             self.note(forecast["sentence"])
             summary = write_pay_words(self._summary(command, system, tuning, systems, forecast, trainer))
@@ -139,22 +137,10 @@ class PayStudy:
 
     def large_system(self) -> System:
         """The user's own two widths, from the recipe's growth event or from a checkpoint."""
-        recipe = self.recipe
-        if recipe.start is not None:
+        if self.recipe.start is not None:
             return self._from_checkpoint()
-        if len(recipe.grow) != 1:
-            raise MupscaleError(
-                "a comparison needs to know what the model grows to: give the recipe one growth event, grow: "
-                "[{at: STEPS OF THE BASE MODEL, width: WIDE}], or start from a checkpoint (--from PATH --width WIDE)"
-            )
-        (growth,) = recipe.grow
-        if Width.of(growth.width) == Width.of(recipe.width):
-            raise MupscaleError(f"the recipe's growth keeps the width at {recipe.width}: there is nothing to compare")
-        return self._system(recipe.width, growth.width, growth.at, recipe.steps - growth.at)
-
-    def _system(self, narrow: WholeWidth, wide: WholeWidth, before: int | None, after: int) -> System:
-        recipe, start = self.recipe, self.ground.start
-        return System(self.settings, self.ground, recipe.schedule, recipe.base, narrow, wide, before, after, start)
+        otherwise = ", or start from a checkpoint (--from PATH --width WIDE)"
+        return read_system(self.recipe, self.settings, self.ground, "a comparison", otherwise)
 
     def _from_checkpoint(self) -> System:
         recipe, start = self.recipe, describe_start(self.recipe)
@@ -176,7 +162,9 @@ class PayStudy:
             )
         steps = self.settings.base_steps if start.steps is None else start.steps
         after = recipe.steps - (recipe.grow[0].at if recipe.grow else 0)
-        return self._system(start.width, recipe.width, steps, after)
+        unit = recipe.grow[0].unit if recipe.grow else recipe.noise_unit
+        sizes = start.width, recipe.width, steps, after
+        return System(self.settings, self.ground, recipe.schedule, recipe.base, *sizes, self.ground.start, unit)
 
     def _contenders(self, system: System) -> list[Contender]:
         """Those that are asked for; copies need a whole multiple."""
@@ -214,41 +202,9 @@ class PayStudy:
             f"{Width.of(system.narrow)}; give them there (--study.widths)"
         )
 
-    def _check(self, system: System, large: System) -> None:
-        """Refuse widths at which the model cannot be built, budgets too short for the schedule, and growth."""
-        small = f"; {self._other_small_widths(large)}"
-        for width in (system.narrow, system.wide):
-            try:
-                self.recipe.family().sketch(width)
-            except MupscaleError as error:
-                if system is large:
-                    raise
-                raise MupscaleError(
-                    f"{error}; a small model grows as the large one does, here from {Width.of(system.narrow)} to "
-                    f"{Width.of(system.wide)}{small}"
-                ) from None
-            except Exception as error:  # the model's own
-                raise MupscaleError(
-                    f"the model cannot be built at width {Width.of(width)}: {type(error).__name__}: "
-                    f"{' '.join(str(error).split())}{'' if system is large else small}"
-                ) from None
-        for one in contenders_named(self.settings.contenders):
-            system.leaves(one, 1.0, 1.0, 0.0, 0)
-            self._check_growth(system, one)
-
-    def _check_growth(self, system: System, one: Contender) -> None:
-        """Refuse a contender that cannot grow this model."""
-        if not one.is_grown:
-            return
-        operator = build_operator(one.how, 0.0, "init")
-        try:
-            operator.check(self.recipe.family().widening(system.narrow, system.wide, grow=operator))
-        except MupscaleError as error:
-            raise MupscaleError(f"{error}: leave {one.name} out of study.contenders") from None
-
     # ------------------------------------------------------------------------------------------- stages
 
-    def _forecast_system(
+    def _train_small(
         self, system: System, trainer: Trainer, contenders: Sequence[Contender], tuning: Tuning
     ) -> SystemRuns:
         name = f"forecast-{Width.of(system.narrow).label}"
@@ -310,21 +266,6 @@ def describe_plan(
 
     Every stage builds the tree that it would train, with the first of the values to try where tuning is to choose;
     what an earlier stage has trained is not counted again.
-
-    >>> from mupscale.train import Growth, Spec
-    >>> recipe = Recipe(
-    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
-    ...     data=Spec("mupscale.data.CoverTypeSample"),
-    ...     optimizer=Spec("torch.optim.SGD", {"lr": 0.1}),
-    ...     width=16, base=4, steps=120, batch=10, grow=[Growth(at=60, width=64)],
-    ... )
-    >>> print(describe_plan(recipe, StudySettings(widths=[8], seeds=2), "runs/demo"))
-    tuning, 8 → 32         75 models   5.57e+08 FLOPs   46.8%
-    forecast, 8 → 32       36 models      2e+08 FLOPs   16.8%
-    large, 16 → 64         24 models   4.32e+08 FLOPs   36.3%
-    together                           1.19e+09 FLOPs
-    steps at the full budget: from scratch 67, continued 488, grown from copies 60, grown with fresh units 60
-    tuning costs at most that: candidates that are 10 % behind after 0.25 of the budget go no further
     """
     run = PayStudy(recipe, settings, Path(folder), lambda text: None, base_name, list(notes))
     large, small, contenders = run.plan()

@@ -107,10 +107,6 @@ def list_promising(tried: Sequence[Tried], margin: float) -> list[Tried]:
     """Those that may still win: within the margin of the best, or next to it in learning rate at its noise.
 
     The neighbours go on however far behind they are, so that the best one is known to lie between two others.
-
-    >>> cells = [Tried(0.1, 0.0, [1.5]), Tried(0.2, 0.0, [1.3]), Tried(0.4, 0.0, [1.0]), Tried(0.8, 0.0, [1.02])]
-    >>> [cell.lr for cell in list_promising(cells, 0.05)]
-    [0.2, 0.4, 0.8]
     """
     means = {number: cell.mean for number, cell in enumerate(tried) if cell.mean is not None}
     if not means:
@@ -161,10 +157,6 @@ def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | 
     """The values with the lowest mean loss; next to divergence only if nothing as good is not.
 
     among: the cells that may be chosen, where only some have all seeds.
-
-    >>> cells = [Tried(0.1, 0.0, [1.00, 1.04]), Tried(0.2, 0.0, [0.99, 1.03]), Tried(0.4, 0.0, [None])]
-    >>> choose("fresh", cells).lr  # 0.2 is lower by less than the seeds differ, and 0.4 diverges
-    0.1
     """
     means = {
         number: cell.final
