@@ -43,7 +43,7 @@ from mupscale.study.results import (
     Tried,
 )
 from mupscale.study.settings import StudySettings
-from mupscale.study.systems import System, check_growth, check_sizes, find_alive, read_system
+from mupscale.study.systems import System, check_builds, check_operators, find_alive, read_system
 from mupscale.study.training import POINTS, Ground, Note, Trainer
 from mupscale.study.tree import Stretch, hash_values
 from mupscale.study.verdict import compute_costs, compute_gain, write_verdict, write_warnings
@@ -120,7 +120,7 @@ class Protocol(Ground):
         """The same at small widths, narrowest first; refuses those at which it cannot be."""
         found = [system.smaller(width) for width in sorted(widths, key=lambda width: Width.of(width).size)]
         for small in found:
-            check_sizes(self.recipe, small)
+            check_builds(self.recipe, small)
             self.recipe.family().widening(small.narrow, small.wide)
         return found
 
@@ -207,7 +207,7 @@ class PaperStudy:
             raise MupscaleError(f"study.widths is {list(widths)}, but small widths must differ from each other")
         self.small = self.protocol.small_systems(self.system, widths)
         self.contenders = contenders_named([BASE.name, COPIES.name, *self.settings.contenders])
-        check_growth(self.recipe, self.system, [one for one in self.contenders if one.on_request])
+        check_operators(self.recipe, self.system, [one for one in self.contenders if one.on_request])
         engine = self.settings.engine
         self.trainer = Trainer(self.protocol, self.folder, "paper", engine, self.note, stages=0)
         self.own_lr = float(self.recipe.optimizer.init_args["lr"])

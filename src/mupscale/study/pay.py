@@ -18,8 +18,8 @@ from mupscale.study.results import StudySummary, SystemRuns, Tuning
 from mupscale.study.settings import StudySettings
 from mupscale.study.systems import (
     System,
-    check_growth,
-    check_sizes,
+    check_builds,
+    check_operators,
     read_system,
     train_base_models,
     train_budgets,
@@ -97,10 +97,10 @@ class PayStudy:
         system = replace(system, settings=self.settings)
         small = [self._smaller(system, width) for width in widths]
         for one in (system, *small):  # widths, budgets too short for the schedule, and growth
-            check_sizes(self.recipe, one, "" if one is system else f"; {self._other_small_widths(system)}")
+            check_builds(self.recipe, one, "" if one is system else f"; {self._other_small_widths(system)}")
             for contender in contenders:
                 one.leaves(contender, 1.0, 1.0, 0.0, 0)
-            check_growth(self.recipe, one, contenders)
+            check_operators(self.recipe, one, contenders)
         if self.ground.unit == "steps":
             self.notes.append(NO_FLOPS)
         return PlannedComparison(system, small, contenders)

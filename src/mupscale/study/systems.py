@@ -139,7 +139,7 @@ def read_system(recipe: Recipe, settings: StudySettings, ground: Ground, what: s
     return System(settings, ground, recipe.schedule, recipe.base, *sizes, noise_unit=growth.unit)
 
 
-def check_sizes(recipe: Recipe, system: System, if_small: str = "") -> None:
+def check_builds(recipe: Recipe, system: System, if_small: str = "") -> None:
     """Refuse widths at which the model cannot be built. if_small: what to do about small ones."""
     for width in (system.narrow, system.wide):
         try:
@@ -157,7 +157,7 @@ def check_sizes(recipe: Recipe, system: System, if_small: str = "") -> None:
             ) from None
 
 
-def check_growth(recipe: Recipe, system: System, contenders: Sequence[Contender]) -> None:
+def check_operators(recipe: Recipe, system: System, contenders: Sequence[Contender]) -> None:
     """Refuse contenders that cannot grow this model."""
     for one in contenders:
         if one.is_grown:
