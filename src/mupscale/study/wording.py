@@ -220,11 +220,11 @@ def _break_evens(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[str]:
 def _pay_measuring(summary: StudySummary) -> Iterator[str]:
     """What was tuned and how, with how many seeds, and what the loss is."""
     base, runs, settings = summary.base, summary.large or summary.small[-1], summary.settings
-    noise = any(len({cell.noise for cell in one.trials}) > 1 for one in summary.tuned)
-    yield (
-        f"Tuned at width {format_widths(summary.small[0])}: every contender's own learning rate"
-        f"{', and the noise of copies' if noise else ''}."
-    )
+    tuned = "every contender's own learning rate"
+    if any(len({cell.noise for cell in one.trials}) > 1 for one in summary.tuned):
+        unit = next((one.get("unit", "init") for one in summary.recipe.get("grow") or ()), "init")
+        tuned += ", and the noise of copies" + (f" ({_UNITS[unit]})" if unit != "init" else "")
+    yield f"Tuned at width {format_widths(summary.small[0])}: {tuned}."
     if runs.seeds > 1:
         asked = settings["seeds" if summary.large is not None else "small_seeds"]
         lost = f" of {asked}, as base models of the others diverged" if asked > runs.seeds else ""
