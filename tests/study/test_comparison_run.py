@@ -129,7 +129,7 @@ def test_a_budget_is_what_one_run_with_its_schedule_gives(whole: tuple[Path, int
     """The base model continued for the half budget: constant phase and branch are two recipes that anybody can run."""
     summary, own = read(whole[0]), PayStudy(growing(), few(), whole[0], lambda text: None)
     values = next(one for one in summary.tuned if one.name == "continued")
-    leaf = own.large_system().leaves(contender_named("continued"), summary.base["lr"], values.lr, 0.0, 0)[0.5]
+    leaf = own.system.leaves(contender_named("continued"), summary.base["lr"], values.lr, 0.0, 0)[0.5]
     folders = [whole[0] / "stretches" / own.ground.folder_name(stretch) for stretch in leaf.path[1:]]
     first, second = (StoredRecipe.read(folder / "recipe.json").load(["small_runs"]) for folder in folders)
     assert first.schedule == Schedule()
@@ -337,7 +337,6 @@ def test_a_decayed_checkpoint_is_said_to_be(tmp_path: Path) -> None:
     folder = tmp_path / "base"
     run_recipe(growing(steps=9, grow=[], out=str(folder), schedule=Schedule("cosine")))
     study = PayStudy(from_checkpoint(folder), least(), tmp_path / "run", lambda text: None)
-    study.plan()
     assert any("has fallen already" in note for note in study.notes)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from mupscale.growth.noise import SignalNoise
 from mupscale.study import ContenderRuns, Search, StudySummary, Tried, estimate_paper, run_paper
-from mupscale.study.contenders import COPIES, COPIES_PLAIN
+from mupscale.study.contenders import COPIES, contender_named
 from mupscale.study.forecast import Extrapolation
 from mupscale.study.paper import Choice, PaperStudy, Tuned, _load_trained
 from mupscale.sweep import Space, Sweep
@@ -350,7 +350,7 @@ def test_signal_noise_is_tuned_small_and_its_constants_transferred(tmp_path: Pat
     for name, constant in choice.constants.items():
         assert constant == pytest.approx(fmean(one[name] for one in found), rel=1e-12)
     assert any(constant > 0 for constant in choice.constants.values())
-    ours, plain = study._plan(COPIES, choice), study._plan(COPIES_PLAIN, choice)
+    ours, plain = study._plan(COPIES, choice), study._plan(contender_named("copies-plain"), choice)
     assert ours is not None
     assert plain is not None
     made = study.trainer.recipe_of(ours.stretch(0))
