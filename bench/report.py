@@ -28,7 +28,7 @@ def write_runs(folder: Path, steps: int) -> None:
     losses[steps // 3], losses[2 * steps // 3] = 77.0, 0.25
     curve = list(enumerate(losses, 1))
     write_summary(folder / "every-step", steps, Curve(0, "finished", [step for step, _ in curve], losses))
-    write_summary(folder / "thinned", steps, Curve(0, "finished", **thin_curve(curve)._asdict()))
+    write_summary(folder / "thinned", steps, Curve(0, "finished", **thin_curve(curve)))
     (folder / "metrics").mkdir()
     with open(folder / "metrics" / "metrics.jsonl", "w", encoding="utf-8") as file:
         for step, loss in curve:

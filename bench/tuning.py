@@ -35,7 +35,7 @@ NO_MARGIN = 1e9
 def tune(recipe: Recipe, settings: StudySettings, folder: Path) -> tuple[System, Tuning]:
     """The tuning alone, in a folder in which what is finished is read."""
     run = PayStudy(recipe, settings, folder, lambda text: None)
-    system = run.plan().small[0]
+    system = run.small[0]
     trainer = Trainer(run.ground, folder, "tuning", settings.engine, lambda text: None, 3)
     with trainer.alone():
         return system, tune_contenders(system, trainer, float(recipe.optimizer.init_args["lr"]))

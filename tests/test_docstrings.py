@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "mupscale"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "mupscale"
 PACKAGES = sorted(".".join(path.parent.relative_to(SOURCE.parent).parts) for path in SOURCE.glob("**/__init__.py"))
 MIRRORED = {"plan", "upscale", "verify", "param_groups", "inspect"}
 """The core's verbs, which mupscale.hf has under the same names, for checkpoints on disk."""
@@ -51,15 +53,27 @@ def listed() -> Iterator[tuple[str, Any]]:
                 yield f"{package}.{name}", value
 
 
+def shown_as_code() -> set[str]:
+    """Every word in the code of README and the pages in docs: between backticks, fenced, or indented."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    code = re.findall(r"^```.*?^```|`[^`\n]+`|^ {4}.*?$", text, flags=re.DOTALL | re.MULTILINE)
+    return {word for part in code for word in re.findall(r"\w+", part)}
+
+
 def assert_none(wrong: list[str], rule: str) -> None:
     """All that breaks a rule, in one message."""
     assert not wrong, f"{len(wrong)} × {rule}:\n  " + "\n  ".join(wrong)
 
 
-def test_every_listed_function_has_an_example() -> None:
+def test_every_function_that_the_docs_show_has_an_example() -> None:
     pytest.importorskip("transformers")  # mupscale.hf.Clip is imported with it
-    missing = [name for name, value in listed() if inspect.isfunction(value) and ">>>" not in (value.__doc__ or "")]
-    assert_none(missing, "listed in __all__, without an example (>>>) in its docstring")
+    shown = shown_as_code()
+    functions = [(name, value) for name, value in listed() if inspect.isfunction(value)]
+    needed = [(name, value) for name, value in functions if name.rpartition(".")[2] in shown]
+    assert len(needed) > 50  # else the docs are not read
+    missing = [name for name, value in needed if ">>>" not in (value.__doc__ or "")]
+    assert_none(missing, "listed in __all__ and shown in the docs, without an example (>>>) in its docstring")
 
 
 def test_every_listed_class_has_a_docstring() -> None:

@@ -16,6 +16,7 @@ import mupscale as mu
 from mupscale.cli import main
 from mupscale.engine import train_many
 from mupscale.models import MLP
+from mupscale.study.contenders import COPIES
 from mupscale.study.paper import Protocol
 from mupscale.sweep import Cell, Space, Sweep, SweepJob, run_sweep
 from mupscale.train import Recipe
@@ -89,13 +90,14 @@ def sweep_2(folder: Path, storage: str, notes: list[str]) -> Sweep:
 
     asked = read_study("sweep", "", ["recipe.yaml"], lambda parser: None, ())
     protocol = Protocol(asked.recipe, "train")
+    system = protocol.system(asked.settings)
     space = Space(tuple(asked.settings.grown_lrs), tuple(asked.settings.noises))
 
     def recipes(cell: Cell) -> list[Recipe]:
-        trial = protocol.recipe_of(protocol.trial(protocol.small(2, 0.02, 0), cell), folder)
+        trial = protocol.recipe_of(system.smaller(2).leaf(COPIES, 0.02, cell.lr, cell.noise, 0), folder)
         return [replace(trial, start=str(folder / "small" / "width-2" / "seed-0"), out=None)]
 
-    job = SweepJob("sweep-2-width-2", 4, 2, space, recipes, protocol.wide_steps)
+    job = SweepJob("sweep-2-width-2", 4, 2, space, recipes, system.grown_steps)
     return run_sweep(job, storage, folder=folder / "sweeps", note=notes.append)
 
 

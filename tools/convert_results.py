@@ -28,8 +28,7 @@ from mupscale.study import (
     check_forecast,
 )
 from mupscale.study.contenders import USUAL_IN_PAPER
-from mupscale.study.paper_words import write_paper_words
-from mupscale.study.pay_words import write_pay_words
+from mupscale.study.wording import write_paper_words, write_pay_words
 from mupscale.system import parse_record
 
 RESULTS = Path(__file__).parents[1] / "results"

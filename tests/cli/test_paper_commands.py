@@ -9,7 +9,7 @@ import pytest
 
 from mupscale.cli import main
 from mupscale.cli.studies import read_study
-from mupscale.study import run_paper
+from mupscale.study import StudySettings, run_paper, usual_contenders
 from mupscale.train import Recipe
 from paper_runs import Commanded, read, run_quietly, settings, small, written
 from small_runs import metrics
@@ -37,6 +37,21 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------ run
+
+
+@pytest.mark.parametrize("flags", [[], ["--paper"]])
+def test_contenders_are_added_to_those_that_take_part_already(flags: list[str], tmp_path: Path) -> None:
+    def asked(*words: str, how: StudySettings | None = None) -> list[str]:
+        recipe = str(written(tmp_path / "other.yaml", short(), how))
+        given = [recipe, *flags, *words]
+        return read_study(
+            "run", "", given, lambda parser: parser.add_argument("--paper", action="store_true"), ("--paper",)
+        ).settings.contenders
+
+    usual = usual_contenders("paper" if flags else "pay")
+    assert asked() == []  # which the preset reads as the usual ones
+    assert asked("--study.contenders+", "net2net") == asked("--study.contenders+=net2net") == [*usual, "net2net"]
+    assert asked("--study.contenders+", "net2net", how=SETTINGS) == [*SETTINGS.contenders, "net2net"]
 
 
 @pytest.mark.usefixtures("pictures_without_pixels")
@@ -83,7 +98,7 @@ def test_a_dry_run_prints_a_table_and_writes_nothing(file: str, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "status", "why"),
     [
-        (["--grow", "[]"], 1, "needs one growth event, and this one has 0"),
+        (["--grow", "[]"], 1, "needs one growth event, and this recipe has 0"),
         (["--from", "there"], 1, "cannot start from a checkpoint (from)"),
         (["--study.widths", "[4, 4]"], 1, "small widths must differ from each other"),
         (["--study.sampler", "tpe"], 1, "study.sampler tpe needs study.trials"),

@@ -16,13 +16,12 @@ from mupscale.study import (
     StudySummary,
     SystemRuns,
     Tried,
-    answer_comparison,
-    check_forecast,
     contender_named,
-    make_forecast,
 )
 from mupscale.study.contenders import IN_PAY, USUAL_IN_PAY
-from mupscale.study.pay_words import write_pay_words
+from mupscale.study.forecast import check_forecast, make_forecast
+from mupscale.study.verdict import answer_comparison
+from mupscale.study.wording import write_pay_words
 
 USUAL, ALL = USUAL_IN_PAY, IN_PAY
 BUDGETS = (0.25, 0.5, 1.0)

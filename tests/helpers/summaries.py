@@ -22,7 +22,7 @@ from mupscale.study import (
     SystemRuns,
     Tried,
 )
-from mupscale.study.paper_words import write_paper_words
+from mupscale.study.wording import write_paper_words
 
 LRS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
 NOISES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)

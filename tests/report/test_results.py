@@ -28,10 +28,8 @@ from mupscale.data import covtype_sample, tinyshakespeare
 from mupscale.report import load_summary
 from mupscale.study import ContenderRuns, StudySettings, StudySummary
 from mupscale.study.contenders import USUAL_IN_PAPER
-from mupscale.study.paper import count_of
-from mupscale.study.paper_words import write_paper_words
-from mupscale.study.pay_words import write_pay_words
 from mupscale.study.transfer import judge_transfer, read_width_line
+from mupscale.study.wording import count_of, write_paper_words, write_pay_words
 from mupscale.train import Recipe
 from slow_cases import with_slow
 

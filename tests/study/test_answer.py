@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from comparison_runs import few, growing, system_of
-from mupscale.study import StudySettings, SystemRuns, answer_comparison, check_forecast, make_forecast
+from mupscale.study import StudySettings, SystemRuns
+from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.pay import PayStudy
+from mupscale.study.verdict import answer_comparison
 from mupscale.system import MupscaleError
 
 Losses = dict[str, list[list[float | None]]]

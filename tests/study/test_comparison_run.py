@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ import torch
 from comparison_runs import compare_quietly, facts, few, growing, least, sit
 from mupscale import checkpoint
 from mupscale.cli import main
+from mupscale.cli.studies import read_study
 from mupscale.engine.stack_run import StackRun
 from mupscale.study import StudySummary, contender_named
 from mupscale.study.pay import PayStudy
@@ -33,6 +36,33 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     run = place / "run"
     assert in_process(run, partial(count_changes, str(run), str(place / "count"))) == 0
     return run, int((place / "count").read_text())
+
+
+class Commanded(NamedTuple):
+    """The smallest comparison there is, run by the command: its folder, its recipe, and what was printed."""
+
+    folder: Path
+    recipe: Recipe
+    forecast: str
+    whole: str
+
+
+@pytest.fixture(scope="module")
+def commanded(tmp_path_factory: pytest.TempPathFactory) -> Commanded:
+    place = tmp_path_factory.mktemp("commanded")
+    path, run, said = written(place / "recipe.yaml", growing(), least()), place / "run", list[str]()
+    for flags in (["--forecast"], []):
+        with redirect_stdout(StringIO()) as output:
+            assert main(["run", str(path), "--out", str(run), *flags]) == 0
+        said.append(output.getvalue())
+    recipe = read_study("run", "", [str(path)], lambda parser: None, ()).recipe
+    return Commanded(run, recipe, *said)
+
+
+@pytest.fixture
+def own_copy(commanded: Commanded, tmp_path: Path) -> Path:
+    """Its folder, to go on with."""
+    return Path(shutil.copytree(commanded.folder, tmp_path / "run"))
 
 
 def in_process(folder: Path, prepare: Any = int) -> int:
@@ -99,7 +129,7 @@ def test_a_budget_is_what_one_run_with_its_schedule_gives(whole: tuple[Path, int
     """The base model continued for the half budget: constant phase and branch are two recipes that anybody can run."""
     summary, own = read(whole[0]), PayStudy(growing(), few(), whole[0], lambda text: None)
     values = next(one for one in summary.tuned if one.name == "continued")
-    leaf = own.large_system().leaves(contender_named("continued"), summary.base["lr"], values.lr, 0.0, 0)[0.5]
+    leaf = own.system.leaves(contender_named("continued"), summary.base["lr"], values.lr, 0.0, 0)[0.5]
     folders = [whole[0] / "stretches" / own.ground.folder_name(stretch) for stretch in leaf.path[1:]]
     first, second = (StoredRecipe.read(folder / "recipe.json").load(["small_runs"]) for folder in folders)
     assert first.schedule == Schedule()
@@ -179,14 +209,10 @@ def test_its_folder_may_be_moved_and_called_by_any_path(
     assert histories(run).keys() == before.keys()
 
 
-def test_more_seeds_train_only_what_is_new(tmp_path: Path) -> None:
-    one, two = (few(seeds=seeds, small_seeds=1, lrs=[0.02]) for seeds in (1, 2))
-    before = compare_quietly(tmp_path / "run", how=one)
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("**/metrics.jsonl")}
-    after = compare_quietly(tmp_path / "run", how=two)
-    assert (
-        kept.items() <= {path: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("**/metrics.jsonl")}.items()
-    )
+def test_more_seeds_train_only_what_is_new(commanded: Commanded, own_copy: Path) -> None:
+    before, kept = read(own_copy), histories(own_copy)
+    after = compare_quietly(own_copy, commanded.recipe, least(seeds=2))
+    assert kept.items() < histories(own_copy).items()
     assert before.large is not None
     assert after.large is not None
     for ours, theirs in zip(after.large.contenders, before.large.contenders, strict=True):
@@ -195,26 +221,29 @@ def test_more_seeds_train_only_what_is_new(tmp_path: Path) -> None:
             assert len(mine.losses) == 2
 
 
-def test_another_recipe_in_the_same_folder_is_trained_and_never_taken_for_the_first(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    first = compare_quietly(run, how=least())
-    other = compare_quietly(run, growing(batch=4), least())
-    alone = compare_quietly(tmp_path / "alone", growing(batch=4), least())
-    assert facts(other) == facts(alone) != facts(first)
-    assert facts(compare_quietly(run, how=least())) == facts(first)
+def test_another_recipe_in_the_same_folder_is_trained_and_never_taken_for_the_first(
+    commanded: Commanded, own_copy: Path, tmp_path: Path
+) -> None:
+    first, another = read(own_copy), replace(commanded.recipe, batch=4)
+    other, alone = (
+        compare_quietly(folder, another, least(), forecast_only=True) for folder in (own_copy, tmp_path / "alone")
+    )
+    assert facts(other) == facts(alone)
+    assert other.small != first.small
+    assert facts(compare_quietly(own_copy, commanded.recipe, least())) == facts(first)
 
 
 def test_a_width_that_is_no_multiple_is_for_fresh_units_alone(tmp_path: Path) -> None:
-    summary = compare_quietly(tmp_path / "run", growing(grow=[Growth(at=9, width=12, how="fresh")]), least())
-    assert summary.large is not None
-    assert [one.name for one in summary.large.contenders] == ["from-scratch", "continued", "fresh"]
+    recipe = growing(grow=[Growth(at=9, width=12, how="fresh")])
+    summary = compare_quietly(tmp_path / "run", recipe, least(), forecast_only=True)
+    assert [one.name for one in summary.small[0].contenders] == ["from-scratch", "continued", "fresh"]
     assert any("copies are left out" in note for note in summary.notes)
 
 
 def test_thin_lines_on_request_and_a_forecast_alone(tmp_path: Path) -> None:
     names = ["continued", "fresh", "copies-without-noise", "net2net", "naive-widening", "from-scratch"]
     names.append("from-scratch-all-steps")
-    summary = compare_quietly(tmp_path / "run", how=few(contenders=names, small_seeds=1), forecast_only=True)
+    summary = compare_quietly(tmp_path / "run", how=least(contenders=names), forecast_only=True)
     assert summary.large is None
     assert not summary.answer
     assert not list((tmp_path / "run" / "stretches").glob("width-16-*"))
@@ -232,7 +261,7 @@ def test_copies_without_noise_are_the_base_model_continued_for_fewer_steps(tmp_p
     """With costs in steps both have equally many, and are the same function."""
     names = ["continued", "copies-without-noise", "fresh"]
     recipe = growing(model=Spec("comparison_runs.Uncounted"), precision="fp64")
-    summary = compare_quietly(tmp_path / "run", recipe, few(contenders=names, lrs=[0.02]), forecast_only=True)
+    summary = compare_quietly(tmp_path / "run", recipe, least(contenders=names), forecast_only=True)
     (small,) = summary.small
     assert small.unit == "steps"
     assert any("FLOPs cannot be counted, so costs are steps" in note for note in summary.notes)
@@ -298,7 +327,6 @@ def test_from_a_checkpoint_of_ones_own_loop(base_run: Path, tmp_path: Path) -> N
     assert histories(tmp_path / "moved") == before
     (tmp_path / "yours.safetensors").rename(tmp_path / "mine.safetensors")
     (tmp_path / "moved").rename(tmp_path / "other")
-    compare_quietly(tmp_path / "other", recipe, least(base_steps=9))
     checkpoint.save(tmp_path / "mine.safetensors", model)
     bare = compare_quietly(tmp_path / "other", recipe, least(base_steps=9))
     assert any("holds no optimizer state" in note for note in bare.notes)
@@ -308,8 +336,8 @@ def test_from_a_checkpoint_of_ones_own_loop(base_run: Path, tmp_path: Path) -> N
 def test_a_decayed_checkpoint_is_said_to_be(tmp_path: Path) -> None:
     folder = tmp_path / "base"
     run_recipe(growing(steps=9, grow=[], out=str(folder), schedule=Schedule("cosine")))
-    summary = compare_quietly(tmp_path / "run", from_checkpoint(folder), least(), forecast_only=True)
-    assert any("has fallen already" in note for note in summary.notes)
+    study = PayStudy(from_checkpoint(folder), least(), tmp_path / "run", lambda text: None)
+    assert any("has fallen already" in note for note in study.notes)
 
 
 # ------------------------------------------------------------------------------------------------ bad input
@@ -318,7 +346,7 @@ def test_a_decayed_checkpoint_is_said_to_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "settings", "message"),
     [
-        ({"grow": []}, {}, "needs to know what the model grows to"),
+        ({"grow": []}, {}, "a comparison needs one growth event, and this recipe has 0"),
         ({"grow": [Growth(at=9, width=8)]}, {}, "keeps the width at 8"),
         ({"steps": 12}, {}, "a budget of 0.5 is .* steps, too few"),
         ({}, {"widths": [{"d": 4}]}, "must be of the same form"),
@@ -354,24 +382,26 @@ def test_a_checkpoint_of_another_model_is_refused(base_run: Path, tmp_path: Path
 # ------------------------------------------------------------------------------------------------ the command
 
 
-def test_the_command_says_the_sentence_and_where_the_page_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = least().to_json()
-    path, run = written(tmp_path / "recipe.yaml", growing()), tmp_path / "run"
-    values = json.loads(path.read_text())
-    path.write_text(json.dumps({**values, "study": {k: v for k, v in settings.items() if v is not None}}))
+def test_the_command_says_the_sentence_and_where_the_page_is(commanded: Commanded) -> None:
+    assert "4/4 the contenders small, 4 → 8: the forecast" in commanded.forecast
+    assert commanded.forecast.count("Forecast from width 4:") >= 1
+    assert "6/6 the contenders, 8 → 16" in commanded.whole
+    assert read(commanded.folder).answer["sentence"] in commanded.whole
+    assert commanded.whole.strip().splitlines()[-1] == f"Report: {commanded.folder / 'report' / 'index.html'}"
+
+
+def test_a_dry_run_prints_a_table_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, run = written(tmp_path / "recipe.yaml", growing(), least()), tmp_path / "run"
     assert main(["run", str(path), "--out", str(run), "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "tuning, 4 → 8" in said
-    assert "from scratch" in said
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("  ")[0] for line in lines[:4]] == [
+        "tuning, 4 → 8",
+        "forecast, 4 → 8",
+        "large, 8 → 16",
+        "together",
+    ]
+    assert lines[4].startswith("steps at the full budget: from scratch ")
+    assert (
+        lines[5] == "tuning costs at most that: candidates that are 10 % behind after 0.5 of the budget go no further"
+    )
     assert not run.exists()
-    assert main(["run", str(path), "--out", str(run), "--forecast"]) == 0
-    said = capsys.readouterr().out
-    assert "4/4 the contenders small, 4 → 8: the forecast" in said
-    assert said.count("Forecast from width 4:") >= 1
-    assert main(["run", str(path), "--out", str(run)]) == 0
-    said = capsys.readouterr().out
-    assert "6/6 the contenders, 8 → 16" in said
-    assert read(run).answer["sentence"] in said
-    assert said.strip().splitlines()[-1] == f"Report: {run / 'report' / 'index.html'}"

@@ -16,7 +16,7 @@ from mupscale.study.contenders import (
     contender_named,
     contenders_named,
 )
-from mupscale.study.paper import STAGES, _stage_of
+from mupscale.study.paper import STAGES, stage_of
 from mupscale.system import MupscaleError
 
 
@@ -39,7 +39,7 @@ def test_who_takes_part_unless_asked_otherwise() -> None:
 
 
 def test_every_contender_of_the_paper_has_a_stage_behind_those_whose_runs_it_shares() -> None:
-    stages = {one.name: _stage_of(one) for one in contenders_named(IN_PAPER)}
+    stages = {one.name: stage_of(one) for one in contenders_named(IN_PAPER)}
     assert set(stages.values()) == set(STAGES)
     assert [name for name, stage in stages.items() if stage == STAGES[0]] == ["base"]
     assert stages["copies-own"] == stages["copies-plain"] == "copies"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mupscale.study import ContenderRuns, Curve, StageSpent
-from mupscale.study.paper_verdict import compute_costs, compute_gain, first_below, mean_curve
+from mupscale.study.verdict import compute_costs, compute_gain, cost_to_reach, mean_curve
 from mupscale.sweep.space import Space, Sweep, Trial
 from paper_runs import with_curves
 
@@ -128,12 +128,12 @@ def test_diverged_seeds_are_left_out_of_the_mean_curve() -> None:
 
 def test_a_curve_is_crossed_between_its_points_and_never_before_the_first() -> None:
     curve = [(10, 3.0), (20, 1.0), (30, 2.0), (40, 0.5)]
-    assert first_below(curve, 2.0) == 15
-    assert first_below(curve, 1.0) == 20
-    assert first_below(curve, 0.75) == pytest.approx(30 + 10 * 1.25 / 1.5)
-    assert first_below(curve, 5.0) == 10
-    assert first_below(curve, 0.4) is None
-    assert first_below([], 1.0) is None
+    assert cost_to_reach(curve, 2.0, by="steps") == 15
+    assert cost_to_reach(curve, 1.0, by="steps") == 20
+    assert cost_to_reach(curve, 0.75, by="steps") == pytest.approx(30 + 10 * 1.25 / 1.5)
+    assert cost_to_reach(curve, 5.0, by="steps") == 10
+    assert cost_to_reach(curve, 0.4, by="steps") is None
+    assert cost_to_reach([], 1.0, by="steps") is None
 
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=4, max_size=4))

@@ -13,8 +13,8 @@ import torch
 
 from mupscale.growth.noise import SignalNoise
 from mupscale.study import ContenderRuns, Search, StudySummary, Tried, estimate_paper, run_paper
-from mupscale.study.contenders import COPIES, COPIES_PLAIN
-from mupscale.study.extrapolation import Extrapolation
+from mupscale.study.contenders import COPIES, contender_named
+from mupscale.study.forecast import Extrapolation
 from mupscale.study.paper import Choice, PaperStudy, Tuned, _load_trained
 from mupscale.sweep import Space, Sweep
 from mupscale.sweep import Trial as SweptTrial
@@ -78,7 +78,8 @@ def trained(out: Path, **changes: Any) -> list[float]:
 def from_base(study: PaperStudy, base_lr: float, seed: int, narrow: Any = 8, **changes: Any) -> dict[str, Any]:
     """What a run that starts from a base model has in its recipe."""
     seeds = Seeds(init=seed, data=seed + 10_000, noise=seed, dropout=seed)
-    start = study.trainer.recipe_of(study.protocol.small(narrow, base_lr, seed)).out
+    system = study.system if narrow == 8 else study.system.smaller(narrow)
+    start = study.trainer.recipe_of(system.base_model(base_lr, seed)).out
     return {"start": start, "seeds": seeds, "steps": WIDE_STEPS, **changes}
 
 
@@ -331,18 +332,17 @@ def test_signal_noise_is_tuned_small_and_its_constants_transferred(tmp_path: Pat
     """Appendix 'Alternative algorithm: signal-normalized noise', 'Modification to Step 0'."""
     signal, changes = SIGNAL[kind]
     study = prepared(tmp_path / "run", signal, small_seeds=2, noises=[0.2], **changes)
-    (width,) = study.widths
+    (tuned_at,) = study.small
     study.trainer.make_folder()
-    study._train_small(width, 0.01)
+    study._train_small(tuned_at, 0.01)
     sweep = Sweep("sweep-2", 8, 4, Space((0.02,), (0.2,)), [SweptTrial(0.02, 0.2, "finished", 1.0)])
     choice = study._choose(Extrapolation(0.03, 0.2, 0.02, 0.1), 0.01, sweep)
     assert choice.constants is not None
     found = []
     for seed in (0, 1):
         noise = SignalNoise(0.2)
-        model = _load_trained(study.trainer.recipe_of(study.protocol.small(width, 0.01, seed)))
-        wide = study.protocol.upscaled_width(width)
-        signal.family().upscale(model, width=wide, noise=noise, seed=derive(seed, "start"))
+        model = _load_trained(study.trainer.recipe_of(tuned_at.base_model(0.01, seed)))
+        signal.family().upscale(model, width=tuned_at.wide, noise=noise, seed=derive(seed, "start"))
         assert noise.effective is not None
         assert isinstance(noise.effective.std, dict)
         found.append(noise.effective.std)
@@ -350,7 +350,7 @@ def test_signal_noise_is_tuned_small_and_its_constants_transferred(tmp_path: Pat
     for name, constant in choice.constants.items():
         assert constant == pytest.approx(fmean(one[name] for one in found), rel=1e-12)
     assert any(constant > 0 for constant in choice.constants.values())
-    ours, plain = study._plan(COPIES, choice), study._plan(COPIES_PLAIN, choice)
+    ours, plain = study._plan(COPIES, choice), study._plan(contender_named("copies-plain"), choice)
     assert ours is not None
     assert plain is not None
     made = study.trainer.recipe_of(ours.stretch(0))

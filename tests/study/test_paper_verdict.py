@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mupscale.study import ContenderRuns, Curve
-from mupscale.study.paper_verdict import compute_costs, compute_gain, write_verdict, write_warnings
+from mupscale.study.verdict import compute_costs, compute_gain, write_verdict, write_warnings
 from mupscale.sweep.space import Space, Sweep, Trial
 from paper_runs import with_curves
 

@@ -15,9 +15,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from mupscale.engine.outcomes import Outcome
 from mupscale.study import StudySummary, dry_run, estimate_paper
+from mupscale.study.contenders import CONTINUED, COPIES, FROM_SCRATCH
 from mupscale.study.dry_run import measure_stage
 from mupscale.study.paper import Protocol, near_divisor, read_curve, thin_curve
-from mupscale.sweep.space import Cell
+from mupscale.study.systems import System
 from mupscale.system import rough_time
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Evaluation, Growth, Schedule, Seeds, Spec
@@ -64,13 +65,18 @@ def protocol(**changes: Any) -> Protocol:
     return Protocol(small(**changes), "train")
 
 
+def system(made: Protocol) -> System:
+    """From width 8 to 16, unless changed."""
+    return made.system(settings())
+
+
 # ------------------------------------------------------------------------------------------------ recipes
 
 
 def test_trials_start_from_the_small_base_model_of_their_seed(tmp_path: Path) -> None:
     made = protocol(seeds=Seeds(init=3, data=4, noise=5, dropout=6))
-    base = made.small(4, 0.01, seed=2)
-    trial = made.recipe_of(made.trial(base, Cell(0.5, 0.25)), tmp_path)
+    at_4 = system(made).smaller(4)
+    base, trial = at_4.base_model(0.01, seed=2), made.recipe_of(at_4.leaf(COPIES, 0.01, 0.5, 0.25, 2), tmp_path)
     assert (trial.width, trial.steps, trial.noise, trial.noise_unit) == (8, WIDE_STEPS, 0.25, "init")
     assert trial.start == made.recipe_of(base, tmp_path).out == str(tmp_path / made.folder_name(base))
     assert trial.seeds == Seeds(init=5, data=10_006, noise=7, dropout=8)
@@ -80,7 +86,7 @@ def test_trials_start_from_the_small_base_model_of_their_seed(tmp_path: Path) ->
 
 def test_base_models_train_up_to_the_growth(tmp_path: Path) -> None:
     made = protocol()
-    base = made.recipe_of(made.small(8, 0.5, seed=1), tmp_path)
+    base = made.recipe_of(system(made).base_model(0.5, seed=1), tmp_path)
     assert (base.width, base.steps, base.start, base.seeds) == (8, BASE_STEPS, None, Seeds(1, 1, 1, 1))
 
 
@@ -99,14 +105,14 @@ def test_base_models_train_up_to_the_growth(tmp_path: Path) -> None:
 def test_what_another_recipe_trains_or_looks_at_elsewhere_has_another_folder(changes: dict[str, Any]) -> None:
     usual: dict[str, Any] = {"log_every": 20, "steps": 1000, "growth": {"at": 400}}
     ours, theirs = protocol(**usual), protocol(**{**usual, **changes})
+    base = system(ours).base_model(0.5, 0)
     names = [
-        {one.folder_name(one.small(8, 0.5, 0)), one.folder_name(one.trial(one.small(4, 0.5, 0), Cell(0.5, 0.0)))}
+        {one.folder_name(system(one).base_model(0.5, 0)), one.folder_name(trial)}
         for one in (ours, theirs)
+        for trial in [system(one).smaller(4).leaf(COPIES, 0.5, 0.5, 0.0, 0)]
     ]
     assert not names[0] & names[1]
-    assert ours.folder_name(ours.small(8, 0.5, 0)) != Protocol(ours.recipe, "held-out").folder_name(
-        ours.small(8, 0.5, 0)
-    )
+    assert ours.folder_name(base) != Protocol(ours.recipe, "held-out").folder_name(base)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +130,8 @@ def test_small_systems_grow_as_many_times_as_the_large_one(
     model = Spec("mupscale.models.GPT2", {"vocab": 11, "context": 6, "layers": 1, "head_dim": 4})
     changes = {"model": model} if isinstance(base, dict) else {}
     made = protocol(width=base, base=one, init_at=None, growth={"width": wide}, **changes)
-    assert made.upscaled_width(small_width) == expected
-    made.check_small(small_width)
+    (found,) = made.small_systems(system(made), [small_width])
+    assert found.wide == expected
 
 
 @given(st.integers(1, 5000), st.integers(-3, 600))
@@ -140,9 +146,8 @@ def test_curves_have_points_enough_for_a_last_tenth() -> None:
     made = protocol(log_every=50, steps=1100, growth={"at": 100}, evaluation=Evaluation(every=300))
     assert made.points_apart == 25
     assert made.exact_is_a_beginning
-    base = made.small(8, 0.1, 0)
-    assert made.watch(base)["log_every"] == 2
-    assert made.watch(made.after(base, 16, 0.1, 1000))["evaluation"].every == 250
+    assert made.watch(system(made).base_model(0.1, 0))["log_every"] == 2
+    assert made.watch(system(made).leaf(COPIES, 0.1, 0.1, 0.0, 0))["evaluation"].every == 250
     assert not protocol(schedule=Schedule("cosine")).exact_is_a_beginning
     assert not protocol(steps=1030, growth={"at": 21}, log_every=20).exact_is_a_beginning  # 1009 is a prime
 
@@ -159,10 +164,12 @@ def test_a_curve_read_off_a_longer_run_did_not_diverge_with_it(tmp_path: Path) -
 def test_thinned_curves_keep_their_means_and_extremes() -> None:
     curve = [(step, float(step)) for step in range(1, 11)]
     evens, odds = [2, 4, 6, 8, 10], [1.0, 3.0, 5.0, 7.0, 9.0]
-    assert thin_curve(curve, most=5) == (evens, [1.5, 3.5, 5.5, 7.5, 9.5], odds, evens)
-    assert thin_curve(curve) == ([step for step, _ in curve], [loss for _, loss in curve], [], [])
-    assert thin_curve(curve[:9], most=4) == ([3, 6, 9], [2.0, 5.0, 8.0], [1.0, 4.0, 7.0], [3.0, 6.0, 9.0])
-    assert thin_curve(curve, most=4) == ([1, 4, 7, 10], [1.0, 3.0, 6.0, 9.0], [1.0, 2.0, 5.0, 8.0], [1, 4, 7, 10])
+    assert [*thin_curve(curve, most=5).values()] == [evens, [1.5, 3.5, 5.5, 7.5, 9.5], odds, evens]
+    assert [*thin_curve(curve).values()] == [[step for step, _ in curve], [loss for _, loss in curve]]
+    few = thin_curve(curve[:9], most=4)
+    assert [*few] == ["steps", "losses", "lowest", "highest"]
+    assert [*few.values()] == [[3, 6, 9], [2.0, 5.0, 8.0], [1.0, 4.0, 7.0], [3.0, 6.0, 9.0]]
+    assert [*thin_curve(curve, most=4).values()] == [[1, 4, 7, 10], [1, 3, 6, 9], [1, 2, 5, 8], [1, 4, 7, 10]]
 
 
 def test_a_peak_of_one_step_in_a_million_is_in_the_summary(tmp_path: Path) -> None:
@@ -194,8 +201,8 @@ def test_steps_at_another_width_for_the_same_cost() -> None:
     narrow, wide = made.flops_per_step(8), made.flops_per_step(16)
     assert narrow is not None
     assert wide is not None
-    assert made.equal_cost(WIDE_STEPS, 16, 8) == round(WIDE_STEPS * wide / narrow)
-    assert made.equal_cost(1, 4, 16) == 1
+    assert system(made).steps(CONTINUED) == round(WIDE_STEPS * wide / narrow)
+    assert system(made).steps(FROM_SCRATCH) == round(WIDE_STEPS + BASE_STEPS * narrow / wide)
 
 
 def test_a_model_whose_cost_is_unknown_is_compared_step_by_step(tmp_path: Path) -> None:
@@ -224,7 +231,7 @@ def test_a_dry_run_tries_fewer_where_memory_is_short(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(dry_run, "RunStack", cramped)
     room, made = 3, protocol()
-    seconds = measure_stage([made.small(8, 0.1, seed) for seed in range(12)], made, "auto")
+    seconds = measure_stage([system(made).base_model(0.1, seed) for seed in range(12)], made, "auto")
     assert tried == [12, 6, 3]
     assert seconds is not None
     room = 0
@@ -244,8 +251,8 @@ def test_times_for_people() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"grow": []}, r"needs one growth event, and this one has 0: write grow"),
-        ({"grow": [Growth(10, 16), Growth(20, 32)]}, r"needs one growth event, and this one has 2"),
+        ({"grow": []}, r"needs one growth event, and this recipe has 0: write grow"),
+        ({"grow": [Growth(10, 16), Growth(20, 32)]}, r"needs one growth event, and this recipe has 2"),
         ({"start": "somewhere"}, r"cannot start from a checkpoint \(from\)"),
         ({"grow": [Growth(10, 8)]}, r"the recipe's growth keeps the width at 8"),
         ({"grow": [Growth(10, 16, how="fresh")]}, r"tunes the noise of copies, and the growth's how is fresh"),
@@ -284,15 +291,15 @@ def test_settings_that_cannot_be(tmp_path: Path, changes: dict[str, Any], why: s
 
 def test_small_widths_that_cannot_be_built(tmp_path: Path) -> None:
     gpt = small("gpt2-heads")
-    with pytest.raises(MupscaleError, match="GPT2 of width 10 cannot have"):
+    with pytest.raises(MupscaleError, match="GPT2 of width 5 cannot have"):
         run_quietly(tmp_path / "run", gpt, settings(widths=[5]))
     own = small(model=Spec("test_protocol.OnlyFours"))
-    with pytest.raises(MupscaleError, match=r"cannot be built at the small width 6 and at 12: ValueError: fours only"):
+    with pytest.raises(MupscaleError, match=r"cannot be built at width 6: ValueError: fours only"):
         run_quietly(tmp_path / "run", own, settings(widths=[6]))
     made = protocol(model=Spec("mupscale.models.GPT2", {}), width={"heads": 2}, base={"heads": 1},
                     init_at=None, growth={"width": {"heads": 4}})  # fmt: skip
     with pytest.raises(MupscaleError, match="does not name the same arguments"):
-        made.check_small({"head_dim": 2})
+        system(made).smaller({"head_dim": 2})
     assert not (tmp_path / "run").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 
 from comparison_runs import compare_quietly, few, growing
 from mupscale.study import CONTENDERS, contender_named
+from mupscale.study.paper import Protocol
 from mupscale.study.pay import PayStudy
 from mupscale.study.systems import System
 from mupscale.study.tree import Stretch, branch_off, list_stretches, list_waves, plan_candidate
 from mupscale.system import MupscaleError
-from mupscale.train import Schedule
+from mupscale.train import Growth, Schedule
 
 PAY = [one for one in CONTENDERS if one.advice]
 BUDGETS = [0.25, 0.5, 1.0]
@@ -27,7 +29,7 @@ def study(**changes: object) -> PayStudy:
 
 
 def large(**changes: object) -> System:
-    return study(**changes).large_system()
+    return study(**changes).system
 
 
 def multiples(leaf: Stretch) -> list[float]:
@@ -61,6 +63,15 @@ def test_nothing_is_judged_early_without_a_constant_phase_or_an_earlier_budget(k
     early, full = plan_candidate(FIRST, 100, first, kind, Schedule("cosine"))
     assert early is None
     assert [each.steps for each in full.path] == [100]
+
+
+@pytest.mark.parametrize("unit", ["init", "theory", "signal"])
+def test_noise_is_in_the_growth_s_unit_whatever_the_preset(unit: Literal["init", "theory", "signal"]) -> None:
+    recipe, copies = growing(grow=[Growth(at=9, width=16, unit=unit)]), contender_named("copies")
+    systems = [study(grow=recipe.grow).small[0], Protocol(recipe, "train").system(few()).smaller(4)]
+    leaves = [one.leaf(copies, 0.1, 0.1, 0.5, 0) for one in systems]
+    grown = [next(each for each in leaf.path if each.is_grown) for leaf in leaves]
+    assert [(each.noise, each.noise_unit) for each in grown] == [(0.5, unit)] * 2
 
 
 def test_three_budgets_cost_little_more_than_one() -> None:
@@ -123,7 +134,7 @@ def test_all_contenders_cost_the_same_with_the_base_model_charged() -> None:
 
 def test_where_contenders_begin() -> None:
     own = study()
-    system, stretches = own.large_system(), Path("run") / "stretches"
+    system, stretches = own.system, Path("run") / "stretches"
     first = {
         one.name: next(iter(system.leaves(one, 0.02, 0.05, 0.5 * one.tunes_noise, 1).values())).path for one in PAY
     }
@@ -148,7 +159,7 @@ def test_where_contenders_begin() -> None:
 def test_naive_widening_trains_with_the_narrow_models_rates() -> None:
     own, naive = study(), contender_named("naive-widening")
     narrow = own.recipe.family().plan(8).parameters
-    for leaf in own.large_system().leaves(naive, 0.02, 0.05, 0.5, 1).values():
+    for leaf in own.system.leaves(naive, 0.02, 0.05, 0.5, 1).values():
         for stretch in leaf.path[1:]:
             family = own.ground.recipe_of(stretch, Path("run")).family()
             wide = family.plan(16).parameters

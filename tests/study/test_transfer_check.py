@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mupscale.study import training, transfer_check
+from mupscale.study import StudySettings, training, transfer_check
+from mupscale.study.contenders import COPIES
 from mupscale.study.paper import Protocol
 from mupscale.study.transfer import judge_transfer
-from mupscale.sweep import Cell
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Growth, Recipe, Seeds, Spec, run_recipe
 from small_runs import GENTLE, MLP, metrics, recipe
@@ -174,10 +174,11 @@ def test_the_shared_point_is_one_trial_and_seeds_differ(checked: tuple[Path, dic
 def test_a_trial_is_what_a_single_run_gives(checked: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     out, values = checked
     protocol = Protocol(small(), "train")
-    small_base = protocol.small(8, 0.002, seed=1)
+    system = protocol.system(StudySettings()).smaller(8)
+    small_base = system.base_model(0.002, seed=1)
     base = metrics(out / "stretches" / protocol.folder_name(small_base), "train")[-1]
     assert (base["step"], base["lr"], base["width"]) == (6, 0.002, 8)
-    single = protocol.recipe_of(protocol.trial(small_base, Cell(0.001, 0.3)), out / "stretches")
+    single = protocol.recipe_of(system.leaf(COPIES, 0.002, 0.001, 0.3, 1), out / "stretches")
     assert (single.width, single.steps, single.noise, single.grow) == (16, 8, 0.3, [])
     run_recipe(recipe(**{**vars(single), "out": str(tmp_path / "single"), "log_every": 1}))
     assert metrics(tmp_path / "single", "train")[-1]["loss"] == pytest.approx(
@@ -279,7 +280,7 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, changes: d
 
 
 def test_the_recipe_must_have_one_growth(tmp_path: Path) -> None:
-    assert "this one has 0" in refused(tmp_path, small(grow=[]))
+    assert "this recipe has 0" in refused(tmp_path, small(grow=[]))
 
 
 @pytest.mark.parametrize(

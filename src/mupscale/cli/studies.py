@@ -293,7 +293,7 @@ def read_study(
     command: str, about: str, words: Sequence[str], extend: Callable[[Any], None], flags: Sequence[str]
 ) -> StudyArguments:
     """Read the words behind `mupscale run` and the like; extend: adds the options that a command has of its own."""
-    from mupscale.study import StudySettings
+    from mupscale.study import StudySettings, usual_contenders
     from mupscale.train import Recipe
 
     if number_in_environment("WORLD_SIZE", 1) > 1:
@@ -304,6 +304,10 @@ def read_study(
 
     def complete(parser: Any) -> None:
         parser.add_class_arguments(StudySettings, "study")
+        if any(word.partition("=")[0] == "--study.contenders+" for word in words):
+            # an empty list means the usual contenders, but to append needs them spelled out
+            preset = "paper" if command == "sweep" or "--paper" in words else "pay"
+            parser.set_defaults({"study.contenders": usual_contenders(preset)})
         if command != "family":  # whose section may stand in the same file
             parser.add_argument("--family", type=dict, help=SUPPRESS)
         extend(parser)

@@ -37,8 +37,8 @@ class Contender:
     Args:
         name: in settings, JSON and folders
         label: at its line, and in tables
-        phrase: in a sentence
-        advice: how a sentence begins that recommends it; empty for those of the paper's comparison alone
+        phrase: in a sentence of "does growing pay", which it takes part in if it has one
+        advice: how a sentence begins that recommends it; of a grown one the phrase says it
         color: of its line
         dashes: of its line, as matplotlib takes them
         is_wide: whether it has the wide model's width
@@ -86,6 +86,10 @@ class Contender:
     gain_mark: GainMark | None = None
     sets_zoom: bool = True
 
+    def __post_init__(self) -> None:
+        if not self.advice and self.phrase.startswith("growing "):
+            object.__setattr__(self, "advice", f"Grow it, {self.phrase.removeprefix('growing ')}")
+
     @property
     def is_grown(self) -> bool:
         """Whether it is the base model made wider."""
@@ -112,258 +116,229 @@ class Contender:
         return "own" in (self.rate, self.change)
 
 
-BASE = Contender(
-    name="base",
-    label="base model",
-    subject="the base model",
-    color="#9aa5b1",
-    is_wide=False,
-    from_base=False,
-    kind="base",
-    rate="base",
-    sets_zoom=False,
-)
-FROM_SCRATCH = Contender(
-    name="from-scratch",
-    label="from scratch",
-    phrase="starting over",
-    advice="Start over",
-    color="#4c566a",
-    from_base=False,
-    kind="baseline",
-    letter="(a)",
-    subject="training from scratch",
-    rate="base",
-)
-CONTINUED = Contender(
-    name="continued",
-    label="continued",
-    phrase="continuing the base model",
-    advice="Continue the base model",
-    color="#c98a1b",
-    is_wide=False,
-    kind="baseline",
-    letter="(c)",
-    subject="simply continuing the base model with the new learning rate",
-    gain_mark=GainMark("base model continued"),
-)
-COPIES = Contender(
-    name="copies",
-    label="grown from copies",
-    phrase="growing from copies",
-    advice="Grow it, from copies",
-    color="#c44e52",
-    tunes_noise=True,
-    kind="grown",
-    letter="(e)",
-    subject="the upscaled model",
-)
-FRESH = Contender(
-    name="fresh",
-    label="grown with fresh units",
-    phrase="growing with fresh units",
-    advice="Grow it, with fresh units",
-    color="#2a7fb8",
-    how="fresh",
-)
-COPIES_WITHOUT_NOISE = Contender(
-    name="copies-without-noise",
-    label="copies without noise",
-    phrase="growing from copies without noise",
-    advice="Grow it, from copies without noise",
-    color="#e3a6a8",
-    dashes=":",
-    is_usual=False,
-    kind="ablation",
-    letter="(d)",
-    subject="the upscaled model without noise",
-)
-PAIRED_NOISE = Contender(
-    name="paired-noise",
-    label="copies with paired noise",
-    phrase="growing from copies with paired noise",
-    advice="Grow it, from copies with paired noise",
-    color="#8b3a62",
-    how="paired",
-    tunes_noise=True,
-    is_usual=False,
-)
-ALL_STEPS = Contender(
-    name="from-scratch-all-steps",
-    label="from scratch, all steps (the ceiling)",
-    phrase="starting over for all the steps",
-    advice="Start over, for all the steps",
-    color="#8f96a3",
-    from_base=False,
-    tuned_as="from-scratch",
-    full_steps=True,
-    is_usual=False,
-)
-NET2NET = Contender(
-    name="net2net",
-    label="Net2Net",
-    phrase="growing by Net2Net",
-    advice="Grow it, by Net2Net",
-    color="#6f9a3e",
-    how="net2net",
-    tunes_noise=True,
-    is_usual=False,
-    kind="beside",
-    subject="Net2Net",
-    on_request=True,
-    own_sweep=True,
-)
-NAIVE_WIDENING = Contender(
-    name="naive-widening",
-    label="naive widening",
-    phrase="growing naively",
-    advice="Grow it, naively",
-    color="#a07a5a",
-    how="naive",
-    tunes_noise=True,
-    keeps_rates=True,
-    is_usual=False,
-    kind="beside",
-    subject="naive widening",
-    on_request=True,
-    sets_zoom=False,
-)
-FROM_SCRATCH_CHANGED = Contender(
-    name="from-scratch-changed",
-    label="from scratch, lr changed",
-    color="#2a7fb8",
-    dashes=(0, (5, 5)),  # gaps as long as the dashes: (a), which it often lies upon, is seen through them
-    from_base=False,
-    kind="baseline",
-    letter="(b)",
-    subject="training from scratch with the same change of the learning rate",
-    rate="base",
-    change="tuned",
-)
-FROM_SCRATCH_OWN = Contender(
-    name="from-scratch-own",
-    label="from scratch, own lr",
-    color="#6a5acd",
-    dashes=(0, (2, 3)),
-    from_base=False,
-    kind="baseline",
-    letter="(b′)",
-    subject="training from scratch, changed to the learning rate that is best without noise",
-    rate="base",
-    change="own",
-    gain_mark=GainMark("from scratch, own lr"),
-)
-CONTINUED_OWN = Contender(
-    name="continued-own",
-    label="continued, own lr",
-    color="#8c6d46",
-    dashes=(0, (4, 1, 1, 1, 1, 1)),
-    is_wide=False,
-    kind="baseline",
-    letter="(c′)",
-    subject="simply continuing the base model with the learning rate that is best without noise",
-    rate="own",
-    gain_mark=GainMark("base model continued, own lr"),
-)
-CONTINUED_LATE = Contender(
-    name="continued-late",
-    label="continued, own lr late",
-    color="#4f3a17",
-    dashes=(0, (6, 1, 1, 1)),
-    is_wide=False,
-    kind="baseline",
-    letter="(c″)",
-    subject="continuing the base model, changed halfway to the learning rate that is best without noise",
-    change="own",
-    gain_mark=GainMark("base model continued, own lr from halfway"),
-)
-COPIES_OWN = Contender(
-    name="copies-own",
-    label="grown from copies, own lr",
-    color="#8c1c2e",
-    dashes=(0, (4, 2)),
-    kind="grown",
-    letter="(e′)",
-    subject="the upscaled model, changed halfway to the learning rate that is best without noise,",
-    change="own",
-    remark=" (changed halfway)",
-    gain_mark=GainMark(
-        "upscaled, own lr from halfway on", "upscaled,\nown lr", "the same with its own lr from halfway on"
+CONTENDERS = (
+    Contender(
+        name="base",
+        label="base model",
+        subject="the base model",
+        color="#9aa5b1",
+        is_wide=False,
+        from_base=False,
+        kind="base",
+        rate="base",
+        sets_zoom=False,
+    ),
+    Contender(
+        name="from-scratch",
+        label="from scratch",
+        phrase="starting over",
+        advice="Start over",
+        color="#4c566a",
+        from_base=False,
+        kind="baseline",
+        letter="(a)",
+        subject="training from scratch",
+        rate="base",
+    ),
+    Contender(
+        name="from-scratch-changed",
+        label="from scratch, lr changed",
+        color="#2a7fb8",
+        dashes=(0, (5, 5)),  # gaps as long as the dashes: (a), which it often lies upon, is seen through them
+        from_base=False,
+        kind="baseline",
+        letter="(b)",
+        subject="training from scratch with the same change of the learning rate",
+        rate="base",
+        change="tuned",
+    ),
+    Contender(
+        name="from-scratch-own",
+        label="from scratch, own lr",
+        color="#6a5acd",
+        dashes=(0, (2, 3)),
+        from_base=False,
+        kind="baseline",
+        letter="(b′)",
+        subject="training from scratch, changed to the learning rate that is best without noise",
+        rate="base",
+        change="own",
+        gain_mark=GainMark("from scratch, own lr"),
+    ),
+    Contender(
+        name="continued",
+        label="continued",
+        phrase="continuing the base model",
+        advice="Continue the base model",
+        color="#c98a1b",
+        is_wide=False,
+        kind="baseline",
+        letter="(c)",
+        subject="simply continuing the base model with the new learning rate",
+        gain_mark=GainMark("base model continued"),
+    ),
+    Contender(
+        name="continued-own",
+        label="continued, own lr",
+        color="#8c6d46",
+        dashes=(0, (4, 1, 1, 1, 1, 1)),
+        is_wide=False,
+        kind="baseline",
+        letter="(c′)",
+        subject="simply continuing the base model with the learning rate that is best without noise",
+        rate="own",
+        gain_mark=GainMark("base model continued, own lr"),
+    ),
+    Contender(
+        name="continued-late",
+        label="continued, own lr late",
+        color="#4f3a17",
+        dashes=(0, (6, 1, 1, 1)),
+        is_wide=False,
+        kind="baseline",
+        letter="(c″)",
+        subject="continuing the base model, changed halfway to the learning rate that is best without noise",
+        change="own",
+        gain_mark=GainMark("base model continued, own lr from halfway"),
+    ),
+    Contender(
+        name="copies-without-noise",
+        label="copies without noise",
+        phrase="growing from copies without noise",
+        color="#e3a6a8",
+        dashes=":",
+        is_usual=False,
+        kind="ablation",
+        letter="(d)",
+        subject="the upscaled model without noise",
+    ),
+    Contender(
+        name="copies",
+        label="grown from copies",
+        phrase="growing from copies",
+        color="#c44e52",
+        tunes_noise=True,
+        kind="grown",
+        letter="(e)",
+        subject="the upscaled model",
+    ),
+    Contender(
+        name="copies-own",
+        label="grown from copies, own lr",
+        color="#8c1c2e",
+        dashes=(0, (4, 2)),
+        kind="grown",
+        letter="(e′)",
+        subject="the upscaled model, changed halfway to the learning rate that is best without noise,",
+        change="own",
+        remark=" (changed halfway)",
+        gain_mark=GainMark(
+            "upscaled, own lr from halfway on", "upscaled,\nown lr", "the same with its own lr from halfway on"
+        ),
+    ),
+    Contender(
+        name="copies-plain",
+        label="plain transfer",
+        color="#8e5ea2",
+        kind="beside",
+        letter="(e″)",
+        subject="plain transfer, not extrapolated",
+        rate="plain",
+    ),
+    Contender(
+        name="fresh",
+        label="grown with fresh units",
+        phrase="growing with fresh units",
+        color="#2a7fb8",
+        how="fresh",
+    ),
+    Contender(
+        name="paired-noise",
+        label="copies with paired noise",
+        phrase="growing from copies with paired noise",
+        color="#8b3a62",
+        how="paired",
+        tunes_noise=True,
+        is_usual=False,
+    ),
+    Contender(
+        name="net2net",
+        label="Net2Net",
+        phrase="growing by Net2Net",
+        color="#6f9a3e",
+        how="net2net",
+        tunes_noise=True,
+        is_usual=False,
+        kind="beside",
+        subject="Net2Net",
+        on_request=True,
+        own_sweep=True,
+    ),
+    Contender(
+        name="naive-widening",
+        label="naive widening",
+        phrase="growing naively",
+        color="#a07a5a",
+        how="naive",
+        tunes_noise=True,
+        keeps_rates=True,
+        is_usual=False,
+        kind="beside",
+        subject="naive widening",
+        on_request=True,
+        sets_zoom=False,
+    ),
+    Contender(
+        name="from-scratch-all-steps",
+        label="from scratch, all steps (the ceiling)",
+        phrase="starting over for all the steps",
+        advice="Start over, for all the steps",
+        color="#8f96a3",
+        from_base=False,
+        tuned_as="from-scratch",
+        full_steps=True,
+        is_usual=False,
     ),
 )
-COPIES_PLAIN = Contender(
-    name="copies-plain",
-    label="plain transfer",
-    color="#8e5ea2",
-    kind="beside",
-    letter="(e″)",
-    subject="plain transfer, not extrapolated",
-    rate="plain",
-)
-
-CONTENDERS = (
-    BASE,
-    FROM_SCRATCH,
-    FROM_SCRATCH_CHANGED,
-    FROM_SCRATCH_OWN,
-    CONTINUED,
-    CONTINUED_OWN,
-    CONTINUED_LATE,
-    COPIES_WITHOUT_NOISE,
-    COPIES,
-    COPIES_OWN,
-    COPIES_PLAIN,
-    FRESH,
-    PAIRED_NOISE,
-    NET2NET,
-    NAIVE_WIDENING,
-    ALL_STEPS,
-)
 """All of them, in the order in which they are shown."""
-IN_PAY = tuple(one.name for one in CONTENDERS if one.advice)
-IN_PAPER = tuple(one.name for one in CONTENDERS if one.kind is not None)
-USUAL_IN_PAY = tuple(one.name for one in CONTENDERS if one.advice and one.is_usual)
-USUAL_IN_PAPER = tuple(one.name for one in CONTENDERS if one.kind is not None and not one.on_request)
 
 
 def contender_named(name: str) -> Contender:
-    """The contender of a name.
-
-    >>> contender_named("fresh").label
-    'grown with fresh units'
-    """
+    """The contender of a name."""
     for one in CONTENDERS:
         if one.name == name:
             return one
     raise MupscaleError(f"{name!r} is no contender: take from {', '.join(one.name for one in CONTENDERS)}")
 
 
-def contender_or_stranger(name: str) -> Contender:
-    """The contender of a name; a stranger to the table is called by its name, and no base model is charged to it.
+BASE, FROM_SCRATCH, FROM_SCRATCH_CHANGED = map(contender_named, ("base", "from-scratch", "from-scratch-changed"))
+CONTINUED, COPIES_WITHOUT_NOISE = map(contender_named, ("continued", "copies-without-noise"))
+COPIES, COPIES_OWN, FRESH = map(contender_named, ("copies", "copies-own", "fresh"))
+"""Those that the presets treat in a way of their own."""
+IN_PAY = tuple(one.name for one in CONTENDERS if one.advice)
+IN_PAPER = tuple(one.name for one in CONTENDERS if one.kind is not None)
+USUAL_IN_PAY = tuple(one.name for one in CONTENDERS if one.advice and one.is_usual)
+USUAL_IN_PAPER = tuple(one.name for one in CONTENDERS if one.kind is not None and not one.on_request)
 
-    >>> contender_or_stranger("grown at 25 %").label
-    'grown at 25 %'
-    """
+
+def usual_contenders(preset: Literal["pay", "paper"]) -> list[str]:
+    """Who takes part in a comparison unless asked otherwise."""
+    return list(USUAL_IN_PAPER if preset == "paper" else USUAL_IN_PAY)
+
+
+def contender_or_stranger(name: str) -> Contender:
+    """The contender of a name; a stranger to the table is called by its name, and no base model is charged to it."""
     known = (one for one in CONTENDERS if one.name == name)
     return next(known, None) or Contender(name=name, label=name, phrase=name, color=BASE.color, from_base=False)
 
 
 def contenders_named(names: Sequence[str]) -> list[Contender]:
-    """These contenders, in the table's order.
-
-    >>> [one.label for one in contenders_named(["fresh", "continued"])]
-    ['continued', 'grown with fresh units']
-    """
+    """These contenders, in the table's order."""
     return [one for one in CONTENDERS if one.name in names]
 
 
 def check_contenders(names: Sequence[str], setting: str, allowed: Sequence[str] = IN_PAY) -> None:
-    """Refuse names that are none, and a choice in which nothing can be compared. setting: what the user calls it.
-
-    >>> check_contenders(["continued", "copy"], "contenders")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'copy' is no contender here: take from ...
-    """
+    """Refuse names that are none, and a choice in which nothing can be compared. setting: what the user calls it."""
     for name in names:
         if name not in allowed:
             raise MupscaleError(f"{name!r} is no contender here: take from {', '.join(allowed)}")

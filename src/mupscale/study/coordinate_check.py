@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mupscale.checks import coord_check
 from mupscale.core import WholeWidth, Width
+from mupscale.study.systems import System
 from mupscale.study.training import Ground, Note
 from mupscale.study.tree import hash_values
 from mupscale.system import MupscaleError, read_json, write_json
@@ -23,19 +24,12 @@ _AFFORDABLE = 5e10  # FLOPs of a step of the check
 _WIDE_ENOUGH = 64  # below this width the readout's own start shows in a coordinate check
 
 
-def check_coordinates(
-    ground: Ground,
-    small: Sequence[WholeWidth],
-    times: Callable[[WholeWidth, int], WholeWidth],
-    folder: Path,
-    lr: float,
-    note: Note,
-) -> dict[str, Any] | None:
+def check_coordinates(ground: Ground, small: System, folder: Path, lr: float, note: Note) -> dict[str, Any] | None:
     """Title and rows of the check, kept in the study's folder; None where it cannot be made.
 
-    small: widths that were tuned at; times: a width so many times as large.
+    small: the smallest system that was tuned at.
     """
-    widths = _widths(ground, small, times)
+    widths = _widths(ground, small)
     settings = {"recipe": hash_values(ground.identity), "lr": lr, "widths": widths}
     path = folder / "coordinates.json"
     if (stored := _read(path, settings)) is not None:
@@ -50,16 +44,14 @@ def check_coordinates(
     return check
 
 
-def _widths(
-    ground: Ground, widths: Sequence[WholeWidth], times: Callable[[WholeWidth, int], WholeWidth]
-) -> list[WholeWidth]:
+def _widths(ground: Ground, system: System) -> list[WholeWidth]:
     """Three, from the smallest width that is tuned at, or from 64 where that is cheap."""
-    small = min(widths, key=lambda width: Width.of(width).size)
-    narrow = Width.of(small)
-    start = narrow.times(math.ceil(_WIDE_ENOUGH / narrow.size)).whole if narrow.is_plain else small
-    if _examples(ground, times(start, 4)) < _FEW:
-        start = small
-    return [times(start, factor) for factor in (1, 2, 4)]
+    narrow = Width.of(system.narrow)
+    growing = narrow.growing(Width.of(system.wide))
+    start = narrow.times(math.ceil(_WIDE_ENOUGH / narrow.size)) if narrow.is_plain else narrow
+    if _examples(ground, start.times(4, growing).whole) < _FEW:
+        start = narrow
+    return [start.times(factor, growing).whole for factor in (1, 2, 4)]
 
 
 def _read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
@@ -74,7 +66,8 @@ def _read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
 def _check(ground: Ground, widths: Sequence[WholeWidth], lr: float) -> dict[str, Any]:
     recipe, data, loss = ground.recipe, ground.data, ground.recipe.loss_function()
     count = _examples(ground, widths[-1])
-    batches = [_on_cpu(data.batch(recipe.seeds.data, number * count, count)) for number in range(3)]
+    drawn = [data.batch(recipe.seeds.data, number * count, count) for number in range(3)]
+    batches = [(x.cpu(), y.cpu()) for x, y in drawn]  # where the check's models are
 
     def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return loss(model(cast_input(batch[0], recipe)), batch[1])
@@ -99,8 +92,3 @@ def _examples(ground: Ground, width: WholeWidth) -> int:
     cost = ground.flops_per_step(width)
     affordable = _EXAMPLES if cost is None else int(_AFFORDABLE * ground.recipe.batch / cost)
     return max(1, min(ground.recipe.batch, _EXAMPLES // ground.data.per_example, affordable))
-
-
-def _on_cpu(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Where the check's models are."""
-    return batch[0].cpu(), batch[1].cpu()

@@ -5,19 +5,25 @@ trend, so the range goes from no difference to twice that width's. With several,
 the width is followed. Its range is the largest spread, and as much again as the line leads away from the widest small
 system. Where small widths contradict each other by more than their spreads, there is no rule, and the forecast says so
 instead of a number.
+
+The paper's comparison follows the same line to extrapolate the best noise and learning rate. Transfer as in the paper
+takes them as they are; with two small widths tuned, what is left of a drift can be seen.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
-from typing import Any
+from dataclasses import dataclass, field
+from statistics import fmean, linear_regression
+from typing import Any, NamedTuple
 
 from mupscale.core import WholeWidth, Width
-from mupscale.study.budgets import compare_costs
 from mupscale.study.contenders import CONTINUED, FROM_SCRATCH, contender_named
 from mupscale.study.results import SystemRuns
+from mupscale.study.verdict import compare_costs
+from mupscale.sweep import Cell, Sweep
+from mupscale.system import MupscaleError
 
 Quantity = Callable[[SystemRuns, int], float | None]
 """A number of one seed of a system; None where a contender diverged."""
@@ -29,32 +35,41 @@ COST_ROWS = {
 """What is forecast of a contender, behind its label."""
 
 
+class Line(NamedTuple):
+    """A straight line through the middle of some points."""
+
+    slope: float
+    middle: float
+    level: float
+
+    def at(self, x: float) -> float:
+        """Its height."""
+        return self.level + self.slope * (x - self.middle)
+
+
+def fit_line(points: Sequence[tuple[float, float]]) -> Line:
+    """The line of least squares; through one point a level one."""
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    slope = linear_regression(xs, ys).slope if len(points) > 1 else 0.0
+    return Line(slope, fmean(xs), fmean(ys))
+
+
+# ---------------------------------------------------------------------------------------------- does growing pay?
+
+
 def make_forecast(small: Sequence[SystemRuns], narrow: WholeWidth) -> dict[str, Any]:
     """The forecast for a base model of this width, as plain values.
 
     above_continued: for every other contender, by how much of its loss it ends above the base model continued at the
     full budget: {low, value, high}, or {no_rule: why}. cost: for every grown one, what it costs over starting over to
     the same loss, with the base model charged and with it already there. winner: None where that is too close to call.
-
-    >>> from mupscale.study import BudgetPoint, ContenderRuns
-    >>> ends = {"continued": 1.0, "fresh": 0.9}
-    >>> points = {name: [BudgetPoint(1.0, 10, 100.0, [end, end + 0.01])] for name, end in ends.items()}
-    >>> small = SystemRuns(8, 16, 50.0, "FLOPs", [ContenderRuns(n, 16, 0.01, 0.0, each) for n, each in points.items()])
-    >>> make_forecast([small], 64)["sentence"]
-    'Forecast from width 8: too close to call between growing with fresh units and continuing the base model.'
     """
     names = [runs.name for runs in small[0].contenders]
-    above = {
-        name: _extrapolate(small, narrow, _loss_quantity(name), math.expm1) for name in names if name != CONTINUED.name
-    }
-    grown = [name for name in names if contender_named(name).is_grown]
+    above = {name: _extend(small, narrow, _loss_quantity(name), math.expm1) for name in names if name != CONTINUED.name}
     cost = {
-        name: {
-            way: _extrapolate(small, narrow, _cost_quantity(name, flag), math.exp)
-            for way, flag in (("charged", True), ("there", False))
-        }
-        for name in grown
-        if FROM_SCRATCH.name in names
+        name: {way: _extend(small, narrow, _cost_quantity(name, way == "charged"), math.exp) for way in COST_ROWS}
+        for name in names
+        if FROM_SCRATCH.name in names and contender_named(name).is_grown
     }
     values = {
         "widths": [runs.narrow for runs in small],
@@ -63,22 +78,18 @@ def make_forecast(small: Sequence[SystemRuns], narrow: WholeWidth) -> dict[str, 
         "cost": cost,
         **_pick_winner(above),
     }
-    return {**values, "sentence": write_forecast(values)}
+    return {**values, "sentence": _write_forecast(values)}
 
 
 def _loss_quantity(name: str) -> Quantity:
     """The logarithm of a contender's final loss over that of the base model continued."""
 
     def quantity(runs: SystemRuns, seed: int) -> float | None:
-        ours, theirs = (_final(runs, one, seed) for one in (name, CONTINUED.name))
+        both = [one.points[-1].losses[seed] for each in (name, CONTINUED.name) if (one := runs.get(each)) is not None]
+        ours, theirs = both if len(both) == 2 else (None, None)
         return None if ours is None or theirs is None else math.log(ours / theirs)
 
     return quantity
-
-
-def _final(runs: SystemRuns, name: str, seed: int) -> float | None:
-    one = runs.get(name)
-    return None if one is None else one.points[-1].losses[seed]
 
 
 def _cost_quantity(name: str, charged: bool) -> Quantity:
@@ -92,37 +103,28 @@ def _cost_quantity(name: str, charged: bool) -> Quantity:
     return quantity
 
 
-def _extrapolate(
+def _extend(
     small: Sequence[SystemRuns], narrow: WholeWidth, quantity: Quantity, back: Callable[[float], float]
 ) -> dict[str, Any]:
     """A quantity at the large width: {low, value, high}, or {no_rule: why}. back: from its logarithm."""
     if any(runs.seeds < 2 for runs in small):
         return {"no_rule": "one seed says nothing about the range"}
-    points: list[tuple[float, float, float]] = []
+    points: list[tuple[float, float]] = []
+    spread = 0.0
     for runs in small:
         values = [value for seed in range(runs.seeds) if (value := quantity(runs, seed)) is not None]
         if not values:
             return {"no_rule": f"it diverged at width {Width.of(runs.narrow)}"}
-        points.append((math.log(Width.of(runs.narrow).size), fmean(values), (max(values) - min(values)) / 2))
-    spread = max(each for _, _, each in points)
-    ends = [points[0], points[-1]]
-    if len(points) > 1 and all(abs(value) > spread for _, value, _ in ends) and ends[0][1] * ends[1][1] < 0:
-        shown = " and ".join(f"{back(value):.3g} at width {Width.of(runs.narrow)}" for (_, value, _), runs in zip(
-            ends, (small[0], small[-1]), strict=True))  # fmt: skip
+        points.append((math.log(Width.of(runs.narrow).size), fmean(values)))
+        spread = max(spread, (max(values) - min(values)) / 2)
+    first, last = points[0][1], points[-1][1]
+    if min(abs(first), abs(last)) > spread and first * last < 0:
+        ends = zip((first, last), (small[0], small[-1]), strict=True)
+        shown = " and ".join(f"{back(value):.3g} at width {Width.of(runs.narrow)}" for value, runs in ends)
         return {"no_rule": f"small widths contradict each other: {shown}"}
-    value = _line_at(points, math.log(Width.of(narrow).size))
-    reach = spread + (abs(value) if len(points) == 1 else abs(value - points[-1][1]))
+    value = fit_line(points).at(math.log(Width.of(narrow).size))
+    reach = spread + (abs(value) if len(points) == 1 else abs(value - last))
     return {"low": back(value - reach), "value": back(value), "high": back(value + reach)}
-
-
-def _line_at(points: Sequence[tuple[float, float, float]], x: float) -> float:
-    """The straight line of least squares; the one value where there is one point."""
-    if len(points) == 1:
-        return points[0][1]
-    middle, level = fmean(each[0] for each in points), fmean(each[1] for each in points)
-    across = math.fsum((at - middle) ** 2 for at, _, _ in points)
-    slope = math.fsum((at - middle) * (value - level) for at, value, _ in points) / across
-    return level + slope * (x - middle)
 
 
 def _pick_winner(above: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -131,13 +133,10 @@ def _pick_winner(above: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     winner: whichever lies below the others with its whole range; None where none does, or one has no rule. likeliest:
     the two that come first.
     """
-    unsure = [name for name, one in above.items() if "no_rule" in one and not contender_named(name).full_steps]
+    judged = {name: one for name, one in above.items() if not contender_named(name).full_steps}
+    unsure = [name for name, one in judged.items() if "no_rule" in one]
     ranges = {CONTINUED.name: (0.0, 0.0, 0.0)}
-    ranges |= {
-        name: (one["low"], one["value"], one["high"])
-        for name, one in above.items()
-        if name not in unsure and not contender_named(name).full_steps
-    }
+    ranges |= {name: (one["low"], one["value"], one["high"]) for name, one in judged.items() if name not in unsure}
     grown = [name for name in ranges if contender_named(name).is_grown]
     best = min(grown, key=lambda name: ranges[name][1], default=None)
     order = sorted((name for name in ranges if name not in grown or name == best), key=lambda name: ranges[name][1])
@@ -145,8 +144,7 @@ def _pick_winner(above: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {"winner": order[0] if clear else None, "likeliest": order[:2], "without_rule": unsure}
 
 
-def write_forecast(values: Mapping[str, Any]) -> str:
-    """The forecast in words."""
+def _write_forecast(values: Mapping[str, Any]) -> str:
     about = f"Forecast from width {' and '.join(str(Width.of(width)) for width in values['widths'])}"
     if values["without_rule"]:
         names = ", ".join(contender_named(name).label for name in values["without_rule"])
@@ -155,51 +153,147 @@ def write_forecast(values: Mapping[str, Any]) -> str:
     first, second = (contender_named(name) for name in values["likeliest"])
     if values["winner"] is None:
         return f"{about}: too close to call between {first.phrase} and {second.phrase}."
-    shown = second.name if first.name == CONTINUED.name else first.name
-    what = f"{second.label} " if first.name == CONTINUED.name else ""
-    return f"{about}: {first.phrase} ends lowest, {what}{_range(values, shown)} against continuing."
-
-
-def _range(values: Mapping[str, Any], name: str) -> str:
-    one = values["above_continued"][name]
-    return f"{_percent(one['value'])} % ({_percent(one['low'])} to {_percent(one['high'])})"
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:+.{0 if abs(part) >= 0.1 else 1}f}"
+    shown, what = (second, f"{second.label} ") if first is CONTINUED else (first, "")
+    one = values["above_continued"][shown.name]
+    value, low, high = (
+        f"{100 * part:+.{0 if abs(part) >= 0.1 else 1}f}" for part in (one["value"], one["low"], one["high"])
+    )
+    return f"{about}: {first.phrase} ends lowest, {what}{value} % ({low} to {high}) against continuing."
 
 
 def check_forecast(forecast: Mapping[str, Any], runs: SystemRuns, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Forecast against outcome: a row for every quantity with both, and whether the outcome lies in the range.
-
-    >>> from mupscale.study import BudgetPoint, ContenderRuns
-    >>> ends = {"continued": 1.0, "fresh": 0.9}
-    >>> points = {name: [BudgetPoint(1.0, 10, 100.0, [end])] for name, end in ends.items()}
-    >>> runs = SystemRuns(8, 16, 50.0, "FLOPs", [ContenderRuns(n, 16, 0.01, 0.0, each) for n, each in points.items()])
-    >>> forecast = {"above_continued": {"fresh": {"low": -0.2, "value": -0.1, "high": 0.0}}, "cost": {}, "winner": None}
-    >>> [row["held"] for row in check_forecast(forecast, runs, {"ranking": ["fresh", "continued"], "grown": "fresh"})]
-    [True, None]
-    """
+    """Forecast against outcome: a row for every quantity with both, and whether the outcome lies in the range."""
     rows: list[dict[str, Any]] = []
+
+    def add(name: str, what: str, expected: Mapping[str, Any], measured: float) -> None:
+        held = None if "no_rule" in expected else expected["low"] <= measured <= expected["high"]
+        about = f"{contender_named(name).label}{what}"
+        rows.append({"what": about, "forecast": dict(expected), "measured": measured, "held": held})
+
     continued = runs.get(CONTINUED.name)
     for name, expected in forecast["above_continued"].items():
         one = runs.get(name)
-        if one is None or one.final is None or continued is None or continued.final is None:
-            continue
-        rows.append(_row(f"{contender_named(name).label}{LOSS_ROW}", expected, one.final / continued.final - 1))
+        if one is not None and one.final is not None and continued is not None and continued.final is not None:
+            add(name, LOSS_ROW, expected, one.final / continued.final - 1)
     for name, ways in forecast["cost"].items():
         for way, expected in ways.items():
             charged = way == "charged"
             ratio = compare_costs(runs.curve(name, charged=charged), runs.curve(FROM_SCRATCH.name, charged=charged))
             if ratio is not None and (runs.base_cost is not None or not charged):
-                rows.append(_row(f"{contender_named(name).label}{COST_ROWS[way]}", expected, ratio.value))
-    grown, rivals = answer["grown"], [name for name in answer["ranking"] if not contender_named(name).is_grown]
-    lowest = next(name for name in answer["ranking"] if name == grown or name in rivals)
-    rows.append({"what": "lowest loss", "forecast": forecast["winner"], "measured": lowest,
-                 "held": None if forecast["winner"] is None else forecast["winner"] == lowest})  # fmt: skip
-    return rows
+                add(name, COST_ROWS[way], expected, ratio.value)
+    rivals = [name for name in answer["ranking"] if name == answer["grown"] or not contender_named(name).is_grown]
+    winner = forecast["winner"]
+    held = None if winner is None else winner == rivals[0]
+    return [*rows, {"what": "lowest loss", "forecast": winner, "measured": rivals[0], "held": held}]
 
 
-def _row(what: str, expected: Mapping[str, Any], measured: float) -> dict[str, Any]:
-    held = None if "no_rule" in expected else expected["low"] <= measured <= expected["high"]
-    return {"what": what, "forecast": dict(expected), "measured": measured, "held": held}
+# ---------------------------------------------------------------------------------------------- what the sweeps found
+
+LIMIT = 4.0
+"""The largest factor between an extrapolated value and that of the largest small width, either way."""
+
+_AXES = {"noise": "noise", "lr": "learning rate"}
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """What to use at the large width, beside what the largest small width alone would transfer (plain)."""
+
+    lr: float
+    noise: float
+    plain_lr: float
+    plain_noise: float
+    sentences: list[str] = field(default_factory=list)
+
+
+def extrapolate(sweeps: Sequence[tuple[float, Sweep]], width: float) -> Extrapolation:
+    """The optimum of Sweep 2 at each small width, continued to `width` along a power of the width."""
+    ordered = sorted(sweeps, key=lambda pair: pair[0])
+    widths = [small for small, _ in ordered]
+    if not widths or len(set(widths)) < len(widths):
+        raise MupscaleError(f"small widths must differ from each other, but they are {widths}: give e.g. 64 and 128")
+    last = ordered[-1][1]
+    plain = last.best.cell
+    if len(widths) == 1:
+        return Extrapolation(plain.lr, plain.noise, plain.lr, plain.noise)
+    zeros = [small for small, sweep in ordered if sweep.best.noise == 0]
+    value, sentences = dict(plain._asdict()), list[str]()
+    if zeros:
+        where = " and ".join(f"{small:g}" for small in zeros)
+        stays = f"so it is not extrapolated: noise {plain.noise:.3g} is transferred"
+        sentences.append(f"at width {where} the best noise is 0, {stays}")
+    axes = list(_AXES) if not zeros else ["lr"]
+    if zeros and len(zeros) < len(widths):  # with and without noise are two different optima
+        axes = []
+    for axis in axes:
+        optima = [_between(sweep, axis) for _, sweep in ordered]
+        power = fit_line([(math.log2(n), math.log2(best)) for n, best in zip(widths, optima, strict=True)]).slope
+        value[axis], limited = _limited(optima[-1], power * math.log2(width / widths[-1]), last, axis)
+        sentences.append(
+            f"from width {widths[0]:g} to {widths[-1]:g} the best {_AXES[axis]} goes from {optima[0]:.3g} to "
+            f"{optima[-1]:.3g} (×{2**power:.2f} for each doubling); at width {width:g} that makes {value[axis]:.3g}"
+            f"{limited}, where plain transfer has {getattr(plain, axis):.3g}"
+        )
+    return Extrapolation(value["lr"], value["noise"], plain.lr, plain.noise, [*sentences, *_gains(ordered, width)])
+
+
+def _gains(sweeps: Sequence[tuple[float, Sweep]], width: float) -> list[str]:
+    """What noise gains at each small width, and where that leads; it may fall, since wide models lack less capacity."""
+    pairs = [(small, sweep.best.loss, sweep.best_without_noise) for small, sweep in sweeps]
+    losses = {n: (best, zero.loss) for n, best, zero in pairs if best and zero is not None and zero.loss}
+    gains = {n: 1 - best / zero for n, (best, zero) in losses.items() if best > 0 and zero > 0}
+    if len(gains) < 2 or not any(gains.values()):
+        return []
+    line = fit_line([(math.log2(n), gain) for n, gain in gains.items()])
+    there = line.at(math.log2(width))
+    at_each = " and ".join(f"{gain:.1%} at width {n:g}" for n, gain in gains.items())
+    end = "that does not fall with the width"
+    if line.slope < 0:
+        leads = f"{there:.0%} at width {width:g}" if there > 0 else f"nothing at width {width:g}"
+        end = f"along the logarithm of the width that would make {leads}"
+    return [f"noise lowers the best loss by {at_each}; {end}{'' if there > 0 else ', so widening may not pay there'}"]
+
+
+def _between(sweep: Sweep, axis: str) -> float:
+    """The optimum between grid values: of the parabola through the best trial and its neighbours, in the logarithm.
+
+    The grid's own value at an edge, beside zero, and beside a trial that did not come to its end.
+    """
+    best = sweep.best.cell
+    here, values = float(getattr(best, axis)), _values(sweep, axis)
+    if here not in values or not 0 < values.index(here) < len(values) - 1:
+        return here
+    around = values[values.index(here) - 1 : values.index(here) + 2]
+    trials = [sweep.at(_moved(best, axis, value)) for value in around]
+    losses = [trial.loss for trial in trials if trial is not None and trial.status == "finished"]
+    if around[0] <= 0 or len(losses) < 3:
+        return here
+    (a, b, c), (fa, fb, fc) = (math.log(value) for value in around), (loss or 0.0 for loss in losses)
+    left, right = (b - a) * (fb - fc), (b - c) * (fb - fa)
+    if left == right:
+        return here
+    return math.exp(b - 0.5 * ((b - a) * left - (b - c) * right) / (left - right))
+
+
+def _limited(last: float, doublings: float, sweep: Sweep, axis: str) -> tuple[float, str]:
+    """The last width's value times a power of two, kept within LIMIT and below what diverged there; and a remark."""
+    wanted = last * 2.0 ** max(-64.0, min(64.0, doublings))
+    value, remark = min(max(wanted, last / LIMIT), last * LIMIT), ""
+    if value != wanted:
+        remark = f" (limited to a factor of {LIMIT:g}: the line alone would lead to {wanted:.3g})"
+    best = sweep.best.cell
+    above = [v for v in _values(sweep, axis) if v > getattr(best, axis)]
+    trials = {v: sweep.at(_moved(best, axis, v)) for v in above}
+    diverged = next((v for v, trial in trials.items() if trial is not None and trial.status == "diverged"), None)
+    safe = value if diverged is None else max((v for v in _values(sweep, axis) if v < diverged), default=value)
+    if value > safe:
+        value, remark = safe, f" (limited: {diverged:.3g} diverged)"
+    return value, remark
+
+
+def _values(sweep: Sweep, axis: str) -> tuple[float, ...]:
+    return sweep.space.lrs if axis == "lr" else sweep.space.noises
+
+
+def _moved(cell: Cell, axis: str, value: float) -> Cell:
+    return cell._replace(**{axis: value})

@@ -9,13 +9,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
 
-from mupscale.study.budgets import Points
 from mupscale.study.contenders import Contender, contender_or_stranger
 from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Positive, parse_record, write_json
 
 FORMAT = 3
 Losses = Annotated[list[Finite | None], NOT_EMPTY]
 """Of every seed; None: diverged."""
+Points = Sequence[tuple[float, float]]
+"""Costs, rising, and the losses there."""
 
 
 def _mean_unless_diverged(losses: Sequence[float | None]) -> float | None:
@@ -28,11 +29,7 @@ def _mean_unless_diverged(losses: Sequence[float | None]) -> float | None:
 
 @dataclass(frozen=True)
 class BudgetPoint:
-    """A contender after a part of its budget: its own steps and cost, and the final loss of each seed (None: diverged).
-
-    >>> BudgetPoint(0.5, steps=100, cost=4e9, losses=[0.25, 0.75]).mean
-    0.5
-    """
+    """A contender after a part of its budget: its own steps and cost, and every seed's final loss (None: diverged)."""
 
     budget: Positive
     steps: int
@@ -52,9 +49,6 @@ class Curve:
     status: finished or diverged. Points lie at the same steps for all seeds of a run, as far as
     each came; held-out points have their own. accuracy is empty where targets are no classes.
     lowest, highest: the extremes of what each point is the mean of; empty where that is one measurement.
-
-    >>> Curve(seed=0, status="finished", steps=[50, 95, 100], losses=[3.0, 1.0, 0.5]).final()
-    0.75
     """
 
     seed: int
@@ -93,10 +87,6 @@ class ContenderRuns:
     cost_per_step: None where it cannot be counted. change: the step at which the learning rate changes, and to what.
     label: what it is called here, where that is not what the table of contenders says. like: the contender of that
     table that it is a kind of, where its own name is not there. noise: one number, or constants by parameter.
-
-    >>> points = [BudgetPoint(1.0, 10, 100.0, [0.25, 0.75])]
-    >>> ContenderRuns("fresh", 64, 0.01, 0.0, points).final
-    0.5
     """
 
     name: str
@@ -183,9 +173,6 @@ class Tried:
 
     budget: the part of the full budget after which these losses are; below 1 it was stopped there, far behind.
     curve: steps and the mean loss there. steps: how far it came. cost: of all seeds.
-
-    >>> Tried(0.1, 0.0, [3.0], budget=0.25).status
-    'stopped'
     """
 
     lr: Positive
@@ -225,9 +212,6 @@ class Search:
     remarks: sentences about them. label: what it is called, where it is no contender. width: at which trials train;
     start: the width they grow from, None from an initialisation or where it is not told. measure: whose loss is
     minimised. sampler: grid, or what drew the values.
-
-    >>> Search("fresh", 0.1, 0.0, [Tried(0.1, 0.0, [1.0]), Tried(0.2, 0.0, [None])]).best
-    Tried(lr=0.1, noise=0.0, losses=[1.0], budget=1.0, curve=[], steps=0, cost=0.0)
     """
 
     name: str

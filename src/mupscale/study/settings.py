@@ -26,7 +26,8 @@ class StudySettings:
             paper's comparison tunes at all and extrapolates. None takes an eighth and a quarter of the base model's
         lrs: learning rates to try at the small width; none takes the optimizer's own times 1/4 to 4
         grown_lrs: learning rates of the paper's Sweep 2, after growing; none takes lrs
-        noises: noise levels that copies try there, 1 being as much as a fresh initialisation has
+        noises: noise levels that copies try there, in the growth event's unit (with --from its own, or noise_unit):
+            under init, the default, 1 is as much as a fresh initialisation has
         prune: under wsd, candidates that lie so far behind the best after the first budget go no further (0.1: 10 %),
             unless they are the next learning rates to the best; 0 tries all to the end
         budgets: parts of the full budget at which every contender is measured
@@ -34,8 +35,9 @@ class StudySettings:
         small_seeds: how many seeds the small models train with, those of sweeps among them
         schedule: of every contender: wsd (constant, then linear to zero over the last quarter of its budget), cosine,
             or recipe (the recipe's own, as in the paper's comparison)
-        contenders: who takes part; none takes the usual ones. Does growing pay: from-scratch, continued, copies, fresh,
-            and on request copies-without-noise, paired-noise, net2net, naive-widening, from-scratch-all-steps
+        contenders: who takes part; none takes the usual ones, to which contenders+ adds. Does growing pay:
+            from-scratch, continued, copies, fresh, and on request copies-without-noise, paired-noise, net2net,
+            naive-widening, from-scratch-all-steps
         measure: the loss that counts: held-out (the mean over the whole held-out set), or train; none takes held-out,
             and train in the paper's comparison
         base_steps: with --from, how many steps the checkpoint has trained, where it does not tell itself

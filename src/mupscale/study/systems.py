@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from mupscale.core import WholeWidth, Width
 from mupscale.study.contenders import Contender
 from mupscale.study.results import BudgetPoint, ContenderRuns, SystemRuns, Tuning
 from mupscale.study.settings import StudySettings
+from mupscale.study.training import Ground
 from mupscale.study.tree import DECAY, Candidate, Stretch, branch_off, plan_candidate
 from mupscale.system import MupscaleError
-from mupscale.train import Schedule
+from mupscale.train import NoiseLevel, Recipe, Schedule, build_operator
+
+NoiseUnit = Literal["init", "theory", "signal"]
 
 
 class Costs(Protocol):
@@ -30,7 +33,7 @@ class System:
 
     costs: of a step. own: the recipe's schedule, whose warm-up and floor all have. base: the width at which rates are
     meant. start: the checkpoint that all contenders begin from; None where base models are trained here. base_steps:
-    None where it is not known how long that checkpoint has trained.
+    None where it is not known how long that checkpoint has trained. noise_unit: what noise is measured in.
     """
 
     settings: StudySettings
@@ -42,11 +45,13 @@ class System:
     base_steps: int | None
     grown_steps: int
     start: str | None = None
+    noise_unit: NoiseUnit = "init"
 
     def smaller(self, width: WholeWidth) -> System:
-        """The same at a small width, with a base model that is trained here."""
-        wide = Width.of(width).scaled_as(Width.of(self.narrow), Width.of(self.wide)).whole
-        return replace(self, narrow=width, wide=wide, start=None)
+        """The same at a small width, with a base model that is trained here; it grows as many times."""
+        small, base = Width.of(width, "the small width", whole=True), Width.of(self.narrow)
+        small.check_form(base, "the small width", "the recipe's width")
+        return replace(self, narrow=width, wide=small.scaled_as(base, Width.of(self.wide)).whole, start=None)
 
     @property
     def label(self) -> str:
@@ -89,7 +94,7 @@ class System:
         steps = max(1, math.ceil(base.steps / (DECAY - 1)))
         return base.then(steps=steps, schedule=Schedule("wsd", decay=steps))
 
-    def beginning(self, one: Contender, base_lr: float, lr: float, noise: float, seed: int) -> Stretch:
+    def beginning(self, one: Contender, base_lr: float, lr: float, noise: NoiseLevel, seed: int) -> Stretch:
         """Where a contender begins; how long and under which schedule is not said yet."""
         base = Width.of(self.base).scaled_as(Width.of(self.narrow), Width.of(self.wide)) if one.keeps_rates else None
         first = Stretch(
@@ -97,19 +102,73 @@ class System:
         )
         if not one.from_base:
             return first
-        growing: dict[str, Any] = {"how": one.how, "noise": noise} if one.is_grown else {}
+        unit = "theory" if isinstance(noise, dict) else self.noise_unit  # constants by name are the paper's
+        growing: dict[str, Any] = {"how": one.how, "noise": noise, "noise_unit": unit} if one.is_grown else {}
         return replace(first, parent=self.base_model(base_lr, seed), **growing)
 
-    def leaves(self, one: Contender, base_lr: float, lr: float, noise: float, seed: int) -> dict[float, Stretch]:
+    def leaves(self, one: Contender, base_lr: float, lr: float, noise: NoiseLevel, seed: int) -> dict[float, Stretch]:
         """A contender at every budget."""
         first = self.beginning(one, base_lr, lr, noise, seed)
         return branch_off(first, self.steps(one), self.settings.budgets, self.settings.schedule, self.own)
+
+    def leaf(self, one: Contender, base_lr: float, lr: float, noise: NoiseLevel, seed: int) -> Stretch:
+        """A contender at its full budget."""
+        return self.leaves(one, base_lr, lr, noise, seed)[1.0]
 
     def candidate(self, one: Contender, base_lr: float, lr: float, noise: float, seed: int) -> Candidate:
         """A contender's full budget with values that are tried: in one go, or judged after the first budget."""
         part = self.settings.budgets[0] if self.settings.prune else 1.0
         first = self.beginning(one, base_lr, lr, noise, seed)
         return plan_candidate(first, self.steps(one), part, self.settings.schedule, self.own)
+
+
+# ---------------------------------------------------------------------------------------------- what can be compared
+
+
+def read_system(recipe: Recipe, settings: StudySettings, ground: Ground, what: str, otherwise: str = "") -> System:
+    """The two widths of a recipe's one growth event, and how long each model trains. what: is to be done with them."""
+    if len(recipe.grow) != 1:
+        raise MupscaleError(
+            f"{what} needs one growth event, and this recipe has {len(recipe.grow)}: write grow: "
+            f"[{{at: STEPS OF THE BASE MODEL, width: WIDE}}]{otherwise}"
+        )
+    (growth,) = recipe.grow
+    if Width.of(growth.width) == Width.of(recipe.width):
+        raise MupscaleError(f"the recipe's growth keeps the width at {recipe.width}: there is nothing to grow")
+    sizes = recipe.width, growth.width, growth.at, recipe.steps - growth.at
+    return System(settings, ground, recipe.schedule, recipe.base, *sizes, noise_unit=growth.unit)
+
+
+def check_builds(recipe: Recipe, system: System, if_small: str = "") -> None:
+    """Refuse widths at which the model cannot be built. if_small: what to do about small ones."""
+    for width in (system.narrow, system.wide):
+        try:
+            recipe.family().sketch(width)
+        except MupscaleError as error:
+            if not if_small:
+                raise
+            raise MupscaleError(
+                f"{error}; a small model grows as the large one does, here from {system.label}{if_small}"
+            ) from None
+        except Exception as error:  # the model's own
+            raise MupscaleError(
+                f"the model cannot be built at width {Width.of(width)}: {type(error).__name__}: "
+                f"{' '.join(str(error).split())}{if_small}"
+            ) from None
+
+
+def check_operators(recipe: Recipe, system: System, contenders: Sequence[Contender]) -> None:
+    """Refuse contenders that cannot grow this model."""
+    for one in contenders:
+        if one.is_grown:
+            operator = build_operator(one.how, 0.0, "init")
+            try:
+                operator.check(recipe.family().widening(system.narrow, system.wide, grow=operator))
+            except MupscaleError as error:
+                raise MupscaleError(f"{error}: leave {one.name} out of study.contenders") from None
+
+
+# ---------------------------------------------------------------------------------------------- training them
 
 
 class TreeTrainer(Protocol):
@@ -125,7 +184,12 @@ def train_base_models(system: System, trainer: TreeTrainer, lr: float, seeds: in
     if system.start is not None:
         return list(range(seeds))
     losses = trainer.train([system.base_model(lr, seed) for seed in range(seeds)])
-    alive = [seed for seed, loss in enumerate(losses) if loss is not None]
+    return find_alive(system, lr, [loss is not None for loss in losses])
+
+
+def find_alive(system: System, lr: float, finished: Sequence[bool]) -> list[int]:
+    """Seeds with which the base model came to its end; with another it cannot be grown."""
+    alive = [seed for seed, is_finished in enumerate(finished) if is_finished]
     if not alive:
         raise MupscaleError(
             f"the base model of width {Width.of(system.narrow)} diverged with every seed at learning rate {lr:g}: give "

@@ -15,9 +15,12 @@ from typing import Any
 
 from mupscale.core import WholeWidth, Width
 from mupscale.engine import Engine
+from mupscale.study.contenders import COPIES
 from mupscale.study.paper import Protocol
+from mupscale.study.settings import StudySettings
+from mupscale.study.systems import System
 from mupscale.study.training import Note, Trainer
-from mupscale.study.tree import Stretch
+from mupscale.study.wording import count_of
 from mupscale.sweep import Cell, Space, check_learning_rates
 from mupscale.system import MupscaleError, write_json, writes_into
 from mupscale.train import Recipe
@@ -51,17 +54,6 @@ def transfer_check(
         lrs, noises: what is varied; lr, noise: what the other one is fixed at meanwhile
         base_lr: the base models' learning rate; none takes the optimizer's
         note: is told what is done, line by line; without one, nothing shows how far it is
-
-    >>> from mupscale.train import Growth, Recipe, Spec
-    >>> recipe = Recipe(
-    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
-    ...     data=Spec("mupscale.data.CoverTypeSample"),
-    ...     optimizer=Spec("torch.optim.SGD", {"lr": 0.1}),
-    ...     width=8, base=4, steps=12, batch=10, grow=[Growth(at=4, width=16)],
-    ... )
-    >>> transfer_check(recipe, widths=[], lrs=[0.05, 0.1], noises=[0.3], lr=0.05, noise=0.3, out=Path("runs/check"))
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: a transfer check needs base widths, two or more, such as [64, 128]
     """
     protocol = Protocol(recipe, "train")
     if seeds < 1:
@@ -69,25 +61,25 @@ def transfer_check(
     if not widths:
         raise MupscaleError("a transfer check needs base widths, two or more, such as [64, 128]")
     lines = _cells_by_axis(lrs, noises, lr, noise)
-    for width in widths:
-        protocol.check_small(width)
+    large = protocol.system(StudySettings())
     rate = float(recipe.optimizer.init_args["lr"] if base_lr is None else base_lr)
     trainer = Trainer(protocol, Path(out), "transfer", engine, note or (lambda text: None), stages=0)
     trainer.visible = note is not None
     values: dict[str, Any] = {
-        "times": Width.of(protocol.wide).size / Width.of(recipe.width).size,
-        "steps": protocol.wide_steps,
+        "times": Width.of(large.wide).size / Width.of(large.narrow).size,
+        "steps": large.grown_steps,
         "fixed": {"lr": lr, "noise": noise},
-        "unit": protocol.growth.unit,
+        "unit": large.noise_unit,
         **{axis: [] for axis in lines},
     }
+    systems = protocol.small_systems(large, widths)
     with trainer.alone():
-        for width in sorted(widths, key=lambda width: Width.of(width).size):
-            bases = [protocol.small(width, rate, seed) for seed in range(seeds)]
-            losses = _train_width(trainer, bases, list(dict.fromkeys(cell for line in lines.values() for cell in line)))
+        for system in systems:
+            cells = list(dict.fromkeys(cell for line in lines.values() for cell in line))
+            losses = _train_width(trainer, system, rate, seeds, cells)
             for axis, line in lines.items():
                 points = [{"x": getattr(cell, axis), "losses": losses[cell]} for cell in line]
-                values[axis].append({"width": protocol.upscaled_width(width), "from": width, "points": points})
+                values[axis].append({"width": system.wide, "from": system.narrow, "points": points})
         values["verdict"] = judge_transfer(values)
         write_json(Path(out) / FILE, values)
     return values
@@ -103,26 +95,22 @@ def _cells_by_axis(lrs: Sequence[float], noises: Sequence[float], lr: float, noi
     }
 
 
-def _train_width(trainer: Trainer, bases: Sequence[Stretch], cells: Sequence[Cell]) -> dict[Cell, list[float | None]]:
+def _train_width(
+    trainer: Trainer, system: System, base_lr: float, seeds: int, cells: Sequence[Cell]
+) -> dict[Cell, list[float | None]]:
     """The final training losses of each cell by seed; None for those that diverged."""
-    protocol, width = trainer.ground, Width.of(bases[0].width)
-    assert isinstance(protocol, Protocol)
-    with trainer.stage(f"base-{width.label}", f"width {width}: {_count(len(bases), 'base model')}"):
-        if None in trainer.train(bases):
+    width = Width.of(system.narrow)
+    with trainer.stage(f"base-{width.label}", f"width {width}: {count_of(seeds, 'base model')}"):
+        if None in trainer.train([system.base_model(base_lr, seed) for seed in range(seeds)]):
             raise MupscaleError(
-                f"the base model of width {width} diverged at learning rate {bases[0].lr:g}: take a smaller one "
+                f"the base model of width {width} diverged at learning rate {base_lr:g}: take a smaller one "
                 f"(--optimizer.lr)"
             )
-    wide = Width.of(protocol.upscaled_width(bases[0].width))
-    about = f"width {width} → {wide}: {_count(len(cells), 'trial')} × {_count(len(bases), 'seed')}"
+    about = f"width {system.label}: {count_of(len(cells), 'trial')} × {count_of(seeds, 'seed')}"
     with trainer.stage(f"trials-{width.label}", about):
-        trials = [protocol.trial(base, cell) for cell in cells for base in bases]
+        trials = [system.leaf(COPIES, base_lr, *cell, seed) for cell in cells for seed in range(seeds)]
         losses = iter(trainer.train(trials, keep=False))
-        return {cell: [next(losses) for _ in bases] for cell in cells}
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+        return {cell: [next(losses) for _ in range(seeds)] for cell in cells}
 
 
 # ---------------------------------------------------------------------------------------------- what it says
@@ -132,12 +120,6 @@ def judge_transfer(values: Mapping[str, Any]) -> list[str]:
     """What transferring the best learning rate and the best noise costs, and how far they move over the widths.
 
     Sentences, with what it costs first: an optimum may move by several grid steps where the loss hardly depends on it.
-
-    >>> def line(width: int, losses: list[float]) -> dict[str, Any]:
-    ...     points = [{"x": x, "losses": [loss]} for x, loss in zip((0.1, 0.2, 0.4), losses)]
-    ...     return {"width": width, "points": points}
-    >>> judge_transfer({"lr": [line(64, [3.0, 1.0, 2.0]), line(128, [3.0, 0.9, 2.0])], "noise": []})
-    ['the best learning rate, 0.2, does not move over widths 64 … 128: it transfers']
     """
     return [*_moves(values["lr"], "learning rate"), *_moves(values["noise"], "noise")]
 
@@ -214,13 +196,7 @@ def _on_edge(line: WidthLine, grid: Sequence[float]) -> bool:
 
 
 def read_width_line(entry: Mapping[str, Any]) -> WidthLine:
-    """A width's line, without the values at which a seed diverged.
-
-    >>> entry = {"width": 64, "points": [{"x": 0.1, "losses": [1.0, 1.5]}, {"x": 0.2, "losses": [0.5, None]}]}
-    >>> line = read_width_line(entry)
-    >>> line.best, line.loss(0.1), sorted(line.losses)
-    (0.1, 1.25, [0.1])
-    """
+    """A width's line, without the values at which a seed diverged."""
     points = {float(point["x"]): list(point["losses"]) for point in entry["points"]}
     sound = {x: losses for x, losses in points.items() if losses and None not in losses}
     return WidthLine(str(Width.of(entry["width"])), sound)

@@ -158,12 +158,7 @@ class Candidate(NamedTuple):
 
 
 def plan_candidate(first: Stretch, steps: int, part: float, kind: str, own: Schedule) -> Candidate:
-    """A run of so many steps that is judged after a part of its budget, and at its end; 1: only there.
-
-    >>> early, full = plan_candidate(Stretch(width=8, steps=0, lr=0.1, order=1), 80, 0.5, "wsd", Schedule())
-    >>> [stretch.steps for stretch in early.path], [stretch.steps for stretch in full.path]
-    ([30, 10], [30, 50])
-    """
+    """A run of so many steps that is judged after a part of its budget, and at its end; 1: only there."""
     if kind != "wsd":
         return Candidate(None, branch_off(first, steps, [1.0], kind, own)[1.0])
     decay = Schedule("wsd", decay=max(1, steps // DECAY), floor=own.floor)

@@ -37,8 +37,7 @@ def tune_contenders(system: System, trainer: StagedTrainer, lr: float) -> Tuning
         base = replace(choose("the base model", tried), name=BASE.name)
     trials = ValueTrials(system, trainer, base.lr)
     with trainer.stage("rates", f"learning rates and noise of the contenders, {system.label}"):
-        contenders = [one for one in contenders_named(system.settings.contenders) if one.tuned_as is None]
-        tuned = try_values(trials, rates, contenders)
+        tuned = try_values(trials, rates, contenders_named(system.settings.contenders))
     with trainer.stage("close", "more seeds where candidates are close"):
         tuned = _settle(trials, tuned, system.settings.small_seeds)
     return Tuning(base, tuned)
@@ -85,14 +84,20 @@ class ValueTrials:
         return self.system.candidate(one.contender, self.base_lr, one.lr, one.noise, one.seed)
 
 
-def try_values(trials: ValueTrials, rates: Sequence[float], contenders: Sequence[Contender]) -> list[Search]:
-    """The best values of every contender, with one seed."""
-    tried = [
+def list_candidates(system: System, contenders: Sequence[Contender], rates: Sequence[float]) -> list[_Values]:
+    """What contenders try that are not tuned as another one."""
+    return [
         _Values(one, lr, noise)
         for one in contenders
-        for noise in (trials.system.settings.noises if one.tunes_noise else [0.0])
+        if one.tuned_as is None
+        for noise in (system.settings.noises if one.tunes_noise else [0.0])
         for lr in rates
     ]
+
+
+def try_values(trials: ValueTrials, rates: Sequence[float], contenders: Sequence[Contender]) -> list[Search]:
+    """The best values of every contender, with one seed."""
+    tried = list_candidates(trials.system, contenders, rates)
     stopped = trials.judge_early(tried)
     going_on = [one for one in tried if one not in stopped]
     final = dict(zip(going_on, trials.finish(going_on), strict=True))
@@ -107,10 +112,6 @@ def list_promising(tried: Sequence[Tried], margin: float) -> list[Tried]:
     """Those that may still win: within the margin of the best, or next to it in learning rate at its noise.
 
     The neighbours go on however far behind they are, so that the best one is known to lie between two others.
-
-    >>> cells = [Tried(0.1, 0.0, [1.5]), Tried(0.2, 0.0, [1.3]), Tried(0.4, 0.0, [1.0]), Tried(0.8, 0.0, [1.02])]
-    >>> [cell.lr for cell in list_promising(cells, 0.05)]
-    [0.2, 0.4, 0.8]
     """
     means = {number: cell.mean for number, cell in enumerate(tried) if cell.mean is not None}
     if not means:
@@ -161,10 +162,6 @@ def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | 
     """The values with the lowest mean loss; next to divergence only if nothing as good is not.
 
     among: the cells that may be chosen, where only some have all seeds.
-
-    >>> cells = [Tried(0.1, 0.0, [1.00, 1.04]), Tried(0.2, 0.0, [0.99, 1.03]), Tried(0.4, 0.0, [None])]
-    >>> choose("fresh", cells).lr  # 0.2 is lower by less than the seeds differ, and 0.4 diverges
-    0.1
     """
     means = {
         number: cell.final

@@ -1,16 +1,128 @@
-"""The answer of a comparison: one sentence, the three numbers that it is made of, and the break-evens."""
+"""Who ends lowest, at which cost, and the answer in words: of the preset `pay`, and as the paper counts.
+
+A curve is a list of costs and losses, costs rising. Nothing is said about costs beyond the measured ones. Costs that
+cannot be counted, or belong to what was not trained, are None.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Any, Literal
 
-from mupscale.study.budgets import BreakEven, CostRatio, compare_costs, find_break_even
-from mupscale.study.contenders import CONTINUED, FROM_SCRATCH, contender_named
-from mupscale.study.results import ContenderRuns, SystemRuns
+from mupscale.core import Width
+from mupscale.study.contenders import (
+    BASE,
+    CONTENDERS,
+    CONTINUED,
+    COPIES,
+    COPIES_WITHOUT_NOISE,
+    FROM_SCRATCH,
+    FROM_SCRATCH_CHANGED,
+    Contender,
+    Kind,
+    contender_named,
+)
+from mupscale.study.results import ContenderRuns, Curve, Points, StageSpent, SystemRuns
+from mupscale.sweep import Sweep, sweep_remarks
 from mupscale.system import MupscaleError
+
+# ---------------------------------------------------------------------------------------------- loss against cost
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """From which cost on one contender is lower than another.
+
+    kind: always (at the lowest cost that both have, too), from (from `cost` on), never (not at the highest either), or
+    unknown (they have no costs in common).
+    """
+
+    kind: Literal["always", "from", "never", "unknown"]
+    cost: float | None = None
+
+
+@dataclass(frozen=True)
+class CostRatio:
+    """What one contender costs, over another, to the same loss: that of the one which ends higher.
+
+    bound: '' for the value itself; 'at most' or 'at least' where the lower one is there already at its lowest cost.
+    """
+
+    value: float
+    bound: Literal["", "at most", "at least"] = ""
+
+    def __str__(self) -> str:
+        digits = max(0, 1 - math.floor(math.log10(self.value))) if self.value > 0 else 2
+        return f"{self.bound} {self.value:.{min(digits, 3)}f}".strip()
+
+
+def loss_at(points: Points, cost: float) -> float | None:
+    """The loss at a cost, straight over its logarithm between two points; None outside the measured ones."""
+    if not points or not points[0][0] <= cost <= points[-1][0]:
+        return None
+    for (low, above), (high, below) in pairwise(points):
+        if low <= cost <= high:
+            return above + (below - above) * math.log(cost / low) / math.log(high / low)
+    return points[0][1]
+
+
+def cost_to_reach(points: Points, loss: float, *, by: Literal["logarithm", "steps"] = "logarithm") -> float | None:
+    """The cost at which the loss first is as low as this; None if it never is. by: what it goes straight over."""
+    if points and points[0][1] <= loss:
+        return points[0][0]
+    for (low, above), (high, below) in pairwise(points):
+        if below <= loss and by == "steps":
+            return low + (high - low) * (above - loss) / (above - below)
+        if below <= loss:
+            return float(low * (high / low) ** ((above - loss) / (above - below)))
+    return None
+
+
+def compare_costs(points: Points, other: Points) -> CostRatio | None:
+    """What the first costs over the second, to the loss that the worse of them ends with; None where one has no loss.
+
+    >>> compare_costs([(1.0, 3.0), (4.0, 1.0)], [(2.0, 3.0), (8.0, 2.0)])
+    CostRatio(value=0.25, bound='')
+    """
+    if not points or not other:
+        return None
+    if points[-1][1] <= other[-1][1]:
+        cost = cost_to_reach(points, other[-1][1])
+        assert cost is not None
+        return CostRatio(cost / other[-1][0], "at most" if cost == points[0][0] else "")
+    cost = cost_to_reach(other, points[-1][1])
+    assert cost is not None
+    return CostRatio(points[-1][0] / cost, "at least" if cost == other[0][0] else "")
+
+
+def find_break_even(points: Points, other: Points) -> BreakEven:
+    """From which cost on the first is lower, up to the highest cost that both have.
+
+    >>> find_break_even([(1.0, 3.0), (4.0, 1.0)], [(1.0, 2.5), (4.0, 1.5)])
+    BreakEven(kind='from', cost=2.0)
+    """
+    costs = sorted({cost for cost, _ in (*points, *other)})
+    gaps = [
+        (cost, ours - theirs)
+        for cost in costs
+        if (ours := loss_at(points, cost)) is not None and (theirs := loss_at(other, cost)) is not None
+    ]
+    if not gaps:
+        return BreakEven("unknown")
+    if gaps[-1][1] >= 0:
+        return BreakEven("never")
+    last = max((number for number, (_, gap) in enumerate(gaps) if gap >= 0), default=None)
+    if last is None:
+        return BreakEven("always", gaps[0][0])
+    (low, above), (high, below) = gaps[last], gaps[last + 1]
+    return BreakEven("from", low * (high / low) ** (above / (above - below)))
+
+
+# ---------------------------------------------------------------------------------------------- does growing pay?
 
 
 def answer_comparison(runs: SystemRuns) -> dict[str, Any]:
@@ -22,26 +134,20 @@ def answer_comparison(runs: SystemRuns) -> dict[str, Any]:
     same loss, with the base model's training charged and with the base model already there. above_continued: by how
     much of its loss it ends above the base model continued (negative: below). break_even: by rival, from which cost on
     it is lower, in these two ways. Contenders that cost more than the others are no part of it.
-
-    >>> from mupscale.study import BudgetPoint
-    >>> ends = {"from-scratch": 2.0, "continued": 1.5, "fresh": 1.0}
-    >>> points = {name: [BudgetPoint(1.0, 10, 100.0, [end, end + 0.1])] for name, end in ends.items()}
-    >>> contenders = [ContenderRuns(name, 64, 0.01, 0.0, each) for name, each in points.items()]
-    >>> answer = answer_comparison(SystemRuns(32, 64, 50.0, "FLOPs", contenders))
-    >>> answer["decision"], answer["ranking"]
-    ('grow', ['fresh', 'continued', 'from-scratch'])
     """
-    ended = [one for one in runs.contenders if one.final is not None and not contender_named(one.name).full_steps]
-    grown = [one for one in ended if contender_named(one.name).is_grown]
-    if not ended:
+    ranked = sorted(
+        (one for one in runs.contenders if one.final is not None and not one.contender.full_steps), key=_final
+    )
+    if not ranked:
         raise MupscaleError(
             "every contender diverged: give smaller learning rates (study.lrs; in an OwnLoop factors), or look at "
             "the base model's curve"
         )
-    ranked = sorted(ended, key=_final)
-    best = min(grown, key=_final) if grown else None
+    best = next((one for one in ranked if one.contender.is_grown), None)
+    kinds = ["grow" if one.contender.is_grown else one.name for one in ranked]
+    rivals = [one for one, kind in zip(ranked, kinds, strict=True) if kind != kinds[0]]
     values: dict[str, Any] = {
-        "decision": _decide(ranked),
+        "decision": kinds[0] if all(is_clear(ranked[0], rival) for rival in rivals) else None,
         "winner": ranked[0].name if all(is_clear(ranked[0], other) for other in ranked[1:]) else None,
         "ranking": [one.name for one in ranked],
         "diverged": [one.name for one in runs.contenders if one.final is None],
@@ -53,46 +159,32 @@ def answer_comparison(runs: SystemRuns) -> dict[str, Any]:
     }
     if best is not None:
         values |= _compare_grown(runs, best)
-    return {**values, "sentence": write_sentence(runs, values)}
-
-
-def _decide(ranked: Sequence[ContenderRuns]) -> str | None:
-    """Between growing, by whatever way, and its rivals."""
-    kinds = [_kind(one) for one in ranked]
-    others = [one for one, kind in zip(ranked, kinds, strict=True) if kind != kinds[0]]
-    return kinds[0] if all(is_clear(ranked[0], other) for other in others) else None
-
-
-def _kind(one: ContenderRuns) -> str:
-    return "grow" if contender_named(one.name).is_grown else one.name
+    return {**values, "sentence": _write_sentence(runs, values)}
 
 
 def _compare_grown(runs: SystemRuns, best: ContenderRuns) -> dict[str, Any]:
-    scratch = runs.get(FROM_SCRATCH.name)
-    charged, there = (
-        None
-        if scratch is None or scratch.final is None
-        else compare_costs(runs.curve(best.name, charged=way), runs.curve(FROM_SCRATCH.name, charged=way))
-        for way in (True, False)
-    )
-    if runs.base_cost is None:
-        charged = None
-    continued = runs.get(CONTINUED.name)
-    above = None if continued is None or continued.final is None else _final(best) / continued.final - 1
-    even = {
-        name: {
-            way: asdict(find_break_even(runs.curve(best.name, charged=flag), runs.curve(name, charged=flag)))
-            for way, flag in (("charged", True), ("there", False))
-            if runs.base_cost is not None or not flag
-        }
-        for name in (CONTINUED.name, FROM_SCRATCH.name)
-        if runs.get(name) is not None
+    ways = {"charged": True, "there": False} if runs.base_cost is not None else {"there": False}
+    curves = {
+        (name, way): runs.curve(name, charged=charged)
+        for name in (best.name, CONTINUED.name, FROM_SCRATCH.name)
+        for way, charged in ways.items()
     }
+    scratch, continued = runs.get(FROM_SCRATCH.name), runs.get(CONTINUED.name)
+    costs: dict[str, Any] = {"cost_charged": None, "cost_there": None}
+    if scratch is not None and scratch.final is not None:
+        for way in ways:
+            ratio = compare_costs(curves[best.name, way], curves[scratch.name, way])
+            costs[f"cost_{way}"] = None if ratio is None else asdict(ratio)
     return {
-        "cost_charged": None if charged is None else asdict(charged),
-        "cost_there": None if there is None else asdict(there),
-        "above_continued": above,
-        "break_even": even,
+        **costs,
+        "above_continued": (
+            None if continued is None or continued.final is None else _final(best) / continued.final - 1
+        ),
+        "break_even": {
+            one.name: {way: asdict(find_break_even(curves[best.name, way], curves[one.name, way])) for way in ways}
+            for one in (continued, scratch)
+            if one is not None
+        },
     }
 
 
@@ -105,76 +197,389 @@ def is_clear(lower: ContenderRuns, higher: ContenderRuns) -> bool:
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
     if len(pairs) < 2:
         return False
-    if contender_named(lower.name).from_base and contender_named(higher.name).from_base:
+    if lower.contender.from_base and higher.contender.from_base:
         return all(a < b for a, b in pairs)
     return max(a for a, _ in pairs) < min(b for _, b in pairs)
 
 
-def write_sentence(runs: SystemRuns, values: dict[str, Any]) -> str:
+def _write_sentence(runs: SystemRuns, values: Mapping[str, Any]) -> str:
     """The answer in words anyone understands."""
-    names = values["ranking"]
-    first = contender_named(names[0])
-    if runs.seeds < 2 and len(names) > 1:
-        after = contender_named(names[1]).phrase
-        apart = _difference(runs, names[1], names[0])
-        return f"With one seed {first.phrase} ends lowest, {after} {apart} higher: more seeds tell whether that holds."
+    finals = {one.name: _final(one) for one in runs.contenders if one.final is not None}
+    first, *others = map(contender_named, values["ranking"])
+
+    def above(one: Contender) -> str:
+        return _percent(finals[one.name] / finals[first.name] - 1)
+
+    if runs.seeds < 2 and others:
+        return (
+            f"With one seed {first.phrase} ends lowest, {others[0].phrase} {above(others[0])} higher: more seeds tell "
+            f"whether that holds."
+        )
     if values["decision"] is None:
-        others = (contender_named(name) for name in names[1:])
         rival = next(one for one in others if not (first.is_grown and one.is_grown))
         return (
             f"Too close to call: {first.phrase} and {rival.phrase} end within what the seeds differ by, "
-            f"{_difference(runs, rival.name, names[0])} apart at the same cost."
+            f"{above(rival)} apart at the same cost."
         )
     if not first.is_grown:
-        grown = values["grown"]
-        if grown is None:
+        if values["grown"] is None:
             return f"{first.advice}: every grown model diverged."
-        what = contender_named(grown).phrase
-        return f"{first.advice}: at the same cost {what} ends {_difference(runs, grown, names[0])} higher."
+        grown = contender_named(values["grown"])
+        return f"{first.advice}: at the same cost {grown.phrase} ends {above(grown)} higher."
     parts = []
     if (ratio := values["cost_charged"] or values["cost_there"]) is not None:
         charged = "" if values["cost_charged"] else ", not counting the base model"
-        parts.append(f"the same loss for {describe_ratio(CostRatio(**ratio))} of the cost of starting over{charged}")
-    if (runs.get(CONTINUED.name)) is not None and values["above_continued"] is not None:
-        parts.append(_about_continuing(values))
+        parts.append(f"the same loss for {CostRatio(**ratio)} of the cost of starting over{charged}")
+    if values["above_continued"] is not None:
+        even = values["break_even"][CONTINUED.name]
+        always = (even.get("charged") or even["there"])["kind"] == "always"
+        where = "at every budget" if always else "though it is lower at small budgets"
+        higher = _percent(1 / (1 + values["above_continued"]) - 1)
+        parts.append(f"continuing the base model ends {higher} higher, {where}")
     return f"{first.advice}: {'; '.join(parts)}." if parts else f"{first.advice}."
 
 
-def _about_continuing(values: dict[str, Any]) -> str:
-    even = values["break_even"][CONTINUED.name]
-    kind = BreakEven(**(even.get("charged") or even["there"])).kind
-    higher = _percent(1 / (1 + values["above_continued"]) - 1)
-    if kind == "always":
-        return f"continuing the base model ends {higher} higher, at every budget"
-    return f"continuing the base model ends {higher} higher, though it is lower at small budgets"
-
-
-def describe_ratio(ratio: CostRatio) -> str:
-    """A ratio of costs for a sentence.
-
-    >>> describe_ratio(CostRatio(0.7312)), describe_ratio(CostRatio(0.25, "at most"))
-    ('0.73', 'at most 0.25')
-    """
-    digits = max(0, 1 - math.floor(math.log10(ratio.value))) if ratio.value > 0 else 2
-    return f"{ratio.bound} {ratio.value:.{min(digits, 3)}f}".strip()
-
-
-def _difference(runs: SystemRuns, higher: str, lower: str) -> str:
-    above, below = runs.get(higher), runs.get(lower)
-    assert above is not None
-    assert below is not None
-    return _percent(_final(above) / _final(below) - 1)
-
-
 def _percent(part: float) -> str:
-    """With two digits, and as many before the point as there are.
-
-    >>> _percent(0.0123), _percent(1.634)
-    ('1.2 %', '163 %')
-    """
+    """With two digits, and as many before the point as there are."""
     return f"{100 * part:.0f} %" if abs(part) >= 0.1 else f"{100 * part:.2g} %"
 
 
 def _final(one: ContenderRuns) -> float:
     assert one.final is not None
     return one.final
+
+
+# ---------------------------------------------------------------------------------------------- as the paper counts
+
+
+def compute_costs(
+    runs: Sequence[ContenderRuns], stages: Sequence[StageSpent], sweeps: Sequence[Sweep]
+) -> dict[str, float | None]:
+    """FLOPs of tuning, of one base model and of one from-scratch model, and the speed-ups that follow.
+
+    These are the paper's 'Evaluation criteria': from scratch trains for as many steps as the upscaled model, and is
+    charged for all of them; the upscaled one until it reaches the lowest loss of the other.
+    """
+    base, scratch, upscaled = (_named(runs, one) for one in (BASE, FROM_SCRATCH, COPIES))
+    lowest = scratch_total = reached = None
+    if scratch is not None and upscaled is not None:
+        lowest = min((loss for step, loss in mean_curve(scratch) if step <= upscaled.steps), default=None)
+        scratch_total = _cost(scratch, min(scratch.steps, upscaled.steps))
+    if upscaled is not None and lowest is not None:
+        reached = _cost_until(upscaled, lowest)
+    parts = [stage.cost for stage in stages if stage.name.startswith(("sweep", "small"))]
+    tuning = None if None in parts else sum(part or 0.0 for part in parts)
+    base_total = None if base is None else _cost(base, base.steps)
+    # one step at k·n over one at the largest k·n₀: what tuning at the target, as Net2Net does, would cost more
+    small = [
+        trial.flops / (trial.steps * sweep.seeds)
+        for sweep in sweeps
+        for trial in sweep.trials
+        if sweep.start is not None and trial.status == "finished" and trial.steps and trial.flops
+    ]
+    return {
+        "tuning": tuning,
+        "base": base_total,
+        "scratch_total": scratch_total,
+        "scratch_min_loss": lowest,
+        "upscaled_to_scratch_loss": reached,
+        "speedup_sunk": speedup(scratch_total, reached),
+        "speedup_base_charged": speedup(scratch_total, reached, base_total),
+        "speedup_tuning_charged": speedup(scratch_total, reached, tuning),
+        "speedup_all_charged": speedup(scratch_total, reached, base_total, tuning),
+        "tuning_speedup": speedup(None if upscaled is None else upscaled.cost_per_step, max(small, default=None)),
+    }
+
+
+def speedup(cost: float | None, *others: float | None) -> float | None:
+    """How many times cheaper others are together (Appendix F.4); None where a cost is not known, or they have none."""
+    known = [other for other in others if other is not None]
+    if cost is None or len(known) < len(others) or sum(known) <= 0:
+        return None
+    return cost / sum(known)
+
+
+def compute_gain(runs: Sequence[ContenderRuns]) -> dict[str, float | None]:
+    """Final losses at equal FLOPs, and from scratch's minus the upscaled model's taken apart.
+
+    learning_rate, head_start and noise add up to that difference; without from-scratch-changed the first is part of the
+    second.
+    """
+    judged = [one for one in CONTENDERS if one.kind in ("baseline", "ablation", "grown")]
+    finals = {one.name: _mean_final(_named(runs, one)) for one in judged}
+    scratch, changed, exact, upscaled = (
+        finals[one.name] for one in (FROM_SCRATCH, FROM_SCRATCH_CHANGED, COPIES_WITHOUT_NOISE, COPIES)
+    )
+    pairs = {
+        "learning_rate": (scratch, changed),
+        "head_start": (scratch if changed is None else changed, exact),
+        "noise": (exact, upscaled),
+    }
+    return {**finals, **{name: None if None in pair else pair[0] - pair[1] for name, pair in pairs.items()}}  # type: ignore[operator]
+
+
+def mean_curve(runs: ContenderRuns | None, *, held_out: bool = False) -> list[tuple[int, float]]:
+    """Loss against steps, mean over the seeds that came to their end, at the steps that all of them have."""
+    ended = [] if runs is None else [curve for curve in runs.curves if curve.status != "diverged"]
+    curves = [
+        dict(zip(one.held_out_steps, one.held_out_losses, strict=True))
+        if held_out
+        else dict(zip(one.steps, one.losses, strict=True))
+        for one in ended
+    ]
+    common = set.intersection(*(set(curve) for curve in curves)) if curves else set()
+    return [(step, fmean(curve[step] for curve in curves)) for step in sorted(common)]
+
+
+def _cost_until(runs: ContenderRuns, loss: float) -> float | None:
+    """FLOPs of its own training until the mean curve first is at or below a loss; None if it never is."""
+    step = cost_to_reach(mean_curve(runs), loss, by="steps")
+    return None if step is None else _cost(runs, step)
+
+
+def _cost(runs: ContenderRuns, steps: float) -> float | None:
+    return None if runs.cost_per_step is None else runs.cost_per_step * steps
+
+
+def _mean_final(runs: ContenderRuns | None) -> float | None:
+    """Over the seeds that came to their end."""
+    return fmean(runs.finals) if runs is not None and runs.finals else None
+
+
+def _named(runs: Sequence[ContenderRuns], contender: Contender) -> ContenderRuns | None:
+    return next((one for one in runs if one.name == contender.name), None)
+
+
+# ------------------------------------------------------------------------------------------- the paper's, in words
+
+TRUSTED = 64
+"""Small widths below this are warned of."""
+RISE = 0.01
+"""Held-out loss that ends higher than its lowest by more than this part rises."""
+
+Numbers = Mapping[str, float | None]
+
+_PARTS = {"learning_rate": "the learning rate", "head_start": "the head start", "noise": "the noise"}
+
+
+def write_verdict(runs: Sequence[ContenderRuns], costs: Numbers, gain: Numbers) -> list[str]:
+    """Sentences about the paper's comparison, the answer first.
+
+    It is against the best of the honest baselines. Two models differ where the ranges over their seeds do not overlap;
+    where they do, seeds with the same base model are compared one by one.
+    """
+    upscaled, ours, best = _named(runs, COPIES), _ours(runs), _lowest(runs, "baseline")
+    if upscaled is None:
+        return ["Growing cannot be judged here: no upscaled model was trained."]
+    if ours is None:
+        return [
+            f"Growing does not pay here: {_all(upscaled)} of the upscaled model diverged, so try a smaller learning "
+            f"rate or less noise (study.grown_lrs, study.noises)."
+        ]
+    if best is None:
+        trained = [one.name for one in runs if one.contender.kind == "baseline"]
+        why = f"{' and '.join(trained)} diverged" if trained else "there is no baseline to compare with"
+        return [
+            f"Growing cannot be judged here: {ours.contender.subject} ends at a loss of {fmean(ours.finals):.4g}, but "
+            f"{why}."
+        ]
+    sentences = [
+        *_compare_finals(ours, best),
+        *_same_loss(ours, best, costs),
+        *_held_out(runs),
+        *_without_change(ours, upscaled),
+        *_as_the_paper_counts(upscaled, costs),
+        *_parts(gain),
+        *_others(runs),
+    ]
+    if min(len(ours.finals), len(best.finals)) == 1:
+        sentences.append("This rests on one seed, so the spread between seeds is unknown: take 3 or more (seeds).")
+    return sentences
+
+
+def _compare_finals(ours: ContenderRuns, best: ContenderRuns) -> list[str]:
+    """Where the ranges overlap, but both start from the same base models, each seed compares like with like."""
+    pays, loses = max(ours.finals) < min(best.finals), max(best.finals) < min(ours.finals)
+    answer = "Growing pays here" if pays else "Growing does not pay here"
+    if not pays and not loses:
+        answer = "Growing makes no difference beyond the spread between seeds"
+    headline = (
+        f"{answer}: at equal FLOPs {ours.contender.subject} ends at a loss of {_range(ours.finals)}, and the best "
+        f"alternative, {best.contender.subject}, at {_range(best.finals)}."
+    )
+    training, held_out = (_differences(ours, best, end) for end in (Curve.final, Curve.final_held_out))
+    if pays or loses or not best.contender.from_base or not training:
+        return [headline]
+    more = f", and held out by {held_out}" if held_out else ""
+    return [headline, f"Seed by seed, both from the same base model, the upscaled one differs by {training}{more}."]
+
+
+def _differences(ours: ContenderRuns, theirs: ContenderRuns, end: Callable[[Curve], float | None]) -> str:
+    """Of the seeds that both have, if these are two or more."""
+    mine, other = ({c.seed: loss for c in runs.curves if (loss := end(c)) is not None} for runs in (ours, theirs))
+    differences = [mine[seed] - other[seed] for seed in mine.keys() & other.keys()]
+    if len(differences) < 2:
+        return ""
+    span = " to ".join(_signed(f"{each:.2g}") for each in (min(differences), max(differences)))
+    return f"{span} (lower with {sum(each < 0 for each in differences)} of {len(differences)} seeds)"
+
+
+def _same_loss(upscaled: ContenderRuns, best: ContenderRuns, costs: Numbers) -> list[str]:
+    """FLOPs to the same loss: what the better one needs to reach the final loss of the other, base model charged."""
+    ours, theirs = fmean(upscaled.finals), fmean(best.finals)
+    better, worse = (upscaled, best) if ours <= theirs else (best, upscaled)
+    charged = {one.name: costs.get("base") if one.contender.from_base else 0.0 for one in (better, worse)}
+    whole, until = _cost(worse, worse.steps), _cost_until(better, max(ours, theirs))
+    before = charged[worse.name]
+    ratio = None if whole is None or before is None else speedup(whole + before, until, charged[better.name])
+    if ratio is None:
+        return []
+    who, whose = ("The upscaled model", "that") if better is upscaled else ("That", "the upscaled model's")
+    return [f"{who} reaches {whose} final loss {_times(ratio)} cheaper, the base model charged."]
+
+
+def _held_out(runs: Sequence[ContenderRuns]) -> list[str]:
+    """The same question of unseen data, each model where it does best: training on may fit the training set alone."""
+
+    def lowest(one: ContenderRuns) -> float | None:
+        return min((loss for _, loss in mean_curve(one, held_out=True)), default=None)
+
+    grown, best = (_lowest(runs, kind, lowest) for kind in ("grown", "baseline"))
+    if grown is None or best is None:
+        return []
+    return [
+        f"On held-out data the upscaled model's loss{grown.contender.remark} comes down to {lowest(grown):.4g}, that "
+        f"of the best alternative, {best.contender.subject}, to {lowest(best):.4g}."
+    ]
+
+
+def _without_change(ours: ContenderRuns, upscaled: ContenderRuns) -> list[str]:
+    """Where (e′) is the better one: (e), of which all that follows is told."""
+    if ours is upscaled:
+        return []
+    without = "Without the change halfway"
+    if not upscaled.finals:
+        return [f"{without}, {_all(upscaled)} of the upscaled model diverged."]
+    return [f"{without} the upscaled model ends at {_range(upscaled.finals)}; what follows is about that one."]
+
+
+def _as_the_paper_counts(upscaled: ContenderRuns, costs: Numbers) -> list[str]:
+    """Speed-ups to the lowest loss from scratch (the paper's 'Evaluation criteria')."""
+    lowest = costs.get("scratch_min_loss")
+    if lowest is None or not upscaled.finals:
+        return []
+    ways = {
+        "speedup_sunk": "with the base model already there",
+        "speedup_base_charged": "with it charged",
+        "speedup_all_charged": "with tuning charged too",
+    }
+    speedups = [f"{_times(ratio)} {how}" for name, how in ways.items() if (ratio := costs.get(name)) is not None]
+    target = f"the lowest loss of as many steps from scratch, {lowest:.4g}"
+    if cost_to_reach(mean_curve(upscaled), lowest, by="steps") is None:
+        return [f"As the paper counts: in its {upscaled.steps} steps the upscaled model does not reach {target}."]
+    return [f"As the paper counts: the speed-up to {target}, is {', '.join(speedups)}."] if speedups else []
+
+
+def _parts(gain: Numbers) -> list[str]:
+    """How much is the learning rate, the head start and the noise."""
+    scratch, upscaled = gain.get(FROM_SCRATCH.name), gain.get(COPIES.name)
+    parts = {name: value for name in _PARTS if (value := gain.get(name)) is not None}
+    if scratch is None or upscaled is None or not {"head_start", "noise"} <= parts.keys():
+        return []
+    total = scratch - upscaled
+    are_shares = total > 0 and all(abs(value) <= total for value in parts.values())  # else some outweigh the whole
+    shares = [
+        f"{_signed(f'{value:.3g}')}{_signed(f' ({value / total:.0%})') if are_shares else ''} is {_PARTS[name]}"
+        for name, value in parts.items()
+    ]
+    whole = f"Of the {'gain' if total > 0 else 'difference'} of {_signed(f'{total:.3g}')} over training from scratch"
+    sentences = [f"{whole}, {', '.join(shares[:-1])} and {shares[-1]}."]
+    if "learning_rate" not in parts:
+        sentences.append(
+            "Without the contender from-scratch-changed, the learning rate's part is counted in the head start."
+        )
+    if parts["noise"] <= 0:
+        sentences.append("Noise does not help here: the upscaled model would end no higher without it.")
+    return sentences
+
+
+def _others(runs: Sequence[ContenderRuns]) -> list[str]:
+    ends = [
+        f"{one.subject} ends at {_range(ours.finals) if ours.finals else 'nothing, for it diverged'}"
+        for one in CONTENDERS
+        if one.kind == "beside" and (ours := _named(runs, one)) is not None
+    ]
+    return [f"For comparison: {'; '.join(ends)}."] if ends else []
+
+
+def write_warnings(sweeps: Sequence[Sweep], runs: Sequence[ContenderRuns]) -> list[str]:
+    """What speaks against taking the numbers of the paper's comparison at their word."""
+    tuned_at = [Width.of(sweep.width if sweep.start is None else sweep.start) for sweep in sweeps]
+    small = {str(width): width.is_plain and width.size < TRUSTED for width in tuned_at}  # by parts nobody knows it
+    sentences = [
+        f"the small width {name} may be too small to trust what is tuned there: the paper advises about 100 units and "
+        f"more"
+        for name, is_small in small.items()
+        if is_small
+    ]
+    sentences += [f"{sweep.name}: {finding}" for sweep in sweeps for finding in sweep_remarks(sweep)]
+    for one in runs:
+        lost = sum(curve.status == "diverged" for curve in one.curves)
+        if lost:
+            rest = "" if lost == len(one.curves) else "; means are over the others"
+            sentences.append(f"{one.name}: {lost} of {len(one.curves)} seeds diverged{rest}")
+    return [*sentences, *_parting(runs)]
+
+
+def _parting(runs: Sequence[ContenderRuns]) -> list[str]:
+    """The paper's caution: the theory is about training, so look where held-out loss goes another way."""
+    upscaled, best, sentences = _ours(runs) or _named(runs, COPIES), _lowest(runs, "baseline"), list[str]()
+    held, other = mean_curve(upscaled, held_out=True), mean_curve(best, held_out=True)
+    if upscaled is None or not held:
+        return []
+    advice = "the method looks at training alone, and the paper advises caution where the two part"
+    (at, lowest), (_, last) = min(held, key=lambda point: point[1]), held[-1]
+    after = [loss for step, loss in mean_curve(upscaled) if step >= at]
+    if last > lowest + RISE * abs(lowest) and len(after) > 1 and after[-1] < after[0]:
+        sentences.append(
+            f"the upscaled model's held-out loss rises from {lowest:.4g} at step {at} to {last:.4g} while its training "
+            f"loss falls: {advice}"
+        )
+    ours, theirs = _mean_final(upscaled), _mean_final(best)
+    if best and other and ours is not None and theirs is not None and ours < theirs and last > other[-1][1]:
+        sentences.append(
+            f"the upscaled model ends with a higher held-out loss than {best.contender.subject} ({last:.4g} against "
+            f"{other[-1][1]:.4g}), though its training loss is lower: {advice}"
+        )
+    return sentences
+
+
+def _ours(runs: Sequence[ContenderRuns]) -> ContenderRuns | None:
+    """The grown model that more seeds finish, and that then ends lower."""
+    most = max((len(one.finals) for one in runs if one.contender.kind == "grown"), default=0)
+    return _lowest([one for one in runs if len(one.finals) == most], "grown")
+
+
+def _lowest(
+    runs: Sequence[ContenderRuns], kind: Kind, loss: Callable[[ContenderRuns], float | None] = _mean_final
+) -> ContenderRuns | None:
+    """The contender of a kind with the lowest loss, by default its mean final one."""
+    losses = [(low, one) for one in runs if one.contender.kind == kind and (low := loss(one)) is not None]
+    return min(losses, key=lambda pair: pair[0])[1] if losses else None
+
+
+def _range(losses: Sequence[float]) -> str:
+    mean = f"{fmean(losses):.4g}"
+    return mean if len(losses) == 1 else f"{mean} ({min(losses):.4g} to {max(losses):.4g})"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.{2 if ratio < 1 else 1 if ratio < 100 else 0}f}×"
+
+
+def _signed(number: str) -> str:
+    return number if "e" in number else number.replace("-", "−")
+
+
+def _all(runs: ContenderRuns) -> str:
+    return "the one run" if len(runs.curves) == 1 else f"all {len(runs.curves)} runs"

@@ -1,22 +1,23 @@
-"""Words that the presets and the page share: widths and costs as people read them, and the table of contenders."""
+"""What studies say in words: widths and costs as people read them, cards, tables, and how the losses came about."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from mupscale.core import Width
 from mupscale.plots import words
-from mupscale.study.results import ContenderRuns, Curve, PageTable, SystemRuns
+from mupscale.study.contenders import COPIES, COPIES_OWN, FROM_SCRATCH, contender_named
+from mupscale.study.forecast import COST_ROWS, LOSS_ROW
+from mupscale.study.results import Card, ContenderRuns, Curve, PageTable, StageSpent, StudySummary, SystemRuns
+from mupscale.study.verdict import CostRatio
 from mupscale.system import MupscaleError
 
 
 def format_width(width: Any) -> str:
-    """A width as a summary holds it; what is none, in a damaged one, is shown as it is.
-
-    >>> format_width(4096), format_width({"head_dim": 32, "heads": 4})
-    ('4,096', 'head_dim 32, heads 4')
-    """
+    """A width as a summary holds it; what is none, in a damaged one, is shown as it is."""
     try:
         return Width.of(width).shown(words.format_count)
     except MupscaleError:
@@ -24,22 +25,12 @@ def format_width(width: Any) -> str:
 
 
 def format_widths(runs: SystemRuns) -> str:
-    """Both widths of a system.
-
-    >>> format_widths(SystemRuns(32, 64, None, "FLOPs", []))
-    '32 → 64'
-    """
+    """Both widths of a system."""
     return f"{format_width(runs.narrow)} → {format_width(runs.wide)}"
 
 
 def find_cost_unit(runs: SystemRuns) -> tuple[float, str]:
-    """The unit for all costs of a system, and its size: the largest of which its lowest cost is one or more.
-
-    >>> from mupscale.study import BudgetPoint
-    >>> one = ContenderRuns("fresh", 64, 0.1, 0.0, [BudgetPoint(1.0, 10, 2e9, [0.5])])
-    >>> find_cost_unit(SystemRuns(32, 64, 1e9, "FLOPs", [one]))
-    (1000000000.0, 'GFLOPs')
-    """
+    """The unit for all costs of a system, and its size: the largest of which its lowest cost is one or more."""
     if runs.unit != "FLOPs":
         return 1.0, runs.unit
     lowest = min(runs.charge(one) + point.cost for one in runs.contenders for point in one.points)
@@ -47,49 +38,46 @@ def find_cost_unit(runs: SystemRuns) -> tuple[float, str]:
 
 
 def format_cost(runs: SystemRuns, cost: float) -> str:
-    """A cost in the system's unit.
-
-    >>> from mupscale.study import BudgetPoint
-    >>> one = ContenderRuns("fresh", 64, 0.1, 0.0, [BudgetPoint(1.0, 10, 2e9, [0.5])])
-    >>> format_cost(SystemRuns(32, 64, 1e9, "FLOPs", [one]), 5e10)
-    '50 GFLOPs'
-    """
+    """A cost in the system's unit."""
     size, name = find_cost_unit(runs)
     return f"{words.format_setting(cost / size)} {name}"
+
+
+def count_of(count: int, what: str) -> str:
+    """A number of things: 1 run, 1,200 steps."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+# ----------------------------------------------------------------------------------------- the table of contenders
 
 
 def list_contenders(title: str, runs: SystemRuns, measure: str) -> PageTable:
     """A row per contender at the full budget, lowest loss first, those that diverged last."""
     ranked = sorted(runs.contenders, key=lambda one: float("inf") if one.final is None else one.final)
-    head = ["contender", "width", "learning rate", "noise", "steps", "cost", f"final {measure}"]
-    rows = [
-        [
-            one.shown,
-            format_width(one.width),
-            _rate(one),
-            "per parameter"
-            if isinstance(one.noise, dict)
-            else words.format_setting(one.noise)
-            if one.noise
-            else "none",
-            words.format_count(one.steps),
-            format_cost(runs, runs.charge(one) + one.points[-1].cost),
-            _final(one),
-        ]
-        for one in ranked
-    ]
-    for name, column in _scores(ranked, measure):
-        head.append(name)
-        for row, cell in zip(rows, column, strict=True):
-            row.append(cell)
+    columns = {
+        "contender": [one.shown for one in ranked],
+        "width": [format_width(one.width) for one in ranked],
+        "learning rate": [_rate(one) for one in ranked],
+        "noise": [_noise(one) for one in ranked],
+        "steps": [words.format_count(one.steps) for one in ranked],
+        "cost": [format_cost(runs, runs.charge(one) + one.points[-1].cost) for one in ranked],
+        f"final {measure}": [_final(one) for one in ranked],
+        **dict(_scores(ranked, measure)),
+    }
     over = "the mean over the seeds and their range"
     note = f"Costs include the base model's where a contender starts from it. Losses are {over}."
-    return PageTable(title, head, rows, note=note)
+    return PageTable(title, list(columns), [list(row) for row in zip(*columns.values(), strict=True)], note=note)
 
 
 def _rate(one: ContenderRuns) -> str:
     start = words.format_setting(one.lr)
     return start if one.change is None else f"{start} → {words.format_setting(one.change[1])}"
+
+
+def _noise(one: ContenderRuns) -> str:
+    if isinstance(one.noise, dict):
+        return "per parameter"
+    return words.format_setting(one.noise) if one.noise else "none"
 
 
 def _final(one: ContenderRuns) -> str:
@@ -113,3 +101,304 @@ def _scores(contenders: Sequence[ContenderRuns], measure: str) -> Iterator[tuple
 
 def _in_two_lines(values: Sequence[float]) -> str:
     return words.format_spread(values).replace(" (", "\n(")
+
+
+# ---------------------------------------------------------------------------------------------- does growing pay?
+
+COST, COST_THERE, LOSS = (
+    "Cost of growing, compared with training from scratch to the same loss",
+    "Cost of growing if you already have the base model",
+    "Final loss of growing, compared with continuing the base model",
+)
+_MORE = {
+    COST: "base model's cost included",
+    COST_THERE: "compared with training from scratch to the same loss",
+    LOSS: "at the same cost",
+}
+_SCHEDULES = {
+    "wsd": "Within a budget the learning rate is constant, then falls to zero over the last quarter.",
+    "cosine": "Within a budget the learning rate falls as a cosine.",
+    "recipe": "The learning rate follows the recipe's own schedule.",
+}
+_TUNING = {
+    "base-rates": "Tuning: the base model's learning rate",
+    "rates": "Tuning: learning rates and noise of the contenders",
+    "close": "Tuning: more seeds where candidates were close",
+}
+_STAGES = {**_TUNING, "base": "The base models, full size", "contenders": "The contenders, full size"}
+_FORECAST = "forecast-"
+_ONE_SEED = "Seeds: one, so nothing is known about chance."
+
+
+def write_pay_words(summary: StudySummary) -> StudySummary:
+    """The summary of the preset `pay` with its sentences, cards and tables."""
+    alone = "The large models are not trained: this is the forecast alone."
+    if summary.large is None:
+        sentences, cards = [str(summary.forecast["sentence"]), alone], list(_forecast_cards(summary.forecast))
+    else:
+        sentences = [str(summary.answer["sentence"]), *_break_evens(summary.answer, summary.large)]
+        cards = list(_answer_cards(summary, summary.large))
+    return replace(
+        summary,
+        sentences=sentences,
+        cards=cards,
+        measured=[*_pay_measuring(summary), *_shares(summary.stages)],
+        tables=list(_pay_tables(summary)),
+        stages=[replace(stage, label=_name_stage(stage.name)) for stage in summary.stages],
+    )
+
+
+def _answer_cards(summary: StudySummary, large: SystemRuns) -> Iterator[Card]:
+    answer, forecast, grown = summary.answer, summary.forecast, summary.answer["grown"]
+    if grown is None:
+        yield from (Card(what, "unknown", "every grown model diverged") for what in (COST, COST_THERE, LOSS))
+        return
+    phrase, costs = contender_named(grown).phrase, forecast["cost"].get(grown, {})
+
+    def more(what: str, expected: Mapping[str, Any] | None, shown: Callable[[Any], str]) -> str:
+        range_ = f"; forecast {words.format_range(expected, shown)}" if expected else ""
+        return f"{_MORE[what]}; {phrase}{range_}"
+
+    for what, way in ((COST, "charged"), (COST_THERE, "there")):
+        ratio = answer[f"cost_{way}"]
+        if ratio is not None:
+            yield Card(what, f"{CostRatio(**ratio)}×", more(what, costs.get(way), words.format_times))
+        else:
+            unknown = way == "charged" and large.base_cost is None
+            why = "the base model's steps are not known" if unknown else "starting over diverged, or took no part"
+            yield Card(what, "unknown", why)
+    above, expected = answer["above_continued"], forecast["above_continued"].get(grown)
+    if above is not None:
+        yield Card(LOSS, _higher_or_lower(above), more(LOSS, expected, words.format_change))
+    else:
+        yield Card(LOSS, "unknown", "continuing the base model diverged, or took no part")
+
+
+def _forecast_cards(forecast: Mapping[str, Any]) -> Iterator[Card]:
+    """Of the grown model that the forecast sees lowest; of the first where no rule fits any."""
+    above = {name: one for name, one in forecast["above_continued"].items() if contender_named(name).is_grown}
+    grown = min(above, key=lambda name: above[name].get("value", float("inf")), default=None)
+    if grown is None:
+        return
+    phrase, costs = contender_named(grown).phrase, forecast["cost"].get(grown, {})
+    for what, one, shown in (
+        (COST, costs.get("charged"), words.format_times),
+        (COST_THERE, costs.get("there"), words.format_times),
+        (LOSS, above[grown], words.format_change),
+    ):
+        if not one:
+            yield Card(what, "unknown", f"{phrase}; starting over takes no part")
+        elif "no_rule" in one:
+            yield Card(what, "no rule", f"{phrase}; {one['no_rule']}")
+        else:
+            number = _higher_or_lower(one["value"]) if what == LOSS else shown(one["value"])
+            yield Card(what, number, f"{_MORE[what]}; {phrase}; {shown(one['low'])} to {shown(one['high'])}")
+
+
+def _higher_or_lower(above: float) -> str:
+    size = words.format_percent(abs(above))
+    return "the same" if not above else f"{size} {'higher' if above > 0 else 'lower'}"
+
+
+def _break_evens(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[str]:
+    """A sentence per rival: from which cost on the grown model is lower."""
+    for rival, ways in answer["break_even"].items():
+        even = ways.get("charged") or ways.get("there")
+        if even is None:
+            continue
+        grown, what = contender_named(answer["grown"]).phrase.capitalize(), contender_named(rival).brief_phrase
+        if even["kind"] == "unknown":
+            yield f"{grown} and {what} have no cost in common, so neither is lower."
+            continue
+        charged = ", the base model's cost included" if "charged" in ways else ""
+        where = {"always": "at every budget", "never": "at none of these budgets"}.get(
+            even["kind"], f"from {format_cost(large, even['cost'] or 0.0)} on{charged}"
+        )
+        yield f"{grown} is lower than {what} {where}."
+
+
+def _pay_measuring(summary: StudySummary) -> Iterator[str]:
+    """What was tuned and how, with how many seeds, and what the loss is."""
+    base, runs, settings = summary.base, summary.large or summary.small[-1], summary.settings
+    tuned = "every contender's own learning rate"
+    if any(len({cell.noise for cell in one.trials}) > 1 for one in summary.tuned):
+        unit = next((one.get("unit", "init") for one in summary.recipe.get("grow") or ()), "init")
+        tuned += ", and the noise of copies" + (f" ({_UNITS[unit]})" if unit != "init" else "")
+    yield f"Tuned at width {format_widths(summary.small[0])}: {tuned}."
+    if runs.seeds > 1:
+        asked = settings["seeds" if summary.large is not None else "small_seeds"]
+        lost = f" of {asked}, as base models of the others diverged" if asked > runs.seeds else ""
+        yield f"Seeds: {runs.seeds}{lost}. A line is their mean, its band their range."
+    else:
+        yield _ONE_SEED
+    if settings.get("measure") == "train":
+        yield "Loss: the training loss at the end of a budget; nothing was held out."
+    else:
+        yield "Loss: the mean over the whole held-out set, at the end of a budget."
+    yield _SCHEDULES[settings["schedule"]]
+    steps = "an unknown number of" if base["steps"] is None else words.format_count(base["steps"])
+    if base["from"] is not None:
+        yield f"The base model is {base['from']}, trained for {steps} steps."
+    else:
+        yield f"The base model trained for {steps} steps at learning rate {words.format_setting(base['lr'])}."
+    yield "Every setting was tried with one seed at the small width, and those within 1 % of the best with more."
+    stopped = [cell for one in summary.tuned for cell in one.trials if cell.status == "stopped"]
+    if stopped:
+        yield f"Settings far behind after {stopped[0].budget:g} of the budget were stopped there."
+
+
+def _shares(stages: Sequence[StageSpent]) -> Iterator[str]:
+    """What tuning and the forecast took of all cost."""
+    total = sum(stage.cost or 0.0 for stage in stages)
+    if total:
+        tuning = sum(stage.cost or 0.0 for stage in stages if stage.name in _TUNING) / total
+        forecast = sum(stage.cost or 0.0 for stage in stages if stage.name.startswith(_FORECAST)) / total
+        yield f"Tuning took {100 * tuning:.0f} % of all cost, the forecast {100 * forecast:.0f} %."
+
+
+def _name_stage(name: str) -> str:
+    if name.startswith(_FORECAST):
+        return f"The contenders small, base width {name.removeprefix(_FORECAST)}: the forecast"
+    return _STAGES.get(name, name)
+
+
+def _pay_tables(summary: StudySummary) -> Iterator[PageTable]:
+    """Forecast and outcome, then the contenders; or the forecast, and the small contenders."""
+    if summary.large is None:
+        yield PageTable("The forecast", ["what", "forecast"], list(_forecast_rows(summary.forecast)))
+        for runs in summary.small:
+            title = f"The small contenders at the full budget, width {format_widths(runs)}"
+            yield list_contenders(title, runs, summary.measure)
+        return
+    held = summary.forecast["held"]
+    judged = [row["held"] for row in held if row["held"] is not None]
+    about = [
+        str(summary.forecast["sentence"]),
+        *([f"Of {len(judged)} forecasts {sum(judged)} held."] if judged else []),
+    ]
+    head = ["what", "forecast", "measured", "held"]
+    yield PageTable("Forecast and outcome", head, [_held_row(row) for row in held], about)
+    yield list_contenders("The contenders, at the full budget", summary.large, summary.measure)
+
+
+def _held_row(row: Mapping[str, Any]) -> list[str]:
+    held = {True: "yes", False: "no"}.get(row["held"], words.UNKNOWN)
+    expected, measured = row["forecast"], row["measured"]
+    if isinstance(measured, str):
+        forecast = "too close to call" if expected is None else contender_named(expected).label
+        return [row["what"], forecast, contender_named(measured).label, held]
+    shown = words.format_change if row["what"].endswith(LOSS_ROW) else words.format_times
+    return [row["what"], words.format_range(expected, shown), shown(measured), held]
+
+
+def _forecast_rows(forecast: Mapping[str, Any]) -> Iterator[list[str]]:
+    for name, one in forecast["above_continued"].items():
+        yield [f"{contender_named(name).label}{LOSS_ROW}", words.format_range(one, words.format_change)]
+    for name, ways in forecast["cost"].items():
+        for way, row in COST_ROWS.items():
+            if way in ways:
+                yield [f"{contender_named(name).label}{row}", words.format_range(ways[way], words.format_times)]
+
+
+# ---------------------------------------------------------------------------------------------- the paper's comparison
+
+_COSTS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "base": ("The base model, one run", words.format_flops),
+    "tuning": ("Tuning: all sweeps and their small base models", words.format_flops),
+    "scratch_total": ("The wide model from scratch, for as many steps as the upscaled one", words.format_flops),
+    "scratch_min_loss": ("Its lowest training loss in these steps", words.format_loss),
+    "upscaled_to_scratch_loss": ("The upscaled model, until it reaches that loss", words.format_flops),
+    "speedup_sunk": ("Speed-up if the base model is there already", words.format_factor),
+    "speedup_base_charged": ("Speed-up with the base model's cost included", words.format_factor),
+    "speedup_all_charged": ("Speed-up with the cost of the base model and of tuning included", words.format_factor),
+    "tuning_speedup": ("Tuning runs small for the price of one at the target width", words.format_factor),
+}
+_REACHED = {"upscaled_to_scratch_loss", "speedup_sunk", "speedup_base_charged", "speedup_all_charged"}
+_UNITS = {
+    "init": "1 is as much as a fresh initialisation has",
+    "theory": "in the paper's constants",
+    "signal": "relative to the spectral norm of each weight",
+}
+
+
+def write_paper_words(summary: StudySummary) -> StudySummary:
+    """The summary of the preset `paper` with its cards and tables; its sentences are the verdict's.
+
+    answer holds costs and choice. It gets reference: the loss that speed-ups are about, as a line for the pictures.
+    """
+    answer, large = summary.answer, summary.large
+    assert large is not None
+    lowest = answer["costs"].get("scratch_min_loss")
+    reference = {"loss": lowest, "label": "(a)'s lowest in (e)'s steps"}
+    return replace(
+        summary,
+        cards=[*_speed_up(answer["costs"]), *_final_losses(large), *_chosen(answer["choice"])],
+        measured=list(_paper_measuring(summary, large)),
+        tables=list(_paper_tables(answer, large)),
+        answer={**answer, "reference": reference} if words.is_finite_number(lowest) else answer,
+    )
+
+
+def _speed_up(costs: Mapping[str, Any]) -> Iterator[Card]:
+    if "speedup_base_charged" not in costs:
+        return
+    number, sunk, everything = (_cost(costs, f"speedup_{how}") for how in ("base_charged", "sunk", "all_charged"))
+    more = f"base model's cost included; {sunk} if it is there already, {everything} with that of tuning included, too"
+    known = number not in ("not reached", "unknown")
+    yield Card("Speed-up to the from-scratch model's lowest loss", number, more if known else "")
+
+
+def _cost(costs: Mapping[str, Any], key: str) -> str:
+    """One of them; without a number it says whether the loss was not reached or the cost is not known."""
+    if words.is_finite_number(value := costs.get(key)):
+        return _COSTS[key][1](value)
+    reachable = words.is_finite_number(costs.get("scratch_total"))
+    return "not reached" if key in _REACHED and reachable else "unknown"
+
+
+def _final_losses(large: SystemRuns) -> Iterator[Card]:
+    """From scratch, the best of the other baselines, and what was grown."""
+    baselines = [one for one in large.contenders if one.contender.kind == "baseline" and one.finals]
+    best = min(baselines, key=lambda one: fmean(one.finals), default=None)
+    shown: dict[str, ContenderRuns | None] = {"from scratch": large.get(FROM_SCRATCH.name)}
+    if best is not None and best.name != FROM_SCRATCH.name:
+        shown[f"best alternative: {best.contender.label}"] = best
+    shown |= {"upscaled": large.get(COPIES.name), "upscaled, rate changed halfway": large.get(COPIES_OWN.name)}
+    for what, runs in shown.items():
+        if runs is not None:
+            mean, _, spread = words.format_spread(runs.finals).partition(" (")
+            seeds = len(runs.finals)
+            over = f"{spread.rstrip(')')} over {seeds} seeds" if spread else "one seed" if seeds == 1 else ""
+            yield Card(f"Final loss, {what}", mean if seeds else "diverged", over)
+
+
+def _chosen(choice: Mapping[str, Any]) -> Iterator[Card]:
+    """Noise and learning rate after the growth, and what one small width alone would transfer."""
+    noise, rate = [f"; plain transfer: {words.format_setting(each)}" for each in choice["plain"] or ()] or ("", "")
+    unit = _UNITS.get(choice["unit"], f"unit {choice['unit']}")
+    yield Card("Chosen noise", words.format_setting(choice["noise"]), f"{unit}{noise}")
+    before = words.format_setting(choice["base_lr"])
+    yield Card("Chosen learning rate", words.format_setting(choice["lr"]), f"after upscaling; {before} before{rate}")
+
+
+def _paper_measuring(summary: StudySummary, large: SystemRuns) -> Iterator[str]:
+    small = " and ".join(format_width(width) for width in summary.settings["widths"])
+    seeds = summary.settings["small_seeds"]
+    over = "held-out" if summary.settings.get("measure") == "held-out" else "training"
+    yield f"Tuned at width {small}, by the {over} loss, with {'one seed' if seeds == 1 else f'{seeds} seeds'} a trial."
+    count = max(len(one.points[-1].losses) for one in large.contenders)
+    mean = "A line is the mean over those that finished, its band their range."
+    yield f"Seeds: {count}. {mean}" if count > 1 else _ONE_SEED
+    yield "Final loss: the mean of the training loss over the last tenth of the steps."
+
+
+def _paper_tables(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[PageTable]:
+    yield list_contenders("The models", large, "training loss")
+    costs = answer["costs"]
+    rows = [[what, _cost(costs, key)] for key, (what, _) in _COSTS.items() if key in costs]
+    if rows:
+        yield PageTable("Costs and speed-ups", ["what", "how much"], rows)
+    constants = answer["choice"].get("constants") or {}
+    if constants:
+        values = [[str(name), words.format_setting(value)] for name, value in constants.items()]
+        yield PageTable("Noise per parameter, as transferred", ["parameter", "noise"], values, folded=True)
