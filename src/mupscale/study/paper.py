@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -42,7 +42,6 @@ from mupscale.study.results import (
     StageSpent,
     StudySummary,
     SystemRuns,
-    Tried,
 )
 from mupscale.study.settings import StudySettings
 from mupscale.study.training import POINTS, Ground, Note, Trainer
@@ -60,9 +59,6 @@ from mupscale.train import (
     read_snapshot,
     stored_values,
 )
-
-if TYPE_CHECKING:
-    from mupscale.sweep import Trial
 
 CURVE_POINTS = 400
 """Of a curve in the summary, at most."""
@@ -760,20 +756,11 @@ def _load_trained(recipe: Recipe) -> nn.Module:
 def as_search(sweep: Sweep) -> Search:
     """A sweep as a summary keeps it."""
     best = sweep.best
-    most = max((trial.steps for trial in sweep.trials), default=0)
-
-    def as_trial(trial: Trial) -> Tried:
-        losses: list[float | None] = list(trial.by_seed)
-        if trial.status == "diverged":
-            losses = [None] * sweep.seeds
-        part = trial.steps / most if trial.status == "pruned" else 1.0
-        return Tried(trial.lr, trial.noise, losses, part, trial.curve, trial.steps, trial.flops)
-
     return Search(
         name=sweep.name,
         lr=best.lr,
         noise=best.noise,
-        trials=[as_trial(trial) for trial in sweep.trials],
+        trials=sweep.trials,
         label=sweep.name,
         width=sweep.width,
         start=sweep.start,

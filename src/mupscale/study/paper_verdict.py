@@ -184,10 +184,10 @@ def _speedup(
 def _tuning_speedup(upscaled: ContenderRuns | None, sweeps: Sequence[Sweep]) -> float | None:
     """One step at k·n over one at the largest k·n₀: what tuning at the target, as Net2Net does, would cost more."""
     small = [
-        trial.flops / (trial.steps * sweep.seeds)
+        trial.cost / (trial.steps * sweep.seeds)
         for sweep in sweeps
         for trial in sweep.trials
-        if sweep.start is not None and trial.status == "finished" and trial.steps and trial.flops
+        if sweep.start is not None and trial.status == "finished" and trial.steps and trial.cost
     ]
     if upscaled is None or upscaled.cost_per_step is None or not small:
         return None
