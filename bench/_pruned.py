@@ -11,8 +11,7 @@ from pathlib import Path
 
 from mupscale.engine.dispatch import train_many
 from mupscale.sweep import SweepJob, run_sweep
-from mupscale.sweep.remarks import grid_distance
-from mupscale.sweep.space import Cell, Space, Sweep
+from mupscale.sweep.space import Cell, Space, Sweep, Tried
 from mupscale.train import Checkpoints, Evaluation, Recipe, Seeds, Spec
 
 SPACE = Space((0.001, 0.002, 0.004, 0.008, 0.016), (0.0, 1.0, 2.0, 4.0, 8.0, 16.0))
@@ -30,7 +29,7 @@ def pruned_search(device: str = "auto", base_steps: int = 1000, steps: int = 150
         print(f"seed {seed}, grid of {len(grid.trials)} trials: {grid.flops:.3g} FLOPs, best {_shown(grid)}")
         for pruner in PRUNERS:
             found = _sweep(base, steps, pruner, folder)
-            away = grid_distance(SPACE, found.best.cell, best.cell)
+            away = grid_distance(found.best, best)
             more = (found.best.loss or 0.0) / (best.loss or 1.0) - 1
             cost = found.flops / grid.flops
             print(f"{pruner}: {found.flops:.3g} FLOPs, {cost:.3f} of the grid's, best {_shown(found)}")
@@ -63,6 +62,13 @@ def _sweep(base: Recipe, steps: int, pruner: str, folder: str) -> Sweep:
 
     task = SweepJob(f"sweep-2-{pruner}", 128, 64, SPACE, recipes, steps, pruner=pruner)  # type: ignore[arg-type]
     return run_sweep(task, f"{folder}/study.db")
+
+
+def grid_distance(one: Tried, other: Tried) -> int:
+    """Grid steps between two cells: the larger of those in learning rate and in noise."""
+    rates = SPACE.lrs.index(one.lr) - SPACE.lrs.index(other.lr)
+    noises = SPACE.noises.index(one.noise) - SPACE.noises.index(other.noise)
+    return max(abs(rates), abs(noises))
 
 
 def _shown(found: Sweep) -> str:

@@ -16,9 +16,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mupscale.sweep import Cell, Space, SweepJob, Trial
-from mupscale.sweep.search import SweepSearch, open_study
-from mupscale.sweep.trial_batches import TrialBatch
+from mupscale.sweep import Cell, Space, SweepJob, Tried
+from mupscale.sweep.search import SweepSearch, TrialBatch
+from mupscale.sweep.storage import Storage
+from mupscale.sweep.trials import SweepTrials
 from mupscale.sweep.workers import Worker
 from mupscale.train import Recipe, Spec
 
@@ -29,8 +30,13 @@ FORK = multiprocessing.get_context("fork")  # so that torch is loaded once
 class Untrained(SweepSearch):
     """A worker whose training takes no time."""
 
-    def _train(self, batch: TrialBatch) -> list[Trial]:
-        return [Trial(*trial.cell, "finished", trial.cell.lr, [1.0], CURVE, 40, 1.0) for trial in batch.trials]
+    def _train(self, batch: TrialBatch) -> list[Tried]:
+        return [Tried(*cell, [cell.lr], curve=CURVE, steps=40, cost=1.0) for cell in batch.cells.values()]
+
+
+def open_study(task: SweepJob, place: str) -> SweepTrials:
+    """Its study, created or joined."""
+    return SweepTrials(task, Storage(place, patience=600.0))
 
 
 def job(trials: int) -> SweepJob:
@@ -47,11 +53,11 @@ def job(trials: int) -> SweepJob:
 
 def work(task: SweepJob, place: str, start: Any, spent: Any) -> None:
     """One worker, from its first trial to the last of the study."""
-    study = open_study(task, place, patience=600.0, retries=None)
+    study = open_study(task, place)
     start.wait()
     before = time.process_time()
     with Worker(study) as me:
-        Untrained(task, study, me, None, at_once=1, note=lambda text: None).run()
+        Untrained(study, me, None, at_once=1, note=lambda text: None).run()
     with spent.get_lock():
         spent.value += time.process_time() - before
 
@@ -60,7 +66,7 @@ def note_trials(task: SweepJob, place: str, count: int) -> None:
     """Store so many trials of a study as workers that are gone would have left them."""
     from optuna.trial import TrialState, create_trial
 
-    study = open_study(task, place, patience=600.0, retries=None)
+    study = open_study(task, place)
     result = {"status": "finished", "by_seed": [1.0], "curve": CURVE, "steps": 40, "flops": 1.0, "seconds": 0.0}
     for cell in task.space.cells[:count]:
         attributes = {"cell": list(cell), "worker": "gone", "company": 1, "result": result}
@@ -79,7 +85,7 @@ def note_trials(task: SweepJob, place: str, count: int) -> None:
 def measure(trials: int, place: str, workers: int, measured: int | None) -> None:
     """Print what a study of so many trials takes, or its last few."""
     task, start, spent = job(trials), FORK.Barrier(workers + 1), FORK.Value("d")
-    open_study(task, place, patience=600.0, retries=None)
+    open_study(task, place)
     count = trials if measured is None else min(measured, trials)
     if count < trials:
         note_trials(task, place, trials - count)
@@ -91,8 +97,8 @@ def measure(trials: int, place: str, workers: int, measured: int | None) -> None
     for process in processes:
         process.join()
     seconds, cpu = time.monotonic() - began, spent.value
-    study = open_study(task, place, patience=600.0, retries=None)
-    done, begun = len(study.results()), len(study.optuna_trials())
+    study = open_study(task, place)
+    done, begun = len(study.read_results().trials), len(study.known)
     assert done == trials
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
     print(

@@ -7,8 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -31,12 +30,10 @@ from mupscale.hf.files import Record
 from mupscale.models import MLP
 from mupscale.report import load_summary
 from mupscale.report.transfer import load_transfer_check
-from mupscale.sweep import Cell, Trial
-from mupscale.sweep.attempts import Attempts, trial_result, trial_state
+from mupscale.sweep import Cell, Space, SweepJob, Tried
+from mupscale.sweep.search import TrialBatch
 from mupscale.sweep.storage import Storage
-from mupscale.sweep.study import TakenTrial
-from mupscale.sweep.trial_batches import TrialBatch
-from mupscale.sweep.workers import Worker
+from mupscale.sweep.trials import SweepTrials
 from mupscale.system import load_torch
 from mupscale.train import Recipe, RunFolder, Spec, StoredRecipe, read_snapshot, run_recipe
 
@@ -148,25 +145,24 @@ def _read_study(path: Path, kind: str = "journal:", patience: float = 0.0) -> No
     studies = storage.use(storage.optuna.get_all_studies)
     if not studies:
         raise mu.MupscaleError(f"{path} holds no study")
-    known = Attempts([])
-    known.update(storage.use(lambda: storage.trials(studies[0]._study_id)))
-    ended = [trial for trial in known.trials if trial_state(trial) in ("finished", "diverged", "pruned")]
-    assert len([trial_result(trial) for trial in ended]) == len(ended)
+    with pytest.MonkeyPatch.context() as patch:  # whatever it was that this study searched
+        patch.setattr(SweepJob, "description", lambda job: {})
+        patch.setattr(SweepTrials, "check_description", lambda trials: None)
+        job = SweepJob(studies[0].study_name, 4, 2, Space((0.01, 0.02), (1.0,)), lambda cell: [], steps=40)
+        SweepTrials(job, storage).read_results()
 
 
 def _batch(folder: Path) -> Path:
     folder.mkdir()
-    me = cast("Worker", SimpleNamespace(id="me"))
-    batch = TrialBatch("s", me, [TakenTrial(3, Cell(0.1, 0.0)), TakenTrial(4, Cell(0.2, 0.5))], folder)
-    batch.begin()
-    batch.finish([Trial(0.1, 0.0, "finished", 1.0, [1.0], [(1, 2.0), (2, 1.0)], 2, 5.0)])
+    batch = TrialBatch.begin("s", "me", {3: Cell(0.1, 0.0), 4: Cell(0.2, 0.5)}, folder)
+    batch.results = [Tried(0.1, 0.0, [1.0], curve=[(1, 2.0), (2, 1.0)], steps=2, cost=5.0)]
+    batch.write()
     assert batch.path is not None
     return batch.path
 
 
 def _read_batch(path: Path) -> None:
-    others = cast("Worker", SimpleNamespace(id="other", is_working=lambda who: False))
-    if TrialBatch.read(path, others) is None:
+    if TrialBatch.read(path) is None:
         raise mu.MupscaleError("it is begun anew")
 
 

@@ -14,6 +14,7 @@ from mupscale.cli import main
 from mupscale.cli.infinite_width_options import gather_lists
 from mupscale.cli.infinite_width_tables import print_comparison, print_table
 from mupscale.sweep.space import Space, Sweep
+from mupscale.system import parse_record
 from mupscale.theory.estimates import Estimate
 from mupscale.theory.limit_study import LimitComparison, Measurements
 from mupscale.theory.noise_sweep import sweep_limit as swept
@@ -189,7 +190,7 @@ def test_an_input_of_zero_leaves_nothing_to_converge(capsys: pytest.CaptureFixtu
 def test_a_sweep_names_its_best_cell(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SWEEP, "--lrs", "0.1", "1e9", "--noises", "1", "--times", "2", "3"]) == 0
     assert set(pictures("limit/sweep")) == {"limit-times-2", "limit-times-3"}
-    sweeps = [Sweep.from_json(each) for each in results("limit/sweep")["sweeps"]]
+    sweeps = [parse_record(Sweep, each) for each in results("limit/sweep")["sweeps"]]
     said = capsys.readouterr().out
     for sweep, width in zip(sweeps, ("2n", "3n"), strict=True):
         assert sweep.width == width
@@ -212,7 +213,7 @@ def test_a_sweep_that_is_lost_leaves_the_others(
     words = [*SWEEP, "--lrs", "0.1", "--noises", "1", "--times", "3", "2"]
     assert main(words) == 0
     assert set(pictures("limit/sweep")) == {"limit-times-2", "limit-times-3"}
-    gone, found = (Sweep.from_json(each) for each in results("limit/sweep")["sweeps"])
+    gone, found = (parse_record(Sweep, each) for each in results("limit/sweep")["sweeps"])
     assert {trial.status for trial in gone.trials} == {"diverged"}
     said = capsys.readouterr().out
     assert "all diverged" in said

@@ -147,7 +147,7 @@ def test_a_sweep_with_two_workers(kind: str, tmp_path: Path, chance: random.Rand
     assert [trial.cell for trial in found.trials] == SPACE.cells
     for one, other in zip(found.trials, whole.trials, strict=True):
         assert one.status == other.status == "finished"
-        assert one.by_seed == pytest.approx(other.by_seed, rel=1e-9)
+        assert one.losses == pytest.approx(other.losses, rel=1e-9)
 
 
 def widen(source: Path, out: Path) -> None:

@@ -186,7 +186,7 @@ def sweep_2(sampler: str = "grid", *, lost: bool = False, name: str = "sweep-2-w
         losses: list[float | None] = [None if is_lost else loss]
         budget = 0.3 if is_stopped and not is_lost else 1.0
         trials.append(Tried(lr, noise, losses, budget, curve, steps[-1], 2.6e11))
-    done = [(trial.final, trial) for trial in trials if trial.final is not None]
+    done = [(trial.loss, trial) for trial in trials if trial.loss is not None]
     best = min(done, key=lambda item: item[0])[1] if done else trials[0]
     more: dict[str, Any] = {"width": 128, "start": 64, "measure": "train", "sampler": sampler}
     return Search(name, best.lr, best.noise, trials, label=name, **more)

@@ -365,7 +365,7 @@ def test_heat_map_stars_the_optimum_and_leaves_diverged_cells_empty() -> None:
     assert crosses == states["diverged"]
     assert set(cells) == states["finished"] | states["stopped"]
     assert {at for at, cell in cells.items() if cell.get_hatch()} == states["stopped"]
-    worst = max((t for t in sweep.trials if t.final is not None), key=lambda t: t.final or 0)
+    worst = max((t for t in sweep.trials if t.loss is not None), key=lambda t: t.loss or 0)
     assert to_hex(cells[2, 3].get_facecolor()) == "#fde725"  # viridis at its bright end
     assert to_hex(cells[LRS.index(worst.lr), NOISES.index(worst.noise)].get_facecolor()) == "#440154"
     assert len(ax.texts) == len(states["finished"])
@@ -376,7 +376,7 @@ def test_heat_map_stars_the_optimum_and_leaves_diverged_cells_empty() -> None:
 @pytest.mark.parametrize(("first", "apart"), [(4.324, 0.02), (0.1, 0.013), (2.3, 1e-4), (0.4, 0.0), (7000.0, 90.0)])
 def test_numbers_beside_the_colours_are_distinct_and_even(first: float, apart: float) -> None:
     sweep = sweep_2()
-    done = [trial for trial in sweep.trials if trial.final is not None]
+    done = [trial for trial in sweep.trials if trial.loss is not None]
     trials = [replace(trial, losses=[first + apart * number / 4]) for number, trial in enumerate(done)]
     ax = axes(lambda ax: tuning.sketch_heat_map(ax, replace(sweep, trials=trials), 0.016))
     bar = ax.figure.axes[-1]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mupscale.study.forecast import Extrapolation, extrapolate
-from mupscale.sweep.space import Cell, Space, Sweep, Trial
+from mupscale.sweep.space import Cell, Space, Sweep, Tried
 from mupscale.system.errors import MupscaleError
 
 SPACE = Space(tuple(0.01 * 2**i for i in range(8)), tuple(0.125 * 2**i for i in range(8)))
@@ -22,7 +22,7 @@ def sweep(lr: float, noise: float, *, space: Space = SPACE, lost: dict[Cell, str
         y = cell.noise if noise == 0 else math.log2(cell.noise / noise) if cell.noise else 9.0
         loss = 0.5 + 0.02 * (x * x + 0.05 * x**3) + 0.03 * (y * y + 0.02 * y**3)
         status = (lost or {}).get(cell, "finished")
-        trials.append(Trial(*cell, status, loss if status == "finished" else None))  # type: ignore[arg-type]
+        trials.append(Tried(*cell, [loss if status == "finished" else None]))
     return Sweep("sweep-2", 128, 64, space, trials)
 
 
@@ -57,7 +57,7 @@ def test_one_width_transfers_as_in_the_paper() -> None:
 def test_the_optimum_lies_between_grid_values() -> None:
     exact = Space((0.05, 0.1, 0.3), (1.0,))  # neighbours at unequal distances
     low = math.log(0.13)
-    trials = [Trial(lr, 1.0, "finished", 1 + (math.log(lr) - low) ** 2) for lr in exact.lrs]
+    trials = [Tried(lr, 1.0, [1 + (math.log(lr) - low) ** 2]) for lr in exact.lrs]
     found = [(n, Sweep("s", 2, 1, exact, trials)) for n in (64.0, 128.0)]
     assert extrapolate(found, 512).lr == pytest.approx(0.13, rel=1e-9)
 
@@ -118,7 +118,7 @@ def gaining(*parts: float) -> list[tuple[float, Sweep]]:
     return [
         (
             32 * 2**i,
-            Sweep("s", 4, 2, SPACE, [Trial(0.1, 0, "finished", 2.0), Trial(0.1, 1, "finished", 2 * (1 - part))]),
+            Sweep("s", 4, 2, SPACE, [Tried(0.1, 0, [2.0]), Tried(0.1, 1, [2 * (1 - part)])]),
         )
         for i, part in enumerate(parts)
     ]
@@ -143,7 +143,7 @@ def test_what_noise_gains_is_followed_to_the_large_width(parts: tuple[float, ...
 
 def test_without_two_trials_without_noise_nothing_is_said_of_its_gain() -> None:
     (small, first), (large, second) = gaining(0.5, 0.4)
-    lost = replace(second, trials=[replace(second.trials[0], status="diverged", loss=None), second.trials[1]])
+    lost = replace(second, trials=[replace(second.trials[0], losses=[None]), second.trials[1]])
     assert not any("lowers" in said for said in extrapolate([(small, first), (large, lost)], 512).sentences)
 
 

@@ -168,7 +168,7 @@ def test_rate_and_fall_are_tuned_on_the_two_smallest_sizes(tmp_path: Path) -> No
     assert chosen.answer["fall"] in (0.7, 0.85, 1.0)
     (search,) = chosen.tuned
     assert len(search.trials) == 6
-    best = min(search.trials, key=lambda one: one.final or math.inf)
+    best = min(search.trials, key=lambda one: one.loss or math.inf)
     assert (best.lr, best.noise) == (search.lr, search.noise) == (chosen.answer["lr"], chosen.answer["fall"])
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mupscale.study import ContenderRuns, Curve, StageSpent
 from mupscale.study.verdict import compute_costs, compute_gain, cost_to_reach, mean_curve
-from mupscale.sweep.space import Space, Sweep, Trial
+from mupscale.sweep.space import Space, Sweep, Tried
 from paper_runs import with_curves
 
 STEPS = list(range(25, 1001, 25))
@@ -105,9 +105,9 @@ def test_tuning_is_sweeps_and_small_models() -> None:
 
 def test_tuning_speedup_is_that_of_a_step_whatever_the_seeds() -> None:
     space = Space((0.1,), (1.0,))
-    trials = [Trial(0.1, 1.0, "finished", 1.0, steps=100, flops=2 * 100 * 5.0), Trial(0.1, 0.0, "diverged", None)]
+    trials = [Tried(0.1, 1.0, [1.0], steps=100, cost=2 * 100 * 5.0), Tried(0.1, 0.0, [None])]
     small = Sweep("sweep-2-width-64", 128, 64, space, trials, seeds=2)
-    first = Sweep("sweep-1-width-64", 64, None, space, [Trial(0.1, 0.0, "finished", 1.0, steps=1, flops=99.0)])
+    first = Sweep("sweep-1-width-64", 64, None, space, [Tried(0.1, 0.0, [1.0], steps=1, cost=99.0)])
     found = compute_costs([runs("copies", flat(1.0), flops=118.0)], [], [first, small])
     assert found["tuning_speedup"] == pytest.approx(23.6)
 

@@ -218,7 +218,7 @@ def test_a_sweep_of_another_recipe_is_another_one(
         for folder, kept in ((done, done / "study.log"), (tmp_path / "alone", tmp_path / "study.log"))
     ]
     assert found[0] == found[1]
-    assert [trial.by_seed for trial in found[0]] != [trial.losses for trial in read(done).tuned[0].trials]
+    assert [trial.losses for trial in found[0]] != [trial.losses for trial in read(done).tuned[0].trials]
 
 
 def test_a_file_where_the_folder_belongs(tmp_path: Path) -> None:

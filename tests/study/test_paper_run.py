@@ -17,7 +17,6 @@ from mupscale.study.contenders import COPIES, contender_named
 from mupscale.study.forecast import Extrapolation
 from mupscale.study.paper import Choice, PaperStudy, Tuned, _load_trained
 from mupscale.sweep import Space, Sweep
-from mupscale.sweep import Trial as SweptTrial
 from mupscale.system.errors import MupscaleError
 from mupscale.system.seeds import derive
 from mupscale.train import Growth, Recipe, Schedule, Seeds, Spec, run_recipe
@@ -141,11 +140,11 @@ def test_a_width_too_small_to_trust_is_warned_of(done: StudySummary) -> None:
 def test_the_choice_is_the_best_of_the_sweeps(done: StudySummary) -> None:
     first, second = done.tuned
     assert (first.width, first.start, second.width, second.start) == (4, None, 8, 4)
-    lowest = min(second.trials, key=lambda trial: trial.final or 9.0)
+    lowest = min(second.trials, key=lambda trial: trial.loss or 9.0)
     choice = choice_of(done)
     assert (choice.lr, choice.noise) == (lowest.lr, lowest.noise) == (second.lr, second.noise)
     assert choice.noise > 0
-    assert choice.base_lr == min(first.trials, key=lambda trial: trial.final or 9.0).lr
+    assert choice.base_lr == min(first.trials, key=lambda trial: trial.loss or 9.0).lr
     assert choice.plain is None
     assert choice.constants is None
 
@@ -155,7 +154,7 @@ def test_a_trial_of_sweep_2_is_an_ordinary_run(done: StudySummary, study: PaperS
     trial = best_of(done.tuned[1])
     start = from_base(study, choice_of(done).base_lr, 0, narrow=4, width=8, lr=trial.lr, noise=trial.noise)
     losses = trained(tmp_path / "trial", **start)
-    assert trial.final == pytest.approx(fmean(losses[WIDE_STEPS * 9 // 10 :]), **EXACT)
+    assert trial.loss == pytest.approx(fmean(losses[WIDE_STEPS * 9 // 10 :]), **EXACT)
     assert [loss for _, loss in trial.curve] == pytest.approx(losses, **EXACT)
 
 
@@ -239,7 +238,7 @@ def test_own_rates_count_where_the_grid_tells_them_apart_and_a_baseline_has_one(
 ) -> None:
     """0.06 is between two rates of the grid, 0.05 the nearer: with it all would be trained twice for nothing."""
     study = prepared(tmp_path / "run", grown_lrs=[0.02, 0.05, 0.1], contenders=contenders)
-    trials = [SweptTrial(lr, 0.0, "finished", float(lr != zero)) for lr in (0.02, 0.05, 0.1)]
+    trials = [Tried(lr, 0.0, [float(lr != zero)]) for lr in (0.02, 0.05, 0.1)]
     sweep = Sweep("sweep-2", 8, 4, Space((0.02, 0.05, 0.1)), trials)
     choice = study._choose(Extrapolation(0.06, 1.0, 0.06, 1.0), 0.01, sweep)
     assert choice.own_lr == (zero if named else None)
@@ -335,7 +334,7 @@ def test_signal_noise_is_tuned_small_and_its_constants_transferred(tmp_path: Pat
     (tuned_at,) = study.small
     study.trainer.make_folder()
     study._train_small(tuned_at, 0.01)
-    sweep = Sweep("sweep-2", 8, 4, Space((0.02,), (0.2,)), [SweptTrial(0.02, 0.2, "finished", 1.0)])
+    sweep = Sweep("sweep-2", 8, 4, Space((0.02,), (0.2,)), [Tried(0.02, 0.2, [1.0])])
     choice = study._choose(Extrapolation(0.03, 0.2, 0.02, 0.1), 0.01, sweep)
     assert choice.constants is not None
     found = []
@@ -425,7 +424,7 @@ def test_the_measure_may_be_the_held_out_loss(tmp_path: Path) -> None:
     summary = run_quietly(tmp_path / "run", small(), how)
     trial = best_of(summary.tuned[0])
     assert summary.tuned[0].measure == "held-out"
-    assert trial.final != pytest.approx(fmean(loss for _, loss in trial.curve[-3:]), rel=1e-6)
+    assert trial.loss != pytest.approx(fmean(loss for _, loss in trial.curve[-3:]), rel=1e-6)
     assert names_of(summary) == ["base", "copies"]
 
 

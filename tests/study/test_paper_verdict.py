@@ -9,7 +9,7 @@ import pytest
 
 from mupscale.study import ContenderRuns, Curve
 from mupscale.study.verdict import compute_costs, compute_gain, write_verdict, write_warnings
-from mupscale.sweep.space import Space, Sweep, Trial
+from mupscale.sweep.space import Space, Sweep, Tried
 from paper_runs import with_curves
 
 STEPS = list(range(10, 101, 10))
@@ -235,7 +235,7 @@ def test_unknown_costs_leave_the_losses() -> None:
 
 
 def sweep(width: Any, start: Any, name: str = "sweep-2") -> Sweep:
-    return Sweep(name, width, start, Space((0.1, 0.2, 0.4)), [Trial(0.2, 0.0, "finished", 1.0)])
+    return Sweep(name, width, start, Space((0.1, 0.2, 0.4)), [Tried(0.2, 0.0, [1.0])])
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_one_warning_for_each_small_width() -> None:
 
 
 def test_findings_of_sweeps_carry_their_name() -> None:
-    edge = Sweep("sweep-1-width-64", 64, None, Space((0.1, 0.2)), [Trial(0.2, 0.0, "finished", 1.0)])
+    edge = Sweep("sweep-1-width-64", 64, None, Space((0.1, 0.2)), [Tried(0.2, 0.0, [1.0])])
     (only,) = write_warnings([edge], [])
     assert only == "sweep-1-width-64: the best learning rate, 0.2, is the largest tried: try 0.2, 0.4, 0.8"
 

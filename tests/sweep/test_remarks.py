@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mupscale.sweep.remarks import grid_distance, sweep_remarks
-from mupscale.sweep.space import Cell, Space, Sweep, Trial
+from mupscale.sweep import Space, Sweep, Tried, sweep_remarks
 
 LRS, NOISES = (0.1, 0.2, 0.4), (0.5, 1.0, 2.0, 4.0)
 
@@ -25,11 +24,12 @@ def sweep(
     space, trials = Space(lrs, noises), []
     for cell in space.cells:
         value = loss(*cell)
-        if value is None or math.isinf(value):
-            trials.append(Trial(*cell, "pruned" if value is None else "diverged", None))
+        if value is None:
+            trials.append(Tried(*cell, [9.0], budget=0.5))
+        elif math.isinf(value):
+            trials.append(Tried(*cell, [None]))
         else:
-            by_seed = [value - spread / 2, value + spread / 2] if seeds > 1 else [value]
-            trials.append(Trial(*cell, "finished", value, by_seed))
+            trials.append(Tried(*cell, [value - spread / 2, value + spread / 2] if seeds > 1 else [value]))
     return Sweep("sweep-2-width-64", 128, 64, space, trials, seeds=seeds)
 
 
@@ -82,7 +82,7 @@ def test_a_single_noise_level_beside_zero_goes_on_by_twos() -> None:
 
 
 def test_values_off_the_grid_belong_to_the_nearest_edge() -> None:
-    found = Sweep("s", 128, 64, Space(LRS, NOISES), [Trial(0.37, 1.1, "finished", 1.0)], sampler="tpe")
+    found = Sweep("s", 128, 64, Space(LRS, NOISES), [Tried(0.37, 1.1, [1.0])], sampler="tpe")
     assert sweep_remarks(found) == [
         "the best learning rate, 0.37, lies next to 0.4, the largest tried: try 0.4, 0.8, 1.6",
     ]
@@ -165,18 +165,10 @@ def test_without_noise_divergence_with_noise_does_not_matter() -> None:
 
 @pytest.mark.parametrize(("lr", "told"), [(0.21, True), (0.18, False)])
 def test_samplers_may_find_divergence_nearer_than_a_grid_step(lr: float, told: bool) -> None:
-    trials = [Trial(0.19, 1.0, "finished", 1.0), Trial(lr, 1.0, "diverged", None)]
+    trials = [Tried(0.19, 1.0, [1.0]), Tried(lr, 1.0, [None])]
     found = sweep_remarks(Sweep("s", 128, 64, Space(LRS, NOISES), trials, sampler="tpe"))
     assert any("close to one that diverged" in said for said in found) == told
 
 
 def test_if_everything_diverged_that_is_all_there_is_to_say() -> None:
     assert sweep_remarks(sweep(lambda lr, noise: math.inf)) == ["15 of 15 trials diverged"]
-
-
-def test_neighbours_counts_grid_steps() -> None:
-    space = Space(LRS, NOISES)
-    assert grid_distance(space, Cell(0.1, 0.0), Cell(0.1, 0.0)) == 0
-    assert grid_distance(space, Cell(0.1, 0.0), Cell(0.2, 0.5)) == 1
-    assert grid_distance(space, Cell(0.1, 4.0), Cell(0.4, 2.0)) == 2
-    assert grid_distance(space, Cell(0.2, 4.0), Cell(0.2, 0.0)) == 4

@@ -22,12 +22,11 @@ from torch import Tensor
 
 from mupscale.data.stream import Batch
 from mupscale.sweep import SweepJob, run_sweep
-from mupscale.sweep.attempts import trial_state
-from mupscale.sweep.space import Cell, Space, Sweep, Trial
+from mupscale.sweep.space import Cell, Space, Sweep, Tried
 from mupscale.sweep.storage import Storage
-from mupscale.sweep.study import Study
+from mupscale.sweep.trials import SweepTrials, trial_state
 from mupscale.sweep.workers import Worker
-from mupscale.system.errors import Interrupted, MupscaleError
+from mupscale.system import Interrupted, MupscaleError, parse_record
 from mupscale.train import Recipe, Seeds, Spec
 from processes import PROCESSES
 from slow_cases import with_slow
@@ -100,7 +99,7 @@ class Process:
 
     def result(self) -> Sweep:
         assert "error" not in self.wait()
-        return Sweep.from_json(json.loads(self.said().splitlines()[-1]))
+        return parse_record(Sweep, json.loads(self.said().splitlines()[-1]))
 
 
 def _act(work: SweepJob, place: str, output: Path, start: Any, prepare: Any, options: dict[str, Any]) -> None:
@@ -173,8 +172,8 @@ def assert_same(found: Sweep, alone: Sweep) -> None:
     assert [trial.cell for trial in found.trials] == SPACE.cells
     for one, other in zip(found.trials, alone.trials, strict=True):
         assert one.status == other.status == "finished"
-        assert one.by_seed == pytest.approx(other.by_seed, rel=1e-9)
-        assert one.flops == other.flops
+        assert one.losses == pytest.approx(other.losses, rel=1e-9)
+        assert one.cost == other.cost
         assert one.steps == other.steps
 
 
@@ -271,12 +270,12 @@ def test_no_trial_is_taken_twice(place: str, tmp_path: Path) -> None:
 
 
 def _take_all(place: str, space: Space, output: Path, start: Any) -> None:
-    study, taken = Study(place, "s", space, {}, steps=STEPS), []
+    study, taken = SweepTrials(task(space=space), Storage(place)), []
     start.wait(DEADLINE)
     while study.count_open():
-        for one in study.take(1, output.name):
-            taken.append(one.number)
-            study.finish(one.number, Trial(*one.cell, "finished", 1.0), 0.0)
+        for number, cell in study.take(1, output.name).items():
+            taken.append(number)
+            study.finish(number, Tried(*cell, [1.0]), 0.0)
     output.write_text(json.dumps(taken))
 
 
@@ -318,7 +317,7 @@ def test_a_sweep_that_is_not_complete_says_so(tmp_path: Path) -> None:
 
 def test_a_trial_whose_worker_has_not_yet_said_who_it_is(place: str, alone: Sweep) -> None:
     """Taken, and cut before its worker was noted: others work on, and take it over when there is still no sign."""
-    made = Study(place, "s", SPACE, task().description(), steps=STEPS)
+    made = SweepTrials(task(), Storage(place))
     made.study.enqueue_trial(SPACE.cells[0]._asdict(), user_attrs={"cell": list(SPACE.cells[0])})
     made.study.ask(made.ranges)
     with Worker(made) as me:
@@ -330,7 +329,7 @@ def test_a_trial_whose_worker_has_not_yet_said_who_it_is(place: str, alone: Swee
 
 def test_a_storage_that_is_gone_where_work_begins_is_said_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
-    made = Study(f"journal:{tmp_path}/here/study.log", "s", SPACE, task().description(), steps=STEPS, patience=0.3)
+    made = SweepTrials(task(), Storage(f"journal:{tmp_path}/here/study.log", patience=0.3))
     shutil.rmtree(tmp_path / "here")
     with pytest.raises(MupscaleError, match=r"cannot be used: .*the same command goes on from there"), Worker(made):
         pass

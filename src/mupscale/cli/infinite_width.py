@@ -129,7 +129,7 @@ def limit_sweep_command(words: list[str]) -> int:
     results = {"settings": settings_of(options), "sweeps": [sweep.to_json() for sweep in sweeps]}
     if not any(trial.loss is not None for sweep in sweeps for trial in sweep.trials):
         limit_study.save_results(gallery.folder / "results.json", results)
-        sweeps[0].check_any_finished()
+        _ = sweeps[0].best  # raises: all diverged
     print_best(sweeps)
     for note in notes:
         show(wrap_text(f"Note: {note}."))

@@ -96,7 +96,7 @@ def _best_row(sweep: Sweep) -> tuple[str, ...]:
     if all(trial.loss is None for trial in sweep.trials):
         return str(sweep.width), "", "", "all diverged", zero
     best = sweep.best
-    loss = f"{best.loss:.4g} ± {_standard_error(best.by_seed):.1g}"
+    loss = f"{best.loss:.4g} ± {_standard_error(best.finite):.1g}"
     return str(sweep.width), f"{best.noise:g}", f"{best.lr:g}", loss, zero
 
 

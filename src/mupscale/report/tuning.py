@@ -67,7 +67,7 @@ def list_tuned(tuned: Sequence[Search]) -> tuple[list[str], list[list[str]]]:
             one.shown,
             words.format_setting(one.lr),
             words.format_setting(one.noise) if one.noise else "none",
-            words.format_loss(None if one.best is None else one.best.final),
+            words.format_loss(None if one.best is None else one.best.loss),
             words.format_count(len(one.trials)),
             *(words.format_count(sum(t.status == status for t in one.trials)) for status in ("stopped", "diverged")),
         ]
@@ -103,7 +103,7 @@ def _alt(one: Search) -> str:
     if one.best is None:
         return f"{_title(one)}. None of {len(one.trials)} trials came to its end.{end}"
     noise = f" and noise {words.format_setting(one.noise)}" if one.noise else ""
-    loss = words.format_loss(one.best.final)
+    loss = words.format_loss(one.best.loss)
     return f"{_title(one)}. Chosen: learning rate {words.format_setting(one.lr)}{noise}, with loss {loss}.{end}"
 
 
@@ -130,19 +130,19 @@ def sketch_rates(ax: Any, searches: Sequence[Search], looks: dict[str, Look]) ->
     for one in searches:
         look = looks[one.name]
         trials = sorted((trial for trial in one.trials if trial.noise == one.noise), key=lambda trial: trial.lr)
-        done = [(trial, trial.final) for trial in trials if trial.final is not None]
+        done = [(trial, trial.loss) for trial in trials if trial.loss is not None]
         if done:
             line = [(trial.lr, final) for trial, final in done]
             is_wide = look.contender.is_wide or len(searches) == 1
             ax.plot(*zip(*line, strict=True), "-" if is_wide else "--", lw=1.6, marker="o", ms=3, color=look.color)
             _add_band(ax, [trial for trial, _ in done], look.color)
             if one.best is not None:
-                ax.plot([one.lr], [one.best.final], "o", ms=9, mfc="none", mew=1.4, color=look.color, zorder=5)
+                ax.plot([one.lr], [one.best.loss], "o", ms=9, mfc="none", mew=1.4, color=look.color, zorder=5)
             if len(searches) > 1:
                 labels.append(EndLabel(_wrapped(one.shown), look.color, line[-1], look.contender.kind != "base"))
         if any(trial.status == "diverged" for trial in trials):
             lost.append(([trial.lr for trial in trials if trial.status == "diverged"], look.color))
-    finals = [trial.final for one in searches for trial in one.trials if trial.final is not None]
+    finals = [trial.loss for one in searches for trial in one.trials if trial.loss is not None]
     set_log_axis_if_wide(ax, finals)
     _set_rate_axis(ax, searches)
     if not finals:
@@ -202,7 +202,7 @@ def sketch_heat_map(ax: Any, one: Search, base_lr: object) -> None:
         HeatMap(
             columns=sorted({trial.lr for trial in one.trials}),
             rows=sorted({trial.noise for trial in one.trials}),
-            numbers={(trial.lr, trial.noise): trial.final for trial in one.trials if trial.final is not None},
+            numbers={(trial.lr, trial.noise): trial.loss for trial in one.trials if trial.loss is not None},
             crossed=cells["diverged"],
             hatched=cells["stopped"],
             best=None if one.best is None else (one.lr, one.noise),
@@ -218,8 +218,8 @@ def sketch_heat_map(ax: Any, one: Search, base_lr: object) -> None:
 
 def sketch_scatter(ax: Any, one: Search) -> None:
     """The same where values were drawn."""
-    finished = [trial for trial in one.trials if trial.final is not None]
-    color = number_colors([trial.final for trial in finished])
+    finished = [trial for trial in one.trials if trial.loss is not None]
+    color = number_colors([trial.loss for trial in finished])
     for status, style, label in (
         ("diverged", {"marker": "x", "color": BAD, "ms": 5}, "diverged"),
         ("stopped", {"marker": "o", "mfc": "none", "color": MUTED, "ms": 5}, "stopped early, far behind"),
@@ -228,7 +228,7 @@ def sketch_scatter(ax: Any, one: Search) -> None:
         if those:
             ax.plot([t.lr for t in those], [t.noise for t in those], ls="", label=label, **style)
     if color is not None:
-        faces = [color.to_rgba(trial.final) for trial in finished]
+        faces = [color.to_rgba(trial.loss) for trial in finished]
         ax.scatter([t.lr for t in finished], [t.noise for t in finished], c=faces, s=34, ec=MUTED, lw=0.4, zorder=3)
     if one.best is not None:
         ax.plot(one.lr, one.noise, ms=14, ls="", zorder=5, label="optimum", **STAR)

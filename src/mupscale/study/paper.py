@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -40,7 +40,6 @@ from mupscale.study.results import (
     StageSpent,
     StudySummary,
     SystemRuns,
-    Tried,
 )
 from mupscale.study.settings import StudySettings
 from mupscale.study.systems import System, check_builds, check_operators, find_alive, read_system
@@ -59,9 +58,6 @@ from mupscale.train import (
     read_snapshot,
     stored_values,
 )
-
-if TYPE_CHECKING:
-    from mupscale.sweep import Trial
 
 CURVE_POINTS = 400
 """Of a curve in the summary, at most."""
@@ -589,18 +585,11 @@ def _load_trained(recipe: Recipe) -> nn.Module:
 def as_search(sweep: Sweep) -> Search:
     """A sweep as a summary keeps it."""
     best = sweep.best
-    most = max((trial.steps for trial in sweep.trials), default=0)
-
-    def as_trial(trial: Trial) -> Tried:
-        losses: list[float | None] = [None] * sweep.seeds if trial.status == "diverged" else list(trial.by_seed)
-        part = trial.steps / most if trial.status == "pruned" else 1.0
-        return Tried(trial.lr, trial.noise, losses, part, trial.curve, trial.steps, trial.flops)
-
     return Search(
         name=sweep.name,
         lr=best.lr,
         noise=best.noise,
-        trials=[as_trial(trial) for trial in sweep.trials],
+        trials=sweep.trials,
         label=sweep.name,
         width=sweep.width,
         start=sweep.start,

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Annotated, Any
 
 from mupscale.study.contenders import Contender, contender_or_stranger
+from mupscale.sweep import Tried
 from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Positive, parse_record, write_json
 
 FORMAT = 3
@@ -168,44 +169,6 @@ class SystemRuns:
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A learning rate and noise that were tried, with the loss of each seed (None: diverged).
-
-    budget: the part of the full budget after which these losses are; below 1 it was stopped there, far behind.
-    curve: steps and the mean loss there. steps: how far it came. cost: of all seeds.
-    """
-
-    lr: Positive
-    noise: Finite
-    losses: Losses
-    budget: Positive = 1.0
-    curve: list[tuple[int, float]] = field(default_factory=list)
-    steps: int = 0
-    cost: Finite = 0.0
-
-    @property
-    def mean(self) -> float | None:
-        """Over the seeds; None if one of them diverged."""
-        return _mean_unless_diverged(self.losses)
-
-    @property
-    def status(self) -> str:
-        """finished, stopped or diverged."""
-        return "diverged" if self.mean is None else "stopped" if self.budget < 1 else "finished"
-
-    @property
-    def final(self) -> float | None:
-        """The mean at the full budget; None where it diverged or was stopped."""
-        return self.mean if self.budget == 1 else None
-
-    @property
-    def spread(self) -> float:
-        """How far its seeds lie apart."""
-        finite = [loss for loss in self.losses if loss is not None]
-        return max(finite) - min(finite) if finite else 0.0
-
-
-@dataclass(frozen=True)
 class Search:
     """All that was tried for a contender, or in a sweep, and the values that it takes to the large width.
 
@@ -233,7 +196,7 @@ class Search:
     @property
     def best(self) -> Tried | None:
         """The trial with the chosen values, if it came to its end."""
-        chosen = (one for one in self.trials if (one.lr, one.noise) == (self.lr, self.noise) and one.final is not None)
+        chosen = (one for one in self.trials if (one.lr, one.noise) == (self.lr, self.noise) and one.loss is not None)
         return next(chosen, None)
 
 

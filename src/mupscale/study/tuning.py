@@ -150,7 +150,7 @@ def _settle(trials: ValueTrials, tuned: Sequence[Search], seeds: int) -> list[Se
 
 def _close(tried: Sequence[Tried]) -> list[Tried]:
     """The candidates that one seed cannot tell apart; none where the best stands alone."""
-    finals = [(cell.final, cell) for cell in tried if cell.final is not None]
+    finals = [(cell.loss, cell) for cell in tried if cell.loss is not None]
     if not finals:
         return []
     lowest = min(final for final, _ in finals)
@@ -164,9 +164,9 @@ def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | 
     among: the cells that may be chosen, where only some have all seeds.
     """
     means = {
-        number: cell.final
+        number: cell.loss
         for number, cell in enumerate(tried)
-        if cell.final is not None and (among is None or (cell.lr, cell.noise) in among)
+        if cell.loss is not None and (among is None or (cell.lr, cell.noise) in among)
     }
     if not means:
         raise MupscaleError(

@@ -272,10 +272,10 @@ def compute_costs(
     base_total = None if base is None else _cost(base, base.steps)
     # one step at k·n over one at the largest k·n₀: what tuning at the target, as Net2Net does, would cost more
     small = [
-        trial.flops / (trial.steps * sweep.seeds)
+        trial.cost / (trial.steps * sweep.seeds)
         for sweep in sweeps
         for trial in sweep.trials
-        if sweep.start is not None and trial.status == "finished" and trial.steps and trial.flops
+        if sweep.start is not None and trial.status == "finished" and trial.steps and trial.cost
     ]
     return {
         "tuning": tuning,

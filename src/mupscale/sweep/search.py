@@ -1,30 +1,45 @@
-"""A sweep from its first trial to its last: take trials, train them, store the results, until none is left."""
+"""A sweep from its first trial to its last: take trials, train them as one program, store the results."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 
 from mupscale.engine import NotStackable, Outcome, PointCallback, train_many
-from mupscale.sweep.callbacks import BatchCallbacks, Note
-from mupscale.sweep.space import Cell, Sweep, Trial
-from mupscale.sweep.storage import PATIENCE
-from mupscale.sweep.study import Study
-from mupscale.sweep.sweep_job import SweepJob
-from mupscale.sweep.trial_batches import TrialBatch, adopt_batches
+from mupscale.sweep.space import Cell, Sweep, SweepJob, Tried
+from mupscale.sweep.storage import PATIENCE, Storage
+from mupscale.sweep.trials import SweepTrials
 from mupscale.sweep.workers import GRACE, Worker
-from mupscale.system import Interrupted, MupscaleError, show
+from mupscale.system import (
+    Interrupted,
+    MupscaleError,
+    clear_leftovers,
+    is_process_alive,
+    machine_name,
+    make_folder,
+    move,
+    parse_record,
+    read_json,
+    remove,
+    replace_text,
+    show,
+)
 
+Note = Callable[[str], None]
 _POINTS = 40  # of a trial's curve
 _LOOK_EVERY = 1.0  # seconds
+_REPORT_EVERY = 5.0  # seconds between two reports of where trials stand, beside those at rungs
 _TPE_BATCHES = 5  # TPE learns between batches, so it takes its trials in so many
 _FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)  # not the user's mistakes
+_GIVEN_BACK = {"void": "given back"}
 
 
 def run_sweep(
@@ -67,70 +82,27 @@ def run_sweep(
     """
     if at_once is not None and at_once < 1:
         raise MupscaleError(f"at_once is {at_once}, but at least 1 trial must be taken at a time")
-    study = open_study(job, storage, patience, retries)
+    trials = SweepTrials(job, Storage(storage, patience), retries)
     if on_start is not None:
-        on_start(max(0, study.wanted - len(study.results())), study.wanted)
-    with Worker(study, grace) as me:
-        search = SweepSearch(job, study, me, folder, at_once, note or _print_to_stderr, on_point, worker)
+        on_start(max(0, trials.wanted - len(trials.read_results().trials)), trials.wanted)
+    with Worker(trials, grace) as me:
+        search = SweepSearch(trials, me, folder, at_once, note or _print_to_stderr, on_point, worker)
         if worker:
-            search.note(f"{job.name}: worker {me.id} joins; {study.count_open()} trials are open")
+            search.note(f"{job.name}: worker {me.id} joins; {trials.count_open()} trials are open")
         search.run()
-    _check_complete(study)
-    return _finished_sweep(job, study)
+    trials.check_complete()
+    return trials.read_results()
 
 
-def open_study(job: SweepJob, storage: str, patience: float, retries: int | None) -> Study:
-    """The job's study, created or joined."""
-    return Study(
-        storage,
-        job.study_name,
-        job.space,
-        job.description(),
-        steps=job.steps,
-        sampler=job.sampler,
-        trials=job.trials,
-        pruner=job.pruner,
-        seed=job.seed,
-        patience=patience,
-        retries=retries,
-    )
-
-
-def _check_complete(study: Study) -> None:
-    """Refuse a sweep of which trials are missing: its best trial may be one of them."""
-    given_up = study.attempts.given_up
-    if not given_up:
-        return
-    shown = [f"lr {cell.lr:g} and noise {cell.noise:g} ({why})" for cell, why in list(given_up.items())[:3]]
-    more = f", and {len(given_up) - len(shown)} more" if len(given_up) > len(shown) else ""
-    raise MupscaleError(
-        f"{study.name} is not complete, and nothing is chosen from it: {len(given_up)} of {study.wanted} trials are "
-        f"missing: {', '.join(shown)}{more}; the same command tries what failed again; more attempts where workers "
-        f"die: --study.retries; less memory: --study.engine serial; or leave these values out under another name"
-    )
-
-
-def _finished_sweep(job: SweepJob, study: Study) -> Sweep:
-    return Sweep(
-        job.name,
-        job.width,
-        job.start,
-        job.space,
-        study.results(),
-        seeds=len(job.recipes(job.space.cells[0])),
-        measure=job.measure,
-        sampler=job.sampler,
-        pruner=job.pruner,
-        seconds=study.seconds(),
-    )
+def _print_to_stderr(text: str) -> None:
+    show(text, stream="stderr")
 
 
 @dataclass
 class SweepSearch:
     """One worker's part of a sweep."""
 
-    job: SweepJob
-    study: Study
+    trials: SweepTrials
     me: Worker
     folder: Path | None
     at_once: int | None
@@ -143,20 +115,26 @@ class SweepSearch:
     trained: int = 0  # batches that came to an end
     failed: int = 0  # trials that failed by themselves
 
+    @property
+    def job(self) -> SweepJob:
+        """What is searched."""
+        return self.trials.job
+
     def run(self) -> None:
         """Train until every trial is done, by this worker or by others."""
         self.engine = self.job.engine
-        for batch in adopt_batches(self.folder, self.study, self.me, self.worker):
+        for batch in self._adopt_batches():
             self._complete(batch)
         while True:
             self._look_around()
-            count = self.study.count_untaken() or self.study.count_open()
-            if count:
-                trials = self.study.take(self._share(count), self.me.id, self._offset(count))
-                if trials:
-                    self._complete(TrialBatch(self.job.study_name, self.me, trials, self.folder))
+            if not self.trials.count_open():
+                self.trials.refresh()
+            if count := self.trials.count_open():
+                taken = self.trials.take(self._share(count), self.me.id, self._offset(count))
+                if taken:
+                    self._complete(TrialBatch.begin(self.job.study_name, self.me.id, taken, self.folder))
                 continue
-            running = self.study.count_running()
+            running = len(self.trials.running)
             if not running:
                 return
             plural = "" if running == 1 else "s"
@@ -168,9 +146,10 @@ class SweepSearch:
         """Now and then, see whether the study is still the same, and whether workers died."""
         if time.monotonic() - self.looked < min(_LOOK_EVERY, self.me.grace / 10):
             return
-        self.study.check_description()
+        self.trials.check_description()
         if self.me.end_abandoned_trials():
             self._note_once(f"{self.job.name}: a worker died or left; its trials are trained again")
+            self.trials.refresh()
         self.looked = time.monotonic()
 
     def _offset(self, count: int) -> int:
@@ -184,7 +163,7 @@ class SweepSearch:
         if self.engine == "serial":  # one after another anyway: so that nothing waits, and little is lost
             return 1
         if self.job.sampler == "tpe":
-            count = min(count, max(1, math.ceil(self.study.wanted / _TPE_BATCHES)))
+            count = min(count, max(1, math.ceil(self.trials.wanted / _TPE_BATCHES)))
         return math.ceil(count / (1 + self.me.count_others()))
 
     def _note_once(self, text: str) -> None:
@@ -192,135 +171,255 @@ class SweepSearch:
             self.noted.add(text)
             self.note(text)
 
+    def _adopt_batches(self) -> Iterator[TrialBatch]:
+        """Take over batches that workers of this folder could not finish: those with a stack to go on from, or results.
+
+        Trials without either are begun anew. For one worker among many that is once, as for any whose worker died; but
+        a sweep that somebody runs alone, and starts again, was as likely stopped by hand: it may be so any number of
+        times.
+        """
+        if self.folder is None:
+            return
+        clear_leftovers(self.folder)
+        for path in sorted(self.folder.glob(f"{self.job.study_name}.*.batch.json")):
+            batch = TrialBatch.read(path)
+            if batch is None or batch.study != self.job.study_name or batch.is_under_way(self.me):
+                continue
+            if batch.results is None and not batch.has_stack:
+                for number in [] if self.worker else sorted(self.trials.take_over(batch.cells, self.me.id)):
+                    self.trials.drop(number, **_GIVEN_BACK)
+                remove(path)
+                continue
+            batch.worker, batch.place, batch.pid = self.me.id, machine_name(), os.getpid()
+            assert batch.path is not None
+            try:
+                move(path, batch.path)  # of several workers that start at once, one succeeds
+            except FileNotFoundError:
+                continue
+            if self.trials.take_over(batch.cells, self.me.id):
+                yield batch
+            else:
+                batch.remove_files()
+
     # ------------------------------------------------------------------------------------------- a batch of trials
 
     def _complete(self, batch: TrialBatch) -> None:
         """Train a batch and store its results; whatever happens, no trial stays taken by nobody."""
-        try:
-            if batch.results is None:
-                with self._kept_or_given_back(batch):
-                    try:
-                        batch.finish(self._train(batch))
-                    except NotStackable as error:
-                        if self.job.engine == "vectorised":
-                            raise
-                        self._note_once(f"{self.job.name}: one run at a time: {error}")
-                        self.engine = "serial"
-                        self._give_back(batch)
-                        batch.remove_files()
-                        return
-                    except _FAILURES as error:
-                        self._note_failure(batch, error)
-                        batch.remove_files()
-                        return
-            self.trained += 1
-            self._store(batch)
-        finally:
-            if batch.stored:
+        if batch.results is None:
+            try:
+                batch.write()
+                batch.results = self._train(batch)
+                with suppress(MupscaleError):  # a full disk: the storage may yet be elsewhere
+                    batch.write()  # before they go to the storage, which may be out of reach
+            except BaseException as error:
+                if isinstance(error, Interrupted) and batch.has_stack:  # it waits for the same command
+                    self.me.state = "paused"
+                    raise
+                why = self._find_reason(batch, error)
+                with suppress(MupscaleError) if why is None else nullcontext():
+                    for number in batch.cells:
+                        self.trials.drop(number, **(why or _GIVEN_BACK))
                 batch.remove_files()
+                if why is None:
+                    raise
+                return
+        self.trained += 1
+        self._store(batch, batch.results)
+        batch.remove_files()
 
-    @contextmanager
-    def _kept_or_given_back(self, batch: TrialBatch) -> Iterator[None]:
-        """Interrupted: a stack that was saved waits for the same command, other trials are free for everybody."""
-        try:
-            batch.begin()
-            yield
-        except BaseException as error:
-            if isinstance(error, Interrupted) and batch.stack is not None and batch.stack.exists():
-                self.me.state = "paused"
-                raise
-            with suppress(MupscaleError):
-                self._give_back(batch)
-            batch.remove_files()
-            raise
+    def _find_reason(self, batch: TrialBatch, error: BaseException) -> dict[str, str] | None:
+        """Why a batch has no results, as its trials keep it; None where the error ends the sweep.
 
-    def _give_back(self, batch: TrialBatch, why: str = "given back") -> None:
-        for number in sorted(batch.own):
-            self.study.make_void(number, why)
-
-    def _note_failure(self, batch: TrialBatch, error: Exception) -> None:
-        """Training failed: in company, each is tried in smaller company; alone, it is given up with its error.
-
-        Where two fail by themselves and none was ever trained, the cause is hardly the trial: that ends the sweep.
+        Where training failed in company, each trial is tried in smaller company; alone, it is given up with its error.
+        Where two fail by themselves and none was ever trained, the cause is hardly the trial.
         """
         what = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        if isinstance(error, NotStackable):
+            if self.job.engine == "vectorised":
+                return None
+            self._note_once(f"{self.job.name}: one run at a time: {error}")
+            self.engine = "serial"
+            return _GIVEN_BACK
+        if not isinstance(error, _FAILURES):
+            return None
         if len(batch.trials) > 1:
             self._note_once(f"{self.job.name}: {len(batch.trials)} trials at once failed, so fewer: {what}")
-            self._give_back(batch, "in company")
-            return
+            return {"void": "in company"}
         self.failed += 1
         if self.failed > 1 and not self.trained:
-            raise error
-        cell = batch.trials[0].cell
-        self.note(f"{self.job.name}: the trial with lr {cell.lr:g} and noise {cell.noise:g} failed: {what}")
-        for number in batch.own:
-            self.study.mark_failed(number, what)
+            return None
+        ((_, lr, noise),) = batch.trials
+        self.note(f"{self.job.name}: the trial with lr {lr:g} and noise {noise:g} failed: {what}")
+        return {"error": what}
 
-    def _train(self, batch: TrialBatch) -> list[Trial]:
+    def _train(self, batch: TrialBatch) -> list[Tried]:
         """The batch as one call of the engine: every cell with all its seeds."""
-        recipes = [self.job.recipes(trial.cell) for trial in batch.trials]
-        trial_of_run = [index for index, some in enumerate(recipes) for _ in some]
-        callbacks = BatchCallbacks(self.study, batch.trials, trial_of_run, self.note, self.on_point)
+        recipes = [self.job.recipes(cell) for cell in batch.cells.values()]
+        numbers = [number for number, some in zip(batch.cells, recipes, strict=True) for _ in some]
+        watch = _TrialWatch(self.trials, numbers, self.note, self.on_point)
         began = time.monotonic()
-        rule = self.study.rule
-        outcomes = train_many(
-            [recipe for some in recipes for recipe in some],
-            engine="vectorised" if self.engine == "auto" else self.engine,  # type: ignore[arg-type]
-            points=_POINTS,
-            rungs=[] if rule is None else rule.steps(self.job.steps),
-            prune=None if rule is None else callbacks.prune,
-            evaluate=self.job.measure == "held-out",
-            save=batch.stack,
-            on_point=callbacks.report_point,
-            note=self.note,
-            data=self.job.data,
+        rule = self.trials.rule
+        outcomes = iter(
+            train_many(
+                [recipe for some in recipes for recipe in some],
+                engine="vectorised" if self.engine == "auto" else self.engine,  # type: ignore[arg-type]
+                points=_POINTS,
+                rungs=[] if rule is None else rule.steps(self.job.steps),
+                prune=None if rule is None else watch.prune,
+                evaluate=self.job.measure == "held-out",
+                save=batch.stack_path,
+                on_point=watch.report_point,
+                note=self.note,
+                data=self.job.data,
+            )
         )
         batch.seconds = (time.monotonic() - began) / len(batch.trials)
-        in_order = iter(outcomes)
-        by_trial = [[next(in_order) for _ in some] for some in recipes]
-        return [
-            combine_seeds(trial.cell, some, self.job.measure)
-            for trial, some in zip(batch.trials, by_trial, strict=True)
-        ]
+        by_trial = [[next(outcomes) for _ in some] for some in recipes]
+        return [combine_seeds(cell, some, self.job) for cell, some in zip(batch.cells.values(), by_trial, strict=True)]
 
-    def _store(self, batch: TrialBatch) -> None:
-        assert batch.results is not None
-        late = [
-            trial
-            for trial, result in zip(batch.trials, batch.results, strict=True)
-            if trial.number in batch.own and not self.study.finish(trial.number, result, batch.seconds)
+    def _store(self, batch: TrialBatch, results: Sequence[Tried]) -> None:
+        finished = [
+            self.trials.finish(number, result, batch.seconds)
+            for number, result in zip(batch.cells, results, strict=True)
         ]
-        batch.stored = True
-        if late:
+        if late := finished.count(False):
             self.note(
-                f"{self.job.name}: {len(late)} of {len(batch.trials)} trials had been given to another worker, since "
-                f"this one gave no sign of life; their results here are dropped"
+                f"{self.job.name}: {late} of {len(finished)} trials had been given to another worker, since this one "
+                f"gave no sign of life; their results here are dropped"
             )
 
 
-def combine_seeds(cell: Cell, outcomes: Sequence[Outcome], measure: str) -> Trial:
-    """A cell's trial from its seeds: diverged if one of them did, pruned if one was stopped, else finished."""
+def combine_seeds(cell: Cell, outcomes: Sequence[Outcome], job: SweepJob) -> Tried:
+    """A cell's result from its seeds: diverged if one of them did, stopped if one was, else finished."""
     states = [outcome.status for outcome in outcomes]
-    status = next((word for word in ("diverged", "pruned") if word in states), "finished")
-    scores = [outcome.scores.get("loss") if measure == "held-out" else outcome.loss for outcome in outcomes]
-    if status == "finished" and not all(score is not None and math.isfinite(score) for score in scores):
-        status = "diverged"
-    by_seed = [score for score in scores if score is not None]
-    if status == "pruned":
-        by_seed = [outcome.curve[-1][1] for outcome in outcomes if outcome.curve]
+    is_stopped = "pruned" in states and "diverged" not in states
+    scores = [outcome.scores.get("loss") if job.measure == "held-out" else outcome.loss for outcome in outcomes]
+    if is_stopped:
+        scores = [outcome.curve[-1][1] for outcome in outcomes if outcome.curve]
+    losses = [score if score is not None and math.isfinite(score) else None for score in scores]
+    steps = (min if is_stopped else max)(outcome.step for outcome in outcomes)  # where the one stood that was stopped
     shared = set.intersection(*({step for step, _ in outcome.curve} for outcome in outcomes))
     curve = [(s, fmean(loss for o in outcomes for step, loss in o.curve if step == s)) for s in sorted(shared)]
-    return Trial(
-        cell.lr,
-        cell.noise,
-        status,  # type: ignore[arg-type]
-        fmean(by_seed) if status == "finished" else None,
-        by_seed,
-        curve,
-        max(outcome.step for outcome in outcomes),
-        math.fsum(outcome.flops or 0.0 for outcome in outcomes),
-    )
+    cost = math.fsum(outcome.flops or 0.0 for outcome in outcomes)
+    return Tried(*cell, losses, steps / job.steps if is_stopped else 1.0, curve, steps, cost)
 
 
-def _print_to_stderr(text: str) -> None:
-    show(text, stream="stderr")
+class _TrialWatch:
+    """The callbacks of `train_many` for a batch: losses go to the storage, trials to prune to the engine.
+
+    numbers: of the trial that each run is a seed of. on_point: called at every point, too.
+    """
+
+    def __init__(self, trials: SweepTrials, numbers: Sequence[int], note: Note, on_point: PointCallback | None) -> None:
+        self.trials, self.numbers, self.note, self.on_point = trials, numbers, note, on_point
+        self.losses: dict[int, dict[int, float]] = {}  # by rung and run: one run at a time they come one by one
+        self.pruned: set[int] = set()  # numbers of trials
+        self.reported_at = time.monotonic()
+
+    def report_point(self, step: int, losses: Mapping[int, float]) -> None:
+        """Store where trials stand, now and then; a storage out of reach for a while does not stop the training."""
+        if self.on_point is not None:
+            self.on_point(step, losses)
+        if time.monotonic() - self.reported_at >= _REPORT_EVERY:
+            with suppress(MupscaleError):
+                self.trials.report(self._mean_over_seeds(losses), step)
+            self.reported_at = time.monotonic()
+
+    def prune(self, step: int, losses: Mapping[int, float]) -> Collection[int]:
+        """The runs to stop at a rung; none where the storage is out of reach."""
+        at_rung = self.losses.setdefault(step, {})
+        at_rung.update(losses)
+        running = {self.numbers[run] for run in losses} - self.pruned
+        try:
+            means = self._mean_over_seeds(at_rung)
+            self.trials.report({number: means[number] for number in running}, step)
+            self.pruned |= running & self.trials.find_behind(step)
+        except MupscaleError as error:
+            self.note(f"nothing is stopped at step {step}: {error}")
+        return [run for run in losses if self.numbers[run] in self.pruned]
+
+    def _mean_over_seeds(self, losses: Mapping[int, float]) -> dict[int, float]:
+        by_trial: dict[int, list[float]] = {}
+        for run, loss in losses.items():
+            by_trial.setdefault(self.numbers[run], []).append(loss)
+        return {number: fmean(some) for number, some in by_trial.items()}
+
+
+# ------------------------------------------------------------------------------------------------ on disk
+
+
+@dataclass
+class TrialBatch:
+    """Trials that are trained at once; with a folder, also a file that describes them and the file of their stack.
+
+    trials: number, learning rate, noise. place, pid: of the process that trains them. results: once they are trained.
+    """
+
+    study: str
+    worker: str
+    place: str
+    pid: int
+    trials: list[tuple[int, float, float]]
+    stack: str
+    results: list[Tried] | None = None
+    seconds: float = 0.0
+    folder: Path | None = field(default=None, init=False)
+
+    @classmethod
+    def begin(cls, study: str, worker: str, cells: Mapping[int, Cell], folder: Path | None) -> TrialBatch:
+        """A batch of these trials; without a folder, nothing of it is kept."""
+        trials = [(number, *cell) for number, cell in cells.items()]
+        batch = cls(study, worker, machine_name(), os.getpid(), trials, f"{study}.{worker}.stack.safetensors")
+        batch.folder = folder
+        return batch
+
+    @classmethod
+    def read(cls, path: Path) -> TrialBatch | None:
+        """A batch that an earlier worker left; None if the file cannot be read."""
+        try:
+            batch = parse_record(cls, read_json(path), path)
+        except (OSError, MupscaleError):
+            return None
+        batch.folder, batch.stack = path.parent, Path(batch.stack).name
+        return batch
+
+    @property
+    def cells(self) -> dict[int, Cell]:
+        """By the numbers of the trials."""
+        return {number: Cell(lr, noise) for number, lr, noise in self.trials}
+
+    @property
+    def path(self) -> Path | None:
+        """The file that describes it."""
+        return self.folder and self.folder / f"{self.study}.{self.worker}.batch.json"
+
+    @property
+    def stack_path(self) -> Path | None:
+        """Where an interrupted stack is kept."""
+        return self.folder and self.folder / self.stack
+
+    @property
+    def has_stack(self) -> bool:
+        """Whether there is one."""
+        return self.stack_path is not None and self.stack_path.exists()
+
+    def is_under_way(self, me: Worker) -> bool:
+        """Whether the process that trains it is still at it."""
+        return self.place == machine_name() and is_process_alive(self.pid) and me.is_working(self.worker)
+
+    def write(self) -> None:
+        """Write which trials are trained, and their results."""
+        if self.path is None:
+            return
+        make_folder(self.path.parent)
+        values = {name: value for name, value in asdict(self).items() if name != "folder"}
+        try:
+            replace_text(self.path, json.dumps(values) + "\n")
+        except OSError as error:
+            raise MupscaleError(f"{self.path} cannot be written: {error.strerror or error}; free some space") from None
+
+    def remove_files(self) -> None:
+        """Remove the files: the storage has the results, or the trials are free again."""
+        for path in (self.path, self.stack_path):
+            if path is not None:
+                remove(path)

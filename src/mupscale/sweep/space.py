@@ -1,15 +1,17 @@
-"""What a sweep searches, learning rates and noise levels with zero always among them, and its results."""
+"""What a sweep searches, learning rates and noise levels with zero always among them, and what it found."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import Annotated, Any, Literal, NamedTuple
 
-from mupscale.engine import Status
-from mupscale.system import Diverged, MupscaleError
+from mupscale.data import Data
+from mupscale.system import NOT_EMPTY, Diverged, Finite, MupscaleError, Positive
+from mupscale.train import MAY_CHANGE, Recipe
 
 
 class Cell(NamedTuple):
@@ -38,11 +40,10 @@ class Space:
     noises: tuple[float, ...] = (0.0,)
 
     def __post_init__(self) -> None:
-        _check_numbers("learning rate", self.lrs)
-        _check_numbers("noise level", self.noises)
         check_learning_rates(self.lrs)
-        object.__setattr__(self, "lrs", _sorted(self.lrs))
-        object.__setattr__(self, "noises", _sorted((0.0, *self.noises)))
+        _check_numbers("noise level", self.noises)
+        for name, values in (("lrs", self.lrs), ("noises", (0.0, *self.noises))):
+            object.__setattr__(self, name, tuple(sorted({float(value) for value in values})))
 
     @property
     def cells(self) -> list[Cell]:
@@ -51,21 +52,66 @@ class Space:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One cell, trained with every seed of the sweep.
+class SweepJob:
+    """What is swept: a space, and the recipes (one for each of the sweep's seeds) that a cell of it stands for.
 
-    loss: the mean over seeds of what the sweep measures, None unless finished. by_seed: each seed's (pruned trials:
-    where they stood). curve: steps and the mean loss there. steps: how far it came. flops: what it cost, all seeds.
+    name: the sweep's. width: at which trials train. start: the width they are upscaled from, None from scratch.
+    measure: whose loss is minimised. trials: how many random and tpe take. data: the recipes' own, where it is loaded
+    already. key: what tells its study from others of the same name in a storage.
     """
 
-    lr: float
-    noise: float
-    status: Status
-    loss: float | None
-    by_seed: list[float] = field(default_factory=list)
+    name: str
+    width: Any
+    start: Any
+    space: Space
+    recipes: Callable[[Cell], list[Recipe]]
+    steps: int
+    measure: Literal["train", "held-out"] = "train"
+    sampler: Literal["grid", "random", "tpe"] = "grid"
+    trials: int | None = None
+    pruner: Literal["none", "median", "halving"] = "none"
+    engine: Literal["auto", "vectorised", "serial"] = "auto"
+    seed: int = 0
+    data: Data | None = None
+    key: str = ""
+
+    @property
+    def study_name(self) -> str:
+        """What the storage calls it."""
+        return f"{self.name}-{self.key}" if self.key else self.name
+
+    def description(self) -> dict[str, Any]:
+        """What a study of this name must agree in; folders may lie elsewhere."""
+        recipes = self.recipes(self.space.cells[-1])
+        free = {*MAY_CHANGE, "from", "noise", "seeds", "grow", "steps"}
+        recipe = {name: value for name, value in recipes[0].to_json().items() if name not in free}
+        recipe["optimizer"]["init_args"].pop("lr", None)
+        searched = {"lrs": self.space.lrs, "noises": self.space.noises, "steps": self.steps, "measure": self.measure}
+        seeds = [asdict(one.seeds) for one in recipes]
+        return {**searched, "width": self.width, "start": self.start, "recipe": recipe, "seeds": seeds}
+
+
+# ------------------------------------------------------------------------------------------------ what it found
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A learning rate and a noise that were tried, with the loss of each seed (None: diverged).
+
+    budget: the part of the full budget after which these losses are; below 1 it was stopped there, far behind.
+    curve: steps and the mean loss there. steps: how far it came. cost: of all seeds.
+
+    >>> Tried(0.1, 0.0, [3.0], budget=0.25).status
+    'stopped'
+    """
+
+    lr: Positive
+    noise: Finite
+    losses: Annotated[list[Finite | None], NOT_EMPTY]
+    budget: Positive = 1.0
     curve: list[tuple[int, float]] = field(default_factory=list)
     steps: int = 0
-    flops: float = 0.0
+    cost: Finite = 0.0
 
     @property
     def cell(self) -> Cell:
@@ -73,14 +119,29 @@ class Trial:
         return Cell(self.lr, self.noise)
 
     @property
+    def finite(self) -> list[float]:
+        """The losses of the seeds that did not diverge."""
+        return [loss for loss in self.losses if loss is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """Over the seeds; None if one of them diverged."""
+        return fmean(self.finite) if len(self.finite) == len(self.losses) else None
+
+    @property
+    def status(self) -> Literal["finished", "stopped", "diverged"]:
+        """How it ended."""
+        return "diverged" if self.mean is None else "stopped" if self.budget < 1 else "finished"
+
+    @property
+    def loss(self) -> float | None:
+        """The mean at the full budget; None where it diverged or was stopped."""
+        return self.mean if self.budget == 1 else None
+
+    @property
     def spread(self) -> float:
         """Largest minus smallest loss over seeds; 0 for one seed."""
-        return max(self.by_seed) - min(self.by_seed) if self.by_seed else 0.0
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Trial:
-        """The trial of these plain values, read back from a file."""
-        return cls(**{**values, "curve": [(int(step), float(loss)) for step, loss in values["curve"]]})
+        return max(self.finite) - min(self.finite) if self.finite else 0.0
 
 
 @dataclass(frozen=True)
@@ -90,12 +151,10 @@ class Sweep:
     name: sweep-1-width-64, sweep-2-width-64 … width: at which trials train. start: the width they are upscaled from,
     None if they train from scratch. measure: whose loss was minimised, training or held-out.
 
-    >>> from mupscale.sweep import Space, Sweep, Trial
-    >>> losses = {0.1: 1.5, 0.2: 1.2}
-    >>> trials = [Trial(lr, 0.0, "finished", loss) for lr, loss in losses.items()]
-    >>> trials.append(Trial(0.4, 0.0, "diverged", None))
-    >>> sweep = Sweep("sweep-1-width-64", 64, None, Space((0.1, 0.2, 0.4)), trials)
-    >>> sweep.best.lr
+    >>> from mupscale.sweep import Space, Sweep, Tried
+    >>> losses = {0.1: 1.5, 0.2: 1.2, 0.4: None}
+    >>> trials = [Tried(lr, 0.0, [loss]) for lr, loss in losses.items()]
+    >>> Sweep("sweep-1-width-64", 64, None, Space(tuple(losses)), trials).best.lr
     0.2
     """
 
@@ -103,7 +162,7 @@ class Sweep:
     width: Any
     start: Any
     space: Space
-    trials: list[Trial]
+    trials: list[Tried]
     seeds: int = 1
     measure: str = "train"
     sampler: str = "grid"
@@ -111,64 +170,55 @@ class Sweep:
     seconds: float = 0.0
 
     @property
-    def best(self) -> Trial:
-        """The trial with the lowest loss; an error if none finished."""
-        self.check_any_finished()
-        return min(self.finished, key=lambda trial: (trial.loss, trial.noise, trial.lr))
+    def finished(self) -> list[tuple[float, Tried]]:
+        """The trials that came to their end with their losses, the best first."""
+        ended = [(trial.loss, trial) for trial in self.trials if trial.loss is not None]
+        return sorted(ended, key=lambda one: (one[0], one[1].noise, one[1].lr))
 
     @property
-    def finished(self) -> list[Trial]:
-        """The trials that came to their end, and so have a loss."""
-        return [trial for trial in self.trials if trial.status == "finished" and trial.loss is not None]
-
-    def check_any_finished(self) -> None:
-        """Refuse a sweep without a finished trial: there is no best one."""
+    def best(self) -> Tried:
+        """The trial with the lowest loss; an error if none finished."""
         if self.finished:
-            return
+            return self.finished[0][1]
         if not self.trials:
             raise MupscaleError(f"{self.name}: no trial was trained, so there is nothing to choose: run it again")
-        counts = Counter(trial.status for trial in self.trials)
-        if counts["pruned"]:
+        counts, lowest = Counter(trial.status for trial in self.trials), f"{min(self.space.lrs):g}"
+        if counts["stopped"]:
             raise MupscaleError(
-                f"{self.name}: no trial came to its end ({counts['diverged']} diverged, {counts['pruned']} were "
-                f"pruned), so there is nothing to choose: try rates below {min(self.space.lrs):g}, or no pruner"
+                f"{self.name}: no trial came to its end ({counts['diverged']} diverged, {counts['stopped']} were "
+                f"pruned), so there is nothing to choose: try rates below {lowest}, or no pruner"
             )
         raise Diverged(
             f"{self.name}: all {len(self.trials)} trials diverged, so there is nothing to choose: try learning "
-            f"rates below {min(self.space.lrs):g}"
+            f"rates below {lowest}"
         )
 
     @property
-    def best_without_noise(self) -> Trial | None:
+    def best_without_noise(self) -> Tried | None:
         """The trial with the lowest loss among those that go on without new capacity; None where none finished."""
-        zeros = [trial for trial in self.finished if trial.noise == 0]
-        return min(zeros, key=lambda trial: (trial.loss, trial.lr), default=None)
+        return next((trial for _, trial in self.finished if trial.noise == 0), None)
 
     @property
     def flops(self) -> float:
         """Training FLOPs of all trials."""
-        return math.fsum(trial.flops for trial in self.trials)
+        return math.fsum(trial.cost for trial in self.trials)
 
-    def at(self, cell: Cell) -> Trial | None:
+    def at(self, cell: Cell) -> Tried | None:
         """The trial of a cell, if it was trained."""
         return next((trial for trial in self.trials if trial.cell == cell), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, from which `from_json` makes the same."""
+        """Plain values."""
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Sweep:
-        """The sweep that to_json was called on, read back from a file."""
-        space = Space(tuple(values["space"]["lrs"]), tuple(values["space"]["noises"]))
-        return cls(**{**values, "space": space, "trials": [Trial.from_json(trial) for trial in values["trials"]]})
+
+# ------------------------------------------------------------------------------------------------ what can be searched
 
 
 def check_learning_rates(lrs: Sequence[float]) -> None:
     """Refuse learning rates that no sweep can try, before anything is trained.
 
     >>> from mupscale.sweep import check_learning_rates
-    >>> check_learning_rates([0.1, 0.2])
     >>> check_learning_rates([0.1, float("inf")])
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: inf is no learning rate for a sweep: it must be a number, 0 or more and finite
@@ -182,7 +232,3 @@ def _check_numbers(what: str, values: Iterable[float]) -> None:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise MupscaleError(f"{value!r} is no {what} for a sweep: it must be a number, 0 or more and finite")
-
-
-def _sorted(values: Iterable[float]) -> tuple[float, ...]:
-    return tuple(sorted({float(value) for value in values}))

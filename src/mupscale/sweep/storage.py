@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mupscale.system import MupscaleError, check_links, open_file, require
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
-    from optuna.trial import FrozenTrial
 
 T = TypeVar("T")
 PATIENCE = 30.0  # seconds for which a storage may be locked or gone
@@ -47,24 +45,6 @@ class Storage:
                         raise
             time.sleep(min(1.0, self.patience / 10))
 
-    def trials(self, study: int) -> Sequence[FrozenTrial] | Mapping[int, FrozenTrial]:
-        """A study's trials by number, up to date, at a cost that does not grow with how many have ended.
-
-        Optuna's own `get_all_trials` makes a list of all; what it makes that from is kept up to date by what is new.
-        """
-        optuna: Any = self.optuna
-        try:
-            if self.place.startswith("journal:"):
-                with optuna._thread_lock:
-                    optuna._sync_with_backend()
-                return _JournalTrials(optuna._replay_result, study)
-            optuna._read_trials_from_remote_storage(study)
-            trials: Mapping[int, FrozenTrial] = optuna._studies[study].trials
-            return trials
-        except AttributeError:  # another version of optuna, with another inside
-            every: list[FrozenTrial] = optuna.get_all_trials(study, deepcopy=False)
-            return every
-
     @contextmanager
     def _explain(self, verb: str) -> Iterator[None]:
         try:
@@ -76,26 +56,6 @@ class Storage:
             after_use = "; all that it was told is kept, and the same command goes on from there"
             remedy = "" if verb == "opened" else after_use
             raise MupscaleError(f"the study's storage {self.shown} cannot be {verb}: {cause}{remedy}") from error
-
-
-class _JournalTrials(Sequence["FrozenTrial"]):
-    """The trials of a study as a journal has told them so far."""
-
-    def __init__(self, told: Any, study: int) -> None:
-        self._ids: list[int] = told._study_id_to_trial_ids[study]
-        self._trials: dict[int, FrozenTrial] = told._trials
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    @overload
-    def __getitem__(self, number: int) -> FrozenTrial: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[FrozenTrial]: ...
-    def __getitem__(self, number: int | slice) -> FrozenTrial | list[FrozenTrial]:
-        if isinstance(number, slice):
-            return [self._trials[one] for one in self._ids[number]]
-        return self._trials[self._ids[number]]
 
 
 def _open(place: str, patience: float) -> BaseStorage:
@@ -168,47 +128,20 @@ def _serialize_transactions(engine: Any) -> None:
 
 
 def _journal(path: str) -> Any:
-    """Optuna's journal in a file, in which half a line, of a full disk or a killed process, does no harm.
-
-    It is on the disk whenever a trial begins or ends; what is told in between comes along with the next of these.
-    """
+    """Optuna's journal in a file, in which half a line, of a full disk or a killed process, does no harm."""
     from optuna.storages.journal import JournalFileBackend
     from optuna.storages.journal._file import get_lock_file
-    from optuna.storages.journal._storage import JournalOperation
-
-    passing = {JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE, JournalOperation.SET_TRIAL_USER_ATTR}
 
     class Journal(JournalFileBackend):  # type: ignore[misc]
         def append_logs(self, logs: list[dict[str, Any]]) -> None:
-            text = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
             with get_lock_file(self._lock), open_file(Path(self._file_path), "r+b") as file:
-                size = _whole_lines(file)
-                file.truncate(size)
-                file.seek(size)
-                try:
-                    file.write(text.encode("utf-8"))
-                    file.flush()
-                    if not all(log["op_code"] in passing for log in logs):
-                        os.fsync(file.fileno())
-                except OSError:
-                    os.ftruncate(file.fileno(), size)
-                    raise
+                end = file.seek(0, os.SEEK_END)
+                while end and (file.seek(end - 1), file.read(1))[1] != b"\n":
+                    end -= 1
+                file.truncate(end)
+            super().append_logs(logs)
 
     return Journal(path)
-
-
-def _whole_lines(file: Any) -> int:
-    """How far the file consists of whole lines."""
-    end = int(file.seek(0, os.SEEK_END))
-    position = end
-    while position > 0:
-        start = max(0, position - 65536)
-        file.seek(start)
-        newline = file.read(position - start).rfind(b"\n")
-        if newline >= 0:
-            return start + int(newline) + 1
-        position = start
-    return 0
 
 
 # ------------------------------------------------------------------------------------------------ what goes wrong
@@ -271,7 +204,7 @@ def _describe_cause(error: BaseException, patience: float) -> str | None:
     if isinstance(error, RuntimeError) and ("schema" in text or "possess lock" in text):
         return text
     readers = {Path(frame.f_code.co_filename).parent.name for frame, _ in walk_tb(error.__traceback__)}
-    if isinstance(error, _DAMAGE) and readers & {"journal", "_rdb"}:  # packages of optuna's
+    if isinstance(error, _DAMAGE) and readers & {"journal", "_rdb", "storages"}:  # packages of optuna's
         return f"it is no {'journal' if 'journal' in readers else 'study'} of optuna's, or a damaged one"
     return None
 

@@ -1,4 +1,8 @@
-"""Which workers train a study's trials, and which of them died: each leaves a sign of life in the storage."""
+"""Which workers train a study's trials, and which of them died: each leaves a sign of life in the storage.
+
+Optuna's own heartbeats (and RetryHeartbeatStaleTrialCallback) are for databases alone, and are one of every trial; a
+journal has none, and a worker trains hundreds of trials as one program, of which one sign is enough.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,10 @@ import secrets
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from types import TracebackType
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
 
-from mupscale.sweep.study import Study
+from mupscale.sweep.trials import SweepTrials
 from mupscale.system import is_process_alive, machine_name, parse_record
-
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
 
 GRACE = 60.0  # seconds without a sign of life after which a worker counts as dead
 _PREFIX = "worker/"
@@ -33,14 +32,6 @@ class Heartbeat:
     state: str
 
 
-@dataclass
-class LastSeen:
-    """Another worker's last sign of life, and when, by our own clock, it was a new one; None where none was found."""
-
-    sign: Heartbeat | None
-    since: float = field(default_factory=time.monotonic)
-
-
 class Worker:
     """This worker: sends signs of life in the background, and watches those of others.
 
@@ -48,94 +39,87 @@ class Worker:
     the same machine a process that is gone is dead at once.
     """
 
-    def __init__(self, study: Study, grace: float = GRACE) -> None:
-        self.study, self.grace = study, grace
+    def __init__(self, trials: SweepTrials, grace: float = GRACE) -> None:
+        self.trials, self.grace = trials, grace
         self.id = f"{platform.node() or 'worker'}-{os.getpid()}-{secrets.token_hex(3)}"
-        self.seen: dict[str, LastSeen] = {}
         self.state = "works"
+        self._seen: dict[str, tuple[Heartbeat | None, float]] = {}  # with the time by our clock when it was new
         self._beats = 0
         self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._send_heartbeats, name="sweep-heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._keep_in_touch, name="sweep-heartbeat", daemon=True)
 
     def __enter__(self) -> Worker:
         for call in (self.send_heartbeat, self.read_heartbeats):
-            self.study.storage.use(call)
+            self.trials.storage.use(call)
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
+        if self.state == "works":
+            self.state = "left"
         with suppress(Exception):  # a storage that is gone cannot be told
-            self.send_heartbeat("paused" if self.state == "paused" else "left")
+            self.send_heartbeat()
 
-    def _send_heartbeats(self) -> None:
+    def _keep_in_touch(self) -> None:
         while not self._stopped.wait(min(5.0, self.grace / 6)):
             with suppress(Exception):  # the main thread meets the same trouble, and says so
                 self.send_heartbeat()
                 self.read_heartbeats()
 
-    def send_heartbeat(self, state: str = "works") -> None:
+    def send_heartbeat(self) -> None:
         """Leave a sign of life in the storage."""
         self._beats += 1
+        state = self.state if self._stopped.is_set() else "works"  # whoever still sends, works
         sign = Heartbeat(self._beats, time.time(), machine_name(), os.getpid(), state)
-        self.study.storage.optuna.set_study_user_attr(self.study.id, _PREFIX + self.id, asdict(sign))
+        self.trials.storage.optuna.set_study_user_attr(self.trials.id, _PREFIX + self.id, asdict(sign))
 
     def read_heartbeats(self) -> None:
         """Read which workers have left a new sign of life."""
-        attributes = self.study.storage.optuna.get_study_user_attrs(self.study.id)
+        attributes = self.trials.storage.optuna.get_study_user_attrs(self.trials.id)
         with self._lock:
             for name, values in attributes.items():
-                if not name.startswith(_PREFIX):
-                    continue
-                who = name.removeprefix(_PREFIX)
-                sign = parse_record(Heartbeat, values, f"the sign of the worker {who} in the study")
-                if who not in self.seen or self.seen[who].sign != sign:
-                    self.seen[who] = LastSeen(sign)
+                if name.startswith(_PREFIX):
+                    who = name.removeprefix(_PREFIX)
+                    sign = parse_record(Heartbeat, values, f"the sign of the worker {who} in the study")
+                    if who not in self._seen or self._seen[who][0] != sign:
+                        self._seen[who] = sign, time.monotonic()
 
     def is_working(self, who: str) -> bool:
         """Whether a worker's last sign says that it works; true of one without a sign."""
-        with self._lock:
-            last_seen = self.seen.get(who)
-        return last_seen is None or last_seen.sign is None or last_seen.sign.state == "works"
+        sign, _ = self._last_seen(who)
+        return sign is None or sign.state == "works"
 
     def count_others(self) -> int:
         """How many other workers are alive, as far as their signs tell."""
         with self._lock:
-            seen = [last_seen for who, last_seen in self.seen.items() if who != self.id]
-        return sum(s.sign is not None and s.sign.state == "works" and not self._is_dead(s) for s in seen)
+            others = [(who, sign) for who, (sign, _) in self._seen.items() if who != self.id]
+        return sum(sign is not None and sign.state == "works" and not self._is_dead(who) for who, sign in others)
 
     def end_abandoned_trials(self) -> int:
         """End the trials of workers that died, and of those that were interrupted and did not come back."""
-        self.study.storage.use(self.read_heartbeats)
-        self.study.refresh()
-        attempts, count = self.study.attempts, 0
-        for number in attempts.numbers("running"):
-            trial = attempts.trials[number]
-            if trial.user_attrs.get("worker") == self.id:
-                continue
-            last = self._last_seen(trial)
-            if not self._is_dead(last):
-                continue
-            paused = last.sign is not None and last.sign.state == "paused"
-            ended = self.study.make_void(trial.number, "given back") if paused else self.study.mark_dead(trial.number)
-            count += ended
+        self.trials.storage.use(self.read_heartbeats)
+        self.trials.refresh()
+        count = 0
+        for number in sorted(self.trials.running):
+            # one that died before it could sign is known by the trial alone
+            who = self.trials.known[number].user_attrs.get("worker", f"trial {number}")
+            if who != self.id and self._is_dead(who):
+                sign, _ = self._last_seen(who)
+                is_paused = sign is not None and sign.state == "paused"
+                count += self.trials.drop(number, **({"void": "given back"} if is_paused else {}))
         return count
 
-    def _last_seen(self, trial: FrozenTrial) -> LastSeen:
-        """The last sign of a trial's worker; one that died before it could sign is known by the trial alone."""
-        who = trial.user_attrs.get("worker", f"trial {trial.number}")
+    def _last_seen(self, who: str) -> tuple[Heartbeat | None, float]:
         with self._lock:
-            return self.seen.setdefault(who, LastSeen(None))
+            return self._seen.setdefault(who, (None, time.monotonic()))
 
-    def _is_dead(self, last: LastSeen) -> bool:
-        sign = last.sign
-        if sign is not None and (sign.state == "left" or _has_vanished(sign)):
+    def _is_dead(self, who: str) -> bool:
+        sign, since = self._last_seen(who)
+        if sign is not None and sign.state == "left":
             return True
-        return time.monotonic() - last.since > self.grace
-
-
-def _has_vanished(sign: Heartbeat) -> bool:
-    """Whether a worker of this machine says that it works, and its process is gone."""
-    return sign.state == "works" and sign.place == machine_name() and not is_process_alive(sign.pid)
+        if sign is not None and sign.state == "works" and sign.place == machine_name():
+            return not is_process_alive(sign.pid) or time.monotonic() - since > self.grace
+        return time.monotonic() - since > self.grace

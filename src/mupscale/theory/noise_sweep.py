@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
-from mupscale.sweep import Cell, Space, Sweep, Trial
+from mupscale.sweep import Cell, Space, Sweep, Tried
 from mupscale.system import Diverged, MupscaleError
 from mupscale.theory.estimates import limit, warn_of_few_samples
 from mupscale.theory.limit_study import Experiment, Tick, ignore
@@ -44,7 +43,7 @@ def sweep_limit(
             f"a sweep upscales by 2 times or more and trains for a step or more, not {times} and {after}"
         )
     start = time.monotonic()
-    trials, notes = list[Trial](), list[str]()
+    trials, notes = list[Tried](), list[str]()
     for cell in space.cells:
         trial, warning = _run_trial(experiment, cell, times, after, samples, seeds, device)
         trials.append(trial)
@@ -65,7 +64,7 @@ def sweep_limit(
 
 def _run_trial(
     experiment: Experiment, cell: Cell, times: int, after: int, samples: int, seeds: int, device: str | None
-) -> tuple[Trial, str]:
+) -> tuple[Tried, str]:
     """Run one cell; the trial, and a warning or an empty text."""
     copies = times if cell.noise else 1  # 'Equivalence at zero noise': then one copy of each unit says it all
     last = Stage(after, cell.lr, copies, cell.noise)
@@ -81,10 +80,10 @@ def _run_trial(
             note=ignore,
         )
     except Diverged:
-        return Trial(cell.lr, cell.noise, "diverged", None), ""
+        return Tried(*cell, [None] * seeds), ""
     losses = estimate.values
     curve = list(enumerate(losses[:, before:].mean(0).tolist()))
     ends = losses[:, -1].tolist()
     if max(ends) > _LOST * float(losses[:, 0].max()):
-        return Trial(cell.lr, cell.noise, "diverged", None, curve=curve, steps=after), estimate.note
-    return Trial(cell.lr, cell.noise, "finished", math.fsum(ends) / seeds, ends, curve, after), estimate.note
+        return Tried(*cell, [None] * seeds, curve=curve, steps=after), estimate.note
+    return Tried(*cell, ends, curve=curve, steps=after), estimate.note

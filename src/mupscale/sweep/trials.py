@@ -1,0 +1,405 @@
+"""The trials of a sweep in its storage: which cells are to be trained, which worker has them, and their results.
+
+A worker takes a cell by beginning a trial of it. Of two that begin one at the same moment the one whose trial has the
+lower number keeps it; nothing but the storage decides about that, so any number of workers agree without a master.
+Trials are not queued in the storage: what is open follows from what was begun, so that what a trial costs hardly grows
+with their number.
+
+A cell may have several trials of Optuna's: one that was given back, one whose worker died, one that two workers began
+at the same moment. Exactly one of them counts, the first that is neither void nor failed. What has ended stays as it
+is, so only trials that are open, and new ones, are looked at again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Literal
+
+from mupscale.sweep.pruning import RULES
+from mupscale.sweep.space import Cell, Sweep, SweepJob, Tried
+from mupscale.sweep.storage import Storage, load_optuna
+from mupscale.system import MupscaleError, parse_record, show_short
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+TrialState = Literal["running", "finished", "diverged", "stopped", "void", "died", "failed"]
+_COUNTING = ("running", "finished", "diverged", "stopped")  # a cell with such a trial needs no other
+_ENDED = _COUNTING[1:]
+_AGAIN = ("given back", "in company")  # void trials whose cell is to be trained all the same
+_DESCRIPTION = "sweep"  # the study's attribute with what it searches
+
+
+class SweepTrials:
+    """All trials of a sweep's study, which is created or joined, as of the last look.
+
+    retries: how often a cell whose worker died is trained again; None: without limit. wanted: how many trials the sweep
+    is to have. known: Optuna's trials by number. running: numbers of those that workers have. to_do: cells that nobody
+    has, in the order of their turn. given_up: cells that are not tried any more, and why.
+    """
+
+    def __init__(self, job: SweepJob, storage: Storage, retries: int | None = None) -> None:
+        optuna = load_optuna()
+        self.job, self.storage, self.retries = job, storage, retries
+        self.rule = RULES[job.pruner]
+        self.is_drawn = job.sampler == "tpe" and len(job.space.cells) > 1
+        self._planned = dict.fromkeys(_planned_cells(job))
+        self.wanted = max(job.trials or 0, len(self._planned)) if self.is_drawn else len(self._planned)
+        self.to_do = dict(self._planned)
+        self.given_up: dict[Cell, str] = {}
+        self.known: list[FrozenTrial] = []
+        self.running: set[int] = set()
+        self._counting: dict[Cell, set[int]] = {}  # numbers of those that count
+        self._deaths: dict[Cell, list[int]] = {}
+        self._companies: dict[Cell, int] = {}  # the largest batch in which a cell may be tried
+        self._first: int | None = None  # the first number that was not there when this process came
+        self.study = storage.use(
+            lambda: optuna.create_study(
+                study_name=job.study_name,
+                storage=storage.optuna,
+                load_if_exists=True,
+                direction="minimize",
+                sampler=_make_sampler(optuna, job),
+            )
+        )
+        self.id = storage.use(lambda: storage.optuna.get_study_id_from_name(job.study_name))
+        rates, most = job.space.lrs, job.space.noises[-1]
+        self.ranges = {
+            "lr": optuna.distributions.FloatDistribution(rates[0], rates[-1], log=True),
+            "noise": optuna.distributions.FloatDistribution(0.0, most),
+        }
+        self._description = json.loads(json.dumps(job.description()))
+        self.check_description()
+        self.refresh()
+
+    def check_description(self) -> None:
+        """Refuse a study of this name that searches something else."""
+        theirs = self.storage.use(lambda: self.storage.optuna.get_study_user_attrs(self.id)).get(_DESCRIPTION)
+        if theirs is None:
+            put = self.storage.optuna.set_study_user_attr
+            self.storage.use(lambda: put(self.id, _DESCRIPTION, self._description))
+        elif isinstance(theirs, dict) and theirs != self._description:
+            raise MupscaleError(
+                f"the study {self.job.study_name} in {self.storage.shown} is another one: "
+                f"{_first_difference(theirs, self._description)}; choose another name or storage, or put it back"
+            )
+
+    # ------------------------------------------------------------------------------------------- what became of them
+
+    def refresh(self) -> None:
+        """Take notice of what other workers have begun and ended."""
+        trials = self.storage.use(lambda: self.storage.optuna.get_all_trials(self.id, deepcopy=False))
+        if self._first is None:
+            self._first = len(trials)
+        for number in [*self.running, *range(len(self.known), len(trials))]:
+            if number >= len(trials) or trials[number].number != number:
+                raise MupscaleError(f"the study is damaged: it has {len(trials)} trials, but none of number {number}")
+            self.known[number : number + 1] = [trials[number]]
+            self._look_at(trials[number])
+
+    def _look_at(self, trial: FrozenTrial) -> None:
+        state, cell, number = trial_state(trial), _cell_of(trial), trial.number
+        (self.running.add if state == "running" else self.running.discard)(number)
+        if cell is None:
+            return
+        if state in _COUNTING:
+            self._counting.setdefault(cell, set()).add(number)
+            self.to_do.pop(cell, None)
+            self.given_up.pop(cell, None)
+            return
+        self._note_loss(trial, state, cell)
+        counting = self._counting.get(cell, set())
+        counting.discard(number)
+        if counting or cell in self.given_up:
+            return
+        self._counting.pop(cell, None)
+        if cell in self._planned or state != "void" or trial.user_attrs["void"] in _AGAIN:
+            self.to_do[cell] = None
+
+    def _note_loss(self, trial: FrozenTrial, state: TrialState, cell: Cell) -> None:
+        """Count a death or a failure, and give the cell up where that was the last attempt."""
+        company = trial.user_attrs.get("company", 1)
+        company = company if type(company) is int else 1
+        why = ""
+        if state == "died":
+            deaths = self._deaths.setdefault(cell, [])
+            deaths.append(trial.number)
+            if len(deaths) > 1:  # the first time it is likelier that the machine was taken away
+                self._companies[cell] = min(self._companies.get(cell, company), max(1, company // 2))
+            if self.retries is not None and len(deaths) > self.retries:
+                times = {1: "once", 2: "twice"}.get(len(deaths), f"{len(deaths)} times")
+                why = f"its worker died {times}"
+        elif state == "void" and trial.user_attrs["void"] == "in company":
+            self._companies[cell] = max(1, company // 2)
+        elif state == "failed" and self._first is not None and trial.number >= self._first:
+            why = str(trial.user_attrs["error"])
+        if why:
+            self.given_up[cell] = why
+            self.to_do.pop(cell, None)
+
+    def count_open(self) -> int:
+        """How many trials are still to be taken, as of the last look."""
+        room = max(0, self.wanted - len(self._counting) - len(self.given_up))
+        if self.is_drawn:
+            return room
+        return len(self.to_do) if self.job.sampler == "grid" else min(room, len(self.to_do))
+
+    # ------------------------------------------------------------------------------------------- ask
+
+    def take(self, count: int, worker: str, offset: int = 0) -> dict[int, Cell]:
+        """Take so many trials at most, by number; what another worker has already, or is too much, is made void.
+
+        offset: which of the open cells to begin with; workers that differ in it seldom begin the same.
+        """
+        cells = self._choose(count, offset)
+        numbers = [self._begin(cell, worker, len(cells)) for cell in cells]
+        if self.is_drawn and not cells:
+            numbers = [self._ask(worker) for _ in range(count)]
+        self.refresh()
+        return {number: cell for number in numbers if (cell := self._keep(number)) is not None}
+
+    def _choose(self, count: int, offset: int) -> list[Cell]:
+        """So many cells at most that may be trained together.
+
+        A cell at which workers die, or training fails, in company is tried in ever smaller company, at last alone.
+        """
+        start = offset % len(self.to_do) if self.to_do else 0
+        chosen: list[Cell] = []
+        for cell in chain(islice(self.to_do, start, None), islice(self.to_do, start)):
+            if len(chosen) >= count:
+                break
+            limit = self._companies.get(cell, count)
+            if limit > len(chosen):
+                chosen.append(cell)
+                count = min(count, limit)
+        return chosen
+
+    def _ask(self, worker: str) -> int:
+        """Begin a trial of a cell that the sampler draws."""
+        number: int = self.storage.use(lambda: self.study.ask(self.ranges)).number
+        self._set(number, "worker", worker)
+        return number
+
+    def _begin(self, cell: Cell, worker: str, company: int) -> int:
+        """Begin a trial of a cell; company: how many are trained at once."""
+        from optuna.trial import TrialState, create_trial
+
+        died = self._deaths.get(cell, [])
+        more = {"retry_of": died[0]} if died else {}
+        trial = create_trial(
+            state=TrialState.RUNNING,
+            params=cell._asdict(),
+            distributions=self.ranges,
+            user_attrs={"cell": list(cell), "worker": worker, "company": company, **more},
+        )
+        new = self.storage.use(lambda: self.storage.optuna.create_new_trial(self.id, trial))
+        return int(self.storage.use(lambda: self.storage.optuna.get_trial_number_from_id(new)))
+
+    def _keep(self, number: int) -> Cell | None:
+        """The cell of a trial that was just begun; None where it is another's already, or too much: it is void then."""
+        cell, was_drawn = _cell_of(self.known[number]), "cell" not in self.known[number].user_attrs
+        if cell is None or min(self._counting.get(cell, {number})) < number:
+            self.drop(number, void="duplicate")
+            return None
+        if was_drawn and sum(min(numbers) < number for numbers in self._counting.values()) >= self.wanted:
+            self.drop(number, void="surplus")
+            return None
+        return cell
+
+    def take_over(self, numbers: Iterable[int], worker: str) -> set[int]:
+        """Those of an earlier worker's trials that are still open; they are this worker's now."""
+        self.refresh()
+        return {number for number in numbers if number in self.running and self._set(number, "worker", worker)}
+
+    # ------------------------------------------------------------------------------------------- tell
+
+    def report(self, values: Mapping[int, float], step: int) -> None:
+        """Store the losses of trials at a step, by number; those that somebody else has ended are left alone."""
+        put = self.storage.optuna.set_trial_intermediate_value
+        for number, value in values.items():
+            self._change(number, partial(put, step=step, intermediate_value=value))
+
+    def find_behind(self, step: int) -> set[int]:
+        """Which trials the pruner stops at this step."""
+        if self.rule is None:
+            return set()
+        trials = self.storage.use(lambda: self.storage.optuna.get_all_trials(self.id, deepcopy=False))
+        compared = [trial for trial in trials if trial_state(trial) in _COUNTING]
+        return self.rule.find_behind(compared, step, self.job.steps, self.job.space.noises)
+
+    def finish(self, number: int, found: Tried, seconds: float) -> bool:
+        """Store the result of a trial; False if somebody else has ended it in the meantime."""
+        curve = [(step, loss) for step, loss in found.curve if math.isfinite(loss)]
+        cost = {"steps": found.steps, "flops": found.cost, "seconds": seconds}
+        if not self._set(number, "result", {"status": found.status, "by_seed": found.finite, "curve": curve, **cost}):
+            return False
+        for step, loss in dict(curve[:1] + curve[-1:]).items():  # for Optuna's own tools; all of it would be slow
+            self.report({number: loss}, step)
+        if found.status == "finished":
+            return self._end(number, "COMPLETE", found.loss)
+        if found.status == "diverged":  # for samplers and dashboards: no number, and so nothing to choose
+            self.report({number: math.nan}, found.steps)
+        return self._end(number, "PRUNED")
+
+    def drop(self, number: int, **why: str) -> bool:
+        """End a trial that has no result; False if somebody else has ended it already.
+
+        why: void, which does not count (a duplicate, a surplus, given back, failed in company); error, where it failed
+        by itself; nothing where its worker died.
+        """
+        return all(self._set(number, name, value) for name, value in why.items()) and self._end(number, "FAIL")
+
+    def _set(self, number: int, name: str, value: Any) -> bool:
+        return self._change(number, lambda trial: self.storage.optuna.set_trial_user_attr(trial, name, value))
+
+    def _end(self, number: int, state: str, value: float | None = None) -> bool:
+        from optuna.trial import TrialState as OptunaState
+
+        values = None if value is None else [value]
+        return self._change(
+            number, lambda trial: self.storage.optuna.set_trial_state_values(trial, OptunaState[state], values)
+        )
+
+    def _change(self, number: int, change: Callable[[int], object]) -> bool:
+        """Change a trial; False if it has ended, since what has ended stays as it is."""
+        from optuna.exceptions import UpdateFinishedTrialError
+
+        def attempt() -> bool:
+            trial = self.storage.optuna.get_trial_id_from_study_id_trial_number(self.id, number)
+            try:
+                change(trial)
+            except UpdateFinishedTrialError:
+                return False
+            return True
+
+        return self.storage.use(attempt)
+
+    # ------------------------------------------------------------------------------------------- what was found
+
+    def check_complete(self) -> None:
+        """Refuse a sweep of which trials are missing: its best trial may be one of them."""
+        if not self.given_up:
+            return
+        shown = [f"lr {cell.lr:g} and noise {cell.noise:g} ({why})" for cell, why in list(self.given_up.items())[:3]]
+        more = f", and {len(self.given_up) - len(shown)} more" if len(self.given_up) > len(shown) else ""
+        raise MupscaleError(
+            f"{self.job.study_name} is not complete, and nothing is chosen from it: {len(self.given_up)} of "
+            f"{self.wanted} trials are missing: {', '.join(shown)}{more}; the same command tries what failed again; "
+            f"more attempts where workers die: --study.retries; less memory: --study.engine serial; or leave these "
+            f"values out under another name"
+        )
+
+    def read_results(self) -> Sweep:
+        """Every trial that came to an end, by noise and learning rate, from the storage alone."""
+        self.refresh()
+        job, seeds = self.job, len(self.job.recipes(self.job.space.cells[0]))
+        ended = [trial for trial in self.known if trial_state(trial) in _ENDED]
+        found = [read_result(trial, job.steps, seeds) for trial in ended]
+        return Sweep(
+            job.name,
+            job.width,
+            job.start,
+            job.space,
+            sorted(found, key=lambda trial: (trial.noise, trial.lr)),
+            seeds=seeds,
+            measure=job.measure,
+            sampler=job.sampler,
+            pruner=job.pruner,
+            seconds=math.fsum(_stored_result(trial).seconds for trial in ended),
+        )
+
+
+# ------------------------------------------------------------------------------------------------ what is searched
+
+
+def _planned_cells(job: SweepJob) -> list[Cell]:
+    """Cells that are known beforehand: the whole grid; or some of the zero-noise row, and for random the draws, too."""
+    space = job.space
+    if job.sampler == "grid" or len(space.cells) == 1:
+        return space.cells
+    count = min(len(space.lrs), max(1, (job.trials or 1) // 3))
+    spread = [round((i + 0.5) * len(space.lrs) / count - 0.5) for i in range(count)]
+    planned = dict.fromkeys(Cell(space.lrs[i], 0.0) for i in spread)
+    draw, rates = random.Random(job.seed), (math.log(space.lrs[0]), math.log(space.lrs[-1]))
+    while job.sampler == "random" and len(planned) < (job.trials or 0):
+        lr = min(max(math.exp(draw.uniform(*rates)), space.lrs[0]), space.lrs[-1])
+        planned[Cell(lr, draw.uniform(0.0, space.noises[-1]))] = None
+    return list(planned)
+
+
+def _make_sampler(optuna: Any, job: SweepJob) -> Any:
+    if job.sampler == "tpe":  # asked for in batches: those under way count as bad, so that others differ from them
+        at_random = min(10, max(2, (job.trials or 10) // 4))
+        return optuna.samplers.TPESampler(seed=job.seed, constant_liar=True, n_startup_trials=at_random)
+    return optuna.samplers.RandomSampler(seed=job.seed)
+
+
+def _first_difference(theirs: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> str:
+    """The first thing in which two descriptions differ."""
+    for name in sorted({*theirs, *ours}, key=lambda n: (n not in ("lrs", "noises"), n)):
+        there, here = theirs.get(name), ours.get(name)
+        if there == here:
+            continue
+        if isinstance(there, dict) and isinstance(here, dict):
+            return _first_difference(there, here, f"{prefix}{name}.")
+        return f"{prefix}{name} is {json.dumps(there)} there and {json.dumps(here)} here"
+    return "it differs"
+
+
+# ------------------------------------------------------------------------------------------------ a trial of Optuna's
+
+
+@dataclass(frozen=True)
+class _StoredResult:
+    """What a storage keeps of a trial that came to an end, beside its loss."""
+
+    status: str = ""
+    by_seed: list[float] = field(default_factory=list)
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    steps: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+
+
+def _stored_result(trial: FrozenTrial) -> _StoredResult:
+    """What was stored with its end: in one attribute; studies of earlier versions have one for each value."""
+    values = trial.user_attrs.get("result", trial.user_attrs)
+    if isinstance(values, dict):
+        values = {each.name: values[each.name] for each in fields(_StoredResult) if each.name in values}
+    return parse_record(_StoredResult, values, f"trial {trial.number} of the study")
+
+
+def trial_state(trial: FrozenTrial) -> TrialState:
+    """Its state as a sweep sees it: 'died' where its worker did, 'failed' by itself, 'void' where it does not count."""
+    state = trial.state.name
+    if state == "FAIL":
+        return "void" if "void" in trial.user_attrs else "failed" if "error" in trial.user_attrs else "died"
+    if state == "PRUNED":
+        return "diverged" if _stored_result(trial).status == "diverged" else "stopped"
+    return "finished" if state == "COMPLETE" else "running"  # or queued by somebody else, and not begun
+
+
+def _cell_of(trial: FrozenTrial) -> Cell | None:
+    """Its hyperparameters, as far as they are known yet."""
+    if "cell" in trial.user_attrs:
+        cell = trial.user_attrs["cell"]
+        if not isinstance(cell, list | tuple) or len(cell) != 2 or not all(type(x) in (int, float) for x in cell):
+            raise MupscaleError(f"trial {trial.number} of the study: its cell is {show_short(cell)}, not two numbers")
+        return Cell(*cell)
+    return Cell(trial.params["lr"], trial.params["noise"]) if {"lr", "noise"} <= trial.params.keys() else None
+
+
+def read_result(trial: FrozenTrial, steps: int, seeds: int) -> Tried:
+    """The result of a trial that came to an end. steps, seeds: of a whole one."""
+    cell, stored, state = _cell_of(trial), _stored_result(trial), trial_state(trial)
+    if cell is None:
+        raise MupscaleError(f"trial {trial.number} of the study came to an end without a learning rate and a noise")
+    losses: list[float | None] = [None] * seeds if state == "diverged" else [*stored.by_seed] or [trial.value]
+    budget = max(1, min(stored.steps, steps - 1)) / steps if state == "stopped" else 1.0
+    return Tried(*cell, losses, budget, stored.curve, stored.steps, stored.flops)
