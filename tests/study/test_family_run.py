@@ -65,6 +65,43 @@ def test_every_size_spends_its_own_budget_with_the_trunk_charged(unit: str) -> N
     assert len({stretch.order for stretch in list_stretches([planned[-1].leaf])}) == 4, "batches seen twice"
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("ends", [0.5, 0.75, 1.0])
+def test_the_trunk_may_grow_before_or_after_the_branch_leaves(ends: float, schedule: str) -> None:
+    planner = make_planner(small(), settings(budget=200, ends=ends, schedule=schedule))
+    planned = planner.plan(SIZES, 0.01, 1.0, 0)
+    for one in planned:
+        each = planner.ground.cost_per_step(one.size)
+        spent, trunk = (math.fsum(map(planner.ground.cost, end.path)) for end in (one.leaf, one.trunk))
+        assert spent == one.spent == pytest.approx(one.budget, abs=1.01 * each)
+        if one is not planned[-1]:
+            assert trunk == pytest.approx(ends * one.budget, abs=each)
+        assert len({stretch.order for stretch in one.leaf.path}) == len(one.leaf.path)
+    trunk_line = [*planned[-1].trunk.path, *planned[-1].leaf.path[len(planned[-1].trunk.path) :]]
+    steps = sum(one.steps for one in trunk_line)
+    rates = [one.lr * one.schedule.at(step, one.steps) for one in trunk_line for step in range(one.steps)]
+    if schedule == "cosine":
+        assert rates == [0.01 * Schedule("cosine", 2).at(step, steps) for step in range(steps)]
+        first = planned[0].leaf
+        assert first.lr == pytest.approx(rates[sum(one.steps for one in planned[0].branch[0].path)])
+    else:
+        assert rates[2 : -planned[-1].leaf.steps] == [0.01] * (steps - planned[-1].leaf.steps - 2)
+
+
+def test_copies_with_noise_and_an_optimizer_that_starts_anew(tmp_path: Path) -> None:
+    asked = {"sizes": [4, 8], "how": "copies", "noise": 0.5, "state": "reset"}
+    planner = make_planner(small(), FamilySettings(**asked))
+    grown = planner.plan([4, 8], 0.01, 1.0, 0)[1].trunk
+    assert (grown.how, grown.noise, grown.state) == ("copies", 0.5, "reset")
+    assert grown.then(steps=1).state == "keep", "a branch goes on as the trunk does"
+    ends = [
+        losses(run_family(small(), FamilySettings(**asked | change), tmp_path / f"run-{number}", note=quiet))
+        for number, change in enumerate(({}, {"state": "keep"}, {"noise": 0.0}))
+    ]
+    assert [one[0] for one in ends] == [ends[0][0]] * 3
+    assert len({one[1][0] for one in ends}) == 3
+
+
 def test_a_size_whose_budget_is_spent_is_refused_with_the_nearest_that_works() -> None:
     with pytest.raises(MupscaleError, match=r"size 8 may spend .* give it a budget of at least [\d,]+ steps") as error:
         make_planner(small(), settings(budget=[100, 100, 30])).plan(SIZES, 0.01, 1.0, 0)
@@ -87,6 +124,9 @@ def test_a_size_whose_budget_is_spent_is_refused_with_the_nearest_that_works() -
         ({"check": [5]}, "5, which is none of the sizes"),
         ({"decay": 1.0}, "between 0 and 1"),
         ({"fall": 1.5}, "at most 1"),
+        ({"ends": 0.0}, "family.ends is 0.0"),
+        ({"noise": 0.5}, "fresh, which takes no noise"),
+        ({"how": "copies"}, "how is copies, and"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(given: dict[str, Any], message: str, tmp_path: Path) -> None:

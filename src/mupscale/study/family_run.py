@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from mupscale.core import WholeWidth, Width
 from mupscale.plots import words
@@ -33,9 +33,9 @@ from mupscale.study.results import (
     Tried,
 )
 from mupscale.study.training import Ground, Note, Trainer
-from mupscale.study.tree import Stretch, branch_off, list_stretches
+from mupscale.study.tree import Stretch, list_stretches
 from mupscale.system import MupscaleError, appearing, print_at_once
-from mupscale.train import Deepen, Recipe, Schedule, describe_start, stored_values
+from mupscale.train import Deepen, Recipe, Schedule, build_operator, check_growing_sizes, describe_start, stored_values
 
 Unit = Literal["steps", "tokens", "flops", "tokens_per_parameter"]
 RATES, FALLS = (0.5, 1.0, 2.0), (0.7, 0.85, 1.0)
@@ -53,8 +53,12 @@ class FamilySettings:
         unit: what the budget counts: steps (as many as the size trained alone would have), tokens, flops, or
             tokens_per_parameter
         decay: the part of a size's budget over which its branch decays to zero
+        ends: the part of a size's budget after which the trunk grows on; none grows it where the branch leaves
+        schedule: of the trunk: constant, or one cosine over the whole of it, which ends with the largest size
         fall: the learning rate falls by this factor whenever the trunk grows
         how: how new units are filled, as in a growth event
+        noise: of copies, in units of an initialisation
+        state: whether the optimizer's state is kept at a growth, or reset
         deepen: what new blocks are, as in a growth event
         tune: try learning rates and factors `fall` on the two smallest sizes first, and take the best
         lrs: learning rates to try then; none takes the optimizer's own times 1/2 to 2
@@ -74,8 +78,12 @@ class FamilySettings:
     budget: float | list[float] | None = None
     unit: Unit = "steps"
     decay: float = 0.25
+    ends: float | None = None
+    schedule: Literal["constant", "cosine"] = "constant"
     fall: float = 1.0
-    how: Literal["fresh", "lossless", "paired"] = "fresh"
+    how: Literal["fresh", "lossless", "copies", "paired"] = "fresh"
+    noise: float = 0.0
+    state: Literal["keep", "reset"] = "keep"
     deepen: Deepen = "interleaved"
     tune: bool = False
     lrs: list[float] = field(default_factory=list)
@@ -89,8 +97,10 @@ class FamilySettings:
     def __post_init__(self) -> None:
         if not 0 < self.decay < 1:
             raise MupscaleError(f"family.decay is {self.decay}, but must lie between 0 and 1")
-        if not 0 < self.fall <= 1:
-            raise MupscaleError(f"family.fall is {self.fall}, but must be above 0 and at most 1")
+        for name, part in {"fall": self.fall, "ends": 1.0 if self.ends is None else self.ends}.items():
+            if not 0 < part <= 1:
+                raise MupscaleError(f"family.{name} is {part}, but must be above 0 and at most 1")
+        operator = build_operator(self.how, self.noise, "init")
         if self.seeds < 1:
             raise MupscaleError(f"family.seeds is {self.seeds}, but must be at least 1")
         for value in self.budget if isinstance(self.budget, list) else [self.budget]:
@@ -103,6 +113,8 @@ class FamilySettings:
         widths = [Width.of(size, "family.sizes", whole=True) for size in self.sizes]
         for smaller, larger in pairwise(widths):
             larger.check_wider_than(smaller, "family.sizes rise, and")
+            if operator.needs_multiples:
+                check_growing_sizes(larger.whole, smaller.whole, True, f"family.how is {self.how}, and")
             if smaller == larger:
                 raise MupscaleError(f"family.sizes holds {smaller} twice")
         for size in self.check:
@@ -114,7 +126,7 @@ class FamilySettings:
 class PlannedSize:
     """A size of the family: what it may spend, the last stretch of its trunk, and its finished model.
 
-    steps: in trunk and branch at this size. spent: all that is charged to it, which is its budget but for rounding.
+    spent: all that is charged to it, which is its budget but for rounding.
     """
 
     size: WholeWidth
@@ -125,8 +137,24 @@ class PlannedSize:
 
     @property
     def steps(self) -> tuple[int, int]:
-        """In trunk and branch, at this size."""
-        return self.trunk.steps, self.leaf.steps
+        """Before its decay and in it, at this size."""
+        before = (one.steps for one in self.leaf.path[:-1] if one.width == self.size)
+        return sum(before), self.leaf.steps
+
+    @property
+    def branch(self) -> list[Stretch]:
+        """From the last stretch that it shares with the trunk to the finished model."""
+        shared = [one for one in self.leaf.path if one in self.trunk.path]
+        return self.leaf.path[len(shared) - 1 :]
+
+
+class _Cut(NamedTuple):
+    """Steps of a size: with the trunk, alone at its rate, in the decay; and those that the trunk goes on with."""
+
+    shared: int
+    alone: int
+    decay: int
+    on: int
 
 
 @dataclass(frozen=True)
@@ -165,46 +193,86 @@ class FamilyPlanner:
 
     def plan(self, sizes: Sequence[WholeWidth], lr: float, fall: float, seed: int) -> list[PlannedSize]:
         """The trunk and its branches; refused where a size's budget is spent before its trunk can begin."""
-        planned: list[PlannedSize] = []
-        trunk, spent, own, part = self.start, self.base_cost, self.recipe.schedule, self.settings.decay
+        planned, trunk, done = list[PlannedSize](), self.start, 0
+        growing = {name: getattr(self.settings, name) for name in ("how", "noise", "deepen", "state")}
+        cuts = self._cut_budgets(sizes)
+        whole = sum(cut.shared + cut.on for cut in cuts[:-1]) + cuts[-1].shared + cuts[-1].alone + cuts[-1].decay
+        for number, (size, budget, cut) in enumerate(zip(sizes, self.budgets(sizes), cuts, strict=True)):
+            own: dict[str, Any] = {"width": size, "lr": lr * fall**number, "seed": seed, "order": 2 * number}
+            own |= self._trunk_piece(cut.shared, done, whole)
+            trunk = Stretch(**own) if trunk is None else trunk.then(**own, **growing)
+            done += cut.shared
+            leaf = trunk
+            for piece in self._branch_pieces(trunk, cut, done, whole):
+                leaf = leaf.then(**piece)
+            if cut.on and number + 1 < len(sizes):
+                trunk = trunk.then(**self._trunk_piece(cut.on, done, whole))
+                done += cut.on
+            spent = self.base_cost + math.fsum(map(self.ground.cost, leaf.path))
+            planned.append(PlannedSize(size, budget, spent, trunk, leaf))
+        return planned
+
+    def _cut_budgets(self, sizes: Sequence[WholeWidth]) -> list[_Cut]:
+        """What every size trains with the trunk, after it, and what the trunk goes on with."""
+        cuts, spent, part = list[_Cut](), self.base_cost, self.settings.decay
         for number, (size, budget) in enumerate(zip(sizes, self.budgets(sizes), strict=True)):
             each = self.ground.cost_per_step(size)
-            branch = max(1, round(part * budget / each))
-            steps = round(((1 - part) * budget - spent) / each)
-            warmup = own.warmup if trunk is None or trunk.start is not None else 0
-            if steps <= warmup:
+            leaves, ends = (round((share * budget - spent) / each) for share in (1 - part, self.ends))
+            shared, warmup = min(leaves, ends), 0 if number else self.recipe.schedule.warmup
+            if shared <= warmup:
                 self._refuse(sizes, number, spent, warmup)
-            rate, order = lr * fall**number, 2 * number
-            piece: dict[str, Any] = {"steps": steps, "lr": rate, "schedule": Schedule(warmup=warmup), "order": order}
-            if trunk is None:
-                trunk = Stretch(width=size, seed=seed, **piece)
-            else:
-                growing = {"how": self.settings.how, "deepen": self.settings.deepen}
-                trunk = trunk.then(width=size, seed=seed, **piece, **growing)
-            spent += steps * each
-            leaf = trunk.then(steps=branch, schedule=Schedule("wsd", decay=branch, floor=own.floor))
-            planned.append(PlannedSize(size, budget, spent + branch * each, trunk, leaf))
-        return planned
+            cuts.append(_Cut(shared, leaves - shared, max(1, round(part * budget / each)), ends - shared))
+            spent += ends * each
+        return cuts
+
+    @property
+    def ends(self) -> float:
+        """The part of a size's budget after which the trunk grows on."""
+        return 1 - self.settings.decay if self.settings.ends is None else self.settings.ends
+
+    def _trunk_piece(self, steps: int, done: int, whole: int) -> dict[str, Any]:
+        """So many steps of the trunk, which has taken `done` and will have taken `whole` when the largest is there."""
+        own = self.recipe.schedule
+        schedule = Schedule(warmup=0 if done else own.warmup)
+        if self.settings.schedule == "cosine":
+            schedule = Schedule("cosine", own.warmup, 0, own.floor, before=done, after=whole - done - steps)
+        return {"steps": steps, "schedule": schedule}
+
+    def _branch_pieces(self, trunk: Stretch, cut: _Cut, done: int, whole: int) -> Iterator[dict[str, Any]]:
+        """On at the rate that the trunk has there, then down to zero; the largest ends the trunk's cosine instead."""
+        if self.settings.schedule == "cosine" and done + cut.alone + cut.decay == whole:
+            yield self._trunk_piece(cut.alone + cut.decay, done, whole)
+            return
+        rate = trunk.lr * trunk.schedule.at(trunk.steps, trunk.steps)
+        if cut.alone:
+            yield {"steps": cut.alone, "lr": rate, "schedule": Schedule()}
+        decay = Schedule("wsd", decay=cut.decay, floor=self.recipe.schedule.floor)
+        yield {"steps": cut.decay, "lr": rate, "schedule": decay}
 
     def _refuse(self, sizes: Sequence[WholeWidth], number: int, spent: float, warmup: int) -> None:
         """Say which size cannot be reached, and the nearest budget that works."""
         size, each = sizes[number], self.ground.cost_per_step(sizes[number])
-        least = (spent + (warmup + 1) * each) / (1 - self.settings.decay)
+        share = min(1 - self.settings.decay, self.ends)
+        least = (spent + (warmup + 1) * each) / share
         budget = self.budgets(sizes)[number]
         asked = self.settings.budget if self.settings.budget is not None else float(self.recipe.steps)
         own = asked[number] if isinstance(asked, list) else asked
         raise MupscaleError(
             f"size {Width.of(size)} may spend {words.format_flops(budget)}, and the trunk has spent "
             f"{words.format_flops(spent)} when it gets there, which leaves nothing of the "
-            f"{1 - self.settings.decay:.0%} before its branch: give it a budget of at least "
+            f"{share:.0%} before it branches off: give it a budget of at least "
             f"{math.ceil(own * least / budget):,} {self.settings.unit.replace('_', ' ')}, or leave the size out"
         )
 
     def scratch(self, one: PlannedSize, lr: float, seed: int) -> Stretch:
         """The same size trained from scratch with as many FLOPs as are charged to it, under the same schedule."""
         steps = max(2, round(one.spent / self.ground.cost_per_step(one.size)))
-        first = Stretch(width=one.size, steps=0, lr=lr, seed=seed, order=100)
-        return branch_off(first, steps, [1.0], "wsd", self.recipe.schedule)[1.0]
+        own, decay = self.recipe.schedule, max(1, int(self.settings.decay * steps))
+        first = Stretch(width=one.size, steps=steps, lr=lr, seed=seed, order=100)
+        if self.settings.schedule == "cosine":
+            return replace(first, schedule=Schedule("cosine", own.warmup, 0, own.floor))
+        trunk = replace(first, steps=steps - decay, schedule=Schedule(warmup=own.warmup))
+        return trunk.then(steps=decay, schedule=Schedule("wsd", decay=decay, floor=own.floor))
 
     def costs(self, planned: Sequence[PlannedSize]) -> tuple[float, float]:
         """Of the whole family, and of training every size alone with its own budget."""
@@ -512,20 +580,22 @@ class _FamilyRun:
     def _runs(self, trees: Sequence[Sequence[PlannedSize]], checks: Mapping[str, Check]) -> SystemRuns:
         """The trunk as a line, a branch that falls off it at every size, and points from scratch where checked."""
         planner, ended, first = self.planner, self.trainer.ended, trees[0]
-        trunk, branches, scratch = [], list[ContenderRuns](), list[ContenderRuns]()
+        branches, scratch = list[ContenderRuns](), list[ContenderRuns]()
+
+        def points(paths: Sequence[Sequence[Stretch]], whole: float) -> list[BudgetPoint]:
+            """The ends of these stretches, which are those of one seed each."""
+            found = []
+            for same in zip(*paths, strict=True):
+                cost = planner.base_cost + math.fsum(map(planner.ground.cost, same[0].path))
+                steps = sum(one.steps for one in same[0].path)
+                found.append(BudgetPoint(cost / whole, steps, cost, [ended[one.key] for one in same]))
+            return found
+
         for number, one in enumerate(first):
-            at = one.spent - planner.ground.cost(one.leaf)
-            steps = sum(stretch.steps for stretch in one.trunk.path)
-            losses = [ended[tree[number].trunk.key] for tree in trees]
-            trunk.append(BudgetPoint((number + 1) / len(first), steps, at, losses))
-            ends = [ended[tree[number].leaf.key] for tree in trees]
-            points = [
-                BudgetPoint(1 - planner.settings.decay, steps, at, losses),
-                BudgetPoint(1.0, steps + one.leaf.steps, one.spent, ends),
-            ]
             label = f"size {Width.of(one.size)}"
             name = f"size-{Width.of(one.size).label}"
-            branches.append(ContenderRuns(name, one.size, one.leaf.lr, 0.0, points, label=label, like=FRESH.name))
+            ends = points([tree[number].branch for tree in trees], one.spent)
+            branches.append(ContenderRuns(name, one.size, one.leaf.lr, 0.0, ends, label=label, like=FRESH.name))
             if (check := checks.get(Width.of(one.size).label)) is not None:
                 assert check.leaf is not None
                 cost = math.fsum(map(planner.ground.cost, check.leaf.path))
@@ -535,7 +605,8 @@ class _FamilyRun:
                 scratch.append(
                     ContenderRuns(f"{name}-scratch", one.size, check.lr, 0.0, [point], label, like=FROM_SCRATCH.name)
                 )
-        line = ContenderRuns("trunk", first[-1].size, first[0].leaf.lr, 0.0, trunk, "trunk", like=CONTINUED.name)
+        trunk = points([[one for one in tree[-1].trunk.path if one.start is None] for tree in trees], first[-1].spent)
+        line = ContenderRuns("trunk", first[-1].size, first[0].trunk.lr, 0.0, trunk, "trunk", like=CONTINUED.name)
         return SystemRuns(first[0].size, first[-1].size, 0.0, planner.ground.unit, [line, *branches, *scratch])
 
 

@@ -41,6 +41,7 @@ _OF_STRETCHES = {
     "noise",
     "noise_unit",
     "deepen",
+    "state",
 }
 
 
@@ -113,6 +114,7 @@ class Ground(LoadedRecipe):
             noise=stretch.noise,
             noise_unit=stretch.noise_unit,
             deepen=stretch.deepen,
+            state=stretch.state,
             **{"start_width": None, **self.watch(stretch), **changes},
         )
 
@@ -226,6 +228,8 @@ class Trainer:
                 self.ended[stretch.key] = None
                 continue
             name = f"{Width.of(stretch.width).label}-{stretch.steps}-{stretch.schedule.kind}-{stretch.schedule.warmup}"
+            if stretch.schedule.before or stretch.schedule.after:
+                name += f"-{stretch.schedule.before}-{stretch.schedule.after}"
             if stretch.base is not None:
                 name += f"-base-{Width.of(stretch.base).label}"
             groups.setdefault(name, []).append(stretch)
