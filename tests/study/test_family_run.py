@@ -18,7 +18,7 @@ from mupscale.study import FamilySettings, StudySummary, estimate_family, run_fa
 from mupscale.study.family_run import make_planner
 from mupscale.study.tree import list_stretches
 from mupscale.system import MupscaleError
-from mupscale.train import Recipe, Schedule, find_checkpoint, read_snapshot, run_recipe
+from mupscale.train import Recipe, Schedule, find_checkpoint, read_snapshot, run_recipe, values_in
 from paper_runs import Sitting, count_changes, quiet, read, written
 from small_runs import die_at, metrics, recipe
 
@@ -189,6 +189,12 @@ def test_one_more_size_trains_only_what_is_new(tmp_path: Path) -> None:
     assert kept.items() <= {p: p.stat().st_mtime_ns for p in run.glob("stretches/*/metrics.jsonl")}.items()
     assert losses(more)[:2] == losses(first)
     assert len(losses(more)) == 3
+    other = run_family(small(), FamilySettings(sizes=[4, 6], fall=0.5), run, note=quiet)
+    assert losses(other)[1] != losses(first)[1]
+    assert metrics(run / "sizes" / "6", "eval")[-1]["loss"] == losses(other)[1][0], "the first family's model"
+    assert values_in(json.loads((run / "sizes" / "6" / "recipe.json").read_text()), run / "sizes" / "6")["from"] in {
+        str(path.resolve()) for path in (run / "stretches").iterdir()
+    }
 
 
 def facts(summary: StudySummary) -> dict[str, Any]:

@@ -10,6 +10,7 @@ branch leaves the trunk and decays over the last quarter, while the trunk grows 
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
+
+from torch import nn
 
 from mupscale.core import WholeWidth, Width
 from mupscale.plots import words
@@ -34,8 +37,18 @@ from mupscale.study.results import (
 )
 from mupscale.study.training import Ground, Note, Trainer
 from mupscale.study.tree import Stretch, list_stretches
-from mupscale.system import MupscaleError, appearing, print_at_once
-from mupscale.train import Deepen, Recipe, Schedule, build_operator, check_growing_sizes, describe_start, stored_values
+from mupscale.system import MupscaleError, appearing, print_at_once, remove, replace_text
+from mupscale.train import (
+    Deepen,
+    Recipe,
+    Schedule,
+    build_operator,
+    check_growing_sizes,
+    describe_start,
+    find_checkpoint,
+    read_snapshot,
+    stored_values,
+)
 
 Unit = Literal["steps", "tokens", "flops", "tokens_per_parameter"]
 RATES, FALLS = (0.5, 1.0, 2.0), (0.7, 0.85, 1.0)
@@ -413,11 +426,18 @@ def _tuning_trees(planner: FamilyPlanner) -> dict[tuple[float, float], list[Plan
 
 
 def run_family(
-    recipe: Recipe, settings: FamilySettings, folder: str | Path, *, command: str = "", note: Note = print_at_once
+    recipe: Recipe,
+    settings: FamilySettings,
+    folder: str | Path,
+    *,
+    command: str = "",
+    note: Note = print_at_once,
+    notes: Sequence[str] = (),
 ) -> StudySummary:
     """Train a model of every size out of one growing trunk; summary.json, and a folder for every size.
 
-    The same call goes on where an earlier one was stopped; one more size trains only what is new.
+    The same call goes on where an earlier one was stopped; one more size trains only what is new. notes: what is to be
+    kept in mind, for the page.
 
     >>> from mupscale.train import Spec
     >>> recipe = Recipe(
@@ -430,7 +450,7 @@ def run_family(
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: size 64 may spend 0.145 GFLOPs, and the trunk has spent ...
     """
-    return _FamilyRun(recipe, settings, Path(folder), note).run(command)
+    return _FamilyRun(recipe, settings, Path(folder), note, list(notes)).run(command)
 
 
 @dataclass
@@ -439,6 +459,7 @@ class _FamilyRun:
     settings: FamilySettings
     folder: Path
     note: Note
+    notes: list[str]
 
     def __post_init__(self) -> None:
         self.planner = make_planner(self.recipe, self.settings)
@@ -489,18 +510,41 @@ class _FamilyRun:
             for number, size in enumerate(self.settings.sizes):
                 losses = self.trainer.train([tree[number].leaf for tree in trees])
                 shown = ", ".join("diverged" if loss is None else f"{loss:.4f}" for loss in losses)
-                place = self._keep(size, [tree[number].leaf for tree in trees])
+                place = self._keep([tree[number] for tree in trees], losses)
                 self.note(f"  size {Width.of(size)} is finished: loss {shown}; {place}")
 
-    def _keep(self, size: WholeWidth, leaves: Sequence[Stretch]) -> Path:
-        """A folder of the size's own, which is an ordinary finished run; one for each seed where there are several."""
-        place = self.folder / "sizes" / Width.of(size).label
-        for seed, leaf in enumerate(leaves):
-            target = place if len(leaves) == 1 else place / f"seed-{seed}"
-            if self.trainer.ended[leaf.key] is not None and not target.exists():
-                with appearing(target) as hidden:  # whole or not at all, whenever the process is killed
-                    shutil.copytree(str(self.trainer.recipe_of(leaf).out), hidden, dirs_exist_ok=True)
+    def _keep(self, seeds: Sequence[PlannedSize], losses: Sequence[float | None]) -> Path:
+        """A folder of the size's own, which is an ordinary finished run; one for each seed where there are several.
+
+        What another family has left under this name makes room: its recipe is another.
+        """
+        place = self.folder / "sizes" / Width.of(seeds[0].size).label
+        if len(seeds) > 1 and (place / "recipe.json").exists():
+            remove(place)
+        for seed, (one, loss) in enumerate(zip(seeds, losses, strict=True)):
+            target = place if len(seeds) == 1 else place / f"seed-{seed}"
+            run = self.trainer.recipe_of(one.leaf)
+            told = json.dumps(stored_values(run, target), indent=2) + "\n"
+            kept = target / "recipe.json"
+            if loss is None or (kept.is_file() and kept.read_text(encoding="utf-8") == told):
+                continue
+            remove(target)
+            with appearing(target) as hidden:  # whole or not at all, whenever the process is killed
+                shutil.copytree(str(run.out), hidden, dirs_exist_ok=True)
+                replace_text(hidden / "recipe.json", told)
+                self._publish(one, loss, hidden)
         return place
+
+    def _publish(self, one: PlannedSize, loss: float, folder: Path) -> None:
+        """A transformers model as a Hugging Face folder, too, with its card: the folder `hf` in that of its run."""
+        family = self.recipe.family()
+        if not callable(getattr(family.sketch(one.size), "save_pretrained", None)):
+            return
+        model: Any = family.build(one.size)
+        read_snapshot(find_checkpoint(str(folder))).restore_model(model)
+        model.save_pretrained(folder / "hf")
+        card = write_card(self.planner, one, loss, self.settings.sizes, _class_to_load(model))
+        replace_text(folder / "hf" / "README.md", card)
 
     def _check(self, trees: Sequence[Sequence[PlannedSize]], lr: float) -> dict[str, Check]:
         """Sizes from scratch at equal FLOPs, each at the best of its learning rates."""
@@ -574,7 +618,7 @@ class _FamilyRun:
                 "checks": {label: asdict(replace(check, leaf=None)) for label, check in checks.items()},
             },
             stages=list(self.trainer.spent.values()),
-            notes=[],
+            notes=self.notes,
         )
 
     def _runs(self, trees: Sequence[Sequence[PlannedSize]], checks: Mapping[str, Check]) -> SystemRuns:
@@ -608,6 +652,42 @@ class _FamilyRun:
         trunk = points([[one for one in tree[-1].trunk.path if one.start is None] for tree in trees], first[-1].spent)
         line = ContenderRuns("trunk", first[-1].size, first[0].trunk.lr, 0.0, trunk, "trunk", like=CONTINUED.name)
         return SystemRuns(first[0].size, first[-1].size, 0.0, planner.ground.unit, [line, *branches, *scratch])
+
+
+def write_card(planner: FamilyPlanner, one: PlannedSize, loss: float, sizes: Sequence[WholeWidth], cls: str) -> str:
+    """README.md of a size that is a Hugging Face folder: what it is, what it has cost, and how it is loaded."""
+    data, size = planner.ground.data, Width.of(one.size)
+    seen = words.format_count(round(sum(stretch.steps for stretch in one.leaf.path) * planner.tokens_per_step))
+    family = ", ".join(str(Width.of(each)) for each in sizes)
+    return f"""\
+---
+library_name: transformers
+tags:
+- mupscale
+---
+
+# Size {size}
+
+This model of size {size} ({planner.parameters(one.size):,} parameters) is one of a family: {family}. mupscale trained
+them as one run that grows from size to size. This one trained for {one.steps[0]:,} steps at its own size, and for
+{one.steps[1]:,} more in a branch of its own, in which the learning rate decayed.
+
+- Held-out loss: {loss:.4f}
+- Trained on {seen} {data.unit}, with {words.format_flops(one.spent)}; both include the smaller sizes before it
+
+```python
+import transformers
+
+model = transformers.{cls}.from_pretrained("hf")
+```
+"""
+
+
+def _class_to_load(model: nn.Module) -> str:
+    """The class of transformers' own that a model is, or that it holds."""
+    bases = (base for module in model.modules() for base in type(module).__mro__)
+    own = (base.__name__ for base in bases if base.__module__.startswith("transformers.models."))
+    return next(own, "AutoModel")
 
 
 @dataclass(frozen=True)

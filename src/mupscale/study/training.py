@@ -152,6 +152,7 @@ class Trainer:
     visible: bool = True
     start_at: str | None = None
     ended: dict[str, float | None] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
 
     def make_folder(self) -> None:
         """Make the study's folder if there is none."""
@@ -258,7 +259,7 @@ class Trainer:
                     save=self.folder / "stacks" / f"{self.name}-{name}.safetensors",
                     on_point=tell,
                     resume=True,
-                    note=self.note,
+                    note=self._note_once,
                     data=self.ground.data,
                 )
             self._keep_seconds(time.monotonic() - began)
@@ -266,6 +267,12 @@ class Trainer:
         spent = self.spent[self.name]
         self.spent[self.name] = replace(spent, cost=(spent.cost or 0.0) + math.fsum(each))
         return outcomes
+
+    def _note_once(self, text: str) -> None:
+        """Why runs of one model are trained one at a time is the same for every stretch."""
+        if text not in self.told:
+            self.told.add(text)
+            self.note(text)
 
     def _loss(self, outcome: Outcome) -> float | None:
         if outcome.status != "finished":
