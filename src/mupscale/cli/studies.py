@@ -57,7 +57,8 @@ a branch leaves it and decays to a finished model. Each is charged for all that 
 
 Every size ends as an ordinary run in OUT/sizes, while the trunk goes on; transformers models as folders with a card,
 too (OUT/sizes/SIZE/hf). A section `family` of the recipe may say the rest: budgets, how the learning rate falls, what
-is checked. If it stops, start it again with the same command."""
+is checked. If it stops, start it again with the same command. Under torchrun the processes train each model together,
+with the recipe's parallel: ddp or fsdp."""
 
 SWEEP = """\
 Tuning alone: the paper's Sweep 1 and Sweep 2 at the small widths. Many machines can work on one study:
@@ -136,7 +137,7 @@ def family_command(words: list[str]) -> int:
     notes = describe_tokens(recipe) if is_hugging_face(recipe.start) else []
     own, command = _own_checkpoint(recipe, folder), shlex.join(["mupscale", "family", *words])
     summary = run_family(own, settings, folder, command=command, notes=notes)
-    return _tell(summary, folder)
+    return 0 if number_in_environment("RANK", 0) else _tell(summary, folder)
 
 
 def _read_sizes(option: str, text: str) -> list[Any]:
@@ -302,7 +303,7 @@ def read_study(
     from mupscale.study import StudySettings
     from mupscale.train import Recipe
 
-    if number_in_environment("WORLD_SIZE", 1) > 1:
+    if command != "family" and number_in_environment("WORLD_SIZE", 1) > 1:
         raise UsageError(
             "a study runs in one process: for many machines start mupscale sweep --worker --storage URL on each, "
             "without torchrun"
@@ -318,4 +319,5 @@ def read_study(
     settings = StudySettings(**values.pop("study"))
     keys = {*Recipe.__dataclass_fields__, "from", "from_width"}
     options = {name: values.pop(name) for name in list(values) if name not in keys}
-    return StudyArguments(replace(Recipe.from_json(values), callbacks=[]), settings, options)
+    recipe = Recipe.from_json(values)
+    return StudyArguments(recipe if command == "family" else replace(recipe, callbacks=[]), settings, options)

@@ -15,6 +15,7 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -40,12 +41,14 @@ from mupscale.study.tree import Stretch, list_stretches
 from mupscale.system import MupscaleError, appearing, print_at_once, remove, replace_text
 from mupscale.train import (
     Deepen,
+    Processes,
     Recipe,
     Schedule,
     build_operator,
     check_growing_sizes,
     describe_start,
     find_checkpoint,
+    join_processes,
     read_snapshot,
     stored_values,
 )
@@ -185,6 +188,12 @@ class FamilyPlanner:
         """Examples in a step, or for text its tokens."""
         return float(self.recipe.batch * self.ground.data.per_example)
 
+    @property
+    def counted(self) -> str:
+        """What a step counts: tokens of text, else examples."""
+        unit = self.ground.data.unit
+        return "examples" if unit == "samples" else unit
+
     def parameters(self, size: WholeWidth) -> int:
         """How many numbers a model of this size is made of."""
         return sum(p.numel() for p in self.recipe.family().sketch(size).parameters())
@@ -319,7 +328,9 @@ def make_planner(recipe: Recipe, settings: FamilySettings) -> FamilyPlanner:
 # ---------------------------------------------------------------------------------------------- before it is trained
 
 
-HEAD = ["size", "parameters", "steps, trunk + branch", "tokens", "FLOPs charged", "FLOPs alone"]
+def name_columns(planner: FamilyPlanner) -> list[str]:
+    """The head of the table of sizes."""
+    return ["size", "parameters", "steps, trunk + branch", planner.counted, "FLOPs charged", "FLOPs alone"]
 
 
 def list_sizes(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> list[list[str]]:
@@ -366,16 +377,16 @@ def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
     ...     width=16, base=16, steps=400, batch=100,
     ... )
     >>> print(estimate_family(recipe, FamilySettings(sizes=[16, 32, 64])))
-    size  parameters  steps, trunk + branch  tokens  FLOPs charged   FLOPs alone
-      16       1,543              300 + 100  40,000   0.357 GFLOPs  0.357 GFLOPs
-      32       4,103              188 + 100  58,800   0.959 GFLOPs   0.96 GFLOPs
-      64      12,295              201 + 100  78,900     2.9 GFLOPs    2.9 GFLOPs
+    size  parameters  steps, trunk + branch  examples  FLOPs charged   FLOPs alone
+      16       1,543              300 + 100    40,000   0.357 GFLOPs  0.357 GFLOPs
+      32       4,103              188 + 100    58,800   0.959 GFLOPs   0.96 GFLOPs
+      64      12,295              201 + 100    78,900     2.9 GFLOPs    2.9 GFLOPs
     Three sizes for 0.77 of the FLOPs of training each (3.23 GFLOPs against 4.22 GFLOPs).
     """
     planner = make_planner(recipe, settings)
     planned = planner.plan(settings.sizes, _own_rate(recipe), settings.fall, 0)
-    rows = [HEAD, *list_sizes(planner, planned)]
-    wide = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    rows = [name_columns(planner), *list_sizes(planner, planned)]
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, wide, strict=True)) for row in rows]
     lines.append(f"{describe_saving(planner, planned)}.")
     together, _ = planner.costs(planned)
@@ -436,8 +447,8 @@ def run_family(
 ) -> StudySummary:
     """Train a model of every size out of one growing trunk; summary.json, and a folder for every size.
 
-    The same call goes on where an earlier one was stopped; one more size trains only what is new. notes: what is to be
-    kept in mind, for the page.
+    The same call goes on where an earlier one was stopped; one more size trains only what is new. Under torchrun the
+    processes train every stretch together. notes: what is to be kept in mind, for the page.
 
     >>> from mupscale.train import Spec
     >>> recipe = Recipe(
@@ -450,7 +461,13 @@ def run_family(
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: size 64 may spend 0.145 GFLOPs, and the trunk has spent ...
     """
-    return _FamilyRun(recipe, settings, Path(folder), note, list(notes)).run(command)
+    with join_processes(recipe.device, recipe.parallel) as processes:
+        told = note if processes.main else _say_nothing
+        return _FamilyRun(recipe, settings, Path(folder), told, list(notes), processes).run(command)
+
+
+def _say_nothing(text: str) -> None:
+    """What processes beside the main one say."""
 
 
 @dataclass
@@ -460,12 +477,16 @@ class _FamilyRun:
     folder: Path
     note: Note
     notes: list[str]
+    processes: Processes
 
     def __post_init__(self) -> None:
         self.planner = make_planner(self.recipe, self.settings)
         self.planner.plan(self.settings.sizes, _own_rate(self.recipe), self.settings.fall, 0)  # refuses
         stages = 1 + self.settings.tune + bool(self.settings.check)
-        self.trainer = Trainer(self.planner.ground, self.folder, "family", self.settings.engine, self.note, stages)
+        self.trainer = Trainer(
+            *(self.planner.ground, self.folder, "family", self.settings.engine, self.note, stages),
+            processes=self.processes,
+        )
 
     def run(self, command: str) -> StudySummary:
         """Tune where that is asked for, train the family size by size, then the checks."""
@@ -477,10 +498,10 @@ class _FamilyRun:
             trees = [self.planner.plan(self.settings.sizes, lr, fall, seed) for seed in range(self.settings.seeds)]
             self._train(trees)
             summary = self._summarise(trees, {}, lr, fall, tuned, command)
-            summary.save(self.folder)
+            self.trainer.by_main(partial(summary.save, self.folder))
             if self.settings.check:
                 summary = self._summarise(trees, self._check(trees, lr), lr, fall, tuned, command)
-                summary.save(self.folder)
+                self.trainer.by_main(partial(summary.save, self.folder))
             return summary
 
     def _tune(self) -> tuple[float, float, Search]:
@@ -519,32 +540,35 @@ class _FamilyRun:
         What another family has left under this name makes room: its recipe is another.
         """
         place = self.folder / "sizes" / Width.of(seeds[0].size).label
-        if len(seeds) > 1 and (place / "recipe.json").exists():
-            remove(place)
         for seed, (one, loss) in enumerate(zip(seeds, losses, strict=True)):
             target = place if len(seeds) == 1 else place / f"seed-{seed}"
-            run = self.trainer.recipe_of(one.leaf)
-            told = json.dumps(stored_values(run, target), indent=2) + "\n"
-            kept = target / "recipe.json"
-            if loss is None or (kept.is_file() and kept.read_text(encoding="utf-8") == told):
-                continue
-            remove(target)
-            with appearing(target) as hidden:  # whole or not at all, whenever the process is killed
-                shutil.copytree(str(run.out), hidden, dirs_exist_ok=True)
-                replace_text(hidden / "recipe.json", told)
-                self._publish(one, loss, hidden)
+            told = json.dumps(stored_values(self.trainer.recipe_of(one.leaf), target), indent=2) + "\n"
+            if loss is not None and not self.processes.ask_main(partial(_is_kept, target, told)):
+                model = self._load_pretrained(one)
+                self.trainer.by_main(partial(self._write_size, one, loss, target, told, model))
         return place
 
-    def _publish(self, one: PlannedSize, loss: float, folder: Path) -> None:
-        """A transformers model as a Hugging Face folder, too, with its card: the folder `hf` in that of its run."""
+    def _load_pretrained(self, one: PlannedSize) -> Any:
+        """The finished model, where it can be saved as a Hugging Face folder; all processes read its shards."""
         family = self.recipe.family()
         if not callable(getattr(family.sketch(one.size), "save_pretrained", None)):
-            return
-        model: Any = family.build(one.size)
-        read_snapshot(find_checkpoint(str(folder))).restore_model(model)
-        model.save_pretrained(folder / "hf")
-        card = write_card(self.planner, one, loss, self.settings.sizes, _class_to_load(model))
-        replace_text(folder / "hf" / "README.md", card)
+            return None
+        model = family.build(one.size)
+        read_snapshot(find_checkpoint(str(self.trainer.recipe_of(one.leaf).out))).restore_model(model)
+        return model
+
+    def _write_size(self, one: PlannedSize, loss: float, target: Path, told: str, model: Any) -> None:
+        """Whole or not at all, whenever the process is killed."""
+        if (target.parent / "recipe.json").exists():  # of one seed, where there are several now
+            remove(target.parent)
+        remove(target)
+        with appearing(target) as hidden:
+            shutil.copytree(str(self.trainer.recipe_of(one.leaf).out), hidden, dirs_exist_ok=True)
+            replace_text(hidden / "recipe.json", told)
+            if model is not None:
+                model.save_pretrained(hidden / "hf")
+                card = write_card(self.planner, one, loss, self.settings.sizes, _class_to_load(model))
+                replace_text(hidden / "hf" / "README.md", card)
 
     def _check(self, trees: Sequence[Sequence[PlannedSize]], lr: float) -> dict[str, Check]:
         """Sizes from scratch at equal FLOPs, each at the best of its learning rates."""
@@ -586,7 +610,7 @@ class _FamilyRun:
             losses = [ended[tree[number].leaf.key] for tree in trees]
             check = checks.get(Width.of(first[number].size).label)
             rows.append([*row, _spread(losses), "" if check is None else _spread(check.scratch)])
-        head = [*HEAD, "held-out loss", "from scratch"]
+        head = [*name_columns(planner), "held-out loss", "from scratch"]
         together, alone = planner.costs(first)
         cards = [
             Card("FLOPs of the family, compared with training each size alone", f"{together / alone:.2f}×"),
@@ -654,9 +678,15 @@ class _FamilyRun:
         return SystemRuns(first[0].size, first[-1].size, 0.0, planner.ground.unit, [line, *branches, *scratch])
 
 
+def _is_kept(folder: Path, recipe: str) -> bool:
+    """Whether a size's folder is there, and of this recipe."""
+    kept = folder / "recipe.json"
+    return kept.is_file() and kept.read_text(encoding="utf-8") == recipe
+
+
 def write_card(planner: FamilyPlanner, one: PlannedSize, loss: float, sizes: Sequence[WholeWidth], cls: str) -> str:
     """README.md of a size that is a Hugging Face folder: what it is, what it has cost, and how it is loaded."""
-    data, size = planner.ground.data, Width.of(one.size)
+    size = Width.of(one.size)
     seen = words.format_count(round(sum(stretch.steps for stretch in one.leaf.path) * planner.tokens_per_step))
     family = ", ".join(str(Width.of(each)) for each in sizes)
     return f"""\
@@ -673,7 +703,7 @@ them as one run that grows from size to size. This one trained for {one.steps[0]
 {one.steps[1]:,} more in a branch of its own, in which the learning rate decayed.
 
 - Held-out loss: {loss:.4f}
-- Trained on {seen} {data.unit}, with {words.format_flops(one.spent)}; both include the smaller sizes before it
+- Trained on {seen} {planner.counted}, with {words.format_flops(one.spent)}; both include the smaller sizes before it
 
 ```python
 import transformers
