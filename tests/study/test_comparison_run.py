@@ -370,6 +370,7 @@ def test_the_command_says_the_sentence_and_where_the_page_is(
     said = capsys.readouterr().out
     assert "4/4 the contenders small, 4 → 8: the forecast" in said
     assert said.count("Forecast from width 4:") >= 1
+    assert "Growing does not beat the best size" in said
     assert main(["run", str(path), "--out", str(run)]) == 0
     said = capsys.readouterr().out
     assert "6/6 the contenders, 8 → 16" in said

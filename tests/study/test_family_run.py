@@ -6,11 +6,13 @@ import json
 import math
 import re
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mupscale.cli import main
 from mupscale.core import Width
@@ -20,7 +22,7 @@ from mupscale.study.tree import list_stretches
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, Schedule, find_checkpoint, read_snapshot, run_recipe, values_in
 from paper_runs import Sitting, count_changes, quiet, read, written
-from small_runs import die_at, metrics, recipe
+from small_runs import KINDS, die_at, metrics, recipe
 
 SIZES = [4, 6, 8]
 
@@ -175,10 +177,31 @@ def test_killed_anywhere_it_ends_the_same(whole: tuple[Path, int], tmp_path: Pat
         prepare = partial(die_at, str(tmp_path / "run"), round(part * count))
         child = Sitting(tmp_path / "run", small(), settings(), tmp_path / "log", prepare, run=run_family)
         assert child.wait() == -signal.SIGKILL
-    child = Sitting(tmp_path / "run", small(), settings(), tmp_path / "log", run=run_family)
-    assert child.wait() == 0
-    assert facts(read(tmp_path / "run")) == facts(read(folder))
-    assert {path.name for path in (tmp_path / "run" / "sizes").iterdir()} == {"4", "6", "8"}
+    assert_goes_on_to_the_bit(tmp_path, folder)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("moment", range(1, 21))
+def test_killed_at_any_of_twenty_moments_it_ends_the_same(whole: tuple[Path, int], tmp_path: Path, moment: int) -> None:
+    folder, count = whole
+    prepare = partial(die_at, str(tmp_path / "run"), max(1, round(moment / 20.5 * count)))
+    child = Sitting(tmp_path / "run", small(), settings(), tmp_path / "log", prepare, run=run_family)
+    assert child.wait() == -signal.SIGKILL
+    assert_goes_on_to_the_bit(tmp_path, folder)
+
+
+def assert_goes_on_to_the_bit(place: Path, folder: Path) -> None:
+    """The same call once more ends with the summary and the models of an uninterrupted run."""
+    child = Sitting(place / "run", small(), settings(), place / "log", run=run_family)
+    assert child.wait() == 0, (place / "log").read_text()
+    assert facts(read(place / "run")) == facts(read(folder))
+    found, expected = (sorted((one / "sizes").glob("*/seed-*")) for one in (place / "run", folder))
+    assert len(found) == len(expected) == 6
+    for ours, theirs in zip(found, expected, strict=True):
+        ended, whole = (read_snapshot(find_checkpoint(str(one))).content for one in (ours, theirs))
+        assert ended.model.keys() == whole.model.keys()
+        assert all(torch.equal(ended.model[name], whole.model[name]) for name in whole.model)
+    assert not list((place / "run").rglob(".*partial-*")), "a folder that is half written"
 
 
 def test_one_more_size_trains_only_what_is_new(tmp_path: Path) -> None:
@@ -231,12 +254,10 @@ def test_from_a_trained_model_whose_flops_are_charged_or_sunk(tmp_path: Path) ->
 
 
 def test_sizes_in_width_and_depth(tmp_path: Path) -> None:
-    sizes: list[Any] = [{"width": 16, "layers": 1}, {"width": 32, "layers": 2}]
-    from mupscale.train import Spec
-
-    gpt = Spec("mupscale.models.GPT2", {"vocab": 257, "context": 16, "head_dim": 16})
-    text = Spec("mupscale.data.Shakespeare", {"context": 16})
-    deep = small(model=gpt, data=text, width=sizes[0], base=sizes[0], init_at=None, loss="mupscale.train.cross_entropy")
+    sizes: list[Any] = [{"width": 4, "layers": 1}, {"width": 8, "layers": 2}]
+    gpt = KINDS["gpt2-heads"]
+    model = replace(gpt["model"], init_args={k: v for k, v in gpt["model"].init_args.items() if k != "layers"})
+    deep = small(model=model, data=gpt["data"], width=sizes[0], base=sizes[0], init_at=None)
     summary = run_family(deep, FamilySettings(sizes=sizes, budget=12), tmp_path / "run", note=quiet)
     assert summary.large is not None
     assert Width.of(summary.large.wide) == Width.of(sizes[1])

@@ -79,7 +79,7 @@ class FamilySettings:
         tune: try learning rates and factors `fall` on the two smallest sizes first, and take the best
         lrs: learning rates to try then; none takes the optimizer's own times 1/2 to 2
         check: sizes to train from scratch as well, at equal FLOPs, with the same schedule and the best of `check_lrs`
-        check_lrs: learning rates that a check tries; none takes the smallest size's times 1 and 2
+        check_lrs: learning rates that a check tries; none takes the trunk's times 1/2, 1 and 2
         seeds: how many trunks to train
         sunk: with --from, whether the checkpoint's FLOPs count as spent before (and are charged to no size)
         base_steps: with --from, how many steps the checkpoint has trained, where it does not tell itself
@@ -420,7 +420,7 @@ def _is_checked(one: PlannedSize, settings: FamilySettings) -> bool:
 
 def _check_rates(recipe: Recipe, settings: FamilySettings, lr: float | None = None) -> list[float]:
     rate = _own_rate(recipe) if lr is None else lr
-    return sorted(set(settings.check_lrs)) or [rate, 2 * rate]
+    return sorted(set(settings.check_lrs)) or [factor * rate for factor in RATES]
 
 
 def _tuning_trees(planner: FamilyPlanner) -> dict[tuple[float, float], list[PlannedSize]]:
@@ -642,7 +642,7 @@ class _FamilyRun:
                 "checks": {label: asdict(replace(check, leaf=None)) for label, check in checks.items()},
             },
             stages=list(self.trainer.spent.values()),
-            notes=self.notes,
+            notes=[*self.notes, *describe_edges(checks)],
         )
 
     def _runs(self, trees: Sequence[Sequence[PlannedSize]], checks: Mapping[str, Check]) -> SystemRuns:
@@ -748,6 +748,23 @@ class Check:
             return f"{size} {word}"
         low, high = (f"{100 * each:+.2g}" for each in (min(self.relative), max(self.relative)))
         return f"{size} {word} ({low} to {high} %)"
+
+
+def describe_edges(checks: Mapping[str, Check]) -> list[str]:
+    """Which sizes from scratch ended best at the lowest or highest learning rate of several that were tried.
+
+    >>> describe_edges({"64": Check(0.2, [1.0], [1.0], None, {0.1: [1.1], 0.2: [1.0]})})[0][:80]
+    'from scratch, 64 ended best at the highest learning rate that was tried (0.2), s'
+    """
+    notes = []
+    for label, check in checks.items():
+        ends = {max(check.tried): "highest", min(check.tried): "lowest"}
+        if len(check.tried) > 1 and check.lr in ends:
+            notes.append(
+                f"from scratch, {label} ended best at the {ends[check.lr]} learning rate that was tried "
+                f"({check.lr:g}), so that it might end lower at another: give more of them (family.check_lrs)"
+            )
+    return notes
 
 
 def write_family_sentence(saving: str, checks: Mapping[str, Check]) -> str:
