@@ -18,7 +18,7 @@ from mupscale.data import Text, tinyshakespeare
 from mupscale.data.tokenizer_choice import load_tokenizer, make_tokenizer
 from mupscale.hf import LanguageModel, hidden_size, load_language_model
 from mupscale.system import MupscaleError
-from mupscale.train import Recipe, Spec
+from mupscale.train import Recipe, Spec, find_checkpoint, read_snapshot
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -169,6 +169,30 @@ def test_what_is_to_be_kept_in_mind_is_said_before_anything_trains(
     out = capsys.readouterr().out
     assert f"Note: the recipe does not name the tokenizer of {folder}" in out
     assert f"Note: {folder} has its optimizer's state in optimizer.pt, which is not read" in out
+
+
+def test_a_family_from_a_folder_gives_a_folder_for_every_size(tmp_path: Path) -> None:
+    folder, run = folder_with_tokenizer(tmp_path / "model", "gpt2"), tmp_path / "run"
+    given = {
+        "from": folder, "sizes": "16,32", "steps": 8, "batch": 4, "optimizer": "AdamW", "optimizer.lr": 0.003,
+        "family.sunk": "true", "device": "cpu", "out": run,
+    }  # fmt: skip
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    assert main(["family", recipe_of(tmp_path, folder), *words]) == 0
+    tokens = torch.randint(0, TOKENS, (2, 6))
+    for size in (16, 32):
+        place = run / "sizes" / str(size)
+        model = LanguageModel(str(folder), size)
+        read_snapshot(find_checkpoint(str(place))).restore_model(model)
+        saved = transformers.AutoModelForCausalLM.from_pretrained(place / "hf")
+        assert saved.config.hidden_size == size
+        assert torch.allclose(saved(tokens).logits, model.eval()(tokens), rtol=1e-4, atol=1e-5)
+        assert (place / "hf" / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+        card = (place / "hf" / "README.md").read_text()
+        assert f"# Size {size}\n" in card
+        assert "transformers.GPT2LMHeadModel.from_pretrained" in card
+    inner = LanguageModel(str(run / "sizes" / "16" / "hf"), 16)  # and a family may begin with it
+    assert hidden_size(inner.folder) == 16
 
 
 @pytest.mark.slow

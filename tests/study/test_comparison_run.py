@@ -385,6 +385,7 @@ def test_a_checkpoint_of_another_model_is_refused(base_run: Path, tmp_path: Path
 def test_the_command_says_the_sentence_and_where_the_page_is(commanded: Commanded) -> None:
     assert "4/4 the contenders small, 4 → 8: the forecast" in commanded.forecast
     assert commanded.forecast.count("Forecast from width 4:") >= 1
+    assert "Growing does not beat the best size" in commanded.forecast
     assert "6/6 the contenders, 8 → 16" in commanded.whole
     assert read(commanded.folder).answer["sentence"] in commanded.whole
     assert commanded.whole.strip().splitlines()[-1] == f"Report: {commanded.folder / 'report' / 'index.html'}"

@@ -6,11 +6,13 @@ import json
 import math
 import re
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mupscale.cli import main
 from mupscale.core import Width
@@ -18,9 +20,9 @@ from mupscale.study import FamilySettings, StudySummary, estimate_family, run_fa
 from mupscale.study.family_run import make_planner
 from mupscale.study.tree import list_stretches
 from mupscale.system import MupscaleError
-from mupscale.train import Recipe, Schedule, find_checkpoint, read_snapshot, run_recipe
+from mupscale.train import Recipe, Schedule, find_checkpoint, read_snapshot, run_recipe, values_in
 from paper_runs import Sitting, count_changes, quiet, read, written
-from small_runs import die_at, metrics, recipe
+from small_runs import KINDS, die_at, metrics, recipe
 
 SIZES = [4, 6, 8]
 
@@ -65,6 +67,43 @@ def test_every_size_spends_its_own_budget_with_the_trunk_charged(unit: str) -> N
     assert len({stretch.order for stretch in list_stretches([planned[-1].leaf])}) == 4, "batches seen twice"
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("ends", [0.5, 0.75, 1.0])
+def test_the_trunk_may_grow_before_or_after_the_branch_leaves(ends: float, schedule: str) -> None:
+    planner = make_planner(small(), settings(budget=200, ends=ends, schedule=schedule))
+    planned = planner.plan(SIZES, 0.01, 1.0, 0)
+    for one in planned:
+        each = planner.ground.cost_per_step(one.size)
+        spent, trunk = (math.fsum(map(planner.ground.cost, end.path)) for end in (one.leaf, one.trunk))
+        assert spent == one.spent == pytest.approx(one.budget, abs=1.01 * each)
+        if one is not planned[-1]:
+            assert trunk == pytest.approx(ends * one.budget, abs=each)
+        assert len({stretch.order for stretch in one.leaf.path}) == len(one.leaf.path)
+    trunk_line = [*planned[-1].trunk.path, *planned[-1].leaf.path[len(planned[-1].trunk.path) :]]
+    steps = sum(one.steps for one in trunk_line)
+    rates = [one.lr * one.schedule.at(step, one.steps) for one in trunk_line for step in range(one.steps)]
+    if schedule == "cosine":
+        assert rates == [0.01 * Schedule("cosine", 2).at(step, steps) for step in range(steps)]
+        first = planned[0].leaf
+        assert first.lr == pytest.approx(rates[sum(one.steps for one in planned[0].branch[0].path)])
+    else:
+        assert rates[2 : -planned[-1].leaf.steps] == [0.01] * (steps - planned[-1].leaf.steps - 2)
+
+
+def test_copies_with_noise_and_an_optimizer_that_starts_anew(tmp_path: Path) -> None:
+    asked = {"sizes": [4, 8], "how": "copies", "noise": 0.5, "state": "reset"}
+    planner = make_planner(small(), FamilySettings(**asked))
+    grown = planner.plan([4, 8], 0.01, 1.0, 0)[1].trunk
+    assert (grown.how, grown.noise, grown.state) == ("copies", 0.5, "reset")
+    assert grown.then(steps=1).state == "keep", "a branch goes on as the trunk does"
+    ends = [
+        losses(run_family(small(), FamilySettings(**asked | change), tmp_path / f"run-{number}", note=quiet))
+        for number, change in enumerate(({}, {"state": "keep"}, {"noise": 0.0}))
+    ]
+    assert [one[0] for one in ends] == [ends[0][0]] * 3
+    assert len({one[1][0] for one in ends}) == 3
+
+
 def test_a_size_whose_budget_is_spent_is_refused_with_the_nearest_that_works() -> None:
     with pytest.raises(MupscaleError, match=r"size 8 may spend .* give it a budget of at least [\d,]+ steps") as error:
         make_planner(small(), settings(budget=[100, 100, 30])).plan(SIZES, 0.01, 1.0, 0)
@@ -87,6 +126,9 @@ def test_a_size_whose_budget_is_spent_is_refused_with_the_nearest_that_works() -
         ({"check": [5]}, "5, which is none of the sizes"),
         ({"decay": 1.0}, "between 0 and 1"),
         ({"fall": 1.5}, "at most 1"),
+        ({"ends": 0.0}, "family.ends is 0.0"),
+        ({"noise": 0.5}, "fresh, which takes no noise"),
+        ({"how": "copies"}, "how is copies, and"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(given: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -135,10 +177,31 @@ def test_killed_anywhere_it_ends_the_same(whole: tuple[Path, int], tmp_path: Pat
         prepare = partial(die_at, str(tmp_path / "run"), round(part * count))
         child = Sitting(tmp_path / "run", small(), settings(), tmp_path / "log", prepare, run=run_family)
         assert child.wait() == -signal.SIGKILL
-    child = Sitting(tmp_path / "run", small(), settings(), tmp_path / "log", run=run_family)
-    assert child.wait() == 0
-    assert facts(read(tmp_path / "run")) == facts(read(folder))
-    assert {path.name for path in (tmp_path / "run" / "sizes").iterdir()} == {"4", "6", "8"}
+    assert_goes_on_to_the_bit(tmp_path, folder)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("moment", range(1, 21))
+def test_killed_at_any_of_twenty_moments_it_ends_the_same(whole: tuple[Path, int], tmp_path: Path, moment: int) -> None:
+    folder, count = whole
+    prepare = partial(die_at, str(tmp_path / "run"), max(1, round(moment / 20.5 * count)))
+    child = Sitting(tmp_path / "run", small(), settings(), tmp_path / "log", prepare, run=run_family)
+    assert child.wait() == -signal.SIGKILL
+    assert_goes_on_to_the_bit(tmp_path, folder)
+
+
+def assert_goes_on_to_the_bit(place: Path, folder: Path) -> None:
+    """The same call once more ends with the summary and the models of an uninterrupted run."""
+    child = Sitting(place / "run", small(), settings(), place / "log", run=run_family)
+    assert child.wait() == 0, (place / "log").read_text()
+    assert facts(read(place / "run")) == facts(read(folder))
+    found, expected = (sorted((one / "sizes").glob("*/seed-*")) for one in (place / "run", folder))
+    assert len(found) == len(expected) == 6
+    for ours, theirs in zip(found, expected, strict=True):
+        ended, whole = (read_snapshot(find_checkpoint(str(one))).content for one in (ours, theirs))
+        assert ended.model.keys() == whole.model.keys()
+        assert all(torch.equal(ended.model[name], whole.model[name]) for name in whole.model)
+    assert not list((place / "run").rglob(".*partial-*")), "a folder that is half written"
 
 
 def test_one_more_size_trains_only_what_is_new(tmp_path: Path) -> None:
@@ -149,6 +212,12 @@ def test_one_more_size_trains_only_what_is_new(tmp_path: Path) -> None:
     assert kept.items() <= {p: p.stat().st_mtime_ns for p in run.glob("stretches/*/metrics.jsonl")}.items()
     assert losses(more)[:2] == losses(first)
     assert len(losses(more)) == 3
+    other = run_family(small(), FamilySettings(sizes=[4, 6], fall=0.5), run, note=quiet)
+    assert losses(other)[1] != losses(first)[1]
+    assert metrics(run / "sizes" / "6", "eval")[-1]["loss"] == losses(other)[1][0], "the first family's model"
+    assert values_in(json.loads((run / "sizes" / "6" / "recipe.json").read_text()), run / "sizes" / "6")["from"] in {
+        str(path.resolve()) for path in (run / "stretches").iterdir()
+    }
 
 
 def facts(summary: StudySummary) -> dict[str, Any]:
@@ -185,12 +254,10 @@ def test_from_a_trained_model_whose_flops_are_charged_or_sunk(tmp_path: Path) ->
 
 
 def test_sizes_in_width_and_depth(tmp_path: Path) -> None:
-    sizes: list[Any] = [{"width": 16, "layers": 1}, {"width": 32, "layers": 2}]
-    from mupscale.train import Spec
-
-    gpt = Spec("mupscale.models.GPT2", {"vocab": 257, "context": 16, "head_dim": 16})
-    text = Spec("mupscale.data.Shakespeare", {"context": 16})
-    deep = small(model=gpt, data=text, width=sizes[0], base=sizes[0], init_at=None, loss="mupscale.train.cross_entropy")
+    sizes: list[Any] = [{"width": 4, "layers": 1}, {"width": 8, "layers": 2}]
+    gpt = KINDS["gpt2-heads"]
+    model = replace(gpt["model"], init_args={k: v for k, v in gpt["model"].init_args.items() if k != "layers"})
+    deep = small(model=model, data=gpt["data"], width=sizes[0], base=sizes[0], init_at=None)
     summary = run_family(deep, FamilySettings(sizes=sizes, budget=12), tmp_path / "run", note=quiet)
     assert summary.large is not None
     assert Width.of(summary.large.wide) == Width.of(sizes[1])

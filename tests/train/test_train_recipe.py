@@ -158,7 +158,7 @@ FULL = recipe(
     "gpt2-dims",
     init_at={"head_dim": 8},
     grow=[Growth(5, {"head_dim": 8}, 0.5, "theory", 0.01), Growth(9, {"head_dim": 24})],
-    schedule=Schedule("wsd", 2, 3, 0.1),
+    schedule=Schedule("wsd", 2, 3, 0.1, before=1, after=2),
     clip=1.0,
     accumulate=2,
     loss="small_runs.squared",
@@ -178,6 +178,7 @@ FULL = recipe(
     noise_unit="signal",
     no_decay=["bias", "norm"],
     callbacks=["mupscale.train.JsonLines"],
+    state="reset",
     deepen="stack",
     depth_rule="complete",
 )
@@ -263,6 +264,7 @@ OTHER: dict[str, Any] = {
     "no_decay": ["bias"],
     "callbacks": ["mupscale.train.JsonLines"],
     "deepen": "stack",
+    "state": "reset",
     "depth_rule": "complete",
 }
 

@@ -1,4 +1,4 @@
-"""A Hugging Face folder as the base model of `mupscale run`: its model in recipes, its weights as a checkpoint."""
+"""A Hugging Face folder as the base model of a study: its model in recipes, its weights as a checkpoint."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def is_hugging_face(path: str | None) -> bool:
     return path is not None and (Path(path) / "config.json").is_file() and not (Path(path) / "recipe.json").exists()
 
 
-def with_hugging_face_base(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+def with_hugging_face_base(words: Sequence[str], flags: Sequence[str], unasked: Sequence[str] = ()) -> list[str]:
     """The command's words, with the model where `--from` is a Hugging Face folder; what it lacks is asked for at once.
 
-    Such a folder tells the model and its width, and nothing of how it was trained.
+    Such a folder tells the model and its width, and nothing of how it was trained. unasked: what the command knows.
     """
     names, options = separate_options(words, flags=(*flags, "--print_config"))
     given = dict(options)
@@ -48,7 +48,7 @@ def with_hugging_face_base(words: Sequence[str], flags: Sequence[str]) -> list[s
         told.add("base_steps")
     else:
         told.discard("base_steps")
-    if lacking := [what for name, what in _ASKED.items() if name not in told]:
+    if lacking := [what for name, what in _ASKED.items() if name not in told and name not in unasked]:
         raise UsageError(
             f"{folder} is a Hugging Face folder, which does not tell how its model is trained on: give "
             f"{'; '.join(lacking)}"
@@ -56,7 +56,8 @@ def with_hugging_face_base(words: Sequence[str], flags: Sequence[str]) -> list[s
     from mupscale.hf import hidden_size
 
     model = ["--model", "mupscale.hf.LanguageModel", "--model.folder", folder]
-    return [*words, *model, *([] if "base" in told else ["--base", str(hidden_size(folder))])]
+    sizes = [word for name in ("base", "width") if name not in told for word in (f"--{name}", str(hidden_size(folder)))]
+    return [*words, *model, *sizes]
 
 
 def base_checkpoint(recipe: Recipe, folder: Path) -> Recipe:

@@ -53,9 +53,12 @@ a branch leaves it and decays to a finished model. Each is charged for all that 
   mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96 --check 64    and 64 from scratch, at equal FLOPs
   mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96,128           one more size: trains what is new
   mupscale family RECIPE --from my-model.safetensors --sizes 512,768,1024       from a trained model
+  mupscale family RECIPE --from FOLDER --sizes 512,768,1024                     from a Hugging Face folder
 
-Every size ends as an ordinary run in OUT/sizes, while the trunk goes on. A section `family` of the recipe may say the
-rest: budgets, how the learning rate falls, what is checked. If it stops, start it again with the same command."""
+Every size ends as an ordinary run in OUT/sizes, while the trunk goes on; transformers models as folders with a card,
+too (OUT/sizes/SIZE/hf). A section `family` of the recipe may say the rest: budgets, how the learning rate falls, what
+is checked. If it stops, start it again with the same command. Under torchrun the processes train each model together,
+with the recipe's parallel: ddp or fsdp."""
 
 SWEEP = """\
 Tuning alone: the paper's Sweep 1 and Sweep 2 at the small widths. Many machines can work on one study:
@@ -117,7 +120,8 @@ def family_command(words: list[str]) -> int:
         parser.add_argument("--sizes", type=str | None, help="the same as --family.sizes: 32,48,64,96")
         parser.add_argument("--check", type=str | None, help="the same as --family.check: 64,96, or all")
 
-    without_growth = [*words, "--grow", "[]"]  # the sizes say where the trunk grows
+    from_folder = with_hugging_face_base(words, ("--dry-run",), unasked=("width", "base_steps"))
+    without_growth = [*from_folder, "--grow", "[]"]  # the sizes say where the trunk grows
     recipe, _, options = read_study("family", FAMILY, without_growth, extend, ("--dry-run",))
     given = dict(options["family"])
     if options["sizes"] is not None:
@@ -126,11 +130,14 @@ def family_command(words: list[str]) -> int:
         given["check"] = given["sizes"] if options["check"] == "all" else _read_sizes("--check", options["check"])
     settings = FamilySettings(**given)
     if options["dry_run"]:
-        show(estimate_family(recipe, settings))
+        with TemporaryDirectory() as kept:
+            show(estimate_family(_own_checkpoint(recipe, Path(kept)), settings))
         return 0
     folder = Path(recipe.out or "runs/family")
-    summary = run_family(recipe, settings, folder, command=shlex.join(["mupscale", "family", *words]))
-    return _tell(summary, folder)
+    notes = describe_tokens(recipe) if is_hugging_face(recipe.start) else []
+    own, command = _own_checkpoint(recipe, folder), shlex.join(["mupscale", "family", *words])
+    summary = run_family(own, settings, folder, command=command, notes=notes)
+    return 0 if number_in_environment("RANK", 0) else _tell(summary, folder)
 
 
 def _read_sizes(option: str, text: str) -> list[Any]:
@@ -296,7 +303,7 @@ def read_study(
     from mupscale.study import StudySettings, usual_contenders
     from mupscale.train import Recipe
 
-    if number_in_environment("WORLD_SIZE", 1) > 1:
+    if command != "family" and number_in_environment("WORLD_SIZE", 1) > 1:
         raise UsageError(
             "a study runs in one process: for many machines start mupscale sweep --worker --storage URL on each, "
             "without torchrun"
@@ -316,4 +323,5 @@ def read_study(
     settings = StudySettings(**values.pop("study"))
     keys = {*Recipe.__dataclass_fields__, "from", "from_width"}
     options = {name: values.pop(name) for name in list(values) if name not in keys}
-    return StudyArguments(replace(Recipe.from_json(values), callbacks=[]), settings, options)
+    recipe = Recipe.from_json(values)
+    return StudyArguments(recipe if command == "family" else replace(recipe, callbacks=[]), settings, options)

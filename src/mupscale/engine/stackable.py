@@ -53,6 +53,7 @@ def _shared_part(recipe: Recipe) -> Recipe:
         how="copies",
         outgoing=1.0,
         deepen="identity",
+        state="keep",
         grow=[],
     )
 
@@ -61,7 +62,7 @@ def group_by_start(recipes: Sequence[Recipe]) -> list[list[int]]:
     """The numbers of the recipes, in groups whose models are the same before their first step."""
     groups: dict[str, list[int]] = {}
     for number, recipe in enumerate(recipes):
-        operator = [recipe.how, recipe.deepen, recipe.outgoing, recipe.noise, recipe.noise_unit]
+        operator = [recipe.how, recipe.deepen, recipe.outgoing, recipe.noise, recipe.noise_unit, recipe.state]
         upscaled = [recipe.start, recipe.start_width, *operator, recipe.seeds.noise]
         key = json.dumps([recipe.seeds.init, *upscaled], sort_keys=True)
         groups.setdefault(key, []).append(number)

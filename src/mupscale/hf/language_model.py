@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import tidy
-from mupscale.hf.describe import PARTS, Ratios, architecture_of, build_model
-from mupscale.hf.files import open_source, read_config
+from mupscale.hf.describe import PARTS, Ratios, architecture_of, build_model, quiet_transformers
+from mupscale.hf.files import Source, copy_companions, open_source, read_config
 from mupscale.hf.verification import load_pretrained
 from mupscale.system import MupscaleError, checks_arguments
 
@@ -35,12 +35,19 @@ class LanguageModel(nn.Module):
 
     def __init__(self, folder: str, width: int) -> None:
         super().__init__()
+        self.folder = folder
         self.model = build_model(config_at(folder, width)).train()
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map token ids (B, T) to logits (B, T, vocabulary)."""
         logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
         return logits
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write it as a Hugging Face folder, with the tokenizer and the like of the one that it was built after."""
+        with quiet_transformers():
+            self.model.save_pretrained(folder)  # type: ignore[operator]
+        copy_companions(Path(folder), Source(Path(self.folder), read_config(Path(self.folder)), {}))
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,18 @@ branch leaves the trunk and decays over the last quarter, while the trunk grows 
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+from torch import nn
 
 from mupscale.core import WholeWidth, Width
 from mupscale.plots import words
@@ -33,9 +37,21 @@ from mupscale.study.results import (
     Tried,
 )
 from mupscale.study.training import Ground, Note, Trainer
-from mupscale.study.tree import Stretch, branch_off, list_stretches
-from mupscale.system import MupscaleError, appearing, print_at_once
-from mupscale.train import Deepen, Recipe, Schedule, describe_start, stored_values
+from mupscale.study.tree import Stretch, list_stretches
+from mupscale.system import MupscaleError, appearing, print_at_once, remove, replace_text
+from mupscale.train import (
+    Deepen,
+    Processes,
+    Recipe,
+    Schedule,
+    build_operator,
+    check_growing_sizes,
+    describe_start,
+    find_checkpoint,
+    join_processes,
+    read_snapshot,
+    stored_values,
+)
 
 Unit = Literal["steps", "tokens", "flops", "tokens_per_parameter"]
 RATES, FALLS = (0.5, 1.0, 2.0), (0.7, 0.85, 1.0)
@@ -53,13 +69,17 @@ class FamilySettings:
         unit: what the budget counts: steps (as many as the size trained alone would have), tokens, flops, or
             tokens_per_parameter
         decay: the part of a size's budget over which its branch decays to zero
+        ends: the part of a size's budget after which the trunk grows on; none grows it where the branch leaves
+        schedule: of the trunk: constant, or one cosine over the whole of it, which ends with the largest size
         fall: the learning rate falls by this factor whenever the trunk grows
         how: how new units are filled, as in a growth event
+        noise: of copies, in units of an initialisation
+        state: whether the optimizer's state is kept at a growth, or reset
         deepen: what new blocks are, as in a growth event
         tune: try learning rates and factors `fall` on the two smallest sizes first, and take the best
         lrs: learning rates to try then; none takes the optimizer's own times 1/2 to 2
         check: sizes to train from scratch as well, at equal FLOPs, with the same schedule and the best of `check_lrs`
-        check_lrs: learning rates that a check tries; none takes the smallest size's times 1 and 2
+        check_lrs: learning rates that a check tries; none takes the trunk's times 1/2, 1 and 2
         seeds: how many trunks to train
         sunk: with --from, whether the checkpoint's FLOPs count as spent before (and are charged to no size)
         base_steps: with --from, how many steps the checkpoint has trained, where it does not tell itself
@@ -74,8 +94,12 @@ class FamilySettings:
     budget: float | list[float] | None = None
     unit: Unit = "steps"
     decay: float = 0.25
+    ends: float | None = None
+    schedule: Literal["constant", "cosine"] = "constant"
     fall: float = 1.0
-    how: Literal["fresh", "lossless", "paired"] = "fresh"
+    how: Literal["fresh", "lossless", "copies", "paired"] = "fresh"
+    noise: float = 0.0
+    state: Literal["keep", "reset"] = "keep"
     deepen: Deepen = "interleaved"
     tune: bool = False
     lrs: list[float] = field(default_factory=list)
@@ -89,8 +113,10 @@ class FamilySettings:
     def __post_init__(self) -> None:
         if not 0 < self.decay < 1:
             raise MupscaleError(f"family.decay is {self.decay}, but must lie between 0 and 1")
-        if not 0 < self.fall <= 1:
-            raise MupscaleError(f"family.fall is {self.fall}, but must be above 0 and at most 1")
+        for name, part in {"fall": self.fall, "ends": 1.0 if self.ends is None else self.ends}.items():
+            if not 0 < part <= 1:
+                raise MupscaleError(f"family.{name} is {part}, but must be above 0 and at most 1")
+        operator = build_operator(self.how, self.noise, "init")
         if self.seeds < 1:
             raise MupscaleError(f"family.seeds is {self.seeds}, but must be at least 1")
         for value in self.budget if isinstance(self.budget, list) else [self.budget]:
@@ -103,6 +129,8 @@ class FamilySettings:
         widths = [Width.of(size, "family.sizes", whole=True) for size in self.sizes]
         for smaller, larger in pairwise(widths):
             larger.check_wider_than(smaller, "family.sizes rise, and")
+            if operator.needs_multiples:
+                check_growing_sizes(larger.whole, smaller.whole, True, f"family.how is {self.how}, and")
             if smaller == larger:
                 raise MupscaleError(f"family.sizes holds {smaller} twice")
         for size in self.check:
@@ -114,7 +142,7 @@ class FamilySettings:
 class PlannedSize:
     """A size of the family: what it may spend, the last stretch of its trunk, and its finished model.
 
-    steps: in trunk and branch at this size. spent: all that is charged to it, which is its budget but for rounding.
+    spent: all that is charged to it, which is its budget but for rounding.
     """
 
     size: WholeWidth
@@ -125,8 +153,24 @@ class PlannedSize:
 
     @property
     def steps(self) -> tuple[int, int]:
-        """In trunk and branch, at this size."""
-        return self.trunk.steps, self.leaf.steps
+        """Before its decay and in it, at this size."""
+        before = (one.steps for one in self.leaf.path[:-1] if one.width == self.size)
+        return sum(before), self.leaf.steps
+
+    @property
+    def branch(self) -> list[Stretch]:
+        """From the last stretch that it shares with the trunk to the finished model."""
+        shared = [one for one in self.leaf.path if one in self.trunk.path]
+        return self.leaf.path[len(shared) - 1 :]
+
+
+class _Cut(NamedTuple):
+    """Steps of a size: with the trunk, alone at its rate, in the decay; and those that the trunk goes on with."""
+
+    shared: int
+    alone: int
+    decay: int
+    on: int
 
 
 @dataclass(frozen=True)
@@ -143,6 +187,12 @@ class FamilyPlanner:
     def tokens_per_step(self) -> float:
         """Examples in a step, or for text its tokens."""
         return float(self.recipe.batch * self.ground.data.per_example)
+
+    @property
+    def counted(self) -> str:
+        """What a step counts: tokens of text, else examples."""
+        unit = self.ground.data.unit
+        return "examples" if unit == "samples" else unit
 
     def parameters(self, size: WholeWidth) -> int:
         """How many numbers a model of this size is made of."""
@@ -165,46 +215,86 @@ class FamilyPlanner:
 
     def plan(self, sizes: Sequence[WholeWidth], lr: float, fall: float, seed: int) -> list[PlannedSize]:
         """The trunk and its branches; refused where a size's budget is spent before its trunk can begin."""
-        planned: list[PlannedSize] = []
-        trunk, spent, own, part = self.start, self.base_cost, self.recipe.schedule, self.settings.decay
+        planned, trunk, done = list[PlannedSize](), self.start, 0
+        growing = {name: getattr(self.settings, name) for name in ("how", "noise", "deepen", "state")}
+        cuts = self._cut_budgets(sizes)
+        whole = sum(cut.shared + cut.on for cut in cuts[:-1]) + cuts[-1].shared + cuts[-1].alone + cuts[-1].decay
+        for number, (size, budget, cut) in enumerate(zip(sizes, self.budgets(sizes), cuts, strict=True)):
+            own: dict[str, Any] = {"width": size, "lr": lr * fall**number, "seed": seed, "order": 2 * number}
+            own |= self._trunk_piece(cut.shared, done, whole)
+            trunk = Stretch(**own) if trunk is None else trunk.then(**own, **growing)
+            done += cut.shared
+            leaf = trunk
+            for piece in self._branch_pieces(trunk, cut, done, whole):
+                leaf = leaf.then(**piece)
+            if cut.on and number + 1 < len(sizes):
+                trunk = trunk.then(**self._trunk_piece(cut.on, done, whole))
+                done += cut.on
+            spent = self.base_cost + math.fsum(map(self.ground.cost, leaf.path))
+            planned.append(PlannedSize(size, budget, spent, trunk, leaf))
+        return planned
+
+    def _cut_budgets(self, sizes: Sequence[WholeWidth]) -> list[_Cut]:
+        """What every size trains with the trunk, after it, and what the trunk goes on with."""
+        cuts, spent, part = list[_Cut](), self.base_cost, self.settings.decay
         for number, (size, budget) in enumerate(zip(sizes, self.budgets(sizes), strict=True)):
             each = self.ground.cost_per_step(size)
-            branch = max(1, round(part * budget / each))
-            steps = round(((1 - part) * budget - spent) / each)
-            warmup = own.warmup if trunk is None or trunk.start is not None else 0
-            if steps <= warmup:
+            leaves, ends = (round((share * budget - spent) / each) for share in (1 - part, self.ends))
+            shared, warmup = min(leaves, ends), 0 if number else self.recipe.schedule.warmup
+            if shared <= warmup:
                 self._refuse(sizes, number, spent, warmup)
-            rate, order = lr * fall**number, 2 * number
-            piece: dict[str, Any] = {"steps": steps, "lr": rate, "schedule": Schedule(warmup=warmup), "order": order}
-            if trunk is None:
-                trunk = Stretch(width=size, seed=seed, **piece)
-            else:
-                growing = {"how": self.settings.how, "deepen": self.settings.deepen}
-                trunk = trunk.then(width=size, seed=seed, **piece, **growing)
-            spent += steps * each
-            leaf = trunk.then(steps=branch, schedule=Schedule("wsd", decay=branch, floor=own.floor))
-            planned.append(PlannedSize(size, budget, spent + branch * each, trunk, leaf))
-        return planned
+            cuts.append(_Cut(shared, leaves - shared, max(1, round(part * budget / each)), ends - shared))
+            spent += ends * each
+        return cuts
+
+    @property
+    def ends(self) -> float:
+        """The part of a size's budget after which the trunk grows on."""
+        return 1 - self.settings.decay if self.settings.ends is None else self.settings.ends
+
+    def _trunk_piece(self, steps: int, done: int, whole: int) -> dict[str, Any]:
+        """So many steps of the trunk, which has taken `done` and will have taken `whole` when the largest is there."""
+        own = self.recipe.schedule
+        schedule = Schedule(warmup=0 if done else own.warmup)
+        if self.settings.schedule == "cosine":
+            schedule = Schedule("cosine", own.warmup, 0, own.floor, before=done, after=whole - done - steps)
+        return {"steps": steps, "schedule": schedule}
+
+    def _branch_pieces(self, trunk: Stretch, cut: _Cut, done: int, whole: int) -> Iterator[dict[str, Any]]:
+        """On at the rate that the trunk has there, then down to zero; the largest ends the trunk's cosine instead."""
+        if self.settings.schedule == "cosine" and done + cut.alone + cut.decay == whole:
+            yield self._trunk_piece(cut.alone + cut.decay, done, whole)
+            return
+        rate = trunk.lr * trunk.schedule.at(trunk.steps, trunk.steps)
+        if cut.alone:
+            yield {"steps": cut.alone, "lr": rate, "schedule": Schedule()}
+        decay = Schedule("wsd", decay=cut.decay, floor=self.recipe.schedule.floor)
+        yield {"steps": cut.decay, "lr": rate, "schedule": decay}
 
     def _refuse(self, sizes: Sequence[WholeWidth], number: int, spent: float, warmup: int) -> None:
         """Say which size cannot be reached, and the nearest budget that works."""
         size, each = sizes[number], self.ground.cost_per_step(sizes[number])
-        least = (spent + (warmup + 1) * each) / (1 - self.settings.decay)
+        share = min(1 - self.settings.decay, self.ends)
+        least = (spent + (warmup + 1) * each) / share
         budget = self.budgets(sizes)[number]
         asked = self.settings.budget if self.settings.budget is not None else float(self.recipe.steps)
         own = asked[number] if isinstance(asked, list) else asked
         raise MupscaleError(
             f"size {Width.of(size)} may spend {words.format_flops(budget)}, and the trunk has spent "
             f"{words.format_flops(spent)} when it gets there, which leaves nothing of the "
-            f"{1 - self.settings.decay:.0%} before its branch: give it a budget of at least "
+            f"{share:.0%} before it branches off: give it a budget of at least "
             f"{math.ceil(own * least / budget):,} {self.settings.unit.replace('_', ' ')}, or leave the size out"
         )
 
     def scratch(self, one: PlannedSize, lr: float, seed: int) -> Stretch:
         """The same size trained from scratch with as many FLOPs as are charged to it, under the same schedule."""
         steps = max(2, round(one.spent / self.ground.cost_per_step(one.size)))
-        first = Stretch(width=one.size, steps=0, lr=lr, seed=seed, order=100)
-        return branch_off(first, steps, [1.0], "wsd", self.recipe.schedule)[1.0]
+        own, decay = self.recipe.schedule, max(1, int(self.settings.decay * steps))
+        first = Stretch(width=one.size, steps=steps, lr=lr, seed=seed, order=100)
+        if self.settings.schedule == "cosine":
+            return replace(first, schedule=Schedule("cosine", own.warmup, 0, own.floor))
+        trunk = replace(first, steps=steps - decay, schedule=Schedule(warmup=own.warmup))
+        return trunk.then(steps=decay, schedule=Schedule("wsd", decay=decay, floor=own.floor))
 
     def costs(self, planned: Sequence[PlannedSize]) -> tuple[float, float]:
         """Of the whole family, and of training every size alone with its own budget."""
@@ -238,7 +328,9 @@ def make_planner(recipe: Recipe, settings: FamilySettings) -> FamilyPlanner:
 # ---------------------------------------------------------------------------------------------- before it is trained
 
 
-HEAD = ["size", "parameters", "steps, trunk + branch", "tokens", "FLOPs charged", "FLOPs alone"]
+def name_columns(planner: FamilyPlanner) -> list[str]:
+    """The head of the table of sizes."""
+    return ["size", "parameters", "steps, trunk + branch", planner.counted, "FLOPs charged", "FLOPs alone"]
 
 
 def list_sizes(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> list[list[str]]:
@@ -285,16 +377,16 @@ def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
     ...     width=16, base=16, steps=400, batch=100,
     ... )
     >>> print(estimate_family(recipe, FamilySettings(sizes=[16, 32, 64])))
-    size  parameters  steps, trunk + branch  tokens  FLOPs charged   FLOPs alone
-      16       1,543              300 + 100  40,000   0.357 GFLOPs  0.357 GFLOPs
-      32       4,103              188 + 100  58,800   0.959 GFLOPs   0.96 GFLOPs
-      64      12,295              201 + 100  78,900     2.9 GFLOPs    2.9 GFLOPs
+    size  parameters  steps, trunk + branch  examples  FLOPs charged   FLOPs alone
+      16       1,543              300 + 100    40,000   0.357 GFLOPs  0.357 GFLOPs
+      32       4,103              188 + 100    58,800   0.959 GFLOPs   0.96 GFLOPs
+      64      12,295              201 + 100    78,900     2.9 GFLOPs    2.9 GFLOPs
     Three sizes for 0.77 of the FLOPs of training each (3.23 GFLOPs against 4.22 GFLOPs).
     """
     planner = make_planner(recipe, settings)
     planned = planner.plan(settings.sizes, _own_rate(recipe), settings.fall, 0)
-    rows = [HEAD, *list_sizes(planner, planned)]
-    wide = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    rows = [name_columns(planner), *list_sizes(planner, planned)]
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, wide, strict=True)) for row in rows]
     lines.append(f"{describe_saving(planner, planned)}.")
     together, _ = planner.costs(planned)
@@ -328,7 +420,7 @@ def _is_checked(one: PlannedSize, settings: FamilySettings) -> bool:
 
 def _check_rates(recipe: Recipe, settings: FamilySettings, lr: float | None = None) -> list[float]:
     rate = _own_rate(recipe) if lr is None else lr
-    return sorted(set(settings.check_lrs)) or [rate, 2 * rate]
+    return sorted(set(settings.check_lrs)) or [factor * rate for factor in RATES]
 
 
 def _tuning_trees(planner: FamilyPlanner) -> dict[tuple[float, float], list[PlannedSize]]:
@@ -345,11 +437,18 @@ def _tuning_trees(planner: FamilyPlanner) -> dict[tuple[float, float], list[Plan
 
 
 def run_family(
-    recipe: Recipe, settings: FamilySettings, folder: str | Path, *, command: str = "", note: Note = print_at_once
+    recipe: Recipe,
+    settings: FamilySettings,
+    folder: str | Path,
+    *,
+    command: str = "",
+    note: Note = print_at_once,
+    notes: Sequence[str] = (),
 ) -> StudySummary:
     """Train a model of every size out of one growing trunk; summary.json, and a folder for every size.
 
-    The same call goes on where an earlier one was stopped; one more size trains only what is new.
+    The same call goes on where an earlier one was stopped; one more size trains only what is new. Under torchrun the
+    processes train every stretch together. notes: what is to be kept in mind, for the page.
 
     >>> from mupscale.train import Spec
     >>> recipe = Recipe(
@@ -362,7 +461,13 @@ def run_family(
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: size 64 may spend 0.145 GFLOPs, and the trunk has spent ...
     """
-    return _FamilyRun(recipe, settings, Path(folder), note).run(command)
+    with join_processes(recipe.device, recipe.parallel) as processes:
+        told = note if processes.main else _say_nothing
+        return _FamilyRun(recipe, settings, Path(folder), told, list(notes), processes).run(command)
+
+
+def _say_nothing(text: str) -> None:
+    """What processes beside the main one say."""
 
 
 @dataclass
@@ -371,12 +476,17 @@ class _FamilyRun:
     settings: FamilySettings
     folder: Path
     note: Note
+    notes: list[str]
+    processes: Processes
 
     def __post_init__(self) -> None:
         self.planner = make_planner(self.recipe, self.settings)
         self.planner.plan(self.settings.sizes, _own_rate(self.recipe), self.settings.fall, 0)  # refuses
         stages = 1 + self.settings.tune + bool(self.settings.check)
-        self.trainer = Trainer(self.planner.ground, self.folder, "family", self.settings.engine, self.note, stages)
+        self.trainer = Trainer(
+            *(self.planner.ground, self.folder, "family", self.settings.engine, self.note, stages),
+            processes=self.processes,
+        )
 
     def run(self, command: str) -> StudySummary:
         """Tune where that is asked for, train the family size by size, then the checks."""
@@ -388,10 +498,10 @@ class _FamilyRun:
             trees = [self.planner.plan(self.settings.sizes, lr, fall, seed) for seed in range(self.settings.seeds)]
             self._train(trees)
             summary = self._summarise(trees, {}, lr, fall, tuned, command)
-            summary.save(self.folder)
+            self.trainer.by_main(partial(summary.save, self.folder))
             if self.settings.check:
                 summary = self._summarise(trees, self._check(trees, lr), lr, fall, tuned, command)
-                summary.save(self.folder)
+                self.trainer.by_main(partial(summary.save, self.folder))
             return summary
 
     def _tune(self) -> tuple[float, float, Search]:
@@ -421,18 +531,44 @@ class _FamilyRun:
             for number, size in enumerate(self.settings.sizes):
                 losses = self.trainer.train([tree[number].leaf for tree in trees])
                 shown = ", ".join("diverged" if loss is None else f"{loss:.4f}" for loss in losses)
-                place = self._keep(size, [tree[number].leaf for tree in trees])
+                place = self._keep([tree[number] for tree in trees], losses)
                 self.note(f"  size {Width.of(size)} is finished: loss {shown}; {place}")
 
-    def _keep(self, size: WholeWidth, leaves: Sequence[Stretch]) -> Path:
-        """A folder of the size's own, which is an ordinary finished run; one for each seed where there are several."""
-        place = self.folder / "sizes" / Width.of(size).label
-        for seed, leaf in enumerate(leaves):
-            target = place if len(leaves) == 1 else place / f"seed-{seed}"
-            if self.trainer.ended[leaf.key] is not None and not target.exists():
-                with appearing(target) as hidden:  # whole or not at all, whenever the process is killed
-                    shutil.copytree(str(self.trainer.recipe_of(leaf).out), hidden, dirs_exist_ok=True)
+    def _keep(self, seeds: Sequence[PlannedSize], losses: Sequence[float | None]) -> Path:
+        """A folder of the size's own, which is an ordinary finished run; one for each seed where there are several.
+
+        What another family has left under this name makes room: its recipe is another.
+        """
+        place = self.folder / "sizes" / Width.of(seeds[0].size).label
+        for seed, (one, loss) in enumerate(zip(seeds, losses, strict=True)):
+            target = place if len(seeds) == 1 else place / f"seed-{seed}"
+            told = json.dumps(stored_values(self.trainer.recipe_of(one.leaf), target), indent=2) + "\n"
+            if loss is not None and not self.processes.ask_main(partial(_is_kept, target, told)):
+                model = self._load_pretrained(one)
+                self.trainer.by_main(partial(self._write_size, one, loss, target, told, model))
         return place
+
+    def _load_pretrained(self, one: PlannedSize) -> Any:
+        """The finished model, where it can be saved as a Hugging Face folder; all processes read its shards."""
+        family = self.recipe.family()
+        if not callable(getattr(family.sketch(one.size), "save_pretrained", None)):
+            return None
+        model = family.build(one.size)
+        read_snapshot(find_checkpoint(str(self.trainer.recipe_of(one.leaf).out))).restore_model(model)
+        return model
+
+    def _write_size(self, one: PlannedSize, loss: float, target: Path, told: str, model: Any) -> None:
+        """Whole or not at all, whenever the process is killed."""
+        if (target.parent / "recipe.json").exists():  # of one seed, where there are several now
+            remove(target.parent)
+        remove(target)
+        with appearing(target) as hidden:
+            shutil.copytree(str(self.trainer.recipe_of(one.leaf).out), hidden, dirs_exist_ok=True)
+            replace_text(hidden / "recipe.json", told)
+            if model is not None:
+                model.save_pretrained(hidden / "hf")
+                card = write_card(self.planner, one, loss, self.settings.sizes, _class_to_load(model))
+                replace_text(hidden / "hf" / "README.md", card)
 
     def _check(self, trees: Sequence[Sequence[PlannedSize]], lr: float) -> dict[str, Check]:
         """Sizes from scratch at equal FLOPs, each at the best of its learning rates."""
@@ -474,7 +610,7 @@ class _FamilyRun:
             losses = [ended[tree[number].leaf.key] for tree in trees]
             check = checks.get(Width.of(first[number].size).label)
             rows.append([*row, _spread(losses), "" if check is None else _spread(check.scratch)])
-        head = [*HEAD, "held-out loss", "from scratch"]
+        head = [*name_columns(planner), "held-out loss", "from scratch"]
         together, alone = planner.costs(first)
         cards = [
             Card("FLOPs of the family, compared with training each size alone", f"{together / alone:.2f}×"),
@@ -506,26 +642,28 @@ class _FamilyRun:
                 "checks": {label: asdict(replace(check, leaf=None)) for label, check in checks.items()},
             },
             stages=list(self.trainer.spent.values()),
-            notes=[],
+            notes=[*self.notes, *describe_edges(checks)],
         )
 
     def _runs(self, trees: Sequence[Sequence[PlannedSize]], checks: Mapping[str, Check]) -> SystemRuns:
         """The trunk as a line, a branch that falls off it at every size, and points from scratch where checked."""
         planner, ended, first = self.planner, self.trainer.ended, trees[0]
-        trunk, branches, scratch = [], list[ContenderRuns](), list[ContenderRuns]()
+        branches, scratch = list[ContenderRuns](), list[ContenderRuns]()
+
+        def points(paths: Sequence[Sequence[Stretch]], whole: float) -> list[BudgetPoint]:
+            """The ends of these stretches, which are those of one seed each."""
+            found = []
+            for same in zip(*paths, strict=True):
+                cost = planner.base_cost + math.fsum(map(planner.ground.cost, same[0].path))
+                steps = sum(one.steps for one in same[0].path)
+                found.append(BudgetPoint(cost / whole, steps, cost, [ended[one.key] for one in same]))
+            return found
+
         for number, one in enumerate(first):
-            at = one.spent - planner.ground.cost(one.leaf)
-            steps = sum(stretch.steps for stretch in one.trunk.path)
-            losses = [ended[tree[number].trunk.key] for tree in trees]
-            trunk.append(BudgetPoint((number + 1) / len(first), steps, at, losses))
-            ends = [ended[tree[number].leaf.key] for tree in trees]
-            points = [
-                BudgetPoint(1 - planner.settings.decay, steps, at, losses),
-                BudgetPoint(1.0, steps + one.leaf.steps, one.spent, ends),
-            ]
             label = f"size {Width.of(one.size)}"
             name = f"size-{Width.of(one.size).label}"
-            branches.append(ContenderRuns(name, one.size, one.leaf.lr, 0.0, points, label=label, like=FRESH.name))
+            ends = points([tree[number].branch for tree in trees], one.spent)
+            branches.append(ContenderRuns(name, one.size, one.leaf.lr, 0.0, ends, label=label, like=FRESH.name))
             if (check := checks.get(Width.of(one.size).label)) is not None:
                 assert check.leaf is not None
                 cost = math.fsum(map(planner.ground.cost, check.leaf.path))
@@ -535,8 +673,51 @@ class _FamilyRun:
                 scratch.append(
                     ContenderRuns(f"{name}-scratch", one.size, check.lr, 0.0, [point], label, like=FROM_SCRATCH.name)
                 )
-        line = ContenderRuns("trunk", first[-1].size, first[0].leaf.lr, 0.0, trunk, "trunk", like=CONTINUED.name)
+        trunk = points([[one for one in tree[-1].trunk.path if one.start is None] for tree in trees], first[-1].spent)
+        line = ContenderRuns("trunk", first[-1].size, first[0].trunk.lr, 0.0, trunk, "trunk", like=CONTINUED.name)
         return SystemRuns(first[0].size, first[-1].size, 0.0, planner.ground.unit, [line, *branches, *scratch])
+
+
+def _is_kept(folder: Path, recipe: str) -> bool:
+    """Whether a size's folder is there, and of this recipe."""
+    kept = folder / "recipe.json"
+    return kept.is_file() and kept.read_text(encoding="utf-8") == recipe
+
+
+def write_card(planner: FamilyPlanner, one: PlannedSize, loss: float, sizes: Sequence[WholeWidth], cls: str) -> str:
+    """README.md of a size that is a Hugging Face folder: what it is, what it has cost, and how it is loaded."""
+    size = Width.of(one.size)
+    seen = words.format_count(round(sum(stretch.steps for stretch in one.leaf.path) * planner.tokens_per_step))
+    family = ", ".join(str(Width.of(each)) for each in sizes)
+    return f"""\
+---
+library_name: transformers
+tags:
+- mupscale
+---
+
+# Size {size}
+
+This model of size {size} ({planner.parameters(one.size):,} parameters) is one of a family: {family}. mupscale trained
+them as one run that grows from size to size. This one trained for {one.steps[0]:,} steps at its own size, and for
+{one.steps[1]:,} more in a branch of its own, in which the learning rate decayed.
+
+- Held-out loss: {loss:.4f}
+- Trained on {seen} {planner.counted}, with {words.format_flops(one.spent)}; both include the smaller sizes before it
+
+```python
+import transformers
+
+model = transformers.{cls}.from_pretrained("hf")
+```
+"""
+
+
+def _class_to_load(model: nn.Module) -> str:
+    """The class of transformers' own that a model is, or that it holds."""
+    bases = (base for module in model.modules() for base in type(module).__mro__)
+    own = (base.__name__ for base in bases if base.__module__.startswith("transformers.models."))
+    return next(own, "AutoModel")
 
 
 @dataclass(frozen=True)
@@ -567,6 +748,23 @@ class Check:
             return f"{size} {word}"
         low, high = (f"{100 * each:+.2g}" for each in (min(self.relative), max(self.relative)))
         return f"{size} {word} ({low} to {high} %)"
+
+
+def describe_edges(checks: Mapping[str, Check]) -> list[str]:
+    """Which sizes from scratch ended best at the lowest or highest learning rate of several that were tried.
+
+    >>> describe_edges({"64": Check(0.2, [1.0], [1.0], None, {0.1: [1.1], 0.2: [1.0]})})[0][:80]
+    'from scratch, 64 ended best at the highest learning rate that was tried (0.2), s'
+    """
+    notes = []
+    for label, check in checks.items():
+        ends = {max(check.tried): "highest", min(check.tried): "lowest"}
+        if len(check.tried) > 1 and check.lr in ends:
+            notes.append(
+                f"from scratch, {label} ended best at the {ends[check.lr]} learning rate that was tried "
+                f"({check.lr:g}), so that it might end lower at another: give more of them (family.check_lrs)"
+            )
+    return notes
 
 
 def write_family_sentence(saving: str, checks: Mapping[str, Check]) -> str:

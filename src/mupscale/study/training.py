@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from mupscale.core import WholeWidth, Width
 from mupscale.engine import Outcome, lowest_loss_bar, read_outcome, train_many
@@ -21,6 +23,7 @@ from mupscale.train import (
     Evaluation,
     Growth,
     LoadedRecipe,
+    Processes,
     Recipe,
     Seeds,
     copy_checkpoint,
@@ -41,6 +44,7 @@ _OF_STRETCHES = {
     "noise",
     "noise_unit",
     "deepen",
+    "state",
 }
 
 
@@ -113,6 +117,7 @@ class Ground(LoadedRecipe):
             noise=stretch.noise,
             noise_unit=stretch.noise_unit,
             deepen=stretch.deepen,
+            state=stretch.state,
             **{"start_width": None, **self.watch(stretch), **changes},
         )
 
@@ -134,6 +139,7 @@ def _change_rate(stretch: Stretch, at: int, lr: float) -> Growth:
 class Trainer:
     """Trains stretches in a study's folder, and counts what they take. stages: how many there will be.
 
+    processes: those that train each stretch together, of which the main one decides and writes.
     study: tells whose seconds are kept, where several studies share a folder. Costs are those of a stage's stretches,
     whichever process has trained them.
     """
@@ -150,6 +156,8 @@ class Trainer:
     visible: bool = True
     start_at: str | None = None
     ended: dict[str, float | None] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    processes: Processes = field(default_factory=lambda: Processes(torch.device("cpu")))
 
     def make_folder(self) -> None:
         """Make the study's folder if there is none."""
@@ -163,16 +171,27 @@ class Trainer:
         """The folder, made if there is none, and locked meanwhile. wait: for others who train there, as workers do."""
         busy = f"another process is training in {self.folder}: wait for it, or choose another folder (--out)"
         waiting = f"waiting for another process that trains in {self.folder}"
-        self.make_folder()
+        lock = self.folder / ".lock"
+
+        def begin() -> None:
+            self.make_folder()
+            refusal = None if wait else busy
+            held.enter_context(exclusive_lock(lock, refusal=refusal, before_waiting=lambda: self.note(waiting)))
+            for folder in (self.folder, self.folder / "stacks"):
+                clear_leftovers(folder, alone=not wait)
+            self._take_checkpoint()
+
         try:
-            lock = self.folder / ".lock"
-            with exclusive_lock(lock, refusal=None if wait else busy, before_waiting=lambda: self.note(waiting)):
-                for folder in (self.folder, self.folder / "stacks"):
-                    clear_leftovers(folder, alone=not wait)
-                self._take_checkpoint()
+            with ExitStack() as held:
+                self.by_main(begin)
+                self._take_checkpoint()  # which is there now
                 yield
         except OSError as error:
             raise MupscaleError(f"{self.folder} cannot be written: {error.strerror or error}") from None
+
+    def by_main(self, write: Callable[[], object]) -> None:
+        """Let the main process write something into the folder, while the others wait."""
+        self.processes.by_main(write, f"{self.folder} cannot be written")
 
     def _take_checkpoint(self) -> None:
         """A copy of the checkpoint that the recipe starts from, so that the folder can be moved without it."""
@@ -226,6 +245,8 @@ class Trainer:
                 self.ended[stretch.key] = None
                 continue
             name = f"{Width.of(stretch.width).label}-{stretch.steps}-{stretch.schedule.kind}-{stretch.schedule.warmup}"
+            if stretch.schedule.before or stretch.schedule.after:
+                name += f"-{stretch.schedule.before}-{stretch.schedule.after}"
             if stretch.base is not None:
                 name += f"-base-{Width.of(stretch.base).label}"
             groups.setdefault(name, []).append(stretch)
@@ -240,28 +261,37 @@ class Trainer:
             losses = {one.key: self._loss(end) for one, end in zip(members, outcomes, strict=True)}
             self.ended |= losses
             if new := {light[key]: loss for key, loss in losses.items() if key in light}:
-                write_json(self._light, {**self._light_losses(), **new})
+                self.by_main(partial(write_json, self._light, {**self._light_losses(), **new}))
 
     def _train_group(self, name: str, recipes: list[Recipe]) -> list[Outcome]:
-        stored, began = [read_outcome(recipe) for recipe in recipes], time.monotonic()
+        began, together = time.monotonic(), self.processes.world > 1
+        stored = self.processes.ask_main(lambda: [read_outcome(recipe) for recipe in recipes])
         outcomes = [outcome for outcome in stored if outcome is not None]
         if len(outcomes) < len(recipes):
-            with lowest_loss_bar(recipes[0].steps, stored.count(None), visible=self.visible) as tell:
+            visible = self.visible and self.processes.main
+            with lowest_loss_bar(recipes[0].steps, stored.count(None), visible=visible) as tell:
                 outcomes = train_many(
                     recipes,
-                    engine=self.engine,
+                    engine="serial" if together else self.engine,
                     evaluate=self.ground.measure == "held-out",
-                    save=self.folder / "stacks" / f"{self.name}-{name}.safetensors",
+                    save=None if together else self.folder / "stacks" / f"{self.name}-{name}.safetensors",
                     on_point=tell,
                     resume=True,
-                    note=self.note,
+                    note=self._note_once,
                     data=self.ground.data,
                 )
+            outcomes = self.processes.ask_main(partial(list, outcomes))
             self._keep_seconds(time.monotonic() - began)
         each = [min(one.step, one.recipe.steps) * self.ground.cost_per_step(one.recipe.width) for one in outcomes]
         spent = self.spent[self.name]
         self.spent[self.name] = replace(spent, cost=(spent.cost or 0.0) + math.fsum(each))
         return outcomes
+
+    def _note_once(self, text: str) -> None:
+        """Why runs of one model are trained one at a time is the same for every stretch."""
+        if text not in self.told and self.processes.main:
+            self.told.add(text)
+            self.note(text)
 
     def _loss(self, outcome: Outcome) -> float | None:
         if outcome.status != "finished":
@@ -276,7 +306,7 @@ class Trainer:
         stored = self._seconds()
         stored[self.name] = stored.get(self.name, 0.0) + seconds
         self.spent[self.name] = replace(self.spent[self.name], seconds=stored[self.name])
-        write_json(self._clock, stored)
+        self.by_main(partial(write_json, self._clock, stored))
 
     @property
     def _light(self) -> Path:

@@ -17,6 +17,7 @@ from mupscale.core import WholeWidth, Width
 from mupscale.system import MupscaleError
 from mupscale.train import Deepen, How, NoiseLevel, Schedule
 
+_LATER = ("before", "after")  # of a schedule; where they are 0, a stretch is the one that it was without them
 DECAY = 4
 """The decay is one part in so many of a budget."""
 
@@ -35,6 +36,7 @@ class Stretch:
         parent: the stretch whose end it starts from; without one it starts from an initialisation, or from `start`
         start: of a checkpoint from outside the study, which has no steps of its own: what its trainer calls it
         how, noise, noise_unit, deepen: how the model grows on the way from its parent, as in a growth event
+        state: whether it keeps the state of its parent's optimizer, or resets it
         base: the width whose rates it has, where that is not the recipe's
         change: a step, and the learning rate from there on
 
@@ -59,13 +61,14 @@ class Stretch:
     noise: NoiseLevel = 0.0
     noise_unit: Literal["init", "theory", "signal"] = "init"
     deepen: Deepen = "identity"
+    state: Literal["keep", "reset"] = "keep"
     base: WholeWidth | None = None
     change: tuple[int, float] | None = None
 
     def then(self, **changes: Any) -> Stretch:
         """The next stretch of the same model: same size, rate and seed, and the next order of the data."""
         new: dict[str, Any] = {"how": "copies", "noise": 0.0, "deepen": "identity", "change": None, "start": None}
-        return replace(self, parent=self, **{"order": self.order + 1, **new, **changes})
+        return replace(self, parent=self, **{"order": self.order + 1, **new, "state": "keep", **changes})
 
     @property
     def is_grown(self) -> bool:
@@ -81,7 +84,9 @@ class Stretch:
     def key(self) -> str:
         """A hash of all that determines its result: its own fields and its parent's key."""
         own = {each.name: getattr(self, each.name) for each in fields(self)}
-        own["schedule"] = vars(self.schedule)
+        own["schedule"] = {name: value for name, value in vars(self.schedule).items() if name not in _LATER or value}
+        if self.state == "keep":
+            del own["state"]
         own["parent"] = None if self.parent is None else self.parent.key
         return hash_values(own)
 

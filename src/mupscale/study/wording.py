@@ -134,7 +134,9 @@ def write_pay_words(summary: StudySummary) -> StudySummary:
     """The summary of the preset `pay` with its sentences, cards and tables."""
     alone = "The large models are not trained: this is the forecast alone."
     if summary.large is None:
-        sentences, cards = [str(summary.forecast["sentence"]), alone], list(_forecast_cards(summary.forecast))
+        size = summary.forecast.get("size", {}).get("sentence")
+        sentences = [str(summary.forecast["sentence"]), *([size] if size else []), alone]
+        cards = list(_forecast_cards(summary.forecast))
     else:
         sentences = [str(summary.answer["sentence"]), *_break_evens(summary.answer, summary.large)]
         cards = list(_answer_cards(summary, summary.large))

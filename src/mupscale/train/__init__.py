@@ -24,7 +24,7 @@ from mupscale.train.nonfinite import MOST_IN_A_ROW
 from mupscale.train.numeric_precision import cast_input, compile_quietly, matmul_precision
 from mupscale.train.processes import Processes, join_processes
 from mupscale.train.progress import Silence, make_progress
-from mupscale.train.recipe import MAY_CHANGE, Recipe
+from mupscale.train.recipe import MAY_CHANGE, Recipe, check_growing_sizes
 from mupscale.train.recipe_runner import run_recipe
 from mupscale.train.run_curves import draw_curves
 from mupscale.train.run_folder import RunFolder, find_checkpoint, step_of
@@ -80,6 +80,7 @@ __all__ = [
     "catch_stop_signals",
     "check_copies",
     "check_data",
+    "check_growing_sizes",
     "compile_quietly",
     "copy_checkpoint",
     "cost_per_example",

@@ -160,13 +160,13 @@ def build_operator(how: How, noise: NoiseLevel, unit: str, outgoing: float = 1.0
 
 
 def without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a growth or a recipe, without how new units are filled where that is by copies.
+    """The values of a growth, a recipe or a schedule, without those that came later where they are as they were before.
 
     >>> without_defaults({"at": 10, "width": 64, "how": "copies", "outgoing": 1.0})
     {'at': 10, 'width': 64}
     """
     usual = {"how": "copies", "outgoing": 1.0, "depth": None, "deepen": "identity", "depth_rule": "none"}
-    usual["on_nonfinite"] = "stop"
+    usual |= {"on_nonfinite": "stop", "state": "keep", "before": 0, "after": 0}
     return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
 

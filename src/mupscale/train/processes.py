@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from mupscale.system import MupscaleError, derive, number_in_environment
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,16 @@ class Processes:
             if self.world > 1:
                 dist.broadcast_object_list(message)
             raise MupscaleError(str(message[0])) from None
+
+    def ask_main(self, find: Callable[[], T], what: str = "") -> T:
+        """What the main process finds, for all of them: they may not see the same files at the same moment."""
+        found: list[T] = []
+        self.by_main(lambda: found.append(find()), what)
+        if self.world > 1:
+            box = found or [None]
+            dist.broadcast_object_list(box)
+            return cast(T, box[0])
+        return found[0]
 
 
 @contextmanager

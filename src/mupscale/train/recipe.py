@@ -69,6 +69,7 @@ class Recipe:
         how: how the new units are filled when upscaling from a checkpoint, as in a growth event
         outgoing: for fresh units, from 0 to 1, how much of their fresh weight they have towards old ones
         deepen: what new blocks are when upscaling from a checkpoint with fewer, as in a growth event
+        state: whether to keep the state of a checkpoint's optimizer, or reset it
         depth_rule: complete if initial values and learning rates are to follow the depth, where the width says it
 
     Example:
@@ -119,6 +120,7 @@ class Recipe:
     how: How = "copies"
     outgoing: float = 1.0
     deepen: Deepen = "identity"
+    state: Literal["keep", "reset"] = "keep"
     depth_rule: DepthRule = "none"
     no_decay: list[str] = field(default_factory=list)
     callbacks: list[str | dict[str, Any]] = field(default_factory=list)
@@ -174,7 +176,7 @@ class Recipe:
                 f"a batch of {self.batch} cannot be cut into {self.accumulate} equal parts (accumulate)"
             )
         check_rate(self.optimizer.init_args)
-        if self.schedule.warmup + self.schedule.decay > self.steps:
+        if self.schedule.warmup + self.schedule.decay > self.schedule.before + self.steps + self.schedule.after:
             raise MupscaleError(
                 f"the schedule's warm-up ({self.schedule.warmup}) and decay ({self.schedule.decay}) are longer than "
                 f"the run's {self.steps} steps"
@@ -254,6 +256,7 @@ class Recipe:
         for spec in (self.model, self.data, self.optimizer):
             spec.check_plain()
         values = without_defaults(asdict(self))
+        values["schedule"] = without_defaults(values["schedule"])
         values["grow"] = [without_defaults(growth) for growth in values["grow"]]
         for name in _LEFT_OUT_WHEN_EMPTY:  # so that what was written before there were such lists is equal
             if not values[name]:
@@ -310,6 +313,8 @@ _LEAST = {
     "log_every": 1,
     "schedule.warmup": 0,
     "schedule.decay": 0,
+    "schedule.before": 0,
+    "schedule.after": 0,
     "checkpoints.every": 0,
     "checkpoints.keep": 1,
     "evaluation.every": 0,

@@ -218,7 +218,7 @@ def _load_optimizer_state(
 
     Hyperparameters stay this recipe's.
     """
-    if not isinstance(saved, Snapshot) or saved.content.optimizer is None:
+    if recipe.state == "reset" or not isinstance(saved, Snapshot) or saved.content.optimizer is None:
         return
     theirs = saved.run.optimizer_class if saved.run is not None else None
     named = all("param_names" in group for group in saved.content.optimizer["param_groups"])

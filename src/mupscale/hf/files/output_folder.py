@@ -67,6 +67,11 @@ def write_companions(folder: Path, source: Source, config: Mapping[str, Any], sh
     """
     replace_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     write_index(shards, folder)
+    copy_companions(folder, source)
+
+
+def copy_companions(folder: Path, source: Source) -> None:
+    """Tokenizer, generation config and the like of a checkpoint, which fit it at any width."""
     for file in _companion_files(source):
         target = folder / file.relative_to(source.folder)
         make_folder(target.parent)

@@ -1,0 +1,111 @@
+"""Which of two sizes is the better one at a budget, and from which budget the larger one is: from small runs.
+
+In a small system the base model that goes on and the wide one from scratch are two sizes, each trained at several
+budgets. Straight lines through their losses, in logarithms, meet at a cost: the crossing. From size to size it grows
+with the square of what a step costs, if a size needs data in proportion to it; and along a line through the crossings
+of several small systems. The range goes over both rules, and over the seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import linear_regression
+from typing import Any
+
+from mupscale.core import WholeWidth, Width
+from mupscale.plots import words
+from mupscale.study.contenders import CONTINUED, FROM_SCRATCH
+from mupscale.study.results import SystemRuns
+
+_FAR = math.log(1e6)  # times the budget: nobody knows how lines go on there
+CAVEAT = "Growing does not beat the best size: it saves what its base model has cost."
+
+
+def forecast_size(
+    small: Sequence[SystemRuns],
+    narrow: WholeWidth,
+    wide: WholeWidth,
+    budget: float,
+    cost: Callable[[WholeWidth], float],
+) -> dict[str, Any]:
+    """The better size at a budget, None where it is too close to call, and the cost from which the wide one is.
+
+    cost: of a step at a width. overtakes: {low, value, high}; empty where lines do not meet.
+
+    >>> from mupscale.study import BudgetPoint, ContenderRuns
+    >>> ends = {"continued": [0.5, 0.4], "from-scratch": [0.8, 0.5]}
+    >>> points = {name: [BudgetPoint(c, 1, c, [end]) for c, end in zip((1, 2), both)] for name, both in ends.items()}
+    >>> small = SystemRuns(1, 2, 0.0, "FLOPs", [ContenderRuns(n, 1, 0.1, 0.0, each) for n, each in points.items()])
+    >>> told = forecast_size([small], 4, 8, budget=10.0, cost=float)
+    >>> told["best"], round(told["overtakes"]["value"])
+    (4, 60)
+    """
+    if any(runs.unit != "FLOPs" for runs in small):
+        return {}
+    found = [
+        at
+        for seed in range(min(runs.seeds for runs in small))
+        for at in _extrapolate([_crossing(runs, seed) for runs in small], small, narrow, cost)
+    ]
+    told: dict[str, Any] = {"narrow": narrow, "wide": wide, "budget": budget, "best": narrow, "overtakes": {}}
+    if found and None not in found:
+        logs = sorted(at for at in found if at is not None)
+        if logs[-1] - math.log(budget) < _FAR:
+            low, high = math.exp(logs[0]), math.exp(logs[-1])
+            told["overtakes"] = {"low": low, "value": math.exp(math.fsum(logs) / len(logs)), "high": high}
+            told["best"] = narrow if low > budget else wide if high < budget else None
+    return {**told, "sentence": write_size(told)}
+
+
+def _crossing(runs: SystemRuns, seed: int) -> float | None:
+    """The logarithm of the cost at which the wide model from scratch meets the base model that goes on."""
+    lines = []
+    for name in (CONTINUED.name, FROM_SCRATCH.name):
+        points = [(math.log(spent), math.log(loss)) for spent, loss in runs.curve(name, seed=seed) if loss > 0]
+        if len({at for at, _ in points}) < 2:
+            return None
+        lines.append(linear_regression(*zip(*points, strict=True)))
+    ours, theirs = lines
+    return None if theirs.slope >= ours.slope else (theirs.intercept - ours.intercept) / (ours.slope - theirs.slope)
+
+
+def _extrapolate(
+    crossings: Sequence[float | None],
+    small: Sequence[SystemRuns],
+    narrow: WholeWidth,
+    cost: Callable[[WholeWidth], float],
+) -> list[float | None]:
+    """What each rule makes of one seed's crossings; None where they do not meet."""
+    sizes, here = [math.log(cost(runs.narrow)) for runs in small], math.log(cost(narrow))
+    known = [at for at in crossings if at is not None]
+    if len(known) < len(crossings):
+        return [None]
+    rules: list[float | None] = [known[-1] + 2 * (here - sizes[-1])]
+    if len(set(sizes)) > 1:
+        line = linear_regression(sizes, known)
+        rules.append(line.slope * here + line.intercept)
+    return rules
+
+
+def write_size(told: Mapping[str, Any]) -> str:
+    """The better size in words.
+
+    >>> write_size({"narrow": 8, "wide": 32, "budget": 2e9, "best": 8, "overtakes": {}})
+    'At 2 GFLOPs in all, width 8 is a better size than 32, which overtakes it at no budget in sight. Growing does not \
+beat the best size: it saves what its base model has cost.'
+    """
+    narrow, wide, budget = Width.of(told["narrow"]), Width.of(told["wide"]), words.format_flops(told["budget"])
+    at = told["overtakes"]
+    when = "at no budget in sight"
+    if at:
+        when = f"from about {words.format_flops(at['value'])} on"
+        if at["low"] < at["high"]:
+            when += f" ({words.format_flops(at['low'])} to {words.format_flops(at['high'])})"
+    if told["best"] is None:
+        said = f"At {budget} in all it is too close to call between widths {narrow} and {wide}, which overtakes {when}"
+    elif Width.of(told["best"]) == narrow:
+        said = f"At {budget} in all, width {narrow} is a better size than {wide}, which overtakes it {when}"
+    else:
+        said = f"At {budget} in all, width {wide} is a better size than {narrow}, which it overtakes {when}"
+    return f"{said}. {CAVEAT}"

@@ -1,0 +1,62 @@
+"""The better size at a budget: the crossing of a law that is known, and the comparisons that are stored in results/."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mupscale.study import BudgetPoint, ContenderRuns, StudySummary
+from mupscale.study.best_size import forecast_size
+from mupscale.study.results import SystemRuns
+
+STORED = sorted((Path(__file__).parents[2] / "results").glob("comparison-*"))
+
+
+def system(narrow: int, meet: float, slopes: tuple[float, float] = (-0.1, -0.5)) -> SystemRuns:
+    """Two sizes whose losses are powers of the cost, and equal at one cost."""
+    runs = []
+    for name, slope in zip(("continued", "from-scratch"), slopes, strict=True):
+        points = [BudgetPoint(c, 1, c, [(c / meet) ** slope, (c / meet) ** slope]) for c in (1.0, 2.0, 4.0)]
+        runs.append(ContenderRuns(name, narrow, 0.1, 0.0, points))
+    return SystemRuns(narrow, 2 * narrow, 0.0, "FLOPs", runs)
+
+
+def square(width: Any) -> float:
+    """What a step costs."""
+    return float(width**2)
+
+
+@pytest.mark.parametrize(("budget", "best"), [(10.0, 8), (100.0, None), (200.0, 16)])
+def test_the_range_goes_over_both_rules(budget: float, best: int | None) -> None:
+    told = forecast_size([system(2, 1.0), system(4, 8.0)], 8, 16, budget, square)
+    assert told["overtakes"]["low"] == pytest.approx(8.0 * 8)  # along the line: 8 times as much for every doubling
+    assert told["overtakes"]["high"] == pytest.approx(8.0 * 16)  # as the square of what a step costs
+    assert told["best"] == best
+    words = {8: "width 8 is a better size than 16", 16: "width 16 is a better size than 8", None: "too close to call"}
+    assert words[best] in told["sentence"]
+
+
+def test_lines_that_do_not_meet() -> None:
+    told = forecast_size([system(2, 1.0, (-0.5, -0.1))], 8, 16, 100.0, square)
+    assert told["best"] == 8
+    assert "at no budget in sight" in told["sentence"]
+
+
+@pytest.mark.parametrize("folder", STORED, ids=lambda path: path.name)
+def test_stored_comparisons_came_out_as_it_says_or_it_does_not_say(folder: Path) -> None:
+    summary = StudySummary.from_json(json.loads((folder / "summary.json").read_text()))
+    large = summary.large
+    assert large is not None
+    cost = {}
+    for runs in (*summary.small, large):
+        for name, width in (("continued", runs.narrow), ("from-scratch", runs.wide)):
+            one = runs.get(name)
+            assert one is not None
+            cost[str(width)] = one.points[-1].cost / one.points[-1].steps
+    budget = large.curve("continued")[-1][0]
+    told = forecast_size(summary.small, large.narrow, large.wide, budget, lambda width: cost[str(width)])
+    ends = {large.curve("continued")[-1][1]: large.narrow, large.curve("from-scratch")[-1][1]: large.wide}
+    assert told["best"] in (None, ends[min(ends)])
