@@ -8,7 +8,7 @@ at the smallest width; forecast: from small systems to the large one; verdict: t
 paper: the paper's own comparison; extrapolation: of what its sweeps found; paper_verdict: its costs and sentences;
 paper_words: tables and cards; coordinate_check: one picture
 family_run: the preset that trains every size out of one growing run; when, transfer: two more presets
-own_loop: the first in a training loop of one's own; wording: what the words of presets and the page share
+own_loop: pay and family in a training loop of one's own; wording: what the words of presets and the page share
 """
 
 from mupscale.study.budgets import (
@@ -22,7 +22,7 @@ from mupscale.study.budgets import (
 from mupscale.study.contenders import CONTENDERS, Contender, GainMark, contender_named, contender_or_stranger
 from mupscale.study.family_run import FamilySettings, estimate_family, run_family
 from mupscale.study.forecast import check_forecast, make_forecast
-from mupscale.study.own_loop import LoopComparison, OwnLoop
+from mupscale.study.own_loop import OwnLoop
 from mupscale.study.paper import estimate_paper, run_paper, run_sweeps
 from mupscale.study.pay import describe_plan, run_pay
 from mupscale.study.results import (
@@ -54,7 +54,6 @@ __all__ = [
     "Curve",
     "FamilySettings",
     "GainMark",
-    "LoopComparison",
     "OwnLoop",
     "PageTable",
     "Search",

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from mupscale.system import MupscaleError
-from mupscale.train import How, build_operator
+from mupscale.train import Deepen, How, build_operator
 
 Rate = Literal["tuned", "base", "own", "plain"]
 """A learning rate in the paper's comparison: what tuning chose for the upscaled model, the base model's, the one that
@@ -92,6 +92,11 @@ class Contender:
         return self.is_wide and self.from_base
 
     @property
+    def adds_blocks(self) -> bool:
+        """Whether it is about new blocks, for models that grow in depth alone; else about new units."""
+        return self.how in get_args(Deepen)
+
+    @property
     def needs_multiples(self) -> bool:
         """Whether it grows by whole factors alone."""
         return self.is_grown and build_operator(self.how, 0.0, "init").needs_multiples
@@ -165,6 +170,24 @@ FRESH = Contender(
     advice="Grow it, with fresh units",
     color="#2a7fb8",
     how="fresh",
+)
+IDENTITY_BLOCKS = Contender(
+    name="identity-blocks",
+    label="grown with identity blocks",
+    phrase="growing with blocks that change nothing at first",
+    advice="Grow it, with blocks that change nothing at first",
+    color="#3a9d6e",
+    how="identity",
+    is_usual=False,
+)
+COPIED_BLOCKS = Contender(
+    name="copied-blocks",
+    label="grown with copied blocks",
+    phrase="growing with a copy behind every block",
+    advice="Grow it, with a copy behind every block",
+    color="#7a5aa6",
+    how="interleaved",
+    is_usual=False,
 )
 COPIES_WITHOUT_NOISE = Contender(
     name="copies-without-noise",
@@ -317,12 +340,15 @@ CONTENDERS = (
     PAIRED_NOISE,
     NET2NET,
     NAIVE_WIDENING,
+    IDENTITY_BLOCKS,
+    COPIED_BLOCKS,
     ALL_STEPS,
 )
 """All of them, in the order in which they are shown."""
 IN_PAY = tuple(one.name for one in CONTENDERS if one.advice)
 IN_PAPER = tuple(one.name for one in CONTENDERS if one.kind is not None)
 USUAL_IN_PAY = tuple(one.name for one in CONTENDERS if one.advice and one.is_usual)
+USUAL_IN_DEPTH = tuple(one.name for one in (FROM_SCRATCH, CONTINUED, IDENTITY_BLOCKS, COPIED_BLOCKS))
 USUAL_IN_PAPER = tuple(one.name for one in CONTENDERS if one.kind is not None and not one.on_request)
 
 

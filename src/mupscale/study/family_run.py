@@ -32,7 +32,7 @@ from mupscale.study.results import (
     SystemRuns,
     Tried,
 )
-from mupscale.study.training import Ground, Note, Trainer
+from mupscale.study.training import Ground, MakeGround, Note
 from mupscale.study.tree import Stretch, branch_off, list_stretches
 from mupscale.system import MupscaleError, appearing, print_at_once
 from mupscale.train import Deepen, Recipe, Schedule, describe_start, stored_values
@@ -139,11 +139,6 @@ class FamilyPlanner:
     base_cost: float = 0.0
     start: Stretch | None = None
 
-    @property
-    def tokens_per_step(self) -> float:
-        """Examples in a step, or for text its tokens."""
-        return float(self.recipe.batch * self.ground.data.per_example)
-
     def parameters(self, size: WholeWidth) -> int:
         """How many numbers a model of this size is made of."""
         return sum(p.numel() for p in self.recipe.family().sketch(size).parameters())
@@ -161,7 +156,7 @@ class FamilyPlanner:
         if self.settings.unit == "steps":
             return value * per_step
         tokens = value if self.settings.unit == "tokens" else value * self.parameters(size)
-        return tokens / self.tokens_per_step * per_step
+        return tokens / self.ground.tokens_per_step * per_step
 
     def plan(self, sizes: Sequence[WholeWidth], lr: float, fall: float, seed: int) -> list[PlannedSize]:
         """The trunk and its branches; refused where a size's budget is spent before its trunk can begin."""
@@ -212,11 +207,11 @@ class FamilyPlanner:
         return self.base_cost + math.fsum(map(self.ground.cost, stretches)), math.fsum(one.budget for one in planned)
 
 
-def make_planner(recipe: Recipe, settings: FamilySettings) -> FamilyPlanner:
+def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGround = Ground) -> FamilyPlanner:
     """Read where the family begins: at an initialisation, or at a checkpoint of the smallest size or below."""
     if len(settings.sizes) < 2:
         raise MupscaleError("a family needs two sizes or more: give them as family.sizes, or --sizes 32,48,64,96")
-    ground = Ground(replace(recipe, grow=[], width=settings.sizes[0]))
+    ground = make_ground(replace(recipe, grow=[], width=settings.sizes[0]), "held-out")
     if ground.unit != "FLOPs":
         raise MupscaleError(
             "the model's FLOPs cannot be counted, so that a size cannot be charged for what the trunk has cost"
@@ -251,7 +246,7 @@ def list_sizes(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> list[l
                 str(Width.of(one.size)),
                 f"{planner.parameters(one.size):,}",
                 f"{one.steps[0]:,} + {one.steps[1]:,}",
-                words.format_count(round(steps * planner.tokens_per_step)),
+                words.format_count(round(steps * planner.ground.tokens_per_step)),
                 words.format_flops(one.spent),
                 words.format_flops(one.budget),
             ]
@@ -345,7 +340,13 @@ def _tuning_trees(planner: FamilyPlanner) -> dict[tuple[float, float], list[Plan
 
 
 def run_family(
-    recipe: Recipe, settings: FamilySettings, folder: str | Path, *, command: str = "", note: Note = print_at_once
+    recipe: Recipe,
+    settings: FamilySettings,
+    folder: str | Path,
+    *,
+    command: str = "",
+    note: Note = print_at_once,
+    make_ground: MakeGround = Ground,
 ) -> StudySummary:
     """Train a model of every size out of one growing trunk; summary.json, and a folder for every size.
 
@@ -362,7 +363,7 @@ def run_family(
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: size 64 may spend 0.145 GFLOPs, and the trunk has spent ...
     """
-    return _FamilyRun(recipe, settings, Path(folder), note).run(command)
+    return _FamilyRun(recipe, settings, Path(folder), note, make_ground).run(command)
 
 
 @dataclass
@@ -371,12 +372,14 @@ class _FamilyRun:
     settings: FamilySettings
     folder: Path
     note: Note
+    make_ground: MakeGround
 
     def __post_init__(self) -> None:
-        self.planner = make_planner(self.recipe, self.settings)
+        self.planner = make_planner(self.recipe, self.settings, self.make_ground)
         self.planner.plan(self.settings.sizes, _own_rate(self.recipe), self.settings.fall, 0)  # refuses
         stages = 1 + self.settings.tune + bool(self.settings.check)
-        self.trainer = Trainer(self.planner.ground, self.folder, "family", self.settings.engine, self.note, stages)
+        ground, engine = self.planner.ground, self.settings.engine
+        self.trainer = ground.make_trainer(self.folder, "family", engine, self.note, stages)
 
     def run(self, command: str) -> StudySummary:
         """Tune where that is asked for, train the family size by size, then the checks."""

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mupscale.core import WholeWidth, Width
-from mupscale.study.contenders import USUAL_IN_PAY, Contender, check_contenders, contenders_named
+from mupscale.study.contenders import USUAL_IN_DEPTH, USUAL_IN_PAY, Contender, check_contenders, contenders_named
 from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.pay_words import write_pay_words
 from mupscale.study.results import StudySummary, SystemRuns, Tuning
 from mupscale.study.settings import StudySettings
 from mupscale.study.systems import System, train_base_models, train_budgets
-from mupscale.study.training import Ground, Note, Trainer
+from mupscale.study.training import Ground, MakeGround, Note, Trainer
 from mupscale.study.tree import Stretch
 from mupscale.study.tuning import tune_contenders
 from mupscale.study.verdict import answer_comparison
 from mupscale.system import MupscaleError, print_at_once
-from mupscale.train import Recipe, build_operator, describe_start, stored_values
+from mupscale.train import Growth, Recipe, describe_start, stored_values
 
 NO_FLOPS = (
     "the model's FLOPs cannot be counted, so costs are steps: a step of the wide model counts as much as one of the "
@@ -49,6 +49,7 @@ def run_pay(
     note: Note = print_at_once,
     base_name: str = "",
     notes: Sequence[str] = (),
+    make_ground: MakeGround = Ground,
 ) -> StudySummary:
     """Tune at small widths, forecast, train all contenders at full size, and say what came of it; summary.json.
 
@@ -67,7 +68,7 @@ def run_pay(
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: a comparison needs to know what the model grows to: give the recipe one ...
     """
-    run = PayStudy(recipe, settings, Path(folder), note, base_name, list(notes))
+    run = PayStudy(recipe, settings, Path(folder), note, base_name, list(notes), make_ground)
     plan = run.plan()
     for line in run.notes:
         note(f"Note: {line}")
@@ -87,17 +88,19 @@ class PayStudy:
     note: Note
     base_name: str = ""
     notes: list[str] = field(default_factory=list)
+    make_ground: MakeGround = Ground
 
     def __post_init__(self) -> None:
+        self.has_choice = bool(self.settings.contenders)
         self.settings = self.settings.resolved(USUAL_IN_PAY, "held-out")
         check_contenders(self.settings.contenders, "study.contenders")
-        self.ground = Ground(replace(self.recipe, grow=[]), self.settings.measure or "held-out")
+        self.ground = self.make_ground(replace(self.recipe, grow=[]), self.settings.measure or "held-out")
 
     def plan(self) -> PlannedComparison:
         """Everything that can be refused is refused here, before anything is written."""
         system = self.large_system()
-        widths = self.settings.small_widths(system.narrow, system.wide)
         contenders = self._contenders(system)
+        widths = self.settings.small_widths(system.narrow, system.wide)
         system = replace(system, settings=self.settings)
         self._check(system, system)
         small = [self._smaller(system, width) for width in widths]
@@ -110,8 +113,7 @@ class PayStudy:
     def run(self, plan: PlannedComparison, command: str, forecast_only: bool) -> StudySummary:
         """All stages; the summary is written after the forecast, and again with the answer."""
         system, small, contenders = plan
-        trainer = Trainer(
-            self.ground,
+        trainer = self.ground.make_trainer(
             self.folder,
             "pay",
             self.settings.engine,
@@ -179,8 +181,18 @@ class PayStudy:
         return self._system(start.width, recipe.width, steps, after)
 
     def _contenders(self, system: System) -> list[Contender]:
-        """Those that are asked for; copies need a whole multiple."""
+        """Those that are asked for, about new blocks where depth alone grows; copies need a whole multiple."""
+        narrow, wide = Width.of(system.narrow), Width.of(system.wide)
+        depth_alone = narrow.growing(wide) == [self.recipe.family().depth_size]
+        if depth_alone and not self.has_choice:
+            self.settings = replace(self.settings, contenders=list(USUAL_IN_DEPTH))
         wanted = contenders_named(self.settings.contenders)
+        if odd := next((one for one in wanted if one.is_grown and one.adds_blocks != depth_alone), None):
+            grows, about = ("depth alone grows", "units") if depth_alone else ("a width grows", "blocks")
+            raise MupscaleError(
+                f"from {narrow} to {wide} {grows}, and {odd.name} is about new {about}: take from "
+                f"{', '.join(USUAL_IN_DEPTH if depth_alone else USUAL_IN_PAY)}"
+            )
         try:
             Width.of(system.wide).check_multiple_of(Width.of(system.narrow), "copies")
         except MupscaleError as error:
@@ -240,9 +252,9 @@ class PayStudy:
         """Refuse a contender that cannot grow this model."""
         if not one.is_grown:
             return
-        operator = build_operator(one.how, 0.0, "init")
+        growth = Growth(at=1, width=system.wide, how=one.how)
         try:
-            operator.check(self.recipe.family().widening(system.narrow, system.wide, grow=operator))
+            self.recipe.family().check_growth(system.narrow, system.wide, growth.build_operators())
         except MupscaleError as error:
             raise MupscaleError(f"{error}: leave {one.name} out of study.contenders") from None
 

@@ -35,8 +35,7 @@ def answer_comparison(runs: SystemRuns) -> dict[str, Any]:
     grown = [one for one in ended if contender_named(one.name).is_grown]
     if not ended:
         raise MupscaleError(
-            "every contender diverged: give smaller learning rates (study.lrs; in an OwnLoop factors), or look at "
-            "the base model's curve"
+            "every contender diverged: give smaller learning rates (study.lrs), or look at the base model's curve"
         )
     ranked = sorted(ended, key=_final)
     best = min(grown, key=_final) if grown else None
