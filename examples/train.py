@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 import mupscale as mu  # grow
 from mupscale.data import tinyshakespeare
@@ -91,7 +91,7 @@ def evaluate(model: nn.Module, text: Text) -> float:
     return sum(losses) / len(losses)
 
 
-def make_scheduler(optimizer: Optimizer, warmup: int, steps: int) -> LambdaLR:
+def make_scheduler(optimizer: Optimizer, warmup: int, steps: int) -> LRScheduler:
     """Warm-up, then a cosine to a tenth of the rate."""
 
     def multiple(step: int) -> float:
