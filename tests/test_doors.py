@@ -28,6 +28,7 @@ CLASSES = (
     mu.SignalNoise,
     mu.Stack,
     hf.Clip,
+    hf.BranchTrainerCallback,
     hf.GrowTrainerCallback,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,3 +32,65 @@ def test_covtype_sample() -> None:
     torch.testing.assert_close(data.train_x[:, :10].std(0), torch.ones(10))
     assert ((data.train_x[:, 10:] == 0) | (data.train_x[:, 10:] == 1)).all()
     assert (data.train_x[:, 10:].sum(1) == 2).all()
+
+
+SHORT = ["--width", "16", "--layers", "1", "--context", "8", "--steps", "6", "--grow-at", "3"]
+
+
+def test_a_plain_loop_grows_and_goes_on_after_a_stop_to_the_same_weights(tmp_path: Path) -> None:
+    """Stopped before its growth and behind it. Of its lines, at most ten are about growing."""
+    import train
+
+    words = [*SHORT, "--grow-to", "32", "--batch", "2", "--every", "2", "--out"]
+    whole, loss = train.train(train.parse([*words, str(tmp_path / "whole")]))
+    assert train.GPT(32, 65, 8, 1).readout.weight.shape == whole.get_parameter("readout.weight").shape
+    again = None
+    for step in (2, 4, 6):
+        again, last = stop_after(train, train.parse([*words, str(tmp_path / "run")]), step)
+    assert again is not None
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+    assert last == loss
+    lines = Path(train.__file__).read_text().splitlines()
+    assert len(lines) <= 165
+    assert sum("# grow" in line for line in lines) <= 10
+
+
+def stop_after(script: Any, options: Any, step: int) -> Any:
+    """A run that is killed once its checkpoint of this step is written; the last one ends."""
+
+    class Killed(BaseException):
+        pass
+
+    real = script.mu.save
+
+    def save(*given: Any, **more: Any) -> None:
+        real(*given, **more)
+        if more["step"] == step < options.steps:
+            raise Killed
+
+    script.mu.save = save
+    try:
+        return script.train(options)
+    except Killed:
+        return None, None
+    finally:
+        script.mu.save = real
+
+
+@pytest.mark.slow
+def test_the_same_with_the_trainer(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    script = pytest.importorskip("train_with_trainer")
+    words = [*SHORT[:-2], "--grow-at", "4", "--every", "2", "--out", str(tmp_path)]
+    trainer = script.train(script.parse(words))
+    assert trainer.model.config.hidden_size == 32
+    assert sorted(path.name for path in (tmp_path / "sizes").iterdir()) == ["hidden-16-layers-1", "hidden-32-layers-1"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_same_with_lightning(tmp_path: Path) -> None:
+    script = pytest.importorskip("train_with_lightning")
+    module, _ = script.train(script.parse([*SHORT, "--grow-to", "32", "--out", str(tmp_path)]))
+    assert module.model.readout.weight.shape[1] == 32

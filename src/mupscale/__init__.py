@@ -23,7 +23,7 @@ from mupscale.system import VERSION, MupscaleError, PlanError, UncheckedPlan, lo
 
 if TYPE_CHECKING:
     from mupscale.checkpoint import load, save
-    from mupscale.checks import coord_check, verify
+    from mupscale.checks import coord_check, growth_table, verify
     from mupscale.core import Axis, Entry, Plan, Role, Rule, expand, index_of_old
     from mupscale.family import Family
     from mupscale.growth import (
@@ -60,13 +60,13 @@ __version__ = VERSION
 __all__ = [
     "Axis", "Copies", "DepthPlan", "Entry", "Family", "Fresh", "GaussianNoise", "Identity", "MupscaleError", "Operator",
     "Plan", "PlanError", "Role", "Rule", "SignalNoise", "Stack", "UncheckedPlan", "clip_grad_norm_", "coord_check",
-    "deepen", "deepen_optimizer", "expand", "index_of_old", "load", "load_torch", "make_optimizer",
+    "deepen", "deepen_optimizer", "expand", "growth_table", "index_of_old", "load", "load_torch", "make_optimizer",
     "measure_statistics", "param_groups", "per_group", "perturb", "plan", "plan_depth", "register_optimizer",
     "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",
 ]
 _NAMES = {
     "checkpoint": ("load", "save"),
-    "checks": ("coord_check", "verify"),
+    "checks": ("coord_check", "growth_table", "verify"),
     "core": ("Axis", "Entry", "Plan", "Role", "Rule", "expand", "index_of_old"),
     "family": ("Family",),
     "growth": ("Copies", "DepthPlan", "Fresh", "GaussianNoise", "Identity", "Operator", "SignalNoise", "Stack",

@@ -37,6 +37,8 @@ FINALS = {
     "paired-noise": (0.70, 0.585, 0.533),
     "net2net": (0.76, 0.61, 0.537),
     "naive-widening": (0.79, 0.64, 0.551),
+    "identity-blocks": (0.66, 0.58, 0.535),
+    "copied-blocks": (0.65, 0.57, 0.532),
     "from-scratch-all-steps": (0.71, 0.58, 0.511),
 }
 """Losses at the budgets: growing with fresh units crosses both others."""

@@ -1,9 +1,11 @@
-"""A comparison in a loop of one's own: what it trains is what one would have trained by hand."""
+"""A study in a loop of one's own: it trains what one would have trained by hand, once, and goes on after a kill."""
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +14,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import mupscale as mu
-from mupscale.study import LoopComparison, OwnLoop
-from mupscale.study.own_loop import copy_training
-from mupscale.system import MupscaleError
+from mupscale.report import load_summary, write_report
+from mupscale.study import FamilySettings, OwnLoop, StudySettings
+from mupscale.study.own_loop import fingerprint_code
+from mupscale.system import MupscaleError, derive, seeded
 from mupscale.train import Schedule
 
 X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = X.sin().sum(1, keepdim=True)
-LR, BASE_STEPS, STEPS = 0.02, 12, 16
+LR = 0.02
+Rates = Callable[[int], float]
+
+
+class Killed(BaseException):
+    pass
 
 
 class Mine(nn.Module):
@@ -32,217 +40,289 @@ class Mine(nn.Module):
         return self.outside(self.mixing(self.inside(x).tanh()).tanh())
 
 
-def train(model: nn.Module, optimizer: Optimizer, steps: int, schedule: Callable[[int], float]) -> list[float]:
-    scheduler, losses = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule), []
+class Deep(nn.Module):
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, width), nn.Linear(width, 1)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Tanh(), nn.Linear(width, width)) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A residual stream."""
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x)
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: int, schedule: Rates) -> None:
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
     for _ in range(steps):
-        loss = nn.functional.mse_loss(model(X), Y)
+        rows = torch.randint(30, (8,))
         optimizer.zero_grad()
-        loss.backward()
+        nn.functional.mse_loss(model(X[rows]), Y[rows]).backward()
         optimizer.step()
         scheduler.step()
-        losses.append(loss.item())
-    return losses
+
+
+def held_out(model: nn.Module) -> Tensor:
+    assert not model.training
+    return nn.functional.mse_loss(model(X[30:]), Y[30:])
 
 
 @pytest.fixture(scope="module")
 def family() -> mu.Family:
-    return mu.Family(lambda width: Mine(width).double(), base=4, inputs=X)
+    return mu.Family(lambda width: Mine(width).double(), base=4, inputs=X[:8])
 
 
-def optimizer_of(family: mu.Family) -> Callable[[nn.Module, float], Optimizer]:
-    return lambda model, lr: family.optimizer(model, torch.optim.AdamW, lr=lr, weight_decay=0.1, eps=1e-3)
+@pytest.fixture(scope="module")
+def deep_family() -> mu.Family:
+    return mu.Family(lambda width, depth: Deep(width, depth).double(), base={"width": 4, "depth": 2}, inputs=X[:8])
 
 
-def base_model(family: mu.Family) -> tuple[nn.Module, Optimizer]:
-    model = family.init(8)
-    optimizer = optimizer_of(family)(model, LR)
-    train(model, optimizer, BASE_STEPS, lambda step: 1.0)
+def loop_in(folder: Path, family: mu.Family, **given: Any) -> OwnLoop:
+    """One that says nothing."""
+
+    def make(model: nn.Module, lr: float) -> Optimizer:
+        return family.optimizer(model, torch.optim.AdamW, lr=lr, weight_decay=0.1, eps=1e-3)
+
+    values = {"train": train, "held_out": held_out, "make_optimizer": make, "note": lambda text: None, **given}
+    return OwnLoop(family, lr=LR, folder=folder, **values)
+
+
+def base_model(family: mu.Family, width: Any = 8) -> tuple[nn.Module, Optimizer]:
+    model = family.init(width)
+    optimizer = family.optimizer(model, torch.optim.AdamW, lr=LR, weight_decay=0.1, eps=1e-3)
+    with seeded(0):
+        train(model, optimizer, 12, lambda step: 1.0)
     return model, optimizer
 
 
-def compare(family: mu.Family, base: tuple[nn.Module, Optimizer], names: list[str]) -> LoopComparison:
-    make = optimizer_of(family)
-    loop = OwnLoop(family, train, make, LR, BASE_STEPS, STEPS, 4, [1.0], [1.0], [0.5, 1.0], contenders=names)
-    return loop.compare(*base, 8, 16)
+SIZES = FamilySettings(sizes=[4, 8, 12], budget=24)
+PAY = StudySettings(widths=[4], lrs=[LR], noises=[1.0], budgets=[0.5, 1.0], seeds=2, small_seeds=1)
 
 
-def test_budgets_are_what_training_by_hand_gives_and_the_model_stays_as_it_was(family: mu.Family) -> None:
-    base = base_model(family)
-    weights = copy.deepcopy(base[0].state_dict())
-    names = ["continued", "copies-without-noise", "fresh"]
-    result = compare(family, base, names)
-    for name, value in base[0].state_dict().items():
-        assert torch.equal(value, weights[name])
-    assert str(result).endswith(".")
-    exact = result.runs.get("copies-without-noise")
-    assert exact is not None
-    for point in exact.points:
-        wide, optimizer = family.upscale(*base_model(family), width=16, lr=LR)
-        assert optimizer is not None
-        schedule = Schedule("wsd", decay=point.steps // 4)
-        losses = train(wide, optimizer, point.steps, lambda step, s=schedule, n=point.steps: s.at(step, n))  # type: ignore[misc]
-        last = losses[-(point.steps // 4) :]
-        expected = sum(last[-max(1, len(last) // 10) :]) / max(1, len(last) // 10)
-        assert point.losses == pytest.approx([expected, expected], rel=1e-10)
+def weights_of(path: Path) -> dict[str, Tensor]:
+    return mu.load(path / "model.safetensors").model
 
 
-def test_continuing_at_the_same_steps_is_copies_without_noise(family: mu.Family) -> None:
-    """By cost the narrow model has more steps; its first legs are compared where they have as many."""
-    narrow, optimizer = base_model(family)
-    wide, wide_optimizer = family.upscale(narrow, optimizer, width=16, lr=LR)
-    assert wide_optimizer is not None
-    twin, other = copy_training(narrow, optimizer)
-    ours = train(twin, other, 10, lambda step: 1.0)
-    assert ours == pytest.approx(train(wide, wide_optimizer, 10, lambda step: 1.0), rel=1e-9)
+# ------------------------------------------------------------------------------------------------ a family
 
 
-def test_a_copy_steps_for_itself_though_a_scheduler_was_attached(family: mu.Family) -> None:
-    """Schedulers wrap the optimizer's step; a deep copy would go on stepping the original."""
-    model, optimizer = base_model(family)
-    before = copy.deepcopy(model.state_dict())
-    twin, other = copy_training(model, optimizer)
-    train(twin, other, 3, lambda step: 1.0)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert not all(torch.equal(value, before[name]) for name, value in twin.state_dict().items())
-    assert train(*copy_training(model, optimizer), 3, lambda step: 1.0) == train(model, optimizer, 3, lambda step: 1.0)
-
-
-def test_all_contenders_cost_the_same_and_have_every_seed(family: mu.Family) -> None:
-    result = compare(family, base_model(family), ["from-scratch", "continued", "copies", "fresh"])
-    runs = result.runs
-    assert runs.base_cost is not None
-    for one in runs.contenders:
-        cost = one.points[-1].cost + (0 if one.name == "from-scratch" else runs.base_cost)
-        assert cost == pytest.approx(
-            runs.base_cost + STEPS * 336, rel=0.05
-        )  # 5 · 16 + 16 · 16 weights, without the last
-        assert [len(point.losses) for point in one.points] == [2, 2]
-
-
-def test_another_width_than_the_model_has_is_refused(family: mu.Family) -> None:
-    loop = OwnLoop(family, train, optimizer_of(family), LR, BASE_STEPS, STEPS, small=4)
-    with pytest.raises(MupscaleError, match=r"not the family's at width 4: its 'inside.weight' has shape \(8, 5\)"):
-        loop.compare(*base_model(family), 4, 16)
-    plain = Mine(8).double()  # not built by the family
-    with pytest.raises(MupscaleError, match="not the family's at width 4"):
-        loop.compare(plain, optimizer_of(family)(plain, LR), 4, 16)
-
-
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        (None, "train returned NoneType, but is to return the losses of its 12 steps, as numbers"),
-        (["low"], "train returned list, but is to return the losses"),
-        ([1.0], "train returned 1 losses for 12 steps: return the loss of every step"),
-    ],
-)
-def test_what_the_loop_returns_is_checked(family: mu.Family, returned: object, message: str) -> None:
-    told: list[str] = []
-    forgetful = lambda *given: returned  # noqa: E731
-    loop = OwnLoop(family, forgetful, optimizer_of(family), LR, BASE_STEPS, STEPS, small=4, note=told.append)  # type: ignore[arg-type]
-    with pytest.raises(MupscaleError, match=message):
-        loop.compare(*base_model(family), 8, 16)
-    assert told == ["1/9 a base model of width 4, 12 steps"]
-
-
-def loop_of(family: mu.Family, **given: Any) -> OwnLoop:
-    """A short one, which says nothing."""
-    values = {"train": train, "small": 4, "factors": [1.0], "noises": [1.0], "note": lambda text: None, **given}
-    return OwnLoop(family, make_optimizer=optimizer_of(family), lr=LR, base_steps=BASE_STEPS, steps=STEPS, **values)
-
-
-@pytest.mark.parametrize(
-    ("names", "sentence"),
-    [
-        (("continued", "copy"), "'copy' is no contender here: take from from-scratch, continued, "),
-        (("continued",), "contenders needs the base model continued, and a grown model"),
-        (("from-scratch", "fresh"), "contenders needs the base model continued"),
-    ],
-)
-def test_contenders_between_which_nothing_can_be_asked(
-    family: mu.Family, names: tuple[str, ...], sentence: str
-) -> None:
-    with pytest.raises(MupscaleError, match=sentence):
-        loop_of(family, contenders=names).compare(*base_model(family), 8, 16)
-
-
-def test_copies_need_a_multiple_and_fresh_units_none(family: mu.Family) -> None:
-    with pytest.raises(MupscaleError, match="width 12 is no multiple of 8, as copies need: take a multiple, or leave"):
-        loop_of(family).compare(*base_model(family), 8, 12)
-    result = loop_of(family, contenders=("continued", "fresh")).compare(*base_model(family), 8, 12)
-    assert set(result.answer["ranking"]) == {"continued", "fresh"}
-
-
-def test_depth_alone_has_nothing_to_fill() -> None:
-    class Deep(nn.Module):
-        def __init__(self, width: int, depth: int) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(5, width), nn.Linear(width, 1)
-            self.blocks = nn.ModuleList(nn.Sequential(nn.Tanh(), nn.Linear(width, width)) for _ in range(depth))
-
-        def forward(self, x: Tensor) -> Tensor:
-            """A residual stream."""
-            x = self.first(x)
-            for block in self.blocks:
-                x = x + block(x)
-            return self.last(x)
-
-    family = mu.Family(Deep, base={"width": 4, "depth": 2}, inputs=X.float())
-    model = family.init({"width": 8, "depth": 2})
-    loop = loop_of(family, small={"width": 4, "depth": 2})
-    with pytest.raises(MupscaleError, match="the model becomes no wider, and the contenders differ in"):
-        loop.compare(model, optimizer_of(family)(model, LR), {"width": 8, "depth": 2}, {"width": 8, "depth": 4})
-    for given in ({"noise": 1.0}, {"grow": mu.Copies(2.0)}, {"grow": mu.Fresh()}):
-        with pytest.raises(MupscaleError, match="in depth alone, which has no new units"):
-            family.upscale(model, depth=4, **given)  # type: ignore[call-overload]
-    deep, _ = family.upscale(model, depth=4, grow=(mu.Fresh(), mu.Identity()))
-    assert torch.equal(deep(X.float()), model(X.float()))
-
-
-def test_all_losses_that_are_no_numbers_name_what_an_own_loop_has(family: mu.Family) -> None:
-    loop = loop_of(family, train=lambda model, optimizer, steps, schedule: [float("nan")] * steps)
-    with pytest.raises(MupscaleError, match="in an OwnLoop factors"):
-        loop.compare(*base_model(family), 8, 16)
-
-
-def test_every_stretch_begins_at_the_tuned_rate_though_the_base_model_had_a_scheduler(family: mu.Family) -> None:
-    """A scheduler leaves the rate that it began with in the groups, and the next one begins there."""
-    model, optimizer = base_model(family)
+def test_every_size_is_what_training_by_hand_gives(family: mu.Family, tmp_path: Path) -> None:
+    """Trunk and decay of the smallest size, then the trunk grown; bit for bit, from the seeds that are documented."""
+    summary = loop_in(tmp_path, family).train_family(SIZES)
+    model = family.init(4, seed=0)
+    optimizer = family.optimizer(model, torch.optim.AdamW, lr=LR, weight_decay=0.1, eps=1e-3)
+    with seeded(derive(0, "stretch", 0, 0)):
+        train(model, optimizer, 18, lambda step: 1.0)
+    wide, wide_optimizer = family.upscale(model, optimizer, width=8, grow=mu.Fresh(), lr=LR, seed=0)
+    decay = Schedule("wsd", decay=6)
     for group in optimizer.param_groups:
-        assert group["initial_lr"] == group["lr"]
-        group["initial_lr"] *= 2  # as in the middle of a cosine
-    seen: list[tuple[int, float]] = []
+        del group["initial_lr"]
+    with seeded(derive(0, "stretch", 1, 0)):
+        train(model, optimizer, 6, lambda step: decay.at(step, 6))
+    for name, value in weights_of(tmp_path / "sizes" / "4").items():
+        assert torch.equal(value, model.state_dict()[name]), name
+    rows = summary.tables[0].rows
+    steps = int(rows[1][2].split(" + ")[0])
+    assert wide_optimizer is not None
+    with seeded(derive(0, "stretch", 2, 0)):
+        train(wide, wide_optimizer, steps, lambda step: 1.0)
+    found = [weights_of(path.parent) for path in (tmp_path / "stretches").glob("width-8-fresh-*/end.json")]
+    assert any(all(torch.equal(value, wide.state_dict()[name]) for name, value in one.items()) for one in found)
+    assert float(rows[0][6]) == pytest.approx(held_out(model.eval()).item(), rel=1e-3)
 
-    def watched(model: nn.Module, optimizer: Optimizer, steps: int, schedule: Callable[[int], float]) -> list[float]:
+
+def test_what_was_trained_is_not_trained_again(family: mu.Family, tmp_path: Path) -> None:
+    """Nor is a prefix; one more size trains its trunk and its branch alone."""
+    called: list[int] = []
+
+    def counting(model: nn.Module, optimizer: Optimizer, steps: int, schedule: Rates) -> None:
+        called.append(steps)
+        train(model, optimizer, steps, schedule)
+
+    loop = loop_in(tmp_path, family, train=counting)
+    first = loop.train_family(SIZES)
+    assert len(called) == 6
+    assert loop.train_family(SIZES).large == first.large
+    assert len(called) == 6
+    loop.train_family(FamilySettings(sizes=[4, 8, 12, 16], budget=24))
+    assert len(called) == 8
+    assert load_summary(tmp_path).sentences[0].startswith("Four sizes for 0.")
+    page = write_report([tmp_path]).read_text(encoding="utf-8")
+    assert "Four sizes for" in page
+    assert "size 12" in page
+
+
+@pytest.mark.parametrize("save_every", [None, 5])
+def test_a_killed_family_goes_on_to_the_same_bits(family: mu.Family, tmp_path: Path, save_every: int | None) -> None:
+    calls = 0
+
+    def dying(model: nn.Module, optimizer: Optimizer, steps: int, schedule: Rates) -> None:
+        nonlocal calls
+        calls += 1
+        train(model, optimizer, steps, schedule)
+        if calls % 3 == 0:
+            raise Killed
+
+    sizes = FamilySettings(sizes=[4, 8], budget=24)
+    whole = loop_in(tmp_path / "whole", family, save_every=save_every).train_family(sizes)
+    for _ in range(9):
+        try:
+            again = loop_in(tmp_path / "run", family, train=dying, save_every=save_every).train_family(sizes)
+        except Killed:
+            continue
+        break
+    assert calls > 3
+    assert again.large == whole.large
+    for size in ("4", "8"):
+        assert (tmp_path / "run/sizes" / size / "model.safetensors").read_bytes() == (
+            tmp_path / "whole/sizes" / size / "model.safetensors"
+        ).read_bytes()
+
+
+def test_a_family_that_grows_in_depth_from_a_model_of_ones_own(deep_family: mu.Family, tmp_path: Path) -> None:
+    sizes: list[Any] = [{"width": 4, "depth": 2}, {"width": 8, "depth": 4}]
+    start = base_model(deep_family, sizes[0])
+    before = copy.deepcopy(start[0].state_dict())
+    settings = FamilySettings(sizes=sizes, budget=60, sunk=True)
+    loop_in(tmp_path, deep_family).train_family(settings, start, width=sizes[0], trained=12)
+    assert all(torch.equal(value, before[name]) for name, value in start[0].state_dict().items())
+    grown = deep_family.build(sizes[1])
+    mu.load(tmp_path / "sizes" / "width8-depth4" / "model.safetensors", grown)
+    assert sum(isinstance(each, nn.Tanh) for each in grown.modules()) == 4
+
+
+# ------------------------------------------------------------------------------------------------ does growing pay?
+
+
+def test_a_comparison_is_judged_by_the_held_out_function_and_has_its_page(family: mu.Family, tmp_path: Path) -> None:
+    def by_size(model: nn.Module) -> float:
+        return 1.0 / sum(p.numel() for p in model.parameters())  # the wide ones win, whatever they have learnt
+
+    start = base_model(family)
+    before = copy.deepcopy(start[0].state_dict())
+    loop = loop_in(tmp_path, family, train=lambda model, optimizer, steps, schedule: None, held_out=by_size)
+    summary = loop.compare(8, 16, trained=12, steps=16, start=start, settings=PAY)
+    assert all(torch.equal(value, before[name]) for name, value in start[0].state_dict().items())
+    assert load_summary(tmp_path) == summary
+    assert summary.answer["ranking"][-1] == "continued"
+    assert summary.large is not None
+    assert summary.large.unit == "FLOPs"
+    for one in summary.large.contenders:
+        assert one.points[-1].cost + summary.large.charge(one) == pytest.approx(
+            summary.large.contenders[0].points[-1].cost, rel=0.1
+        )
+    assert "The contenders, at the full budget" in str(summary)
+
+
+def test_continuing_and_exact_copies_begin_with_the_model_that_was_brought(family: mu.Family, tmp_path: Path) -> None:
+    """Trained not at all they are the same function; a rate that was tuned reaches both, whatever a scheduler left."""
+    start = base_model(family)
+    for group in start[1].param_groups:
+        group["initial_lr"] *= 2  # as in the middle of a cosine
+    seen: list[float] = []
+
+    def watched(model: nn.Module, optimizer: Optimizer, steps: int, schedule: Rates) -> None:
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
         group = optimizer.param_groups[0]
-        seen.append((len(model.inside.bias), group["lr"] / group["lr_factor"]))  # type: ignore[arg-type]
-        return [1.0] * steps
+        seen.append(group["lr"] / group["lr_factor"])
 
-    loop_of(family, train=watched, factors=[0.5], budgets=[0.5, 1.0]).compare(model, optimizer, 8, 16)
-    rates = [lr for _, lr in seen]
-    assert {width for width, _ in seen} == {4, 8, 16}
-    assert rates == pytest.approx([LR] + [LR / 2] * (len(rates) - 1))  # the first is the small base model
-
-
-def test_every_contender_warms_up_where_it_begins_and_only_there(family: mu.Family) -> None:
-    seen: list[tuple[int, list[float]]] = []
-
-    def watched(model: nn.Module, optimizer: Optimizer, steps: int, schedule: Callable[[int], float]) -> list[float]:
-        seen.append((steps, [schedule(step) for step in range(min(3, steps))]))
-        return [1.0] * steps
-
-    told: list[str] = []
-    more = {"seeds": 1, "factors": [1.0], "noises": [1.0], "budgets": [0.5, 1.0]}
-    loop_of(family, train=watched, warmup=2, note=told.append, **more).compare(*base_model(family), 8, 16)
-    begun = [rates for _, rates in seen if rates[0] == 0.5 and rates[1] == 1.0]
-    assert len(begun) == 1 + 4 + 4, "the small base model, and all four tuned and large"
-    large = sum(int(line.split("× ")[1].split()[0]) for line in told[5:])
-    assert large == sum(steps for steps, _ in seen[5:]), "as many steps as were told"
+    names = ["continued", "copies-without-noise"]
+    settings = StudySettings(widths=[4], lrs=[LR / 2], budgets=[0.5, 1.0], seeds=1, small_seeds=1, contenders=names)
+    summary = loop_in(tmp_path, family, train=watched).compare(
+        8, 16, trained=12, steps=16, start=start, settings=settings
+    )
+    expected = held_out(start[0].eval()).item()
+    assert summary.large is not None
+    for one in summary.large.contenders:
+        assert one.finals == pytest.approx([expected], rel=1e-9)
+    assert seen == pytest.approx([LR / 2] * len(seen))
 
 
-def test_too_long_a_warm_up_is_refused_before_anything_trains(family: mu.Family) -> None:
-    told: list[str] = []
+def test_depth_alone_compares_what_new_blocks_are(deep_family: mu.Family, tmp_path: Path) -> None:
+    few, many = {"width": 8, "depth": 2}, {"width": 8, "depth": 4}
+    settings = StudySettings(widths=[{"width": 4, "depth": 2}], lrs=[LR], budgets=[1.0], seeds=1, small_seeds=1)
+    loop = loop_in(tmp_path, deep_family)
+    summary = loop.compare(few, many, trained=12, steps=12, settings=settings)
+    assert {*summary.answer["ranking"]} == {"from-scratch", "continued", "identity-blocks", "copied-blocks"}
+    finals = {one.name: one.final for one in summary.large.contenders}  # type: ignore[union-attr]
+    assert finals["identity-blocks"] != finals["copied-blocks"]
+    with pytest.raises(MupscaleError, match=r"depth alone grows, and fresh is about new units: take from from-scratch"):
+        loop.compare(few, many, trained=12, steps=12, settings=StudySettings(contenders=["continued", "fresh"]))
+    wrong = StudySettings(contenders=["continued", "copied-blocks"])
+    with pytest.raises(MupscaleError, match=r"a width grows, and copied-blocks is about new blocks"):
+        loop.compare(few, {"width": 16, "depth": 4}, trained=12, steps=12, settings=wrong)
+
+
+def test_every_contender_warms_up_where_it_begins_and_only_there(family: mu.Family, tmp_path: Path) -> None:
+    seen: list[list[float]] = []
+
+    def watched(model: nn.Module, optimizer: Optimizer, steps: int, schedule: Rates) -> None:
+        seen.append([schedule(step) for step in range(min(2, steps))])
+
+    settings = StudySettings(
+        widths=[4], lrs=[LR], budgets=[1.0], seeds=1, small_seeds=1, contenders=["continued", "fresh"]
+    )
+    start = base_model(family)
+    loop = loop_in(tmp_path, family, train=watched, warmup=2)
+    loop.compare(8, 16, trained=12, steps=16, start=start, settings=settings)
+    begun = [rates for rates in seen if rates == [0.5, 1.0]]
+    assert len(begun) == 1 + 2 + 2 + 2, "the small base model; both tuned, forecast and large"
     with pytest.raises(MupscaleError, match=r"too few for warm-up \(1000\)"):
-        loop_of(family, warmup=1000, note=told.append).compare(*base_model(family), 8, 16)
-    assert told == []
+        loop_in(tmp_path / "long", family, warmup=1000).compare(8, 16, trained=1200, steps=16, settings=settings)
+    assert not (tmp_path / "long").exists()
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+def test_what_cannot_be_studied_is_said(family: mu.Family, tmp_path: Path) -> None:
+    loop = loop_in(tmp_path, family)
+    with pytest.raises(MupscaleError, match=r"not the family's at width 4: .*'inside.weight' has shape \(8, 5\)"):
+        loop.compare(4, 16, trained=12, steps=16, start=base_model(family))
+    with pytest.raises(MupscaleError, match="naive-widening needs a recipe"):
+        loop.compare(8, 16, trained=12, steps=16, settings=StudySettings(contenders=["continued", "naive-widening"]))
+    with pytest.raises(MupscaleError, match="say sizes and what each may spend"):
+        loop.train_family(FamilySettings(sizes=[4, 8]))
+    plain = mu.Family(lambda width: Mine(width).double(), base=4)
+    with pytest.raises(MupscaleError, match=r"give the family a batch \(inputs=\), or the loop flops="):
+        loop_in(tmp_path, plain).train_family(SIZES)
+    assert not tmp_path.joinpath("stretches").exists()
+    with pytest.raises(MupscaleError, match=r"train has failed: FileNotFoundError: .*my-data"):
+        loop_in(tmp_path / "files", family, train=lambda *given: open("my-data")).train_family(SIZES)  # noqa: SIM115
+    mute = loop_in(tmp_path, family, train=lambda *given: None, held_out=lambda model: None)
+    with pytest.raises(MupscaleError, match="held_out returned NoneType, but is to return the loss"):
+        mute.train_family(SIZES)
+
+
+def test_a_loss_that_is_not_finite_has_diverged(family: mu.Family, tmp_path: Path) -> None:
+    def lost(model: nn.Module) -> float:
+        return float("nan") if sum(p.numel() for p in model.parameters()) > 200 else 1.0
+
+    summary = loop_in(tmp_path, family, train=lambda *given: None, held_out=lost).train_family(SIZES)
+    assert [row[6] for row in summary.tables[0].rows] == ["1.000", "1.000", "diverged"]
+
+
+def test_costs_are_counted_on_a_batch_or_given(family: mu.Family, tmp_path: Path) -> None:
+    given = {"train": lambda *given: None, "held_out": lambda model: 1.0}
+    counted = loop_in(tmp_path / "a", family, **given, batch=16).train_family(SIZES)
+    each = 6 * (5 * 4 + 4 * 4 + 4) * 16
+    assert counted.large is not None
+    assert counted.large.contenders[1].points[-1].cost == each * 24
+    told = loop_in(tmp_path / "b", family, **given, flops=lambda width: 7.0 * width).train_family(SIZES)
+    assert told.large is not None
+    assert told.large.contenders[1].points[-1].cost == 7 * 4 * 24
+
+
+def test_a_changed_loop_is_never_taken_for_the_one_that_was_trained(family: mu.Family, tmp_path: Path) -> None:
+    def make(factor: float) -> Callable[..., None]:
+        return lambda model, optimizer, steps, schedule: None if factor else print(factor)
+
+    sizes = FamilySettings(sizes=[4, 8], budget=24)
+    for factor in (1.0, 1.0, 2.0):
+        loop_in(tmp_path, family, train=make(factor), held_out=lambda model: 1.0).train_family(sizes)
+    ends = [json.loads(path.read_text()) for path in (tmp_path / "stretches").glob("*/end.json")]
+    assert len(ends) == 8
+    assert len({end["key"] for end in ends}) == 4
+    assert fingerprint_code(train) == fingerprint_code(train) != fingerprint_code(held_out)

@@ -148,6 +148,8 @@ def test_where_contenders_begin() -> None:
         "paired-noise": "paired",
         "net2net": "net2net",
         "naive-widening": "naive",
+        "identity-blocks": "identity",
+        "copied-blocks": "interleaved",
     }
     assert {name: each.width for name, each in recipes.items() if each.width == 8} == {"continued": 8}
     assert {each.seeds.data for each in recipes.values()} == {10_001}

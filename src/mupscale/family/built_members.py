@@ -29,7 +29,7 @@ class BuiltMembers:
         roles: Mapping[str, Role] | None = None,
         inputs: Any = None,
     ) -> None:
-        self._build, self.roles, self.inputs = build, roles, inputs
+        self.build_function, self.roles, self.inputs = build, roles, inputs
         self._base = Width.of(base, "base")
         self._built: WeakKeyDictionary[nn.Module, Width] = WeakKeyDictionary()
 
@@ -42,7 +42,7 @@ class BuiltMembers:
         """The model as its author initialises it: the standard parametrisation."""
         width = Width.of(width)
         self._check_names(width)
-        model = width.pass_to(self._build)
+        model = width.pass_to(self.build_function)
         if not isinstance(model, nn.Module):
             raise MupscaleError(
                 f"the family's build function gave {type(model).__name__} for width {width.plain}, no nn.Module"

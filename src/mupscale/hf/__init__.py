@@ -1,8 +1,8 @@
 """Hugging Face checkpoints: upscale one on disk, verify it, and train it on with the right parameter groups.
 
 `upscale`, `verify` and `inspect` are the commands of these names; `param_groups`, `plan`, `decay_groups`,
-`resume_optimizer`, `Clip` and `GrowTrainerCallback` are for training; `LanguageModel` is a folder's model at any width,
-for recipes; `Architecture`, `register`, `extend` and the layouts describe models.
+`resume_optimizer`, `Clip`, `GrowTrainerCallback` and `BranchTrainerCallback` are for training; `LanguageModel` is a
+folder's model at any width, for recipes; `Architecture`, `register`, `extend` and the layouts describe models.
 
 Imports go one way: describe (architectures and their plans) → files (checkpoints on disk) → training (groups, clipping,
 optimizers) → verification (is it the same model?) → inspection (depth_overview: of more layers), upscaled (what was
@@ -42,11 +42,11 @@ from mupscale.hf.upscaling import upscale
 from mupscale.hf.verification import Comparison, verify
 
 if TYPE_CHECKING:
-    from mupscale.hf.training import Clip, GrowTrainerCallback
+    from mupscale.hf.training import BranchTrainerCallback, Clip, GrowTrainerCallback
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Clip", "GrowTrainerCallback"):  # they import transformers
+    if name in ("BranchTrainerCallback", "Clip", "GrowTrainerCallback"):  # they import transformers
         from mupscale.hf import training
 
         return getattr(training, name)
@@ -55,6 +55,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Architecture",
+    "BranchTrainerCallback",
     "Clip",
     "Comparison",
     "Deepened",

@@ -8,7 +8,7 @@ forecast: from small systems, and from sweeps, to the large one
 pay: the preset that asks whether growing pays; tuning: its learning rates and noise, at the smallest width
 paper: the paper's own comparison; coordinate_check: one picture of it
 family_run: the preset that trains every size out of one growing run; when, transfer: two more presets
-own_loop: the first in a training loop of one's own
+own_loop: pay and family in a training loop of one's own
 """
 
 from mupscale.study.contenders import (
@@ -20,7 +20,7 @@ from mupscale.study.contenders import (
     usual_contenders,
 )
 from mupscale.study.family_run import FamilySettings, estimate_family, run_family
-from mupscale.study.own_loop import LoopComparison, OwnLoop
+from mupscale.study.own_loop import OwnLoop
 from mupscale.study.paper import estimate_paper, run_paper, run_sweeps
 from mupscale.study.pay import describe_plan, run_pay
 from mupscale.study.results import (
@@ -51,7 +51,6 @@ __all__ = [
     "Curve",
     "FamilySettings",
     "GainMark",
-    "LoopComparison",
     "OwnLoop",
     "PageTable",
     "Search",

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from mupscale.system import MupscaleError
-from mupscale.train import How, build_operator
+from mupscale.train import Deepen, How, build_operator
 
 Rate = Literal["tuned", "base", "own", "plain"]
 """A learning rate in the paper's comparison: what tuning chose for the upscaled model, the base model's, the one that
@@ -94,6 +94,11 @@ class Contender:
     def is_grown(self) -> bool:
         """Whether it is the base model made wider."""
         return self.is_wide and self.from_base
+
+    @property
+    def adds_blocks(self) -> bool:
+        """Whether it is about new blocks, for models that grow in depth alone; else about new units."""
+        return self.how in get_args(Deepen)
 
     @property
     def needs_multiples(self) -> bool:
@@ -253,6 +258,22 @@ CONTENDERS = (
         how="fresh",
     ),
     Contender(
+        name="identity-blocks",
+        label="grown with identity blocks",
+        phrase="growing with blocks that change nothing at first",
+        color="#3a9d6e",
+        how="identity",
+        is_usual=False,
+    ),
+    Contender(
+        name="copied-blocks",
+        label="grown with copied blocks",
+        phrase="growing with a copy behind every block",
+        color="#7a5aa6",
+        how="interleaved",
+        is_usual=False,
+    ),
+    Contender(
         name="paired-noise",
         label="copies with paired noise",
         phrase="growing from copies with paired noise",
@@ -318,6 +339,7 @@ COPIES, COPIES_OWN, FRESH = map(contender_named, ("copies", "copies-own", "fresh
 IN_PAY = tuple(one.name for one in CONTENDERS if one.advice)
 IN_PAPER = tuple(one.name for one in CONTENDERS if one.kind is not None)
 USUAL_IN_PAY = tuple(one.name for one in CONTENDERS if one.advice and one.is_usual)
+USUAL_IN_DEPTH = ("from-scratch", "continued", "identity-blocks", "copied-blocks")
 USUAL_IN_PAPER = tuple(one.name for one in CONTENDERS if one.kind is not None and not one.on_request)
 
 

@@ -36,7 +36,7 @@ from mupscale.study.results import (
     SystemRuns,
     Tried,
 )
-from mupscale.study.training import Ground, Note, Trainer
+from mupscale.study.training import Ground, MakeGround, Note
 from mupscale.study.tree import Stretch, list_stretches
 from mupscale.system import MupscaleError, appearing, print_at_once, remove, replace_text
 from mupscale.train import (
@@ -184,11 +184,6 @@ class FamilyPlanner:
     start: Stretch | None = None
 
     @property
-    def tokens_per_step(self) -> float:
-        """Examples in a step, or for text its tokens."""
-        return float(self.recipe.batch * self.ground.data.per_example)
-
-    @property
     def counted(self) -> str:
         """What a step counts: tokens of text, else examples."""
         unit = self.ground.data.unit
@@ -211,7 +206,7 @@ class FamilyPlanner:
         if self.settings.unit == "steps":
             return value * per_step
         tokens = value if self.settings.unit == "tokens" else value * self.parameters(size)
-        return tokens / self.tokens_per_step * per_step
+        return tokens / self.ground.tokens_per_step * per_step
 
     def plan(self, sizes: Sequence[WholeWidth], lr: float, fall: float, seed: int) -> list[PlannedSize]:
         """The trunk and its branches; refused where a size's budget is spent before its trunk can begin."""
@@ -302,11 +297,11 @@ class FamilyPlanner:
         return self.base_cost + math.fsum(map(self.ground.cost, stretches)), math.fsum(one.budget for one in planned)
 
 
-def make_planner(recipe: Recipe, settings: FamilySettings) -> FamilyPlanner:
+def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGround = Ground) -> FamilyPlanner:
     """Read where the family begins: at an initialisation, or at a checkpoint of the smallest size or below."""
     if len(settings.sizes) < 2:
         raise MupscaleError("a family needs two sizes or more: give them as family.sizes, or --sizes 32,48,64,96")
-    ground = Ground(replace(recipe, grow=[], width=settings.sizes[0]))
+    ground = make_ground(replace(recipe, grow=[], width=settings.sizes[0]), "held-out")
     if ground.unit != "FLOPs":
         raise MupscaleError(
             "the model's FLOPs cannot be counted, so that a size cannot be charged for what the trunk has cost"
@@ -343,7 +338,7 @@ def list_sizes(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> list[l
                 str(Width.of(one.size)),
                 f"{planner.parameters(one.size):,}",
                 f"{one.steps[0]:,} + {one.steps[1]:,}",
-                words.format_count(round(steps * planner.tokens_per_step)),
+                words.format_count(round(steps * planner.ground.tokens_per_step)),
                 words.format_flops(one.spent),
                 words.format_flops(one.budget),
             ]
@@ -444,6 +439,7 @@ def run_family(
     command: str = "",
     note: Note = print_at_once,
     notes: Sequence[str] = (),
+    make_ground: MakeGround = Ground,
 ) -> StudySummary:
     """Train a model of every size out of one growing trunk; summary.json, and a folder for every size.
 
@@ -463,7 +459,7 @@ def run_family(
     """
     with join_processes(recipe.device, recipe.parallel) as processes:
         told = note if processes.main else _say_nothing
-        return _FamilyRun(recipe, settings, Path(folder), told, list(notes), processes).run(command)
+        return _FamilyRun(recipe, settings, Path(folder), told, list(notes), processes, make_ground).run(command)
 
 
 def _say_nothing(text: str) -> None:
@@ -478,15 +474,15 @@ class _FamilyRun:
     note: Note
     notes: list[str]
     processes: Processes
+    make_ground: MakeGround
 
     def __post_init__(self) -> None:
-        self.planner = make_planner(self.recipe, self.settings)
+        self.planner = make_planner(self.recipe, self.settings, self.make_ground)
         self.planner.plan(self.settings.sizes, _own_rate(self.recipe), self.settings.fall, 0)  # refuses
         stages = 1 + self.settings.tune + bool(self.settings.check)
-        self.trainer = Trainer(
-            *(self.planner.ground, self.folder, "family", self.settings.engine, self.note, stages),
-            processes=self.processes,
-        )
+        ground, engine = self.planner.ground, self.settings.engine
+        self.trainer = ground.make_trainer(self.folder, "family", engine, self.note, stages)
+        self.trainer.processes = self.processes
 
     def run(self, command: str) -> StudySummary:
         """Tune where that is asked for, train the family size by size, then the checks."""
@@ -687,7 +683,7 @@ def _is_kept(folder: Path, recipe: str) -> bool:
 def write_card(planner: FamilyPlanner, one: PlannedSize, loss: float, sizes: Sequence[WholeWidth], cls: str) -> str:
     """README.md of a size that is a Hugging Face folder: what it is, what it has cost, and how it is loaded."""
     size = Width.of(one.size)
-    seen = words.format_count(round(sum(stretch.steps for stretch in one.leaf.path) * planner.tokens_per_step))
+    seen = words.format_count(round(sum(stretch.steps for stretch in one.leaf.path) * planner.ground.tokens_per_step))
     family = ", ".join(str(Width.of(each)) for each in sizes)
     return f"""\
 ---

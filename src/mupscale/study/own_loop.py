@@ -1,298 +1,479 @@
-"""The same comparison in a training loop of one's own: no recipe, one function that trains."""
+"""A study in a training loop of one's own: a function of the user's trains every stretch of its tree.
+
+The presets are those of recipes, and so are the tree, the folder and the page. What a recipe names by class paths is
+given as objects here: `_LoopRecipe` hands out the user's family, and `_LoopTrainer` calls the user's functions.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import dis
+import hashlib
+import inspect
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from statistics import fmean
-from typing import Any
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from mupscale import checkpoint
 from mupscale.core import WholeWidth, Width, naming
 from mupscale.family import Family
-from mupscale.study.contenders import BASE, USUAL_IN_PAY, Contender, check_contenders, contenders_named
-from mupscale.study.results import ContenderRuns, Search, SystemRuns, Tuning
+from mupscale.models import count_flops
+from mupscale.planning import call_arguments
+from mupscale.study.contenders import contenders_named
+from mupscale.study.family_run import FamilySettings, run_family
+from mupscale.study.pay import run_pay
+from mupscale.study.results import StudySummary
 from mupscale.study.settings import StudySettings
-from mupscale.study.systems import System, train_budgets
-from mupscale.study.tree import Stretch, list_stretches
-from mupscale.study.tuning import ValueTrials, try_values
-from mupscale.study.verdict import answer_comparison
-from mupscale.system import MupscaleError, print_at_once
-from mupscale.train import Schedule, build_operator
+from mupscale.study.training import Ground, Note, Trainer
+from mupscale.study.tree import Stretch, hash_values
+from mupscale.system import MupscaleError, derive, print_at_once, read_json, seeded, write_json
+from mupscale.train import Growth, Recipe, RunState, Schedule, Spec
 
-Train = Callable[[nn.Module, Optimizer, int, Callable[[int], float]], Sequence[float]]
-"""Trains a model for so many steps and gives their losses; learning rates are to be multiplied by schedule(step)."""
+Train = Callable[[nn.Module, Optimizer, int, Callable[[int], float]], object]
+"""Trains a model for so many steps; at each step its learning rates are to be multiplied by schedule(step)."""
 Trained = tuple[nn.Module, Optimizer]
-
-
-@dataclass(frozen=True)
-class LoopComparison:
-    """What each contender took from the small system, how it ended at every budget, and the answer in words."""
-
-    tuned: list[Search]
-    runs: SystemRuns
-    answer: dict[str, Any]
-
-    def __str__(self) -> str:
-        return "\n".join([str(self.answer["sentence"]), *(remark for one in self.tuned for remark in one.remarks)])
+_MODEL, _END = "model.safetensors", "end.json"
 
 
 @dataclass(frozen=True)
 class OwnLoop:
-    """A training loop of one's own, in which `compare` asks whether growing a model pays.
+    """A training loop of one's own, in which a study trains: `compare` (does growing pay?) and `train_family`.
+
+    Everything is kept in the folder. What is killed goes on with the same lines; what has been trained is not trained
+    again. `mupscale report FOLDER` draws the page.
 
     Args:
         family: of the model
         train: takes a model, its optimizer, a number of steps and a schedule (step -> multiple of the learning rate,
-            as LambdaLR takes it), and gives the loss of every step
+            as LambdaLR takes it), and trains. Before each call the generators of torch, numpy and Python are seeded, so
+            that batches drawn from them are the same whenever the stretch is trained
+        held_out: the loss that counts, of a model, on data that `train` does not see
         make_optimizer: of a model and a learning rate at the family's base width
-        lr: the base model's learning rate, where its optimizer is now: in the middle of a schedule not the peak
-        base_steps: that the base model has trained
-        steps: of the grown model; the others have as many as cost the same, by the number of weights
-        small: the width to tune at
-        factors: of lr, which every contender tries there
-        noises: which copies try there
-        budgets: parts of the full budget at which every contender is measured
-        seeds: of the large models
-        contenders: who takes part
+        lr: the learning rate at the base width; of a model that is brought along, the one that its optimizer has now
+        folder: of the study
+        batch: examples in a step, for costs and tokens; the family's `inputs` are one step's if it is not given
+        flops: of a training step, by width; counted on the family's `inputs` if it is not given
+        warmup: steps of a linear warm-up, with which every run begins
+        save_every: steps after which the state is written, so that a kill loses no more; stretches are then trained in
+            calls of so many steps. None: at the end of every stretch
+        device: where models are trained
         note: is told what is trained next
-        warmup: steps of a linear warm-up, with which every contender and the small base model begin
 
     Example:
+        >>> import tempfile
         >>> import mupscale as mu
+        >>> from torch.optim.lr_scheduler import LambdaLR
         >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
         >>> def train(model, optimizer, steps, schedule):
-        ...     scheduler, losses = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule), []
+        ...     scheduler = LambdaLR(optimizer, schedule)
         ...     for _ in range(steps):
-        ...         loss = nn.functional.mse_loss(model(x), y)
+        ...         rows = torch.randint(48, (16,))
         ...         optimizer.zero_grad()
-        ...         loss.backward()
+        ...         nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
         ...         optimizer.step()
         ...         scheduler.step()
-        ...         losses.append(loss.item())
-        ...     return losses
+        >>> held_out = lambda model: nn.functional.mse_loss(model(x[48:]), y[48:])
         >>> build = lambda width: nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
-        >>> family = mu.Family(build, base=8, inputs=x)
+        >>> family = mu.Family(build, base=8, inputs=x[:16])
         >>> make = lambda model, lr: family.optimizer(model, torch.optim.AdamW, lr=lr)
-        >>> model = family.init(8)
-        >>> optimizer = make(model, 0.01)
-        >>> _ = train(model, optimizer, 20, lambda step: 1.0)
-        >>> loop = OwnLoop(family, train, make, lr=0.01, base_steps=20, steps=16, small=4, factors=[1.0], noises=[1.0])
-        >>> result = loop.compare(model, optimizer, 8, 16)
-        1/9 a base model of width 4, 20 steps
-        2/9 tuning at width 4: from scratch, 1 × 26 steps
-        3/9 tuning at width 4: continued, 1 × 32 steps
-        4/9 tuning at width 4: grown from copies, 1 × 16 steps
-        5/9 tuning at width 4: grown with fresh units, 1 × 16 steps
-        6/9 from scratch, 2 × 30 steps
-        7/9 continued, 2 × 38 steps
-        8/9 grown from copies, 2 × 19 steps
-        9/9 grown with fresh units, 2 × 19 steps
-        >>> sorted(result.answer["ranking"])
-        ['continued', 'copies', 'fresh', 'from-scratch']
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     loop = OwnLoop(family, train, held_out, make, lr=0.01, folder=folder, note=lambda text: None)
+        ...     summary = loop.train_family(FamilySettings(sizes=[8, 12, 16], budget=40))
+        >>> summary.sentences[0]
+        'Three sizes for 0.64 of the FLOPs of training each (1.1 MFLOPs against 1.73 MFLOPs).'
     """
 
     family: Family
     train: Train
+    held_out: Callable[[nn.Module], Any]
     make_optimizer: Callable[[nn.Module, float], Optimizer]
     lr: float
-    base_steps: int
-    steps: int
-    small: WholeWidth
-    factors: Sequence[float] = (0.5, 1.0, 2.0)
-    noises: Sequence[float] = (0.5, 1.0, 2.0)
-    budgets: Sequence[float] = (0.25, 0.5, 1.0)
-    seeds: int = 2
-    contenders: Sequence[str] = USUAL_IN_PAY
-    note: Callable[[str], None] = print_at_once
+    folder: str | Path
+    batch: int | None = None
+    flops: Callable[[WholeWidth], float] | None = None
     warmup: int = 0
+    save_every: int | None = None
+    device: str | torch.device = "cpu"
+    note: Note = print_at_once
 
-    def compare(self, model: nn.Module, optimizer: Optimizer, narrow: WholeWidth, wide: WholeWidth) -> LoopComparison:
-        """Tune at the small width, and train all contenders from this model; it and its optimizer are not changed.
+    def train_family(
+        self, settings: FamilySettings, start: Trained | None = None, *, width: WholeWidth = 0, trained: int = 0
+    ) -> StudySummary:
+        """A finished model of every size, out of one growing run, in FOLDER/sizes; settings: as `mupscale family` has.
 
-        narrow, wide: the model's width, and the one to grow to.
+        start: a model with its optimizer, for the trunk to begin with; width: its own; trained: its steps so far.
         """
-        check_contenders(self.contenders, "contenders")
-        chosen = contenders_named(self.contenders)
-        if any(one.keeps_rates for one in chosen):
-            raise MupscaleError("naive-widening needs a recipe, whose rates can be left as they are: leave it out here")
-        self._check_width(model, narrow)
-        self._check_growth(chosen, narrow, wide)
-        large = self._system(narrow, wide)
-        small = large.smaller(self.small)
-        to_tune = [one for one in chosen if one.tuned_as is None]
-        counts = {one.name: self._count_steps(large, one) for one in chosen}  # refuses now what would be too few then
-        tell = _Stages(1 + len(to_tune) + len(chosen), self.note)
-        trainer = _LoopTrainer(self, (model, optimizer))
-        at_width = f"width {Width.of(self.small)}"
-        tell(f"a base model of {at_width}, {self.base_steps} steps")
-        trainer.train([small.base_model(self.lr, 0)])
-        tuned: list[Search] = []
-        rates = large.settings.rates(self.lr)
-        for one in to_tune:
-            count = len(rates) * (len(self.noises) if one.tunes_noise else 1)
-            tell(f"tuning at {at_width}: {one.label}, {count} × {small.steps(one)} steps")
-            tuned += try_values(ValueTrials(small, trainer, self.lr), rates, [one])
-        tuning = Tuning(Search(BASE.name, self.lr, 0.0, []), tuned)
-        runs: list[ContenderRuns] = []
-        for one in chosen:
-            tell(f"{one.label}, {self.seeds} × {counts[one.name]} steps")
-            runs += train_budgets(large, trainer, [one], tuning, range(self.seeds), "weights").contenders
-        system = SystemRuns(narrow, wide, large.base_cost, "weights", runs)
-        return LoopComparison(tuned, system, answer_comparison(system))
+        if not settings.sizes or settings.budget is None:
+            raise MupscaleError("say sizes and what each may spend: FamilySettings(sizes=[32, 48, 64], budget=500)")
+        recipe = self._recipe(settings.sizes[0], max(1, self.warmup))
+        if start is not None:
+            recipe = self._starting(recipe, start, width, trained)
+        command = f"OwnLoop.train_family({settings.sizes})"
+        return run_family(recipe, settings, self.folder, command=command, note=self.note, make_ground=_LoopGround)
 
-    def _system(self, narrow: WholeWidth, wide: WholeWidth) -> System:
-        settings = StudySettings(
-            widths=[self.small],
-            lrs=[self.lr * factor for factor in self.factors],
-            noises=list(self.noises),
-            budgets=list(self.budgets),
-            contenders=list(self.contenders),
-            prune=0.0,
-            measure="train",
+    def compare(
+        self,
+        narrow: WholeWidth,
+        wide: WholeWidth,
+        *,
+        trained: int,
+        steps: int,
+        start: Trained | None = None,
+        settings: StudySettings | None = None,
+    ) -> StudySummary:
+        """Does growing from one width to the other pay? Every contender is tuned small and has the same FLOPs.
+
+        trained: steps of the base model; steps: of the grown one. start: the base model with its optimizer, where you
+        have one; it is not changed. Without one base models are trained here. settings: as `mupscale run` has them.
+        """
+        settings = settings or StudySettings()
+        for one in contenders_named(settings.contenders):
+            if one.keeps_rates:
+                raise MupscaleError(f"{one.name} needs a recipe, whose rates can be left as they are: leave it out")
+        if start is None:
+            growth = Growth(at=trained, width=wide, how="fresh")
+            recipe = replace(self._recipe(narrow, trained + steps), grow=[growth])
+        else:
+            recipe = self._starting(self._recipe(wide, steps), start, narrow, trained)
+        command = f"OwnLoop.compare({narrow}, {wide}, trained={trained}, steps={steps})"
+        base = "" if start is None else "the model that was brought along"
+        return run_pay(
+            recipe, settings, self.folder, command=command, note=self.note, base_name=base, make_ground=_LoopGround
         )
-        own = Schedule(warmup=self.warmup)
-        return System(settings, self, own, narrow, narrow, wide, self.base_steps, self.steps, start="the model")
 
-    def _count_steps(self, system: System, one: Contender) -> int:
-        """Of one seed of a contender, the decays of all budgets included, without a base model's."""
-        leaves = system.leaves(one, self.lr, self.lr, 0.0, 0).values()
-        return sum(stretch.steps for stretch in list_stretches(leaves))
+    # ------------------------------------------------------------------------------------------- what is studied
 
-    def cost_per_step(self, width: WholeWidth) -> float:
-        """The number of weights."""
-        return float(sum(p.numel() for p in self.family.sketch(width).parameters() if p.dim() > 1))
+    def _recipe(self, width: WholeWidth, steps: int) -> _LoopRecipe:
+        optimizer = self.make_optimizer(self.family.sketch(self.family.base), self.lr)
+        code = {"train": self.train, "held_out": self.held_out, "make_optimizer": self.make_optimizer}
+        shapes = {name: list(p.shape) for name, p in naming.parameters(self.family.sketch(self.family.base)).items()}
+        kind, build = type(optimizer), self.family.build_function
+        return _LoopRecipe(
+            model=Spec(_name(build), {"code": fingerprint_code(build, shapes, repr(self.family))}),
+            data=Spec(_name(self.train), {name: fingerprint_code(each) for name, each in code.items()}),
+            optimizer=Spec(f"{kind.__module__}.{kind.__qualname__}", {"lr": self.lr}),
+            width=width,
+            base=Width.of(self.family.base).whole,
+            steps=steps,
+            batch=self.batch or self.rows or 1,
+            schedule=Schedule(warmup=self.warmup),
+            loop=self,
+        )
 
-    def _check_width(self, model: nn.Module, narrow: WholeWidth) -> None:
-        """Refuse a width that is not the model's own."""
-        there = {name: tuple(p.shape) for name, p in self.family.sketch(narrow).named_parameters()}
-        for name, p in naming.unwrap(model).named_parameters():
-            if there.get(name) != tuple(p.shape):
-                raise MupscaleError(
-                    f"the model is not the family's at width {Width.of(narrow)}: its '{name}' has shape "
-                    f"{tuple(p.shape)}, and there it has {there.get(name, 'none')}; give the model's own width"
-                )
+    @property
+    def rows(self) -> int:
+        """Examples in the family's inputs."""
+        tensors = [one for one in tree_leaves(self.family.inputs) if isinstance(one, Tensor) and one.dim()]
+        return len(tensors[0]) if tensors else 0
 
-    def _check_growth(self, chosen: Sequence[Contender], narrow: WholeWidth, wide: WholeWidth) -> None:
-        """Refuse growth in which copies and fresh units are the same, and copies at sizes that they cannot have."""
-        before, after, depth = Width.of(narrow).sizes, Width.of(wide).sizes, self.family.depth_size
-        growing = {name: (size, after[name]) for name, size in before.items() if name in after and name != depth}
-        if all(there == here for here, there in growing.values()):
+    def _starting(self, recipe: _LoopRecipe, start: Trained, width: WholeWidth, trained: int) -> _LoopRecipe:
+        """The recipe that begins with this model, which is written into the folder."""
+        model, optimizer = start
+        try:
+            checkpoint.check_model_state(naming.unwrap(model).state_dict(), self.family.sketch(width))
+        except MupscaleError as error:
             raise MupscaleError(
-                f"from {Width.of(narrow)} to {Width.of(wide)} the model becomes no wider, and the contenders differ in "
-                f"how new units are filled: let a width grow; new blocks alone are no part of this comparison"
-            )
-        unfit = next((f"{name} {b} is no multiple of {a}" for name, (a, b) in growing.items() if b % a), None)
-        if unfit and (names := [one.name for one in chosen if one.needs_multiples]):
-            raise MupscaleError(
-                f"{unfit}, as {', '.join(names)} need: take a multiple, or leave them out of contenders"
-            )
+                f"the model is not the family's at width {Width.of(width)}: {error}; give the model's own width"
+            ) from None
+        path = Path(self.folder) / "base" / f"{_hash_states(model, optimizer)}.safetensors"
+        if not path.exists():
+            _save(path, model, optimizer, RunState(step=trained, width=width, lr=self.lr))
+        return replace(recipe, start=str(path), start_width=width)
+
+
+@dataclass(frozen=True)
+class _LoopRecipe(Recipe):
+    """What a study asks of a recipe, with the user's own family; it is never read from a file."""
+
+    loop: OwnLoop | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def own(self) -> OwnLoop:
+        assert self.loop is not None
+        return self.loop
+
+    def family(self) -> Family:
+        return self.own.family
+
+    def to_json(self) -> dict[str, Any]:
+        """What there is to say of it: the loop's device, precision and loss are the user's."""
+        told = Recipe(**{each.name: getattr(self, each.name) for each in fields(Recipe)}).to_json()
+        named = ("model", "data", "optimizer", "width", "base", "steps", "batch", "schedule", "grow", "from")
+        return {name: told[name] for name in named if told.get(name) is not None}
+
+
+@dataclass(frozen=True)
+class _LoopGround(Ground):
+    """Costs of the user's steps, and who trains them."""
+
+    @property
+    def own(self) -> OwnLoop:
+        assert isinstance(self.recipe, _LoopRecipe)
+        return self.recipe.own
+
+    @property
+    def tokens_per_step(self) -> float:
+        tensors = [one for one in tree_leaves(self.own.family.inputs) if isinstance(one, Tensor)]
+        whole = [one for one in tensors if one.dim() > 1 and not one.is_floating_point()]
+        return float(self.recipe.batch * (whole[0][0].numel() if whole else 1))
+
+    def flops_per_step(self, width: WholeWidth) -> float | None:
+        costs, name = self._flops_by_width, Width.of(width).label
+        if name not in costs:
+            costs[name] = float(self.own.flops(width)) if self.own.flops is not None else self._count(width)
+        return costs[name]
+
+    def _count(self, width: WholeWidth) -> float:
+        """On the family's inputs, without memory where the model can do that."""
+        family, rows = self.own.family, self.own.rows
+        if not rows:
+            raise MupscaleError("a study counts FLOPs: give the family a batch (inputs=), or the loop flops=")
+        for build, place in ((family.sketch, "meta"), (family.build, "cpu")):
+            inputs = tree_map_only(Tensor, partial(torch.Tensor.to, device=place), family.inputs)
+            args, named = call_arguments(inputs)
+            try:
+                with seeded(0):
+                    flops = count_flops(_Called(build(width), named), *args)
+            except Exception:  # a model that needs values
+                continue
+            return flops / rows * self.recipe.batch
+        raise MupscaleError("the FLOPs of the model cannot be counted on the family's inputs: give the loop flops=")
+
+    def make_trainer(
+        self, folder: Path, study: str, engine: Literal["auto", "vectorised", "serial"], note: Note, stages: int
+    ) -> Trainer:
+        return _LoopTrainer(self, folder, study, engine, note, stages)
+
+
+class _Called(nn.Module):
+    """A model with its keywords, for what gives positional arguments alone."""
+
+    def __init__(self, model: nn.Module, named: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model, self.named = model, named
+
+    def forward(self, *args: Any) -> Any:
+        return self.model(*args, **self.named)
 
 
 @dataclass
-class _LoopTrainer:
-    """Trains a tree by the user's function, depth first, so that few models are in memory at a time.
+class _LoopTrainer(Trainer):
+    """Trains stretch by stretch with the user's function; every one starts from the files of the one before."""
 
-    model: the user's own, with its optimizer. bases: base models that were trained here, kept for their children.
-    """
+    def _train_wave(self, wave: Sequence[Stretch], light: Mapping[str, str]) -> None:
+        for stretch in wave:
+            if stretch.start is not None:
+                self.ended[stretch.key] = 0.0  # somebody else has trained it
+            elif stretch.parent is not None and self.ended[stretch.parent.key] is None:
+                self.ended[stretch.key] = None
+            else:
+                self.ended[stretch.key] = self._train_stretch(stretch)
+                spent, cost = self.spent[self.name], self.ground.cost(stretch)
+                self.spent[self.name] = replace(spent, cost=(spent.cost or 0.0) + cost)
 
-    loop: OwnLoop
-    model: Trained
-    bases: dict[str, Trained] = field(default_factory=dict)
-    ended: dict[str, float | None] = field(default_factory=dict)
+    @property
+    def own(self) -> OwnLoop:
+        assert isinstance(self.ground, _LoopGround)
+        return self.ground.own
 
-    def train(self, leaves: Sequence[Stretch]) -> list[float | None]:
-        """Their final losses: the mean of the last tenth; None where it is not finite."""
-        every = list_stretches(leaves)
-        children: dict[str, list[Stretch]] = {}
-        for stretch in every:
-            if stretch.parent is not None:
-                children.setdefault(stretch.parent.key, []).append(stretch)
-        for root in (stretch for stretch in every if stretch.parent is None):
-            self._visit(root, None, children)
-        return [self.ended[leaf.key] for leaf in leaves]
+    def _train_stretch(self, stretch: Stretch) -> float | None:
+        """Its held-out loss, None: diverged; from where a kill has left it."""
+        folder, began = self._place(stretch), time.monotonic()
+        if (folder / _END).exists():
+            loss = read_json(folder / _END)["loss"]
+            return None if loss is None else float(loss)
+        own, done = self.own, 0
+        if (folder / _MODEL).exists():
+            model, optimizer, done = self._load(folder / _MODEL, stretch.width)
+        else:
+            model, optimizer = self._begin(stretch)
+        while done < stretch.steps:
+            count = min(own.save_every or stretch.steps, stretch.steps - done)
+            rates = [group["lr"] for group in optimizer.param_groups]
+            with _calling(derive(stretch.seed, "stretch", stretch.order, done), "train"):
+                own.train(model.train(), optimizer, count, partial(_rate_after, stretch, done))
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate  # a scheduler has left its own there
+            done += count
+            _save(folder / _MODEL, model, optimizer, RunState(step=done, width=stretch.width, lr=stretch.lr))
+            model, optimizer, _ = self._load(folder / _MODEL, stretch.width)  # as after a kill, to the bit
+        loss = self._held_out(model)
+        parent = None if stretch.parent is None else stretch.parent.key
+        write_json(folder / _END, {"loss": loss, "steps": done, "key": stretch.key, "parent": parent})
+        self._keep_seconds(time.monotonic() - began)
+        return loss
 
-    def _visit(self, stretch: Stretch, before: Trained | None, children: Mapping[str, Sequence[Stretch]]) -> None:
-        trained = self.model if stretch.start is not None else self.bases.get(stretch.key)
-        if trained is None:
-            trained = self._begin(stretch, before)
-            self.ended[stretch.key] = self._train(stretch, trained)
-        if stretch.order == 0:
-            self.bases[stretch.key] = trained
-        for child in children.get(stretch.key, ()):
-            self._visit(child, trained, children)
+    def _place(self, stretch: Stretch) -> Path:
+        return Path(str(self.recipe_of(stretch).out))
 
-    def _begin(self, stretch: Stretch, before: Trained | None) -> Trained:
-        """Where a stretch begins; what was there before stays as it is."""
-        family = self.loop.family
-        if before is None or stretch.parent is None:
-            model = family.init(stretch.width, seed=stretch.seed)
-            return model, self.loop.make_optimizer(model, stretch.lr)
+    def _begin(self, stretch: Stretch) -> Trained:
+        """Where a stretch begins: at an initialisation, or at its parent's end, grown if it is larger."""
+        own, before = self.own, stretch.parent
+        if before is None:
+            model = own.family.init(stretch.width, seed=stretch.seed).to(own.device)
+            return model, own.make_optimizer(model, stretch.lr)
+        is_brought = before.start is not None
+        path = Path(self.start_at or str(self.ground.recipe.start)) if is_brought else self._place(before) / _MODEL
+        model, optimizer, _ = self._load(path, before.width)
         if stretch.is_grown:
-            operator = build_operator(stretch.how, stretch.noise, "init")
-            model, grown = family.upscale(*before, width=stretch.width, grow=operator, lr=stretch.lr, seed=stretch.seed)
+            growth = Growth(1, stretch.width, stretch.noise, stretch.noise_unit, how=stretch.how, deepen=stretch.deepen)
+            model, grown = own.family.upscale(
+                model,
+                optimizer,
+                width=stretch.width,
+                grow=growth.build_operators(),
+                lr=stretch.lr,
+                seed=stretch.seed,
+                place=partial(_move, device=own.device),
+            )
             assert grown is not None
             return model, grown
-        model, optimizer = copy_training(*before)
         for group in optimizer.param_groups:
-            group["lr"] *= stretch.lr / (self.loop.lr if stretch.parent.start is not None else stretch.parent.lr)
+            group["lr"] *= stretch.lr / (own.lr if is_brought else before.lr)
         return model, optimizer
 
-    def _train(self, stretch: Stretch, trained: Trained) -> float | None:
-        model, optimizer = trained
-        rates = [group["lr"] for group in optimizer.param_groups]
-        torch.manual_seed(stretch.seed + 1000 * stretch.order)
-        schedule = partial(stretch.schedule.at, steps=stretch.steps)
-        losses = _check_losses(self.loop.train(model, optimizer, stretch.steps, schedule), stretch.steps)
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate  # a scheduler has left its own there
-            group.pop("initial_lr", None)
-        loss = fmean(losses[-max(1, len(losses) // 10) :])
-        return loss if abs(loss) < float("inf") else None
+    def _load(self, path: Path, width: WholeWidth) -> tuple[nn.Module, Optimizer, int]:
+        """A model and its optimizer, with the groups that it had, and its steps."""
+        own, saved = self.own, checkpoint.load(path)
+        model = own.family.build(width).to(own.device)
+        checkpoint.load_model_state(saved.model, model)
+        assert saved.optimizer is not None
+        parameters, groups = naming.parameters(model), []
+        for group, names in zip(saved.optimizer["param_groups"], saved.extra["names"], strict=True):
+            values = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+            groups.append({"params": [(name, parameters[name]) for name in names], **values})
+        optimizer = type(own.make_optimizer(model, own.lr))(groups)  # type: ignore[call-arg]
+        checkpoint.load_optimizer_state(saved.optimizer, optimizer)
+        for group in optimizer.param_groups:
+            group.pop("initial_lr", None)  # from which the next scheduler would begin, instead of the rate
+        return model, optimizer, saved.extra["run"]["step"]
+
+    def _held_out(self, model: nn.Module) -> float | None:
+        """What the user's function says of the model; None where that is not finite."""
+        with _calling(0, "held_out"), torch.no_grad():
+            value = self.own.held_out(model.eval())
+        try:
+            loss = float(value)
+        except (TypeError, ValueError):
+            raise MupscaleError(
+                f"held_out returned {type(value).__name__}, but is to return the loss on held-out data, a number"
+            ) from None
+        return loss if math.isfinite(loss) else None
 
 
-@dataclass
-class _Stages:
-    """Numbers what is told: 3/9 tuning …"""
-
-    count: int
-    note: Callable[[str], None]
-    number: int = 0
-
-    def __call__(self, text: str) -> None:
-        self.number += 1
-        self.note(f"{self.number}/{self.count} {text}")
+def _rate_after(stretch: Stretch, done: int, step: int) -> float:
+    """The multiple of the learning rate at a step of a call that begins after `done` steps."""
+    return stretch.schedule.at(done + step, stretch.steps)
 
 
-def _check_losses(losses: Any, steps: int) -> list[float]:
-    """What the user's function gave: a number for every step."""
+def _move(model: nn.Module, device: str | torch.device) -> nn.Module:
+    """Onto the device, also where it has no memory yet."""
+    return model.to_empty(device=device) if any(p.is_meta for p in model.parameters()) else model.to(device)
+
+
+def _save(path: Path, model: nn.Module, optimizer: Optimizer, run: RunState) -> None:
+    """Both in one file, with the names of each group's parameters."""
+    names = {p: name for name, p in naming.parameters(model).items()}
+    held = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
+    checkpoint.save(path, model, optimizer, run=run.to_json(), names=held)
+
+
+def _hash_states(model: nn.Module, optimizer: Optimizer) -> str:
+    """What tells a model that is brought along, with its optimizer, from any other."""
+    digest = hashlib.sha256()
+    for value in tree_leaves([dict(model.state_dict()), optimizer.state_dict()]):
+        is_tensor = isinstance(value, Tensor)
+        digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy() if is_tensor else repr(value).encode())
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def _calling(seed: int, name: str) -> Iterator[None]:
+    """Inside, torch, numpy and Python draw from this seed; afterwards torch (on the CPU) and Python go on as before.
+
+    name: of the user's function, whose missing files are not to be taken for the study's.
+    """
+    before = random.getstate()
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
     try:
-        values = [float(loss) for loss in losses]
-    except (TypeError, ValueError):
-        raise MupscaleError(
-            f"train returned {type(losses).__name__}, but is to return the losses of its {steps} steps, as numbers"
-        ) from None
-    if len(values) != steps:
-        raise MupscaleError(f"train returned {len(values)} losses for {steps} steps: return the loss of every step")
-    return values
+        with seeded(seed):
+            yield
+    except OSError as error:
+        raise MupscaleError(f"{name} has failed: {type(error).__name__}: {error}") from error
+    finally:
+        random.setstate(before)
 
 
-def copy_training(model: nn.Module, optimizer: Optimizer) -> Trained:
-    """A model and its optimizer, copied together; what a scheduler has left in the optimizer stays behind."""
-    twin = copy.deepcopy(model)
-    of = dict(zip(model.parameters(), twin.parameters(), strict=True))
-    groups = [
-        {**{name: copy.deepcopy(value) for name, value in group.items() if name != "params"},
-         "params": [of[p] for p in group["params"]]}
-        for group in optimizer.param_groups
-    ]  # fmt: skip
-    other = type(optimizer)(groups)  # type: ignore[call-arg]
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for group in other.param_groups:
-        group.pop("initial_lr", None)  # from which the next scheduler would begin, instead of the rate
-    return twin, other
+# ---------------------------------------------------------------------------------------------- whose code it is
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
+def fingerprint_code(function: Any, *more: Any) -> str:
+    """What changes with a function's code, with the numbers and texts that it takes from outside, and with functions
+    and classes of its own module that it calls; so that a changed loop is never taken for the one that was trained.
+
+    >>> rate = 0.1
+    >>> def first(x): return rate * x
+    >>> def second(x): return rate * x + 1
+    >>> fingerprint_code(first) == fingerprint_code(first), fingerprint_code(first) == fingerprint_code(second)
+    (True, False)
+    """
+    return hash_values([list(_tell(function, set())), *more])
+
+
+def _tell(value: Any, seen: set[int]) -> Iterator[Any]:
+    """Plain values that stand for this one."""
+    if isinstance(value, partial):
+        yield from _tell(value.func, seen)
+        for each in (*value.args, *value.keywords.values()):
+            yield from _tell(each, seen)
+    elif isinstance(value, bool | int | float | str | bytes | None):
+        yield repr(value)
+    elif isinstance(value, tuple | frozenset):
+        inside = [list(_tell(each, seen)) for each in value]
+        yield sorted(map(str, inside)) if isinstance(value, frozenset) else inside
+    elif isinstance(value, Tensor):
+        yield [str(value.dtype), *value.shape]
+    elif isinstance(value, CodeType):
+        yield [value.co_code.hex(), *value.co_names, *value.co_varnames]
+        for each in value.co_consts:
+            yield from _tell(each, seen)
+    elif id(value) not in seen:
+        seen.add(id(value))
+        if isinstance(function := getattr(value, "__func__", value), FunctionType):
+            yield from _tell(function.__code__, seen)
+            yield from _tell(function.__defaults__ or (), seen)
+            yield from _outside(function, seen)
+        else:  # a class, or an object that can be called
+            for each in vars(value if isinstance(value, type) else type(value)).values():
+                if isinstance(each, FunctionType):
+                    yield from _tell(each, seen)
+
+
+def _outside(function: FunctionType, seen: set[int]) -> Iterator[Any]:
+    """What a function finds around it and does not set itself: plain values, tensors, what its module defines."""
+    around = inspect.getclosurevars(function)
+    counted = {each.argval for each in dis.get_instructions(function) if each.opname in ("STORE_GLOBAL", "STORE_DEREF")}
+    for name, each in sorted({**around.globals, **around.nonlocals}.items()):
+        is_plain = isinstance(each, bool | int | float | str | bytes | tuple | Tensor | None)
+        is_own = callable(each) and getattr(each, "__module__", None) == function.__module__
+        if name not in counted and (is_plain or is_own):
+            yield name
+            yield from _tell(each, seen)

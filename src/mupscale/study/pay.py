@@ -15,6 +15,7 @@ from mupscale.study.best_size import forecast_size
 from mupscale.study.contenders import (
     CONTINUED,
     FROM_SCRATCH,
+    USUAL_IN_DEPTH,
     USUAL_IN_PAY,
     Contender,
     check_contenders,
@@ -32,7 +33,7 @@ from mupscale.study.systems import (
     train_base_models,
     train_budgets,
 )
-from mupscale.study.training import Ground, Note, Trainer
+from mupscale.study.training import Ground, MakeGround, Note, Trainer
 from mupscale.study.tuning import list_candidates, tune_contenders
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
@@ -55,6 +56,7 @@ def run_pay(
     note: Note = print_at_once,
     base_name: str = "",
     notes: Sequence[str] = (),
+    make_ground: MakeGround = Ground,
 ) -> StudySummary:
     """Tune at small widths, forecast, train all contenders at full size, and say what came of it; summary.json.
 
@@ -62,7 +64,7 @@ def run_pay(
     checkpoint (`start`) and its width is the wide one. The same call goes on where an earlier one was stopped.
     base_name: what the user calls that checkpoint. notes: what the answer is to keep in mind beside its own.
     """
-    study = PayStudy(recipe, settings, Path(folder), note, base_name, list(notes))
+    study = PayStudy(recipe, settings, Path(folder), note, base_name, list(notes), make_ground)
     for line in study.notes:
         note(f"Note: {line}")
     return study.run(command, forecast_only)
@@ -82,14 +84,16 @@ class PayStudy:
     note: Note
     base_name: str = ""
     notes: list[str] = field(default_factory=list)
+    make_ground: MakeGround = Ground
 
     def __post_init__(self) -> None:
+        self.has_choice = bool(self.settings.contenders)
         self.settings = self.settings.resolved(USUAL_IN_PAY, "held-out")
         check_contenders(self.settings.contenders, "study.contenders")
-        self.ground = Ground(replace(self.recipe, grow=[]), self.settings.measure or "held-out")
+        self.ground = self.make_ground(replace(self.recipe, grow=[]), self.settings.measure or "held-out")
         system = self._large_system()
-        widths = self.settings.small_widths(system.narrow, system.wide)
         self.contenders = self._contenders(system)
+        widths = self.settings.small_widths(system.narrow, system.wide)
         self.system = system = replace(system, settings=self.settings)
         self.small = [self._smaller(width) for width in widths]
         for one in (system, *self.small):  # widths, budgets too short for the schedule, and growth
@@ -103,7 +107,7 @@ class PayStudy:
     def run(self, command: str, forecast_only: bool) -> StudySummary:
         """All stages; the summary is written after the forecast, and again with the answer."""
         stages = 3 + len(self.small) + (0 if forecast_only else 2)
-        trainer = Trainer(self.ground, self.folder, "pay", self.settings.engine, self.note, stages)
+        trainer = self.ground.make_trainer(self.folder, "pay", self.settings.engine, self.note, stages)
         with trainer.alone():
             tuning = tune_contenders(self.small[0], trainer, float(self.recipe.optimizer.init_args["lr"]))
             small = [self._train_small(one, trainer, tuning) for one in self.small]
@@ -175,8 +179,18 @@ class PayStudy:
         return System(self.settings, self.ground, recipe.schedule, recipe.base, *sizes, self.ground.start, unit)
 
     def _contenders(self, system: System) -> list[Contender]:
-        """Those that are asked for; copies need a whole multiple."""
+        """Those that are asked for, about new blocks where depth alone grows; copies need a whole multiple."""
+        narrow, wide = Width.of(system.narrow), Width.of(system.wide)
+        depth_alone = narrow.growing(wide) == [self.recipe.family().depth_size]
+        if depth_alone and not self.has_choice:
+            self.settings = replace(self.settings, contenders=list(USUAL_IN_DEPTH))
         wanted = contenders_named(self.settings.contenders)
+        if odd := next((one for one in wanted if one.is_grown and one.adds_blocks != depth_alone), None):
+            grows, about = ("depth alone grows", "units") if depth_alone else ("a width grows", "blocks")
+            raise MupscaleError(
+                f"from {narrow} to {wide} {grows}, and {odd.name} is about new {about}: take from "
+                f"{', '.join(USUAL_IN_DEPTH if depth_alone else USUAL_IN_PAY)}"
+            )
         try:
             Width.of(system.wide).check_multiple_of(Width.of(system.narrow), "copies")
         except MupscaleError as error:

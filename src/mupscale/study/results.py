@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from mupscale.study.contenders import Contender, contender_or_stranger
 from mupscale.sweep import Tried
-from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Positive, parse_record, write_json
+from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Positive, parse_record, text_table, write_json
 
 FORMAT = 3
 Losses = Annotated[list[Finite | None], NOT_EMPTY]
@@ -285,6 +285,13 @@ class StudySummary:
     def measure(self) -> str:
         """What the loss is called."""
         return "training loss" if self.settings.get("measure") == "train" else "held-out loss"
+
+    def __str__(self) -> str:
+        """The answer and its tables, as the page has them."""
+        shown = [table for table in self.tables if not table.folded]
+        cells = [[[cell.replace("\n", " ") for cell in row] for row in table.rows] for table in shown]
+        tables = [f"\n{one.title}\n{text_table(one.head, rows)}" for one, rows in zip(shown, cells, strict=True)]
+        return "\n".join([*self.sentences, *tables, *(f"Note: {note}" for note in self.notes)])
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, from which `from_json` makes the same."""

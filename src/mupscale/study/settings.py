@@ -37,7 +37,8 @@ class StudySettings:
             or recipe (the recipe's own, as in the paper's comparison)
         contenders: who takes part; none takes the usual ones, to which contenders+ adds. Does growing pay:
             from-scratch, continued, copies, fresh, and on request copies-without-noise, paired-noise, net2net,
-            naive-widening, from-scratch-all-steps
+            naive-widening, from-scratch-all-steps; where depth alone grows, identity-blocks and copied-blocks take the
+            place of copies and fresh
         measure: the loss that counts: held-out (the mean over the whole held-out set), or train; none takes held-out,
             and train in the paper's comparison
         base_steps: with --from, how many steps the checkpoint has trained, where it does not tell itself

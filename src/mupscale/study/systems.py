@@ -14,7 +14,7 @@ from mupscale.study.settings import StudySettings
 from mupscale.study.training import Ground
 from mupscale.study.tree import DECAY, Candidate, Stretch, branch_off, plan_candidate
 from mupscale.system import MupscaleError
-from mupscale.train import NoiseLevel, Recipe, Schedule, build_operator
+from mupscale.train import Growth, NoiseLevel, Recipe, Schedule
 
 NoiseUnit = Literal["init", "theory", "signal"]
 
@@ -161,9 +161,9 @@ def check_operators(recipe: Recipe, system: System, contenders: Sequence[Contend
     """Refuse contenders that cannot grow this model."""
     for one in contenders:
         if one.is_grown:
-            operator = build_operator(one.how, 0.0, "init")
+            growth = Growth(at=1, width=system.wide, how=one.how)
             try:
-                operator.check(recipe.family().widening(system.narrow, system.wide, grow=operator))
+                recipe.family().check_growth(system.narrow, system.wide, growth.build_operators())
             except MupscaleError as error:
                 raise MupscaleError(f"{error}: leave {one.name} out of study.contenders") from None
 

@@ -66,6 +66,17 @@ class Ground(LoadedRecipe):
         return stretch.steps * self.cost_per_step(stretch.width)
 
     @property
+    def tokens_per_step(self) -> float:
+        """Examples in a step, or for text its tokens."""
+        return float(self.recipe.batch * self.data.per_example)
+
+    def make_trainer(
+        self, folder: Path, study: str, engine: Literal["auto", "vectorised", "serial"], note: Note, stages: int
+    ) -> Trainer:
+        """Who trains stretches of this recipe."""
+        return Trainer(self, folder, study, engine, note, stages)
+
+    @property
     def unit(self) -> str:
         """FLOPs, or steps."""
         return "FLOPs" if self.flops_per_step(self.recipe.width) is not None else "steps"
@@ -128,6 +139,10 @@ class Ground(LoadedRecipe):
             "evaluation": Evaluation(0, recipe.evaluation.batch),
             "log_every": max(1, min(recipe.log_every, stretch.steps // POINTS)),
         }
+
+
+MakeGround = Callable[[Recipe, str], Ground]
+"""Of a recipe, and whose loss counts; one's own loop has a ground of its own."""
 
 
 def _change_rate(stretch: Stretch, at: int, lr: float) -> Growth:

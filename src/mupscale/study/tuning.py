@@ -172,7 +172,7 @@ def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | 
         raise MupscaleError(
             f"{name}: all {len(tried)} trials at the small width diverged, with learning rates from "
             f"{min(cell.lr for cell in tried):g} to {max(cell.lr for cell in tried):g}: give smaller ones "
-            "(study.lrs; in an OwnLoop factors)"
+            "(study.lrs)"
         )
     best = min(means, key=lambda number: means[number])
     remarks = []

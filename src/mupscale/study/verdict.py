@@ -140,8 +140,7 @@ def answer_comparison(runs: SystemRuns) -> dict[str, Any]:
     )
     if not ranked:
         raise MupscaleError(
-            "every contender diverged: give smaller learning rates (study.lrs; in an OwnLoop factors), or look at "
-            "the base model's curve"
+            "every contender diverged: give smaller learning rates (study.lrs), or look at the base model's curve"
         )
     best = next((one for one in ranked if one.contender.is_grown), None)
     kinds = ["grow" if one.contender.is_grown else one.name for one in ranked]

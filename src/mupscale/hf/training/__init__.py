@@ -2,8 +2,9 @@
 
 model_parameters: a model's parameters as plans name them. groups: parameter groups from mupscale.json.
 invariant_clipping: who clips the model of transformers' Trainer, and by which norm. trainer: that for a checkpoint.
-growing_trainer: growth in the middle of its run. saved_optimizer: an optimizer's file, read. widened_optimizer: such a
-file, widened. deepened_optimizer: such a file, for more layers. deepened_model: a model in memory with them.
+growing_trainer: growth in the middle of its run. branching_trainer: finished sizes that leave it.
+saved_optimizer: an optimizer's file, read. widened_optimizer: such a file, widened.
+deepened_optimizer: such a file, for more layers. deepened_model: a model in memory with them.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from mupscale.hf.training.saved_optimizer import find_optimizer_file
 from mupscale.hf.training.widened_optimizer import check_optimizer_file, widen_optimizer_file
 
 if TYPE_CHECKING:
+    from mupscale.hf.training.branching_trainer import BranchTrainerCallback
     from mupscale.hf.training.growing_trainer import GrowTrainerCallback
     from mupscale.hf.training.trainer import Clip
 
@@ -28,10 +30,15 @@ def __getattr__(name: str) -> Any:
         from mupscale.hf.training.growing_trainer import GrowTrainerCallback
 
         return GrowTrainerCallback
+    if name == "BranchTrainerCallback":
+        from mupscale.hf.training.branching_trainer import BranchTrainerCallback
+
+        return BranchTrainerCallback
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
+    "BranchTrainerCallback",
     "Clip",
     "GrowTrainerCallback",
     "check_deepened_optimizer",

@@ -25,9 +25,9 @@ from mupscale.hf.describe import (
     check_wider_and_deeper,
     settle_growth,
 )
-from mupscale.hf.files import RECORD_FILE, GrowthStep, Record, count_from_first
+from mupscale.hf.files import GrowthStep, Record, count_from_first
 from mupscale.hf.training.deepened_model import deepen_in_memory, model_like
-from mupscale.hf.training.invariant_clipping import InvariantClipping, find_in_charge
+from mupscale.hf.training.invariant_clipping import InvariantClipping, find_in_charge, say_in_log
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.hf.training.trainer import Clip
 from mupscale.optim import FROM_GROUP, widen_scheduler
@@ -140,7 +140,7 @@ class GrowTrainerCallback(InvariantClipping):
 
     def _comes_later(self, model: nn.Module) -> bool:
         """Whether the model has to grow once more before this growth, so that it cannot be judged yet."""
-        return any(one.at < self.at and one.plan is None for one in _GROWTHS.get(model, []))
+        return any(one.at < self.at and one.plan is None for one in growths_of(model))
 
     def resume(self, trainer: Any) -> str | None:
         """The newest whole checkpoint of a Trainer's folder, for whose size its model is made; None if there is none.
@@ -159,9 +159,6 @@ class GrowTrainerCallback(InvariantClipping):
                 if clip is not None and find_in_charge(trainer.model) is None:
                     clip.begin(trainer.model)
                 growth._grow(trainer.model, trainer.create_optimizer(), None)  # its values are the checkpoint's soon
-        last = find_in_charge(trainer.model)
-        if last is not None and last.record is not None and not (folder / RECORD_FILE).exists():
-            last.record.save(folder)  # a kill has come before it
         return str(folder)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
@@ -172,7 +169,12 @@ class GrowTrainerCallback(InvariantClipping):
         inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self._save_narrow(Path(args.output_dir) / f"narrow-checkpoint-{self.at}", model, inner)
         self._warn_of_the_same_rate(inner)
+        before, rates = _size(model), _told_rates(inner)
         self._grow(model, inner, kwargs["lr_scheduler"])
+        told = ", ".join(
+            f"{name} {a:,} → {_size(model)[name]:,}" for name, a in before.items() if a != _size(model)[name]
+        )
+        say_in_log(state, f"the model has grown: {told}; learning rate {rates} → {_told_rates(inner)}", **_size(model))
         self.switch_off_theirs(args)
         # the best so far is a small model, whose weights could not be loaded at the end
         state.best_metric = state.best_model_checkpoint = state.best_global_step = None
@@ -186,8 +188,6 @@ class GrowTrainerCallback(InvariantClipping):
             return
         model.save_pretrained(folder)
         torch.save(optimizer.state_dict(), folder / "optimizer.pt")
-        if earlier is not None and earlier.record is not None:
-            earlier.record.save(folder)
 
     def _warn_of_the_same_rate(self, optimizer: Optimizer) -> None:
         """lr= is easily taken for a rate that the schedule is to begin with."""
@@ -288,6 +288,24 @@ class GrowTrainerCallback(InvariantClipping):
 
 _GROWTHS: WeakKeyDictionary[nn.Module, list[GrowTrainerCallback]] = WeakKeyDictionary()
 """The growths that a Trainer's model was to have, when the Trainer was made."""
+
+
+def growths_of(model: nn.Module | None) -> list[GrowTrainerCallback]:
+    """The growths that a Trainer's model is to have, as far as the Trainer has met them."""
+    return [] if model is None else _GROWTHS.get(model, [])
+
+
+def _size(model: Any) -> dict[str, int]:
+    """What a line in the log says of a model's size."""
+    config, count = model.config, sum(p.numel() for p in model.parameters())
+    told = {"hidden size": getattr(config, "hidden_size", 0), "layers": getattr(config, "num_hidden_layers", 0)}
+    return {**told, "parameters": count}
+
+
+def _told_rates(optimizer: Optimizer) -> str:
+    """The smallest and the largest learning rate of its groups."""
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    return f"{max(rates):.3g}" if min(rates) == max(rates) else f"{min(rates):.3g} to {max(rates):.3g}"
 
 
 def _rates(optimizer: Optimizer) -> list[float]:

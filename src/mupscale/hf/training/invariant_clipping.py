@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +14,7 @@ from mupscale.core import Plan
 from mupscale.hf.describe import require_transformers
 from mupscale.hf.files import Record
 from mupscale.optim import clip_grad_norm_
+from mupscale.system import print_at_once
 
 _THEIRS = "_mupscale_max_grad_norm"
 
@@ -36,6 +38,7 @@ class InvariantClipping(require_transformers().TrainerCallback):  # type: ignore
         """Clip this model from now on, by the norm that belongs to this plan."""
         self.plan, self.record = plan, record
         _IN_CHARGE[model] = self
+        model.save_pretrained = MethodType(save_pretrained, model)  # type: ignore[assignment]
 
     def is_in_charge(self, model: nn.Module) -> bool:
         """Whether no other has made the model what it is now."""
@@ -77,6 +80,25 @@ class InvariantClipping(require_transformers().TrainerCallback):  # type: ignore
         """Leave the arguments as they were."""
         if _THEIRS in vars(args):
             args.max_grad_norm = vars(args).pop(_THEIRS)
+
+
+def save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+    """A grown model's own, with its mupscale.json: whoever saves it, Trainer.save_model among them.
+
+    As a method of the model it is copied and pickled with it.
+    """
+    saved = type(self).save_pretrained(self, save_directory, *args, **kwargs)
+    one = find_in_charge(self)
+    if one is not None and one.record is not None and kwargs.get("is_main_process", True):
+        one.record.save(Path(save_directory))
+    return saved
+
+
+def say_in_log(state: Any, text: str, **values: Any) -> None:
+    """A line for the person who watches the run, and an entry in the Trainer's history."""
+    state.log_history.append({"epoch": state.epoch, "step": state.global_step, **values})
+    if state.is_local_process_zero:
+        print_at_once(f"step {state.global_step}: {text}")
 
 
 _IN_CHARGE: WeakKeyDictionary[nn.Module, InvariantClipping] = WeakKeyDictionary()

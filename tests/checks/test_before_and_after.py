@@ -1,0 +1,60 @@
+"""A model and what it grew into, side by side."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mupscale as mu
+from mupscale.models import MLP
+
+
+@pytest.fixture(scope="module")
+def grown() -> tuple[nn.Module, nn.Module, tuple[torch.optim.Optimizer, torch.optim.Optimizer]]:
+    x = torch.randn(4, 3)
+    family = mu.Family(lambda width: MLP(3, width, 2), base=8, inputs=x)
+    model = family.init(8)
+    optimizer = family.optimizer(model, torch.optim.AdamW, lr=0.01)
+    model(x).sum().backward()
+    optimizer.step()
+    wide, wide_optimizer = family.upscale(model, optimizer, width=16, grow=mu.Copies())
+    assert wide_optimizer is not None
+    return model, wide, (optimizer, wide_optimizer)
+
+
+def test_what_a_growth_changes_is_in_the_table(
+    grown: tuple[nn.Module, nn.Module, tuple[torch.optim.Optimizer, torch.optim.Optimizer]],
+) -> None:
+    before, after, optimizers = grown
+    x, gradients = torch.randn(5, 3), [p.grad for p in before.parameters()]
+
+    def loss(model: nn.Module) -> Tensor:
+        return model(x).square().mean()
+
+    table = mu.growth_table(before, after.eval(), optimizers, loss)
+    rows = {what: rest for what, *rest in table.rows}
+    counts = [sum(p.numel() for p in model.parameters()) for model in (before, after)]
+    assert rows["parameters"][:2] == [f"{count:,}" for count in counts]
+    held = float(rows["weights, gradients, optimizer state (MiB)"][0])
+    assert held == pytest.approx(
+        (4 * 4 * counts[0] + 4 * len(gradients)) / 2**20, rel=1e-3
+    )  # and a count of steps each
+    assert rows["loss on the batch"][2] in ("+0.0000", "-0.0000")  # copies without noise
+    assert float(rows["forward and backward passes per second"][0].replace(",", "")) > 0
+    assert ["0.01", "0.005", "× 0.5"] in rows.values()
+    assert ["0.01", "0.01", ""] in rows.values()
+    assert "lr of layers.1–3.weight" in str(table)
+    assert "<table" in table._repr_html_()
+    assert all(p.grad is gradient for p, gradient in zip(before.parameters(), gradients, strict=True))
+    assert before.training
+    assert not after.training
+
+
+def test_without_optimizers_and_a_loss_there_are_sizes(
+    grown: tuple[nn.Module, nn.Module, tuple[torch.optim.Optimizer, torch.optim.Optimizer]],
+) -> None:
+    assert [row[0] for row in mu.growth_table(*grown[:2]).rows] == [
+        "parameters",
+        "weights, gradients, optimizer state (MiB)",
+    ]
