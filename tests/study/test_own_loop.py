@@ -77,7 +77,7 @@ def test_budgets_are_what_training_by_hand_gives_and_the_model_stays_as_it_was(f
     exact = result.runs.get("copies-without-noise")
     assert exact is not None
     for point in exact.points:
-        wide, optimizer = family.upscale(*base_model(family), width=16, lr=LR)
+        wide, optimizer = family.upscale(*base_model(family), width=16, lr=LR, exact=True)
         assert optimizer is not None
         schedule = Schedule("wsd", decay=point.steps // 4)
         losses = train(wide, optimizer, point.steps, lambda step, s=schedule, n=point.steps: s.at(step, n))  # type: ignore[misc]
@@ -89,7 +89,7 @@ def test_budgets_are_what_training_by_hand_gives_and_the_model_stays_as_it_was(f
 def test_continuing_at_the_same_steps_is_copies_without_noise(family: mu.Family) -> None:
     """By cost the narrow model has more steps; its first legs are compared where they have as many."""
     narrow, optimizer = base_model(family)
-    wide, wide_optimizer = family.upscale(narrow, optimizer, width=16, lr=LR)
+    wide, wide_optimizer = family.upscale(narrow, optimizer, width=16, lr=LR, exact=True)
     assert wide_optimizer is not None
     twin, other = copy_training(narrow, optimizer)
     ours = train(twin, other, 10, lambda step: 1.0)

@@ -82,7 +82,7 @@ class Protocol(Ground):
         if len(recipe.grow) != 1:
             raise MupscaleError(
                 f"the paper's method grows once, so its recipe needs one growth event, and this one has "
-                f"{len(recipe.grow)}: write grow: [{{at: STEPS OF THE BASE MODEL, width: WIDE}}]"
+                f"{len(recipe.grow)}: write grow: [{{at: STEPS OF THE BASE MODEL, width: WIDE, how: copies}}]"
             )
         if recipe.start is not None:
             raise MupscaleError(
@@ -91,8 +91,8 @@ class Protocol(Ground):
             )
         if self.growth.how != "copies":
             raise MupscaleError(
-                f"the paper's method tunes the noise of copies, and the growth's how is {self.growth.how}; fresh units "
-                f"have no noise to tune: train the recipe with mupscale train"
+                f"the paper's method tunes the noise of copies, and the growth's how is {self.growth.how}: say how: "
+                f"copies in grow; fresh units have no noise to tune (mupscale train)"
             )
         if recipe.width == self.growth.width:
             raise MupscaleError(f"the recipe's growth keeps the width at {recipe.width}: there is nothing to grow")
@@ -678,7 +678,7 @@ def run_sweeps(
     ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
     ...     data=Spec("mupscale.data.CoverTypeSample"),
     ...     optimizer=Spec("torch.optim.SGD", {"lr": 0.1}),
-    ...     width=8, base=4, steps=12, batch=10, grow=[Growth(at=4, width=16)],
+    ...     width=8, base=4, steps=12, batch=10, grow=[Growth(at=4, width=16, how="copies")],
     ... )
     >>> run_sweeps(recipe, StudySettings(widths=[4, 4]), "runs/demo")
     Traceback (most recent call last):
@@ -695,7 +695,7 @@ def estimate_paper(recipe: Recipe, settings: StudySettings, folder: str | Path) 
 
     >>> from mupscale.train import Growth, Recipe, Spec
     >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
-    >>> sgd, grow = Spec("torch.optim.SGD", {"lr": 0.1}), [Growth(at=10, width=8)]
+    >>> sgd, grow = Spec("torch.optim.SGD", {"lr": 0.1}), [Growth(at=10, width=8, how="copies")]
     >>> recipe = Recipe(model, data, sgd, width=4, base=4, steps=20, batch=4, grow=grow, device="cpu")
     >>> settings = StudySettings(widths=[2], lrs=[0.1], noises=[1.0], contenders=["copies"], seeds=1, small_seeds=1)
     >>> print("\\n".join(line[:42].rstrip() for line in estimate_paper(recipe, settings, "runs/none").splitlines()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from mupscale.study.verdict import answer_comparison
 from mupscale.system import MupscaleError, print_at_once
 from mupscale.train import Recipe, build_operator, describe_start, stored_values
 
+_NARROW = 8
 NO_FLOPS = (
     "the model's FLOPs cannot be counted, so costs are steps: a step of the wide model counts as much as one of the "
     "base model, which favours the wide ones"
@@ -96,15 +98,20 @@ class PayStudy:
     def plan(self) -> PlannedComparison:
         """Everything that can be refused is refused here, before anything is written."""
         system = self.large_system()
-        widths = self.settings.small_widths(system.narrow, system.wide)
         contenders = self._contenders(system)
         system = replace(system, settings=self.settings)
         self._check(system, system)
+        widths = self.settings.small_widths(system.narrow, system.wide, partial(self._can_have, system))
         small = [self._smaller(system, width) for width in widths]
         for one in small:
             self._check(one, system)
         if self.ground.unit == "steps":
             self.notes.append(NO_FLOPS)
+        if min(Width.of(widths[0]).sizes.values()) < _NARROW:
+            self.notes.append(
+                f"learning rates and noise are tuned at width {Width.of(widths[0])}: so narrow a model is a poor guide "
+                f"to a large one; study.widths takes wider ones"
+            )
         return PlannedComparison(system, small, contenders)
 
     def run(self, plan: PlannedComparison, command: str, forecast_only: bool) -> StudySummary:
@@ -189,6 +196,16 @@ class PayStudy:
             self.settings = replace(self.settings, contenders=[one.name for one in wanted])
         return wanted
 
+    def _can_have(self, system: System, width: WholeWidth) -> bool:
+        """Whether the model can be built at this width, and at the one that it would grow to from there."""
+        try:
+            small = system.smaller(width)
+            for size in (small.narrow, small.wide):
+                self.recipe.family().sketch(size)
+        except Exception:  # the model's own, too
+            return False
+        return True
+
     def _smaller(self, system: System, width: WholeWidth) -> System:
         """The same at a small width, which must have a wide one of its own; base models train as long as the large."""
         if system.base_steps is None:
@@ -210,8 +227,8 @@ class PayStudy:
         if self.settings.widths:
             return "give other small widths in study.widths"
         return (
-            f"study.widths gives no small widths, so that they are an eighth and a quarter of "
-            f"{Width.of(system.narrow)}; give them there (--study.widths)"
+            f"study.widths gives no small widths, so that they are the sizes nearest to an eighth and a "
+            f"quarter of {Width.of(system.narrow)}; give them there (--study.widths)"
         )
 
     def _check(self, system: System, large: System) -> None:
