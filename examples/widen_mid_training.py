@@ -90,7 +90,7 @@ def run(out: Path, before: int = BEFORE, after: int = AFTER) -> dict[str, Curve]
         small, large = family.plan(NARROW), family.plan(WIDE)
         first = train(model, optimizer, small, data, f"width {NARROW}", 0, before)
 
-        exact, exact_optimizer = family.upscale(model, optimizer, width=WIDE)
+        exact, exact_optimizer = family.upscale(model, optimizer, width=WIDE, exact=True)
         noisy, noisy_optimizer = family.upscale(model, optimizer, width=WIDE, noise=NOISE, lr=UPSCALED_LR, seed=0)
         scratch = family.init(WIDE, seed=0)
         scratch_optimizer = family.optimizer(scratch, AdamW, lr=LR, weight_decay=DECAY)

@@ -234,7 +234,7 @@ def test_a_loaded_narrow_checkpoint_can_be_widened(tmp_path: Path) -> None:
     opt = FAMILY.optimizer(model, torch.optim.AdamW, lr=1e-2)
     train(model, opt, 3)
     loaded = mu.load(mu.save(tmp_path / "x.ckpt", model, opt))
-    wide, wide_opt = FAMILY.upscale(model, opt, width=16)
+    wide, wide_opt = FAMILY.upscale(model, opt, width=16, exact=True)
     again = FAMILY.init(16, seed=4)
     again_opt = FAMILY.optimizer(again, torch.optim.AdamW, lr=1e-2)
     plan = FAMILY.widening(8, 16)

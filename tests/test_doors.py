@@ -110,17 +110,32 @@ MISTAKES: dict[str, tuple[Callable[..., Any], str]] = {
         lambda n, w, o: mu.deepen(n, w, grow=mu.Fresh()),
         "operator of depth .*; how new units are filled is said to mupscale.upscale",
     ),
-    "no narrow model": (lambda n, w, o: mu.upscale(None, w), r"narrow= is None, but must be a model \(an nn.Module\)"),
+    "no narrow model": (
+        lambda n, w, o: mu.upscale(None, w, exact=True),
+        r"narrow= is None, but must be a model \(an nn.Module\)",
+    ),
     "no deep model": (lambda n, w, o: mu.deepen(n, None), "deep= is None, but must be a model"),
-    "a state dict": (lambda n, w, o: mu.upscale(n.state_dict(), w), "narrow= is an OrderedDict.*load_state_dict"),
+    "a state dict": (
+        lambda n, w, o: mu.upscale(n.state_dict(), w, exact=True),
+        "narrow= is an OrderedDict.*load_state_dict",
+    ),
     "a number": (lambda n, w, o: mu.plan(n, 32), r"Net\(32\); to grow by a number alone.*width=32"),
     "a schedule's name": (
-        lambda n, w, o: mu.upscale(n, w, None, o, scheduler="cosine"),
+        lambda n, w, o: mu.upscale(n, w, None, o, scheduler="cosine", exact=True),
         r"scheduler= is 'cosine'.*CosineAnnealingLR\(optimizer, T_max=…\)",
     ),
-    "a rate in quotes": (lambda n, w, o: mu.upscale(n, w, None, o, lr="0.1"), "lr= is '0.1'.*without quotes"),
-    "an optimizer's class": (lambda n, w, o: mu.upscale(n, w, None, optim.SGD), r"SGD\(model.parameters\(\), lr=…\)"),
-    "an optimizer's state": (lambda n, w, o: mu.upscale(n, w, None, o.state_dict()), "load the state dict into"),
+    "a rate in quotes": (
+        lambda n, w, o: mu.upscale(n, w, None, o, lr="0.1", exact=True),
+        "lr= is '0.1'.*without quotes",
+    ),
+    "an optimizer's class": (
+        lambda n, w, o: mu.upscale(n, w, None, optim.SGD, exact=True),
+        r"SGD\(model.parameters\(\), lr=…\)",
+    ),
+    "an optimizer's state": (
+        lambda n, w, o: mu.upscale(n, w, None, o.state_dict(), exact=True),
+        "load the state dict into",
+    ),
     "a role's name": (lambda n, w, o: mu.plan(n, w, roles={"*": "out"}), r"roles\['\*'\] is 'out'.*a mupscale.Role"),
     "a model for a family": (lambda n, w, o: mu.Family(n, 8), "a function that builds a model; .*lambda width"),
     "a letter for a list": (
@@ -146,8 +161,8 @@ def test_a_rate_is_a_number_that_can_be_one(lr: Any, pair: Any) -> None:
     family = mu.Family(lambda width: MLP(3, width, 5), 8)
     groups = [{"params": [name], "lr": lr} for name in plan.parameters]
     for call in (
-        lambda: mu.upscale(narrow, wide, plan, optimizer, lr=lr),
-        lambda: family.upscale(narrow, optimizer, width=16, lr=lr),
+        lambda: mu.upscale(narrow, wide, plan, optimizer, lr=lr, exact=True),
+        lambda: family.upscale(narrow, optimizer, width=16, lr=lr, exact=True),
         lambda: family.optimizer(narrow, optim.AdamW, lr=lr),
         lambda: mu.param_groups(wide, plan, optim.AdamW, lr=lr),
         lambda: mu.param_groups(wide, plan, optim.AdamW, groups=groups, lr=0.1),
@@ -155,7 +170,7 @@ def test_a_rate_is_a_number_that_can_be_one(lr: Any, pair: Any) -> None:
     ):
         with pytest.raises(mu.MupscaleError, match=r"lr= is .* but must be a number that is finite and 0 or more"):
             call()
-    assert mu.upscale(narrow, wide, plan, optimizer, lr=torch.tensor(0.5))[1].param_groups[0]["lr"] == 0.5
+    assert mu.upscale(narrow, wide, plan, optimizer, lr=torch.tensor(0.5), exact=True)[1].param_groups[0]["lr"] == 0.5
 
 
 def test_what_an_optimizer_refuses_is_passed_on(pair: Any) -> None:
@@ -169,8 +184,8 @@ def test_a_rate_goes_with_an_optimizer(pair: Any) -> None:
     narrow, wide, _ = pair
     family = mu.Family(lambda width: MLP(3, width, 5), 8)
     for call in (
-        lambda: mu.upscale(narrow, wide, lr=0.1),
-        lambda: family.upscale(narrow, width=16, lr=0.1),
+        lambda: mu.upscale(narrow, wide, lr=0.1, exact=True),
+        lambda: family.upscale(narrow, width=16, lr=0.1, exact=True),
     ):
         with pytest.raises(mu.MupscaleError, match="lr= is the rate of an optimizer, and none is given"):
             call()

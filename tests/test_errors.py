@@ -167,7 +167,7 @@ def test_an_unknown_optimizer(ready: Any) -> None:
     with refused("unknown optimizer Ours", line, unchanged=(narrow, wide)):
         mu.param_groups(wide, plan, Ours, lr=0.1)
     with refused("unknown optimizer Ours", line, unchanged=(narrow, wide, unknown)):
-        mu.upscale(narrow, wide, plan, unknown)
+        mu.upscale(narrow, wide, plan, unknown, exact=True)
     onto = Ours(wide.named_parameters())
     with refused("unknown optimizer Ours", line, unchanged=(narrow, wide, unknown, onto)):
         mu.widen_optimizer(unknown, onto, plan)
@@ -189,14 +189,14 @@ def test_state_that_is_not_known(ready: Any) -> None:
     narrow, wide, plan, *_ = ready
     optimizer = trained(narrow, Ours)
     with refused("'layers.0.weight'", "'exp_avg_sq' is not known", "state={'exp_avg_sq'", unchanged=(wide, optimizer)):
-        mu.upscale(narrow, wide, plan, optimizer)
+        mu.upscale(narrow, wide, plan, optimizer, exact=True)
 
 
 def test_an_optimizer_of_another_model(ready: Any) -> None:
     narrow, wide, plan, *_ = ready
     stranger = trained(mlp())
     with refused("holds a parameter that is not the narrow model's", unchanged=(narrow, wide, stranger)):
-        mu.upscale(narrow, wide, plan, stranger)
+        mu.upscale(narrow, wide, plan, stranger, exact=True)
 
 
 # ---------------------------------------------------------------------------------------------- dtypes
@@ -279,7 +279,7 @@ def test_nan_in_the_source(value: float, source: str, ready: Any) -> None:
         narrow.layers[3].weight[2, 1] = value  # the last of the weights, so that the others could have been written
     with refused("'layers.3.weight'", "NaN or infinite", "before it diverged", unchanged=(narrow, wide, optimizer)):
         if source == "upscale":
-            mu.upscale(narrow, wide, plan, optimizer)
+            mu.upscale(narrow, wide, plan, optimizer, exact=True)
         else:
             mu.widen(narrow if source == "module" else narrow.state_dict(), wide, plan)
 
@@ -317,7 +317,7 @@ def test_nan_in_the_optimizers_state(ready: Any) -> None:
     with refused("'layers.3.bias/exp_avg'", "NaN or infinite", unchanged=(wide, wide_optimizer)):
         mu.widen_optimizer(optimizer, wide_optimizer, plan, narrow=narrow)
     with refused("'layers.3.bias/exp_avg'", "NaN or infinite", unchanged=(wide,)):
-        mu.upscale(narrow, wide, plan, optimizer)
+        mu.upscale(narrow, wide, plan, optimizer, exact=True)
 
 
 @pytest.mark.parametrize("level", [-0.1, float("nan"), float("inf")])
@@ -372,7 +372,7 @@ def test_a_plan_for_another_model(ready: Any) -> None:
         with refused(*parts, unchanged=everything):
             mu.clip_grad_norm_(wide, 1.0, bad)
         with refused(*parts, unchanged=everything):
-            mu.upscale(narrow, wide, bad, optimizer)
+            mu.upscale(narrow, wide, bad, optimizer, exact=True)
         with refused(*parts, unchanged=everything):
             mu.verify(narrow, wide, bad, [torch.randn(2, 5)], lambda model, x: model(x).mean())
     with refused("'layers.0.weight' has shape (4, 5)", "(2, 5)", unchanged=everything):

@@ -19,7 +19,7 @@ if sys.argv[:1] == ["-m"] and "mupscale" in sys.orig_argv:  # files of the curre
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mupscale.system import VERSION, MupscaleError, PlanError, UncheckedPlan, load_torch
+from mupscale.system import VERSION, MupscaleError, PlanError, ReplicaWarning, UncheckedPlan, load_torch
 
 if TYPE_CHECKING:
     from mupscale.checkpoint import load, save
@@ -59,8 +59,9 @@ __version__ = VERSION
 # fmt: off
 __all__ = [
     "Axis", "Copies", "DepthPlan", "Entry", "Family", "Fresh", "GaussianNoise", "Identity", "MupscaleError", "Operator",
-    "Plan", "PlanError", "Role", "Rule", "SignalNoise", "Stack", "UncheckedPlan", "clip_grad_norm_", "coord_check",
-    "deepen", "deepen_optimizer", "expand", "growth_table", "index_of_old", "load", "load_torch", "make_optimizer",
+    "Plan", "PlanError", "ReplicaWarning", "Role", "Rule", "SignalNoise", "Stack", "UncheckedPlan", "clip_grad_norm_",
+    "coord_check", "deepen", "deepen_optimizer", "expand", "growth_table", "index_of_old", "load", "load_torch",
+    "make_optimizer",
     "measure_statistics", "param_groups", "per_group", "perturb", "plan", "plan_depth", "register_optimizer",
     "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",
 ]

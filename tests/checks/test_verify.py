@@ -141,7 +141,7 @@ def test_a_familys_optimizer_is_taken_as_it_is(float64: None) -> None:
     family = mu.Family(mlp, base=4)
     model = family.init(8)
     opt = family.optimizer(model, torch.optim.AdamW, lr=0.05, weight_decay=0.1)
-    wide, _ = family.upscale(model, opt, width=24)
+    wide, _ = family.upscale(model, opt, width=24, exact=True)
     assert mu.verify(model, wide, family.widening(8, 24), vectors(D_IN), classify, optimizer=opt).ok
 
 
@@ -714,3 +714,17 @@ def test_steps_that_move_no_weight_show_nothing_of_training() -> None:
         assert report.unmoved is unmoved
         assert ("No weight moved" in str(report)) is unmoved
     assert "No weight moved" not in str(mu.verify(narrow, wide, plan, vectors(D_IN), classify))
+
+
+def test_after_fresh_units_the_old_ones_are_compared() -> None:
+    """Between multiples, too; and a model that was never grown is told from one that was."""
+    narrow, x = MLP(3, 8, 2), torch.randn(5, 3)
+    loss = lambda model, batch: model(batch).square().mean()  # noqa: E731
+    for width, grow in ((12, mu.Fresh()), (16, mu.Fresh(lossless=True))):
+        wide = MLP(3, width, 2)
+        plan = mu.plan(narrow, wide, inputs=x, grow=grow)
+        assert "NOT as they were" in str(mu.verify(narrow, wide, plan, [x], loss))
+        mu.upscale(narrow, wide, plan, grow=grow, inputs=x)
+        report = mu.verify(narrow, wide, plan, [x], loss, optimizer=torch.optim.Adam, lr=0.1)
+        assert report.ok
+        assert "the old ones are as they were. With the new ones the outputs differ by" in report.verdict

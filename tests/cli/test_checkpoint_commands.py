@@ -153,7 +153,7 @@ def test_what_inspect_says_of_fresh_units_is_what_upscale_writes(small: Path, tm
 
 def test_the_factors_of_inspect_are_those_of_the_groups(small: Path, tmp_path: Path) -> None:
     found = hf.inspect(small, times=2)
-    hf.upscale(small, tmp_path / "wide", times=2, verify=False, progress=False)
+    hf.upscale(small, tmp_path / "wide", times=2, verify=False, progress=False, exact=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "wide")
     groups = hf.param_groups(tmp_path / "wide", model, torch.optim.AdamW, lr=1.0, weight_decay=1.0, eps=1.0)
     assert found.groups == len(groups)
@@ -181,12 +181,12 @@ def test_inspect_an_undescribed_architecture(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_inspect_tells_of_earlier_growth(small: Path, tmp_path: Path) -> None:
-    hf.upscale(small, tmp_path / "wide", times=3, verify=False, progress=False)
+    hf.upscale(small, tmp_path / "wide", times=3, verify=False, progress=False, exact=True)
     assert any("grown before, by 3 in width" in line for line in hf.inspect(tmp_path / "wide").summary())
 
 
 def test_a_record_of_another_model_is_refused(small: Path, tmp_path: Path) -> None:
-    hf.upscale(small, tmp_path / "wide", verify=False, progress=False)
+    hf.upscale(small, tmp_path / "wide", verify=False, progress=False, exact=True)
     shutil.copyfile(tmp_path / "wide" / "mupscale.json", small / "mupscale.json")
     with pytest.raises(MupscaleError, match=r"grew by 2 in width from hidden_size 16.*beside it has hidden_size 16"):
         hf.inspect(small)
@@ -197,7 +197,7 @@ def test_a_record_from_before_the_readout_was_another_is_refused(tmp_path: Path)
     config, cls = tiny("llama", tie_word_embeddings=True)
     cls(config).save_pretrained(tmp_path / "small")
     wide = tmp_path / "wide"
-    hf.upscale(tmp_path / "small", wide, verify=False, progress=False)
+    hf.upscale(tmp_path / "small", wide, verify=False, progress=False, exact=True)
     assert hf.inspect(wide).record is not None
     config = {**json.loads((wide / "config.json").read_text()), "architectures": ["LlamaForSequenceClassification"]}
     (wide / "config.json").write_text(json.dumps(config))

@@ -93,7 +93,7 @@ def _shards(folder: Path) -> Path:
 
 
 def _wide(folder: Path) -> Path:
-    hf.upscale(_checkpoint(folder / "small"), folder / "wide", verify=False, progress=False)
+    hf.upscale(_checkpoint(folder / "small"), folder / "wide", verify=False, progress=False, exact=True)
     return folder / "wide" / "mupscale.json"
 
 

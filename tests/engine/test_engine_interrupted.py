@@ -35,7 +35,7 @@ def several(folder: Path | None, **changes: Any) -> list[Recipe]:
     usual = {
         "steps": 60,
         "schedule": Schedule("wsd", warmup=3, decay=9),
-        "grow": [Growth(at=25, width=8, lr=0.01)],
+        "grow": [Growth(at=25, width=8, lr=0.01, how="copies")],
         "log_every": 7,
         "evaluation": Evaluation(every=11),
         "checkpoints": ALWAYS,
@@ -44,7 +44,7 @@ def several(folder: Path | None, **changes: Any) -> list[Recipe]:
         "optimizer": optimizer("SGD", lr=0.1, momentum=0.9, weight_decay=0.01),
     }
     recipes = varied(recipe(folder, **{**usual, **changes}), 4)
-    recipes[2] = replace(recipes[2], grow=[Growth(at=33, width=8, lr=1e200)], clip=recipes[0].clip)
+    recipes[2] = replace(recipes[2], grow=[Growth(at=33, width=8, lr=1e200, how="copies")], clip=recipes[0].clip)
     if folder is None:
         return recipes
     return [replace(one, out=str(folder / str(number))) for number, one in enumerate(recipes)]

@@ -131,7 +131,7 @@ def test_named_widths() -> None:
     entry = family.plan({"d_model": 32, "heads": 8}).parameters["h.0.attn.c_attn.weight"]
     assert (entry.rule.out, entry.rule.in_) == (2, 2)
     assert entry.axes[0].block == 4  # whole heads
-    wide, _ = family.upscale(model, width={"d_model": 64, "heads": 16})
+    wide, _ = family.upscale(model, width={"d_model": 64, "heads": 16}, exact=True)
     tokens = torch.randint(11, (2, 8))
     torch.testing.assert_close(wide(tokens), model(tokens))
 
@@ -153,7 +153,7 @@ def test_float_widths() -> None:
     rule = family.plan(1.0).parameters["layer1.0.conv1.weight"].rule
     assert (rule.out, rule.in_) == (4, 4)
     model = family.init(0.5, seed=3)
-    wide, _ = family.upscale(model.eval(), width=1.0)
+    wide, _ = family.upscale(model.eval(), width=1.0, exact=True)
     x = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(wide(x), model(x), rtol=1e-4, atol=1e-5)
 
@@ -291,7 +291,7 @@ def test_a_build_function_that_needs_values(value: str) -> None:
     model = family.init(32)
     opt = family.optimizer(model, torch.optim.SGD, lr=0.1)
     step(model, opt, batches()[0])
-    wide, wide_opt = family.upscale(model, opt, width=64)
+    wide, wide_opt = family.upscale(model, opt, width=64, exact=True)
     x = batches()[0][0]
     torch.testing.assert_close(wide(x), model(x))
     assert wide_opt is not None
@@ -311,7 +311,7 @@ def test_tensors_kept_as_plain_attributes() -> None:
 
     family = mu.Family(Masked, base=16)
     model = family.init(16)
-    wide, _ = family.upscale(model, width=32)
+    wide, _ = family.upscale(model, width=32, exact=True)
     x = batches()[0][0]
     torch.testing.assert_close(wide(x), model(x))
 
@@ -334,9 +334,9 @@ def test_buffers_that_no_checkpoint_holds(depends: bool) -> None:
     model = family.init(16)
     if depends:
         with pytest.raises(mu.MupscaleError, match=r"'scale' .* depends on the width and is not saved"):
-            family.upscale(model, width=32)
+            family.upscale(model, width=32, exact=True)
     else:
-        wide, _ = family.upscale(model, width=32)
+        wide, _ = family.upscale(model, width=32, exact=True)
         x = batches()[0][0]
         torch.testing.assert_close(wide(x), model(x))
 
@@ -381,7 +381,7 @@ def test_a_width_that_does_not_name_all_sizes_is_refused(build: Callable[..., nn
     asked: list[Callable[[], object]] = [
         lambda: family.init(width),
         lambda: family.plan(width),
-        lambda: family.upscale(model, width=width),
+        lambda: family.upscale(model, width=width, exact=True),
         lambda: family.check_growth({"width": 16, "heads": 4}, width),
     ]
     sentence = (
@@ -487,7 +487,7 @@ def test_upscaling_without_noise_goes_on_exactly(
     for i in range(10):
         step(model, opt, data[i % 4])
         schedule.step()
-    wide, wide_opt = family.upscale(model, opt, width=24)
+    wide, wide_opt = family.upscale(model, opt, width=24, exact=True)
     assert wide_opt is not None
     for name, p in wide.named_parameters():
         group = next(g for g in wide_opt.param_groups if any(q is p for q in g["params"]))
@@ -510,7 +510,7 @@ def test_the_upscaled_groups_are_those_of_the_family_at_that_width(
 ) -> None:
     family = mu.Family(Net, base=4)
     model = family.init(8)
-    wide, wide_opt = family.upscale(model, family.optimizer(model, optimizer, **hyper), width=24)
+    wide, wide_opt = family.upscale(model, family.optimizer(model, optimizer, **hyper), width=24, exact=True)
     assert wide_opt is not None
     plain = family.optimizer(wide, optimizer, **hyper)
     names = ("lr", "weight_decay", "eps", "lr_factor", "weight_decay_factor", "eps_factor")
@@ -530,7 +530,7 @@ def test_lr_replaces_the_rate_in_units_of_the_base() -> None:
     model = family.init(8)
     opt = family.optimizer(model, torch.optim.AdamW, lr=0.02)
     torch.optim.lr_scheduler.StepLR(opt, 5)
-    wide, wide_opt = family.upscale(model, opt, width=24, lr=5e-3)
+    wide, wide_opt = family.upscale(model, opt, width=24, lr=5e-3, exact=True)
     assert wide_opt is not None
     expected = {
         id(p): g["lr"] for g in family.optimizer(wide, torch.optim.AdamW, lr=5e-3).param_groups for p in g["params"]
@@ -548,7 +548,7 @@ def test_noise_changes_the_wide_model_and_only_that() -> None:
     opt = family.optimizer(model, torch.optim.AdamW, lr=0.02)
     step(model, opt, batches()[0])
     kept, kept_state = copy.deepcopy(model), copy.deepcopy(opt.state_dict())
-    clean, _ = family.upscale(model, opt, width=24)
+    clean, _ = family.upscale(model, opt, width=24, exact=True)
     noisy, noisy_opt = family.upscale(model, opt, width=24, noise=0.5, seed=1)
     again, _ = family.upscale(model, opt, width=24, noise=0.5, seed=1)
     other, _ = family.upscale(model, opt, width=24, noise=0.5, seed=2)
@@ -583,7 +583,7 @@ def test_mixed_dtypes_frozen_parameters_and_modes_are_kept_one_by_one() -> None:
     model = family.init(4).to(torch.bfloat16)
     model.norm.float().eval()
     model.input.requires_grad_(False)
-    wide, _ = family.upscale(model, width=8)
+    wide, _ = family.upscale(model, width=8, exact=True)
     assert {n for n, p in wide.named_parameters() if p.dtype == torch.float32} == {"norm.weight", "norm.bias"}
     assert {n for n, p in wide.named_parameters() if not p.requires_grad} == {"input.weight", "input.bias"}
     assert [n for n, m in wide.named_modules() if not m.training] == ["norm"]
@@ -597,8 +597,8 @@ def test_wrapped_models(wrap: Callable[[nn.Module], nn.Module]) -> None:
     opt = family.optimizer(wrapped, torch.optim.AdamW, lr=0.02)
     assert family.plan(wrapped) == family.plan(8)
     step(model, opt, batches()[0])
-    wide, wide_opt = family.upscale(wrapped, opt, width=16)
-    plain, _ = family.upscale(model, opt, width=16)
+    wide, wide_opt = family.upscale(wrapped, opt, width=16, exact=True)
+    plain, _ = family.upscale(model, opt, width=16, exact=True)
     assert type(wide) is Net
     assert same(wide, plain)
     assert wide_opt is not None
@@ -608,7 +608,7 @@ def test_wrapped_models(wrap: Callable[[nn.Module], nn.Module]) -> None:
 def test_upscaling_without_an_optimizer() -> None:
     family = mu.Family(Net, base=4)
     model = family.init(8)
-    wide, nothing = family.upscale(model, width=16)
+    wide, nothing = family.upscale(model, width=16, exact=True)
     assert nothing is None
     x = batches()[0][0]
     torch.testing.assert_close(wide(x), model(x))
@@ -618,7 +618,7 @@ def test_upscaling_without_an_optimizer() -> None:
 def test_widths_that_cannot_be_reached(width: int, message: str) -> None:
     family = mu.Family(Net, base=4)
     with pytest.raises(mu.MupscaleError, match=message):
-        family.upscale(family.init(8), width=width)
+        family.upscale(family.init(8), width=width, exact=True)
 
 
 @pytest.mark.parametrize("base", [16, {"width": 16}])
@@ -675,13 +675,13 @@ def test_a_check_holds_for_the_sizes_that_grew_in_it() -> None:
     model = family.init({"heads": 2, "ffn": 8})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        family.upscale(model, width={"heads": 2, "ffn": 16})
+        family.upscale(model, width={"heads": 2, "ffn": 16}, exact=True)
         with pytest.raises(mu.UncheckedPlan):
-            family.upscale(model, width=wide)
+            family.upscale(model, width=wide, exact=True)
         with pytest.raises(mu.UncheckedPlan):  # nobody knows how many heads a model has that was built elsewhere
-            family.upscale(Block(2, 8), width={"heads": 2, "ffn": 16})
+            family.upscale(Block(2, 8), width={"heads": 2, "ffn": 16}, exact=True)
         family.check(tokens)
-        family.upscale(model, width=wide)
+        family.upscale(model, width=wide, exact=True)
 
 
 TRIED, UNTRIED = "copies tried on small members of the family: exact", "not tried yet"

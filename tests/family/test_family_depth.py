@@ -59,7 +59,7 @@ def test_depth_width_and_both_at_once(rule: str) -> None:
         ({"width": {"width": 16}}, mu.Copies()),
         ({"width": {"width": 16}, "depth": 3}, mu.Identity()),
     ):
-        grown, more = one.upscale(model, optimizer, grow=grow, **target)  # type: ignore[arg-type]
+        grown, more = one.upscale(model, optimizer, grow=grow, exact=True, **target)  # type: ignore[arg-type]
         assert float((grown(TOKENS) - before).detach().abs().max()) < 1e-12
         fresh = hyper(one.optimizer(grown, torch.optim.AdamW, lr=1e-2, weight_decay=0.1))
         assert hyper(more) == {name: pytest.approx(values, rel=1e-12) for name, values in fresh.items()}
@@ -97,19 +97,19 @@ def test_the_scheduler_comes_back_as_the_third(target: dict[str, int]) -> None:
 def test_one_number_is_the_one_size_beside_the_depth() -> None:
     one = family()
     model = one.init({"width": 8, "depth": 2})
-    assert one.width_of(one.upscale(model, width=16, depth=4)[0]) == Width.of({"width": 16, "depth": 4})
-    assert one.width_of(one.upscale(model, width={"depth": 4})[0]) == Width.of({"width": 8, "depth": 4})
-    assert one.upscale(model, width=16)[0].get_parameter("h.1.ln_1.weight").shape == (16,)
+    assert one.width_of(one.upscale(model, width=16, depth=4, exact=True)[0]) == Width.of({"width": 16, "depth": 4})
+    assert one.width_of(one.upscale(model, width={"depth": 4}, exact=True)[0]) == Width.of({"width": 8, "depth": 4})
+    assert one.upscale(model, width=16, exact=True)[0].get_parameter("h.1.ln_1.weight").shape == (16,)
 
 
 def test_a_model_that_somebody_else_built_counts_as_tried() -> None:
     """With one size beside the depth it is that which grows, and small members were tried."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        family().upscale(build(8, 2), width={"width": 16})
-        family().upscale(build(8, 3), width={"width": 16})
+        family().upscale(build(8, 2), width={"width": 16}, exact=True)
+        family().upscale(build(8, 3), width={"width": 16}, exact=True)
     with pytest.warns(mu.UncheckedPlan):
-        mu.Family(build, base={"width": 8, "depth": 2}).upscale(build(8, 2), width={"width": 16})
+        mu.Family(build, base={"width": 8, "depth": 2}).upscale(build(8, 2), width={"width": 16}, exact=True)
 
 
 def test_a_family_says_what_it_is() -> None:
@@ -133,25 +133,25 @@ def test_bad_input() -> None:
     one = family()
     model = one.init({"width": 8, "depth": 3})
     with pytest.raises(mu.MupscaleError, match="cannot be made 2 deep"):
-        one.upscale(model, depth=2)
+        one.upscale(model, depth=2, exact=True)
     with pytest.raises(mu.MupscaleError, match="say what the model is to grow to: width=, depth=, or both"):
-        one.upscale(model)
+        one.upscale(model, exact=True)
     with pytest.raises(mu.MupscaleError, match=r"has a depth of 3.*take more"):
-        one.upscale(model, depth=3)
+        one.upscale(model, depth=3, exact=True)
     with pytest.raises(mu.MupscaleError, match="width= says a depth of 4, and depth= is 6: say one"):
-        one.upscale(model, width={"width": 16, "depth": 4}, depth=6)
+        one.upscale(model, width={"width": 16, "depth": 4}, depth=6, exact=True)
     for wrong in ({"widht": 16}, {"widht": 16, "depth": 4}, {"width": 16, "heads": 4}):
         with pytest.raises(
             mu.MupscaleError, match=r"sizes of this family are width and depth.*say it as width=\{'width"
         ):
-            one.upscale(model, width=wrong)
+            one.upscale(model, width=wrong, exact=True)
     with pytest.raises(mu.MupscaleError, match="sizes of this family are width and depth"):
         one.init({"widht": 16, "depth": 4})
     with pytest.raises(mu.MupscaleError, match=r"base model lacks the module '0' .*give a model of the class"):
-        one.upscale(nn.Sequential(nn.Linear(3, 4)), width={"width": 16})
+        one.upscale(nn.Sequential(nn.Linear(3, 4)), width={"width": 16}, exact=True)
     scheduler = torch.optim.lr_scheduler.StepLR(one.optimizer(model, torch.optim.AdamW, lr=1e-2), 1)
     with pytest.raises(mu.MupscaleError, match="give optimizer="):
-        one.upscale(model, depth=4, scheduler=scheduler)
+        one.upscale(model, depth=4, scheduler=scheduler, exact=True)
     with pytest.raises(mu.MupscaleError, match="says its depth"):
         one.plan({"width": 8})
     with pytest.raises(mu.MupscaleError, match="or a tuple of these"):
@@ -160,7 +160,7 @@ def test_bad_input() -> None:
         one.widening({"width": 8, "depth": 2}, {"width": 16, "depth": 4})
     plain = mu.Family(lambda width: build(width, 2), base=8)
     with pytest.raises(mu.MupscaleError, match="depth= is for a family"):
-        plain.upscale(plain.init(8), depth=4)
+        plain.upscale(plain.init(8), depth=4, exact=True)
     with pytest.raises(mu.MupscaleError, match="no size in base"):
         mu.Family(lambda width: build(width, 2), base=8, depth_rule="complete")
     with pytest.raises(mu.MupscaleError, match="pass inputs= to the Family"):
@@ -216,5 +216,5 @@ class TiedBlocks(nn.Module):
 def test_roles_are_learnt_where_rates_follow_the_depth() -> None:
     one = mu.Family(TiedBlocks, base={"width": 8, "depth": 1}, inputs=TOKENS, depth_rule="complete")
     model = one.init({"width": 8, "depth": 1})
-    wide, _ = one.upscale(model, width=16, depth=2, inputs=TOKENS)
+    wide, _ = one.upscale(model, width=16, depth=2, inputs=TOKENS, exact=True)
     assert torch.allclose(wide(TOKENS), model(TOKENS), rtol=1e-9, atol=1e-12)

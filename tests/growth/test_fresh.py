@@ -543,8 +543,11 @@ def test_operators_are_checked_before_anything_is_written() -> None:
     narrow, wide = MLP(3, 8, 2), MLP(3, 12, 2)
     before = copy.deepcopy(wide.state_dict())
     plan = mu.plan(narrow, wide, grow=mu.Fresh())
+    with torch.device("meta"):
+        without_values = MLP(3, 12, 2)
+    with pytest.raises(mu.MupscaleError, match=r"need an initialisation to be drawn from: build .*fresh=.*Copies"):
+        mu.upscale(narrow, without_values, plan)
     for operator, match in [
-        (mu.Fresh(), "fresh units need an initialisation to be drawn from: make the plan with fresh=build"),
         (mu.Copies(), "this plan is for fresh units or for μP, and Copies needs one for copies"),
         ("fresh", "grow= is 'fresh', but must be an operator of width"),
     ]:
@@ -617,7 +620,7 @@ def test_paired_noise_keeps_the_function(times: int) -> None:
     plain, _ = family.upscale(model, width=16 * times, grow=mu.Copies(noise=2.0))
     assert torch.allclose(model(x), paired(x), atol=1e-12)
     assert not torch.allclose(model(x), plain(x), atol=1e-2)
-    exact, _ = family.upscale(model, width=16 * times)
+    exact, _ = family.upscale(model, width=16 * times, exact=True)
     plan = family.widening(model, paired)
     assert plan.fresh is not None
     delta = (paired.layers[1].weight - exact.layers[1].weight) / plan.fresh["layers.1.weight"]

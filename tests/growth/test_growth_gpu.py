@@ -45,7 +45,7 @@ def test_upscale_keeps_device_and_flags(flags: dict[str, Any]) -> None:
 
     for _ in range(5):
         step(model, optimizer)
-    wide, wide_optimizer = family.upscale(model, optimizer, width=96)
+    wide, wide_optimizer = family.upscale(model, optimizer, width=96, exact=True)
     assert wide_optimizer is not None
     assert {p.device.type for p in wide.parameters()} == {"cuda"}
     for _ in range(10):

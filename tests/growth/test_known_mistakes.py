@@ -200,7 +200,7 @@ def test_the_step_tensor_cast_to_bf16_where_it_sticks() -> None:
     for state in optimizer.state.values():
         state["step"].fill_(300.0)
     plan = mu.plan(narrow, wide)
-    _, grown = mu.upscale(narrow, wide, plan, optimizer)
+    _, grown = mu.upscale(narrow, wide, plan, optimizer, exact=True)
     assert grown is not None
     wide(x).square().mean().backward()
     grown.step()
@@ -262,7 +262,7 @@ def test_unsupported_optimizers_accepted(float64: None) -> None:
     optimizer = Novel(narrow.parameters())
     train(narrow, optimizer, regression, 1)
     with pytest.raises(mu.MupscaleError, match="'curvature' is not known"):
-        mu.upscale(narrow, wide, plan, optimizer)
+        mu.upscale(narrow, wide, plan, optimizer, exact=True)
 
 
 def test_rmsprops_square_avg_scaled_as_a_first_moment(float64: None) -> None:
@@ -270,7 +270,7 @@ def test_rmsprops_square_avg_scaled_as_a_first_moment(float64: None) -> None:
     plan = mu.plan(narrow, wide)
     optimizer = optim.RMSprop(narrow.parameters(), lr=0.01, centered=True, momentum=0.5)
     train(narrow, optimizer, regression, 3)
-    _, grown = mu.upscale(narrow, wide, plan, optimizer)
+    _, grown = mu.upscale(narrow, wide, plan, optimizer, exact=True)
     assert grown is not None
     small, large = optimizer.state[narrow.layers[1].weight], grown.state[wide.layers[1].weight]
     for key, degree in (("square_avg", 2), ("grad_avg", 1), ("momentum_buffer", 0)):
@@ -305,7 +305,7 @@ def test_injected_noise_divided_by_k(k: int, float64: None) -> None:
     """Level 1 is the std of a fresh μP initialisation at the wide width, however the narrow model came to be."""
     family = mu.Family(mlp, base=16)
     narrow = family.init(16, seed=0)
-    still, _ = family.upscale(narrow, width=16 * k)
+    still, _ = family.upscale(narrow, width=16 * k, exact=True)
     noisy, _ = family.upscale(narrow, width=16 * k, noise=1.0)
     fresh = family.init(16 * k, seed=1)
     for name in ("layers.1.weight", "layers.2.weight"):

@@ -34,7 +34,7 @@ USES: dict[str, Callable[[nn.Module, nn.Module, Any, Path], object]] = {
     "save": lambda small, large, plan, out: mu.save(out / "deep.safetensors", large, plan=plan),
     "param_groups": lambda small, large, plan, out: mu.param_groups(large, plan, torch.optim.AdamW, lr=0.1),
     "widen": lambda small, large, plan, out: mu.widen(small, large, plan),
-    "upscale": lambda small, large, plan, out: mu.upscale(small, large, plan),
+    "upscale": lambda small, large, plan, out: mu.upscale(small, large, plan, exact=True),
     "perturb": lambda small, large, plan, out: mu.perturb(large, plan, 0.1),
     "verify": lambda small, large, plan, out: mu.verify(small, large, plan, [TOKENS], loss),
     "widen_optimizer": lambda small, large, plan, out: mu.widen_optimizer(
@@ -74,7 +74,7 @@ def norm(model: nn.Module, plan: mu.Plan | None = None) -> float:
 def test_what_the_message_says_is_right_for_a_deepened_model(tmp_path: Path) -> None:
     torch.manual_seed(0)
     narrow = build(1)
-    wide, _ = mu.upscale(narrow, build(1, 16), inputs=TOKENS)
+    wide, _ = mu.upscale(narrow, build(1, 16), inputs=TOKENS, exact=True)
     deep = mu.deepen(wide, build(2, 16), inputs=TOKENS)
     deepened = mu.deepen(narrow, base := build(2), inputs=TOKENS)
     plan = mu.plan(base, deep, inputs=TOKENS)
@@ -91,9 +91,9 @@ def test_after_growing_twice_the_plan_is_from_the_first_width(tmp_path: Path) ->
     norm(narrow)
     opt.step()
     first = mu.plan(narrow, build(1, 16), inputs=TOKENS)
-    wide, wide_opt = mu.upscale(narrow, build(1, 16), first, opt)
+    wide, wide_opt = mu.upscale(narrow, build(1, 16), first, opt, exact=True)
     second = mu.plan(wide, build(1, 32), inputs=TOKENS)
-    wider, wider_opt = mu.upscale(wide, build(1, 32), second, wide_opt)
+    wider, wider_opt = mu.upscale(wide, build(1, 32), second, wide_opt, exact=True)
     whole = first.then(second)
     assert whole == mu.plan(narrow, build(1, 32), inputs=TOKENS)
     assert norm(wider, whole) == pytest.approx(norm(narrow), rel=1e-9)

@@ -98,7 +98,7 @@ def test_noise_one_is_as_much_as_a_fresh_initialisation_has_at_the_wide_width() 
     """Not divided by k together with the weight, as peers do: k is 4 here."""
     family = mu.Family(Net, base=32)
     plan, model = family.widening(128, 512), family.init(128)
-    clean, _ = family.upscale(model, width=512)
+    clean, _ = family.upscale(model, width=512, exact=True)
     noisy, _ = family.upscale(model, width=512, noise=1.0, seed=3)
     fresh = family.init(512, seed=9)
     assert plan.fresh is not None
@@ -124,7 +124,7 @@ def test_a_zero_initialised_readout_gets_no_noise() -> None:
     model = family.init(16)
     with torch.no_grad():
         model.get_parameter("readout.weight").normal_()
-    clean, _ = family.upscale(model, width=32)
+    clean, _ = family.upscale(model, width=32, exact=True)
     noisy, _ = family.upscale(model, width=32, noise=2.0)
     assert torch.equal(clean.get_parameter("readout.weight"), noisy.get_parameter("readout.weight"))
     assert not torch.equal(clean.get_parameter("hidden.weight"), noisy.get_parameter("hidden.weight"))
@@ -166,12 +166,11 @@ def test_without_fresh_the_error_names_it() -> None:
     before = copy.deepcopy(wide)
     with pytest.raises(mu.MupscaleError, match=r"fresh=.*Family.*unit=.theory"):
         mu.perturb(wide, plan, 0.1)
-    target = Net(16)
-    untouched = copy.deepcopy(target)
+    with torch.device("meta"):
+        target = Net(16)  # one with values would be measured itself
     with pytest.raises(mu.MupscaleError, match="fresh="):
         mu.upscale(narrow, target, plan, noise=0.1)
-    for model, kept in ((wide, before), (target, untouched)):
-        assert all(torch.equal(p, kept.get_parameter(n)) for n, p in model.named_parameters())
+    assert all(torch.equal(p, before.get_parameter(n)) for n, p in wide.named_parameters())
     mu.perturb(wide, plan, 0.0)  # nothing to know for no noise
 
 
@@ -230,7 +229,7 @@ def test_zero_noise_changes_no_bit(noise: Any) -> None:
         assert torch.equal(p.view(torch.int32), noisy.get_parameter(name).view(torch.int32)), name
 
 
-@pytest.mark.parametrize("noise", [-1.0, math.nan, math.inf, "much", None, True])
+@pytest.mark.parametrize("noise", [-1.0, math.nan, math.inf, "much", True])
 def test_noise_that_is_none_is_refused_and_nothing_changes(noise: Any) -> None:
     narrow, _, plan = pair(Net, 8, 16, fresh=True)
     wide = Net(16)
@@ -369,7 +368,7 @@ def test_effective_constants_are_written_read_and_given_at_another_width() -> No
     assert constants == noise.effective
     assert isinstance(constants.std, dict)
     big = family.init(128)
-    clean, _ = family.upscale(big, width=256)
+    clean, _ = family.upscale(big, width=256, exact=True)
     noisy, _ = family.upscale(big, width=256, noise=constants)
     stds = {"embedding.weight": 1.0, "hidden.weight": 1 / 16, "readout.weight": 1 / 256}
     for name, p in clean.named_parameters():

@@ -34,7 +34,7 @@ def _half_way() -> tuple[nn.Module, AdamW, CosineAnnealingLR, Tensor, Tensor]:
 
 def test_all_three_go_on_as_the_narrow_ones_would() -> None:
     model, optimizer, scheduler, x, y = _half_way()
-    grown = mu.upscale(model, MLP(3, 32, 2).double(), optimizer=optimizer, scheduler=scheduler, inputs=x)
+    grown = mu.upscale(model, MLP(3, 32, 2).double(), optimizer=optimizer, scheduler=scheduler, inputs=x, exact=True)
     _train(*grown, x, y)
     _train(model, optimizer, scheduler, x, y)
     assert torch.allclose(grown[0](x), model(x), rtol=1e-10, atol=1e-12)
@@ -44,7 +44,7 @@ def test_all_three_go_on_as_the_narrow_ones_would() -> None:
 def test_a_family_takes_a_scheduler_too() -> None:
     model, optimizer, scheduler, x, y = _half_way()
     family = mu.Family(lambda width: MLP(3, width, 2), 8, inputs=x.float())
-    grown = family.upscale(model, optimizer, scheduler=scheduler, width=32)
+    grown = family.upscale(model, optimizer, scheduler=scheduler, width=32, exact=True)
     _train(*grown, x, y)
     _train(model, optimizer, scheduler, x, y)
     assert torch.allclose(grown[0](x), model(x), rtol=1e-10, atol=1e-12)
@@ -53,7 +53,9 @@ def test_a_family_takes_a_scheduler_too() -> None:
 
 def test_a_wrong_schedule_would_show() -> None:
     model, optimizer, scheduler, x, y = _half_way()
-    wide, wide_optimizer, _ = mu.upscale(model, MLP(3, 32, 2).double(), None, optimizer, scheduler=scheduler, inputs=x)
+    wide, wide_optimizer, _ = mu.upscale(
+        model, MLP(3, 32, 2).double(), None, optimizer, scheduler=scheduler, inputs=x, exact=True
+    )
     _train(wide, wide_optimizer, CosineAnnealingLR(wide_optimizer, T_max=12), x, y)
     _train(model, optimizer, scheduler, x, y)
     assert not torch.allclose(wide(x), model(x), rtol=1e-6)
@@ -84,7 +86,7 @@ def test_a_rate_far_above_the_schedules_is_said() -> None:
     assert [warning.filename for warning in met] == [__file__]
     wide = MLP(3, 32, 2)
     with pytest.warns(UserWarning, match="lr is 20.4 times"):
-        mu.upscale(model, wide, family.widening(16, 32), optimizer, scheduler=scheduler, lr=1.5e-3)
+        mu.upscale(model, wide, family.widening(16, 32), optimizer, scheduler=scheduler, lr=1.5e-3, exact=True)
     group = optimizer.param_groups[-1]
     lr = group["lr"] / group["lr_factor"] / 2  # as the page on choosing has it
     with warnings.catch_warnings():
@@ -98,12 +100,12 @@ def test_what_does_not_go_together_is_refused() -> None:
     wide = MLP(3, 32, 2).double()
     other = AdamW(model.parameters())
     with pytest.raises(mu.MupscaleError, match="give optimizer="):
-        mu.upscale(model, wide, optimizer=other, scheduler=scheduler, inputs=x)
+        mu.upscale(model, wide, optimizer=other, scheduler=scheduler, inputs=x, exact=True)
     plan = mu.plan(model, wide)
     with pytest.raises(mu.MupscaleError, match="leave the plan out"):
-        mu.upscale(model, wide, plan, optimizer, fresh=model)
+        mu.upscale(model, wide, plan, optimizer, fresh=model, exact=True)
     with pytest.raises(mu.MupscaleError, match=r"nothing would grow.*build it wider"):
-        mu.upscale(model, MLP(3, 8, 2).double(), optimizer=optimizer, inputs=x)
+        mu.upscale(model, MLP(3, 8, 2).double(), optimizer=optimizer, inputs=x, exact=True)
 
 
 def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before() -> None:

@@ -30,7 +30,7 @@ from small_runs import CLASSES, FEATURES, recipe
 
 def growing(**changes: Any) -> Recipe:
     """A base model of width 8 for 9 steps, and 16 more after it grows to 16."""
-    usual = {"width": 8, "base": 4, "init_at": 4, "steps": 25, "grow": [Growth(at=9, width=16)]}
+    usual = {"width": 8, "base": 4, "init_at": 4, "steps": 25, "grow": [Growth(at=9, width=16, how="copies")]}
     return recipe(**{**usual, **changes})
 
 

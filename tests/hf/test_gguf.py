@@ -58,7 +58,7 @@ def _write_gguf(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 def test_a_gguf_file_grows_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "model-Q8_0.gguf", tmp_path / "wide"
     numbers = _write_gguf(file)
-    assert main(["upscale", str(file), str(out), "--times", "2", "--dequantise"]) == 0
+    assert main(["upscale", str(file), str(out), "--times", "2", "--exact", "--dequantise"]) == 0
     assert "equivalent" in capsys.readouterr().out
     assert main(["verify", str(file), str(out), "--dequantise"]) == 0
     assert main(["inspect", str(file), "--dequantise"]) == 0

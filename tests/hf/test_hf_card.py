@@ -17,7 +17,7 @@ def card(folder: Path) -> str:
 
 def test_a_card_is_written(tmp_path: Path) -> None:
     write_llama(tmp_path / "small")
-    hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, verify=False, progress=False)
+    hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, verify=False, progress=False, exact=True)
     written = card(tmp_path / "wide")
     assert written.startswith("---\nlibrary_name: transformers\ntags:\n- mupscale\n---\n\n# wide\n")
     for part in (
@@ -49,7 +49,7 @@ def test_the_small_ones_card_is_extended(tmp_path: Path, tags: str) -> None:
     write_llama(tmp_path / "small", _name_or_path="someone/small")
     front = f"license: mit\nbase_model:\n- someone/else\n{tags}\nmodel-index:\n- name: small\n  results: []\n"
     (tmp_path / "small" / "README.md").write_text(f"---\n{front}---\n\n# Small\n\nIts story.\n", encoding="utf-8")
-    hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, verify=False, progress=False)
+    hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, verify=False, progress=False, exact=True)
     expected = (
         "---\nlicense: mit\nmodel-index:\n- name: small\n  results: []\nlibrary_name: transformers\n"
         "base_model: someone/small\ntags:\n- text-generation\n- math\n- mupscale\n---\n\n# Small\n\nIts story.\n\n"
@@ -62,7 +62,7 @@ def test_the_small_ones_card_is_extended(tmp_path: Path, tags: str) -> None:
 def test_the_name_on_the_hub_is_known_by_the_cache(tmp_path: Path) -> None:
     folder = tmp_path / "models--someone--small" / "snapshots" / "0123"
     write_llama(folder)
-    hf.upscale(folder, tmp_path / "wide", times="ffn=2", verify=False, progress=False)
+    hf.upscale(folder, tmp_path / "wide", times="ffn=2", verify=False, progress=False, exact=True)
     assert "base_model: someone/small\n" in card(tmp_path / "wide")
 
 
@@ -76,7 +76,9 @@ def test_the_card_loads_the_class_of_the_config_and_the_optimizer(tmp_path: Path
     model(input_ids=torch.ones(1, 4, dtype=int)).logits.sum().backward()
     optimizer.step()
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
-    wide = hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, optimizer=tmp_path / "optimizer.pt", layers=2)
+    wide = hf.upscale(
+        tmp_path / "small", tmp_path / "wide", times=2, optimizer=tmp_path / "optimizer.pt", layers=2, exact=True
+    )
     written = card(tmp_path / "wide")
     assert 'transformers.GPT2LMHeadModel.from_pretrained("wide")' in written
     assert 'hf.resume_optimizer("wide", model' in written
@@ -87,9 +89,9 @@ def test_the_card_loads_the_class_of_the_config_and_the_optimizer(tmp_path: Path
 def test_a_card_of_ours_is_extended_without_what_is_no_longer_so(tmp_path: Path) -> None:
     """The title is the new folder's, and only this one says how to train on; what people wrote stays."""
     write_llama(tmp_path / "small")
-    hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, progress=False)
+    hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, progress=False, exact=True)
     (tmp_path / "wide" / "README.md").write_text(card(tmp_path / "wide") + "\nBest on Sundays.\n", encoding="utf-8")
-    hf.upscale(tmp_path / "wide", tmp_path / "wider", times=2, progress=False)
+    hf.upscale(tmp_path / "wide", tmp_path / "wider", times=2, progress=False, exact=True)
     told = card(tmp_path / "wider")
     assert told.count("# wider\n") == 1
     assert "# wide\n" not in told

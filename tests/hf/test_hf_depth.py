@@ -175,7 +175,7 @@ def test_a_first_layer_that_holds_less_is_not_copied(tmp_path: Path) -> None:
         with pytest.raises(MupscaleError, match=r"do not all hold the same .*attn_norm.weight'; take 'identity'"):
             hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=4, how=how)  # type: ignore[arg-type]
     hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3)
-    both = hf.upscale(tmp_path / "deep", tmp_path / "large", times=2, layers=5)  # once more, and wider
+    both = hf.upscale(tmp_path / "deep", tmp_path / "large", times=2, layers=5, exact=True)  # once more, and wider
     assert both.comparison is not None
     assert both.comparison.ok
     saved("modernbert", tmp_path / "one", num_hidden_layers=1)
@@ -271,7 +271,7 @@ def test_refused(tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match="of arcee is not described"):
         hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "other", layers=4)
     with pytest.raises(MupscaleError, match="wider, or deeper once, not both"):
-        hf.upscale(tmp_path / "llama", tmp_path / "other", layers=4, times=2, deepen="stack")
+        hf.upscale(tmp_path / "llama", tmp_path / "other", layers=4, times=2, deepen="stack", exact=True)
     assert not (tmp_path / "other").exists()
     opt, _ = tiny("opt", do_layer_norm_before=False)
     build(opt).save_pretrained(tmp_path / "opt")  # type: ignore[operator]

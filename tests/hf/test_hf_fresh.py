@@ -43,7 +43,8 @@ def grow(source: Path, out: Path, operator: mu.Operator | None = None, **options
     """Without the comparison, to the larger sizes unless others are asked for."""
     sizes = {} if options.keys() & {*LARGER, "kv", "times"} else LARGER
     operator = mu.Fresh() if operator is None else operator
-    return hf.upscale(source, out, grow=operator, **{"verify": False, "progress": False, **sizes, **options})
+    given: dict[str, Any] = {"verify": False, "progress": False, **sizes, **options}
+    return hf.upscale(source, out, grow=operator, exact=operator == mu.Copies(), **given)
 
 
 def load(folder: Path) -> nn.Module:
@@ -192,7 +193,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "narrower": ({"hidden": 8}, "hidden=8 is narrower than the model"),
     "groups": ({"heads": 5, "hidden": 20}, "heads=5 cuts a group"),
     "kv": ({"heads": 6, "hidden": 24, "kv": 4}, "4 heads with 2 key/value heads cannot become 6 with 4"),
-    "no multiple": ({"hidden": 24, "heads": 6, "grow": None}, r"^hidden=24 is no .*: grow=mupscale\.Fresh\(\)$"),
+    "no multiple": (
+        {"hidden": 24, "heads": 6, "grow": None, "exact": True},
+        r"^hidden=24 is no .*: grow=mupscale\.Fresh\(\)$",
+    ),
     "both": ({"hidden": 24, "times": 2}, "say either by how much it grows"),
     "noise": ({"hidden": 24, "noise": 0.5}, "noise= and grow= are two ways"),
     "divide": ({"hidden": 25, "heads": 6}, "6 heads do not divide 25; let hidden grow as much as heads"),

@@ -14,7 +14,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from hf_models import randomised  # noqa: E402
-from mupscale import Fresh, MupscaleError, UncheckedPlan  # noqa: E402
+from mupscale import Copies, Fresh, MupscaleError, UncheckedPlan  # noqa: E402
 from mupscale.hf.describe import from_modules  # noqa: E402
 from mupscale.hf.describe.building import build_model, quiet_transformers  # noqa: E402
 from mupscale.hf.describe.file_names import InModel  # noqa: E402
@@ -95,7 +95,9 @@ def saved(folder: Path, prefix: str, head: str, fields: dict[str, Any]) -> Path:
 def compared(name: str, models: Mapping[str, Any], folder: Path) -> Comparison:
     """A model that is not described, grown by copies and compared."""
     assert name not in DESCRIPTIONS
-    found = upscale(saved(folder / "small", *models[name]), folder / "wide", times=2, progress=False).comparison
+    found = upscale(
+        saved(folder / "small", *models[name]), folder / "wide", times=2, progress=False, exact=True
+    ).comparison
     assert found is not None
     assert found.ok
     return found
@@ -154,7 +156,7 @@ def test_what_the_modules_do_not_explain_is_refused(name: str, tmp_path: Path) -
     prefix, head, fields, says = REFUSED[name]
     small = saved(tmp_path / "small", prefix, head, fields)
     with pytest.raises(MupscaleError, match=says) as error:
-        upscale(small, tmp_path / "wide", times=2, progress=False)
+        upscale(small, tmp_path / "wide", times=2, progress=False, exact=True)
     assert "'Adding an architecture' in docs/huggingface.md" in str(error.value)
     assert "roles=" not in str(error.value)  # which is none of upscale's arguments, and no option
     assert "inputs=" not in str(error.value)
@@ -170,13 +172,15 @@ def test_a_feed_forward_size_that_follows_from_the_hidden_size(tmp_path: Path) -
             with pytest.raises(MupscaleError, match=told):
                 call(small, **asked)  # type: ignore[operator]
     assert not (tmp_path / "wide").exists()
-    assert "(not described: planned by running a small and a wide model, to be verified)" in str(inspect(small))
+    assert "(not described: planned by running a small and a wide model, to be verified)" in str(
+        inspect(small, grow=Copies())
+    )
 
 
 def test_models_that_are_not_run_are_said_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = saved(tmp_path / "small", *EXACT["arcee"])
     monkeypatch.setattr("mupscale.hf.describe.from_modules._FEW", 10)
-    assert "(not described: read off its modules, to be verified)" in str(inspect(small))
+    assert "(not described: read off its modules, to be verified)" in str(inspect(small, grow=Copies()))
 
 
 @pytest.mark.slow
@@ -184,7 +188,7 @@ def test_a_constant_that_only_a_run_shows(tmp_path: Path) -> None:
     """LongT5 divides by √d_model before its readout, which is the embedding."""
     fields = {"d_model": 16, "d_kv": 4, "d_ff": 20, "num_layers": 1, "num_heads": 4, "vocab_size": 29}
     small = saved(tmp_path / "small", "LongT5", "ForConditionalGeneration", fields)
-    found = upscale(small, tmp_path / "wide", times=2, progress=False).comparison
+    found = upscale(small, tmp_path / "wide", times=2, progress=False, exact=True).comparison
     assert found is not None
     assert found.ok
     assert found.rows[-1].what.startswith("outputs over 5 steps of AdamW")
@@ -194,7 +198,7 @@ def test_a_constant_that_only_a_run_shows(tmp_path: Path) -> None:
 def test_multipliers_of_their_own(tmp_path: Path) -> None:
     prefix, head, fields = EXACT["arcee"]
     small = saved(tmp_path / "small", prefix, head, fields)
-    made = upscale(small, tmp_path / "wide", times="hidden=2,ffn=3,heads=2", progress=False)
+    made = upscale(small, tmp_path / "wide", times="hidden=2,ffn=3,heads=2", progress=False, exact=True)
     assert made.comparison is not None
     assert made.comparison.ok
     wide = json.loads((tmp_path / "wide" / "config.json").read_text())
@@ -205,7 +209,7 @@ def test_multipliers_of_their_own(tmp_path: Path) -> None:
 def test_two_growths_and_noise(tmp_path: Path) -> None:
     """Stacked experts, which lie apart in the files: noise in the second growth, verified against either model."""
     small = saved(tmp_path / "small", *EXACT["flex_olmo"])
-    upscale(small, tmp_path / "middle", times=2, progress=False)
+    upscale(small, tmp_path / "middle", times=2, progress=False, exact=True)
     upscale(tmp_path / "middle", tmp_path / "last", times="ffn=2", noise=0.5, progress=False)
     for first in (small, tmp_path / "middle"):
         found = verify(first, tmp_path / "last")

@@ -24,7 +24,7 @@ def test_copies_go_on_as_the_small_model_would(tmp_path: Path) -> None:
     transformers computes norms and losses in float32, so that is how close they are; a rate that is 1 % off is not.
     """
     alone = train(tmp_path / "alone")
-    grow = hf.GrowTrainerCallback(at=4, times=2)
+    grow = hf.GrowTrainerCallback(at=4, times=2, exact=True)
     grown = train(tmp_path / "grown", grow)
     assert grown.model.config.hidden_size == 32
     assert grown.model.lm_head.weight.shape == (31, 32)
@@ -39,7 +39,7 @@ def test_copies_go_on_as_the_small_model_would(tmp_path: Path) -> None:
 
 
 def test_checkpoints_before_and_after(tmp_path: Path) -> None:
-    train(tmp_path, hf.GrowTrainerCallback(at=2, times=2), steps=3)
+    train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, exact=True), steps=3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "narrow-checkpoint-2"]
     narrow, wide = tmp_path / "narrow-checkpoint-2", tmp_path / "checkpoint-2"
     assert hf.verify(narrow, wide, dtype="float64").ok
@@ -61,9 +61,9 @@ def test_fresh_units_and_another_rate(tmp_path: Path) -> None:
 
 def test_what_cannot_grow_is_said_before_training(tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match="say either by how much"):
-        train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, hidden=32), steps=3)
+        train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, hidden=32, exact=True), steps=3)
     with pytest.raises(MupscaleError, match=r"hidden=24 is no whole multiple of 16, .*: grow=mupscale\.Fresh\(\)"):
-        train(tmp_path, hf.GrowTrainerCallback(at=2, hidden=24, heads=6), steps=3)
+        train(tmp_path, hf.GrowTrainerCallback(at=2, hidden=24, heads=6, exact=True), steps=3)
 
 
 @pytest.mark.parametrize(("stop", "layers"), [pytest.param(3, None, marks=pytest.mark.slow), (4, None), (7, 4)])
@@ -85,7 +85,9 @@ def test_a_run_that_was_stopped_goes_on_before_and_after_its_growth(
         assert torch.equal(ours, theirs), name
     if stop >= 4:
         with pytest.raises(MupscaleError, match=r"callback\.resume\(trainer\)"):
-            hf.GrowTrainerCallback(at=4, times=2).on_train_begin(again.args, again.state, None, model=again.model)
+            hf.GrowTrainerCallback(at=4, times=2, exact=True).on_train_begin(
+                again.args, again.state, None, model=again.model
+            )
 
 
 def test_more_layers_go_on_where_the_shallow_model_was(tmp_path: Path) -> None:
@@ -121,7 +123,9 @@ def test_a_deeper_run_resumes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("deepen", ["identity", "stack"])
 def test_width_and_layers_at_once(deepen: Any, tmp_path: Path) -> None:
     alone = train(tmp_path / "alone", steps=5)
-    grown = train(tmp_path / "grown", hf.GrowTrainerCallback(at=3, times=2, layers=4, deepen=deepen), steps=5)
+    grown = train(
+        tmp_path / "grown", hf.GrowTrainerCallback(at=3, times=2, layers=4, deepen=deepen, exact=True), steps=5
+    )
     assert (grown.model.config.hidden_size, grown.model.config.num_hidden_layers) == (32, 4)
     close = losses(grown)[3] == pytest.approx(losses(alone)[3], rel=1e-5)
     assert close == (deepen == "identity")
@@ -149,7 +153,7 @@ def test_the_best_checkpoint_is_one_of_the_grown_model(tmp_path: Path) -> None:
     """By a measure that gets worse: the first small model is the best of all, and cannot be loaded into a wide one."""
     best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
     each_step = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = train(tmp_path, hf.GrowTrainerCallback(at=2, times=2), steps=3, **best, **each_step)
+    trainer = train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, exact=True), steps=3, **best, **each_step)
     assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-2"
     assert trainer.state.best_global_step == 2
     saved = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
@@ -159,21 +163,21 @@ def test_the_best_checkpoint_is_one_of_the_grown_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [0, -1, 2.0, True])
 def test_a_growth_before_the_first_step_is_refused_when_it_is_asked_for(at: Any) -> None:
     with pytest.raises(MupscaleError, match=rf"at= is {at}, .* 1 or more; .* use mupscale\.hf\.upscale"):
-        hf.GrowTrainerCallback(at=at, times=2)
+        hf.GrowTrainerCallback(at=at, times=2, exact=True)
 
 
 def test_a_run_that_ends_before_the_growth_is_warned_of_when_it_begins(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"will not grow: .*at=50.* this run ends after step 1;"):
-        train(tmp_path, hf.GrowTrainerCallback(at=50, times=2), steps=1)
+        train(tmp_path, hf.GrowTrainerCallback(at=50, times=2, exact=True), steps=1)
 
 
 @pytest.mark.parametrize("limit", [1, 2])
 def test_the_small_model_stays_where_few_checkpoints_are_kept(tmp_path: Path, limit: int) -> None:
     """And so does the grown one, to go on from, which would have to make room for it."""
     settings = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": limit}
-    train(tmp_path, hf.GrowTrainerCallback(at=2, times=2), steps=2, **settings)
+    train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, exact=True), steps=2, **settings)
     assert {"checkpoint-2", "narrow-checkpoint-2"} <= {path.name for path in tmp_path.iterdir()}
-    again = train(tmp_path, hf.GrowTrainerCallback(at=2, times=2), steps=4, resume=True, **settings)
+    again = train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, exact=True), steps=4, resume=True, **settings)
     assert again.model.config.hidden_size == 32
     names = {f"checkpoint-{step}" for step in (3, 4)[-limit:]} | {"narrow-checkpoint-2"}
     assert {path.name for path in tmp_path.iterdir()} == names
@@ -211,8 +215,10 @@ def test_lr_is_the_rate_at_the_step_of_growth(tmp_path: Path) -> None:
     """Half of what a linear schedule would have been, as the docs say it; what it is already is no news, and said."""
     linear = {"lr_scheduler_type": "linear", "learning_rate": 8e-3, "max_grad_norm": 0.0}
     alone = train(tmp_path / "alone", **linear)
-    halved = train(tmp_path / "halved", hf.GrowTrainerCallback(at=5, times=2, lr=8e-3 * (1 - 5 / 10) / 2), **linear)
+    halved = train(
+        tmp_path / "halved", hf.GrowTrainerCallback(at=5, times=2, lr=8e-3 * (1 - 5 / 10) / 2, exact=True), **linear
+    )
     half = [rate / 2 if step > 5 else rate for step, rate in enumerate(rates(alone), start=1)]
     torch.testing.assert_close(rates(halved), half, rtol=1e-6, atol=0)
     with pytest.warns(UserWarning, match=r"lr=0.004 changes nothing: .* after step 5; for half .* give lr=0.002"):
-        train(tmp_path / "same", hf.GrowTrainerCallback(at=5, times=2, lr=4e-3), **linear)
+        train(tmp_path / "same", hf.GrowTrainerCallback(at=5, times=2, lr=4e-3, exact=True), **linear)

@@ -24,7 +24,7 @@ TOKENS = torch.arange(8)[None]
 def test_two_growths_by_copies_go_on_as_the_small_model_would(tmp_path: Path) -> None:
     """Clipped by the small model's norm all the way; each callback was once given the plan of its own growth alone."""
     alone = train(tmp_path / "alone", max_grad_norm=0.1)
-    grow, again = hf.GrowTrainerCallback(at=3, times=2), hf.GrowTrainerCallback(at=6, times=2)
+    grow, again = hf.GrowTrainerCallback(at=3, times=2, exact=True), hf.GrowTrainerCallback(at=6, times=2, exact=True)
     grown = train(tmp_path / "grown", again, grow, max_grad_norm=0.1)  # in any order
     assert grown.model.config.hidden_size == 64
     torch.testing.assert_close(losses(grown), losses(alone), rtol=1e-5, atol=0)
@@ -50,9 +50,9 @@ def test_width_and_depth_at_steps_of_their_own(asked: list[dict[str, Any]], tmp_
 
 
 def test_two_growths_at_one_step_are_as_one_of_both(tmp_path: Path) -> None:
-    apart = [hf.GrowTrainerCallback(at=2, times=2), hf.GrowTrainerCallback(at=2, layers=4)]
+    apart = [hf.GrowTrainerCallback(at=2, times=2, exact=True), hf.GrowTrainerCallback(at=2, layers=4)]
     twice = train(tmp_path / "apart", *apart, steps=4)
-    once = train(tmp_path / "once", hf.GrowTrainerCallback(at=2, times=2, layers=4), steps=4)
+    once = train(tmp_path / "once", hf.GrowTrainerCallback(at=2, times=2, layers=4, exact=True), steps=4)
     for (name, ours), theirs in zip(twice.model.state_dict().items(), once.model.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs), name
     for folder in ("narrow-checkpoint-2", "checkpoint-2"):
@@ -83,14 +83,14 @@ def test_a_run_with_two_growths_goes_on_after_a_stop(tmp_path: Path, stop: int) 
 
 def test_a_size_that_fits_only_after_the_first_growth_is_not_refused_before(tmp_path: Path) -> None:
     first = hf.GrowTrainerCallback(at=1, hidden=24, heads=6, kv=3, grow=mu.Fresh())
-    trainer = train(tmp_path, first, hf.GrowTrainerCallback(at=2, hidden=72), steps=3)
+    trainer = train(tmp_path, first, hf.GrowTrainerCallback(at=2, hidden=72, exact=True), steps=3)
     assert trainer.model.config.hidden_size == 72
 
 
 def test_a_checkpoint_that_was_upscaled_grows_again_under_clip(tmp_path: Path) -> None:
     """From files with Clip, then in the middle of the run: still what the small model would do, also after a stop."""
     small_llama().save_pretrained(tmp_path / "small")
-    hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, progress=False)
+    hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, progress=False, exact=True)
     hyper: dict[str, Any] = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1}
 
     def run(folder: str, model: Any, groups: Any, *callbacks: Any, resume: bool = False) -> Any:
@@ -104,7 +104,12 @@ def test_a_checkpoint_that_was_upscaled_grows_again_under_clip(tmp_path: Path) -
         model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "wide", dtype=torch.float64)
         groups = hf.param_groups(tmp_path / "wide", model, torch.optim.AdamW, **hyper)
         return run(
-            "run", model, groups, hf.GrowTrainerCallback(at=2, times=2), hf.Clip(tmp_path / "wide"), resume=resume
+            "run",
+            model,
+            groups,
+            hf.GrowTrainerCallback(at=2, times=2, exact=True),
+            hf.Clip(tmp_path / "wide"),
+            resume=resume,
         )
 
     small = small_llama()
@@ -139,7 +144,12 @@ def test_a_factor_that_is_none_is_refused(given: dict[str, float]) -> None:
 @pytest.mark.parametrize("how", [{"noise": 0.5}, {"grow": mu.Fresh()}])
 def test_what_a_second_growth_draws_counts_from_the_first_model(how: dict[str, Any], tmp_path: Path) -> None:
     """As in files: verify draws it again by the record, and finds the same."""
-    train(tmp_path, hf.GrowTrainerCallback(at=1, times=2), hf.GrowTrainerCallback(at=2, times=2, **how), steps=2)
+    train(
+        tmp_path,
+        hf.GrowTrainerCallback(at=1, times=2, exact=True),
+        hf.GrowTrainerCallback(at=2, times=2, **how),
+        steps=2,
+    )
     assert hf.verify(tmp_path / "narrow-checkpoint-2", tmp_path / "checkpoint-2", dtype="float64").ok
     record = Record.load(tmp_path / "checkpoint-2")
     assert [growth.from_first for growth in record.growths] == [False, True]
@@ -160,10 +170,10 @@ def small_persimmon() -> Any:
 @pytest.mark.filterwarnings("ignore::mupscale.UncheckedPlan")
 def test_an_architecture_that_is_not_described_grows_twice(tmp_path: Path) -> None:
     alone = train(tmp_path / "alone", model=small_persimmon(), max_grad_norm=0.1)
-    grow, again = hf.GrowTrainerCallback(at=3, times=2), hf.GrowTrainerCallback(at=6, times=2)
+    grow, again = hf.GrowTrainerCallback(at=3, times=2, exact=True), hf.GrowTrainerCallback(at=6, times=2, exact=True)
     grown = train(tmp_path / "grown", grow, again, model=small_persimmon(), max_grad_norm=0.1)
     torch.testing.assert_close(losses(grown), losses(alone), rtol=1e-5, atol=0)
-    both = hf.GrowTrainerCallback(at=2, times=2), hf.GrowTrainerCallback(at=4, layers=4, deepen="stack")
+    both = hf.GrowTrainerCallback(at=2, times=2, exact=True), hf.GrowTrainerCallback(at=4, layers=4, deepen="stack")
     with pytest.raises(MupscaleError, match="can be made wider, or deeper once, not both"):
         train(tmp_path / "refused", *both, model=small_persimmon(), steps=5)
     assert not list((tmp_path / "refused").glob("*checkpoint*")), "refused after it had grown once"

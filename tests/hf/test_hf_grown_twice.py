@@ -65,7 +65,7 @@ def save(folder: Path, name: str = "llama", **config: Any) -> Path:
 
 def grow(source: Path, out: Path, operator: mu.Operator, **options: Any) -> Path:
     given = {"times": 2, "verify": False, "progress": False, **options}
-    return hf.upscale(source, out, grow=operator, **given).path
+    return hf.upscale(source, out, grow=operator, exact=operator == mu.Copies(), **given).path
 
 
 def grow_twice(folder: Path, first: mu.Operator, second: mu.Operator, **config: Any) -> tuple[Path, Path, Path]:

@@ -62,7 +62,7 @@ def test_sizes_that_no_tensor_has(
 def test_missing_tensors_without_verification(tmp_path: Path, lost: str, changed: dict[str, Any]) -> None:
     folder = checkpoint(tmp_path / "small", without=lost, **changed)
     with pytest.raises(MupscaleError, match=f"lacks '{lost or 'model.layers.2'}") as refused:
-        hf.upscale(folder, tmp_path / "wide", verify=False, progress=False)
+        hf.upscale(folder, tmp_path / "wide", verify=False, progress=False, exact=True)
     assert "do not belong together" in str(refused.value)
     assert not (tmp_path / "wide").exists()
 
@@ -73,14 +73,14 @@ def test_links_that_lead_out_are_not_copied(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "small")
     (folder / "tokenizer.json").symlink_to(secret)
     with pytest.raises(MupscaleError, match=r"tokenizer\.json is a link to .*secret, outside the checkpoint"):
-        hf.upscale(folder, tmp_path / "wide", verify=False, progress=False)
+        hf.upscale(folder, tmp_path / "wide", verify=False, progress=False, exact=True)
     assert not (tmp_path / "wide").exists()
     (folder / "tokenizer.json").unlink()
     (folder / "additional_chat_templates").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "chat.jinja").write_text("secret")
     with pytest.raises(MupscaleError, match="outside the checkpoint"):
-        hf.upscale(folder, tmp_path / "wide", verify=False, progress=False)
+        hf.upscale(folder, tmp_path / "wide", verify=False, progress=False, exact=True)
 
 
 def test_links_within_the_checkpoint_and_the_hubs_store_are_files(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_links_within_the_checkpoint_and_the_hubs_store_are_files(tmp_path: Path
     (repository / "blobs" / "123").write_text("{}")
     (folder / "tokenizer.json").symlink_to("../../blobs/123")
     (folder / "merges.txt").symlink_to("tokenizer.json")
-    hf.upscale(folder, tmp_path / "wide", verify=False, progress=False)
+    hf.upscale(folder, tmp_path / "wide", verify=False, progress=False, exact=True)
     assert (tmp_path / "wide" / "tokenizer.json").read_text() == "{}"
     assert not (tmp_path / "wide" / "merges.txt").is_symlink()
 
@@ -104,7 +104,7 @@ def test_a_text_without_a_tokenizer_to_read_it(kind: str, tmp_path: Path) -> Non
         sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 120}
     model = getattr(transformers, kind)
     model(model.config_class(**sizes)).save_pretrained(tmp_path / "small")
-    hf.upscale(tmp_path / "small", tmp_path / "wide", verify=False, progress=False)
+    hf.upscale(tmp_path / "small", tmp_path / "wide", verify=False, progress=False, exact=True)
     (tmp_path / "text").write_text("to be or not to be")
     with pytest.raises(MupscaleError, match=r"small has no tokenizer that .*: put its files there"):
         hf.verify(tmp_path / "small", tmp_path / "wide", text=tmp_path / "text")
@@ -119,7 +119,7 @@ def test_a_tokenizer_of_code_is_refused_without_a_question(
     (folder / "code.py").write_text(f"open({str(trace)!r}, 'w')\n")
     auto = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["code.Mine", None]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(auto))
-    hf.upscale(folder, wide, verify=False, progress=False)
+    hf.upscale(folder, wide, verify=False, progress=False, exact=True)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 10))
     assert main(["verify", str(folder), str(wide), "--text", str(text)]) == 1
     assert "--trust-remote-code" in capsys.readouterr().err

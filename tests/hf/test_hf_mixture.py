@@ -74,7 +74,7 @@ def test_the_command_and_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureF
     assert main([*words, "--experts", "3", "--active", "1"]) == 0
     assert "mixtral with 3 experts, 1 active; the same function" in " ".join(capsys.readouterr().out.split())
     assert json.loads((tmp_path / "out" / "config.json").read_text())["num_local_experts"] == 3
-    hf.upscale(tmp_path / "out", tmp_path / "wide", times=2, progress=False)
-    hf.upscale(tmp_path / "small", tmp_path / "wide-small", times=2, progress=False, verify=False)
+    hf.upscale(tmp_path / "out", tmp_path / "wide", times=2, progress=False, exact=True)
+    hf.upscale(tmp_path / "small", tmp_path / "wide-small", times=2, progress=False, verify=False, exact=True)
     with pytest.raises(MupscaleError, match="has grown before"):
         hf.add_experts(tmp_path / "wide-small", tmp_path / "other", experts=4)

@@ -20,7 +20,7 @@ SERIES = {"prediction_length": 2, "context_length": 8, "d_model": 8, "encoder_la
 def test_sizes_of_stages_with_heads_in_a_list(tmp_path: Path) -> None:
     """Every size of Swin follows from embed_dim, and its biases by distance are copied with their heads."""
     transformers.SwinForImageClassification(transformers.SwinConfig(**SWIN)).save_pretrained(tmp_path / "small")
-    made = hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, progress=False)
+    made = hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, progress=False, exact=True)
     assert made.comparison is not None
     assert made.comparison.ok
     assert made.numbers[1] > 3 * made.numbers[0]
@@ -37,5 +37,5 @@ def test_refused_in_a_sentence(name: str, sizes: dict[str, Any], message: str, t
     config = getattr(transformers, f"{name}Config")(**sizes)
     getattr(transformers, f"{name}Model")(config).save_pretrained(tmp_path / "small")
     with pytest.raises(mu.MupscaleError, match=message):
-        hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, progress=False)
+        hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, progress=False, exact=True)
     assert not (tmp_path / "wide").exists()

@@ -129,7 +129,7 @@ def saved(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", [*TELLING, *OTHERS])
 def test_outputs_and_training_stay(name: str, tmp_path: Path) -> None:
     small = saved(tmp_path / "small", name)
-    found = upscale(small, tmp_path / "wide", times=TIMES.get(name, 2), progress=False).comparison
+    found = upscale(small, tmp_path / "wide", times=TIMES.get(name, 2), progress=False, exact=True).comparison
     assert found is not None
     assert found.ok
     assert found.rows[-1].what == "outputs over 5 steps of AdamW"
@@ -141,7 +141,7 @@ def test_outputs_and_training_stay(name: str, tmp_path: Path) -> None:
 def test_a_table_that_a_model_computes_for_its_width_is_refused(tmp_path: Path) -> None:
     small = saved(tmp_path / "small", "videomae")
     with pytest.raises(MupscaleError, match=r"module 'videomae\.embeddings' differs first"):
-        upscale(small, tmp_path / "wide", times=2, progress=False)
+        upscale(small, tmp_path / "wide", times=2, progress=False, exact=True)
     assert not (tmp_path / "wide").exists()
 
 
@@ -155,7 +155,7 @@ def test_a_table_that_a_model_computes_for_its_width_is_refused(tmp_path: Path) 
 )
 def test_parts_by_name(name: str, times: str, text: int, vision: int, tmp_path: Path) -> None:
     small = saved(tmp_path / "small", name)
-    made = upscale(small, tmp_path / "wide", times=times, progress=False)
+    made = upscale(small, tmp_path / "wide", times=times, progress=False, exact=True)
     assert made.comparison is not None
     assert made.comparison.ok
     config = json.loads((tmp_path / "wide" / "config.json").read_text())
@@ -167,7 +167,7 @@ def test_sizes_of_parts_in_python_and_on_the_command_line(tmp_path: Path) -> Non
     small = saved(tmp_path / "small", "clip")
     command = ["upscale", str(small), str(tmp_path / "wide"), "--hidden", "text=32", "--heads", "text=8"]
     assert main(command) == 0
-    upscale(small, tmp_path / "same", hidden={"text": 32}, heads={"text": 8}, progress=False)
+    upscale(small, tmp_path / "same", hidden={"text": 32}, heads={"text": 8}, progress=False, exact=True)
     configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("wide", "same")]
     assert configs[0] == configs[1]
     assert configs[0]["text_config"]["hidden_size"] == 32
@@ -206,8 +206,8 @@ def test_fresh_units_of_parts_by_name(name: str, asked: dict[str, Any], lossless
 @pytest.mark.slow
 def test_two_growths_of_one_part_after_the_other(tmp_path: Path) -> None:
     small = saved(tmp_path / "small", "clip")
-    upscale(small, tmp_path / "middle", times="text=2", progress=False)
-    upscale(tmp_path / "middle", tmp_path / "last", times="vision=2", progress=False)
+    upscale(small, tmp_path / "middle", times="text=2", progress=False, exact=True)
+    upscale(tmp_path / "middle", tmp_path / "last", times="vision=2", progress=False, exact=True)
     assert verify(small, tmp_path / "last", dtype="float64").ok
 
 
@@ -222,7 +222,7 @@ def test_the_state_of_adamw_grows_with_the_parts(tmp_path: Path) -> None:
         (model(**batch).logits_per_image ** 2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    upscale(small, tmp_path / "wide", times="text=2", progress=False)
+    upscale(small, tmp_path / "wide", times="text=2", progress=False, exact=True)
     wide = load_pretrained(open_source(tmp_path / "wide"), torch.float64).model
     plan = Record.load(tmp_path / "wide").plan
     assert plan is not None
@@ -243,11 +243,11 @@ def test_the_state_of_adamw_grows_with_the_parts(tmp_path: Path) -> None:
 def test_parts_that_are_not_there(tmp_path: Path) -> None:
     small = saved(tmp_path / "small", "clip")
     with pytest.raises(MupscaleError, match="'audio' is nothing of this model that grows: its parts are text, vision"):
-        upscale(small, tmp_path / "wide", times="audio=2", progress=False)
+        upscale(small, tmp_path / "wide", times="audio=2", progress=False, exact=True)
     with pytest.raises(MupscaleError, match=r"hidden=32: config.json has the sizes text.hidden 16"):
-        upscale(small, tmp_path / "wide", hidden=32, progress=False)
+        upscale(small, tmp_path / "wide", hidden=32, progress=False, exact=True)
     with pytest.raises(MupscaleError, match=r"hidden=\"text=wide\": a size is a whole number"):
-        upscale(small, tmp_path / "wide", hidden="text=wide", progress=False)
+        upscale(small, tmp_path / "wide", hidden="text=wide", progress=False, exact=True)
     with pytest.raises(MupscaleError, match=r"hidden=\"audio=24\": config.json has the sizes"):
         upscale(small, tmp_path / "wide", hidden="audio=24", grow=Fresh(), progress=False)
     assert not (tmp_path / "wide").exists()

@@ -118,6 +118,6 @@ def test_from_shards_to_shards_and_verified(name: str, tmp_path: Path) -> None:
     """Sound, layers that differ from each other, constants that files round: verified as users would."""
     small, wide = tmp_path / "small", tmp_path / "wide"
     models.randomised(models.build(models.tiny(name)[0])).save_pretrained(small, max_shard_size="20KB")
-    made = upscale(small, wide, times=models.usual_times(name), shard_size="40KB", progress=False)
+    made = upscale(small, wide, times=models.usual_times(name), shard_size="40KB", progress=False, exact=True)
     assert made.files > 1
     assert verify(small, wide, dtype="float64", train=3).ok

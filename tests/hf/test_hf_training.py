@@ -426,7 +426,7 @@ def test_a_tied_readout_that_was_not_upscaled_is_refused(tmp_path: Path, small: 
     tied = {"tie_word_embeddings": True}
     config = {**config_of(head, **tied), "architectures": [small]}
     build(config).save_pretrained(tmp_path / "small")
-    hf.upscale(tmp_path / "small", tmp_path / "wide", verify=False, progress=False)
+    hf.upscale(tmp_path / "small", tmp_path / "wide", verify=False, progress=False, exact=True)
     kind = getattr(transformers, head)
     with pytest.raises(mu.MupscaleError) as refused:
         _groups(tmp_path / "wide", kind.from_pretrained(tmp_path / "wide"))
@@ -434,7 +434,7 @@ def test_a_tied_readout_that_was_not_upscaled_is_refused(tmp_path: Path, small: 
     assert f"Load the small model as {head}, save it, and upscale that" in str(refused.value)
     assert _groups(tmp_path / "wide", kind.from_pretrained(tmp_path / "wide", tie_word_embeddings=False))
     kind.from_pretrained(tmp_path / "small").save_pretrained(tmp_path / "with head")
-    hf.upscale(tmp_path / "with head", tmp_path / "wide with head", verify=False, progress=False)
+    hf.upscale(tmp_path / "with head", tmp_path / "wide with head", verify=False, progress=False, exact=True)
     assert _groups(tmp_path / "wide with head", kind.from_pretrained(tmp_path / "wide with head"))
 
 

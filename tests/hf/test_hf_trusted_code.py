@@ -93,7 +93,7 @@ def test_without_the_flag_it_is_one_sentence(checkpoint: Path, tmp_path: Path) -
     marker = tmp_path / "ran"
     code = checkpoint / "modeling_mixer.py"
     code.write_text(f"open({str(marker)!r}, 'w').close()\n{MODELLING}")
-    for call in (lambda: upscale(checkpoint, tmp_path / "wide"), lambda: inspect(checkpoint)):
+    for call in (lambda: upscale(checkpoint, tmp_path / "wide", exact=True), lambda: inspect(checkpoint)):
         with pytest.raises(
             MupscaleError, match=r"'my_mixer' is code of the checkpoint's own .*--trust-remote-code"
         ) as e:
@@ -106,7 +106,7 @@ def test_without_the_flag_it_is_one_sentence(checkpoint: Path, tmp_path: Path) -
 
 def test_with_the_flag_it_is_planned_by_running_and_verified(checkpoint: Path, tmp_path: Path) -> None:
     wide = tmp_path / "wide"
-    made = upscale(checkpoint, wide, times=2, trust_remote_code=True, progress=False)
+    made = upscale(checkpoint, wide, times=2, trust_remote_code=True, progress=False, exact=True)
     assert made.comparison is not None
     assert made.comparison.ok
     assert all(row.difference < 1e-10 for row in made.comparison.rows)
@@ -133,4 +133,4 @@ def test_code_in_another_repository_is_not_fetched(checkpoint: Path, tmp_path: P
     config["auto_map"] = {name: f"somebody/else--{path}" for name, path in config["auto_map"].items()}
     (checkpoint / "config.json").write_text(json.dumps(config))
     with pytest.raises(MupscaleError, match="is in another repository"):
-        upscale(checkpoint, tmp_path / "wide", trust_remote_code=True)
+        upscale(checkpoint, tmp_path / "wide", trust_remote_code=True, exact=True)

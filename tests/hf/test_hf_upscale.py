@@ -34,7 +34,7 @@ from mupscale.system.files import appearing
 
 
 def plainly(source: Path, out: Path, **options: Any) -> Upscaled:
-    return upscale(source, out, verify=False, progress=False, **options)
+    return upscale(source, out, verify=False, progress=False, exact=not options.get("noise"), **options)
 
 
 @pytest.fixture
@@ -371,7 +371,7 @@ def test_a_bar_on_a_terminal(larger: Path, tmp_path: Path) -> None:
     def on_a_terminal() -> None:
         os.environ["TERM"] = "xterm"
         sys.stderr = open(writer, "w")  # noqa: SIM115
-        upscale(larger, tmp_path / "wide", verify=False)
+        upscale(larger, tmp_path / "wide", verify=False, exact=True)
 
     pid = in_a_child(on_a_terminal)
     os.close(writer)
@@ -412,7 +412,7 @@ def logits(model: torch.nn.Module | Path) -> Tensor:
 def test_transformers_loads_it_and_computes_the_same(zoo: Any, tmp_path: Path, tied: bool, times: Any) -> None:
     model = saved(zoo, tmp_path / "small", tie_word_embeddings=tied)
     told: list[str] = []
-    made = upscale(tmp_path / "small", tmp_path / "wide", times=times, shard_size="5KB", note=told.append)
+    made = upscale(tmp_path / "small", tmp_path / "wide", times=times, shard_size="5KB", note=told.append, exact=True)
     assert made.comparison is not None
     assert made.comparison.ok
     assert "equivalent" in str(made)
@@ -457,7 +457,7 @@ def test_a_checkpoint_that_lacks_a_layer_is_not_kept(zoo: Any, tmp_path: Path) -
     del tensors["model.layers.1.mlp.up_proj.weight"]
     write_checkpoint(tmp_path / "small", json.loads((tmp_path / "small" / "config.json").read_text()), tensors)
     with pytest.raises(MupscaleError, match=r"lacks 'model.layers.1.mlp.up_proj.weight'"):
-        upscale(tmp_path / "small", tmp_path / "wide")
+        upscale(tmp_path / "small", tmp_path / "wide", exact=True)
     assert os.listdir(tmp_path) == ["small"]
 
 
@@ -468,7 +468,7 @@ def test_a_wrong_description_is_found_out_and_nothing_kept(
     wrong = {**DESCRIPTIONS["llama"].tensors, "lm_head.weight": table("hidden")}  # an embedding is not divided
     monkeypatch.setitem(DESCRIPTIONS, "llama", replace(DESCRIPTIONS["llama"], tensors=wrong))
     with pytest.raises(MupscaleError, match=r"not what it should be and was not kept: NOT equivalent: logits") as error:
-        upscale(tmp_path / "small", tmp_path / "wide")
+        upscale(tmp_path / "small", tmp_path / "wide", exact=True)
     assert "lm_head" in str(error.value)
     assert "\n" not in str(error.value)
     assert os.listdir(tmp_path) == ["small"]
@@ -476,9 +476,9 @@ def test_a_wrong_description_is_found_out_and_nothing_kept(
 
 def test_rounding_may_send_tokens_to_other_experts(zoo: Any, tmp_path: Path) -> None:
     saved(zoo, tmp_path / "small", "mixtral")
-    exact = upscale(tmp_path / "small", tmp_path / "exact", times=3)
+    exact = upscale(tmp_path / "small", tmp_path / "exact", times=3, exact=True)
     assert exact.comparison is not None
-    rounded = upscale(tmp_path / "small", tmp_path / "rounded", times=3, dtype="bfloat16")
+    rounded = upscale(tmp_path / "small", tmp_path / "rounded", times=3, dtype="bfloat16", exact=True)
     assert rounded.comparison is None
     assert "its tensors are the small one's, but rounding them to 16 bits" in str(rounded)
 
@@ -495,7 +495,7 @@ def arcee(folder: Path) -> torch.nn.Module:
 
 def test_an_architecture_that_is_not_described_is_verified(zoo: Any, tmp_path: Path) -> None:
     expected = logits(arcee(tmp_path / "small"))
-    made = upscale(tmp_path / "small", tmp_path / "wide", times=2)
+    made = upscale(tmp_path / "small", tmp_path / "wide", times=2, exact=True)
     assert made.comparison is not None
     assert {row.what for row in made.comparison.rows} > {"logits"}
     assert torch.allclose(logits(tmp_path / "wide"), expected, atol=1e-5)
@@ -517,7 +517,7 @@ def test_a_blank_model_of_an_undescribed_architecture_shows_nothing(zoo: Any, tm
         p.data.zero_()
     model.save_pretrained(tmp_path / "small")
     with pytest.raises(MupscaleError, match="are all alike, so that comparing them shows nothing"):
-        upscale(tmp_path / "small", tmp_path / "wide", times=2)
+        upscale(tmp_path / "small", tmp_path / "wide", times=2, exact=True)
     assert os.listdir(tmp_path) == ["small"]
 
 
@@ -525,7 +525,7 @@ def test_an_architecture_that_does_not_exist(zoo: Any, tmp_path: Path) -> None:
     config = llama_config(model_type="gpt17", architectures=["GPT17ForCausalLM"])
     write_checkpoint(tmp_path / "small", config, llama_tensors(config))
     with pytest.raises(MupscaleError, match=r"'gpt17' is not known to transformers"):
-        upscale(tmp_path / "small", tmp_path / "wide")
+        upscale(tmp_path / "small", tmp_path / "wide", exact=True)
     assert os.listdir(tmp_path) == ["small"]
 
 
@@ -535,13 +535,19 @@ def test_the_optimizer_comes_along(zoo: Any, tmp_path: Path) -> None:
     model(input_ids=torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()
     optimizer.step()
     torch.save(optimizer.state_dict(), tmp_path / "small" / "optimizer.pt")
-    upscale(tmp_path / "small", tmp_path / "wide", optimizer=tmp_path / "small")
+    upscale(tmp_path / "small", tmp_path / "wide", optimizer=tmp_path / "small", exact=True)
     state = torch.load(tmp_path / "wide" / "optimizer.pt", weights_only=True)
     names = [name for group in state["param_groups"] for name in group["param_names"]]
     assert {*names} == {name for name, _ in model.named_parameters()}
     (tmp_path / "small" / "optimizer.pt").write_text("no optimizer")
     told: list[str] = []
     with pytest.raises(MupscaleError, match=r"optimizer.pt"):
-        upscale(tmp_path / "small", tmp_path / "other", optimizer=tmp_path / "small" / "optimizer.pt", note=told.append)
+        upscale(
+            tmp_path / "small",
+            tmp_path / "other",
+            optimizer=tmp_path / "small" / "optimizer.pt",
+            note=told.append,
+            exact=True,
+        )
     assert told == []  # before any work
     assert sorted(os.listdir(tmp_path)) == ["small", "wide"]

@@ -91,7 +91,7 @@ def test_width_and_depth_in_one_command(tmp_path: Path, capsys: pytest.CaptureFi
     """The function stays, the optimizer comes along, and record and card tell of both."""
     pytest.importorskip("jsonargparse")
     small, optimizer, _ = trained("llama", tmp_path / "small")
-    words = ["upscale", str(tmp_path / "small"), str(tmp_path / "large"), "--times", "2", "--layers", "5"]
+    words = ["upscale", str(tmp_path / "small"), str(tmp_path / "large"), "--times", "2", "--exact", "--layers", "5"]
     assert main([*words, "--optimizer", str(tmp_path / "small" / "optimizer.pt")]) == 0
     said = capsys.readouterr().out
     assert "with --times 2 and 2 → 5 layers (identity)" in said
@@ -121,8 +121,8 @@ def test_either_order_and_once_more(tmp_path: Path) -> None:
     config, _ = tiny("llama", hidden_size=64, intermediate_size=64)
     randomised(build(config)).save_pretrained(tmp_path / "small")  # type: ignore[operator]
     hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
-    hf.upscale(tmp_path / "deep", tmp_path / "deep-wide", times=4, verify=False, progress=False)
-    hf.upscale(tmp_path / "small", tmp_path / "wide", times=4, verify=False, progress=False)
+    hf.upscale(tmp_path / "deep", tmp_path / "deep-wide", times=4, verify=False, progress=False, exact=True)
+    hf.upscale(tmp_path / "small", tmp_path / "wide", times=4, verify=False, progress=False, exact=True)
     hf.deepen_checkpoint(tmp_path / "wide", tmp_path / "wide-deep", layers=4, seed=1, verify=False)
     hf.deepen_checkpoint(tmp_path / "wide-deep", tmp_path / "more", layers=6, how="stack", verify=False)
     for small, large in (("small", "deep-wide"), ("small", "wide-deep"), ("wide", "wide-deep"), ("wide-deep", "more")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def test_its_weights_are_the_folders_and_it_grows_by_copies_exactly(tmp_path: Pa
     assert torch.allclose(model.eval()(tokens), theirs, atol=1e-5)
     family = mu.Family(lambda width: LanguageModel(str(folder), width), base=16, init_at=16, inputs=tokens)
     model = model.double()
-    wide, _ = family.upscale(model, width=48)
+    wide, _ = family.upscale(model, width=48, exact=True)
     assert torch.allclose(
         wide.double()(tokens), model(tokens), rtol=0, atol=1e-6 if kind == "llama" else 1e-10
     )  # its norms compute in float32
@@ -193,6 +194,31 @@ def test_a_family_from_a_folder_gives_a_folder_for_every_size(tmp_path: Path) ->
         assert "transformers.GPT2LMHeadModel.from_pretrained" in card
     inner = LanguageModel(str(run / "sizes" / "16" / "hf"), 16)  # and a family may begin with it
     assert hidden_size(inner.folder) == 16
+
+
+def test_small_sizes_are_such_as_the_model_can_have_and_a_trainers_optimizer_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With heads of 8 units, an eighth and a quarter of 16 would be parts of a head."""
+    folder = folder_with_tokenizer(tmp_path / "model", "gpt2")
+    model, width = load_language_model(folder)
+    optimizer = torch.optim.AdamW(model.model.parameters(), lr=0.003)
+    model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+    given = {
+        "from": folder, "width": 32, "steps": 24, "batch": 4, "optimizer": "AdamW", "optimizer.lr": 0.003,
+        "study.base_steps": 16, "device": "cpu",
+    }  # fmt: skip
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    assert main(["run", recipe_of(tmp_path, folder), *words, "--dry-run"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert (width, "8 → 16" in out, "optimizer" in out.partition("Note")[2]) == (16, True, False)
+    recipe = replace(recipe_from(folder, "bytes"), optimizer=Spec("torch.optim.AdamW", {"lr": 0.003}))
+    start = read_snapshot(Path(str(base_checkpoint(recipe, tmp_path / "run").start)))
+    again = start.restore_optimizer(torch.optim.AdamW, {"lr": 0.003}, model)
+    for p, state in optimizer.state.items():
+        assert torch.equal(again.state[p]["exp_avg"], state["exp_avg"])
 
 
 @pytest.mark.slow

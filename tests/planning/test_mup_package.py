@@ -98,7 +98,7 @@ def test_training_goes_on_as_the_narrow_model_would(name: str, kind: str, float6
     optimizer, data = optimizer_of(kind, narrow), batches(build, 30)
     train(narrow, optimizer, data[:10])
     plan = mu.plan(narrow, wide)
-    wide, wide_optimizer = mu.upscale(narrow, wide, plan, optimizer)
+    wide, wide_optimizer = mu.upscale(narrow, wide, plan, optimizer, exact=True)
     report = mu.verify(narrow, wide, plan, data[10:], loss, optimizer=optimizer, steps=20)
     assert report.ok, str(report)
     small, large = train(narrow, optimizer, data[10:]), train(wide, wide_optimizer, data[10:])
@@ -111,7 +111,7 @@ def test_training_goes_on_as_the_narrow_model_would(name: str, kind: str, float6
 def test_the_wide_rates_are_those_of_mups_own_optimizer(name: str, kind: str) -> None:
     build = BUILDS[name]
     narrow, wide = prepared(build, NARROW), prepared(build, WIDE, "meta")
-    wide, grown = mu.upscale(narrow, wide, mu.plan(narrow, wide), optimizer_of(kind, narrow))
+    wide, grown = mu.upscale(narrow, wide, mu.plan(narrow, wide), optimizer_of(kind, narrow), exact=True)
     theirs = optimizer_of(kind, wide)
     settings = [{p: g for g in o.param_groups for p in g["params"]} for o in (grown, theirs)]
     exact = ("lr",) if kind == "adam" else ("lr", "weight_decay")  # MuAdam scales a coupled decay as a decoupled one
@@ -195,7 +195,7 @@ def test_a_family_of_mup_models_has_mups_rates_and_upscales(name: str, kind: str
     assert {p: pytest.approx(rate) for p, rate in rates[0].items()} == rates[1]
     data = batches(build)
     train(model, optimizer, data[:5])
-    wide, wide_optimizer = family.upscale(model, optimizer, width=WIDE)
+    wide, wide_optimizer = family.upscale(model, optimizer, width=WIDE, exact=True)
     small, large = train(model, optimizer, data), train(wide, wide_optimizer, data)
     assert torch.allclose(torch.tensor(small), torch.tensor(large), rtol=1e-10, atol=0)
 

@@ -137,7 +137,7 @@ def test_a_family_learns_from_a_batch_what_names_do_not_say() -> None:
         optimizer.zero_grad()
         distance_to_a_line(model, x).backward()
         optimizer.step()
-    wide, wide_optimizer = family.upscale(model, optimizer, width=48, inputs=x)
+    wide, wide_optimizer = family.upscale(model, optimizer, width=48, inputs=x, exact=True)
     assert wide_optimizer is not None
     for _ in range(10):
         assert torch.allclose(model(x), wide(x), rtol=1e-10, atol=1e-12)
@@ -158,7 +158,7 @@ def test_constants_that_depend_on_the_width_are_learnt_for_every_width() -> None
         "n.bias": 0.25,
     }
     model = family.init(16)
-    wide, _ = family.upscale(model, width=80, inputs=tokens)
+    wide, _ = family.upscale(model, width=80, inputs=tokens, exact=True)
     assert torch.allclose(model(tokens), wide(tokens), rtol=1e-10)
 
 
@@ -166,9 +166,9 @@ def test_growth_by_a_wrong_plan_is_refused_and_changes_nothing() -> None:
     narrow, wide, x = Hidden(8), Hidden(16), torch.randn(2, 3, 5)
     plan, before = mu.plan(narrow, wide), copy.deepcopy(wide.state_dict())
     with pytest.raises(mu.MupscaleError, match="differs from the narrow one's"):
-        mu.upscale(narrow, wide, plan, inputs=x)
+        mu.upscale(narrow, wide, plan, inputs=x, exact=True)
     assert all(torch.equal(value, before[name]) for name, value in wide.state_dict().items())
-    mu.upscale(narrow, wide, mu.plan(narrow, wide, inputs=x), inputs=x)
+    mu.upscale(narrow, wide, mu.plan(narrow, wide, inputs=x), inputs=x, exact=True)
 
 
 def test_keywords_and_roles_of_the_user() -> None:
@@ -202,7 +202,7 @@ def test_random_numbers_for_units_that_grow_are_the_reason() -> None:
     with pytest.raises(mu.MupscaleError, match=said):
         mu.plan(Noisy(8), Noisy(12), inputs=x, grow=mu.Fresh())
     with pytest.raises(mu.MupscaleError, match=said):
-        mu.upscale(Noisy(8), Noisy(16), mu.plan(Noisy(8), Noisy(16)), inputs=x)
+        mu.upscale(Noisy(8), Noisy(16), mu.plan(Noisy(8), Noisy(16)), inputs=x, exact=True)
 
 
 def test_random_numbers_for_a_latent_that_stays_are_the_same_at_both_widths() -> None:
@@ -271,21 +271,21 @@ def test_a_wide_model_that_is_half_as_wide_again() -> None:
 def test_growth_that_nobody_has_tried_warns() -> None:
     narrow, x = Hidden(8), torch.randn(2, 3, 5)
     with pytest.warns(mu.UncheckedPlan, match="Pass inputs="):
-        mu.upscale(narrow, Hidden(16), mu.plan(narrow, Hidden(16)))
+        mu.upscale(narrow, Hidden(16), mu.plan(narrow, Hidden(16)), exact=True)
     with pytest.warns(mu.UncheckedPlan, match="Pass inputs="):
-        mu.Family(Hidden, base=8).upscale(narrow, width=16)
+        mu.Family(Hidden, base=8).upscale(narrow, width=16, exact=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plan = mu.plan(narrow, Hidden(16), inputs=x)
-        mu.upscale(narrow, Hidden(16), mu.Plan.from_json(plan.to_json()))
-        mu.Family(Hidden, base=8, inputs=x).upscale(narrow, width=16)
-        mu.upscale(narrow, Hidden(16), plan, inputs=x)
+        mu.upscale(narrow, Hidden(16), mu.Plan.from_json(plan.to_json()), exact=True)
+        mu.Family(Hidden, base=8, inputs=x).upscale(narrow, width=16, exact=True)
+        mu.upscale(narrow, Hidden(16), plan, inputs=x, exact=True)
 
 
 def test_what_is_frozen_stays_so() -> None:
     narrow, x = Hidden(8), torch.randn(2, 3, 5)
     narrow.b.requires_grad_(requires_grad=False)
-    wide, _ = mu.upscale(narrow, Hidden(16), mu.plan(narrow, Hidden(16), inputs=x))
+    wide, _ = mu.upscale(narrow, Hidden(16), mu.plan(narrow, Hidden(16), inputs=x), exact=True)
     assert [name for name, p in wide.named_parameters() if not p.requires_grad] == ["b.weight", "b.bias"]
 
 

@@ -55,7 +55,7 @@ def test_a_rotary_gpt_keeps_its_heads_on_a_dummy_batch() -> None:
 def test_what_no_copies_widen_does_not_stand_the_check_on_a_dummy_batch(grown: Any) -> None:
     narrow, wide = grown(1), grown(2)
     with pytest.raises(mu.MupscaleError, match=r"on the batch.* \(not the given one but a stronger one of its kind"):
-        mu.upscale(narrow, wide, mu.plan(narrow, wide), inputs=ZEROS)
+        mu.upscale(narrow, wide, mu.plan(narrow, wide), inputs=ZEROS, exact=True)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_an_empty_batch_is_refused(empty: Any) -> None:
     for use in (
         lambda: mu.plan(narrow, wide, inputs=empty),
         lambda: mu.plan(narrow, MLP(3, 12, 2), inputs=empty, grow=mu.Fresh()),
-        lambda: mu.upscale(narrow, wide, plan, inputs=empty),
+        lambda: mu.upscale(narrow, wide, plan, inputs=empty, exact=True),
         lambda: mu.upscale(narrow, wide, fresh, inputs=empty, grow=mu.Fresh(outgoing=0)),
         lambda: mu.Family(lambda width: MLP(3, width, 2), base=8, inputs=empty),
         lambda: family.check(empty),
-        lambda: family.upscale(narrow, width=16, inputs=empty),
+        lambda: family.upscale(narrow, width=16, inputs=empty, exact=True),
         lambda: tried.upscale(narrow, width=16, inputs=empty, grow=mu.Fresh()),
         lambda: find_writers(narrow, ["layers.0"], empty),
         lambda: mu.deepen(narrow, MLP(3, [8] * 4, 2), inputs=empty),

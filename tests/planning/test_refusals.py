@@ -64,7 +64,7 @@ def test_a_number_is_no_wide_model(given: dict[str, Any]) -> None:
     assert "wide= is 32, but must be a model" in said
     assert "width=32" in said
     with pytest.raises(mu.MupscaleError, match="wide= is 32, but must be a model"):
-        mu.upscale(Tokens(8), 32, mu.plan(Tokens(8), Tokens(16), inputs=TOKENS))  # type: ignore[call-overload]
+        mu.upscale(Tokens(8), 32, mu.plan(Tokens(8), Tokens(16), inputs=TOKENS), exact=True)  # type: ignore[call-overload]
 
 
 def test_bare_vectors_are_named_all_at_once_with_what_helps() -> None:
@@ -85,7 +85,7 @@ def test_bare_vectors_are_named_all_at_once_with_what_helps() -> None:
 
 def test_each_thing_that_the_message_names_helps() -> None:
     narrow, grow = Tokens(8), mu.Fresh()
-    mu.upscale(narrow, Tokens(16), inputs=TOKENS)
+    mu.upscale(narrow, Tokens(16), inputs=TOKENS, exact=True)
     given: dict[str, Any] = {"fresh": lambda: Tokens(8), "grow": grow, "inputs": TOKENS}
     plan = mu.plan(narrow, Tokens(12), roles={"*.alpha": mu.Role(out=0), "*.beta": mu.Role(out=0)}, **given)
     mu.upscale(narrow, Tokens(12), plan=plan, grow=grow)

@@ -41,7 +41,7 @@ def _losses(folder: Path) -> float:
 
 
 def test_smollm2_from_its_gguf_file_twice_as_wide(smollm: hf.Source, tmp_path: Path) -> None:
-    made = hf.upscale(smollm, tmp_path / "wide", times=2, progress=False)
+    made = hf.upscale(smollm, tmp_path / "wide", times=2, progress=False, exact=True)
     assert made.comparison is not None
     assert made.comparison.ok
     assert made.comparison.rows[0].difference == 0
@@ -68,7 +68,7 @@ def test_antiberty_trains_as_before_at_twice_the_width(tmp_path: Path) -> None:
     before = DESCRIPTIONS["bert"]
     try:
         hf.extend("bert", heads | {f"cls.{head}.bias": hf.same() for head in HEADS})
-        hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, verify=False, progress=False)
+        hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, verify=False, progress=False, exact=True)
         found = hf.verify(tmp_path / "small", tmp_path / "wide", dtype="float64", train=5, tokens=32)
     finally:
         hf.register(before)

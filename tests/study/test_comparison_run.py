@@ -347,11 +347,11 @@ def test_a_decayed_checkpoint_is_said_to_be(tmp_path: Path) -> None:
     ("changes", "settings", "message"),
     [
         ({"grow": []}, {}, "a comparison needs one growth event, and this recipe has 0"),
-        ({"grow": [Growth(at=9, width=8)]}, {}, "keeps the width at 8"),
+        ({"grow": [Growth(at=9, width=8, how="copies")]}, {}, "keeps the width at 8"),
         ({"steps": 12}, {}, "a budget of 0.5 is .* steps, too few"),
         ({}, {"widths": [{"d": 4}]}, "must be of the same form"),
         ({}, {"lrs": [1e20]}, "all 1 trials at the small width diverged"),
-        ({"width": 6, "grow": [Growth(at=9, width=12)]}, {"widths": []}, "no eighth and no quarter"),
+        ({"width": 6, "grow": [Growth(at=9, width=12, how="copies")]}, {"widths": []}, "no eighth and no quarter"),
         (
             {"width": 64, "grow": [Growth(at=9, width=100, how="fresh")]},
             {"widths": []},

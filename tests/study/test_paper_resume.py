@@ -203,7 +203,7 @@ def test_another_recipe_in_the_same_folder_is_trained_and_never_taken_for_the_fi
 @pytest.mark.parametrize(
     ("of", "how"),
     [
-        ({"grow": [Growth(at=12, width=16)], "steps": 26}, {}),  # as many steps after it
+        ({"grow": [Growth(at=12, width=16, how="copies")], "steps": 26}, {}),  # as many steps after it
         ({}, {"lrs": [0.02]}),  # another base model, and the same trials
         ({}, {"noises": [2.0]}),
         ({"seeds": Seeds(init=5)}, {}),

@@ -189,7 +189,7 @@ def test_from_scratch_with_the_change_of_the_upscaled_run(done: StudySummary, tm
     plain, changed = runs_of(done, "from-scratch"), runs_of(done, "from-scratch-changed")
     at = round(changed.steps * BASE_STEPS / STEPS)
     assert changed.change == (at, choice_of(done).lr)
-    grow = [Growth(at=at, width=16, lr=choice_of(done).lr)]
+    grow = [Growth(at=at, width=16, lr=choice_of(done).lr, how="copies")]
     losses = trained(tmp_path / "b", width=16, steps=changed.steps, lr=choice_of(done).base_lr, grow=grow)
     assert changed.curves[0].losses == pytest.approx(losses, **EXACT)
     assert plain.curves[0].losses[:at] == changed.curves[0].losses[:at]
@@ -202,18 +202,18 @@ def test_baselines_with_the_learning_rate_that_is_best_without_noise(tmp_path: P
     models = train(study, Choice(lr, lr, 0.1, "init", own_lr=lr / 8))
     assert models["from-scratch-changed"].curves == models["from-scratch"].curves
     own, rest, late = (models[name] for name in ("from-scratch-own", "continued-late", "copies-own"))
-    halfway = {"lr": lr, "grow": [Growth(at=own.change[0], width=16, lr=lr / 8)]} if own.change else {}
+    halfway = {"lr": lr, "grow": [Growth(at=own.change[0], width=16, lr=lr / 8, how="copies")]} if own.change else {}
     assert own.curves[0].losses == pytest.approx(trained(tmp_path / "b", width=16, steps=own.steps, **halfway), **EXACT)
     assert (models["continued"].lr, models["continued-own"].lr) == (lr, lr / 8)
     assert models["continued"].curves != models["continued-own"].curves
     assert (rest.lr, rest.change) == (lr, (rest.steps // 2, lr / 8))
-    start = from_base(study, lr, 0, width=8, lr=lr, grow=[Growth(at=rest.steps // 2, width=8, lr=lr / 8)])
+    start = from_base(study, lr, 0, width=8, lr=lr, grow=[Growth(at=rest.steps // 2, width=8, lr=lr / 8, how="copies")])
     losses = trained(tmp_path / "c", **{**start, "steps": rest.steps})
     assert rest.curves[0].losses == pytest.approx(losses, **EXACT)
     at = WIDE_STEPS // 2
     assert (late.lr, late.change, late.noise) == (lr, (at, lr / 8), 0.1)
     start = from_base(study, lr, 0, width=16, lr=lr, noise=0.1)
-    losses = trained(tmp_path / "e", **start, grow=[Growth(at=at, width=16, lr=lr / 8)])
+    losses = trained(tmp_path / "e", **start, grow=[Growth(at=at, width=16, lr=lr / 8, how="copies")])
     assert late.curves[0].losses == pytest.approx(losses, **EXACT)
     assert late.curves[0].losses[:at] == models["copies"].curves[0].losses[:at]
     assert late.curves[0].losses[at + 1] != models["copies"].curves[0].losses[at + 1]

@@ -252,9 +252,12 @@ def test_times_for_people() -> None:
     ("changes", "why"),
     [
         ({"grow": []}, r"needs one growth event, and this recipe has 0: write grow"),
-        ({"grow": [Growth(10, 16), Growth(20, 32)]}, r"needs one growth event, and this recipe has 2"),
+        (
+            {"grow": [Growth(10, 16, how="copies"), Growth(20, 32, how="copies")]},
+            r"needs one growth event, and this recipe has 2",
+        ),
         ({"start": "somewhere"}, r"cannot start from a checkpoint \(from\)"),
-        ({"grow": [Growth(10, 8)]}, r"the recipe's growth keeps the width at 8"),
+        ({"grow": [Growth(10, 8, how="copies")]}, r"the recipe's growth keeps the width at 8"),
         ({"grow": [Growth(10, 16, how="fresh")]}, r"tunes the noise of copies, and the growth's how is fresh"),
     ],
 )

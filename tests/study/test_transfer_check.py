@@ -244,7 +244,7 @@ def test_widths_by_name_grow_where_the_recipe_does(tmp_path: Path) -> None:
         width={"head_dim": 4, "heads": 2},
         base={"head_dim": 2, "heads": 2},
         init_at={"head_dim": 2, "heads": 2},
-        grow=[Growth(at=6, width={"head_dim": 8, "heads": 2})],
+        grow=[Growth(at=6, width={"head_dim": 8, "heads": 2}, how="copies")],
     )
     asked = {**SMALL, "seeds": 1, "noises": [], "lrs": [0.001]}
     values = transfer_check(made, widths=[{"head_dim": 2, "heads": 2}], out=tmp_path, **asked)

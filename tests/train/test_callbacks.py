@@ -54,7 +54,7 @@ def recipe(**more: Any) -> Recipe:
         "steps": 4,
         "batch": 32,
         "log_every": 2,
-        "grow": [Growth(at=2, width=32)],
+        "grow": [Growth(at=2, width=32, how="copies")],
         "evaluation": Evaluation(every=3),
         "device": "cpu",
         "precision": "fp64",

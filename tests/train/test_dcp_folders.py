@@ -69,6 +69,7 @@ def test_a_run_starts_from_a_dcp_folder(tmp_path: Path) -> None:
         batch=8,
         start=str(tmp_path / "dcp"),
         start_width=16,
+        how="copies",
         device="cpu",
     )
     wide, x = run_recipe(recipe).model, torch.randn(5, 54)

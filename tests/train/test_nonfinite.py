@@ -127,7 +127,7 @@ def test_a_growth_that_fails_writes_its_end(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("mupscale.train.training_run.grow_model", fail)
     with pytest.raises(MupscaleError, match="no memory for the wide model"):
-        run_recipe(recipe(tmp_path / "run", grow=[Growth(6, 16)]))
+        run_recipe(recipe(tmp_path / "run", grow=[Growth(6, 16, how="copies")]))
     end = metrics(tmp_path / "run")[-1]
     assert (end["kind"], end["status"], end["step"]) == ("end", "failed", 6)
     assert end["error"] == "no memory for the wide model, say"

@@ -78,7 +78,7 @@ AGAIN = {"gpt2, more heads, SGD, accumulated", "gpt2, larger heads, AdamW", "res
 def test_growth_without_noise_leaves_no_kink(tmp_path: Path, what: dict[str, Any]) -> None:
     """Losses, gradient norms and evaluations are those of the run that does not grow, after two events as well."""
     plain = recipe(tmp_path / "plain", **what)
-    events = [Growth(5, grown(plain.width, 2)), Growth(9, grown(plain.width, 6))]
+    events = [Growth(5, grown(plain.width, 2), how="copies"), Growth(9, grown(plain.width, 6), how="copies")]
     if what.get("kind") == "resnet":
         events = events[:1]
     run_recipe(plain)
@@ -152,6 +152,7 @@ def disturb_the_data(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(run_module.TrainingRun, "_grow", sabotaged)
 
 
+@pytest.mark.filterwarnings("ignore:gradients come with a norm of 0.05")  # which is clip_plainly
 @pytest.mark.parametrize("sabotage", [drop_state, clip_plainly, keep_rates, keep_decay, keep_eps, disturb_the_data])
 def test_a_mistake_in_growth_would_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotage: Callable[[pytest.MonkeyPatch], None]
@@ -159,7 +160,7 @@ def test_a_mistake_in_growth_would_show(
     plain = recipe(tmp_path / "plain", clip=0.05, schedule=COSINE)
     run_recipe(plain)
     sabotage(monkeypatch)
-    run_recipe(replace(plain, grow=[Growth(5, 16)], out=str(tmp_path / "grown")))
+    run_recipe(replace(plain, grow=[Growth(5, 16, how="copies")], out=str(tmp_path / "grown")))
     assert largest_difference(tmp_path / "grown", tmp_path / "plain") > 1e-6
 
 
@@ -182,7 +183,11 @@ def rates_seen() -> Iterator[list[list[tuple[float, float]]]]:
 @pytest.mark.parametrize("optimizer", [ADAMW, SGD], ids=["AdamW", "SGD"])
 def test_growth_with_a_rate_of_its_own(tmp_path: Path, schedule: Schedule, optimizer: Spec) -> None:
     """From there on every group has lr × its factor × the schedule's multiple, after a second event as well."""
-    events = [Growth(5, 16, lr=0.007), Growth(9, 32), Growth(12, 64, lr=0.003)]
+    events = [
+        Growth(5, 16, lr=0.007, how="copies"),
+        Growth(9, 32, how="copies"),
+        Growth(12, 64, lr=0.003, how="copies"),
+    ]
     plain = recipe(tmp_path, schedule=schedule, optimizer=optimizer, grow=events)
     with rates_seen() as seen:
         result = run_recipe(plain)
@@ -205,7 +210,7 @@ def test_growth_with_a_rate_of_its_own(tmp_path: Path, schedule: Schedule, optim
 
 def test_growth_with_a_rate_goes_on_as_at_the_narrow_width_with_that_rate(tmp_path: Path) -> None:
     """Growing to the same width changes the rate alone."""
-    events = [Growth(5, 8, lr=0.007), Growth(9, 8)]
+    events = [Growth(5, 8, lr=0.007, how="copies"), Growth(9, 8, how="copies")]
     plain = recipe(tmp_path / "plain", grow=events, clip=0.05, schedule=COSINE)
     run_recipe(plain)
     run_recipe(
@@ -459,7 +464,13 @@ def test_an_evaluation_is_the_mean_over_the_held_out_data(tmp_path: Path, kind: 
 
 def test_targets_that_are_no_classes_and_a_loss_of_ones_own(tmp_path: Path) -> None:
     model = Spec("mupscale.models.MLP", {"d_in": FEATURES, "d_out": FEATURES, "depth": 3, "activation": "tanh"})
-    what = recipe(tmp_path, model=model, data=Spec("small_runs.Curve"), loss="small_runs.squared", grow=[Growth(9, 16)])
+    what = recipe(
+        tmp_path,
+        model=model,
+        data=Spec("small_runs.Curve"),
+        loss="small_runs.squared",
+        grow=[Growth(9, 16, how="copies")],
+    )
     result = run_recipe(what)
     split = small_runs.Curve().to(torch.device("cpu"), torch.float64).split
     record = metrics(tmp_path, "eval")[-1]
@@ -500,7 +511,9 @@ def test_outputs_that_only_the_loss_understands(tmp_path: Path) -> None:
 
 
 def test_a_record_has_its_fields(tmp_path: Path) -> None:
-    run_recipe(recipe(tmp_path, clip=1.0, grow=[Growth(8, 16)], evaluation=Evaluation(every=10), log_every=5))
+    run_recipe(
+        recipe(tmp_path, clip=1.0, grow=[Growth(8, 16, how="copies")], evaluation=Evaluation(every=10), log_every=5)
+    )
     where = {"kind", "step", "samples", "flops", "seconds"}
     fields = {
         "train": where | {"loss", "lr", "width", "grad_norm"},
@@ -540,7 +553,7 @@ def test_a_line_is_the_mean_over_its_steps(tmp_path: Path) -> None:
 
 
 def test_flops_of_an_mlp_add_up_over_growth(tmp_path: Path) -> None:
-    run_recipe(recipe(tmp_path, grow=[Growth(4, 16), Growth(10, 48)], accumulate=2))
+    run_recipe(recipe(tmp_path, grow=[Growth(4, 16, how="copies"), Growth(10, 48, how="copies")], accumulate=2))
     phases = {8: 4, 16: 6, 48: 10}
     total = sum(mlp_flops(FEATURES, width, CLASSES, depth=3) * 8 * steps for width, steps in phases.items())
     assert column(tmp_path, "flops")[-1] == total
@@ -550,13 +563,13 @@ def test_flops_of_an_mlp_add_up_over_growth(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_flops_of_a_resnet_on_images_that_shrink_to_a_pixel(tmp_path: Path) -> None:
-    run_recipe(recipe(tmp_path, "resnet", grow=[Growth(1, 4)], steps=2, evaluation=Evaluation()))
+    run_recipe(recipe(tmp_path, "resnet", grow=[Growth(1, 4, how="copies")], steps=2, evaluation=Evaluation()))
     expected = [16 * resnet18_flops(width, CLASSES, SIDE) for width in (2, 4)]
     assert column(tmp_path, "flops") == [expected[0], sum(expected)]
 
 
 def test_flops_and_tokens_of_a_gpt2(tmp_path: Path) -> None:
-    run_recipe(recipe(tmp_path, "gpt2-heads", grow=[Growth(10, 16)]))
+    run_recipe(recipe(tmp_path, "gpt2-heads", grow=[Growth(10, 16, how="copies")]))
     last = metrics(tmp_path, "train")[-1]
     assert last["tokens"] == 20 * 8 * CONTEXT
     assert "samples" not in last
@@ -625,7 +638,9 @@ def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
     pytest.importorskip("rich")
     pty = pytest.importorskip("pty")
     controller, terminal = pty.openpty()
-    what = recipe(tmp_path / "run", data=Spec("small_runs.Slow"), grow=[Growth(5, 16)], steps=40, log_every=5)
+    what = recipe(
+        tmp_path / "run", data=Spec("small_runs.Slow"), grow=[Growth(5, 16, how="copies")], steps=40, log_every=5
+    )
     child = small_runs.Child(what, tmp_path / "unused", terminal=os.ttyname(terminal), prepare=small_runs.wide_terminal)
     shown = b""
     os.set_blocking(controller, False)
@@ -664,7 +679,13 @@ def test_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    what = recipe(tmp_path, tensorboard=True, clip=1.0, grow=[Growth(5, 16)], checkpoints=Checkpoints(every=8, keep=9))
+    what = recipe(
+        tmp_path,
+        tensorboard=True,
+        clip=1.0,
+        grow=[Growth(5, 16, how="copies")],
+        checkpoints=Checkpoints(every=8, keep=9),
+    )
     run_recipe(what)
     for name in (16, 20):
         (tmp_path / "checkpoints" / small_runs.step(name)).unlink()

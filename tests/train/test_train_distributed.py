@@ -176,7 +176,7 @@ def recipe(kind: str, out: Path | None, **changes: Any) -> Recipe:
         "steps": 9,
         "batch": 8,
         "accumulate": 2 if kind == "gpt" else 1,
-        "grow": [Growth(3, 2 * small, noise=0.5), Growth(6, 6 * small)],
+        "grow": [Growth(3, 2 * small, noise=0.5), Growth(6, 6 * small, how="copies")],
         "schedule": Schedule("cosine", warmup=2, floor=0.1),
         "clip": 0.2,
         "precision": "fp64",

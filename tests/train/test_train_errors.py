@@ -58,7 +58,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def diverging_at(out: Path, number: int, **changes: Any) -> Any:
     """A run whose loss is not finite at this step: a growth before it brings a rate that no model survives."""
-    grow = [Growth(number - 2, 16, lr=1e200)]
+    grow = [Growth(number - 2, 16, lr=1e200, how="copies")]
     return recipe(out, **{"grow": grow, "checkpoints": Checkpoints(every=4), **changes})
 
 
@@ -98,7 +98,7 @@ def test_divergence_is_noticed_before_long(tmp_path: Path) -> None:
 
 def test_divergence_before_a_growth(tmp_path: Path) -> None:
     """What has diverged is not widened, and that is no error."""
-    events = [Growth(4, 16, lr=1e200), Growth(8, 32)]
+    events = [Growth(4, 16, lr=1e200, how="copies"), Growth(8, 32, how="copies")]
     result = run_recipe(
         recipe(tmp_path, grow=events, log_every=50, checkpoints=Checkpoints(0), evaluation=Evaluation())
     )
@@ -170,7 +170,7 @@ def test_a_run_that_diverged_resumes_where_it_was_good(tmp_path: Path) -> None:
     """With a growth that is gentler, since what comes after the checkpoint may change."""
     run_recipe(diverging_at(tmp_path / "run", 10))
     assert checkpoints(tmp_path / "run")[-1] == step(8)
-    gentler = diverging_at(tmp_path / "run", 10, grow=[Growth(8, 16, lr=0.01)])
+    gentler = diverging_at(tmp_path / "run", 10, grow=[Growth(8, 16, lr=0.01, how="copies")])
     assert run_recipe(gentler, resume=True).status == "finished"
     run_recipe(replace(gentler, out=str(tmp_path / "whole")))
     assert_same_run(tmp_path / "run", tmp_path / "whole")
@@ -405,7 +405,12 @@ class Bounded(small_runs.Dropping):
 
 
 def test_a_growth_that_the_model_cannot_do_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    what = recipe(tmp_path, model=Spec("test_train_errors.Bounded"), init_at=8, grow=[Growth(5, 16), Growth(9, 32)])
+    what = recipe(
+        tmp_path,
+        model=Spec("test_train_errors.Bounded"),
+        init_at=8,
+        grow=[Growth(5, 16, how="copies"), Growth(9, 32, how="copies")],
+    )
     with refused("32 is too wide for me"):
         run_recipe(what)
     assert not (tmp_path / "metrics.jsonl").exists()
@@ -474,7 +479,7 @@ def test_a_start_whose_width_is_no_divisor(
 ) -> None:
     save_file(weights, tmp_path / "weights.safetensors")
     with refused("weights.safetensors", *parts):
-        started(tmp_path, tmp_path / "weights.safetensors", start_width=16, width=width)
+        started(tmp_path, tmp_path / "weights.safetensors", start_width=16, width=width, how="copies")
 
 
 def test_a_start_of_another_width_than_it_is_said(tmp_path: Path, weights: dict[str, Tensor]) -> None:

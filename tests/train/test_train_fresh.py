@@ -115,9 +115,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "growth at step 5: how is fresh, which takes no noise",
     ),
     "narrower": ({"grow": [Growth(5, 6, how="fresh")]}, "growth at step 5: width 6 is narrower than 8"),
-    "no multiple": ({"grow": [Growth(5, 12)]}, "width 12 is not a multiple of 8; .*how: fresh"),
+    "no multiple": ({"grow": [Growth(5, 12, how="copies")]}, "width 12 is not a multiple of 8; .*how: fresh"),
     "unknown": ({"grow": [Growth(5, 16, how="magic")]}, "growth at step 5: how"),  # type: ignore[arg-type]
-    "outgoing": ({"grow": [Growth(5, 16, outgoing=0.5)]}, "growth at step 5: how is copies, which has no new units"),
+    "outgoing": (
+        {"grow": [Growth(5, 16, outgoing=0.5, how="copies")]},
+        "growth at step 5: how is copies, which has no new units",
+    ),
     "lossless": ({"grow": [Growth(5, 16, how="lossless", outgoing=0.5)]}, "which sets outgoing weights itself"),
     "nothing to grow from": ({"how": "fresh"}, "how is for a run that starts from a checkpoint"),
 }

@@ -56,21 +56,30 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {**DIMS, "base": {"heads": 2, "head_dim": 2}},
         ("width {'head_dim': 4}", "base {'heads': 2, 'head_dim': 2}", "same arguments"),
     ),
-    "growth at the start": ({"grow": [Growth(0, 16)]}, ("growth at step 0", "after the first step")),
-    "growth at the end": ({"grow": [Growth(20, 16)]}, ("growth at step 20", "before the end at 20")),
-    "growth out of order": ({"grow": [Growth(9, 16), Growth(9, 32)]}, ("growth at step 9", "after the one at 9")),
+    "growth at the start": ({"grow": [Growth(0, 16, how="copies")]}, ("growth at step 0", "after the first step")),
+    "growth at the end": ({"grow": [Growth(20, 16, how="copies")]}, ("growth at step 20", "before the end at 20")),
+    "growth out of order": (
+        {"grow": [Growth(9, 16, how="copies"), Growth(9, 32, how="copies")]},
+        ("growth at step 9", "after the one at 9"),
+    ),
     "less than no noise": ({"grow": [Growth(5, 16, -0.5)]}, ("growth at step 5", "noise is -0.5")),
     "endless noise": ({"grow": [Growth(5, 16, math.inf)]}, ("growth at step 5", "noise is inf")),
-    "growth without rate": ({"grow": [Growth(5, 16, lr=-0.1)]}, ("growth at step 5", "lr is -0.1")),
-    "no multiple": ({"grow": [Growth(5, 20)]}, ("growth at step 5", "20 is not a multiple of 8", "take 16 or 24")),
-    "smaller": ({"grow": [Growth(5, 16), Growth(6, 8)]}, ("growth at step 6", "8 is narrower than 16")),
+    "growth without rate": ({"grow": [Growth(5, 16, lr=-0.1, how="copies")]}, ("growth at step 5", "lr is -0.1")),
+    "no multiple": (
+        {"grow": [Growth(5, 20, how="copies")]},
+        ("growth at step 5", "20 is not a multiple of 8", "take 16 or 24"),
+    ),
+    "smaller": (
+        {"grow": [Growth(5, 16, how="copies"), Growth(6, 8, how="copies")]},
+        ("growth at step 6", "8 is narrower than 16"),
+    ),
     "growth of nothing": ({"grow": [Growth(5)]}, ("growth at step 5", "neither width nor depth")),
     "growth by other names": (
-        {"grow": [Growth(5, {"heads": 2})]},
+        {"grow": [Growth(5, {"heads": 2}, how="copies")]},
         ("growth at step 5", "{'heads': 2}", "same arguments as 8"),
     ),
     "no multiple of one": (
-        {**DIMS, "grow": [Growth(5, {"head_dim": 6})]},
+        {**DIMS, "grow": [Growth(5, {"head_dim": 6}, how="copies")]},
         ("growth at step 5", "head_dim 6 is not a multiple of 4", "take 4 or 8"),
     ),
     "noise at the start": ({"noise": -1.0}, ("noise is -1.0",)),
@@ -157,7 +166,7 @@ FULL = recipe(
     "somewhere",
     "gpt2-dims",
     init_at={"head_dim": 8},
-    grow=[Growth(5, {"head_dim": 8}, 0.5, "theory", 0.01), Growth(9, {"head_dim": 24})],
+    grow=[Growth(5, {"head_dim": 8}, 0.5, "theory", 0.01), Growth(9, {"head_dim": 24}, how="copies")],
     schedule=Schedule("wsd", 2, 3, 0.1, before=1, after=2),
     clip=1.0,
     accumulate=2,
@@ -242,7 +251,7 @@ OTHER: dict[str, Any] = {
     "steps": 30,
     "batch": 16,
     "accumulate": 2,
-    "grow": [Growth(5, 16)],
+    "grow": [Growth(5, 16, how="copies")],
     "schedule": Schedule("cosine"),
     "clip": 1.0,
     "loss": "small_runs.squared",
@@ -272,7 +281,7 @@ OTHER: dict[str, Any] = {
 @pytest.mark.parametrize("name", [field.name for field in fields(Recipe)])
 def test_what_may_change_in_the_middle_of_a_run(name: str) -> None:
     """A field is named where it differs and would have made another model; this test knows all fields."""
-    one = recipe(start="b.safetensors")
+    one = recipe(start="b.safetensors", how="copies")
     if name == "outgoing":  # which only fresh units have
         one = replace(one, how="fresh")
     why = one.describe_difference(replace(one, **{name: OTHER[name]}), 10)
@@ -285,8 +294,8 @@ def test_what_may_change_in_the_middle_of_a_run(name: str) -> None:
 
 def test_growth_to_come_may_change() -> None:
     """What comes at the step itself is still to come: the checkpoint was written before it."""
-    one = recipe(grow=[Growth(5, 16), Growth(10, 32)])
-    other = replace(one, grow=[Growth(5, 16), Growth(12, 48)])
+    one = recipe(grow=[Growth(5, 16, how="copies"), Growth(10, 32, how="copies")])
+    other = replace(one, grow=[Growth(5, 16, how="copies"), Growth(12, 48, how="copies")])
     assert one.describe_difference(other, 10) is None
     assert one.describe_difference(other, 11) is not None
     assert one.describe_difference(replace(one, grow=[]), 5) is None
@@ -294,7 +303,7 @@ def test_growth_to_come_may_change() -> None:
 
 
 def test_widths_and_growth_by_step() -> None:
-    one = recipe(grow=[Growth(5, 16), Growth(10, 32)])
+    one = recipe(grow=[Growth(5, 16, how="copies"), Growth(10, 32, how="copies")])
     assert [one.width_after(step) for step in (0, 4, 5, 6, 10, 11, 99)] == [8, 8, 8, 16, 16, 32, 32]
     assert [one.growth_at(step) for step in (4, 5, 10)] == [None, one.grow[0], one.grow[1]]
 
@@ -317,7 +326,10 @@ def test_several_widths_by_name(tmp_path: Path) -> None:
     """Each may grow by a factor of its own."""
     widths = {"d_model": 4, "d_hidden": 8}
     model = Spec("test_train_recipe.Needy", {"classes": 3})
-    grow = [Growth(5, {"d_model": 12, "d_hidden": 8}), Growth(9, {"d_model": 12, "d_hidden": 32})]
+    grow = [
+        Growth(5, {"d_model": 12, "d_hidden": 8}, how="copies"),
+        Growth(9, {"d_model": 12, "d_hidden": 32}, how="copies"),
+    ]
     what = recipe(tmp_path, model=model, width=widths, base=widths, grow=grow, optimizer=ADAMW)
     result = run_recipe(what)
     assert result.width == {"d_model": 12, "d_hidden": 32}
@@ -353,7 +365,7 @@ class BareReadout(nn.Module):
 
 
 def test_what_modules_do_not_tell_is_learnt_from_the_data(tmp_path: Path) -> None:
-    what = recipe(tmp_path, model=Spec("test_train_recipe.BareReadout"), grow=[Growth(10, 16)])
+    what = recipe(tmp_path, model=Spec("test_train_recipe.BareReadout"), grow=[Growth(10, 16, how="copies")])
     assert what.family().plan(8)["q"].rule == mu.Rule(1, 2)
     run_recipe(what)
     run_recipe(replace(what, grow=[], out=str(tmp_path / "narrow")))
@@ -371,7 +383,7 @@ def test_copies_are_tried_once_for_all_runs_of_a_model(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(mu.Family, "_check_at", counted)
     model = Spec("mupscale.models.MLP", {"d_in": FEATURES, "d_out": CLASSES, "depth": 4})
-    short: dict[str, Any] = {"model": model, "steps": 2, "grow": [Growth(1, 16)]}
+    short: dict[str, Any] = {"model": model, "steps": 2, "grow": [Growth(1, 16, how="copies")]}
     for seed in range(3):
         run_recipe(recipe(None, seeds=Seeds(init=seed), **short))
     assert tried == [frozenset({"width"})]

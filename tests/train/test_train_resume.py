@@ -283,7 +283,7 @@ def test_the_last_few_are_kept(tmp_path: Path, every: int, keep: int, expected: 
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    what = recipe(tmp_path / "a", grow=[Growth(5, 16)])
+    what = recipe(tmp_path / "a", grow=[Growth(5, 16, how="copies")])
     run_recipe(what)
     run_recipe(replace(what, out=str(tmp_path / "b")))
     result = run_recipe(what, resume=True)
@@ -347,7 +347,9 @@ def by_hand(start: Path, what: Recipe, noise: float = 0.0, moments: bool = True)
         mine = optimizer.state_dict()
         optimizer.load_state_dict({"state": saved.optimizer["state"], "param_groups": mine["param_groups"]})
     seed = derive(what.seeds.noise, "start")
-    model, optimizer = family.upscale(model, optimizer, width=what.width, noise=noise, seed=seed)
+    model, optimizer = family.upscale(
+        model, optimizer, width=what.width, noise=noise or None, exact=not noise, seed=seed
+    )
     assert optimizer is not None
     data, losses = small_runs.Rows().to(torch.device("cpu"), torch.float64), []
     for done in range(what.steps):
@@ -382,7 +384,7 @@ def test_start_from_a_run(tmp_path: Path, narrow: Path, changes: dict[str, Any])
     """From its folder or from one of its files: moments carried over, rates from the new recipe."""
     file = narrow / "checkpoints" / step(20)
     start = file if changes else narrow
-    new = recipe(tmp_path, **{"width": 48, "start": str(start), "steps": 8, **changes})
+    new = recipe(tmp_path, **{"width": 48, "start": str(start), "how": "copies", "steps": 8, **changes})
     result = run_recipe(new)
     expected = by_hand(file, new, new.noise)
     assert column(tmp_path, "loss") == pytest.approx(expected, rel=0, abs=1e-12)
@@ -419,7 +421,7 @@ def test_start_without_noise_goes_on_as_the_narrow_model_would(tmp_path: Path, n
     losses = []
     for width in (16, 32, 80):
         out = tmp_path / str(width)
-        run_recipe(recipe(out, width=width, start=str(narrow), clip=0.1, steps=12))
+        run_recipe(recipe(out, width=width, start=str(narrow), how="copies", clip=0.1, steps=12))
         losses.append(column(out, "loss"))
     assert losses[1] == pytest.approx(losses[0], rel=0, abs=1e-12)
     assert losses[2] == pytest.approx(losses[0], rel=0, abs=1e-12)
@@ -433,7 +435,7 @@ def test_start_without_noise_goes_on_as_the_narrow_model_would(tmp_path: Path, n
 def test_start_from_a_run_with_another_optimizer_takes_the_weights_alone(
     tmp_path: Path, narrow: Path, optimizer: Spec
 ) -> None:
-    new = recipe(tmp_path, width=32, start=str(narrow), optimizer=optimizer, steps=5)
+    new = recipe(tmp_path, width=32, start=str(narrow), how="copies", optimizer=optimizer, steps=5)
     run_recipe(new)
     expected = by_hand(narrow / "checkpoints" / step(20), new, moments=False)
     assert column(tmp_path, "loss") == pytest.approx(expected, rel=0, abs=1e-12)
@@ -448,7 +450,15 @@ def test_start_from_somebodys_weights(tmp_path: Path, narrow: Path, form: str) -
     else:
         wrapped = {"module." + name: tensor for name, tensor in weights.items()} if form == "ddp" else weights
         torch.save({form[13:]: wrapped, "epoch": 3} if "under" in form else wrapped, path)
-    new = recipe(tmp_path / "run", width=32, start=str(path), start_width=16, steps=5, grow=[Growth(3, 64)])
+    new = recipe(
+        tmp_path / "run",
+        width=32,
+        start=str(path),
+        start_width=16,
+        how="copies",
+        steps=5,
+        grow=[Growth(3, 64, how="copies")],
+    )
     run_recipe(new)
     expected = by_hand(narrow / "checkpoints" / step(20), replace(new, grow=[]), moments=False)
     assert column(tmp_path / "run", "loss") == pytest.approx(expected, rel=0, abs=1e-12)
@@ -459,7 +469,9 @@ def test_start_from_a_file_of_the_core(tmp_path: Path) -> None:
     family = recipe().family()
     model = family.init(16, seed=3)
     mu.save(tmp_path / "model.safetensors", model)
-    new = recipe(tmp_path / "run", width=32, start=str(tmp_path / "model.safetensors"), start_width=16, steps=1)
+    new = recipe(
+        tmp_path / "run", width=32, start=str(tmp_path / "model.safetensors"), start_width=16, how="copies", steps=1
+    )
     run_recipe(new)
     x, y = small_runs.Rows().batch(0, 0, 8)
     assert column(tmp_path / "run", "loss")[0] == pytest.approx(F.cross_entropy(model(x), y).item(), abs=1e-6)
@@ -470,7 +482,7 @@ def test_start_with_several_widths_and_a_tied_readout(tmp_path: Path) -> None:
     run_recipe(old)
     for times in (1, 3):
         wide = {"head_dim": 4 * times}
-        run_recipe(replace(old, width=wide, start=str(tmp_path / "old"), out=str(tmp_path / str(times))))
+        run_recipe(replace(old, width=wide, start=str(tmp_path / "old"), how="copies", out=str(tmp_path / str(times))))
     ours, theirs = column(tmp_path / "3", "loss"), column(tmp_path / "1", "loss")
     assert ours == pytest.approx(theirs, rel=0, abs=1e-10)
     assert theirs[0] < column(tmp_path / "old", "loss")[0] - 0.3

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import nn
 
-from mupscale.core import Plan, naming
+from mupscale.core import Plan, index_of_old, naming
+from mupscale.growth import gain_factor
 from mupscale.planning import Difference, relative_difference
 
 _BUFFER = (
@@ -18,6 +19,7 @@ _UPDATE = (
     "usually copies that receive different gradients (grouped-query heads not copied as whole groups), plain "
     "clipping instead of clip_grad_norm_ with the plan, or an optimizer registered with a wrong degree."
 )
+_MISPLACED = "Its old units are not the narrow model's: training since the growth, another plan, or a model that was never grown."
 _WEIGHTS = (
     "Usually noise, which makes copies differ on purpose (verify a growth without it, as mupscale.widen writes it, and "
     "add the noise then); or training since the growth, another plan, or a model that was never widened."
@@ -50,6 +52,19 @@ def _furthest(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) 
         expected = entry.widened(p.detach(), torch.empty_like(theirs[name]))
         worst = max(worst, (relative_difference(expected, theirs[name].detach()), name))
     return worst
+
+
+def misplaced_parameter(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
+    """Of a growth by fresh units: the parameter whose old units are furthest from the narrow model's, if any are."""
+    worst: tuple[float, str] = (tolerance, "")
+    theirs = naming.parameters(wide)
+    for name, p in naming.parameters(narrow).items():
+        entry = plan.parameters[name]
+        old = theirs[name].detach()[index_of_old(entry.narrow, entry.axes)]
+        gains = (1.0, gain_factor(name, plan))  # as fresh units, or lossless ones, leave them
+        off = min(relative_difference(p.detach() * float(entry.keep) * gain, old) for gain in gains)
+        worst = max(worst, (off, name))
+    return Difference(worst[1], "parameter", worst[0], _MISPLACED) if worst[1] else None
 
 
 def first_wrong_buffer(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) -> Difference | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.checks.differences import first_wrong_buffer, why_no_copies, worst_parameter
+from mupscale.checks.differences import first_wrong_buffer, misplaced_parameter, why_no_copies, worst_parameter
 from mupscale.checks.rounding import can_double, into_double, move_by_rounding, rounding_of
 from mupscale.core import Plan, keep_attributes, naming
 from mupscale.growth import grow_optimizer, widen
@@ -57,7 +58,8 @@ class Report:
 
     rounding: what is allowed at each step, where rounding alone was measured to exceed the tolerance. dropout: whether
     there was any, which was switched off, since masks at two widths are not the same. reason: why the tolerance is not
-    float64's, where it was not given. unmoved: whether there was an optimizer that moved no weight.
+    float64's, where it was not given. unmoved: whether there was an optimizer that moved no weight. fresh: whether the
+    wide model has fresh units, which make it another model: then it is the old units that are compared.
     """
 
     differences: list[float]
@@ -68,6 +70,7 @@ class Report:
     dropout: bool = False
     reason: str = ""
     unmoved: bool = False
+    fresh: bool = False
 
     @property
     def max_relative_difference(self) -> float:
@@ -87,6 +90,15 @@ class Report:
     @property
     def verdict(self) -> str:
         """In a sentence, and the first difference in another."""
+        if self.fresh:
+            (losses,) = self.losses
+            placed = "" if self.first is None else f"; {self.first}"
+            return (
+                f"grown by fresh units: the old ones are {'as they were' if self.ok else f'NOT as they were{placed}'}. "
+                f"With the new ones the outputs differ by {self.max_relative_difference:.1e}, and the loss goes from "
+                f"{losses[0]:.4g} to {losses[1]:.4g}; such models train differently, so steps are not compared. Copies "
+                f"show over steps that the plan is right: upscale(…, exact=True)"
+            )
         steps = len(self.differences) - 1
         verdict = "equivalent" if self.ok else "NOT equivalent"
         head = (
@@ -134,6 +146,8 @@ def verify(
 ) -> Report:
     """Train copies of both models side by side and compare their outputs before every step and after the last.
 
+    After a growth by fresh units, which goes on as another model, it tells whether all old units are as they were, and
+    how far outputs and loss have moved.
     loss(model, batch) gives the training loss; batches are used in turn, again from the start if they run out.
     optimizer: the narrow model's own (its state goes along), or a class with its hyperparameters; None checks the
     outputs only. clip: width-invariant clipping in both. The models given are not changed.
@@ -154,6 +168,8 @@ def verify(
     data = list(itertools.islice(batches, steps + 1))
     if not data:
         raise MupscaleError("verify needs at least one batch")
+    if plan.mup:
+        return _compare_old_units(narrow, wide, plan, data[0], loss)
     make_pair = partial(_Pair.of, narrow, wide, plan, optimizer, schedule, hyper)
     pair = make_pair(in_float64)
     if pair.in_double and not _takes_double(pair, data[0], loss):
@@ -166,6 +182,21 @@ def verify(
         explained = replace(report, rounding=rounding, first=None)
         return explained if explained.ok else report
     return report
+
+
+@torch.no_grad()
+def _compare_old_units(narrow: nn.Module, wide: nn.Module, plan: Plan, batch: Any, loss: Loss) -> Report:
+    """What can be said of a growth by fresh units."""
+    plan.check(narrow, "narrow")
+    plan.check(wide)
+    (small, _), (large, _) = _copy(narrow), _copy(wide)
+    take_modes(large, small)
+    dropout = [silence_dropout(model) for model in (small, large)]
+    first = misplaced_parameter(small, large, plan, _FEW_ROUNDINGS * rounding_of(small))
+    with Recorder(small) as ours, Recorder(large) as theirs:
+        losses = float(loss(small, batch)), float(loss(large, batch))
+    moved = _output_difference(ours, theirs)
+    return Report([moved], [losses], math.inf, first, dropout=any(dropout), fresh=True)
 
 
 def _takes_double(pair: _Pair, batch: Any, loss: Loss) -> bool:

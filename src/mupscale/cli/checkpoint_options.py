@@ -11,7 +11,7 @@ from mupscale.system import check_has_config, parse_multipliers
 _HOW_DEEP = ("identity", "stack", "interleaved")
 
 
-def _depth(options: Any) -> tuple[str, dict[str, Any]]:
+def _depth(options: Any) -> tuple[str | None, dict[str, Any]]:
     """What --how says of width, and what of depth: beside --layers it may name either."""
     how, deepen = options.how, options.deepen
     if options.layers is None:
@@ -23,16 +23,16 @@ def _depth(options: Any) -> tuple[str, dict[str, Any]]:
             raise UsageError(f"--how {how} and --deepen {deepen} both say what new layers are: leave one out")
         if any(size is not None for size in (options.times, options.hidden, options.ffn, options.heads, options.kv)):
             raise UsageError(f"beside a width --how is about the width: say --deepen {how} of the new layers")
-        how, deepen = "copies", how
+        how, deepen = None, how
     return how, {"layers": options.layers, "deepen": deepen or "identity"}
 
 
 def check_before_imports(path: str, options: Any) -> dict[str, Any]:
     """What is wrong without looking at any tensor, said before torch is imported; what is asked of depth."""
     options.how, depth = _depth(options)
-    if options.how not in ("copies", "fresh"):
+    if options.how not in (None, "copies", "fresh"):
         raise UsageError(
-            f"--how {options.how}: it is copies or fresh, of more units, or with --layers {', '.join(_HOW_DEEP)}"
+            f"--how {options.how}: it is fresh or copies, of more units, or with --layers {', '.join(_HOW_DEEP)}"
         )
     if options.times is not None:
         parse_multipliers(options.times)
@@ -58,8 +58,9 @@ def add_trust(parser: Any) -> None:
 
 def add_growth(parser: Any) -> None:
     """By which operator, to which sizes."""
-    meaning = "copies, or fresh for new units beside the old ones; with --layers alone identity, stack or interleaved"
-    parser.add_argument("--how", type=str, default="copies", help=meaning)
+    meaning = "fresh for new units beside the old ones (the default), or copies (with --noise or --exact); with"
+    meaning += " --layers alone identity, stack or interleaved"
+    parser.add_argument("--how", type=str | None, default=None, help=meaning)
     parser.add_argument("--hidden", type=str | None, help="hidden size of the wide model, instead of --times")
     parser.add_argument("--ffn", type=str | None, help="size of its feed-forward layers; what is not named stays")
     parser.add_argument("--heads", type=str | None, help="number of its attention heads; head_dim stays")

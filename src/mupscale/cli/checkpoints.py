@@ -23,22 +23,24 @@ from mupscale.cli.own_modules import allow_modules
 from mupscale.system import MupscaleError, is_taken, move, print_at_once, printable, remove, show, wrap_text
 
 UPSCALE = """\
-Make a Hugging Face checkpoint wider: an ordinary checkpoint, which computes the same function, or nearly.
+Make a Hugging Face checkpoint wider, or deeper: the result is an ordinary checkpoint.
 
-  mupscale upscale path/to/checkpoint path/to/wide --times 2 --noise 0.3 --seed 0
-  mupscale upscale path/to/checkpoint path/to/wide --times hidden=2,ffn=3,heads=2
-  mupscale upscale path/to/checkpoint path/to/wide --how fresh --hidden 1536 --ffn 4096 --heads 24 --kv 8
-  mupscale upscale path/to/checkpoint path/to/wide --how fresh --hidden 1536 --heads 24 --lossless
+  mupscale upscale path/to/checkpoint path/to/wide --times 2
+  mupscale upscale path/to/checkpoint path/to/wide --hidden 1536 --ffn 4096 --heads 24 --kv 8
+  mupscale upscale path/to/checkpoint path/to/wide --hidden 1536 --heads 24 --lossless
+  mupscale upscale path/to/checkpoint path/to/wide --times hidden=2,ffn=3,heads=2 --how copies --noise 0.3 --seed 0
+  mupscale upscale path/to/checkpoint path/to/wide --times 2 --exact
   mupscale upscale path/to/checkpoint-500 path/to/wide --optimizer path/to/checkpoint-500/optimizer.pt
   mupscale upscale path/to/checkpoint path/to/deep --layers 24 --how identity
   mupscale upscale path/to/checkpoint path/to/large --times 2 --layers 24 --deepen stack
   mupscale upscale path/to/checkpoint path/to/mixture --experts 8 --active 2
   mupscale upscale path/to/model-Q8_0.gguf path/to/wide --dequantise
 
---how copies (the default) copies every unit a whole number of times: the function stays, and so does all training;
-noise makes the copies differ. --how fresh keeps the trained units as they are and draws new ones beside them, as the
-model's own initialisation would at the wide width: it takes any wider size, and there is nothing to tune. New units
-change the function at first; with --lossless they start silent, and it stays, up to the eps of the norms.
+--how fresh (the default) keeps the trained units as they are and draws new ones beside them, as the model's own
+initialisation would at the wide width: it takes any wider size, and there is nothing to tune. New units change the
+function at first; with --lossless they start silent, and it stays, up to the eps of the norms. --how copies copies
+every unit a whole number of times, and --noise makes the copies differ. With --exact they stay equal: the wide model
+computes what the small one does, and remains a replica of it in training, which is for verification.
 With --layers the model becomes deeper: --how identity (the default then) inserts layers that write nothing into the
 residual stream yet, so that the function stays; stack and interleaved copy layers, which changes it. The width stays
 unless --times or a size is given, too; --how is then about the width, and --deepen about the layers.
@@ -58,13 +60,13 @@ INSPECT = """\
 What upscaling would do, as a table: each group of tensors with its axes, its rule and the factors for an optimizer.
 
   mupscale inspect path/to/checkpoint
-  mupscale inspect path/to/checkpoint --times hidden=2,ffn=3,heads=2 --optimizer sgd
-  mupscale inspect path/to/checkpoint --how fresh --hidden 1536 --ffn 4096 --heads 24 --kv 8
+  mupscale inspect path/to/checkpoint --hidden 1536 --ffn 4096 --heads 24 --kv 8
+  mupscale inspect path/to/checkpoint --times hidden=2,ffn=3,heads=2 --how copies --optimizer sgd
   mupscale inspect path/to/checkpoint --layers 24
 
 `2× by 64` means that an axis becomes twice as long in blocks of 64 units, such as attention heads. A rule is
 three numbers: by how much the output grows, by how much the input, and a constant folded into the weight.
-With --how fresh the table tells what old weights are multiplied by, what new units are drawn from (± their standard
+With fresh units the table tells what old weights are multiplied by, what new units are drawn from (± their standard
 deviation; a constant where the model starts with one), and how much of that leads from new units to old ones."""
 
 
@@ -75,7 +77,9 @@ def _upscale_parser() -> Any:
     add_growth(parser)
     add_depth(parser)
     add_mixture(parser)
-    parser.add_argument("--noise", type=float, default=0.0, help="of copies, in multiples of a fresh initialisation's")
+    meaning = "of copies, in multiples of a fresh initialisation's"
+    parser.add_argument("--noise", type=float | None, default=None, help=meaning)
+    parser.add_argument("--exact", action="store_true", help="copies without noise: a replica, for verification")
     parser.add_argument("--seed", type=int, default=0, help="of the noise or the fresh units")
     parser.add_argument(
         "--dtype", type=str | None, help="of the output: float32, bfloat16, float16 or float64 (default: as it is)"
@@ -92,7 +96,7 @@ def _upscale_parser() -> Any:
 
 def upscale_command(words: list[str]) -> int:
     """mupscale upscale SOURCE OUT."""
-    flags = ("--no-verify", "--lossless", "--overwrite", "--trust-remote-code", "--dequantise")
+    flags = ("--no-verify", "--lossless", "--exact", "--overwrite", "--trust-remote-code", "--dequantise")
     (path, out), options = _paths(_upscale_parser(), words, ("CHECKPOINT", "OUT"), flags=flags)
     if options.experts is not None or options.active is not None:
         return _experts(path, out, options)
@@ -109,7 +113,7 @@ def upscale_command(words: list[str]) -> int:
         heads=options.heads,
         kv=options.kv,
         grow=_operator(options, options.noise),
-        noise=0.0 if options.how == "fresh" else options.noise,
+        exact=options.exact,
         **depth,
         seed=options.seed,
         shard_size=options.shard_size,
@@ -239,21 +243,23 @@ def inspect_command(words: list[str]) -> int:
     return 0
 
 
-def _operator(options: Any, noise: float = 0.0) -> Any:
-    """The operator that --how names; None for copies."""
+def _operator(options: Any, noise: float | None = None) -> Any:
+    """The operator that --how, --noise, --outgoing and --lossless name; None where they name none."""
     from mupscale.train import build_operator
 
-    if options.how == "fresh":
-        if noise:
-            raise UsageError("--noise makes copies differ; fresh units do by themselves: leave it out")
-        if options.lossless and options.outgoing is not None:
-            raise UsageError("--lossless settles what fresh units start with: leave out --outgoing")
-        outgoing = 1.0 if options.outgoing is None else options.outgoing
-        return build_operator("lossless" if options.lossless else "fresh", 0.0, "init", outgoing)
-    for name, given in (("--outgoing", options.outgoing is not None), ("--lossless", options.lossless)):
-        if given:
-            raise UsageError(f"{name} is for fresh units: add --how fresh, or leave it out")
-    return None
+    is_fresh = options.outgoing is not None or options.lossless
+    how = options.how or ("fresh" if is_fresh else None if noise is None else "copies")
+    if how == "fresh" and noise:
+        raise UsageError("--noise makes copies differ; fresh units do by themselves: leave it out")
+    if how == "copies" and is_fresh:
+        name = "--lossless" if options.lossless else "--outgoing"
+        raise UsageError(f"{name} is for fresh units: leave out --how copies and --noise, or {name}")
+    if options.lossless and options.outgoing is not None:
+        raise UsageError("--lossless settles what fresh units start with: leave out --outgoing")
+    if how is None:
+        return None
+    outgoing = 1.0 if options.outgoing is None else options.outgoing
+    return build_operator("lossless" if options.lossless else how, noise or 0.0, "init", outgoing)
 
 
 def _checkpoint(path: str, options: Any) -> Any:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mupscale.cli.arguments import UsageError, read_yaml, separate_options
 from mupscale.cli.shipped_list import find_recipe
-from mupscale.system import fingerprint_files
+from mupscale.system import MupscaleError, fingerprint_files
 
+_NAMED = ("config.json", "optimizer.pt")
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 
 if TYPE_CHECKING:
@@ -61,20 +63,23 @@ def with_hugging_face_base(words: Sequence[str], flags: Sequence[str], unasked: 
 
 
 def base_checkpoint(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with its weights in a checkpoint of ours, written into the run's folder once.
+    """The recipe with its weights, and its Trainer's optimizer.pt, in a checkpoint of ours, written into a folder once.
 
     Its name tells which weights it holds, so that other ones are never taken for them.
     """
-    from mupscale.hf import load_language_model
+    from mupscale.hf import load_language_model, load_language_optimizer
     from mupscale.train import save_model_at
 
     assert recipe.start is not None
     source = Path(recipe.start)
-    files = (path for path in source.iterdir() if path.name == "config.json" or path.suffix in _WEIGHTS)
+    files = (path for path in source.iterdir() if path.name in _NAMED or path.suffix in _WEIGHTS)
     path = folder / _BASE_FILE.format(fingerprint_files(sorted(files)))
     if not path.exists():
         model, width = load_language_model(recipe.start)
-        save_model_at(path, model, width)
+        optimizer = None
+        with suppress(MupscaleError):  # of another class than the recipe's: a note says that it is not read
+            optimizer = load_language_optimizer(recipe.start, model, recipe.optimizer_class())
+        save_model_at(path, model, width, optimizer)
     return replace(recipe, start=str(path))
 
 

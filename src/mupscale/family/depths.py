@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from mupscale.core import Plan, Width, WidthLike, check_same_names, naming
 from mupscale.family.built_members import BuiltMembers
 from mupscale.family.operator_pairs import Grow, refuse_idle_operator, split_operators
+from mupscale.family.wider_members import widen_member
 from mupscale.growth import (
     DepthOperator,
     DepthRule,
@@ -22,6 +23,7 @@ from mupscale.growth import (
     deepen_optimizer,
     dress_deep,
     plan_depth,
+    warn_of_replica,
     with_depth,
 )
 from mupscale.optim import FROM_GROUP
@@ -272,6 +274,7 @@ class Depths:
         seed: int,
         place: Callable[[nn.Module], nn.Module] | None,
         inputs: Any,
+        exact: bool = False,
     ) -> tuple[nn.Module, Optimizer | None]:
         """The model wider first, and then deeper, so that its new blocks are drawn at the new width."""
         depth, widths = self._target(width, depth)
@@ -287,9 +290,11 @@ class Depths:
         refuse_idle_operator(grow, wider=widens, deeper=after != before)
         if widens:
             rate = lr if after == before else None
-            grown, optimizer_now = self.at(before).upscale(
-                model, optimizer, width=widths, grow=wider, lr=rate, seed=seed, place=place, inputs=inputs
-            )
+            if not exact:
+                warn_of_replica(wider)
+            assert widths is not None
+            member = self.at(before)
+            grown, optimizer_now = widen_member(member, model, optimizer, widths, wider, rate, seed, place, inputs)
         if after == before:
             return grown, optimizer_now
         at = widths if widths is not None else current

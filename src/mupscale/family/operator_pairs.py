@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from mupscale.growth import Copies, DepthOperator, Identity, Operator
+from mupscale.growth import DepthOperator, Identity, Noise, Operator, choose_operator
 from mupscale.system import MupscaleError
 
 Grow = Operator | DepthOperator | tuple[Operator | DepthOperator, ...]
 """How a model grows: in width, in depth, or in both."""
 
 
-def split_operators(grow: Grow | None) -> tuple[Operator, DepthOperator]:
-    """What is meant for width, and what for depth: what is not said is copies, and blocks that start as identity.
+def split_operators(
+    grow: Grow | None, noise: Noise | None = None, *, exact: bool = False
+) -> tuple[Operator, DepthOperator]:
+    """What is meant for width, and what for depth: what is not said is fresh units, and blocks that start as identity.
 
     >>> split_operators(Identity())
-    (Copies(noise=0.0, paired=False), Identity(at=None))
+    (Fresh(outgoing=1.0, lossless=False), Identity(at=None))
     """
     parts = grow if isinstance(grow, tuple) else () if grow is None else (grow,)
     wider = [part for part in parts if isinstance(part, Operator)]
@@ -23,7 +25,7 @@ def split_operators(grow: Grow | None) -> tuple[Operator, DepthOperator]:
             f"grow= takes an operator for width, such as mupscale.Fresh(), one for depth, such as mupscale.Identity(), "
             f"or a pair of the two, not {grow!r}"
         )
-    return (wider or [Copies()])[0], (deeper or [Identity()])[0]
+    return choose_operator(wider[0] if wider else None, noise, exact=exact), (deeper or [Identity()])[0]
 
 
 def refuse_idle_operator(grow: Grow | None, *, wider: bool, deeper: bool) -> None:
@@ -31,7 +33,8 @@ def refuse_idle_operator(grow: Grow | None, *, wider: bool, deeper: bool) -> Non
 
     A pair says both, just in case.
 
-    >>> refuse_idle_operator(Copies(1.0), wider=False, deeper=True)
+    >>> import mupscale as mu
+    >>> refuse_idle_operator(mu.Copies(1.0), wider=False, deeper=True)
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: this growth is in depth alone, which has no new units for Copies(...
     """

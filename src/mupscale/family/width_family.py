@@ -16,7 +16,7 @@ from mupscale.family.initial_values import rescale_to_mup
 from mupscale.family.operator_pairs import Grow, refuse_idle_operator, split_operators
 from mupscale.family.tried_members import TriedMembers
 from mupscale.family.wider_members import widen_member
-from mupscale.growth import DepthRule, Noise, Operator, check_goes_with, choose_operator, with_scheduler
+from mupscale.growth import DepthRule, Noise, Operator, check_goes_with, is_replica, warn_of_replica, with_scheduler
 from mupscale.optim import make_optimizer, param_groups
 from mupscale.planning import (
     count_draws,
@@ -53,8 +53,9 @@ class Family(TriedMembers):
     >>> family = mu.Family(lambda width: MLP(54, width, 7), base=64, inputs=x)
     >>> model = family.init(128, seed=0)
     >>> optimizer = family.optimizer(model, torch.optim.AdamW, lr=1e-3)
-    >>> wide, wide_optimizer = family.upscale(model, optimizer, width=256, noise=0.0)
-    >>> torch.allclose(model(x), wide(x), atol=1e-5)
+    >>> wide, wide_optimizer = family.upscale(model, optimizer, width=192)  # new units beside the trained ones
+    >>> exact, _ = family.upscale(model, width=256, exact=True)  # copies, to see that it is the same model
+    >>> torch.allclose(model(x), exact(x), atol=1e-5)
     True
     """
 
@@ -221,8 +222,9 @@ class Family(TriedMembers):
         scheduler: None = None,
         width: WidthLike | None = None,
         depth: int | None = None,
-        noise: Noise = 0.0,
+        noise: Noise | None = None,
         grow: Grow | None = None,
+        exact: bool = False,
         lr: NotNegative | None = None,
         seed: int = 0,
         place: Callable[[nn.Module], nn.Module] | None = None,
@@ -238,8 +240,9 @@ class Family(TriedMembers):
         scheduler: LRScheduler,
         width: WidthLike | None = None,
         depth: int | None = None,
-        noise: Noise = 0.0,
+        noise: Noise | None = None,
         grow: Grow | None = None,
+        exact: bool = False,
         lr: NotNegative | None = None,
         seed: int = 0,
         place: Callable[[nn.Module], nn.Module] | None = None,
@@ -254,8 +257,9 @@ class Family(TriedMembers):
         scheduler: LRScheduler | None = None,
         width: WidthLike | None = None,
         depth: int | None = None,
-        noise: Noise = 0.0,
+        noise: Noise | None = None,
         grow: Grow | None = None,
+        exact: bool = False,
         lr: NotNegative | None = None,
         seed: int = 0,
         place: Callable[[nn.Module], nn.Module] | None = None,
@@ -264,28 +268,35 @@ class Family(TriedMembers):
         """The model and its optimizer at a larger width, or depth; `lr` is at the base width.
 
         scheduler: of the optimizer; the same schedule at the same point comes back as the third, as from `upscale`.
-        grow: how the new units are filled: `Copies(noise)`, for which `noise=` is short, or `Fresh()`; what new blocks
-        are: `Identity()` or `Stack()`; or a pair, (Fresh(), Identity()), where both grow.
+        grow: how new units are filled: `Fresh()`, the default, or `Copies(noise)`, for which `noise=` is short; what
+        new blocks are: `Identity()`, the default, or `Stack()`; or a pair, (Fresh(), Stack()), where both grow.
+        exact: copy every unit without noise, for verification: the wide model stays a replica of the narrow one.
         place: what is done to the wide model before it is written, which may be without memory then: fully_shard.
         inputs: a batch on which the growth is checked, as in `upscale`.
 
         >>> import mupscale as mu
         >>> family = mu.Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), 64)
-        >>> wide, _ = family.upscale(family.init(64), width=96, grow=mu.Fresh())
+        >>> wide, _ = family.upscale(family.init(64), width=96)
         >>> wide[2].weight.shape
         torch.Size([2, 96])
         """
         check_goes_with(optimizer, scheduler, lr)
+        wider, deeper = split_operators(grow, noise, exact=exact)
         if self._depths is not None:
-            pair = choose_operator(None, noise) if grow is None and noise != 0.0 else grow
-            more: dict[str, Any] = {"lr": lr, "seed": seed, "place": place, "inputs": inputs}
-            grown, wide_optimizer = self._depths.upscale(model, optimizer, width=width, depth=depth, grow=pair, **more)
+            operators = grow
+            if noise is not None or exact:
+                operators = wider if grow is None and not is_replica(wider) else (wider, deeper)
+            more: dict[str, Any] = {"lr": lr, "seed": seed, "place": place, "inputs": inputs, "exact": exact}
+            grown, wide_optimizer = self._depths.upscale(
+                model, optimizer, width=width, depth=depth, grow=operators, **more
+            )
         elif depth is not None or width is None:
             raise MupscaleError("say width=; depth= is for a family whose base says it, {'width': 64, 'depth': 4}")
         else:
             refuse_idle_operator(grow, wider=True, deeper=False)
-            operator = choose_operator(None if grow is None else split_operators(grow)[0], noise)
-            grown, wide_optimizer = widen_member(self, model, optimizer, width, operator, lr, seed, place, inputs)
+            if not exact:
+                warn_of_replica(wider)
+            grown, wide_optimizer = widen_member(self, model, optimizer, width, wider, lr, seed, place, inputs)
         return with_scheduler(grown, wide_optimizer, scheduler)
 
     def check(self, inputs: Any, sizes: Iterable[str] | None = None) -> None:

@@ -29,7 +29,7 @@ from mupscale.growth.depth_plans import DepthPlan, DepthRule, Origin, plan_depth
 from mupscale.growth.draws import DRAWS, Draws, draw_normal, standard_normal
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.fresh_tensor import FreshTensor, FreshValues, Region
-from mupscale.growth.lossless import difference_of_outputs, obstacles, without_gains
+from mupscale.growth.lossless import difference_of_outputs, gain_factor, obstacles, without_gains
 from mupscale.growth.net2net import Net2Net
 from mupscale.growth.noise import (
     GaussianNoise,
@@ -56,8 +56,13 @@ from mupscale.growth.upscaling import (
     check_goes_with,
     choose_operator,
     grow_optimizer,
+    is_replica,
+    replica_in_words,
+    tried_on,
     upscale,
+    upscale_by_plan,
     upscale_untried,
+    warn_of_replica,
     with_scheduler,
 )
 from mupscale.growth.wide_models import dress_like, has_unsaved_widths
@@ -98,20 +103,26 @@ __all__ = [
     "draw_normal",
     "dress_deep",
     "dress_like",
+    "gain_factor",
     "grow_optimizer",
     "has_unsaved_widths",
     "initial_state",
+    "is_replica",
     "is_scalar",
     "measure_statistics",
     "obstacles",
     "perturb",
     "plan_depth",
     "refuse_nonfinite",
+    "replica_in_words",
     "standard_normal",
     "state_factor",
+    "tried_on",
     "unit_std",
     "upscale",
+    "upscale_by_plan",
     "upscale_untried",
+    "warn_of_replica",
     "what_is_foreign",
     "widen",
     "widen_optimizer",

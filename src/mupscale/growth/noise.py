@@ -85,6 +85,17 @@ class SignalNoise:
 Noise = NotNegative | GaussianNoise | SignalNoise
 
 
+def is_no_noise(noise: Noise) -> bool:
+    """Whether it changes nothing.
+
+    >>> is_no_noise(0.0), is_no_noise(GaussianNoise({"weight": 0.3}))
+    (True, False)
+    """
+    if isinstance(noise, GaussianNoise):
+        return not any(noise.std.values()) if isinstance(noise.std, Mapping) else not noise.std
+    return not (noise.t if isinstance(noise, SignalNoise) else noise)
+
+
 @checks_arguments
 @torch.no_grad()
 def perturb(wide: nn.Module, plan: Plan, noise: Noise, seed: int = 0) -> GaussianNoise:

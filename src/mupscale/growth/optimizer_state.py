@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from mupscale.core import Axis, Entry, Plan, gather_whole, laid_out_like, naming
 from mupscale.growth.copies import Copies
+from mupscale.growth.fresh import Fresh
 from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.growth.sources import refuse_nonfinite
 from mupscale.growth.writing import check_written, unwritten
@@ -36,7 +37,7 @@ def widen_optimizer(
 
     Hyperparameters are not touched: param_groups has scaled them. narrow, wide: the models, which tell which parameter
     is which where the optimizers' groups hold no names (those of param_groups do). grow: the operator that fills the
-    wide model, if it is not `Copies()`.
+    wide model; `Copies()`, or `Fresh()` of a plan for fresh units, if nothing is said.
 
     >>> import mupscale as mu
     >>> narrow, wide = nn.Linear(2, 2, bias=False), nn.Linear(4, 4, bias=False)
@@ -53,7 +54,8 @@ def widen_optimizer(
             f"state of {type(optimizer).__name__} cannot be carried over to {type(wide_optimizer).__name__}; "
             f"use one optimizer for both, or start the wide one without state"
         )
-    operator = Copies() if grow is None else grow
+    if grow is None:  # what the plan was made for
+        grow = Fresh() if plan.mup else Copies()
     traits = traits_of(type(wide_optimizer))
     targets = dict(_targets(wide_optimizer, plan, wide))
     widened = {}
@@ -68,8 +70,7 @@ def widen_optimizer(
             )
         part = Part(name, plan, seed=0)
         widened[p] = {
-            key: _grow_value(key, value, part, p, group, traits, operator, wide_optimizer)
-            for key, value in state.items()
+            key: _grow_value(key, value, part, p, group, traits, grow, wide_optimizer) for key, value in state.items()
         }
     wide_optimizer.state.update(widened)
     return wide_optimizer

@@ -14,12 +14,12 @@ from mupscale.core import Plan, is_sharded
 from mupscale.growth.copies import Copies
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.lossless import warn_of_loss, with_past_norms
-from mupscale.growth.noise import Noise
+from mupscale.growth.noise import Noise, is_no_noise
 from mupscale.growth.operators import Operator, check_operator
 from mupscale.growth.optimizer_state import constructor_arguments, widen_optimizer
 from mupscale.growth.sources import prepare_growth
 from mupscale.growth.writing import write_grown
-from mupscale.optim import widen_scheduler, widened_groups
+from mupscale.optim import watch_for_plain_clipping, widen_scheduler, widened_groups
 from mupscale.planning import (
     Trials,
     check_not_empty,
@@ -27,9 +27,18 @@ from mupscale.planning import (
     check_silent_units,
     check_takes,
     keeps_outputs,
+    with_initial_of_wide,
 )
 from mupscale.planning import plan as make_plan
-from mupscale.system import MupscaleError, NotNegative, UncheckedPlan, checks_arguments, level_of_caller
+from mupscale.system import (
+    MupscaleError,
+    NotNegative,
+    ReplicaWarning,
+    UncheckedPlan,
+    as_asked,
+    checks_arguments,
+    level_of_caller,
+)
 
 UNCHECKED = (
     "this growth has not been tried: its plan follows from module types and names. Pass inputs=, a small batch as the "
@@ -45,8 +54,9 @@ def upscale(
     optimizer: Optimizer | None = None,
     *,
     scheduler: None = None,
-    noise: Noise = 0.0,
+    noise: Noise | None = None,
     grow: Operator | None = None,
+    exact: bool = False,
     lr: NotNegative | None = None,
     seed: int = 0,
     inputs: Any = None,
@@ -62,8 +72,9 @@ def upscale(
     optimizer: Optimizer | None = None,
     *,
     scheduler: LRScheduler,
-    noise: Noise = 0.0,
+    noise: Noise | None = None,
     grow: Operator | None = None,
+    exact: bool = False,
     lr: NotNegative | None = None,
     seed: int = 0,
     inputs: Any = None,
@@ -79,8 +90,9 @@ def upscale(
     optimizer: Optimizer | None = None,
     *,
     scheduler: LRScheduler | None = None,
-    noise: Noise = 0.0,
+    noise: Noise | None = None,
     grow: Operator | None = None,
+    exact: bool = False,
     lr: NotNegative | None = None,
     seed: int = 0,
     inputs: Any = None,
@@ -89,8 +101,10 @@ def upscale(
     """The wide model and its optimizer, ready to train on; with a scheduler that too, as the third.
 
     plan: from one to the other; without one it is made here, as `plan(narrow, wide, inputs=…, fresh=…, grow=…)` would.
-    grow: how the wide model is filled. `Copies(noise)`, for which `noise=` is short, goes on exactly as the narrow
-    model would if there is no noise; `Fresh()` keeps the trained units and draws new ones; or an Operator of your own.
+    grow: how the wide model is filled. `Fresh()`, the default, keeps the trained units and draws new ones beside them;
+    `Copies(noise)`, for which `noise=` is short, copies every unit; or an Operator of your own. exact: copy without
+    noise, so that the wide model goes on exactly as the narrow one would, for ever: for verification.
+    A plan that you give says what it was made for, fresh units or copies.
     The wide optimizer has the narrow one's class, hyperparameters (as they are now) and state, all rescaled.
     scheduler: of the optimizer; the same schedule at the same point, for the wide one (`widen_scheduler`).
     lr: another learning rate from now on, in the units of a group with lr_factor 1. With a scheduler it takes the place
@@ -98,6 +112,8 @@ def upscale(
     inputs: a small batch, as in `plan`. Copies by this plan are then checked on it before anything is changed: outputs
     and gradients in float64, with generic weights. So is a plan for fresh units: outputs, with the new units silent.
     `Fresh(lossless=True)` is measured on it and warns if outputs differ. Without a batch that was tried, it warns.
+    fresh: a freshly built narrow model, or the function that builds it, which new units and noise are measured by.
+    Without it the wide model's own values are taken for its author's initialisation.
 
     >>> import torch, mupscale as mu
     >>> from mupscale.models import MLP
@@ -105,22 +121,40 @@ def upscale(
     >>> optimizer = torch.optim.AdamW(narrow.parameters(), lr=0.01)
     >>> scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
     >>> wide, wide_optimizer, wide_scheduler = mu.upscale(
-    ...     narrow, MLP(3, 32, 2), None, optimizer, scheduler=scheduler, inputs=batch, fresh=MLP(3, 8, 2), noise=1.0
+    ...     narrow, MLP(3, 32, 2), optimizer=optimizer, scheduler=scheduler, inputs=batch
     ... )
     >>> wide.layers[1].weight.shape, {group["lr"] for group in wide_optimizer.param_groups} == {0.01, 0.0025}
     (torch.Size([32, 32]), True)
     """
     check_not_empty(inputs)
-    operator = choose_operator(grow, noise)
+    operator = choose_operator(grow, noise, exact=exact, plan=plan)
     check_goes_with(optimizer, scheduler, lr)
-    plan = _settled_plan(plan, narrow, wide, operator, inputs, fresh)
+    is_asked_for = not (grow is None and noise is None)
+    plan = _settled_plan(plan, narrow, wide, operator, inputs, fresh, name_copies=not is_asked_for)
+    if not exact:
+        warn_of_replica(operator)
+    _, grown = upscale_by_plan(narrow, wide, plan, optimizer, operator, lr, seed, inputs)
+    return with_scheduler(wide, grown, scheduler)
+
+
+def upscale_by_plan(
+    narrow: nn.Module,
+    wide: nn.Module,
+    plan: Plan,
+    optimizer: Optimizer | None,
+    operator: Operator,
+    lr: NotNegative | None,
+    seed: int,
+    inputs: Any,
+) -> tuple[nn.Module, Optimizer | None]:
+    """What `upscale` does when operator and plan are settled; a growth that is to be lossless is measured."""
     is_lossless = isinstance(operator, Fresh) and operator.lossless
     if is_lossless:
         plan = with_past_norms(plan, narrow, wide, inputs)
     _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=operator, lr=lr, seed=seed)
     if is_lossless:
         warn_of_loss(narrow, wide, plan, inputs)
-    return with_scheduler(wide, grown, scheduler)
+    return wide, grown
 
 
 def upscale_untried(
@@ -170,6 +204,8 @@ def with_scheduler(
     >>> with_scheduler(nn.Linear(2, 2), None, None)
     (Linear(in_features=2, out_features=2, bias=True), None)
     """
+    if optimizer is not None:
+        watch_for_plain_clipping(optimizer)
     if scheduler is None or optimizer is None:
         return model, optimizer
     return model, optimizer, widen_scheduler(scheduler, optimizer)
@@ -182,25 +218,51 @@ def _settled_plan(
     operator: Operator,
     inputs: Any,
     fresh: nn.Module | Callable[[], nn.Module] | None,
+    *,
+    name_copies: bool,
 ) -> Plan:
     """The plan that was given, tried on the inputs; or one that is made here, from them."""
     if plan is not None and fresh is not None:
         raise MupscaleError(
             "fresh= is for a plan that is made here: give it to plan(…, fresh=…), or leave the plan out"
         )
-    settled = make_plan(narrow, wide, inputs=inputs, fresh=fresh, grow=operator) if plan is None else plan
-    entries = [*settled.parameters.values(), *settled.buffers.values()]
-    if plan is None and all(entry.narrow == entry.wide for entry in entries):
-        raise MupscaleError(
-            "nothing would grow: the wide model has the narrow one's shapes, in all parameters and buffers; "
-            "build it wider"
-        )
-    check_operator(operator, settled)
-    if operator.needs_multiples and inputs is not None and plan is not None:
-        check_plan_by_running(narrow, wide, settled, inputs)
-    elif not settled.checked and (why := _why_untried(narrow, wide, settled, operator, inputs)):
+    try:
+        settled = make_plan(narrow, wide, inputs=inputs, fresh=fresh, grow=operator) if plan is None else plan
+        entries = [*settled.parameters.values(), *settled.buffers.values()]
+        if plan is None and all(entry.narrow == entry.wide for entry in entries):
+            raise MupscaleError(
+                "nothing would grow: the wide model has the narrow one's shapes, in all parameters and buffers; "
+                "build it wider"
+            )
+        if settled.fresh is None and not is_replica(operator):
+            settled = with_initial_of_wide(settled, wide)
+        check_operator(operator, settled)
+    except MupscaleError as error:
+        if plan is None and name_copies and not operator.needs_multiples and _can_copy(narrow, wide, inputs):
+            raise type(error)(f"{error}. Units can be copied here: grow=mupscale.Copies(noise=1.0)") from error
+        raise
+    return tried_on(settled, narrow, wide, operator, inputs, is_given=plan is not None)
+
+
+def _can_copy(narrow: nn.Module, wide: nn.Module, inputs: Any) -> bool:
+    """Whether the wide model can be filled with copies, where fresh units are refused."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return any(e.narrow != e.wide for e in make_plan(narrow, wide, inputs=inputs).parameters.values())
+    except MupscaleError:
+        return False
+
+
+def tried_on(
+    plan: Plan, narrow: nn.Module, wide: nn.Module, operator: Operator, inputs: Any, *, is_given: bool
+) -> Plan:
+    """The plan, when the batch has not refuted it; a warning where nothing was tried."""
+    if operator.needs_multiples and inputs is not None and is_given:
+        check_plan_by_running(narrow, wide, plan, inputs)
+    elif not plan.checked and (why := _why_untried(narrow, wide, plan, operator, inputs)):
         warnings.warn(why, UncheckedPlan, stacklevel=level_of_caller())
-    return settled
+    return plan
 
 
 def _why_untried(narrow: nn.Module, wide: nn.Module, plan: Plan, operator: Operator, inputs: Any) -> str:
@@ -227,15 +289,58 @@ def _why_untried(narrow: nn.Module, wide: nn.Module, plan: Plan, operator: Opera
     return "" if isinstance(operator, Fresh) and operator.lossless else f"this growth has not been tried: {why}"
 
 
-def choose_operator(grow: Operator | None, noise: Noise) -> Operator:
-    """The operator that is meant: `grow`, or copies with this noise.
+def choose_operator(
+    grow: Operator | None, noise: Noise | None = None, *, exact: bool = False, plan: Plan | None = None
+) -> Operator:
+    """The operator that is meant. What a growth does if nothing is said is decided here, for all of the library.
 
-    >>> choose_operator(None, 0.5)
-    Copies(noise=0.5, paired=False)
+    grow: said by name. noise: copies with this noise. exact: copies without. plan: what a given one was made for.
+
+    >>> choose_operator(None), choose_operator(None, 0.5)
+    (Fresh(outgoing=1.0, lossless=False), Copies(noise=0.5, paired=False))
     """
-    if grow is not None and noise != 0.0:
+    if grow is not None and noise not in (None, 0.0):
         raise MupscaleError("noise= and grow= are two ways to say one thing; write grow=Copies(noise=…)")
-    return Copies(noise) if grow is None else grow
+    if exact and (noise not in (None, 0.0) or grow not in (None, Copies())):
+        exact_, other = as_asked("exact=True", "--exact"), as_asked("grow= and noise=", "--how and --noise")
+        raise MupscaleError(f"{exact_} copies every unit without noise: leave out {other}, or {exact_}")
+    if grow is not None:
+        return grow
+    is_copied = exact or noise is not None or (plan is not None and not plan.mup)
+    return Copies(0.0 if noise is None else noise) if is_copied else Fresh()
+
+
+def is_replica(operator: Operator) -> bool:
+    """Whether the wide model would be copies without noise; what is there for comparison alone says nothing.
+
+    >>> is_replica(Copies()), is_replica(Copies(noise=1.0)), is_replica(Fresh())
+    (True, False, False)
+    """
+    return type(operator) is Copies and is_no_noise(operator.noise)
+
+
+def warn_of_replica(operator: Operator) -> None:
+    """Say that copies without noise learn nothing new, where nobody has said that this is meant.
+
+    >>> warn_of_replica(Copies(noise=1.0))
+    """
+    if is_replica(operator):
+        warnings.warn(replica_in_words(), ReplicaWarning, stacklevel=level_of_caller())
+
+
+def replica_in_words() -> str:
+    """What copies without noise come to, and what to ask for.
+
+    >>> replica_in_words()[:69]
+    'copies without noise stay equal for ever, so the wide model remains a'
+    """
+    fresh = as_asked("leave out grow= and noise=", "leave out --how and --noise")
+    noise = as_asked("grow=mupscale.Copies(noise=1.0)", "--how copies --noise 1")
+    return (
+        f"copies without noise stay equal for ever, so the wide model remains a replica of the narrow one, at a "
+        f"multiple of its cost: for fresh units {fresh}, for copies that differ say {noise}, and for a replica, as for "
+        f"verification, {as_asked('exact=True', '--exact')}"
+    )
 
 
 def grow_optimizer(

@@ -34,7 +34,7 @@ from mupscale.hf.describe import (
 )
 from mupscale.hf.files import Record, Source, is_gguf, read_gguf
 from mupscale.hf.inspection import Inspection, inspect
-from mupscale.hf.language_model import LanguageModel, hidden_size, load_language_model
+from mupscale.hf.language_model import LanguageModel, hidden_size, load_language_model, load_language_optimizer
 from mupscale.hf.mixture import Mixture, add_experts
 from mupscale.hf.training import decay_groups, param_groups, plan, resume_optimizer
 from mupscale.hf.upscaled import Upscaled
@@ -81,6 +81,7 @@ __all__ = [
     "is_gguf",
     "linear",
     "load_language_model",
+    "load_language_optimizer",
     "param_groups",
     "patches",
     "plan",

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.core import Axis, Entry, Plan, shapes_in_words
-from mupscale.growth import Fresh, FreshValues, Operator, Part, obstacles
+from mupscale.growth import Copies, Fresh, FreshValues, Operator, Part, obstacles
 from mupscale.hf.depth_overview import DepthOverview, overview_of_depth
 from mupscale.hf.describe import (
     AskedGrowth,
@@ -239,7 +239,7 @@ def inspect(
     cls = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     architecture, parts = architecture_of(source.config), {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
     if layers is not None and times is None and grow is None and not any(parts.values()):
-        times = 1
+        times, grow = 1, Copies()
     asked = settle_growth(architecture, source.config, times=times, sizes=parts, grow=grow)
     made = _inspect(source, architecture, asked, cls)
     if layers is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mupscale.core import tidy
 from mupscale.hf.describe import PARTS, Ratios, architecture_of, build_model, quiet_transformers
 from mupscale.hf.files import Source, copy_companions, open_source, read_config
+from mupscale.hf.training import find_optimizer_file, resume_optimizer
 from mupscale.hf.verification import load_pretrained
 from mupscale.system import MupscaleError, checks_arguments
 
@@ -116,3 +119,28 @@ def load_language_model(folder: str | Path) -> tuple[LanguageModel, int]:
     model = LanguageModel(str(source.folder), width)
     model.model.load_state_dict(load_pretrained(source, torch.float32).model.state_dict())
     return model, width
+
+
+@checks_arguments
+def load_language_optimizer(
+    folder: str | Path, model: LanguageModel, optimizer_class: type[Optimizer]
+) -> Optimizer | None:
+    """The optimizer.pt that a Trainer left beside the model, as an optimizer of this class; None where there is none.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 11}
+    ...     _ = (Path(folder) / "config.json").write_text(__import__("json").dumps(config))
+    ...     load_language_optimizer(folder, LanguageModel(folder, 8), torch.optim.AdamW) is None
+    True
+    """
+    try:
+        path = find_optimizer_file(folder)
+    except MupscaleError:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a rate of 0 at the end of a schedule, which a recipe's takes the place of
+        optimizer = resume_optimizer(path, model.model, optimizer_class)
+    for group in optimizer.param_groups:
+        group["param_names"] = [f"model.{name}" for name in group["param_names"]]
+    return optimizer

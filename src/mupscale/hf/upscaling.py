@@ -6,6 +6,7 @@ Everything is checked first; the output is made in a hidden folder beside its pl
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from mupscale.core import Plan
-from mupscale.growth import GaussianNoise, Noise, Operator, check_noise, obstacles
+from mupscale.growth import GaussianNoise, Noise, Operator, check_noise, obstacles, replica_in_words
 from mupscale.hf.deepening import DeepeningJob
 from mupscale.hf.describe import (
     AskedGrowth,
@@ -54,7 +55,7 @@ from mupscale.hf.training import check_optimizer_file, find_optimizer_file, wide
 from mupscale.hf.upscaled import Upscaled
 from mupscale.hf.verification import Comparison, find_record, is_exact, needed_bytes
 from mupscale.hf.verification import verify as compare
-from mupscale.system import MupscaleError, appearing, checks_arguments
+from mupscale.system import MupscaleError, ReplicaWarning, appearing, checks_arguments, level_of_caller
 
 
 @runs_trusted_code
@@ -71,7 +72,8 @@ def upscale(
     layers: int | None = None,
     grow: Operator | None = None,
     deepen: HowDeep = "identity",
-    noise: Noise = 0.0,
+    noise: Noise | None = None,
+    exact: bool = False,
     seed: int = 0,
     shard_size: int | str = "5GB",
     dtype: str | torch.dtype | None = None,
@@ -82,14 +84,15 @@ def upscale(
     progress: bool = True,
     note: Callable[[str], None] | None = None,
 ) -> Upscaled:
-    """Write the checkpoint, `times` (2) as wide, into the folder `out`; copies without noise compute the same.
+    """Write the checkpoint, `times` (2) as wide, into the folder `out`: trained units stay, with new ones beside them.
 
     hidden … kv: sizes of the wide model, instead of times; what is not named stays; of a model of several parts
-    {"text": 1024}. grow: `Copies(noise)`, for which `noise=` is short, in multiples of a fresh initialisation's; or
-    `Fresh()`, which takes any wider size. layers: how many it gets, new ones being what deepen says
-    (`deepen_checkpoint`); with layers alone the width stays. dtype: of the output, else each tensor's own. optimizer: a
-    saved one that goes along. verify: compare both, if memory allows; what is not described must be.
-    trust_remote_code: run the checkpoint's own code. note: called with a line before the comparison.
+    {"text": 1024}. grow: `Fresh()`, the default, which takes any wider size; or `Copies(noise)`, for which `noise=` is
+    short, in multiples of a fresh initialisation's. exact: copies without noise, which compute the same for ever, for
+    verification. layers: how many it gets, new ones being what deepen says (`deepen_checkpoint`); with layers alone the
+    width stays. dtype: of the output, else each tensor's own. optimizer: a saved one that goes along. verify: compare
+    both, if memory allows; what is not described must be. trust_remote_code: run the checkpoint's own code. note:
+    called with lines about what is done, and what to keep in mind, which are warnings otherwise.
 
     >>> import tempfile, transformers
     >>> folder = tempfile.TemporaryDirectory()
@@ -99,28 +102,39 @@ def upscale(
     True
     >>> folder.cleanup()
     """
-    small, out, note = open_source(source), Path(out), note or (lambda line: None)
+    small, out, note = open_source(source), Path(out), note or _warn_of_replica
     sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
     if layers is not None:
         growth = GrowthStep(Times(), seed=seed, layers=layers, deepen=deepen)
-        width = {"times": times, **sizes, "dtype": dtype, "grow": grow, "noise": noise or None, "threads": threads}
+        width = {"times": times, **sizes, "dtype": dtype, "grow": grow, "noise": noise, "exact": exact or None}
+        width["threads"] = threads
         job = DeepeningJob(small, out, growth, shard_size, optimizer, verify, progress)
         return _wider_and_deeper(job, width, note)
-    asked = settle_growth(architecture_of(small.config), small.config, times=times, sizes=sizes, grow=grow, noise=noise)
+    how: dict[str, Any] = {"grow": grow, "noise": noise, "exact": exact}
+    asked = settle_growth(architecture_of(small.config), small.config, times=times, sizes=sizes, **how)
+    if not exact and asked.is_replica:
+        note(replica_in_words())
     prepared = _prepare(small, out, asked, seed, shard_size, dtype_of_output(dtype), optimizer)
     return _carry_out(prepared, out, verify, threads, progress, note)
+
+
+def _warn_of_replica(line: str) -> None:
+    """What a caller who reads no lines must hear."""
+    if line == replica_in_words():
+        warnings.warn(line, ReplicaWarning, stacklevel=level_of_caller())
 
 
 def _wider_and_deeper(job: DeepeningJob, width: Mapping[str, Any], note: Callable[[str], None]) -> Upscaled:
     """Wider first, where a width is asked for, so that new layers are drawn at the new width; then deeper."""
     width = {name: value for name, value in width.items() if value is not None}
     sized, wide = {"times", "hidden", "ffn", "heads", "kv"} & width.keys(), list[Upscaled]()
-    if not sized and {"grow", "noise"} & width.keys():
+    if not sized and {"grow", "noise", "exact"} & width.keys():
         raise MupscaleError("noise= and grow= are for a wider model, and layers= alone makes a deeper one: say times=")
 
     def widen(folder: Path) -> None:
-        asked = {**({} if sized else {"times": 1}), **width, "seed": job.growth.seed, "optimizer": job.optimizer}
-        wide.append(upscale(job.source.folder, folder, **asked, verify=False, progress=job.progress))
+        unsized = {} if sized else {"times": 1, "exact": True}
+        asked = {**unsized, **width, "seed": job.growth.seed, "optimizer": job.optimizer}
+        wide.append(upscale(job.source.folder, folder, **asked, verify=False, progress=job.progress, note=note))
 
     made = job.run(widen if sized or "dtype" in width else None, note)
     sizes = {**(wide[0].sizes if wide else {}), "layers": made.layers}
@@ -272,7 +286,7 @@ def _show_by_copies(prepared: _Prepared, note: Callable[[str], None]) -> None:
     note("showing by copies, in training, that the modules were understood")
     times = prepared.growth.times.as_copies()
     with tempfile.TemporaryDirectory() as folder:
-        upscale(prepared.source.folder, Path(folder) / "copies", times=times, progress=False)
+        upscale(prepared.source.folder, Path(folder) / "copies", times=times, exact=True, progress=False)
 
 
 def _noises(prepared: _Prepared) -> list[GaussianNoise | None]:

@@ -8,7 +8,7 @@ clipping       clipping by a norm that does not depend on the width
 schedulers     a schedule carried over to a wide optimizer
 """
 
-from mupscale.optim.clipping import clip_grad_norm_
+from mupscale.optim.clipping import clip_grad_norm_, watch_for_plain_clipping
 from mupscale.optim.group_builder import FROM_GROUP, GroupBuilder, scale
 from mupscale.optim.groups import (
     deepened_groups,
@@ -38,6 +38,7 @@ __all__ = [
     "register_optimizer",
     "scale",
     "traits_of",
+    "watch_for_plain_clipping",
     "widen_scheduler",
     "widened_groups",
 ]

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from mupscale.core import Plan, gather_whole
-from mupscale.system import MupscaleError, checks_arguments
+from mupscale.core import Plan, gather_whole, is_sharded, naming
+from mupscale.optim.group_builder import NORM_FACTOR
+from mupscale.system import MupscaleError, checks_arguments, level_of_caller
+
+_WATCHED = 50  # steps after a growth in which plain clipping is noticed
+_ALIKE = 3  # norms one after another, equal and round, that no training has by accident
 
 
 @checks_arguments
@@ -16,7 +24,7 @@ from mupscale.system import MupscaleError, checks_arguments
 def clip_grad_norm_(
     model: nn.Module,
     max_norm: float,
-    plan: Plan,
+    plan: Plan | Optimizer,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
@@ -24,17 +32,25 @@ def clip_grad_norm_(
     """torch's clip_grad_norm_ with every gradient weighted so that the norm is what the narrow model's would be.
 
     Plain clipping breaks equivalence: copied gradients have another norm. Returns the invariant norm.
-    plan: from the width at which max_norm was chosen to the model, and not from its last width. After growing twice it
-    is `first.then(second)`. After `deepen` it is `plan(base, model, inputs=…)`, with base as deep as the model.
+    plan: the model's optimizer, which knows how the model grew, whether it has grown yet, once or often; max_norm is
+    then for the width at which the optimizer's rates were chosen. Or a plan from the width at which max_norm was chosen
+    to the model, and not from its last width: after growing twice `first.then(second)`, after `deepen`
+    `plan(base, model, inputs=…)`, with base as deep as the model.
 
     >>> import mupscale as mu
     >>> narrow, wide = nn.Linear(1, 1, bias=False), nn.Linear(4, 4, bias=False)
+    >>> optimizer = torch.optim.SGD(narrow.parameters(), lr=0.1)
     >>> plan = mu.plan(narrow, wide)
+    >>> wide, optimizer = mu.upscale(narrow, wide, plan, optimizer, exact=True, inputs=torch.ones(1, 1))
     >>> wide.weight.grad = torch.full((4, 4), 3 / 4)  # what a gradient of 3 becomes in the wide model
-    >>> mu.clip_grad_norm_(wide, 1.0, plan)
+    >>> mu.clip_grad_norm_(wide, 1.0, optimizer)
     tensor(3.)
     """
-    parameters, weights = plan.check(model), plan.norm_weights(norm_type)
+    if isinstance(plan, Plan):
+        parameters, weights = plan.check(model), plan.norm_weights(norm_type)
+    else:
+        parameters = naming.parameters(model)
+        weights = dict(_weights_of(plan, parameters, norm_type))
     by_weight: dict[float, list[Tensor]] = {}
     for name, p in parameters.items():
         if p.grad is not None:
@@ -52,3 +68,70 @@ def clip_grad_norm_(
         raise MupscaleError(f"the gradients' total norm is {float(total)}, so they cannot be clipped")
     nn.utils.clip_grads_with_norm_(parameters.values(), max_norm, total, foreach)
     return total
+
+
+def _weights_of(
+    optimizer: Optimizer, parameters: dict[str, nn.Parameter], norm_type: float
+) -> Iterator[tuple[str, float]]:
+    """The weight of each parameter that has a gradient, as the optimizer's groups have it."""
+    if norm_type != 2:
+        raise MupscaleError(
+            f"an optimizer knows the weights of the norm of type 2, and norm_type= is {norm_type}: give a plan from "
+            f"the width at which max_norm was chosen to the model"
+        )
+    factors = dict[int, float]()
+    for group in optimizer.param_groups:
+        if NORM_FACTOR not in group and "lr_factor" in group:
+            raise MupscaleError(
+                "this optimizer's groups were made by an earlier version, which did not store how gradients enter a "
+                "norm: give a plan from the width at which max_norm was chosen to the model"
+            )
+        factors.update((id(p), group.get(NORM_FACTOR, 1.0)) for p in group["params"])
+    for name, p in parameters.items():
+        if p.grad is not None and id(p) not in factors:
+            raise MupscaleError(
+                f"'{name}' has a gradient, and this optimizer does not hold it: give the optimizer of the whole model, "
+                f"or a plan from the width at which max_norm was chosen to the model"
+            )
+        yield name, factors.get(id(p), 1.0)
+
+
+def watch_for_plain_clipping(optimizer: Optimizer) -> None:
+    """Say it once if the gradients of a grown model have been clipped by torch's norm, in the steps after its growth.
+
+    Nothing tells who has written into a gradient; but clipping that binds leaves one norm, step after step, and that is
+    a number which somebody typed. A norm for each of a few steps is all it costs.
+
+    >>> watch_for_plain_clipping(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))  # it has not grown
+    """
+    if any(group.get(NORM_FACTOR, 1.0) != 1 for group in optimizer.param_groups):
+        _Watch(optimizer)
+
+
+class _Watch:
+    """The last norms that an optimizer was given, as long as it is watched."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.norms: list[float] = []
+        self.hook = optimizer.register_step_pre_hook(self.look)
+
+    @torch.no_grad()
+    def look(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Before a step."""
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if torch.compiler.is_compiling() or is_captured or any(is_sharded(g) or g.is_sparse for g in gradients):
+            return
+        self.norms.append(float(nn.utils.get_total_norm(gradients)))
+        last = self.norms[-_ALIKE:]
+        typed = float(f"{last[-1]:.3g}")
+        is_clipped = len(last) == _ALIKE and typed > 0 and all(math.isclose(n, typed, rel_tol=1e-5) for n in last)
+        if is_clipped:
+            warnings.warn(
+                f"gradients come with a norm of {typed:g} at every step, as torch's clip_grad_norm_ leaves them; in a "
+                f"model that has grown that norm depends on the width. Clip with "
+                f"mupscale.clip_grad_norm_(model, {typed:g}, optimizer)",
+                stacklevel=level_of_caller(),
+            )
+        if is_clipped or len(self.norms) >= _WATCHED:
+            self.hook.remove()

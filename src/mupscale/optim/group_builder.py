@@ -16,6 +16,12 @@ FROM_GROUP = "from_group"
 RATE_CHANGE = "lr_change"
 """Key of a widened group whose learning rate was replaced: by what it was multiplied beside its rule."""
 
+NORM_FACTOR = "norm_factor"
+"""Key of a group that says with which weight the squares of its gradients enter a norm that no width changes.
+
+Whatever optimizer it is, no group has parameters of different weights: it is what SGD's learning rate is multiplied by,
+and the ratio of Adam's factors for rate and eps."""
+
 FOLLOW_LR = ("initial_lr", "max_lr", "min_lr", "swa_lr")
 """Keys of a group that torch's schedulers leave there: learning rates, too."""
 
@@ -65,13 +71,14 @@ class GroupBuilder:
         complete = self.traits.implicit(complete, p)
         factors = {n: factor(entry, complete) for n, factor in self.traits.hyper.items() if n in complete}
         follow = {n: factors["lr"] for n in FOLLOW_LR if n in shown}
-        shown_factors = {f"{n}_factor" for n in self._FACTORS}
+        shown_factors = {NORM_FACTOR, *(f"{n}_factor" for n in self._FACTORS)}
         before = {n: v for n, v in shown.items() if n not in shown_factors}
         if "eps" in before:
             before["eps"] = complete["eps"]
         values = tuple((n, v if _is_hashable(v) else id(v)) for n, v in sorted(before.items()))
         earlier = {n: shown.get(f"{n}_factor", 1.0) for n in self._FACTORS if n in factors}
         total = {f"{n}_factor": scale(factors[n], factor) for n, factor in earlier.items()}
+        total[NORM_FACTOR] = shown.get(NORM_FACTOR, 1.0) * entry.rule.norm(2.0)
         key = (values, tuple(sorted(factors.items())), tuple(total.items()))
         if key not in self.by_key:
             scaled = {n: scale(v, {**factors, **follow}.get(n, 1.0)) for n, v in before.items()}

@@ -33,7 +33,7 @@ def param_groups(
 
     groups: the user's own groups, as for torch (`[{"params": decay, "weight_decay": 0.1}, {"params": rest}]`), where
     a parameter may also be given by name. Every group comes back with `lr_factor`, `weight_decay_factor` and
-    `eps_factor`, for code that sets absolute values.
+    `eps_factor`, for code that sets absolute values, and with `norm_factor`, by which `clip_grad_norm_` goes.
 
     >>> import mupscale as mu
     >>> narrow, wide = nn.Linear(8, 8, bias=False), nn.Linear(32, 32, bias=False)

@@ -59,7 +59,7 @@ from mupscale.planning.initial import (
 )
 from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.learnt_roles import learn_roles, roles_for_any_width
-from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of
+from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of, with_initial_of_wide
 from mupscale.planning.model_calls import call_arguments, check_takes, run_on_batch
 from mupscale.planning.module_differences import ROUNDING, Difference, first_differing_module, relative_difference
 from mupscale.planning.norms import bare_norms, kind_of_norm
@@ -136,5 +136,6 @@ __all__ = [
     "warn_of_growing_outputs",
     "with_initial",
     "with_initial_of",
+    "with_initial_of_wide",
     "with_keeps",
 ]

@@ -113,8 +113,9 @@ def means_of(plan: Plan, name: str) -> tuple[float, ...]:
     """
     if plan.fresh is None or plan.means is None:
         raise MupscaleError(
-            "fresh units need an initialisation to be drawn from: make the plan with fresh=build (a freshly built "
-            "narrow model, or the function that builds it), or use a Family"
+            "fresh units need an initialisation to be drawn from: build the wide model on a real device, as its author "
+            "initialises it, make the plan with fresh=build (a freshly built narrow model, or the function that builds "
+            "it), use a Family, or grow by copies (grow=mupscale.Copies(…))"
         )
     if name not in plan.means:
         raise MupscaleError(

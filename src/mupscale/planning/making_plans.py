@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
 
-from mupscale.core import Plan, Role, naming
+from mupscale.core import Plan, Role, gather_whole, naming
 from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import what_differs
 from mupscale.planning.growth_checks import How
@@ -21,6 +21,8 @@ from mupscale.planning.silent_changes import warn_of_growing_outputs
 from mupscale.planning.silent_units import check_silent_units
 from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, checks_arguments, not_advising, seeded
+
+_MONOTONE = 8  # numbers of which no random draw is sorted
 
 
 @runtime_checkable
@@ -84,6 +86,35 @@ def with_initial_of(widening: Plan, fresh: nn.Module | Callable[[], nn.Module]) 
     initial = [naming.parameters(draw) for draw in draws]
     stds = initial_std(initial)
     return with_initial(widening, widening.parameters, stds, initial_means(initial, stds))
+
+
+def with_initial_of_wide(widening: Plan, wide: nn.Module) -> Plan:
+    """The plan with the initial values of the wide model, as its author built it; unchanged where it has no memory.
+
+    A parameter that follows a pattern (one that rises along an axis, or repeats) is left out: it is nothing to draw.
+
+    >>> narrow, wide = nn.Linear(8, 8), nn.Linear(16, 16)
+    >>> 0.1 < with_initial_of_wide(plan(narrow, wide), wide).fresh["weight"] < 0.2
+    True
+    """
+    values = {name: gather_whole(p.detach()) for name, p in naming.parameters(wide).items()}
+    if any(value.is_meta or not value.isfinite().all() for value in values.values()):
+        return widening
+    draw = {name: nn.Parameter(value, requires_grad=False) for name, value in values.items()}
+    stds = initial_std([draw])
+    means = initial_means([draw], stds)
+    is_drawn = {n for n in means if stds[n] == 0 or not _has_pattern(values[n])}
+    return replace(widening, fresh=stds, means={n: mean for n, mean in means.items() if n in is_drawn})
+
+
+def _has_pattern(values: Tensor) -> bool:
+    for d in range(values.dim()):
+        steps = values.diff(dim=d)
+        if not steps.numel():
+            continue
+        if not steps.any() or (values.shape[d] >= _MONOTONE and bool((steps >= 0).all() or (steps <= 0).all())):
+            return True
+    return False
 
 
 def _drawn(build: Callable[[], nn.Module], seed: int) -> nn.Module:

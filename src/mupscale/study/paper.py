@@ -107,8 +107,8 @@ class Protocol(Ground):
         system = read_system(recipe, constant, self, "the paper's method, which grows once,")
         if recipe.grow[0].how != "copies":
             raise MupscaleError(
-                f"the paper's method tunes the noise of copies, and the growth's how is {recipe.grow[0].how}; fresh "
-                f"units have no noise to tune: train the recipe with mupscale train"
+                f"the paper's method tunes the noise of copies, and the growth's how is {recipe.grow[0].how}: say how: "
+                f"copies in grow; fresh units have no noise to tune (mupscale train)"
             )
         return system
 

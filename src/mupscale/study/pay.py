@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from mupscale.study.wording import write_pay_words
 from mupscale.system import MupscaleError, print_at_once
 from mupscale.train import Recipe, describe_start, stored_values
 
+_NARROW = 8
 NO_FLOPS = (
     "the model's FLOPs cannot be counted, so costs are steps: a step of the wide model counts as much as one of the "
     "base model, which favours the wide ones"
@@ -93,16 +95,26 @@ class PayStudy:
         self.ground = self.make_ground(replace(self.recipe, grow=[]), self.settings.measure or "held-out")
         system = self._large_system()
         self.contenders = self._contenders(system)
-        widths = self.settings.small_widths(system.narrow, system.wide)
         self.system = system = replace(system, settings=self.settings)
+        self._check(system)
+        widths = self.settings.small_widths(system.narrow, system.wide, partial(self._can_have, system))
         self.small = [self._smaller(width) for width in widths]
-        for one in (system, *self.small):  # widths, budgets too short for the schedule, and growth
-            check_builds(self.recipe, one, "" if one is system else f"; {self._other_small_widths()}")
-            for contender in self.contenders:
-                one.leaves(contender, 1.0, 1.0, 0.0, 0)
-            check_operators(self.recipe, one, self.contenders)
+        for one in self.small:
+            self._check(one)
         if self.ground.unit == "steps":
             self.notes.append(NO_FLOPS)
+        if min(Width.of(widths[0]).sizes.values()) < _NARROW:
+            self.notes.append(
+                f"learning rates and noise are tuned at width {Width.of(widths[0])}: so narrow a model is a poor guide "
+                f"to a large one; study.widths takes wider ones"
+            )
+
+    def _check(self, one: System) -> None:
+        """Refuse widths at which the model cannot be built, budgets too short for the schedule, and growth."""
+        check_builds(self.recipe, one, "" if one is self.system else f"; {self._other_small_widths()}")
+        for contender in self.contenders:
+            one.leaves(contender, 1.0, 1.0, 0.0, 0)
+        check_operators(self.recipe, one, self.contenders)
 
     def run(self, command: str, forecast_only: bool) -> StudySummary:
         """All stages; the summary is written after the forecast, and again with the answer."""
@@ -199,6 +211,16 @@ class PayStudy:
             self.settings = replace(self.settings, contenders=[one.name for one in wanted])
         return wanted
 
+    def _can_have(self, system: System, width: WholeWidth) -> bool:
+        """Whether the model can be built at this width, and at the one that it would grow to from there."""
+        try:
+            small = system.smaller(width)
+            for size in (small.narrow, small.wide):
+                self.recipe.family().sketch(size)
+        except Exception:  # the model's own, too
+            return False
+        return True
+
     def _smaller(self, width: WholeWidth) -> System:
         """The same at a small width, which must have a wide one of its own; base models train as long as the large."""
         system = self.system
@@ -221,8 +243,8 @@ class PayStudy:
         if self.settings.widths:
             return "give other small widths in study.widths"
         return (
-            f"study.widths gives no small widths, so that they are an eighth and a quarter of "
-            f"{Width.of(self.system.narrow)}; give them there (--study.widths)"
+            f"study.widths gives no small widths, so that they are the sizes nearest to an eighth and a "
+            f"quarter of {Width.of(self.system.narrow)}; give them there (--study.widths)"
         )
 
     # ------------------------------------------------------------------------------------------- stages

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, get_args, get_type_hints
 
 from mupscale.core import WholeWidth, Width
@@ -12,6 +14,7 @@ from mupscale.study.contenders import contender_named
 from mupscale.system import MupscaleError
 
 RATE_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+_TRIED = 64  # sizes near an eighth or a quarter
 _SMALL = (8, 4)  # how many times narrower than the base model the small ones are, where no widths are given
 
 
@@ -23,7 +26,8 @@ class StudySettings:
 
     Args:
         widths: small widths to tune at, e.g. [64, 128]: does growing pay tunes at the first and forecasts from all; the
-            paper's comparison tunes at all and extrapolates. None takes an eighth and a quarter of the base model's
+            paper's comparison tunes at all and extrapolates. None takes an eighth and a quarter of the base model's,
+            or the sizes nearest to them that the model can have
         lrs: learning rates to try at the small width; none takes the optimizer's own times 1/4 to 4
         grown_lrs: learning rates of the paper's Sweep 2, after growing; none takes lrs
         noises: noise levels that copies try there, in the growth event's unit (with --from its own, or noise_unit):
@@ -118,25 +122,46 @@ class StudySettings:
         """The learning rates to try, rising; lr: the optimizer's own."""
         return sorted(set(self.lrs)) or [lr * factor for factor in RATE_FACTORS]
 
-    def small_widths(self, narrow: WholeWidth, wide: WholeWidth) -> list[WholeWidth]:
-        """The small widths, narrowest first."""
+    def small_widths(
+        self, narrow: WholeWidth, wide: WholeWidth, fits: Callable[[WholeWidth], bool] | None = None
+    ) -> list[WholeWidth]:
+        """The small widths, narrowest first.
+
+        fits: whether the model can have a width. Where it cannot have the usual ones, those nearest to them are taken.
+        """
         base = Width.of(narrow)
         if self.widths:
             for width in self.widths:
                 Width.of(width, "study.widths", whole=True).check_form(base, "the small width", "the recipe's width")
             return sorted(self.widths, key=lambda width: Width.of(width).size)
         growing = base.growing(Width.of(wide))
-        smaller = [
-            Width({name: size // part if name in growing else size for name, size in base.sizes.items()}, base.is_plain)
-            for part in _SMALL
-            if all(base.sizes[name] % part == 0 for name in growing)
-        ]
+        steps = math.gcd(*(int(base.sizes[name]) for name in growing))
+
+        def part(k: int) -> WholeWidth:
+            """The width with k of its equal steps."""
+            sizes = {name: size // steps * k if name in growing else size for name, size in base.sizes.items()}
+            return Width(sizes, base.is_plain).whole
+
+        smaller = [part(steps // times) for times in _SMALL if steps % times == 0]
+        if fits is not None and not (len(smaller) == len(_SMALL) and all(map(fits, smaller))):
+            smaller = []
+            for times in _SMALL:
+                near = sorted(range(1, steps // 2 + 1), key=partial(_distance, steps / times))[:_TRIED]
+                found = (width for k in near if (width := part(k)) not in smaller and fits(width))
+                smaller += itertools.islice(found, 1)
+            smaller.sort(key=lambda width: Width.of(width).size)
         if not smaller:
             raise MupscaleError(
-                f"width {narrow} has no eighth and no quarter to tune at: give study.widths, such as [64]"
+                f"width {narrow} has no eighth and no quarter to tune at, nor a size near them: give study.widths, as "
+                f"in [64]"
             )
-        return [width.whole for width in smaller]
+        return smaller
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+
+def _distance(wanted: float, k: int) -> float:
+    """How far a size is from the one that is wanted, as a ratio."""
+    return abs(math.log(k / wanted))

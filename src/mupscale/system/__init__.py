@@ -28,7 +28,7 @@ from mupscale.system.checkpoint_arguments import check_has_config, is_taken, par
 from mupscale.system.cores import usable_cores
 from mupscale.system.doors import check_argument, checks_arguments
 from mupscale.system.environment import number_in_environment
-from mupscale.system.errors import Diverged, Interrupted, MupscaleError, PlanError, UncheckedPlan
+from mupscale.system.errors import Diverged, Interrupted, MupscaleError, PlanError, ReplicaWarning, UncheckedPlan
 from mupscale.system.extras import require
 from mupscale.system.files import (
     appearing,
@@ -93,6 +93,7 @@ __all__ = [
     "NotNegative",
     "PlanError",
     "Positive",
+    "ReplicaWarning",
     "RunLock",
     "UncheckedPlan",
     "appearing",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mupscale.system.callers import setting
+from mupscale.system.callers import as_asked, setting
 from mupscale.system.errors import MupscaleError
 
 _MOST_DIGITS = 18
@@ -54,8 +54,9 @@ def parse_multipliers(text: str) -> int | dict[str, int]:
 def _whole_number(word: str, text: str) -> int:
     if not re.fullmatch(r"\d+", word):
         raise MupscaleError(
-            f"{setting('times', text)}: '{word}' is no whole number; units are copied whole, as in "
-            f"{setting('times', 2)} or {setting('times', 'hidden=2,ffn=3,heads=2')}"
+            f"{setting('times', text)}: '{word}' is no whole number, as in {setting('times', 2)} or "
+            f"{setting('times', 'hidden=2,ffn=3,heads=2')}; fresh units take sizes between multiples by name, as in "
+            f"{as_asked('hidden=1536, heads=24', '--hidden 1536 --heads 24')}"
         )
     if len(word) > _MOST_DIGITS:
         raise MupscaleError(

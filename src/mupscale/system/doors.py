@@ -69,13 +69,13 @@ _REMEDIES: Sequence[tuple[str, str, str]] = (
         "Plan",
         "",
         "pass one from the base width to the model, mupscale.plan(base, model, inputs=…), where base has the model's "
-        "number of blocks, or family.plan(model); at the base width none is needed: torch's own clip_grad_norm_ is "
-        "right, and save takes a model without a plan",
+        "number of blocks, or family.plan(model); clip_grad_norm_ takes the model's optimizer instead, which knows how "
+        "the model grew, and save takes a model without a plan",
     ),
     ("DepthPlan", "Plan", "to grow a model wider as well, take mupscale.upscale before or after this"),
     ("type", "Optimizer", "pass torch.optim.{kind} itself, with its hyperparameters beside it (lr=1e-3)"),
     ("Callable", "Module", "pass the function that builds it: lambda width: Net(width)"),
-    ("Times", "float", "copies are whole, and fresh units take sizes: hidden=24, grow=mupscale.Fresh()"),
+    ("Times", "float", "copies are whole, and fresh units take sizes: hidden=24, heads=6"),
     ("float", "str", "write it without quotes"),
     ("int", "str", "write it without quotes"),
 )

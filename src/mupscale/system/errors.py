@@ -17,5 +17,9 @@ class Interrupted(MupscaleError):
     """The user asked to stop; what was done is saved where there is a place for it."""
 
 
+class ReplicaWarning(UserWarning):
+    """A model grows by copies without noise, which stay equal for ever, and nobody has said that this is meant."""
+
+
 class UncheckedPlan(UserWarning):
     """A model grows by a plan that nobody has tried: it follows from module types and names alone."""

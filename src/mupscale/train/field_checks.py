@@ -15,9 +15,9 @@ from mupscale.system import MupscaleError, show_short
 def check_choices(part: Any, where: str = "") -> None:
     """Fields that are one of a few words are: on the command line the parser checks that, in Python and JSON nobody."""
     kind: type = type(part)
-    for name, (choices, or_bool) in _fields_of_words(kind).items():
+    for name, (choices, others) in _fields_of_words(kind).items():
         value = getattr(part, name)
-        if value not in choices and not (or_bool and isinstance(value, bool)):
+        if value not in choices and not isinstance(value, others):
             allowed = f"{', '.join(choices[:-1])} or {choices[-1]}"
             raise MupscaleError(f"{where}{name} is {value!r}, but must be {allowed}")
 
@@ -41,10 +41,13 @@ def check_rate(arguments: Mapping[str, Any]) -> None:
 
 
 @cache
-def _fields_of_words(part: type) -> dict[str, tuple[list[str], bool]]:
-    """A class's fields that are one of a few words: which, and whether they may be true or false instead."""
-    hints = get_type_hints(part)
-    return {name: (_choices(hint), bool in get_args(hint)) for name, hint in hints.items() if _choices(hint)}
+def _fields_of_words(part: type) -> dict[str, tuple[list[str], tuple[type, ...]]]:
+    """A class's fields that are one of a few words: which, and whether they may be true or false, or None, instead."""
+    hints = {name: hint for name, hint in get_type_hints(part).items() if _choices(hint)}
+    others = {
+        name: tuple(kind for kind in (bool, type(None)) if kind in get_args(hint)) for name, hint in hints.items()
+    }
+    return {name: (_choices(hint), others[name]) for name, hint in hints.items()}
 
 
 def _choices(hint: Any) -> list[str]:

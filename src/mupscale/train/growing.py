@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from mupscale.core import WholeWidth, Width, WidthLike
 from mupscale.data import Data
 from mupscale.family import Family, Grow, split_operators
-from mupscale.growth import measure_statistics
+from mupscale.growth import is_replica, measure_statistics
 from mupscale.system import MupscaleError
 from mupscale.train.numeric_precision import cast_input
 from mupscale.train.processes import Processes
@@ -44,7 +44,10 @@ def grow_model(
         # sizes that grow by fresh units alone have no copies to try; then the growth warns that it is not tried
         with nullcontext() if wider.needs_multiples else suppress(MupscaleError):
             check_copies(family, data, before, width)
-    wide, grown = family.upscale(model, optimizer, width=width, grow=grow, seed=seed, place=processes.place)
+    exact = is_replica(wider)  # the line about the growth tells of it
+    wide, grown = family.upscale(
+        model, optimizer, width=width, grow=grow, exact=exact, seed=seed, place=processes.place
+    )
     assert grown is not None
     has_statistics = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in wide.modules())
     if not wider.needs_multiples and has_statistics and family.depth_size is None:

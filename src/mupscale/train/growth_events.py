@@ -20,6 +20,8 @@ from mupscale.growth import (
     Operator,
     SignalNoise,
     Stack,
+    choose_operator,
+    is_replica,
 )
 from mupscale.system import MupscaleError
 
@@ -42,10 +44,12 @@ class Growth:
     Args:
         at: after how many steps
         width: the new width, a multiple of the one before, or any wider one for fresh units
-        how: copies (of every unit, with noise), paired (copies, with noise that cancels at first), fresh (new units
-            drawn beside the old ones) or lossless (fresh, but the function stays at first); for comparison net2net
-            (random copies) and naive (copies), both without the optimizer's state
-        noise: how much symmetry-breaking noise; 0 goes on exactly as before; or constants by parameter name
+        how: fresh (new units drawn beside the old ones; the default), lossless (fresh, but the function stays at
+            first), copies (of every unit, with noise; the default where noise is given) or paired (copies, with noise
+            that cancels at first); for comparison net2net (random copies) and naive (copies), both without the
+            optimizer's state
+        noise: how much symmetry-breaking noise copies get; with 0 they go on exactly as before, as a replica; or
+            constants by parameter name
         unit: what noise is measured in: a fresh initialisation ('init'), the paper's constants ('theory'),
             or the spectral norm of each weight ('signal')
         outgoing: for fresh units, from 0 to 1, how much of their fresh weight they have towards old ones
@@ -57,7 +61,7 @@ class Growth:
     Example:
         >>> Growth(at=2000, width=512, noise=0.3).lr is None
         True
-        >>> Growth(at=2000, width=640, how="fresh").build_operator()
+        >>> Growth(at=2000, width=640).build_operator()
         Fresh(outgoing=1.0, lossless=False)
     """
 
@@ -66,19 +70,20 @@ class Growth:
     noise: NoiseLevel = 0.0
     unit: Literal["init", "theory", "signal"] = "init"
     lr: float | None = None
-    how: How = "copies"
+    how: How | None = None
     outgoing: float = 1.0
     depth: int | None = None
     deepen: Deepen = "identity"
 
     def resolved(self, before: WholeWidth) -> Growth:
-        """The event with its whole width, where it says depth alone or beside one width; before: the model's so far.
+        """The event with its whole width, and with how it grows, where it leaves that out; before: the model's so far.
 
         >>> Growth(at=10, depth=8, how="identity").resolved({"width": 64, "layers": 4}).width
         {'width': 64, 'layers': 8}
         """
         if self.depth is None and self.width != 0:
-            return self
+            how = "copies" if self.width == before else usual_how(self.noise)  # of a new rate alone nothing is filled
+            return replace(self, how=self.how or how)
         if self.depth is None:
             raise MupscaleError(f"growth at step {self.at}: it says neither width nor depth")
         name = next((n for n in DEPTH_SIZES if isinstance(before, dict) and n in before), None)
@@ -94,7 +99,8 @@ class Growth:
             if len(others) != 1:
                 raise MupscaleError(f"growth at step {self.at}: width {self.width} must name {', '.join(others)}")
             sizes = {others[0]: self.width}
-        return replace(self, width={**before, **sizes, name: self.depth}, depth=None)
+        how = self.how or usual_how(self.noise)
+        return replace(self, width={**before, **sizes, name: self.depth}, depth=None, how=how)
 
     @property
     def words(self) -> str:
@@ -103,6 +109,8 @@ class Growth:
             return f"new blocks: {self.how}"
         if self.how in ("fresh", "lossless"):
             return f"{self.how} units"
+        if is_replica(self.build_operator()):
+            return f"{self.how} without noise, which stay equal: the wide model remains a replica"
         noise = "by parameter" if isinstance(self.noise, dict) else f"{self.noise:g}"
         return f"{'' if self.how == 'copies' else f'{self.how} '}noise {noise}"
 
@@ -124,7 +132,16 @@ class Growth:
         return self.build_operator(), build_depth_operator(self.how, self.deepen)
 
 
-def build_depth_operator(how: How, deepen: Deepen = "identity") -> DepthOperator:
+def usual_how(noise: NoiseLevel) -> How:
+    """What `how` is where a recipe leaves it out.
+
+    >>> usual_how(0.0), usual_how(0.5)
+    ('fresh', 'copies')
+    """
+    return "copies" if choose_operator(None, 1.0 if noise else None).needs_multiples else "fresh"
+
+
+def build_depth_operator(how: How | None, deepen: Deepen = "identity") -> DepthOperator:
     """What a recipe says of new blocks: in `deepen`, or, where depth alone grows, in `how`.
 
     >>> build_depth_operator("stack"), build_depth_operator("fresh", "interleaved")
@@ -136,8 +153,8 @@ def build_depth_operator(how: How, deepen: Deepen = "identity") -> DepthOperator
     return Stack("interleaved" if chosen == "interleaved" else "appended")
 
 
-def build_operator(how: How, noise: NoiseLevel, unit: str, outgoing: float = 1.0) -> Operator:
-    """The operator that a recipe names; an error where it has settings that are another one's.
+def build_operator(how: How | None, noise: NoiseLevel, unit: str, outgoing: float = 1.0) -> Operator:
+    """The operator that a recipe names, or means; an error where it has settings that are another one's.
 
     >>> build_operator("copies", 0.5, "init")
     Copies(noise=GaussianNoise(std=0.5, unit='init'), paired=False)
@@ -145,6 +162,7 @@ def build_operator(how: How, noise: NoiseLevel, unit: str, outgoing: float = 1.0
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: how is fresh, which takes no noise; leave it out, or grow by copies
     """
+    how = how or usual_how(noise)
     if how in ("fresh", "lossless"):
         if noise != 0:
             raise MupscaleError(f"how is {how}, which takes no noise; leave it out, or grow by copies")
@@ -165,9 +183,29 @@ def without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> without_defaults({"at": 10, "width": 64, "how": "copies", "outgoing": 1.0})
     {'at': 10, 'width': 64}
     """
-    usual = {"how": "copies", "outgoing": 1.0, "depth": None, "deepen": "identity", "depth_rule": "none"}
+    usual: dict[str, Any] = {
+        "how": "copies",
+        "outgoing": 1.0,
+        "depth": None,
+        "deepen": "identity",
+        "depth_rule": "none",
+    }
     usual |= {"on_nonfinite": "stop", "state": "keep", "before": 0, "after": 0}
     return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
+
+
+def with_copies(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's values from a file that left out `how` where it was by copies, with that said.
+
+    >>> with_copies({"grow": [{"at": 10, "width": 64}], "from": None})
+    {'grow': [{'how': 'copies', 'at': 10, 'width': 64}], 'from': None}
+    """
+    told = dict(values)
+    if told.get("from") is not None:
+        told.setdefault("how", "copies")
+    if isinstance(grow := told.get("grow"), list):
+        told["grow"] = [{"how": "copies", **one} if isinstance(one, Mapping) else one for one in grow]
+    return told
 
 
 def build_noise(level: NoiseLevel, unit: str) -> Noise:

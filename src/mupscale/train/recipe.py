@@ -19,7 +19,17 @@ from mupscale.growth import DepthRule
 from mupscale.system import MupscaleError, parse_record, show_short
 from mupscale.train.class_paths import Spec, load_of_kind
 from mupscale.train.field_checks import check_choices, check_not_negative, check_rate
-from mupscale.train.growth_events import DEPTH_SIZES, Deepen, Growth, How, NoiseLevel, build_operator, without_defaults
+from mupscale.train.growth_events import (
+    DEPTH_SIZES,
+    Deepen,
+    Growth,
+    How,
+    NoiseLevel,
+    build_operator,
+    usual_how,
+    with_copies,
+    without_defaults,
+)
 from mupscale.train.loss_functions import load_loss
 from mupscale.train.recipe_families import family_of, make_data
 from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
@@ -41,7 +51,7 @@ class Recipe:
         steps: optimizer steps in all
         batch: examples in a step, over all processes
         accumulate: into how many parts each step's batch is cut, to save memory
-        grow: growth events, e.g. [{at: 2000, width: 640, how: fresh}] or [{at: 2000, width: 512, noise: 0.3}]
+        grow: growth events, e.g. [{at: 2000, width: 640}], by fresh units; for copies with noise: 0.3 beside the width
         schedule: how the learning rate goes over the run
         clip: largest norm of the gradient, a norm that does not depend on the width
         loss: import path of a function of outputs and targets that gives their mean loss
@@ -117,7 +127,7 @@ class Recipe:
     start_width: WholeWidth | None = None
     noise: NoiseLevel = 0.0
     noise_unit: Literal["init", "theory", "signal"] = "init"
-    how: How = "copies"
+    how: How | None = None
     outgoing: float = 1.0
     deepen: Deepen = "identity"
     state: Literal["keep", "reset"] = "keep"
@@ -126,6 +136,10 @@ class Recipe:
     callbacks: list[str | dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if self.start is None and self.how == "copies":  # nothing is filled
+            object.__setattr__(self, "how", None)
+        elif self.start is not None and self.how is None:
+            object.__setattr__(self, "how", usual_how(self.noise))
         self._resolve_growth()
         check_choices(self)
         check_choices(self.schedule, "schedule.")
@@ -185,7 +199,7 @@ class Recipe:
     def _check_start(self) -> None:
         if "\0" in (self.start or ""):
             raise MupscaleError("from has a NUL character in it, which no system takes")
-        told = {"noise": self.noise, "from_width": self.start_width, "how": self.how != "copies"}
+        told = {"noise": self.noise, "from_width": self.start_width, "how": self.how is not None}
         if self.start is None and any(told.values()):
             raise MupscaleError(
                 f"{next(name for name, value in told.items() if value)} is for a run that starts from a checkpoint "
@@ -251,12 +265,15 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         """Plain values as a YAML recipe has them, from which `from_json` makes the same recipe.
 
-        How new units are filled is left out where it is by copies: what was written before there was a choice is equal.
+        How new units are filled is left out where it is by copies, and `from_json` takes it so: what was written before
+        there was a choice is equal.
         """
         for spec in (self.model, self.data, self.optimizer):
             spec.check_plain()
         values = without_defaults(asdict(self))
         values["schedule"] = without_defaults(values["schedule"])
+        if self.how is None:
+            del values["how"]
         values["grow"] = [without_defaults(growth) for growth in values["grow"]]
         for name in _LEFT_OUT_WHEN_EMPTY:  # so that what was written before there were such lists is equal
             if not values[name]:
@@ -269,7 +286,7 @@ class Recipe:
         if not isinstance(values, Mapping):
             raise MupscaleError(f"{f'{where}: ' if str(where) else ''}{show_short(values)} is no recipe")
         names = {shown: name for name, shown in _IN_FILES.items()}
-        by_field = {names.get(name, name): value for name, value in values.items()}
+        by_field = {names.get(name, name): value for name, value in with_copies(values).items()}
         if by_field.get("grow", ()) is None:
             del by_field["grow"]
         return parse_record(cls, by_field, where)

@@ -54,8 +54,10 @@ def save_snapshot(
         raise MupscaleError(f"{what}: {_reason(error)}; the one before is whole") from None
 
 
-def save_model_at(path: Path, model: nn.Module, width: WholeWidth) -> None:
+def save_model_at(path: Path, model: nn.Module, width: WholeWidth, optimizer: Optimizer | None = None) -> None:
     """A model with its width in a file that a run can start from (`from`), in a folder that is made if need be.
+
+    optimizer: of the model, with names in its groups, whose state goes along.
 
     >>> from tempfile import TemporaryDirectory
     >>> from mupscale.models import MLP
@@ -64,7 +66,7 @@ def save_model_at(path: Path, model: nn.Module, width: WholeWidth) -> None:
     ...     read_snapshot(Path(folder, "runs", "start.safetensors")).run.width
     16
     """
-    checkpoint.save(path, model, run=RunState(width=width).to_json())
+    checkpoint.save(path, model, optimizer, run=RunState(width=width).to_json())
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from mupscale.core import Plan
-from mupscale.growth import Copies, Fresh, Noise, Operator, choose_operator
+from mupscale.growth import Copies, Fresh, Noise, Operator, choose_operator, is_replica
 from mupscale.hf.describe.architecture import Config
 from mupscale.hf.describe.config_fields import part_names
 from mupscale.hf.describe.multipliers import PartTimes, Ratios, Times
 from mupscale.hf.describe.planned import PlannedArchitecture
 from mupscale.hf.describe.sizes import check_groups, sizes_by_part, times_to_parts
-from mupscale.system import MupscaleError, setting
+from mupscale.system import MupscaleError, as_asked, setting
 
 Size = int | str | Mapping[str, int]
 """Of the wide model; of a model of several parts, by their names, as in {"text": 1024} or "text=1024,vision=768"."""
@@ -29,6 +29,11 @@ class AskedGrowth:
     fresh: Fresh | None
     noise: Noise
 
+    @property
+    def is_replica(self) -> bool:
+        """Whether the wide model would be copies without noise."""
+        return self.times != Times() and is_replica(self.fresh or Copies(self.noise))
+
 
 def settle_growth(
     architecture: PlannedArchitecture,
@@ -37,17 +42,20 @@ def settle_growth(
     times: int | str | Mapping[str, int] | Times | None = None,
     sizes: Sizes | None = None,
     grow: Operator | None = None,
-    noise: Noise = 0.0,
+    noise: Noise | None = None,
+    exact: bool = False,
 ) -> AskedGrowth:
     """The growth that is meant by multipliers or sizes, an operator or noise; twice as wide if nothing is said.
 
+    exact: by copies without noise.
+
     >>> from mupscale.hf.describe import architecture_of
     >>> config = {"model_type": "gpt2", "n_embd": 768, "n_head": 12}
-    >>> asked = settle_growth(architecture_of(config), config, sizes={"hidden": 1024, "heads": 16}, grow=Fresh())
+    >>> asked = settle_growth(architecture_of(config), config, sizes={"hidden": 1024, "heads": 16})
     >>> asked.times.hidden, asked.times.ffn
     (Fraction(4, 3), 1)
     """
-    operator, wanted = choose_operator(grow, noise), sizes_by_part(sizes or {})
+    operator, wanted = choose_operator(grow, noise, exact=exact), sizes_by_part(sizes or {})
     if not isinstance(operator, Copies | Fresh):
         raise MupscaleError(
             f"a checkpoint grows by Copies(…) or Fresh(…), and grow= is {operator!r}; an operator of your own takes "
@@ -86,5 +94,6 @@ def check_fresh_plan(architecture: PlannedArchitecture, config: Config, plan: Pl
         return
     if plan.fresh is None:
         remedy = architecture.how_to_tell_the_initialisation(config)
-        raise MupscaleError(f"what fresh units are to be drawn from is not known: {remedy}")
+        copies = as_asked("grow=mupscale.Copies(noise=1.0)", "--how copies --noise 1")
+        raise MupscaleError(f"what fresh units are to be drawn from is not known: {remedy}, or copy units ({copies})")
     fresh.check(plan)

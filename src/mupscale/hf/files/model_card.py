@@ -155,7 +155,10 @@ def _how(growth: GrowthStep) -> str:
     elif growth.noise:
         how = f"units were copied, and noise was added (level {growth.noise}, seed {growth.seed})"
     else:
-        how = "units were copied, so that it computes what the small model computes"
+        how = (
+            "units were copied without noise, so that it computes what the small model computes, and stays a replica "
+            "of it in training"
+        )
     return f"By width: {how}."
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mupscale.growth import Copies, Operator, obstacles, upscale_untried
+from mupscale.growth import Copies, GaussianNoise, Operator, SignalNoise, obstacles, replica_in_words, upscale_untried
 from mupscale.hf.describe import (
     AskedGrowth,
     Config,
@@ -31,7 +31,15 @@ from mupscale.hf.training.invariant_clipping import InvariantClipping, find_in_c
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
 from mupscale.hf.training.trainer import Clip
 from mupscale.optim import FROM_GROUP, widen_scheduler
-from mupscale.system import MupscaleError, Must, NotNegative, UncheckedPlan, checks_arguments, read_json
+from mupscale.system import (
+    MupscaleError,
+    Must,
+    NotNegative,
+    ReplicaWarning,
+    UncheckedPlan,
+    checks_arguments,
+    read_json,
+)
 
 _STEPS = Must(
     "the number of steps after which the model grows, 1 or more; to grow it before training, use mupscale.hf.upscale, "
@@ -44,20 +52,19 @@ _STEPS = Must(
 class GrowTrainerCallback(InvariantClipping):
     """`Trainer(…, callbacks=[GrowTrainerCallback(at=500, times=2)])`: the model grows after this many steps.
 
-    times, or hidden, ffn, heads and kv: how wide it becomes, as in `hf.upscale`; grow: `Fresh()` for fresh units; noise
-    and seed: of copies. layers: how many it gets, and deepen: what new ones are; with layers alone the width stays. lr:
-    the learning rate at the step of growth, where the schedule may have fallen far below learning_rate, in the small
-    model's units; the schedule goes on from it, with all its rates in that ratio. scale_lr, in its place: by what all
-    rates are multiplied from then on, such as 0.5. The small model is saved as narrow-checkpoint-STEP, with its
-    optimizer's state, which save_total_limit does not count; the grown one as checkpoint-STEP with a mupscale.json. The
-    Trainer keeps its model object, which has the grown weights from then on; clipping (max_grad_norm) is then by the
-    norm that the small model's gradient would have, and load_best_model_at_end chooses among checkpoints of the grown
-    model. A Trainer may have several such callbacks, each for a step of its own. After a stop, make the same Trainer
-    with the same callbacks, and go on with `trainer.train(resume_from_checkpoint=callback.resume(trainer))`, where
-    callback is any of them.
+    times, or hidden, ffn, heads and kv: how wide it becomes; grow, noise, exact, seed: how, all as in `hf.upscale`, by
+    fresh units if nothing is said. layers: how many it gets, and deepen: what new ones are; with layers alone the width
+    stays. lr: the learning rate at the step of growth, where the schedule may have fallen far below learning_rate, in
+    the small model's units; the schedule goes on from it, with all its rates in that ratio. scale_lr, in its place: by
+    what all rates are multiplied from then on, such as 0.5. The small model is saved as narrow-checkpoint-STEP, with
+    its optimizer's state, which save_total_limit does not count; the grown one as checkpoint-STEP with a mupscale.json.
+    The Trainer keeps its model object, which has the grown weights from then on; clipping (max_grad_norm) is then by
+    the norm that the small model's gradient would have, and load_best_model_at_end chooses among checkpoints of the
+    grown model. A Trainer may have several such callbacks, each for a step of its own. After a stop, make the same
+    Trainer with the same callbacks, and go on with `trainer.train(resume_from_checkpoint=callback.resume(trainer))`,
+    where callback is any of them.
 
-    >>> import mupscale as mu
-    >>> GrowTrainerCallback(at=500, times=2, grow=mu.Fresh(), scale_lr=0.5).at
+    >>> GrowTrainerCallback(at=500, times=2, scale_lr=0.5).at
     500
     """
 
@@ -73,7 +80,8 @@ class GrowTrainerCallback(InvariantClipping):
         layers: int | None = None,
         deepen: HowDeep = "identity",
         grow: Operator | None = None,
-        noise: float = 0.0,
+        noise: float | None = None,
+        exact: bool = False,
         lr: NotNegative | None = None,
         scale_lr: float = 1.0,
         seed: int = 0,
@@ -84,7 +92,7 @@ class GrowTrainerCallback(InvariantClipping):
                 f"scale_lr= is a positive number by which rates are multiplied, in the place of lr=, not {scale_lr!r} "
                 f"with lr={lr!r}"
             )
-        self.at, self.times, self.grow, self.noise, self.seed = at, times, grow, noise, seed
+        self.at, self.times, self.grow, self.noise, self.exact, self.seed = at, times, grow, noise, exact, seed
         self.lr, self.scale_lr = lr, scale_lr
         self.sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
         self.layers, self.deepen = layers, deepen
@@ -123,7 +131,9 @@ class GrowTrainerCallback(InvariantClipping):
             self.switch_off_theirs(args)
         elif state.global_step < self.at:
             if not self._comes_later(kwargs["model"]):
-                self._asked(kwargs["model"])
+                asked = self._asked(kwargs["model"])
+                if asked.is_replica and not self.exact:
+                    warnings.warn(replica_in_words(), ReplicaWarning, stacklevel=2)
             elif self.layers is not None:
                 check_wider_and_deeper(kwargs["model"].config.to_dict())
             if state.max_steps < self.at:
@@ -207,8 +217,9 @@ class GrowTrainerCallback(InvariantClipping):
                 check_wider_and_deeper(config)
             check_depth(config, self.deepen, self.layers, shapes_of(model), "the model")
             if not is_wider:
-                return settle_growth(architecture, config, times=1, noise=self.noise)
-        return settle_growth(architecture, config, times=self.times, sizes=self.sizes, grow=self.grow, noise=self.noise)
+                return settle_growth(architecture, config, times=1, exact=True)
+        how: dict[str, Any] = {"grow": self.grow, "noise": self.noise, "exact": self.exact}
+        return settle_growth(architecture, config, times=self.times, sizes=self.sizes, **how)
 
     def _grow(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
         """Grow all three in place, since the Trainer's loop holds on to them."""
@@ -254,8 +265,10 @@ class GrowTrainerCallback(InvariantClipping):
 
     def _record_width(self, record: Record, config: Config, asked: AskedGrowth) -> Record:
         """The record after a growth in width; what is drawn counts from the first model, where this one grew before."""
-        from_first = bool(record.growths) and bool(asked.fresh is not None or self.noise)
-        step = GrowthStep(asked.times, noise=self.noise, seed=self.seed, fresh=asked.fresh, from_first=from_first)
+        from_first = bool(record.growths) and bool(asked.fresh is not None or asked.noise)
+        noise = asked.noise.effective if isinstance(asked.noise, SignalNoise) else asked.noise
+        gaussian = noise if isinstance(noise, GaussianNoise) else GaussianNoise(float(noise or 0.0))
+        step = GrowthStep(asked.times, gaussian.std, self.seed, gaussian.unit, asked.fresh, from_first=from_first)
         plan = architecture_of(config).plan_to_record(config, asked.times, fresh=asked.fresh is not None)
         return record.then(step, None if plan is None else count_from_first(record, plan))
 

@@ -17,7 +17,7 @@ from mupscale.optim import default_hyper, traits_of
 from mupscale.system import MupscaleError
 
 State = Mapping[str, Any]
-_LEFT_BY_OTHERS = {"initial_lr", "lr_factor", "weight_decay_factor", "eps_factor", "from_group"}
+_LEFT_BY_OTHERS = {"initial_lr", "lr_factor", "weight_decay_factor", "eps_factor", "norm_factor", "from_group"}
 _STRANGE = 2  # hyperparameters that another version may have and this one lacks
 
 
