@@ -59,7 +59,7 @@ COMMANDS = {
     ),
     "limit sweep": Command("tune noise and learning rate at infinite width", "infinite_width.limit_sweep_command"),
     "data tokenize": Command("turn text into tokens, once", "tokens.tokenize_command", resumable=True),
-    "data info": Command("what a folder of tokens holds", "tokens.info_command"),
+    "data info": Command("what a folder of tokens, or a CSV or Parquet file, holds", "tokens.info_command"),
 }
 """In the order in which `mupscale --help` lists them. A name of two words, such as `data info`, is one of a group."""
 

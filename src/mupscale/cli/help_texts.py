@@ -21,7 +21,7 @@ def stored_help(command: str, words: Sequence[str]) -> str | None:
     """What `mupscale COMMAND --help` shows; None if more was asked, or nothing is stored for the command.
 
     >>> print(stored_help("data info", ["--help"]).splitlines()[0])
-    usage: mupscale data info FOLDER
+    usage: mupscale data info FOLDER | FILE [--target COLUMN]
     """
     if list(words) not in (["-h"], ["--help"]):
         return None
