@@ -240,6 +240,9 @@ def test_arrays_and_pairs() -> None:
     table = as_data({"a": x[:, 0], "word": np.array(["p", "q"] * 10), "label": y})
     assert (table.size, table.classes) == (18, 3)
     assert as_data(table) is table
+    assert as_data({"a": x[:, 0], "b": np.array(["p", None] * 10), "label": y}, missing="drop").size == 9
+    with pytest.raises(MupscaleError, match="skip is for tables whose columns have names"):
+        as_data(Pictures(), skip=["a"])
 
 
 class Ragged(Pictures):

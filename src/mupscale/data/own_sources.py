@@ -43,6 +43,7 @@ def as_data(
     target: str | None = None,
     held_out: float = 0.1,
     split_seed: int = 0,
+    **table: Any,
 ) -> Data:
     """Any data of yours as a recipe takes it. A recipe's `data` calls it on what a function of yours returns.
 
@@ -50,6 +51,7 @@ def as_data(
         to train and to evaluate on: a pair, a mapping of "train" and "test", or (x, y, test_x, test_y).
     inputs, target: what to read from examples that have names.
     held_out: without a second part, the share of rows to evaluate on, which `split_seed` chooses.
+    table: of tables with names: skip, task, categories, missing and standardise, as in `TableFile`.
 
     The recipe decides on batches and their order: of a DataLoader its dataset and `collate_fn` are taken. Random
     numbers that an example draws, to augment it, follow from the seed and its position, so that a resume is exact.
@@ -66,8 +68,11 @@ def as_data(
         return _arrays(train, test, held_out, split_seed)
     if _is_table(train) and (test is None or _is_table(test)):
         tables = [columns_of(_name(part), _table(part)) for part in (train, test) if part is not None]
-        settings = TableSettings(target, None if inputs is None else [inputs], held_out=held_out, split_seed=split_seed)
+        shares = {"held_out": held_out, "split_seed": split_seed}
+        settings = TableSettings(target, None if inputs is None else [inputs], **shares, **table)
         return TableFile.of(tables[0], tables[1] if test is not None else None, settings)
+    if table:
+        raise MupscaleError(f"{next(iter(table))} is for tables whose columns have names, and not for {_name(train)}")
     (rows, collate), other = _indexed(train), None if test is None else _indexed(test)
     if other is None:
         chosen = choose_held_out(len(rows), held_out, split_seed, _name(rows))

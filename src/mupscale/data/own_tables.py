@@ -233,7 +233,7 @@ def _is_number(cell: str) -> bool:
 
 def _read_parquet(path: Path) -> Columns:
     reason = f"{path} needs pyarrow to be read"
-    pa, parquet = (require(name, extra="text", reason=reason) for name in ("pyarrow", "pyarrow.parquet"))
+    pa, parquet = (require(name, reason=reason) for name in ("pyarrow", "pyarrow.parquet"))
     try:
         table = parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:

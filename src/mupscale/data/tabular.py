@@ -168,7 +168,6 @@ def _fetch() -> NDArray[np.float32]:
     """The same rows from scikit-learn's copy, downloaded the first time."""
     sklearn = require(
         "sklearn.datasets",
-        extra="all",
         reason="CoverType without a path is fetched with scikit-learn, which is missing",
         remedy=", or give the path of covtype.data.gz",
     )

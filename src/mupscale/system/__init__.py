@@ -29,7 +29,7 @@ from mupscale.system.cores import usable_cores
 from mupscale.system.doors import check_argument, checks_arguments
 from mupscale.system.environment import number_in_environment
 from mupscale.system.errors import Diverged, Interrupted, MupscaleError, PlanError, UncheckedPlan
-from mupscale.system.extras import require
+from mupscale.system.extras import EXTRAS, check_installed, require
 from mupscale.system.files import (
     appearing,
     clear_leftovers,
@@ -82,6 +82,7 @@ from mupscale.system.writing import (
 )
 
 __all__ = [
+    "EXTRAS",
     "NOT_EMPTY",
     "VERSION",
     "Display",
@@ -101,6 +102,7 @@ __all__ = [
     "available_memory",
     "check_argument",
     "check_has_config",
+    "check_installed",
     "check_links",
     "check_tensors",
     "checks_arguments",
