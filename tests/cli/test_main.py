@@ -127,7 +127,7 @@ def test_overview_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_help_teaches_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = helped(capsys, "train", "--help")
+    shown = helped(capsys, "train", "--help-all")
     assert "mupscale train recipes/" in shown
     assert len(shown.splitlines()) < 140
     assert "torch.nn" not in shown  # no list of all modules there are

@@ -127,7 +127,7 @@ def read_run(words: Sequence[str]) -> Recipe:
     from mupscale.train import MAY_CHANGE, Recipe
 
     runs, options = separate_options(words, flags=())
-    if len(runs) != 1 and not {"-h", "--help"} & {name for name, _ in options}:
+    if len(runs) != 1 and not {"-h", "--help", "--help_all"} & {name for name, _ in options}:
         raise UsageError("give the folder of one run" + (f", not {len(runs)}: {', '.join(runs)}" if runs else ""))
     stored = _stored_recipe(Path(runs[0])) if runs else None
     values = {} if stored is None else stored.to_json()
