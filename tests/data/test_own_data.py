@@ -52,12 +52,12 @@ def test_every_line_of_the_page_trains_and_resumes_to_the_bit(line: str, here: P
         (3, 3) if "target: kind" in line else (5, 1) if "height" in line else (2, 2) if "plants}" in line else (3, 2)
     )
     Path("r.yaml").write_text(yaml.safe_dump(recipe(line, *shape)))
-    assert main(["train", "r.yaml", "-q", "--steps", "2", "--out", "half"]) == 0
+    assert main(["train", "r.yaml", "--steps", "2", "--out", "half"]) == 0
     if "target: kind" not in line and "Plants" not in line:
         return
     random.random(), torch.randn(3), np.random.rand()  # the generators stand elsewhere
-    assert main(["train", "r.yaml", "-q", "--resume", "--out", "half"]) == 0
-    assert main(["train", "r.yaml", "-q", "--out", "whole"]) == 0
+    assert main(["train", "r.yaml", "--resume", "--out", "half"]) == 0
+    assert main(["train", "r.yaml", "--out", "whole"]) == 0
     whole, half = (read_snapshot(RunFolder(n).checkpoint(4, sharded=False)).content.model for n in ("whole", "half"))
     assert all(torch.equal(whole[name], half[name]) for name in whole)
 

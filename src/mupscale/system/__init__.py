@@ -19,6 +19,7 @@ tables    tables and sentences that fit the terminal, and tables for notebooks
 torch_files  tensors that torch.save wrote, never code
 extras    optional packages, and how to install them
 callers   how whoever asked says a thing, in Python or to a command, and on which line
+user_key  a key of this user's, to recognise what was written here
 doors     what public functions are given, checked by their type hints
 checkpoint_arguments  a checkpoint, a place and multipliers as a person names them, looked at before torch is imported
 """
@@ -69,6 +70,7 @@ from mupscale.system.terminal import (
 from mupscale.system.torch_files import load_torch
 from mupscale.system.typed_records import NOT_EMPTY, Finite, Must, NotNegative, Positive, parse_record, show_short
 from mupscale.system.unpacking import open_gzip
+from mupscale.system.user_key import is_signed, sign
 from mupscale.system.version import VERSION
 from mupscale.system.writing import (
     check_links,
@@ -116,6 +118,7 @@ __all__ = [
     "html_table",
     "is_out_of_memory",
     "is_process_alive",
+    "is_signed",
     "is_taken",
     "level_of_caller",
     "load_torch",
@@ -151,6 +154,7 @@ __all__ = [
     "show_foreign_errors",
     "show_short",
     "show_table",
+    "sign",
     "sync_folder",
     "terminal_width",
     "text_table",
