@@ -36,7 +36,7 @@ class Command(NamedTuple):
 
     def run(self, words: list[str]) -> int:
         """Import what runs the command, and run it."""
-        if not _TRAINS_NOTHING & set(words):
+        if not _DRAWS_NOTHING & set(words):
             asked = (need.partition(" ") for need in self.needs)
             check_installed([package for package, _, option in asked if option in ("", *words)], "this command")
         module, name = self.function.split(".")
@@ -44,7 +44,7 @@ class Command(NamedTuple):
 
 
 _PICTURES = ("matplotlib",)
-_TRAINS_NOTHING = {"-h", "--help", "--help-all", "--dry-run", "--print-config", "--print_config"}
+_DRAWS_NOTHING = {"-h", "--help", "--help-all", "--dry-run", "--print-config", "--print_config", "--watch"}
 COMMANDS = {
     "train": Command("train a model as a recipe says", "training.train_command"),
     "resume": Command("go on with a run that was stopped", "training.resume_command"),

@@ -68,7 +68,7 @@ def as_data(
         return _arrays(train, test, held_out, split_seed)
     if _is_table(train) and (test is None or _is_table(test)):
         tables = [columns_of(_name(part), _table(part)) for part in (train, test) if part is not None]
-        shares = {"held_out": held_out, "split_seed": split_seed}
+        shares: dict[str, Any] = {"held_out": held_out, "split_seed": split_seed}
         settings = TableSettings(target, None if inputs is None else [inputs], **shares, **table)
         return TableFile.of(tables[0], tables[1] if test is not None else None, settings)
     if table:

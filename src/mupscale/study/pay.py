@@ -122,7 +122,8 @@ class PayStudy:
             tuning = tune_contenders(small[0], trainer, float(self.recipe.optimizer.init_args["lr"]))
             systems = [self._forecast_system(one, trainer, contenders, tuning) for one in small]
             forecast = make_forecast(systems, system.narrow)
-            self.note(forecast["sentence"])
+            if not forecast_only:  # whose summary says it
+                self.note(forecast["sentence"])
             summary = write_pay_words(self._summary(command, system, tuning, systems, forecast, trainer))
             summary.save(self.folder)
             if forecast_only:

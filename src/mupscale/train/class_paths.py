@@ -97,7 +97,7 @@ def load_of_kind(path: str, kind: type[_Kind]) -> Callable[..., _Kind]:
     others: tuple[type, ...] = getattr(kind, "sources", ())  # what can be made into one, as torch's Dataset into Data
     if isinstance(target, type):
         if issubclass(target, (kind, *others)):
-            return target
+            return target  # type: ignore[return-value]
         raise MupscaleError(f"{path} is no {kind_name(kind)}")
     function = target.func if isinstance(target, functools.partial) else target
     if not inspect.isfunction(function) or not (others or _may_give(function, kind)):

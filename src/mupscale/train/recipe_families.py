@@ -87,7 +87,7 @@ def make_data(spec: Spec) -> Data:
     7
     """
     try:
-        return as_data(spec.call(load_of_kind(spec.class_path, Data)))  # type: ignore[type-abstract]
+        return as_data(spec.call(load_of_kind(spec.class_path, Data)))
     except MupscaleError as error:
         if spec.class_path.startswith("mupscale."):
             raise
