@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="mupscale-tests-")  # no test writes into a user's own
+atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 os.environ.pop("COLUMNS", None)  # pytest-xdist says 80 to its workers, as if output went to a terminal
 
 

@@ -18,6 +18,7 @@ from jsonargparse import ArgumentParser
 import mupscale.cli
 from mupscale.cli.command_table import COMMANDS
 from mupscale.cli.help_texts import HELP_FILE
+from mupscale.cli.spelling import HELP_ALL
 
 STORED = ("train", "resume", "run", "sweep", "transfer-check", "curves", "data tokenize", "data info")
 
@@ -26,7 +27,7 @@ def parser_of(command: str) -> ArgumentParser:
     """The parser that shows a command's help."""
     seen: list[ArgumentParser] = []
     with mock.patch.object(ArgumentParser, "print_help", lambda self, *_: seen.append(self)), suppress(SystemExit):
-        COMMANDS[command].run(["--help"])
+        COMMANDS[command].run([HELP_ALL])
     return seen[0]
 
 

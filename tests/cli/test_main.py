@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -127,7 +128,7 @@ def test_overview_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_help_teaches_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = helped(capsys, "train", "--help")
+    shown = helped(capsys, "train", "--help-all")
     assert "mupscale train recipes/" in shown
     assert len(shown.splitlines()) < 140
     assert "torch.nn" not in shown  # no list of all modules there are
@@ -403,15 +404,16 @@ def test_ctrl_c_and_resume(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["train", "mine.yaml", "--steps", "60", "--out", "whole"]) == 0
     assert main(["train", "mine.yaml", "--data", "mine.Interrupted"]) == 130
     assert records(run)[-1]["status"] == "interrupted"
-    assert f"mupscale resume {run.relative_to(here)} --trust mine" in capsys.readouterr().out
+    assert f"mupscale resume {run.relative_to(here)}\n" in capsys.readouterr().out
     stopped = int(str(records(run)[-1]["step"]))
     assert stopped < 20
     assert "optimizer cannot change in the middle of a run" in line(
         capsys, ["resume", str(run), "--optimizer.lr", "1"], 2
     )
     assert "did you mean --steps?" in line(capsys, ["resume", str(run), "--step", "60"], 2)
-    assert "say so: --trust mine" in line(capsys, ["resume", str(run), "--steps", "60"], 1)
-    assert main(["resume", str(run), "--steps", "60", "--log_every", "20", "--trust", "mine"]) == 0
+    shutil.copytree(run, here / "copy")
+    assert "say so: --trust mine" in line(capsys, ["resume", "copy", "--steps", "60"], 1)
+    assert main(["resume", str(run), "--steps", "60", "--log_every", "20"]) == 0
     losses = [[r["loss"] for r in records(path) if r["kind"] == "eval"] for path in (here / "whole", run)]
     assert losses[0] == losses[1] != []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -15,6 +16,7 @@ import pytest
 import mupscale
 from mupscale.cli.command_table import COMMANDS
 from mupscale.cli.help_texts import HELP_FILE, stored_help
+from mupscale.cli.spelling import MAIN_OPTIONS
 
 SOURCE = Path(__file__).parents[2] / "src"
 HEAVY = ("torch", "numpy", "safetensors", "transformers", "optuna", "matplotlib")
@@ -53,7 +55,7 @@ except SystemExit:
         (["upscale", "small", str(SOURCE)], "exists already"),
         (["verify", "--help"], "usage: mupscale verify"),
         (["limit", "mlp", "--help"], "usage: mupscale limit mlp"),
-        (["train", "--help"], "--evaluation.every"),
+        (["train", "--help-all"], "--evaluation.every"),
         (["run", "--help"], "--study.widths"),
         (["sweep", "-h"], "--study.widths"),
         (["data", "tokenize", "--help"], "usage: mupscale data tokenize"),
@@ -66,17 +68,31 @@ def test_answers_without_torch(words: list[str], said: str) -> None:
     assert not modules & set(HEAVY)
 
 
-@pytest.mark.parametrize("columns", ["60", "80", "120"])
+@pytest.mark.parametrize(("columns", "asked"), [("60", "--help"), ("80", "--help-all"), ("120", "--help")])
 def test_the_stored_help_is_what_the_parsers_show(
-    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    columns: str, asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     stored = json.loads((SOURCE / "mupscale" / "cli" / HELP_FILE).read_text(encoding="utf-8"))
     assert {"train", "resume", "run", "sweep"} <= stored.keys()
     for command in stored:
         with pytest.raises(SystemExit):
-            COMMANDS[command].run(["--help"])
-        assert capsys.readouterr().out.rstrip("\n") == stored_help(command, ["--help"]), "python tools/store_help.py"
+            COMMANDS[command].run([asked])
+        assert capsys.readouterr().out.rstrip("\n") == stored_help(command, [asked]), "python tools/store_help.py"
+
+
+@pytest.mark.parametrize("command", MAIN_OPTIONS)
+def test_help_shows_the_options_that_matter_and_help_all_the_rest(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = {}
+    for asked in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            COMMANDS[command].run([asked])
+        shown[asked] = re.findall(r"^  (?:-h, )?(--[\w.-]+)", capsys.readouterr().out, re.M)
+    assert {f"--{name}" for name in MAIN_OPTIONS[command].split()} | {"--help", "--help-all"} == set(shown["--help"])
+    assert len(shown["--help"]) <= 13
+    assert len(shown["--help-all"]) > 40
 
 
 def test_help_that_names_more_is_the_parsers_own() -> None:

@@ -9,15 +9,15 @@ from mupscale.system import MupscaleError, require, usable_cores
 
 
 def test_a_package_that_is_there() -> None:
-    assert require("os.path", extra="sweep", reason="sweeps need os.path") is os.path
+    assert require("os.path", reason="sweeps need os.path") is os.path
 
 
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(MupscaleError, match=r"^sweeps need optuna: pip install 'mupscale\[sweep\]'$"):
-        require("optuna", extra="sweep", reason="sweeps need optuna")
+        require("optuna", reason="sweeps need optuna")
     with pytest.raises(MupscaleError, match=r"^no optuna: pip install 'mupscale\[sweep\]', or take another$"):
-        require("optuna", extra="sweep", reason="no optuna", remedy=", or take another")
+        require("optuna", reason="no optuna", remedy=", or take another")
 
 
 def test_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mupscale.system import MupscaleError
-from mupscale.train import Recipe, Spec, StoredRecipe, packages_to_trust, run_recipe
+from mupscale.train import Recipe, RunFolder, Spec, StoredRecipe, packages_to_trust, run_recipe
 
 MLP = {"class_path": "mupscale.models.MLP", "init_args": {"d_in": 54, "d_out": 7}}
 DATA = {"class_path": "mupscale.data.CoverTypeSample", "init_args": {}}
@@ -167,3 +169,128 @@ def test_a_recipe_of_ones_own_says_its_kind_of_mistake_too() -> None:
         Recipe.from_json({**VALUES, "optimizer": {**SGD, "init_args": {"lr": "x"}}})
     with pytest.raises(MupscaleError, match="lr is -1"):
         Recipe(Spec(**MLP), Spec(**DATA), Spec("torch.optim.SGD", {"lr": -1}), width=8, base=8, steps=2, batch=2)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def own(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a run that this user has begun, with a class of his own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(here / "config"))
+    begin(here / "own", recipe())
+    yield here / "own"
+    sys.modules.pop("mine", None)
+
+
+def recipe(**changed: Any) -> Recipe:
+    return Recipe.from_json({**VALUES, "model": {"class_path": "mine.Net", "init_args": {}}, **changed})
+
+
+def begin(place: Path, recipe: Recipe, *, resume: bool = False) -> None:
+    """As a run writes its folder when it begins."""
+    folder = RunFolder(place)
+    folder.begin(resume)
+    folder.go_on(recipe, 0)
+    folder.release()
+
+
+def trusted(place: Path) -> list[str]:
+    return StoredRecipe.read(place / "recipe.json").packages_if_own()
+
+
+def test_an_own_run_is_known_again_and_stays_so_when_it_is_resumed(own: Path) -> None:
+    assert trusted(own) == ["mine", "mupscale", "torch"]
+    begin(own, recipe(steps=9, callbacks=["mine.Callback"]), resume=True)
+    assert trusted(own) == ["mine", "mupscale", "torch"]
+    link = own.with_name("link")
+    link.symlink_to(own)
+    assert trusted(link)
+    key = own.parent / "config" / "mupscale" / "key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert key.stat().st_size == 32
+    assert [path.name for path in key.parent.iterdir()] == ["key"]
+
+
+def test_a_run_without_classes_of_ones_own_makes_no_key(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(here / "config"))
+    begin(here / "plain", Recipe.from_json(VALUES))
+    assert not (here / "config").exists()
+
+
+def changed_recipe(own: Path) -> Path:
+    values = json.loads((own / "recipe.json").read_text())
+    values["model"]["class_path"] = "mine.run"
+    (own / "recipe.json").write_text(json.dumps(values))
+    return own
+
+
+def changed_arguments(own: Path) -> Path:
+    values = json.loads((own / "recipe.json").read_text())
+    values["model"]["init_args"] = {"d_in": 3}
+    (own / "recipe.json").write_text(json.dumps(values))
+    return own
+
+
+def copied(own: Path) -> Path:
+    return Path(shutil.copytree(own, own.with_name("theirs")))
+
+
+def signed_by_another(own: Path) -> Path:
+    """Another user, or the same one on another machine."""
+    (own.parent / "config" / "mupscale" / "key").write_bytes(os.urandom(32))
+    return own
+
+
+def without_key(own: Path) -> Path:
+    (own.parent / "config" / "mupscale" / "key").unlink()
+    return own
+
+
+def key_for_all_to_read(own: Path) -> Path:
+    (own.parent / "config" / "mupscale" / "key").chmod(0o644)
+    return own
+
+
+def key_is_a_link(own: Path) -> Path:
+    key = own.parent / "config" / "mupscale" / "key"
+    key.rename(own / "key")
+    key.symlink_to(own / "key")
+    return own
+
+
+def no_signature(own: Path) -> Path:
+    (own / "own.json").write_text('{"signature": ["a", 1]}')
+    return own
+
+
+def signature_is_a_pipe(own: Path) -> Path:
+    (own / "own.json").unlink()
+    os.mkfifo(own / "own.json")
+    return own
+
+
+def resumed_by_trust(own: Path) -> Path:
+    """Somebody's folder does not become one's own by --trust, which is for one command."""
+    theirs = copied(own)
+    begin(theirs, recipe(steps=9), resume=True)
+    return theirs
+
+
+def other_module(own: Path) -> Path:
+    """The same name in another current folder, as where somebody sends a module along."""
+    (own.parent / "download").mkdir()
+    (own.parent / "mine.py").rename(own.parent / "download" / "mine.py")
+    sys.modules.pop("mine", None)
+    os.chdir(own.parent / "download")
+    return own
+
+
+FORGED = (changed_recipe, changed_arguments, copied, signed_by_another, without_key, key_for_all_to_read, key_is_a_link)
+FORGED += (no_signature, signature_is_a_pipe, resumed_by_trust, other_module)
+
+
+@pytest.mark.parametrize("forge", FORGED, ids=lambda forge: forge.__name__)
+def test_no_folder_of_somebody_else_counts_as_own(forge: Callable[[Path], Path], own: Path) -> None:
+    assert trusted(own)
+    place = forge(own)
+    assert trusted(place) == []
+    with pytest.raises(MupscaleError, match="--trust mine"):
+        StoredRecipe.read(place / "recipe.json").load(trusted(place))

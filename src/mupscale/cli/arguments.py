@@ -13,7 +13,16 @@ from functools import partial
 from importlib import import_module
 from typing import Any, TextIO
 
-from mupscale.cli.spelling import HELP_COLUMN, as_the_parser_has_them, fill_help, with_hyphens, with_underscores
+from mupscale.cli.spelling import (
+    HELP_ALL,
+    HELP_COLUMN,
+    MAIN_OPTIONS,
+    as_the_parser_has_them,
+    fill_help,
+    is_main_option,
+    with_hyphens,
+    with_underscores,
+)
 from mupscale.system import MupscaleError, printable, read_regular, show, terminal_width, wrap_text
 
 MOST_BYTES, MOST_VALUES, MOST_DEPTH = 1 << 20, 100_000, 100
@@ -44,6 +53,8 @@ def make_parser(command: str, usage: str, about: str) -> Any:
         exit_on_error=False,
         allow_abbrev=False,
     )
+    all_options = "show every option" if command in MAIN_OPTIONS else SUPPRESS
+    parser.add_argument(HELP_ALL, action="help", help=all_options)
     parser._print_message = _print_message  # argparse's own says nothing where the help cannot be written
     dump = parser.dump  # without a format for --print-config alone, whose recipe may be somebody's file
     parser.dump = lambda *what, **how: (str if "format" in how else partial(printable, lines=True))(dump(*what, **how))
@@ -63,6 +74,11 @@ def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:
             action.help, action.metavar = "print the whole recipe and exit", ""
     check_words(arguments)
     words = as_the_parser_has_them(arguments, parser._option_string_actions)
+    if {"-h", "--help"} & set(words):  # and not otherwise: what is suppressed is left out of the values, too
+        command = parser.prog.removeprefix("mupscale ")
+        for action in parser._actions:
+            if action.option_strings and not is_main_option(command, action.option_strings):
+                action.help = SUPPRESS
     try:
         return parser.parse_args(words)
     except ArgumentError as error:
@@ -142,7 +158,7 @@ def read_value(text: str | None) -> Any:
 
 def separate_options(arguments: Sequence[str], flags: Iterable[str]) -> tuple[list[str], list[Option]]:
     """Words that stand alone, and the options with their values; only `flags` have none."""
-    flags = {"-h", "--help", *map(with_underscores, flags)}
+    flags = {"-h", "--help", with_underscores(HELP_ALL), *map(with_underscores, flags)}
     alone: list[str] = []
     options: list[Option] = []
     rest = list(arguments)

@@ -20,46 +20,68 @@ from mupscale.cli.arguments import UsageError
 from mupscale.cli.failures import failure_sentence, give_up_stdout, has_current_folder, prepare_streams, print_failure
 from mupscale.cli.help_texts import stored_help
 from mupscale.cli.own_modules import finding_own_modules
-from mupscale.system import VERSION, Interrupted, asked_by_command, set_loudness, show, wrap_text
+from mupscale.system import VERSION, Interrupted, asked_by_command, check_installed, set_loudness, show, wrap_text
 
 
 class Command(NamedTuple):
-    """What a command is for, in a line; the module of cli and the function that run it; whether it goes on again."""
+    """What a command is for, in a line; the module of cli and the function that run it; whether it goes on again.
+
+    needs: optional packages that it will need, each followed by the option that asks for it, if one does.
+    """
 
     about: str
     function: str
     resumable: bool = False
+    needs: tuple[str, ...] = ()
 
     def run(self, words: list[str]) -> int:
         """Import what runs the command, and run it."""
+        if not _DRAWS_NOTHING & set(words):
+            asked = (need.partition(" ") for need in self.needs)
+            check_installed([package for package, _, option in asked if option in ("", *words)], "this command")
         module, name = self.function.split(".")
         return int(getattr(import_module(f"mupscale.cli.{module}"), name)(words))
 
 
+_PICTURES = ("matplotlib",)
+_DRAWS_NOTHING = {"-h", "--help", "--help-all", "--dry-run", "--print-config", "--print_config", "--watch"}
 COMMANDS = {
     "train": Command("train a model as a recipe says", "training.train_command"),
     "resume": Command("go on with a run that was stopped", "training.resume_command"),
-    "family": Command("every size of a model out of one growing run", "studies.family_command", True),
-    "run": Command("does growing pay? four ways to spend the same FLOPs, tuned small", "studies.run_command", True),
-    "sweep": Command("tune at the small widths alone, or help others do it", "studies.sweep_command", True),
-    "transfer-check": Command(
-        "does the optimum stay where it is as widths grow?", "studies.transfer_check_command", True
+    "family": Command("every size of a model out of one growing run", "studies.family_command", True, _PICTURES),
+    "run": Command(
+        "does growing pay? four ways to spend the same FLOPs, tuned small",
+        "studies.run_command",
+        True,
+        (*_PICTURES, "optuna --paper"),
     ),
-    "report": Command("a page of pictures from a study's folder", "studies.report_command"),
-    "curves": Command("draw the losses of runs into one picture", "training.curves_command"),
+    "sweep": Command(
+        "tune at the small widths alone, or help others do it", "studies.sweep_command", True, ("optuna",)
+    ),
+    "transfer-check": Command(
+        "does the optimum stay where it is as widths grow?", "studies.transfer_check_command", True, _PICTURES
+    ),
+    "report": Command("a page of pictures from a study's folder", "studies.report_command", needs=_PICTURES),
+    "curves": Command("draw the losses of runs into one picture", "training.curves_command", needs=_PICTURES),
     "recipes": Command("list the recipes that ship", "shipped_list.recipes_command"),
     "upscale": Command("make a Hugging Face checkpoint wider, exactly", "checkpoints.upscale_command"),
     "verify": Command("do a checkpoint and its wider one compute, and train, alike?", "checkpoints.verify_command"),
     "inspect": Command("what upscaling would do to a checkpoint, as a table", "checkpoints.inspect_command"),
     "limit examples": Command(
-        "the paper's worked examples at infinite width, and finite networks", "infinite_width.limit_examples_command"
+        "the paper's worked examples at infinite width, and finite networks",
+        "infinite_width.limit_examples_command",
+        needs=_PICTURES,
     ),
     "limit mlp": Command(
-        "upscale an MLP at infinite width and at finite ones: do they meet?", "infinite_width.limit_mlp_command"
+        "upscale an MLP at infinite width and at finite ones: do they meet?",
+        "infinite_width.limit_mlp_command",
+        needs=_PICTURES,
     ),
-    "limit sweep": Command("tune noise and learning rate at infinite width", "infinite_width.limit_sweep_command"),
+    "limit sweep": Command(
+        "tune noise and learning rate at infinite width", "infinite_width.limit_sweep_command", needs=_PICTURES
+    ),
     "data tokenize": Command("turn text into tokens, once", "tokens.tokenize_command", resumable=True),
-    "data info": Command("what a folder of tokens holds", "tokens.info_command"),
+    "data info": Command("what a folder of tokens, or a CSV or Parquet file, holds", "tokens.info_command"),
 }
 """In the order in which `mupscale --help` lists them. A name of two words, such as `data info`, is one of a group."""
 

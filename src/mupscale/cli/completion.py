@@ -10,6 +10,7 @@ from contextlib import redirect_stdout, suppress
 
 from mupscale.cli.arguments import UsageError
 from mupscale.cli.shipped_list import shipped_recipes
+from mupscale.cli.spelling import HELP_ALL
 
 SHELLS = ("bash", "zsh", "fish")
 _TAKE_RECIPES = ("train", "run", "sweep", "transfer-check")
@@ -70,7 +71,7 @@ def options_of(run: Callable[[list[str]], int]) -> list[str]:
     """The options that a command's help shows."""
     shown = io.StringIO()
     with redirect_stdout(shown), suppress(SystemExit):
-        run(["--help"])
+        run([HELP_ALL])
     names = re.findall(r"^  (?:-\w, )?(--[a-z][\w.+-]*)", shown.getvalue(), re.M)
     return sorted({name for name in names if not name.endswith(".help")})
 

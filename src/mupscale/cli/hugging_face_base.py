@@ -42,7 +42,7 @@ def with_hugging_face_base(words: Sequence[str], flags: Sequence[str], unasked: 
     names, options = separate_options(words, flags=(*flags, "--print_config"))
     given = dict(options)
     folder = given.get("--from")
-    if folder is None or not is_hugging_face(folder) or {"-h", "--help", "--print_config"} & given.keys():
+    if folder is None or not is_hugging_face(folder) or {"-h", "--help", "--help_all", "--print_config"} & given.keys():
         return list(words)
     files = [read_yaml(find_recipe(name)) for name in [*names, *(v or "" for n, v in options if n == "--config")]]
     told = {name.removeprefix("--").partition(".")[0] for name in given} | {name for file in files for name in file}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -21,6 +23,7 @@ from mupscale.cli.arguments import (
 from mupscale.cli.output_places import says_nothing_is_written
 from mupscale.cli.own_modules import allow_modules, named_classes
 from mupscale.cli.shipped_list import find_recipe
+from mupscale.system import MupscaleError
 
 NO_GROWTH: Option = ("--grow", "[]")
 """Drops the growth events read so far."""
@@ -45,6 +48,7 @@ def read_recipe_values(
     check_words(words)
     allow_named_classes(options)
     allow_modules(named_classes(list(files.values())))
+    _announce_data(files.values(), options)
     if not files and not options:
         raise UsageError("give a recipe, such as mlp-covtype-tiny (mupscale recipes lists those that ship)")
     parser = _recipe_parser(command, usage, about, _width_arguments(files.values(), options))
@@ -58,6 +62,23 @@ def read_recipe_values(
     if says_nothing_is_written(read.get("out")):
         read["out"] = None
     return read
+
+
+def _announce_data(files: Iterable[dict[str, Any]], options: Iterable[Option]) -> None:
+    """Let a recipe's data be any function: the parser takes those alone that say, by an annotation, that they give it.
+
+    What the function gives is looked at when it is called.
+    """
+    from mupscale.data import Data
+    from mupscale.train import import_path
+
+    named = [values.get("data") for values in files]
+    paths = [value.get("class_path") if isinstance(value, dict) else value for value in named]
+    for path in [*paths, *(value for name, value in options if name in ("--data", "--data.class_path"))]:
+        with suppress(MupscaleError):  # the parser says it better
+            target = import_path(path) if isinstance(path, str) and "." in path else None
+            if inspect.isfunction(target):
+                target.__annotations__["return"] = Data
 
 
 def allow_named_classes(options: Iterable[Option]) -> None:
@@ -90,7 +111,7 @@ def _recipe_parser(command: str, usage: str, about: str, width_arguments: Iterab
     parser.add_argument("--config", action="config", help="a recipe, as without --config")
     for name, base, skip, meaning in (
         ("model", nn.Module, set(width_arguments), "mupscale.models.MLP, ResNet18, GPT2, or a module of your own"),
-        ("data", Data, set(), "mupscale.data.CoverType, CIFAR100, Text …, or a mupscale.data.Data of your own"),
+        ("data", (Data, *Data.sources), set(), "mupscale.data.TableFile, Text …, or your own Dataset or function"),
         ("optimizer", Optimizer, {"params"}, "torch.optim.SGD, AdamW …; its lr, weight decay and eps are at the base"),
     ):
         parser.add_subclass_arguments(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -85,7 +86,8 @@ One page with the answer to what mupscale run asked: what was compared, at which
 it took. Opens from disk, without a network.
 
   mupscale report runs/mlp-covtype-demo                       a study
-  mupscale report runs/adamw runs/sgd --out both              two of them on one page"""
+  mupscale report runs/adamw runs/sgd --out both              two of them on one page
+  mupscale report runs/mlp-covtype-demo --watch               the losses so far, in a browser, while it trains"""
 
 
 @may_write_nothing("--dry-run", "--forecast", "--paper", "--when")
@@ -275,16 +277,33 @@ def transfer_check_command(words: list[str]) -> int:
 
 def report_command(words: list[str]) -> int:
     """mupscale report RUN …"""
-    runs, options = separate_options(words, flags=())
-    parser = make_parser("report", "RUN [RUN …] [--out FOLDER]", REPORT)
+    runs, options = separate_options(words, flags=("--watch",))
+    parser = make_parser("report", "RUN [RUN …] [--out FOLDER] [--watch]", REPORT)
     parser.add_argument("--out", type=str | None, help="folder of the page and its pictures (default: RUN/report)")
-    out = parse_arguments(parser, join_options(options)).out
+    parser.add_argument("--watch", action="store_true", help="serve a page of the losses so far, on this machine alone")
+    parser.add_argument("--port", type=int, default=6007, help="of that page")
+    parsed = parse_arguments(parser, join_options(options))
+    out = parsed.out
     if not runs:
         raise UsageError("give the folder of at least one run, such as runs/mlp-covtype-demo")
+    if parsed.watch:
+        return _watch(runs, parsed.port)
     with pausing_garbage_collection():
         from mupscale.report import write_report
 
         show(f"Report: {write_report(runs, None if out is None else Path(out))}")
+    return 0
+
+
+def _watch(runs: Sequence[str], port: int) -> int:
+    """Serve the page of a folder until Ctrl-C."""
+    from mupscale.cli.live_page import make_server
+
+    if len(runs) > 1:
+        raise UsageError(f"--watch shows one folder, and not {len(runs)}: give the one that the runs lie in")
+    with make_server(Path(runs[0]), port) as server, suppress(KeyboardInterrupt):
+        print_at_once(f"http://127.0.0.1:{server.server_address[1]}/ shows {runs[0]}; Ctrl-C ends it")
+        server.serve_forever()
     return 0
 
 

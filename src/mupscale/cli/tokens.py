@@ -13,6 +13,12 @@ Turn text into tokens, once: a folder of memory-mapped shards and an index, whic
   mupscale data tokenize books.jsonl.gz data/books --vocab 8192     with a BPE trained on the text itself
   mupscale data tokenize 'web/*.parquet' data/web --gpt2 gpt2-bpe   with GPT-2's, from encoder.json and vocab.bpe"""
 
+INFO = """\
+What a folder of tokens holds, or what a table in a file becomes.
+
+  mupscale data info data/books
+  mupscale data info plants.csv --target kind"""
+
 
 def tokenize_command(words: list[str]) -> int:
     """mupscale data tokenize SOURCE OUT."""
@@ -22,10 +28,10 @@ def tokenize_command(words: list[str]) -> int:
 
 
 def info_command(words: list[str]) -> int:
-    """mupscale data info FOLDER."""
+    """mupscale data info FOLDER or FILE."""
     from mupscale.data import info
 
-    return _call("data info", "FOLDER", "What a folder of tokens holds.", info, words)
+    return _call("data info", "FOLDER | FILE [--target COLUMN]", INFO, info, words)
 
 
 def _call(command: str, usage: str, about: str, function: Callable[..., Any], words: list[str]) -> int:

@@ -41,10 +41,11 @@ Go on with a run from its last checkpoint, exactly where it stood.
 
   mupscale resume runs/mlp-covtype
   mupscale resume runs/mlp-covtype --steps 20000 --grow+ '{at: 15000, width: 2000, noise: 1}'
-  mupscale resume runs/mine --trust my_models                       with classes of your own, in my_models.py
+  mupscale resume runs/theirs --trust their_models                  with classes of theirs, in their_models.py
 
-The folder may be somebody else's: what it names is loaded if it is mupscale's, torch.nn's or torch.optim's, or of a
-package that you trust. What made the run what it is stays; what may change is below."""
+A run that you began yourself, on this machine, may load your own classes. Of any other folder, what it names is loaded
+if it is mupscale's, torch.nn's or torch.optim's, or of a package that you trust. What made the run what it is stays;
+what may change is below."""
 
 CURVES = """\
 Draw the losses of runs into one picture, and where they grew.
@@ -127,7 +128,7 @@ def read_run(words: Sequence[str]) -> Recipe:
     from mupscale.train import MAY_CHANGE, Recipe, with_copies
 
     runs, options = separate_options(words, flags=())
-    if len(runs) != 1 and not {"-h", "--help"} & {name for name, _ in options}:
+    if len(runs) != 1 and not {"-h", "--help", "--help_all"} & {name for name, _ in options}:
         raise UsageError("give the folder of one run" + (f", not {len(runs)}: {', '.join(runs)}" if runs else ""))
     stored = _stored_recipe(Path(runs[0])) if runs else None
     values = {} if stored is None else with_copies(stored.to_json())
@@ -147,6 +148,7 @@ def read_run(words: Sequence[str]) -> Recipe:
     parser.add_argument("--trust", type=list[str], default=[], metavar="PACKAGE", help=TRUST)
     trust, others = _separate_trust(options)
     check_words(words)
+    trust += [] if stored is None else stored.packages_if_own()
     allow_modules(trust)
     allow_named_classes(others)
     changed = plain_values(parser, parse_arguments(parser, join_options(replace_growth(others))))

@@ -207,7 +207,7 @@ def _pick(fields: dict[str, Any], field: str, where: str) -> Any:
 def _rows(file: Path, field: str, skip: int) -> Iterator[_Raw]:
     """The rows of a Parquet file, row group by row group, so that it can be larger than memory."""
     reason = f"{file} needs pyarrow to be read"
-    pa, parquet = (require(name, extra="text", reason=reason) for name in ("pyarrow", "pyarrow.parquet"))
+    pa, parquet = (require(name, reason=reason) for name in ("pyarrow", "pyarrow.parquet"))
     size, number = file.stat().st_size, 0
     try:
         with parquet.ParquetFile(file) as opened:
@@ -232,7 +232,7 @@ def _rows(file: Path, field: str, skip: int) -> Iterator[_Raw]:
 
 def _dataset(source: str, field: str, skip: int) -> Iterator[_Raw]:
     """The training split of a dataset, streamed."""
-    datasets = require("datasets", extra="all", reason=f"{source} needs the datasets library")
+    datasets = require("datasets", reason=f"{source} needs the datasets library")
     _, name, *config = source.split(":", 2)
     try:
         rows = datasets.load_dataset(name, *config, split="train", streaming=True)

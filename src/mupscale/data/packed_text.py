@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.data.documents import Errors
+from mupscale.data.own_tables import TableFile
 from mupscale.data.packing import pack, shown_progress
 from mupscale.data.shards import PARTS, TOKENIZER, Index
 from mupscale.data.tokenizer_choice import load_tokenizer
@@ -63,11 +64,12 @@ def tokenize(
     return Path(out)
 
 
-def info(tokens: str) -> None:
-    """Print what a folder of packed tokens holds, and how its text begins.
+def info(tokens: str, *, target: str | None = None) -> None:
+    """Print what a folder of packed tokens holds, or what a table in a file becomes.
 
     Args:
-        tokens: the folder
+        tokens: the folder, or a CSV or Parquet file
+        target: the column of a table to predict
 
     Example:
         >>> import tempfile
@@ -82,6 +84,8 @@ def info(tokens: str) -> None:
         begins      two<|endoftext|>
     """
     folder = Path(tokens).expanduser()
+    if folder.is_file():
+        return _show_table(TableFile(tokens, target))
     index = Index.read(folder)
     shards = {part: index.open(folder, part) for part in PARTS}
     rows = {
@@ -96,3 +100,17 @@ def info(tokens: str) -> None:
     lines = [printable(line) for line in beginning.strip().splitlines()[:4]]
     show(*(f"{name:<12}{printable(value)}" for name, value in rows.items()))
     show(f"{'begins':<12}" + "\n            ".join(lines))
+    return None
+
+
+def _show_table(table: TableFile) -> None:
+    """What a recipe has to say about a table, and what to look at before it does."""
+    task = f"classification: {', '.join(table.labels)}" if table.labels else "regression, standardised"
+    rows = {
+        "rows": f"{table.size:,} to train on, {len(table.split.test_y):,} held out",
+        "inputs": ", ".join(table.inputs),
+        "target": task,
+        "the model": f"d_in: {len(table.inputs)}, d_out: {len(table.labels) or 1}",
+        "the loss": "mupscale.train.cross_entropy (the default)" if table.labels else "torch.nn.functional.mse_loss",
+    }
+    show(*(f"{name:<12}{printable(value)}" for name, value in rows.items()))

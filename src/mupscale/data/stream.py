@@ -9,10 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from mupscale.system import derive, generator
 
@@ -26,6 +27,7 @@ class Data(ABC):
     unit, per_example: what metrics count, and how many of them an example holds (a window of text: its tokens).
     classes: how many outputs a model needs; None where that has no meaning.
     rows_on: where `examples` takes its rows, if not on the device: what the CPU reads must not wait for a GPU.
+    sources: other classes that a recipe may name as its data, which `as_data` makes into one.
 
     >>> class Squares(Data):
     ...     size = 100
@@ -45,6 +47,7 @@ class Data(ABC):
     classes: int | None = None
     device: torch.device = torch.device("cpu")
     rows_on: torch.device | None = None
+    sources: ClassVar[tuple[type, ...]] = (Dataset,)
 
     @property
     @abstractmethod

@@ -109,7 +109,7 @@ def choose_test_rows(labels: Tensor, fraction: float, seed: int) -> Tensor:
 def _read(path: Path) -> NDArray[np.float32]:
     """The rows of the file as they stand: 54 features and a class."""
     try:
-        with _open(path) as file, warnings.catch_warnings():
+        with open_maybe_zipped(path) as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "loadtxt: input contained no data")
             table = np.loadtxt(file, dtype=np.float32, delimiter=",", comments=None, ndmin=2)
         if table.size == 0:
@@ -129,11 +129,11 @@ def _read(path: Path) -> NDArray[np.float32]:
         raise MupscaleError(
             f"cannot read {path}: {error.strerror or error}; path names UCI's covtype.data.gz"
         ) from None
-    with _open(path) as file:
+    with open_maybe_zipped(path) as file:
         raise MupscaleError(f"{path}, {_first_problem(file) or problem}; {LAYOUT}")
 
 
-def _open(path: Path) -> IO[bytes]:
+def open_maybe_zipped(path: Path) -> IO[bytes]:
     """The file, through gzip where its first bytes say so, whatever its name."""
     with path.open("rb") as file:
         zipped = file.read(2) == b"\x1f\x8b"
@@ -168,7 +168,6 @@ def _fetch() -> NDArray[np.float32]:
     """The same rows from scikit-learn's copy, downloaded the first time."""
     sklearn = require(
         "sklearn.datasets",
-        extra="all",
         reason="CoverType without a path is fetched with scikit-learn, which is missing",
         remedy=", or give the path of covtype.data.gz",
     )

@@ -154,7 +154,7 @@ def one_thread_each() -> Iterator[None]:
 
 def tokenizers_package() -> Any:
     """The library that reads and learns byte-pair encodings."""
-    return require("tokenizers", extra="text", reason="byte-pair encoding needs tokenizers")
+    return require("tokenizers", reason="byte-pair encoding needs tokenizers")
 
 
 def _with_gpt2_words(model: Any) -> Any:

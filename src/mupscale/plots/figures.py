@@ -18,7 +18,7 @@ def figure(width: float = 7.0, height: float = 4.2, columns: int = 1) -> tuple[A
     >>> ax.spines["top"].get_visible()
     False
     """
-    require("matplotlib", extra="plots", reason="pictures need matplotlib")
+    require("matplotlib", reason="pictures need matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -42,7 +42,7 @@ def save_figure(fig: Any, path: Path) -> Path:
     """
     path = path if path.suffix else path.with_suffix(".png")
     kind = path.suffix.removeprefix(".")
-    matplotlib: Any = require("matplotlib", extra="plots", reason="pictures need matplotlib")
+    matplotlib: Any = require("matplotlib", reason="pictures need matplotlib")
     for text in fig.findobj(lambda part: hasattr(part, "set_usetex")):
         text.set_usetex(False)  # a matplotlibrc in the current folder may ask for LaTeX, with its own code
     try:

@@ -237,7 +237,7 @@ def styled(salt: str) -> Iterator[None]:
     ...     matplotlib.rcParams["svg.hashsalt"]
     'loss'
     """
-    matplotlib = require("matplotlib", extra="plots", reason="pictures need matplotlib")
+    matplotlib = require("matplotlib", reason="pictures need matplotlib")
     rc: Any = {**_STYLE, "svg.hashsalt": salt}
     with matplotlib.rc_context(rc):
         yield

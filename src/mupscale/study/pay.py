@@ -125,7 +125,7 @@ class PayStudy:
             small = [self._train_small(one, trainer, tuning) for one in self.small]
             forecast = make_forecast(small, self.system.narrow)
             forecast["size"] = self._forecast_size(small)
-            for said in (forecast, forecast["size"]):
+            for said in () if forecast_only else (forecast, forecast["size"]):  # its summary says it
                 if "sentence" in said:
                     self.note(said["sentence"])
             summary = StudySummary(

@@ -83,7 +83,7 @@ def _open(place: str, patience: float) -> BaseStorage:
 
 def load_optuna() -> Any:
     """Optuna, without its running commentary."""
-    optuna = require("optuna", extra="sweep", reason="sweeps need optuna")
+    optuna = require("optuna", reason="sweeps need optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # what it warns of, it then raises
     return optuna
 

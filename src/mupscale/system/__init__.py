@@ -19,6 +19,7 @@ tables    tables and sentences that fit the terminal, and tables for notebooks
 torch_files  tensors that torch.save wrote, never code
 extras    optional packages, and how to install them
 callers   how whoever asked says a thing, in Python or to a command, and on which line
+user_key  a key of this user's, to recognise what was written here
 doors     what public functions are given, checked by their type hints
 checkpoint_arguments  a checkpoint, a place and multipliers as a person names them, looked at before torch is imported
 """
@@ -29,7 +30,7 @@ from mupscale.system.cores import usable_cores
 from mupscale.system.doors import check_argument, checks_arguments
 from mupscale.system.environment import number_in_environment
 from mupscale.system.errors import Diverged, Interrupted, MupscaleError, PlanError, ReplicaWarning, UncheckedPlan
-from mupscale.system.extras import require
+from mupscale.system.extras import EXTRAS, check_installed, require
 from mupscale.system.files import (
     appearing,
     clear_leftovers,
@@ -69,6 +70,7 @@ from mupscale.system.terminal import (
 from mupscale.system.torch_files import load_torch
 from mupscale.system.typed_records import NOT_EMPTY, Finite, Must, NotNegative, Positive, parse_record, show_short
 from mupscale.system.unpacking import open_gzip
+from mupscale.system.user_key import is_signed, sign
 from mupscale.system.version import VERSION
 from mupscale.system.writing import (
     check_links,
@@ -82,6 +84,7 @@ from mupscale.system.writing import (
 )
 
 __all__ = [
+    "EXTRAS",
     "NOT_EMPTY",
     "VERSION",
     "Display",
@@ -102,6 +105,7 @@ __all__ = [
     "available_memory",
     "check_argument",
     "check_has_config",
+    "check_installed",
     "check_links",
     "check_tensors",
     "checks_arguments",
@@ -115,6 +119,7 @@ __all__ = [
     "html_table",
     "is_out_of_memory",
     "is_process_alive",
+    "is_signed",
     "is_taken",
     "level_of_caller",
     "load_torch",
@@ -150,6 +155,7 @@ __all__ = [
     "show_foreign_errors",
     "show_short",
     "show_table",
+    "sign",
     "sync_folder",
     "terminal_width",
     "text_table",

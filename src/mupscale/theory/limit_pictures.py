@@ -32,7 +32,7 @@ _WIDTH_COLORS = (0.0, 0.92)  # the part of level_colors() that widths take
 
 def open_gallery(folder: Path) -> Gallery:
     """Make the folder for pictures. That it cannot be made, or matplotlib is missing, is said here."""
-    require("matplotlib", extra="plots", reason="pictures need matplotlib")
+    require("matplotlib", reason="pictures need matplotlib")
     try:
         make_folder(folder)
     except OSError as error:

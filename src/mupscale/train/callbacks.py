@@ -133,10 +133,7 @@ class WeightsAndBiases(Callback):
 
     def begin(self, run: RunInProgress) -> None:
         """Open the run there."""
-        try:
-            wandb = require("wandb", extra="all", reason="")
-        except MupscaleError:
-            raise MupscaleError("WeightsAndBiases needs wandb: pip install wandb") from None
+        wandb = require("wandb", reason="WeightsAndBiases needs wandb")
         name = {} if run.recipe.out is None else {"name": Path(run.recipe.out).name}
         self.run = wandb.init(**{"config": run.recipe.to_json(), "resume": "allow", **name, **self.init})
 

@@ -42,15 +42,19 @@ class Spec:
 
     def make(self, kind: type[_Kind], /, **more: Any) -> _Kind:
         """An instance of this kind; `more` goes before init_args of the same name. What is of another is not called."""
-        target, arguments = load_of_kind(self.class_path, kind), {**self.init_args, **more}
-        try:
-            inspect.signature(target).bind(**arguments)
-        except TypeError as error:
-            raise MupscaleError(f"{self.class_path} cannot be instance: {error}") from None
-        instance = target(**arguments)
+        instance = self.call(load_of_kind(self.class_path, kind), **more)
         if not isinstance(instance, kind):
             raise MupscaleError(f"{self.class_path} gave a {type(instance).__name__}, which is no {kind_name(kind)}")
         return instance
+
+    def call(self, target: Callable[..., Any], /, **more: Any) -> Any:
+        """What the class or function gives for init_args and `more`, which goes before arguments of the same name."""
+        arguments = {**self.init_args, **more}
+        try:
+            inspect.signature(target).bind(**arguments)
+        except TypeError as error:
+            raise MupscaleError(f"{self.class_path} cannot be made: {error}") from None
+        return target(**arguments)
 
     def check_plain(self) -> None:
         """Arguments that a file can hold, or a sentence that names the one it cannot."""
@@ -90,12 +94,13 @@ def load_of_kind(path: str, kind: type[_Kind]) -> Callable[..., _Kind]:
     mupscale.system.errors.MupscaleError: os.system is no torch.nn.Module, nor a function that gives one
     """
     target = import_path(path)
+    others: tuple[type, ...] = getattr(kind, "sources", ())  # what can be made into one, as torch's Dataset into Data
     if isinstance(target, type):
-        if issubclass(target, kind):
-            return target
+        if issubclass(target, (kind, *others)):
+            return target  # type: ignore[return-value]
         raise MupscaleError(f"{path} is no {kind_name(kind)}")
     function = target.func if isinstance(target, functools.partial) else target
-    if not inspect.isfunction(function) or not _may_give(function, kind):
+    if not inspect.isfunction(function) or not (others or _may_give(function, kind)):
         raise MupscaleError(f"{path} is no {kind_name(kind)}, nor a function that gives one")
     return target  # type: ignore[no-any-return]
 

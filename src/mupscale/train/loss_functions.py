@@ -26,6 +26,11 @@ def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
             f"cross_entropy is for outputs that are a tensor, or have one as `logits`, not for a "
             f"{type(outputs).__name__}: give a loss of your own (loss: your.module.function)"
         )
+    if targets.is_floating_point():
+        raise MupscaleError(
+            f"cross_entropy is for classes, but the targets are numbers ({targets.dtype}): for regression give a loss "
+            f"such as loss: torch.nn.functional.mse_loss; for classes, targets of whole numbers"
+        )
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 

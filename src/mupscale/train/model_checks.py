@@ -163,7 +163,8 @@ def check_model_takes_data(model: nn.Module, data: Data, recipe: Recipe, process
     except Exception as error:
         raise MupscaleError(
             f"{recipe.model.class_path} cannot take the data's examples of shape {tuple(x.shape[1:])}: "
-            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}; set its number of inputs (d_in, …) "
+            f"to what the data has"
         ) from error
     finally:
         model.train()

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import WholeWidth
-from mupscale.data import Data
+from mupscale.data import Data, as_data
 from mupscale.family import Family
 from mupscale.growth import DepthRule
 from mupscale.system import MupscaleError, PlanError
-from mupscale.train.class_paths import Spec
+from mupscale.train.class_paths import Spec, load_of_kind
 
 _MOST = 8  # families that are kept
 _ROWS = 4  # on which small models are compared
@@ -81,12 +81,17 @@ def _build(spec: Spec, widths: Mapping[str, int | float]) -> nn.Module:
 
 
 def make_data(spec: Spec) -> Data:
-    """Load the data.
+    """Load the data: a Data, or what `as_data` makes one of.
 
     >>> make_data(Spec("mupscale.data.CoverTypeSample")).classes
     7
     """
-    return spec.make(Data)  # type: ignore[type-abstract]
+    try:
+        return as_data(spec.call(load_of_kind(spec.class_path, Data)))
+    except MupscaleError as error:
+        if spec.class_path.startswith("mupscale."):
+            raise
+        raise MupscaleError(f"data: {spec.class_path}: {error}") from error
 
 
 def few_examples(data: Data) -> Tensor:

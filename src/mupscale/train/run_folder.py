@@ -18,12 +18,14 @@ from mupscale.system import (
     make_folder,
     move,
     open_file,
+    read_json,
     remove,
     replace_text,
 )
 from mupscale.train.metric_records import MetricsChecks
+from mupscale.train.own_runs import is_own_run, sign_run
 from mupscale.train.recipe import Recipe
-from mupscale.train.stored_paths import stored_values
+from mupscale.train.stored_paths import stored_values, values_in
 
 _DECODER: Any = json.JSONDecoder()
 _SCAN = _DECODER.scan_once  # what json.loads does, without what it does around it
@@ -46,6 +48,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.lock: RunLock | None = None
+        self.is_own = False  # begun by this user, here: see own_runs
         self.made: list[Path] = []  # folders that were not there before, innermost first, while nothing is in them
 
     def begin(self, resume: bool) -> None:
@@ -66,9 +69,16 @@ class RunFolder:
         try:
             for folder in (self.path, make_folder(self.checkpoints)):
                 clear_leftovers(folder, alone=True)
+            self.is_own = not (self.path / "recipe.json").exists() or self._is_signed()
         except BaseException:
             self.release()
             raise
+
+    def _is_signed(self) -> bool:
+        with suppress(OSError, MupscaleError):
+            path = self.path / "recipe.json"
+            return is_own_run(self.path, Recipe.from_json(values_in(read_json(path), self.path), path))
+        return False
 
     def release(self) -> None:
         """Let others train in the folder; where nothing was written there, nothing is left of it."""
@@ -84,10 +94,13 @@ class RunFolder:
         files = [self.path / "recipe.json", self.metrics, *self.path.glob("events.out.tfevents.*"), *self.all()]
         for path in files:
             remove(path)
+        self.is_own = True
 
     def go_on(self, recipe: Recipe, step: int) -> None:
         """Write the recipe, and drop the metrics that will come again after so many steps."""
         self.made = []  # to stay
+        if self.is_own:
+            sign_run(self.path, recipe)
         replace_text(self.path / "recipe.json", json.dumps(stored_values(recipe, self.path), indent=2) + "\n")
         lines = [line for line, record in self._lines() if not _is_written_again(record, step)]
         replace_text(self.metrics, "".join(lines))

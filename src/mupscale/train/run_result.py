@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.core import WholeWidth
+from mupscale.train.own_runs import is_own_run
 from mupscale.train.recipe import Recipe
 from mupscale.train.stored_recipes import packages_to_trust
 
@@ -31,5 +32,6 @@ class Result:
 
 def resume_command_of(recipe: Recipe, out: Path) -> str:
     """The command that goes on with a run, with the packages of its own that it has to be trusted with."""
-    trust = "".join(f" --trust {package}" for package in packages_to_trust(recipe))
+    packages = [] if is_own_run(out, recipe) else packages_to_trust(recipe)
+    trust = "".join(f" --trust {package}" for package in packages)
     return f"mupscale resume {shlex.quote(str(out))}{trust}"

@@ -20,6 +20,7 @@ from mupscale.system import MupscaleError, read_json, show_short
 from mupscale.train.callbacks import Callback, callback_specs
 from mupscale.train.class_paths import import_path, kind_name, load_of_kind
 from mupscale.train.loss_functions import load_loss
+from mupscale.train.own_runs import is_own_run, packages_named
 from mupscale.train.recipe import Recipe
 from mupscale.train.stored_paths import values_in
 
@@ -68,6 +69,10 @@ class StoredRecipe:
     def steps(self) -> int:
         """Optimizer steps in all."""
         return self._recipe.steps
+
+    def packages_if_own(self) -> list[str]:
+        """The packages that it names, where this user began the run in its folder, on this machine; else none."""
+        return packages_named(self._recipe) if is_own_run(self.path.parent, self._recipe) else []
 
     def to_json(self) -> dict[str, Any]:
         """Its plain values."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mupscale.system import require
+from mupscale.system import check_installed
 
 
 class TensorBoardWriter:
     """Writes every number of a record of metrics as `kind/name`."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        module = require("torch.utils.tensorboard", extra="plots", reason="tensorboard is not installed")
+        check_installed(["tensorboard"], "tensorboard: true")
+        module = import_module("torch.utils.tensorboard")
         first = step + 1  # what a kill left of later steps comes again
         self.writer = module.SummaryWriter(str(folder), purge_step=first)
 

@@ -21,7 +21,7 @@ def require_transformers() -> Any:
     >>> require_transformers().GPT2Config(n_embd=8).n_embd
     8
     """
-    return require("transformers", extra="hf", reason="this needs transformers")
+    return require("transformers", reason="this needs transformers")
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def read_gguf(path: str | Path) -> Source:
     if not file.is_file():
         raise MupscaleError(f"there is no file at {path}: give a GGUF file")
     transformers = require_transformers()
-    require("gguf", extra="hf", reason=f"reading {file.name} needs the package gguf")
+    require("gguf", reason=f"reading {file.name} needs the package gguf")
     place = TemporaryFolder()
     folder = make_folder(Path(place.name) / file.stem)
     where = {"gguf_file": file.name, "local_files_only": True}

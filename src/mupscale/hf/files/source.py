@@ -271,7 +271,7 @@ def _convert(path: Path, resources: list[object]) -> dict[str, StoredTensor]:
 
 def _download(name: str) -> Path:
     reason = f"there is no folder '{name}', and a model of the hub needs huggingface_hub"
-    hub = require("huggingface_hub", extra="hf", reason=reason)
+    hub = require("huggingface_hub", reason=reason)
 
     def fetch(patterns: Iterable[str]) -> Path:
         wanted = [*patterns, *_BESIDE]

@@ -1,0 +1,344 @@
+"""Data of one's own: files, Datasets, loaders, arrays and tables with names, each by one line of a recipe."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
+
+from mupscale import MupscaleError
+from mupscale.cli import main
+from mupscale.data import TableFile, as_data
+from mupscale.train import RunFolder, read_snapshot
+
+PAGE = (Path(__file__).parents[2] / "docs" / "your-data.md").read_text()
+MODULE = "\n".join(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.S) if block.startswith("# mine.py"))
+LINES = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
+PLANTS = "height,colour,kind\n" + "3.5,red,rose\n1,green,moss\n2.5,green,fern\n2,,fern\n" * 4
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the page's module and file."""
+    monkeypatch.chdir(tmp_path)
+    sys.modules.pop("mine", None)
+    (tmp_path / "mine.py").write_text(MODULE)
+    (tmp_path / "plants.csv").write_text(PLANTS.replace("2,,fern\n", ""))
+    yield tmp_path
+    sys.modules.pop("mine", None)
+
+
+def recipe(line: str, d_in: int, d_out: int) -> dict[str, Any]:
+    model = {"class_path": "mupscale.models.MLP", "init_args": {"d_in": d_in, "d_out": d_out}}
+    sgd = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.01, "momentum": 0.9}}
+    run = {"width": 4, "base": 4, "steps": 4, "batch": 4, "device": "cpu", "checkpoints": {"every": 2, "keep": 9}}
+    return {"model": model, "optimizer": sgd, **run, **yaml.safe_load(line)}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_line_of_the_page_trains_and_resumes_to_the_bit(line: str, here: Path) -> None:
+    """The first line of a file, and the Dataset, which draws at random, to the end; the others for two steps."""
+    shape = (
+        (3, 3) if "target: kind" in line else (5, 1) if "height" in line else (2, 2) if "plants}" in line else (3, 2)
+    )
+    Path("r.yaml").write_text(yaml.safe_dump(recipe(line, *shape)))
+    assert main(["train", "r.yaml", "--steps", "2", "--out", "half"]) == 0
+    if "target: kind" not in line and "Plants" not in line:
+        return
+    random.random(), torch.randn(3), np.random.rand()  # the generators stand elsewhere
+    assert main(["train", "r.yaml", "--resume", "--out", "half"]) == 0
+    assert main(["train", "r.yaml", "--out", "whole"]) == 0
+    whole, half = (read_snapshot(RunFolder(n).checkpoint(4, sharded=False)).content.model for n in ("whole", "half"))
+    assert all(torch.equal(whole[name], half[name]) for name in whole)
+
+
+def write(tmp_path: Path, text: str, name: str = "t.csv") -> str:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.tsv", "semicolons.csv"])
+def test_a_file_becomes_inputs_and_classes(tmp_path: Path, name: str) -> None:
+    separator = "\t" if "tsv" in name else ";" if "semi" in name else ","
+    text = "﻿" + '"a",b,flag,word,y\n' + "".join(f'{i},{i * i}.5,{i % 2},"w{i % 3}",{i % 2 + 1}\n' for i in range(40))
+    data = TableFile(write(tmp_path, text.replace(",", separator), name))
+    assert data.inputs == ["a", "b", "flag", "word=w0", "word=w1", "word=w2"]
+    assert (data.labels, data.classes, data.size) == (["1", "2"], 2, 36)
+    assert data.split.train_x[:, :2].mean(0).abs().max() < 1e-6
+    assert set(data.split.train_x[:, 2].tolist()) == {0.0, 1.0}
+    assert torch.equal(data.split.train_y, data.split.train_x[:, 2].long())  # rows stay together
+    assert torch.equal(data.split.train_x, TableFile(str(tmp_path / name)).split.train_x)
+
+
+def test_a_number_that_is_no_class_is_regression_in_a_column(tmp_path: Path) -> None:
+    data = TableFile(write(tmp_path, "a,price\n" + "".join(f"{i},{i * 1000}.5\n" for i in range(30))), "price")
+    assert data.classes is None
+    assert data.split.train_y.shape == (27, 1)
+    assert abs(float(data.split.train_y.std()) - 1) < 1e-6
+    raw = TableFile(str(tmp_path / "t.csv"), "price", standardise=False)
+    assert float(raw.split.train_y.min()) % 1000 == 0.5
+
+
+def test_parquet_and_csv_give_the_same(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"a": [1, 2, None, 4], "b": [0.5, 1.5, 2.5, 3.5], "word": ["x", "y", "x", "y"], "y": ["p", "q", "p", "q"]}
+    when = pa.array([0, 1, 2, 3], pa.timestamp("ms"))
+    parquet.write_table(pa.table({**columns, "when": when}), tmp_path / "t.parquet")
+    cells = zip(*columns.values(), strict=True)
+    csv = write(
+        tmp_path, "a,b,word,y\n" + "".join(",".join("" if c is None else str(c) for c in row) + "\n" for row in cells)
+    )
+    one = TableFile(csv, missing="mean")
+    other = TableFile(str(tmp_path / "t.parquet"), skip=["when"], missing="mean")
+    assert one.inputs == other.inputs
+    assert all(torch.equal(*parts) for parts in zip(one.split, other.split, strict=True))
+    with pytest.raises(MupscaleError, match=r"column 'when' is of type timestamp\[ms\].*skip: \[when\]"):
+        TableFile(str(tmp_path / "t.parquet"))
+
+
+def test_two_files_share_words_and_scales(tmp_path: Path) -> None:
+    train = write(tmp_path, "a,word,y\n" + "1,x,p\n3,y,q\n" * 3, "train.csv")
+    data = TableFile(train, test=write(tmp_path, "y,word,a\nq,z,5\n", "test.csv"))
+    assert data.inputs == ["a", "word=x", "word=y", "word=z"]
+    assert (data.size, len(data.split.test_y)) == (6, 1)
+    assert data.split.test_x[0, 0] > 2  # (5 - 2) / std of the training part
+
+
+GOOD = "a,b,y\n" + "1,x,0\n2,y,1\n" * 5
+BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a word among numbers": (
+        GOOD + "oops,x,0\n",
+        {},
+        r"t\.csv, line 12, column 'a': 'oops' is no number.*categories: \[a\]",
+    ),
+    "an empty cell": (GOOD + ",x,0\n", {}, r"line 12, column 'a': the cell is empty; missing: drop.*skip: \[a\]"),
+    "an empty target": (GOOD + "1,x,\n", {"missing": "mean"}, "line 12, column 'y': the cell is empty; missing: drop"),
+    "an infinite number": (GOOD + "inf,x,0\n", {}, "line 12, column 'a': the number is infinite"),
+    "too few cells": (GOOD + "1,x\n", {}, "line 12 has 2 cells, and the first line 3"),
+    "no header": ("1,2,3\n4,5,6\n", {}, "its first line must name the columns, but is '1,2,3'"),
+    "a name twice": ("a,a\n1,2\n", {}, "two columns are called 'a'"),
+    "no rows": ("a,y\n", {}, "a line of names and no rows"),
+    "one row": ("a,y\n1,2\n", {}, "has 1 row: at least 2 are needed"),
+    "an unknown target": (GOOD, {"target": "z"}, r"no column 'z' \(target\); it has a, b, y"),
+    "no target": (GOOD, {"skip": ["q"]}, r"no column 'q' \(skip\)"),
+    "which target": ("a,b\n1,2\n3,4\n", {}, "which column of .* is to be predicted\\? target: one of a, b"),
+    "nothing beside": ("y\n1\n2\n", {}, "no column beside its target 'y'"),
+    "amounts or classes": ("a,y\n" + "".join(f"0,{i}\n" for i in range(30)), {}, "30 whole numbers.*task: regression"),
+    "an identifier": ("a,y\n" + "".join(f"0,n{i}\n" for i in range(9)), {}, "9 classes in 9 rows: is it an identifier"),
+    "words for numbers": (GOOD, {"target": "b", "task": "regression"}, "holds words such as 'x'"),
+    "prose": (
+        "t,y\n" + "".join(f"text {i},0\n" for i in range(200)),
+        {},
+        r"200 different texts.*skip: \[t\].*tokenize",
+    ),
+    "a share": (GOOD, {"held_out": 1.5}, "held_out is 1.5"),
+    "nothing left": ("a,y\n,1\n,0\n", {"missing": "drop"}, "no row is without an empty cell"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TABLES)
+def test_a_table_that_cannot_be_used_is_named_with_place_and_remedy(tmp_path: Path, case: str) -> None:
+    text, settings, message = BAD_TABLES[case]
+    with pytest.raises(MupscaleError, match=message):
+        TableFile(write(tmp_path, text), **settings)
+
+
+def test_files_that_are_no_tables(tmp_path: Path) -> None:
+    for name, content, message in (
+        ("t.xlsx", b"x", "none of .csv"),
+        ("t.csv", b"a,y\n\xff,1\n", "no text in UTF-8"),
+        ("t.csv.gz", gzip.compress(b"a,y\n1,2\n" * 999)[:-20], "cannot be read"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(MupscaleError, match=message):
+            TableFile(str(tmp_path / name))
+    with pytest.raises(MupscaleError, match="there is no file"):
+        TableFile(str(tmp_path / "absent.csv"))
+
+
+class Pictures(Dataset[Any]):
+    """Bytes, and a random flip."""
+
+    classes = ("cat", "dog", "eel")
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        picture = torch.arange(12, dtype=torch.uint8).reshape(3, 4) + i
+        return picture.flip(-1) if torch.rand(()) < 0.5 else picture, i % 3
+
+
+class Tokens:
+    """As `datasets` has tokenized text: examples by name, of a format that can be asked for."""
+
+    features: Mapping[str, Any] = {}
+
+    def __init__(self, names: tuple[str, ...] = ("input_ids", "attention_mask")) -> None:
+        self.names = names
+
+    def with_format(self, kind: str | None) -> Tokens:
+        return self
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {name: torch.arange(i, i + 6) for name in self.names}
+
+
+def test_a_dataset_draws_by_seed_and_position_and_leaves_the_generators() -> None:
+    data = as_data(Pictures())
+    assert (data.size, data.classes) == (18, 3)
+    before = torch.get_rng_state(), random.getstate()
+    x, y = data.batch(3, 0, 8)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    parts = [data.batch(3, start, 4) for start in (0, 4)]
+    assert torch.equal(x, torch.cat([part for part, _ in parts]))  # however the stretch is cut
+    assert torch.equal(y, torch.cat([part for _, part in parts]))
+    assert x.dtype == torch.float32
+    assert float(x.max()) < 0.2  # bytes
+    assert not torch.equal(x, data.batch(4, 0, 8)[0])
+    rows = data._order(3)
+    epochs = [
+        dict(zip(rows.rows(at, 18).tolist(), data.batch(3, at, 18)[0][:, 0, 0].tolist(), strict=True)) for at in (0, 18)
+    ]
+    assert epochs[0] != epochs[1]  # drawn anew in every epoch
+    assert torch.equal(data.examples(torch.arange(5))[0], data.examples(torch.arange(5))[0])
+    assert len(torch.cat([part for _, part in data.evaluation(1)])) == 2
+
+
+def test_text_by_name_has_the_next_token_as_target() -> None:
+    data = as_data(Tokens())
+    x, y = data.examples(torch.tensor([0]))
+    assert torch.equal(x[:, 1:], y[:, :-1])
+    assert (data.unit, data.per_example, data.classes) == ("tokens", 5, None)
+    labelled = as_data(Tokens(("input_ids", "labels")))
+    assert torch.equal(labelled.examples(torch.tensor([0]))[1], y)
+
+
+def test_arrays_and_pairs() -> None:
+    x, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 3
+    alone, both = as_data((x, y)), as_data((x, y, x[:5], y[:5]))
+    assert (alone.size, both.size, both.classes) == (18, 20, 3)
+    assert as_data((torch.from_numpy(x), torch.linspace(0, 1, 20))).examples(torch.arange(3))[1].shape == (3, 1)
+    tensors = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    assert as_data({"train": tensors, "validation": tensors}).size == 20
+    assert as_data((Subset(Pictures(), range(5)), DataLoader(Pictures(), shuffle=True))).size == 5
+    table = as_data({"a": x[:, 0], "word": np.array(["p", "q"] * 10), "label": y})
+    assert (table.size, table.classes) == (18, 3)
+    assert as_data(table) is table
+    assert as_data({"a": x[:, 0], "b": np.array(["p", None] * 10), "label": y}, missing="drop").size == 9
+    with pytest.raises(MupscaleError, match="skip is for tables whose columns have names"):
+        as_data(Pictures(), skip=["a"])
+
+
+class Ragged(Pictures):
+    """The last row is larger."""
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.zeros(3 + (i == 7)), 0
+
+
+class Broken(Pictures):
+    """A row cannot be read."""
+
+    def __getitem__(self, i: int) -> Any:
+        return {}["nothing"] if i == 7 else (torch.zeros(3), 0)
+
+
+class Stream(IterableDataset[Any]):
+    """Has a beginning alone."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class Words(Pictures):
+    """Texts, and classes."""
+
+    def __getitem__(self, i: int) -> Any:
+        return {"text": "once upon a time", "label": 0, "other": 1.0, "third": 2.0}
+
+
+class Objects(Pictures):
+    """Things that are no tensors."""
+
+    def __getitem__(self, i: int) -> Any:
+        return object(), 0
+
+
+SAMPLER = WeightedRandomSampler([1.0] * 20, 20)
+BAD_SOURCES: dict[str, tuple[Any, str]] = {
+    "ragged": (Ragged(), r"row 7 is \(Tensor \(4,\), int\), and row .* is \(Tensor \(3,\), int\); resize or pad"),
+    "broken": (Broken(), "row 7 of the Broken cannot be read: KeyError: 'nothing'"),
+    "a stream": (Stream(), "the Stream can only be read from its beginning.*__getitem__"),
+    "a loader of a stream": (DataLoader(Stream()), "the Stream can only be read from its beginning"),
+    "an iterator": (iter(()), "can only be read from its beginning"),
+    "a sampler": (DataLoader(Pictures(), sampler=SAMPLER), "WeightedRandomSampler, but a recipe orders the rows"),
+    "names": (Words(), r"which of text, label, other, third is the input.*as_data\(…, inputs=NAME, target=NAME\)"),
+    "objects": (Objects(), "row .* is .object, int. .*return tensors"),
+    "nothing": (None, "the NoneType is no data: give a torch.utils.data.Dataset"),
+    "no pair": (TensorDataset(torch.zeros(5, 2)), "an example of the TensorDataset is 1 parts"),
+    "words in arrays": ((np.array(["a", "b"]), np.arange(2)), "an array holds <U1"),
+    "unequal arrays": ((np.zeros((3, 2)), np.zeros(2)), "there are 3 and 2"),
+    "not finite": ((np.array([[0.0], [np.nan]]), np.arange(2)), "inputs of row 1 are not finite"),
+    "no test": ({"train": Pictures(), "extra": Pictures()}, "needs 'train' and 'test', but has train, extra"),
+    "arrays and rows": (((np.zeros((3, 2)), np.zeros(3)), Pictures()), "evaluate on a the Pictures"),
+    "nothing there": (Subset(Pictures(), []), "has 0 rows"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SOURCES)
+def test_data_that_cannot_be_used_is_named_with_row_and_remedy(case: str) -> None:
+    source, message = BAD_SOURCES[case]
+    with pytest.raises(MupscaleError, match=message):
+        list(as_data(source).examples(torch.arange(18)))
+
+
+def test_text_named_as_the_input_is_to_be_tokenized() -> None:
+    with pytest.raises(MupscaleError, match=r"the input of the Words is .*'once upon a time'.*tokenize text first"):
+        as_data(Words(), inputs="text", target="label")
+    with pytest.raises(MupscaleError, match="have no 'txt'; they have text, label, other, third"):
+        as_data(Words(), inputs="txt", target="label")
+
+
+def test_a_function_that_gives_no_data_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "mine.py").write_text(
+        "def load(): return 3\ndef numbers():\n    import numpy as np\n    return np.zeros((9, 3)), np.zeros(9)\n"
+    )
+    for name, message in (("load", "data: mine.load: the int is no data"), ("numbers", "for regression give a loss")):
+        Path("r.yaml").write_text(yaml.safe_dump(recipe(f"data: mine.{name}", 3, 1)))
+        assert main(["train", "r.yaml", "--out", "none"]) != 0
+        assert message in capsys.readouterr().err
+
+
+def test_datasets_of_the_hub_library() -> None:
+    datasets = pytest.importorskip("datasets")
+    flat = datasets.Dataset.from_dict(
+        {"a": [float(i) for i in range(20)], "word": ["p", "q"] * 10, "label": [0, 1] * 10}
+    )
+    assert (as_data(flat).size, as_data(flat).classes) == (18, 2)
+    both = datasets.DatasetDict({"train": flat, "test": flat})
+    assert as_data(both).size == 20
+    ids = datasets.Dataset.from_dict({"input_ids": [list(range(i, i + 6)) for i in range(10)]})
+    assert as_data(ids).per_example == 5
+
+
+def test_data_info_tells_what_a_recipe_has_to_say(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "info", "plants.csv", "--target", "kind"]) == 0
+    assert "d_in: 3, d_out: 3" in capsys.readouterr().out
+    assert main(["data", "info", "plants.csv", "--target", "height"]) == 0
+    assert "torch.nn.functional.mse_loss" in capsys.readouterr().out
