@@ -235,7 +235,8 @@ def compare_with_limit(
 
 def _reduce_to_cpu(result: Run) -> Run:
     """A run on the CPU, with the preactivations of the first input alone."""
-    tensors = {name: getattr(result, name).detach().cpu().double() for name in ("outputs", "losses", "kernels")}
+    names = ("outputs", "losses", "kernels", "shares")
+    tensors = {name: getattr(result, name).detach().cpu().double() for name in names}
     return Run(**tensors, hidden=result.hidden[0].detach().cpu().double(), upscaled=result.upscaled)
 
 
@@ -250,15 +251,16 @@ def _measure(
     """What the runs of one width, or of the limit, have in common."""
     kernels = torch.stack([one.kernels for one in runs]).mean(2)  # seeds × times × k × k
     same = kernels.diagonal(dim1=-2, dim2=-1).mean(-1)
-    hidden = torch.cat([one.hidden.flatten() for one in runs])
-    counts = torch.histogram(hidden, edges).hist
+    hidden = torch.cat([one.hidden for one in runs])
+    shares = torch.cat([one.shares[:, None].expand_as(one.hidden) for one in runs]) / (len(runs) * hidden.shape[1])
+    counts = torch.histogram(hidden.flatten(), edges, weight=shares.flatten()).hist
     return Measurements(
         width=width,
         outputs=outputs,
         losses=Estimate(torch.stack([one.losses for one in runs])),
         same=Estimate(same),
         other=Estimate(kernels[..., separated].mean(-1) if separated.any() else same),
-        density=counts / (len(hidden) * (edges[1] - edges[0])),
+        density=counts / (edges[1] - edges[0]),
     )
 
 
