@@ -1,4 +1,4 @@
-"""Fresh units in the limit: two populations, as the library grows them, in closed form, and as finite networks tend to."""
+"""Fresh units in the limit: two populations as the library grows them, in closed form, and beside finite networks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,24 @@ import mupscale as mu
 from mupscale.core import index_of_old, places
 from mupscale.models import MLP as TorchMLP
 from mupscale.system.errors import MupscaleError
-from mupscale.theory import Adam, Entrywise, Finite, Limit, MLPSetup, Network, Program, Sign, Stage, gaussian_batch, run
+from mupscale.theory import (
+    Adam,
+    Entrywise,
+    Finite,
+    Limit,
+    MLPSetup,
+    Network,
+    Program,
+    Sign,
+    Stage,
+    finite,
+    gaussian_batch,
+    limit,
+    run,
+)
+from mupscale.theory.limit_study import fit_slope
 from mupscale.theory.mlp_training import count_copies, squared_error
+from mupscale.theory.worked_examples import linear_with_fresh_units
 
 # ------------------------------------------------------------------------ what the library grows
 
@@ -132,3 +148,250 @@ def test_all_four_blocks_have_the_librarys_spread() -> None:
             for in_ in (slice(n), slice(n, None)):
                 if weight[out, in_].numel():
                     assert float(weight[out, in_].std()) == pytest.approx(float(theirs[out, in_].std()), rel=0.15)
+
+
+# ------------------------------------------------------------------------ linear networks in closed form
+
+LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[float], float]]] = {
+    "quadratic": (lambda y, t: 0.5 * (y - t).square().sum(), lambda y: y - 1.0),
+    "logistic": (lambda y, t: nn.functional.softplus(-3 * y * t).sum(), lambda y: -3 / (1 + math.exp(3 * y))),
+}
+
+
+def fresh(steps: int, lr: float, times: float = 2, outgoing: float = 1.0) -> Stage:
+    return Stage(steps, lr, times, how="fresh", outgoing=outgoing)
+
+
+def trained(layers: int, program: Program, stages: Sequence[Stage], loss: str = "quadratic") -> Tensor:
+    learns = [True] * 2 if layers == 2 else [False, *[True] * (layers - 2), False]
+    mlp = MLPSetup(layers, "linear", 1.1, learns, loss=LOSSES[loss][0])
+    found = run(program, mlp, torch.tensor([[0.8]], dtype=torch.float64), torch.ones(1, 1), stages)
+    return found.outputs.flatten()
+
+
+def closed(layers: int, stages: Sequence[Stage], loss: str = "quadratic") -> Tensor:
+    values = linear_with_fresh_units(layers, LOSSES[loss][1], stages, x=0.8, sigma=1.1)
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [Stage(4, 0.1), fresh(4, 0.07, 2, 0.5)],
+        [Stage(3, 0.1), fresh(3, 0.03, 4)],
+        [Stage(3, 0.1), fresh(3, 0.1, 1.25, 0)],
+        [Stage(2, 0.1), fresh(2, 0.08, 1.5), fresh(3, 0.06, 2, 0.7)],
+        [Stage(2, 0.1), fresh(2, 0.08, 1.5, 0.6), Stage(2, 0.07, 2)],
+        [Stage(2, 0.1), Stage(2, 0.1, 2), fresh(3, 0.06, 2, 0.7)],
+    ],
+    ids=["a = ½", "r = 4", "a = 0", "twice", "fresh, then copies", "copies, then fresh"],
+)
+@pytest.mark.parametrize("layers", [2, 3, 4])
+def test_the_limit_of_linear_networks_is_the_closed_form(layers: int, stages: list[Stage], loss: str) -> None:
+    """The paper's worked examples with fresh units, and a network of two layers that both learn."""
+    found = trained(layers, Limit(100, count_copies(stages), device="cpu"), stages, loss)
+    torch.testing.assert_close(found, closed(layers, stages, loss), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("layers", [2, 3, 4])
+def test_a_wrong_weight_of_the_mixture_or_a_wrong_power_is_found(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares that are those of another r, and old readouts that are not multiplied by r: neither is the closed form."""
+    stages = [Stage(3, 0.1), fresh(3, 0.05, 3, 0.5)]
+    wanted = closed(layers, stages)
+
+    def difference() -> float:
+        return float((trained(layers, Limit(100, device="cpu"), stages) - wanted)[4:].abs().max())
+
+    assert difference() < 1e-12
+    grow, drawn = Program.grow, Network.grow
+    with monkeypatch.context() as patch:
+        patch.setattr(Program, "grow", lambda self, times: grow(self, times**1.1))
+        assert difference() > 1e-3
+    for power in (0.5, 1.5):
+        with monkeypatch.context() as patch:
+
+            def wrong(self: Network, times: float, outgoing: float, power: float = power) -> None:
+                self.readout = self.readout * times ** (power - 1)
+                drawn(self, times, outgoing)
+
+            patch.setattr(Network, "grow", wrong)
+            assert difference() > 1e-3
+
+
+def test_closed_forms_at_the_ends() -> None:
+    """r → 1 is no growth. r → ∞ at a rate of γ/r is example 1 as before. a → 0 keeps the function."""
+    before, rest = Stage(4, 0.1), (3, 0.1)
+    for layers in (2, 3, 4):
+        never = closed(layers, [before, Stage(*rest)])
+        torch.testing.assert_close(closed(layers, [before, fresh(*rest, times=1)]), never, rtol=0, atol=0)
+        near = closed(layers, [before, fresh(*rest, times=1 + 1e-9)])
+        torch.testing.assert_close(near, never, rtol=0, atol=1e-8)
+    far = closed(3, [before, fresh(3, 0.1 / 1e9, 1e9)])
+    torch.testing.assert_close(far, closed(3, [before, Stage(3, 0.1)]), rtol=0, atol=1e-8)
+    for times, a in ((2, 1.0), (4, 0.5), (3, 0.0)):  # the rate that leaves example 1 unchanged
+        matched = 0.1 / (times + a**2 * (1 - 1 / times))
+        unchanged = closed(3, [before, fresh(3, matched, times, a)])
+        torch.testing.assert_close(unchanged, closed(3, [before, Stage(3, 0.1)]), rtol=0, atol=1e-12)
+
+
+# ------------------------------------------------------------------------ the limit itself
+
+
+def outputs(mlp: MLPSetup, *stages: Stage, samples: int = 500) -> Tensor:
+    program = Limit(samples, count_copies(stages), 5, device="cpu")
+    return run(program, mlp, *gaussian_batch(3, 3), stages).outputs
+
+
+KINDS = {
+    "SGD": MLPSetup(3, "tanh"),
+    "momentum": MLPSetup(4, "relu", momentum=0.7),
+    "Adam": MLPSetup(3, "tanh", entrywise=Adam(0.7, 0.9, 0.2)),
+}
+
+
+@pytest.mark.parametrize("mlp", KINDS.values(), ids=KINDS)
+def test_without_outgoing_weights_the_function_stays(mlp: MLPSetup) -> None:
+    """And what is learned next is not what the base model would learn; with outgoing weights it moves at once."""
+    inputs, targets = gaussian_batch(3, 3)
+    moved = {}
+    for a in (None, 0.0, 1.0):
+        net = Network(Limit(250, 1, 5, device="cpu"), mlp, 3, 1)
+        for _ in range(3):
+            net.step((net.forward(inputs) - targets) / 3, 0.1)
+        before = net.forward(inputs)
+        if a is not None:
+            net.grow(2, a)
+        after = net.forward(inputs)
+        net.step((after - targets) / 3, 0.1)
+        moved[a] = after - before, net.forward(inputs) - after
+    assert float(moved[0.0][0].abs().max()) < 1e-12
+    assert float(moved[1.0][0].abs().max()) > 1e-3
+    assert float((moved[0.0][1] - moved[None][1]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("mlp", KINDS.values(), ids=KINDS)
+def test_hardly_any_new_units_are_hardly_a_growth(mlp: MLPSetup) -> None:
+    """r → 1; r = 1 is none at all."""
+    base = outputs(mlp, Stage(3, 0.1), Stage(2, 0.1), samples=250)
+    nearly = outputs(mlp, Stage(3, 0.1), fresh(2, 0.1, 1.0001), samples=250)
+    torch.testing.assert_close(nearly, base, rtol=0, atol=5e-3)
+    assert torch.equal(outputs(mlp, Stage(3, 0.1), fresh(2, 0.1, 1), samples=250), base)
+
+
+@pytest.mark.parametrize(("layer", "power"), [(0, 1.0), (1, 0.0), (2, -1.0)])
+def test_what_old_units_learn_changes_by_layer(layer: int, power: float) -> None:
+    """With a = 0: the part of the kernel from old to old units is r times what it was, the same, and 1/r of it.
+
+    What one layer does to the output in a small step. Its part from new inputs is taken away: units whose activations
+    are zero have none (a relu with biased preactivations would do the same; here the input weights of new units are 0).
+    """
+    times, mlp = 3.0, MLPSetup(3, "tanh", trained=[at == layer for at in range(3)])
+    inputs, targets = gaussian_batch(3, 3)
+
+    def moved(grown: bool) -> Tensor:
+        net = Network(Limit(400, 1, 5, device="cpu"), mlp, 3, 1)
+        for _ in range(3):
+            net.step((net.forward(inputs) - targets) / 3, 0.3)
+        slope = (net.forward(inputs) - targets) / 3
+        if grown:
+            net.sigma = [0.0, 0.0, 0.0]
+            net.grow(times, 0.0)
+        before = net.forward(inputs)
+        net.step(slope, 1e-6)
+        return (net.forward(inputs) - before) / 1e-6
+
+    torch.testing.assert_close(moved(True), times**power * moved(False), rtol=1e-3, atol=1e-6)
+
+
+def test_very_many_random_features_beside_the_old_function_are_a_network_from_scratch() -> None:
+    """r → ∞ with the readout alone trained and a = 0: the old function, and what a new network learns beside it."""
+    inputs, targets = gaussian_batch(3, 3)
+    mlp = MLPSetup(3, "tanh", sigma=[1, 1, 0], trained=[False, False, True])
+    found = run(Limit(4000, device="cpu"), mlp, inputs, targets, [Stage(3, 0.5), fresh(4, 0.5, 1e7, 0.0)]).outputs
+    alone = run(Limit(4000, seed=1, device="cpu"), mlp, inputs, targets - found[3], [Stage(4, 0.5)]).outputs
+    torch.testing.assert_close(found[3:] - found[3], alone, rtol=0, atol=0.01)
+    assert float((found[-1] - found[3]).abs().max()) > 0.05
+
+
+def test_an_rms_norm_with_smaller_gains_does_not_see_units_of_zero() -> None:
+    """Lossless growth of an axis that a norm reads: new units start at 0, and gains are times √(n/N)."""
+    for program in (Limit(300, device="cpu"), Finite(60, device="cpu")):
+        h = torch.relu(program.vector())
+        normed = h / program.avg(h.square()).sqrt()
+        new = program.grow(2.5)
+        grown = nn.functional.pad(h, (0, 0, 0, len(new)))
+        again = math.sqrt(1 / 2.5) * grown / program.avg(grown.square()).sqrt()
+        torch.testing.assert_close(again[: new.start], normed, rtol=0, atol=1e-12)
+
+
+# ------------------------------------------------------------------------ finite networks
+
+MIXED = {
+    "twice": [Stage(2, 0.2), fresh(1, 0.5, 1.5, 0.5), fresh(2, 0.5, 2)],
+    "fresh, then noisy copies": [Stage(2, 0.2), fresh(1, 0.5, 1.5), Stage(2, 0.5, 2, 0.5)],
+    "noisy copies, then fresh": [Stage(2, 0.2), Stage(1, 0.5, 2, 0.5), fresh(2, 0.5, 1.5)],
+}
+
+
+@pytest.mark.parametrize("stages", MIXED.values(), ids=MIXED)
+def test_wide_networks_are_at_the_limit(stages: list[Stage]) -> None:
+    """And far from a network that has the same rates and never grows."""
+    inputs, targets = gaussian_batch(3, 3)
+
+    def program(p: Program, stages: Sequence[Stage] = stages) -> Tensor:
+        return run(p, MLPSetup(3, "tanh"), inputs, 2 * targets, stages).outputs
+
+    k, alone = count_copies(stages), [Stage(stage.steps, stage.lr) for stage in stages]
+    found, wanted = finite(program, 200, k=k, seeds=10), limit(program, k=k, samples=1000, seeds=2)
+    error = float((found.standard_error**2 + wanted.standard_error**2).mean().sqrt())
+    assert float((found.mean - wanted.mean).square().mean().sqrt()) < 3 * error < 0.07
+    never = limit(lambda p: program(p, alone), samples=1000, seeds=2)
+    assert float((never.mean - wanted.mean)[-1].square().mean().sqrt()) > 5 * error
+
+
+@pytest.mark.parametrize(
+    ("sizes", "allowed"),
+    [
+        ({64: 50, 512: 30, 4096: 20}, 0.16),
+        pytest.param({64: 200, 256: 200, 1024: 200, 4096: 200}, 0.06, marks=pytest.mark.slow),
+    ],
+)
+def test_networks_come_closer_as_one_over_root_n(sizes: dict[int, int], allowed: float) -> None:
+    """Widths 64 … 4096 of example 1, twice as wide in the end; allowed are about three standard errors of the slope."""
+    stages = [Stage(1, 0.1), fresh(1, 0.07, 2)]
+    wanted, errors = closed(3, stages), []
+    for n, seeds in sizes.items():
+        drawn = finite(lambda p: trained(3, p, stages), n, seeds=seeds, dense=False)
+        errors.append(float((drawn.values - wanted).square().mean().sqrt()))
+    assert fit_slope(list(sizes), errors) == pytest.approx(-0.5, abs=allowed)
+
+
+# ------------------------------------------------------------------------ bad input
+
+
+class Stubborn(Entrywise):
+    def update(self, gradient: Tensor, state: dict[str, Tensor], step: int) -> Tensor:
+        state["mine"] = gradient
+        return gradient
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Stage(1, 0.1, 2, how="new"), "'copies' or by 'fresh' units, not by 'new'"),  # type: ignore[arg-type]
+        (lambda: Stage(1, 0.1, 2, 0.5, how="fresh"), "noise is for copies"),
+        (lambda: Stage(1, 0.1, 1.5), "in whole numbers, not 1 and 1.5"),
+        (lambda: fresh(1, 0.1, 0.5), "not 1 and 0.5"),
+        (lambda: fresh(1, 0.1, math.inf), "any finite number of times"),
+        (lambda: fresh(1, 0.1, 2, 1.5), "outgoing is a number between 0 and 1, not 1.5"),
+        (lambda: Finite(10).grow(1.26), "10 units cannot become 1.26 times as many"),
+        (lambda: Limit(10).grow(1), "more than once as wide"),
+        (lambda: outputs(MLPSetup(entrywise=Stubborn()), Stage(1, 0.1), fresh(1, 0.1)), "'mine' of Stubborn cannot be"),
+        (lambda: linear_with_fresh_units(5, lambda y: y, []), "2, 3 and 4 layers without noise, not for 5"),
+    ],
+)
+def test_bad_input_gets_one_sentence(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(MupscaleError, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)

@@ -187,7 +187,7 @@ def lines(ax: Any) -> dict[str, list[float]]:
 
 
 def test_losses_are_drawn_with_the_upscaling_marked(met: LimitComparison, easel: Easel) -> None:
-    limit_pictures.draw_losses(met, easel)
+    limit_pictures.draw_losses({"": met}, easel)
     above, below = easel.axes
     assert lines(above)["limit n → ∞"] == met.limit.losses.mean.tolist()
     assert lines(above)["n = 512"] == met.finite[-1].losses.mean.tolist()
