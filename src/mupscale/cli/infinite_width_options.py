@@ -144,7 +144,7 @@ def read_sweep_options(words: Sequence[str]) -> Any:
 def read_grow_options(words: Sequence[str]) -> Any:
     """The options of `mupscale limit grow`."""
     parser = make_parser("limit grow", "[--option VALUE …]", GROW)
-    _add_network_options(parser, lr=2.0)  # the best for the base model that goes on without growth
+    _add_network_options(parser, lr=1.0)  # the best for the base model that goes on without growth
     parser.add_argument("--times", type=float, default=2.0, help="r: how many times wider; copies need a whole number")
     parser.add_argument(
         "--noises", type=list[float], metavar="X …", default=[0.5, 1.0, 2.0], help="σ̄_Δ of copies to try, beside 0"
@@ -156,7 +156,7 @@ def read_grow_options(words: Sequence[str]) -> Any:
         "--rates",
         type=list[float],
         metavar="X …",
-        default=[0.125, 0.25, 0.5, 1.0],
+        default=[0.25, 0.5, 1.0, 2.0],
         help="learning rates after the growth, as multiples of --lr",
     )
     _add_finite_options(parser, networks=16, widths=[64, 128, 256, 512])
