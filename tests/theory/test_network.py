@@ -188,7 +188,7 @@ def test_a_family_at_base_1_with_adam_tends_to_the_limit(
 
     family = mu.Family(build, base=1, init_at=n)
     fallen: list[float] = []
-    for seed in range(25):
+    for seed in range(20):
         model = family.init(n, seed=seed)
         opt = family.optimizer(model, torch.optim.Adam, lr=0.1, betas=(0.8, 0.9), eps=factor * 0.2)
         losses: list[float] = []
@@ -230,9 +230,9 @@ def apart(a: Estimate, b: Estimate) -> tuple[float, float]:
 )
 def test_wide_networks_are_at_the_limit_and_dot_kets_are_why(activation: str, layers: int, k: int) -> None:
     program = case(activation, layers, k)
-    limit = limit_estimate(program, k=k, samples=2500, seeds=2)
+    limit = limit_estimate(program, k=k, samples=2000, seeds=2)
     without = limit_estimate(program, k=k, samples=1000, seeds=2, dots=False)
-    distance, error = apart(finite_estimate(program, 2500, k=k, seeds=5, dense=False), limit)
+    distance, error = apart(finite_estimate(program, 2500, k=k, seeds=4, dense=False), limit)
     assert distance < 3 * error < 0.02
     assert rms(without.mean - limit.mean) > 10 * max(distance, error)
 
@@ -279,8 +279,8 @@ def test_other_optimizers_and_activations_meet_their_limit(mlp: MLPSetup) -> Non
         return train(backend, mlp, inputs, targets, stages).outputs
 
     large = mlp.entrywise is None
-    limit = limit_estimate(program, k=2, samples=1500 if large else 700, seeds=3 if large else 6)
-    wide = finite_estimate(program, 1500 if large else 300, k=2, seeds=6 if large else 16, dense=False)
+    limit = limit_estimate(program, k=2, samples=1000 if large else 700, seeds=3 if large else 6)
+    wide = finite_estimate(program, 1200 if large else 300, k=2, seeds=5 if large else 16, dense=False)
     distance, error = apart(wide, limit)
     assert distance < 3 * error < 0.06
     assert rms(limit.mean[-1] - limit.mean[0]) > 5 * 3 * error

@@ -260,7 +260,7 @@ def interpret(script: list[tuple[object, ...]], p: Program) -> Tensor:
     return torch.stack([*(p.avg(torch.tanh(v)) for v in xs), *(p.avg(torch.tanh(u * v)) for u in xs for v in xs)])
 
 
-@settings(max_examples=6, phases=[Phase.generate])
+@settings(max_examples=5, phases=[Phase.generate])
 @given(st.lists(ops, min_size=2, max_size=6))
 def test_master_theorem_for_random_programs(script: list[tuple[object, ...]]) -> None:
     """Finite programs of width n·k agree with the limit within both errors and a bias of O(1/n)."""

@@ -241,7 +241,7 @@ def test_a_sweep_is_drawn_as_a_heat_map(swept: Sweep, easel: Easel) -> None:
 
 @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_worked_example_is_its_closed_form(number: int) -> None:
-    worked = worked_example(number, SETTINGS, 1.0, [16, 256], samples=400, networks=16)
+    worked = worked_example(number, SETTINGS, 1.0, [16, 256], samples=200, networks=12)
     assert worked.difference < 1e-12
     assert len(worked.closed) == 7
     assert worked.closed[:4] == worked.never[:4]
@@ -314,7 +314,7 @@ def test_a_sweep_says_where_latents_are_many() -> None:
     sweep_limit(experiment(Stage(1, 0.5)), Space((0.5,), (1.0,)), after=2, samples=300, note=notes.append)
     (note,) = notes
     assert "latents are many for 300 samples" in note
-    sweep_limit(experiment(Stage(1, 0.5)), Space((0.5,), (1.0,)), after=2, samples=3000, note=notes.append)
+    sweep_limit(experiment(Stage(1, 0.5)), Space((0.5,), (1.0,)), after=2, samples=1500, note=notes.append)
     assert len(notes) == 1
     with pytest.warns(FewSamples, match="latents are many for 300 samples") as warned:
         sweep_limit(experiment(Stage(1, 0.5)), Space((0.5,), (1.0, 2.0)), after=2, samples=300)

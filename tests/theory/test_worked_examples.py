@@ -57,8 +57,7 @@ def closed_form(example: int, s: Settings) -> Tensor:
     return torch.tensor(example_1(s) if example == 1 else example_2(s), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("times", [1, 2, 3, 5])
+@pytest.mark.parametrize(("times", "loss"), [(1, "logistic"), (2, "quadratic"), (3, "logistic"), (5, "logistic")])
 @pytest.mark.parametrize("example", [1, 2])
 def test_the_limit_is_the_closed_form(example: int, times: int, loss: str) -> None:
     """Appendices 'Example: 3-layer MLP' and '4-layer MLP': both recursions, with a different noise on every weight."""
@@ -141,7 +140,7 @@ def test_master_theorem_finite_networks_converge_as_one_over_root_n(example: int
     """
     s = replace(setting(2), before=1, after=1)
     wanted, errors = closed_form(example, s), []
-    widths = {256: 60, 4096: 60}  # so many that the slope's own error is 0.03
+    widths = {256: 40, 4096: 40}  # so many that the slope's own error is 0.04
     for n, seeds in widths.items():
         drawn = finite(lambda p: trained(example, s, p), n, k=2, seeds=seeds, dense=False)
         errors.append(float((drawn.values - wanted).square().mean().sqrt()))
@@ -153,7 +152,7 @@ def test_master_theorem_finite_networks_converge_as_one_over_root_n(example: int
 def test_networks_with_real_matrices_converge_too(example: int) -> None:
     s = replace(setting(2), before=2, after=2)
     wanted, errors = closed_form(example, s), []
-    widths = {32: 40, 256: 40}
+    widths = {32: 40, 256: 20}
     for n, seeds in widths.items():
         drawn = finite(lambda p: trained(example, s, p), n, k=2, seeds=seeds, dtype=torch.float32)
         errors.append(float((drawn.values - wanted).square().mean().sqrt()))

@@ -107,6 +107,7 @@ def list_ways(
     """
     if times <= 1 or not rates or min(rates) <= 0:
         raise MupscaleError(f"growing needs more than 1 time the width and rates above 0, not {times} and {rates}")
-    copies = [(int(times), noise, "copies", 1.0) for noise in noises] if times == int(times) else []
-    fresh = [(times, 0.0, "fresh", a) for a in outgoing]
-    return [Stage(after, lr * rate, *way) for way in (*copies, *fresh) for rate in rates]
+    ways: list[dict[str, Any]] = [{"times": times, "how": "fresh", "outgoing": a} for a in outgoing]
+    if times == int(times):
+        ways = [*({"times": int(times), "noise": noise} for noise in noises), *ways]
+    return [Stage(after, lr * rate, **way) for way in ways for rate in rates]

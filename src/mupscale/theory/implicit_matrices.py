@@ -69,8 +69,8 @@ class ImplicitMatrix(Matrix):
     ) -> None:
         super().__init__(program, copies, out, in_)
         self.projected, self.dots = projected, dots
-        sizes = [len(units) * self.distinct for units in (in_, out)]
-        self.sides = KnownProducts(*sizes, program), KnownProducts(*sizes[::-1], program)
+        source, target = (len(units) * self.distinct for units in (in_, out))
+        self.sides = KnownProducts(source, target, program), KnownProducts(target, source, program)
         self._roots = [program.shares[units.start : units.stop].sqrt() for units in (in_, out)]
 
     def _times(self, x: Tensor, transposed: bool) -> Tensor:

@@ -240,8 +240,8 @@ def run(program: Program, mlp: MLPSetup, inputs: Tensor, targets: Tensor, stages
         for _ in range(stage.steps):
             net.step(evaluate(), stage.lr)
     evaluate()
-    measured = map(torch.stack, (outputs, losses, kernels))
-    return Run(*measured, net.h[-1], program.shares.flatten(), tuple(upscaled))
+    y, loss, kernel = map(torch.stack, (outputs, losses, kernels))
+    return Run(y, loss, kernel, net.h[-1], program.shares.flatten(), tuple(upscaled))
 
 
 def _loss(mlp: MLPSetup, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
