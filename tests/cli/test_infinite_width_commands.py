@@ -21,6 +21,7 @@ from mupscale.theory.noise_sweep import sweep_limit as swept
 
 MLP = ["limit", "mlp", "--samples", "1500", "--seeds", "2", "--networks", "3", "--steps", "2", "--after", "2"]
 EXAMPLES = ["limit", "examples", "--networks", "4", "--steps", "3", "--after", "3"]
+GROW = ["limit", "grow", "--samples", "400", "--steps", "1", "--after", "1", "--inputs", "2", "--networks", "2"]
 SWEEP = ["limit", "sweep", "--samples", "600", "--steps", "1", "--after", "2", "--inputs", "2"]
 
 
@@ -184,6 +185,37 @@ def test_an_input_of_zero_leaves_nothing_to_converge(capsys: pytest.CaptureFixtu
     assert "Master theorem" not in capsys.readouterr().out
 
 
+# ------------------------------------------------------------------------------------------------ grow
+
+
+def test_copies_and_fresh_units_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--widths", "16", "32", "--noises", "1", "--outgoing", "0", "--rates", "0.5", "1e9", "--out", "here"]
+    assert main([*GROW, *words]) == 0
+    assert set(pictures("here")) == {"grow", "error"}
+    found = results("here")
+    ways = {(way["name"], way["stage"]["lr"]): way for way in found["ways"]}
+    assert len(ways) == 6
+    at_once = [ways[name, 0.5]["networks"][0][0] for name in ("fresh units, a = 0", "copies, no noise")]
+    assert at_once[0] == pytest.approx(at_once[1], rel=1e-5)
+    assert ways["fresh units, a = 0", 1e9]["networks"] is None
+    assert any(name.startswith("fresh units, a = 0, 0.5 ×") for name in found["pictured"])
+    assert any(name.startswith("copies") for name in found["pictured"])
+    said = capsys.readouterr().out
+    assert "Best fresh units, a = 0 at 0.5 times the base model's rate" in said
+    assert "Networks of n = 32" in said
+    assert said.count("diverged") == 6
+
+
+def test_no_multiple_leaves_fresh_units_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*GROW, "--widths", "[]", "--times", "1.5", "--outgoing", "1", "--rates", "0.5"]) == 0
+    assert set(pictures("limit/grow")) == {"grow"}
+    assert [way["name"] for way in results("limit/grow")["ways"]] == ["fresh units, a = 1"]
+    assert "copies" not in capsys.readouterr().out
+    assert main([*GROW, "--widths", "[]", "--times", "1.5", "--rates", "1e9", "--out", "lost"]) == 3
+    assert "all 3 ways to grow have diverged" in capsys.readouterr().err
+    assert len(results("lost")["ways"]) == 3
+
+
 # ------------------------------------------------------------------------------------------------ sweep
 
 
@@ -267,6 +299,9 @@ def test_tables_are_whole_on_a_narrow_terminal(
         (["mlp", "--inputs", "0"], "at least one input and one feature"),
         (["examples", "--noise", "1", "2"], "--noise takes four numbers, for the weights A B C D, not 2"),
         (["examples", "--after", "0"], "--after is 0, but must be 1 or more"),
+        (["grow", "--times", "1"], "--times is 1, but must be more than 1"),
+        (["grow", "--rates", "0"], "--rates takes numbers above 0, not 0.0"),
+        (["grow", "--outgoing", "2"], "outgoing is a number between 0 and 1, not 2.0"),
         (["sweep", "--times", "1"], "--times takes distinct numbers of 2 or more, not 1"),
         (["sweep", "--times", "2", "2"], "--times takes distinct numbers of 2 or more, not 2 2"),
         (["examples", "--sigma", "0"], "σ̄ of the initial weights must be above 0, not 0.0"),
@@ -322,7 +357,7 @@ def test_what_does_not_fit_into_memory_is_one_sentence(
     )
 
 
-@pytest.mark.parametrize("which", ["examples", "mlp", "sweep"])
+@pytest.mark.parametrize("which", ["examples", "grow", "mlp", "sweep"])
 def test_help_teaches_with_examples(which: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["limit", which, "--help"])
@@ -335,4 +370,4 @@ def test_help_teaches_with_examples(which: str, capsys: pytest.CaptureFixture[st
 def test_the_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["limit"]) == 0
     said = capsys.readouterr().out
-    assert all(f"limit {name}" in said for name in ("examples", "mlp", "sweep"))
+    assert all(f"limit {name}" in said for name in ("examples", "grow", "mlp", "sweep"))

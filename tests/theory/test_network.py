@@ -46,14 +46,20 @@ OPTIMIZERS: dict[str, tuple[dict[str, object], type[torch.optim.Optimizer], dict
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize(
-    ("layers", "activation", "times", "loss", "trained"),
+SHAPES: list[tuple[Any, ...]] = [
+    (2, "gelu", [2], squared_error, None),
+    (3, "tanh", [3], squared_error, None),
+    (4, "relu", [2], logistic, [True, False, True, True]),
+    (4, "linear", [2, 2], squared_error, [False, True, True, False]),
+]
+
+
+@pytest.mark.parametrize(  # every optimizer and every shape twice; all pairs are slow
+    ("name", "layers", "activation", "times", "loss", "trained"),
     [
-        (2, "gelu", [2], squared_error, None),
-        (3, "tanh", [3], squared_error, None),
-        (4, "relu", [2], logistic, [True, False, True, True]),
-        (4, "linear", [2, 2], squared_error, [False, True, True, False]),
+        pytest.param(name, *shape, marks=() if (i + j) % 4 in (0, 1) else pytest.mark.slow)
+        for i, name in enumerate(OPTIMIZERS)
+        for j, shape in enumerate(SHAPES)
     ],
 )
 def test_a_finite_program_is_what_the_library_trains(
@@ -167,7 +173,7 @@ def test_noise_of_a_family_at_base_1(sigma: float) -> None:
     assert plain == pytest.approx([sigma * std for std in wanted], rel=0.05)
 
 
-@pytest.mark.parametrize(("factor", "meets"), [(1.0, True), (2.0, False), (0.5, False)])
+@pytest.mark.parametrize(("factor", "meets"), [(1.0, True), (2.0, False)])
 def test_a_family_at_base_1_with_adam_tends_to_the_limit(
     float64: None, adam_limit: float, factor: float, meets: bool
 ) -> None:
@@ -182,7 +188,7 @@ def test_a_family_at_base_1_with_adam_tends_to_the_limit(
 
     family = mu.Family(build, base=1, init_at=n)
     fallen: list[float] = []
-    for seed in range(40):
+    for seed in range(20):
         model = family.init(n, seed=seed)
         opt = family.optimizer(model, torch.optim.Adam, lr=0.1, betas=(0.8, 0.9), eps=factor * 0.2)
         losses: list[float] = []
@@ -206,8 +212,6 @@ def adam_limit() -> float:
 
 # ------------------------------------------------------------------------ finite networks meet the limit
 
-CASES = [(a, layers, k) for a in ("tanh", "relu") for layers in (3, 4) for k in (2, 3)]
-
 
 def case(activation: str, layers: int, k: int) -> Callable[[Finite | Limit], Tensor]:
     """All layers trained, 5 + 5 steps."""
@@ -226,9 +230,9 @@ def apart(a: Estimate, b: Estimate) -> tuple[float, float]:
 )
 def test_wide_networks_are_at_the_limit_and_dot_kets_are_why(activation: str, layers: int, k: int) -> None:
     program = case(activation, layers, k)
-    limit = limit_estimate(program, k=k, samples=5000, seeds=4)
-    without = limit_estimate(program, k=k, samples=2500, seeds=2, dots=False)
-    distance, error = apart(finite_estimate(program, 1024, k=k, seeds=24, dense=False), limit)
+    limit = limit_estimate(program, k=k, samples=2000, seeds=2)
+    without = limit_estimate(program, k=k, samples=1000, seeds=2, dots=False)
+    distance, error = apart(finite_estimate(program, 2500, k=k, seeds=4, dense=False), limit)
     assert distance < 3 * error < 0.02
     assert rms(without.mean - limit.mean) > 10 * max(distance, error)
 
@@ -242,19 +246,18 @@ def test_real_matrices_are_at_the_limit_too() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("activation", "layers", "k"), CASES)
+@pytest.mark.parametrize(("activation", "layers", "k"), [("tanh", 4, 2), ("relu", 3, 3)])
 def test_real_networks_of_width_2048_are_at_the_limit(activation: str, layers: int, k: int) -> None:
     program = case(activation, layers, k)
-    limit = limit_estimate(program, k=k, samples=20_000, seeds=6)
-    without = limit_estimate(program, k=k, samples=8000, seeds=2, dots=False)
+    limit = limit_estimate(program, k=k, samples=12_000, seeds=4)
+    without = limit_estimate(program, k=k, samples=4000, seeds=2, dots=False)
     off = rms(without.mean - limit.mean)
     assert limit.note == ""
-    for dense, seeds in ((True, 12), (False, 48)):
+    for dense, seeds in ((True, 10), (False, 32)):
         distance, error = apart(finite_estimate(program, 2048, k=k, seeds=seeds, dense=dense), limit)
         print(f"{activation} {layers} layers k={k} dense={dense}: {distance:.4f} ± {error:.4f}, no dots {off:.3f}")
         assert distance < 3 * error
         assert off > 10 * max(distance, error)
-    assert off > 10 * 3 * error
 
 
 @pytest.mark.parametrize(
@@ -276,8 +279,8 @@ def test_other_optimizers_and_activations_meet_their_limit(mlp: MLPSetup) -> Non
         return train(backend, mlp, inputs, targets, stages).outputs
 
     large = mlp.entrywise is None
-    limit = limit_estimate(program, k=2, samples=4000 if large else 700, seeds=4 if large else 6)
-    wide = finite_estimate(program, 1024 if large else 300, k=2, seeds=16, dense=False)
+    limit = limit_estimate(program, k=2, samples=1000 if large else 700, seeds=3 if large else 6)
+    wide = finite_estimate(program, 1200 if large else 300, k=2, seeds=5 if large else 16, dense=False)
     distance, error = apart(wide, limit)
     assert distance < 3 * error < 0.06
     assert rms(limit.mean[-1] - limit.mean[0]) > 5 * 3 * error
@@ -288,8 +291,8 @@ def test_other_optimizers_and_activations_meet_their_limit(mlp: MLPSetup) -> Non
 KINDS = [MLPSetup(3, "tanh"), MLPSetup(4, "relu", momentum=0.7), MLPSetup(3, "tanh", entrywise=Sign(0.3))]
 
 
-def outputs(mlp: MLPSetup, *stages: Stage, samples: int = 500) -> Tensor:
-    inputs, targets = batch()
+def outputs(mlp: MLPSetup, *stages: Stage, samples: int = 320) -> Tensor:
+    inputs, targets = batch(2)
     samples = samples if mlp.entrywise is None else samples // 2
     return train(Limit(samples, count_copies(stages), 5, device="cpu"), mlp, inputs, targets, stages).outputs
 
@@ -324,7 +327,7 @@ def test_two_upscalings_of_which_one_is_silent_are_one(mlp: MLPSetup) -> None:
 def test_pairs_of_entries_under_sgd_are_outer_products(momentum: float) -> None:
     """The two ways in which a weight keeps its updates."""
     stages = Stage(3, 0.3), Stage(3, 0.2, 2, 0.5)
-    low_rank = outputs(MLPSetup(3, "tanh", momentum=momentum), *stages, samples=250)
+    low_rank = outputs(MLPSetup(3, "tanh", momentum=momentum), *stages, samples=160)
     pairs = outputs(MLPSetup(3, "tanh", momentum=momentum, entrywise=lambda g: g), *stages)
     torch.testing.assert_close(pairs, low_rank, rtol=0, atol=1e-12)
 
@@ -387,7 +390,7 @@ def test_memory_is_linear_in_samples_times_latents(k: int) -> None:
             net.step(net.forward(inputs) - targets, 0.1)
         return held(net, {}) / (samples * program.latents)
 
-    figures = [bytes_each(samples, steps) for samples in (500, 2000) for steps in (4, 12)]
+    figures = [bytes_each(samples, steps) for samples in (300, 900) for steps in (4, 8)]
     assert max(figures) < 8 * 6  # float64: six numbers for each sample and latent
     assert max(figures) < 1.6 * min(figures)
 
@@ -420,7 +423,7 @@ def test_memory_is_linear_in_samples_times_latents(k: int) -> None:
         (lambda: Finite(5, dtype=torch.float16), r"torch\.float32 or torch\.float64, not in torch\.float16"),
         (lambda: train(Limit(50), MLPSetup(3), torch.ones(3), torch.ones(3), []), r"not \(3,\) and \(3,\)"),
         (lambda: outputs(MLPSetup(3, lambda h: h.sum(-1)), Stage(1, 0.1)), "act entry by entry"),
-        (lambda: outputs(MLPSetup(3, loss=lambda y, t: y - t), Stage(1, 0.1)), r"shape \(4, 1\)"),
+        (lambda: outputs(MLPSetup(3, loss=lambda y, t: y - t), Stage(1, 0.1)), r"shape \(2, 1\)"),
         (lambda: outputs(MLPSetup(3, loss=lambda y, t: 1.0), Stage(1, 0.1)), "depends on the outputs, not 1.0"),
         (lambda: outputs(MLPSetup(3, loss=lambda y, t: t.sum()), Stage(1, 0.1)), "depends on the outputs"),
         (lambda: outputs(MLPSetup(3), Stage(9, 0.1), samples=30), "take [0-9]+ samples"),

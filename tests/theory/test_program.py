@@ -158,29 +158,16 @@ def test_dot_kets_are_the_papers(copies: int) -> None:
 
     For W₂ the derivative is the total one, with respect to the one shared scalar.
     """
-    p = Limit(200_000, 4, device="cpu")
-    w, y, other = p.matrix(copies), torch.relu(p.vector()), p.vector()
-    g = w.T @ y
-    x = torch.tanh(g * 0.3) + other
+    found = {}
+    for dots in (True, False):
+        p = Limit(40_000, 4, device="cpu", dots=dots)
+        w, y, other = p.matrix(copies), torch.relu(p.vector()), p.vector()
+        g = w.T @ y
+        found[dots] = w @ (torch.tanh(g * 0.3) + other)
     size = y.unflatten(-1, (-1, copies)).sum(-1)
-    dot = w @ x - limit_without(w, x)
     slope = 4 * (0.3 * (1 - torch.tanh(g * 0.3) ** 2)).mean()  # distinct · copies: every equal copy adds its own
     wanted = slope * size.repeat_interleave(copies, -1)
-    close(dot, wanted, 0.03 * float(wanted.abs().max()))
-
-
-def limit_without(w: object, x: Tensor) -> Tensor:
-    """The hat part of what a matrix has already given for x: what it gave less what lies along the vectors p."""
-    side, other = w.sides  # type: ignore[attr-defined]
-    n = len(x)
-    q, p = side.directions.rows[-1], other.directions.rows
-    dots = (q @ other.products.rows.T / n) @ p
-    fresh = (side.products.rows[-1] - dots).reshape(n, -1) * float(q @ w_sums(w, x) / n)
-    return fresh.repeat_interleave(w.copies, -1)  # type: ignore[attr-defined]
-
-
-def w_sums(w: object, x: Tensor) -> Tensor:
-    return x.unflatten(-1, (-1, w.copies)).sum(-1).reshape(-1)  # type: ignore[attr-defined]
+    close(found[True] - found[False], wanted, 0.05 * float(wanted.abs().max()))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -212,7 +199,7 @@ def test_what_is_nearly_known_is_not_met_again() -> None:
     w @ (x + 1e-5 * torch.tanh(y))
     assert p.latents == known + 1
     basis = w.sides[0].directions.rows  # type: ignore[attr-defined]
-    close(basis @ basis.T / 500, torch.eye(3, dtype=torch.float64), 1e-12)
+    close(basis @ basis.T, torch.eye(3, dtype=torch.float64), 1e-12)
 
 
 @pytest.mark.parametrize("copies", [1, 2])
@@ -226,7 +213,7 @@ def test_revealed_matrices_have_the_distribution_of_real_ones(copies: int) -> No
         c = w @ b
         return torch.stack([p.avg(a * c), p.avg(b * x), p.avg(c * c), p.inner(w @ x, c), p.avg((w.T @ c) * b)])
 
-    real, revealed = (finite(program, 6, k=2, seeds=400, dense=dense, dtype=torch.float64) for dense in (True, False))
+    real, revealed = (finite(program, 6, k=2, seeds=150, dense=dense, dtype=torch.float64) for dense in (True, False))
     _agree(real, revealed, 4)
     squares = [Estimate(found.values**2) for found in (real, revealed)]
     _agree(*squares, 4)
@@ -273,7 +260,7 @@ def interpret(script: list[tuple[object, ...]], p: Program) -> Tensor:
     return torch.stack([*(p.avg(torch.tanh(v)) for v in xs), *(p.avg(torch.tanh(u * v)) for u in xs for v in xs)])
 
 
-@settings(max_examples=10, phases=[Phase.generate])
+@settings(max_examples=5, phases=[Phase.generate])
 @given(st.lists(ops, min_size=2, max_size=6))
 def test_master_theorem_for_random_programs(script: list[tuple[object, ...]]) -> None:
     """Finite programs of width n·k agree with the limit within both errors and a bias of O(1/n)."""
@@ -285,8 +272,8 @@ def test_master_theorem_for_random_programs(script: list[tuple[object, ...]]) ->
         *script,
         ("matmul", 1, True, 2),
     ]
-    found = finite(lambda p: interpret(script, p), 100, k=K, seeds=24, dtype=torch.float64)
-    _agree(found, limit(lambda p: interpret(script, p), k=K, samples=400, seeds=6), 5, beside=0.02)
+    found = finite(lambda p: interpret(script, p), 100, k=K, seeds=12, dtype=torch.float64)
+    _agree(found, limit(lambda p: interpret(script, p), k=K, samples=400, seeds=4), 5, beside=0.02)
 
 
 def test_random_programs_need_dot_kets() -> None:

@@ -51,6 +51,13 @@ def experiment(*stages: Stage, activation: str = "tanh") -> Experiment:
 @pytest.fixture(scope="module")
 def met() -> LimitComparison:
     torch.set_num_threads(1)
+    return compare_with_limit(experiment(), [512, 64], samples=1500, seeds=2, networks=8)
+
+
+@pytest.fixture(scope="module")
+def met_well() -> LimitComparison:
+    """With so many networks that their slope is known."""
+    torch.set_num_threads(1)
     return compare_with_limit(experiment(), [512, 64, 128, 256], samples=4000, seeds=3, networks=48)
 
 
@@ -65,7 +72,8 @@ def test_the_batch_has_inputs_of_length_one() -> None:
 
 
 @pytest.mark.slow
-def test_networks_come_closer_to_the_limit_with_the_square_root_of_n(met: LimitComparison) -> None:
+def test_networks_come_closer_to_the_limit_with_the_square_root_of_n(met_well: LimitComparison) -> None:
+    met = met_well
     assert met.widths == [64, 128, 256, 512]
     assert met.slope == pytest.approx(-0.5, abs=0.1)
     for gap, doubt in met.gaps:
@@ -79,9 +87,9 @@ def test_the_slope_is_fitted_in_logarithms() -> None:
 
 
 @pytest.mark.slow
-def test_the_slopes_error_is_what_other_draws_of_networks_give(met: LimitComparison) -> None:
+def test_the_slopes_error_is_what_other_draws_of_networks_give(met_well: LimitComparison) -> None:
     """The bootstrap, over networks of each width."""
-    drawn = []
+    met, drawn = met_well, []
     for _ in range(300):
         errors = []
         for found in met.finite:
@@ -187,7 +195,7 @@ def lines(ax: Any) -> dict[str, list[float]]:
 
 
 def test_losses_are_drawn_with_the_upscaling_marked(met: LimitComparison, easel: Easel) -> None:
-    limit_pictures.draw_losses(met, easel)
+    limit_pictures.draw_losses({"": met}, easel)
     above, below = easel.axes
     assert lines(above)["limit n → ∞"] == met.limit.losses.mean.tolist()
     assert lines(above)["n = 512"] == met.finite[-1].losses.mean.tolist()
@@ -233,12 +241,12 @@ def test_a_sweep_is_drawn_as_a_heat_map(swept: Sweep, easel: Easel) -> None:
 
 @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_worked_example_is_its_closed_form(number: int) -> None:
-    worked = worked_example(number, SETTINGS, 1.0, [64, 256], samples=400, networks=32)
+    worked = worked_example(number, SETTINGS, 1.0, [16, 256], samples=200, networks=12)
     assert worked.difference < 1e-12
     assert len(worked.closed) == 7
     assert worked.closed[:4] == worked.never[:4]
     assert abs(worked.closed[-1] - worked.never[-1]) > 1e-3
-    assert worked.comparison.slope == pytest.approx(-0.5, abs=0.37)  # three standard errors
+    assert worked.comparison.slope == pytest.approx(-0.5, abs=0.27)  # three standard errors
     assert json.loads(json.dumps(worked.to_json()))["closed_form"] == worked.closed
 
 
@@ -306,7 +314,7 @@ def test_a_sweep_says_where_latents_are_many() -> None:
     sweep_limit(experiment(Stage(1, 0.5)), Space((0.5,), (1.0,)), after=2, samples=300, note=notes.append)
     (note,) = notes
     assert "latents are many for 300 samples" in note
-    sweep_limit(experiment(Stage(1, 0.5)), Space((0.5,), (1.0,)), after=2, samples=3000, note=notes.append)
+    sweep_limit(experiment(Stage(1, 0.5)), Space((0.5,), (1.0,)), after=2, samples=1500, note=notes.append)
     assert len(notes) == 1
     with pytest.warns(FewSamples, match="latents are many for 300 samples") as warned:
         sweep_limit(experiment(Stage(1, 0.5)), Space((0.5,), (1.0, 2.0)), after=2, samples=300)

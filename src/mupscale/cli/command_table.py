@@ -67,6 +67,10 @@ COMMANDS = {
     "upscale": Command("make a Hugging Face checkpoint wider, exactly", "checkpoints.upscale_command"),
     "verify": Command("do a checkpoint and its wider one compute, and train, alike?", "checkpoints.verify_command"),
     "inspect": Command("what upscaling would do to a checkpoint, as a table", "checkpoints.inspect_command"),
+    "limit grow": Command(
+        "copies and fresh units at infinite width and at finite ones, side by side",
+        "infinite_width.limit_grow_command",
+    ),
     "limit examples": Command(
         "the paper's worked examples at infinite width, and finite networks",
         "infinite_width.limit_examples_command",

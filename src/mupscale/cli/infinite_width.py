@@ -1,4 +1,4 @@
-"""The commands `mupscale limit …`: examples, mlp, sweep. Each prints a table, and writes pictures and results.json."""
+"""The commands `mupscale limit …`: examples, mlp, sweep, grow. Each prints tables, and writes pictures and results."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from mupscale.cli.infinite_width_options import (
     make_batch,
     make_network,
     read_examples_options,
+    read_grow_options,
     read_mlp_options,
     read_sweep_options,
     settings_of,
 )
-from mupscale.cli.infinite_width_tables import print_best, print_comparison, print_conditions, print_example
+from mupscale.cli.infinite_width_tables import (
+    print_best,
+    print_comparison,
+    print_conditions,
+    print_example,
+    print_ways,
+)
 from mupscale.cli.output_places import may_write_nothing, print_place
-from mupscale.system import MupscaleError, open_display, show, wrap_text
+from mupscale.system import Diverged, MupscaleError, open_display, show, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.sweep import Space, Sweep
@@ -103,7 +110,7 @@ def limit_mlp_command(words: list[str]) -> int:
             tick=tick,
             note=limit_study.ignore,  # it is printed below the table
         )
-    limit_pictures.draw_losses(comparison, gallery)
+    limit_pictures.draw_losses({"": comparison}, gallery)
     limit_pictures.draw_copies(comparison, gallery)
     limit_pictures.draw_preactivations(comparison, gallery)
     limit_pictures.draw_errors({"": comparison}, gallery)
@@ -157,6 +164,60 @@ def _run_sweeps(
             )
             for times in options.times
         ]
+
+
+@may_write_nothing("--revealed")
+def limit_grow_command(words: list[str]) -> int:
+    """mupscale limit grow."""
+    options = read_grow_options(words)
+    from mupscale.theory import (
+        Experiment,
+        Stage,
+        best_way,
+        compare_ways_to_grow,
+        limit_pictures,
+        limit_study,
+        list_ways,
+    )
+
+    base = Experiment(make_network(options), *make_batch(options), [Stage(options.steps, options.lr)])
+    stages = list_ways(
+        options.times, options.after, options.lr, options.rates, [0.0, *options.noises], options.outgoing
+    )
+    device, notes = choose_device(options), list[str]()
+    gallery = limit_pictures.open_gallery(Path(options.out))
+    widest = max(options.widths, default=None)
+    shared: dict[str, Any] = {name: options[name] for name in ("samples", "seeds", "networks")}
+    shared |= {"device": device, "dense": not options.revealed}
+    pictured = 2 * (options.seeds + options.networks * len(options.widths))
+    total = len(stages) * (1 if widest is None else 2) + pictured
+    with _bar(total, "runs") as tick, _memory_errors_in_words():
+        ways = compare_ways_to_grow(base, stages, width=widest, tick=tick, note=notes.append, **shared)
+        comparisons = {
+            f"{way.name}, {way.stage.lr / options.lr:g} × the rate": limit_study.compare_with_limit(
+                Experiment(base.mlp, base.inputs, base.targets, [*base.stages, way.stage]),
+                options.widths,
+                tick=tick,
+                note=limit_study.ignore,
+                **shared,
+            )
+            for way in (best_way(ways, how) for how in ("copies", "fresh"))
+            if way is not None
+        }
+    results = {
+        "settings": settings_of(options),
+        "ways": [way.to_json() for way in ways],
+        "pictured": {name: comparison.to_json() for name, comparison in comparisons.items()},
+    }
+    if not comparisons:
+        limit_study.save_results(gallery.folder / "results.json", results)
+        raise Diverged(f"all {len(ways)} ways to grow have diverged; take smaller --rates, or a smaller --lr")
+    limit_pictures.draw_losses(comparisons, gallery, "grow")
+    limit_pictures.draw_errors(comparisons, gallery)
+    print_ways(ways, options.lr, widest, comparisons)
+    for note in notes:
+        show(wrap_text(f"Note: {note}."))
+    return _write_results(gallery.folder, results)
 
 
 def _write_results(folder: Path, results: dict[str, Any]) -> int:

@@ -41,7 +41,18 @@ but with no network trained.
 
 Zero noise is always in the grid: it is training on without upscaling."""
 
-_LISTS = ("--widths", "--noise", "--noises", "--lrs", "--times", "--frozen", "--sigma")
+GROW = """\
+Copies with noise beside fresh units, each at several rates: which ends lower in the limit of infinite width, and on
+real networks? One picture shows the best of both, limit and networks.
+
+  mupscale limit grow                                                      a minute of one core
+  mupscale limit grow --times 4 --steps 20 --noises 1 2 4 --outgoing 0 1
+  mupscale limit grow --times 1.5 --rates 0.5 1 --widths 64 256 1024 --revealed     no multiple: fresh units alone
+
+Rates are multiples of --lr, that of the base model. The amplitude a (--outgoing) is how much of its fresh weight a new
+unit has towards old ones. Copies without noise are always there: that is training on without growth."""
+
+_LISTS = ("--widths", "--noise", "--noises", "--lrs", "--times", "--frozen", "--sigma", "--outgoing", "--rates")
 """Options that take several numbers."""
 
 
@@ -130,7 +141,38 @@ def read_sweep_options(words: Sequence[str]) -> Any:
     return options
 
 
-def _add_network_options(parser: Any) -> None:
+def read_grow_options(words: Sequence[str]) -> Any:
+    """The options of `mupscale limit grow`."""
+    parser = make_parser("limit grow", "[--option VALUE …]", GROW)
+    _add_network_options(parser, lr=1.0)  # the best for the base model that goes on without growth
+    parser.add_argument("--times", type=float, default=2.0, help="r: how many times wider; copies need a whole number")
+    parser.add_argument(
+        "--noises", type=list[float], metavar="X …", default=[0.5, 1.0, 2.0], help="σ̄_Δ of copies to try, beside 0"
+    )
+    parser.add_argument(
+        "--outgoing", type=list[float], metavar="X …", default=[0.0, 0.5, 1.0], help="amplitudes of fresh units to try"
+    )
+    parser.add_argument(
+        "--rates",
+        type=list[float],
+        metavar="X …",
+        default=[0.25, 0.5, 1.0, 2.0],
+        help="learning rates after the growth, as multiples of --lr",
+    )
+    _add_finite_options(parser, networks=16, widths=[64, 128, 256, 512])
+    _add_limit_options(parser, samples=4000, seeds=2)
+    _add_out_option(parser, "limit/grow")
+    options = _parse(parser, words, scalars=("--times",))
+    _check_at_least(options, steps=0, after=1, samples=2, seeds=2, networks=2)
+    _check_not_negative(options, "sigma", "lr")
+    if not options.times > 1:
+        raise UsageError(f"--times is {options.times:g}, but must be more than 1")
+    if not options.rates or min(options.rates) <= 0:
+        raise UsageError(f"--rates takes numbers above 0, not {_joined(options.rates) or 'nothing'}")
+    return options
+
+
+def _add_network_options(parser: Any, lr: float = 0.5) -> None:
     parser.add_argument("--activation", type=str, default="tanh", help="linear, relu, tanh or gelu")
     parser.add_argument("--layers", type=int, default=3, help="weight layers, input and readout among them")
     parser.add_argument(
@@ -148,7 +190,7 @@ def _add_network_options(parser: Any) -> None:
     parser.add_argument("--inputs", type=int, default=4, help="inputs in the synthetic batch")
     parser.add_argument("--features", type=int, default=8, help="features of an input")
     parser.add_argument("--seed", type=int, default=0, help="of the batch")
-    parser.add_argument("--lr", type=float, default=0.5, help="learning rate before upscaling")
+    parser.add_argument("--lr", type=float, default=lr, help="learning rate before upscaling")
     parser.add_argument("--steps", type=int, default=5, help="steps before upscaling")
     parser.add_argument("--after", type=int, default=5, help="steps after it")
 

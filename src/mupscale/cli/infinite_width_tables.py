@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mupscale.cli.arguments import installed
@@ -12,7 +12,7 @@ from mupscale.system import show, show_table, terminal_width, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.sweep import Sweep
-    from mupscale.theory import ConditionCheck, Estimate, LimitComparison, WorkedExample
+    from mupscale.theory import ConditionCheck, Estimate, LimitComparison, WayToGrow, WorkedExample
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -61,6 +61,40 @@ def print_comparison(comparison: LimitComparison) -> None:
         show(wrap_text(_slope(comparison)))
     if comparison.limit.outputs.note:
         show(wrap_text(f"Note: {comparison.limit.outputs.note}."))
+
+
+def print_ways(
+    ways: Sequence[WayToGrow], lr: float, width: int | None, comparisons: Mapping[str, LimitComparison]
+) -> None:
+    """Ways to grow by rate: in the limit, and of networks of one width; and how fast networks come closer."""
+    from mupscale.theory import best_way
+
+    _print_losses("The loss at infinite width", [(way, way.limit) for way in ways], lr)
+    if width is not None:
+        _print_losses(f"Networks of n = {width:,}", [(way, way.networks) for way in ways], lr)
+    for how in ("copies", "fresh"):
+        best = best_way(ways, how)
+        if best is not None and best.limit is not None:
+            ends = f"{_last_value(best.limit)} in the limit"
+            ends += f", {_last_value(best.networks)} of networks" if best.networks is not None else ""
+            show(wrap_text(f"Best {best.name} at {best.stage.lr / lr:g} times the base model's rate: {ends}."))
+    for name, comparison in comparisons.items():
+        if comparison.slope is not None:
+            show(wrap_text(f"{name[0].upper()}{name[1:]}: {_slope(comparison)}"))
+
+
+def _print_losses(title: str, ways: Sequence[tuple[WayToGrow, Estimate | None]], lr: float) -> None:
+    """A row for each way; the loss just after the growth, and at the end by rate."""
+    rates = sorted({way.stage.lr for way, _ in ways})
+    rows: dict[str, dict[float, Estimate | None]] = {}
+    for way, losses in ways:
+        rows.setdefault(way.name, {})[way.stage.lr] = losses
+    cells = []
+    for name, found in rows.items():
+        at_once = next((f"{float(losses.mean[0]):.3g}" for losses in found.values() if losses is not None), "")
+        ends = [found[rate] for rate in rates]
+        cells.append((name, at_once, *("diverged" if e is None else f"{float(e.mean[-1]):.3g}" for e in ends)))
+    print_table(title, ["grown by", "at once", *(f"{rate / lr:g} × the rate" for rate in rates)], cells)
 
 
 def print_best(sweeps: Sequence[Sweep]) -> None:

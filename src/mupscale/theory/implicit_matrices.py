@@ -9,6 +9,10 @@ normal vector, conditioned on the products that its transpose has given for dire
 This is exact at every width (Gaussian conditioning). As n → ∞ the middle term vanishes, Z is the hat-ket and the last
 term the dot-ket, by Stein's lemma: ⟨Wᵀp|q⟩ is E of ∂|q⟩/∂Z′, so nothing is differentiated (Definition 'Ket
 Construction').
+
+Every entry is multiplied by the root of its unit's share of the width (1/√n at finite width) on the way in, and divided
+by it on the way out. Lengths and angles are then those of averages, also where units are of several populations or the
+matrix is a block between two of them; shares are those at which it was drawn, which is what its variance 1/n means.
 """
 
 from __future__ import annotations
@@ -42,12 +46,16 @@ class Rows:
         self._memory[self.count : needed] = rows
         self.count = needed
 
+    def lengthen(self, length: int, factor: float = 1.0) -> None:
+        """Give rows this length: what they have times a factor, and zeros."""
+        self._memory = torch.nn.functional.pad(factor * self._memory, (0, length - self._memory.shape[1]))
+
 
 class KnownProducts:
     """Directions, orthonormal, that a matrix or its transpose was multiplied with, and the product for each."""
 
-    def __init__(self, length: int, like: Program) -> None:
-        self.directions, self.products = Rows(length, like), Rows(length, like)
+    def __init__(self, source: int, target: int, like: Program) -> None:
+        self.directions, self.products = Rows(source, like), Rows(target, like)
 
 
 class ImplicitMatrix(Matrix):
@@ -56,52 +64,56 @@ class ImplicitMatrix(Matrix):
     projected: include the middle term, as at finite width. dots: include the last one, the dot-kets.
     """
 
-    def __init__(self, program: Program, copies: int, *, projected: bool, dots: bool = True) -> None:
-        super().__init__(program, copies)
+    def __init__(
+        self, program: Program, copies: int, out: range, in_: range, *, projected: bool, dots: bool = True
+    ) -> None:
+        super().__init__(program, copies, out, in_)
         self.projected, self.dots = projected, dots
-        self.sides = tuple(KnownProducts(program.units * self.distinct, program) for _ in range(2))
+        source, target = (len(units) * self.distinct for units in (in_, out))
+        self.sides = KnownProducts(source, target, program), KnownProducts(target, source, program)
+        self._roots = [program.shares[units.start : units.stop].sqrt() for units in (in_, out)]
 
     def _times(self, x: Tensor, transposed: bool) -> Tensor:
         side, other = self.sides[transposed], self.sides[not transposed]
-        flat, n = x.reshape(len(x), -1), self.program.units
+        flat = (x * self._roots[transposed]).reshape(len(x), -1)
         directions = side.directions.rows
-        parts = flat @ directions.T / n
+        parts = flat @ directions.T
         y = parts @ side.products.rows
         new = self._new_directions(flat, flat - parts @ directions, directions)
         if new is not None:
-            products = self._draw_products(new, other)
-            y += (flat @ new.T / n) @ products
+            products = self._draw_products(new, other, transposed)
+            y += (flat @ new.T) @ products
             side.directions.add(new)
             side.products.add(products)
-        return y.reshape(x.shape)
+        return y.reshape(len(x), -1, self.distinct) / self._roots[not transposed]
 
     def _new_directions(self, vectors: Tensor, rest: Tensor, directions: Tensor) -> Tensor | None:
         """New directions among the rest of these vectors: block Gram-Schmidt, twice."""
-        n = self.program.units
         lengths = vectors.norm(dim=1).tolist()
         if not all(length < float("inf") for length in lengths):
             raise Diverged("the program has diverged: a vector is not finite; take a smaller learning rate")
-        new = _orthonormal(rest, [_NEW[self.program.dtype] * length for length in lengths], n)
+        new = _orthonormal(rest, [_NEW[self.program.dtype] * length for length in lengths])
         if not len(new):
             return None
-        return _orthonormal(new - (new @ directions.T / n) @ directions, [0.0] * len(new), n)
+        return _orthonormal(new - (new @ directions.T) @ directions, [0.0] * len(new))
 
-    def _draw_products(self, new: Tensor, other: KnownProducts) -> Tensor:
+    def _draw_products(self, new: Tensor, other: KnownProducts, transposed: bool) -> Tensor:
         """W q for each new q."""
-        n, p, count = self.program.units, other.directions.rows, len(new)
-        drawn = self.program._normals(count * self.distinct)
-        fresh = drawn.reshape(count, self.distinct, n).transpose(1, 2).reshape(count, -1)
+        p, count, target = other.directions.rows, len(new), self.in_ if transposed else self.out
+        drawn = self.program._normals(count * self.distinct, target)
+        fresh = drawn.reshape(count, self.distinct, len(target)).transpose(1, 2) * self._roots[not transposed]
+        fresh = fresh.reshape(count, -1)
         if self.projected:
-            fresh = fresh - (fresh @ p.T / n) @ p
-        return fresh + (new @ other.products.rows.T / n) @ p if self.dots else fresh
+            fresh = fresh - (fresh @ p.T) @ p
+        return fresh + (new @ other.products.rows.T) @ p if self.dots else fresh
 
 
-def _orthonormal(vectors: Tensor, shortest: list[float], n: int) -> Tensor:
-    """Gram-Schmidt once, to length √n; a vector of which no more than `shortest` is left is left out."""
+def _orthonormal(vectors: Tensor, shortest: list[float]) -> Tensor:
+    """Gram-Schmidt once; a vector of which no more than `shortest` is left is left out."""
     basis = vectors[:0]
     for vector, least in zip(vectors, shortest, strict=True):
-        left = vector - (basis @ vector / n) @ basis
+        left = vector - (basis @ vector) @ basis
         length = float(left.norm())
         if length > least:
-            basis = torch.cat([basis, (left * (n**0.5 / length))[None]])
+            basis = torch.cat([basis, (left / length)[None]])
     return basis

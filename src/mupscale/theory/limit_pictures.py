@@ -40,11 +40,22 @@ def open_gallery(folder: Path) -> Gallery:
     return Gallery(folder)
 
 
-def draw_losses(comparison: LimitComparison, gallery: Gallery, name: str = "loss") -> Picture:
-    """Loss against steps in the limit and at finite widths, and below how far from the limit networks are."""
+def draw_losses(comparisons: Mapping[str, LimitComparison], gallery: Gallery, name: str = "loss") -> Picture:
+    """Loss against steps in the limit and at finite widths, and below how far from the limit networks are.
+
+    Several comparisons stand side by side, under their names.
+    """
 
     def sketch(ax: Any) -> None:
-        above, below = _panels(ax)
+        panels = _panels(ax, len(comparisons))
+        for (above, below), (title, comparison) in zip(panels, comparisons.items(), strict=True):
+            draw(above, below, comparison)
+            above.set_title(title, fontsize="medium")
+        panels[0][0].set_ylabel("training loss")
+        panels[0][1].set_ylabel("network − limit")
+        add_legend_below(panels[0][0], 3)
+
+    def draw(above: Any, below: Any, comparison: LimitComparison) -> None:
         limit, steps = comparison.limit.losses, range(len(comparison.limit.losses.mean))
         for each, color in zip(comparison.finite, _colors(len(comparison.finite)), strict=True):
             above.plot(steps, each.losses.mean, color=color, lw=1.1, label=f"n = {words.format_count(each.width)}")
@@ -59,15 +70,14 @@ def draw_losses(comparison: LimitComparison, gallery: Gallery, name: str = "loss
             _upscaled(panel, comparison)
         below.axhline(0, color=INK, lw=0.8)
         below.set_xlabel("steps")
-        above.set_ylabel("training loss")
-        below.set_ylabel("network − limit")
-        add_legend_below(above, 3)
 
+    first = next(iter(comparisons.values()))
     caption = (
-        f"Loss in the limit (band: two standard errors) and at {len(comparison.finite)} widths, k = {comparison.times}"
-        f"; below, networks minus the limit, mean and one standard deviation over draws"
+        f"Loss in the limit (band: two standard errors) and at {len(first.finite)} widths, {_times(first)}; below, "
+        f"networks minus the limit, mean and one standard deviation over draws"
     )
-    return gallery.draw(name, caption, caption, sketch, size=(5.4, 5.0))
+    caption = f"{', and '.join(comparisons)}. {caption}" if len(comparisons) > 1 else caption
+    return gallery.draw(name, caption, caption, sketch, size=(5.4 if len(comparisons) == 1 else 8.6, 5.0))
 
 
 def draw_outputs(example: WorkedExample, gallery: Gallery) -> Picture:
@@ -209,22 +219,27 @@ def _line(ax: Any, estimate: Estimate, color: Any, label: str) -> None:
     ax.fill_between(steps, mean - error, mean + error, color=color, alpha=0.3, lw=0)
 
 
-def _panels(ax: Any) -> tuple[Any, Any]:
-    """Two pairs of axes, one above the other, in the place of one."""
+def _panels(ax: Any, columns: int) -> list[tuple[Any, Any]]:
+    """Pairs of axes, one above the other, in the place of one."""
     fig = ax.figure
     fig.clear()
-    panels = fig.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-    for panel in panels:
+    panels = fig.subplots(2, columns, sharex=True, sharey="row", height_ratios=[3, 2], squeeze=False)
+    for panel in panels.flat:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.25, linewidth=0.6)
-    return panels[0], panels[1]
+    return list(zip(*panels, strict=True))
 
 
 def _upscaled(ax: Any, comparison: LimitComparison) -> None:
     """Where the networks became wider: the first loss with the noise is that of this step."""
     for number, step in enumerate(comparison.upscaled):
-        label = f"upscaled, k = {comparison.times}" if number == len(comparison.upscaled) - 1 else None
+        label = f"upscaled, {_times(comparison)}" if number == len(comparison.upscaled) - 1 else None
         ax.axvline(step, color=MUTED, lw=1, ls=":", zorder=1, label=label)
+
+
+def _times(comparison: LimitComparison) -> str:
+    """By how much the networks grow: k by copies, r by fresh units as well."""
+    return f"k = {comparison.times}" if comparison.wider == comparison.times else f"r = {comparison.wider:g}"
 
 
 def _colors(count: int) -> list[Any]:

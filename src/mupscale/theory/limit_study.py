@@ -21,6 +21,7 @@ from mupscale.theory.worked_examples import Settings, example_1, example_2, neve
 Tick = Callable[[], None]
 """Called whenever one network, or one seed of the limit, is done; a progress bar's advance."""
 
+_LOST = 100  # times the untrained network's loss at which a run counts as diverged
 _BINS = 60
 _REACH = 3.5  # standard deviations to each side that a histogram shows
 
@@ -40,12 +41,22 @@ class Experiment:
 
     @property
     def times(self) -> int:
-        """k: how many times wider the network is in the end."""
+        """k: how many copies of a unit there are in the end."""
         return count_copies(self.stages)
+
+    @property
+    def wider(self) -> float:
+        """How many times wider the network is in the end."""
+        return math.prod(stage.times for stage in self.stages)
 
     def __call__(self, program: Program) -> Run:
         """Run it, on either backend."""
         return run(program, self.mlp, self.inputs, self.targets, self.stages)
+
+
+def is_lost(losses: Tensor) -> bool:
+    """Whether a run, seeds × times, ends far above the untrained network's loss: few steps do not reach infinity."""
+    return bool(losses[:, -1].max() > _LOST * losses[:, 0].max())
 
 
 def gaussian_batch(inputs: int = 4, features: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -107,13 +118,20 @@ _ESTIMATES = ("outputs", "losses", "same", "other")
 
 @dataclass(frozen=True)
 class LimitComparison:
-    """Finite networks beside their limit. upscaled: times of upscalings; edges: of the bins of the densities."""
+    """Finite networks beside their limit. upscaled: times of upscalings; edges: of the bins of the densities.
+
+    times: k, the copies of a unit; wider: how many times wider the networks become, which fresh units make more.
+    """
 
     times: int
     upscaled: tuple[int, ...]
     limit: Measurements
     finite: tuple[Measurements, ...]
     edges: Tensor
+    wider: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "wider", self.wider or self.times)
 
     @property
     def widths(self) -> list[int]:
@@ -158,6 +176,7 @@ class LimitComparison:
         """Plain values, from which from_json makes the same; errors and slope are beside them for the reader."""
         return {
             "times": self.times,
+            "wider": self.wider,
             "upscaled": list(self.upscaled),
             "errors": self.errors,
             "slope": self.slope,
@@ -176,6 +195,7 @@ class LimitComparison:
             limit=Measurements.from_json(values["limit"]),
             finite=tuple(Measurements.from_json(networks) for networks in values["finite"]),
             edges=_tensor(values["edges"]),
+            wider=values.get("wider", 0.0),  # not in files of earlier versions
         )
 
 
@@ -230,12 +250,13 @@ def compare_with_limit(
         runs.clear()
         outputs = finite(program, n, k=k, seeds=networks, device=device, dtype=dtype, dense=dense)
         measured.append(_measure(n, outputs, runs, separated, edges))
-    return LimitComparison(k, upscaled, infinite, tuple(measured), edges)
+    return LimitComparison(k, upscaled, infinite, tuple(measured), edges, experiment.wider)
 
 
 def _reduce_to_cpu(result: Run) -> Run:
     """A run on the CPU, with the preactivations of the first input alone."""
-    tensors = {name: getattr(result, name).detach().cpu().double() for name in ("outputs", "losses", "kernels")}
+    names = ("outputs", "losses", "kernels", "shares")
+    tensors = {name: getattr(result, name).detach().cpu().double() for name in names}
     return Run(**tensors, hidden=result.hidden[0].detach().cpu().double(), upscaled=result.upscaled)
 
 
@@ -250,15 +271,16 @@ def _measure(
     """What the runs of one width, or of the limit, have in common."""
     kernels = torch.stack([one.kernels for one in runs]).mean(2)  # seeds × times × k × k
     same = kernels.diagonal(dim1=-2, dim2=-1).mean(-1)
-    hidden = torch.cat([one.hidden.flatten() for one in runs])
-    counts = torch.histogram(hidden, edges).hist
+    hidden = torch.cat([one.hidden for one in runs])
+    shares = torch.cat([one.shares[:, None].expand_as(one.hidden) for one in runs]) / (len(runs) * hidden.shape[1])
+    counts = torch.histogram(hidden.flatten(), edges, weight=shares.flatten()).hist
     return Measurements(
         width=width,
         outputs=outputs,
         losses=Estimate(torch.stack([one.losses for one in runs])),
         same=Estimate(same),
         other=Estimate(kernels[..., separated].mean(-1) if separated.any() else same),
-        density=counts / (len(hidden) * (edges[1] - edges[0])),
+        density=counts / (edges[1] - edges[0]),
     )
 
 

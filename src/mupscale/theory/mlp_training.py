@@ -2,6 +2,7 @@
 
 h¹ = U ξ, hˡ⁺¹ = Wˡ φ(hˡ), y = ⟨A φ(hᴸ)⟩; every weight is its initial value, the noise of upscalings, and its updates.
 The whole run is lifted to n·k units from the start, as in the paper: until an upscaling the copies of a unit are equal.
+Fresh units are another population, which is there from its growth on (docs/theory-fresh.md).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -71,33 +73,52 @@ class Stage:
 
     times: how many copies of each unit the upscaling makes. noise: σ̄_Δ, one number for all layers or one for each, from
     the input to the readout. The paper's 'upscale at step T' is a first stage of T − 1 updates.
+    how: "copies", or "fresh" for units drawn beside the old ones, with `outgoing` as in `mupscale.Fresh`; `times` may
+    then be any number.
+
+    >>> Stage(5, 0.5, times=1.5, how="fresh", outgoing=0.5).copies
+    1
     """
 
     steps: int
     lr: float
-    times: int = 1
+    times: float = 1
     noise: PerLayer = 0.0
+    how: Literal["copies", "fresh"] = "copies"
+    outgoing: float = 1.0
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.steps, Integral) and isinstance(self.times, Integral)
-        if not whole or self.steps < 0 or self.times < 1:
+        if self.how not in ("copies", "fresh"):
+            raise MupscaleError(f"a stage grows by 'copies' or by 'fresh' units, not by {self.how!r}")
+        fresh = self.how == "fresh"
+        whole = isinstance(self.steps, Integral) and (fresh or isinstance(self.times, Integral))
+        if not whole or self.steps < 0 or not 1 <= self.times < math.inf:
             raise MupscaleError(
                 f"a stage has 0 steps or more and widens 1 time or more, in whole numbers, not {self.steps} and "
-                f"{self.times}"
+                f"{self.times}" + (" (fresh units: any finite number of times)" if fresh else "")
             )
+        if not 0 <= self.outgoing <= 1:
+            raise MupscaleError(f"outgoing is a number between 0 and 1, not {self.outgoing}")
         if not 0 <= self.lr < math.inf:
             raise MupscaleError(f"a learning rate is 0 or more, and finite, not {self.lr}")
         _check_not_negative(self.noise, "noise")
+        if fresh and self.noise:
+            raise MupscaleError(f"noise is for copies: fresh units take none, and noise={self.noise} was given")
+
+    @property
+    def copies(self) -> int:
+        """How many copies of each unit it makes."""
+        return int(self.times) if self.how == "copies" else 1
 
 
 def count_copies(stages: Sequence[Stage]) -> int:
     """k: how many copies of a unit there are in the end."""
-    return math.prod(stage.times for stage in stages)
+    return math.prod(stage.copies for stage in stages)
 
 
 def mask_separated_copies(stages: Sequence[Stage]) -> Tensor:
     """A k × k mask of the pairs of copies that the first upscaling separates; later ones separate those between."""
-    k, first = count_copies(stages), next((stage.times for stage in stages if stage.times > 1), 1)
+    k, first = count_copies(stages), next((stage.copies for stage in stages if stage.copies > 1), 1)
     group = torch.arange(k) // (k // first)
     return group[:, None] != group
 
@@ -163,13 +184,15 @@ class Run:
     """What was measured in a run: before every step and after the last.
 
     outputs: times × inputs × outputs; losses; kernels: of the last hidden layer's preactivations, inputs × k × k;
-    hidden: the last hidden layer's preactivations at the end, inputs × units × k. upscaled: the times of upscalings.
+    hidden: the last hidden layer's preactivations at the end, inputs × units × k; shares: of these units of the width.
+    upscaled: the times of upscalings.
     """
 
     outputs: Tensor
     losses: Tensor
     kernels: Tensor
     hidden: Tensor
+    shares: Tensor
     upscaled: tuple[int, ...]
 
 
@@ -210,11 +233,15 @@ def run(program: Program, mlp: MLPSetup, inputs: Tensor, targets: Tensor, stages
     for stage in stages:
         if stage.times != 1 or any(_per_layer(stage.noise, mlp.layers, "noise")):
             upscaled.append(len(outputs))
-            net.upscale(stage.times, stage.noise)
+            if stage.how == "fresh":
+                net.grow(stage.times, stage.outgoing)
+            else:
+                net.upscale(stage.copies, stage.noise)
         for _ in range(stage.steps):
             net.step(evaluate(), stage.lr)
     evaluate()
-    return Run(torch.stack(outputs), torch.stack(losses), torch.stack(kernels), net.h[-1], tuple(upscaled))
+    y, loss, kernel = map(torch.stack, (outputs, losses, kernels))
+    return Run(y, loss, kernel, net.h[-1], program.shares.flatten(), tuple(upscaled))
 
 
 def _loss(mlp: MLPSetup, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,7 +263,7 @@ class Network:
         self.program, self.mlp, self.phi = program, mlp, mlp.phi
         self.equal = program.k  # copies of a unit that are still equal
         self.trained = list(mlp.trained or [True] * mlp.layers)
-        sigma = _per_layer(mlp.sigma, mlp.layers, "sigma")
+        self.sigma = sigma = _per_layer(mlp.sigma, mlp.layers, "sigma")
         self.input = sigma[0] * program.vector(program.k, features)
         self.readout = sigma[-1] * program.vector(program.k, outputs)
         self.hidden = [self._make_weight(layer, sigma[layer]) for layer in range(1, mlp.layers - 1)]
@@ -266,6 +293,24 @@ class Network:
             self.readout = self.readout + std[-1] * self.program.vector(self.equal, len(self.readout))
         for weight, level in zip(self.hidden, std[1:-1], strict=True):
             weight.perturb(level, self.equal)
+
+    def grow(self, times: float, outgoing: float) -> None:
+        """Growth by fresh units as `mupscale.Fresh` does it: what leads from old to old units stays, the rest is drawn.
+
+        The readout and all gradients are in units of 1/N, and N is `times` what it was: old ones are `times` theirs.
+        """
+        new = self.program.grow(times)
+        fresh = self.sigma[0] * self.program.vector(self.equal, len(self.input), of=new)
+        self.input = torch.cat([self.input, fresh], 1)
+        fresh = outgoing * self.sigma[-1] * self.program.vector(self.equal, len(self.readout), of=new)
+        self.readout = torch.cat([times * self.readout, fresh], 1)
+        for weight, std in zip(self.hidden, self.sigma[1:-1], strict=True):
+            weight.grow(times, std, self.equal, new, outgoing)
+        grown, zeros = self.mlp.optimizer.grow, (0, 0, 0, len(new))
+        self._state = (
+            grown(self._state[0], times, zeros),
+            grown(self._state[1], 1, zeros),
+        )  # the readout's gradient is its own
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The outputs, batch × outputs; preactivations h and activations x are kept."""

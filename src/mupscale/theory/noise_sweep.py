@@ -8,10 +8,8 @@ from collections.abc import Callable
 from mupscale.sweep import Cell, Space, Sweep, Tried
 from mupscale.system import Diverged, MupscaleError
 from mupscale.theory.estimates import limit, warn_of_few_samples
-from mupscale.theory.limit_study import Experiment, Tick, ignore
+from mupscale.theory.limit_study import Experiment, Tick, ignore, is_lost
 from mupscale.theory.mlp_training import Stage
-
-_LOST = 100  # times the untrained network's loss at which a trial counts as diverged
 
 
 def sweep_limit(
@@ -84,6 +82,6 @@ def _run_trial(
     losses = estimate.values
     curve = list(enumerate(losses[:, before:].mean(0).tolist()))
     ends = losses[:, -1].tolist()
-    if max(ends) > _LOST * float(losses[:, 0].max()):
+    if is_lost(losses):
         return Tried(*cell, [None] * seeds, curve=curve, steps=after), estimate.note
     return Tried(*cell, ends, curve=curve, steps=after), estimate.note

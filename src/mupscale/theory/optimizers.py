@@ -7,10 +7,12 @@ its 1/n: what μP's rates and epsilons amount to (Proposition 'Dynamic equivalen
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mupscale.system import MupscaleError
 
@@ -35,11 +37,27 @@ class Entrywise(ABC):
     def update(self, gradient: Tensor, state: State, step: int) -> Tensor:
         """Entry by entry; `state` is empty at step 1 and may be written to."""
 
+    degrees: ClassVar[Mapping[str, int]] = {}
+    """With which power of the gradient each part of the state goes."""
+
+    def grow(self, state: State, times: float, zeros: tuple[int, ...]) -> State:
+        """The state beside fresh units: that of old entries stays what it is in a gradient's own units, others are 0.
+
+        times: by how much more the gradient is multiplied from now on. zeros: as for torch's pad.
+        """
+        if unknown := state.keys() - self.degrees.keys():
+            raise MupscaleError(
+                f"'{min(unknown)}' of {type(self).__name__} cannot be grown: say in its class variable `degrees` with "
+                f"which power of the gradient it goes"
+            )
+        return {key: pad(times ** self.degrees[key] * value, zeros) for key, value in state.items()}
+
 
 @dataclass(frozen=True)
 class Momentum(Entrywise):
     """v ← momentum · v + g, and the update is `of` v: itself (SGD), or any function of one number."""
 
+    degrees: ClassVar = {"velocity": 1}
     momentum: float = 0.0
     of: Callable[[Tensor], Tensor] | None = None
 
@@ -70,6 +88,7 @@ class Sign:
 class Adam(Entrywise):
     """Adam, running averages and bias correction included; ε, in units of n · gradient, keeps it Lipschitz."""
 
+    degrees: ClassVar = {"first": 1, "second": 2}
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 0.1

@@ -4,15 +4,18 @@ Example 1 is y = ⟨A B C x⟩ with B trained, Example 2 y = ⟨A B C D x⟩ wit
 Here `before` updates come before the upscaling and `after` updates behind it: the paper's T means T − 1 applied
 updates, so T = before + 1. Times count updates: outputs are before + after + 1 numbers, and the upscaling happens at
 time `before`.
+
+With fresh units in place of copies (beyond the paper), both are recursions of three numbers: linear_with_fresh_units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mupscale.system import MupscaleError
+from mupscale.theory.mlp_training import Stage
 
 Slope = Callable[[float], float]
 """𝓛′, the derivative of the loss by the output."""
@@ -184,3 +187,49 @@ def _output(
     met = [slope * overlap(s, then, now) for slope, (_, then) in zip(slopes, history, strict=True)]
     output = square**2 * (now.n + now.n_new) + (square * b + square * a / s.times + a * b) * now.n_new
     return output - square * s.lr * sum(met[:start]) - (square + a) * s.upscaled_lr * sum(met[start:])
+
+
+# ---------------------------------------------------------------------------------------- fresh units
+
+
+def linear_with_fresh_units(
+    layers: int, slope: Slope, stages: Sequence[Stage], x: float = 1.0, sigma: float = 1.0
+) -> list[float]:
+    """The output over time of a linear MLP on one input that grows by fresh units, in closed form.
+
+    layers: 2 for y = ⟨A C x⟩ with both trained; 3 and 4 are the paper's examples 1 and 2, in which what is frozen is
+    drawn for new units, too. The output is ⟨g|h⟩, where h is what the trained weights make of the input and g what they
+    make of the readout, in units of 1/N. A step takes γ𝓛′q g from h and γ𝓛′p h from g, with numbers q and p, the mean
+    squares of what is frozen. So ⟨h|h⟩, ⟨g|h⟩ and ⟨g|g⟩ follow from each other (docs/theory-fresh.md).
+
+    >>> linear_with_fresh_units(3, lambda y: y - 1, [Stage(1, 0.1), Stage(1, 0.1, times=2, how="fresh", outgoing=0)])
+    [0.0, 0.1, 0.28]
+    """
+    if layers not in (2, 3, 4) or any(stage.noise for stage in stages):
+        raise MupscaleError(f"fresh units have closed forms for 2, 3 and 4 layers without noise, not for {layers}")
+    square, drawn = sigma**2, sigma**2 * x**2
+    q = x**2 if layers == 2 else drawn
+    p = {2: 1.0, 3: 0.0, 4: square}[layers]
+    hh = drawn if layers == 2 else square * drawn
+    gg = square * square if layers == 4 else square
+    gh, outputs = 0.0, list[float]()
+    for stage in stages:
+        if stage.how == "fresh":
+            r, new, heard = stage.times, 1 - 1 / stage.times, stage.outgoing**2
+            # On either side, old units have what they had and, times a, what fresh weights bring; new ones that alone.
+            if layers == 2:
+                hh, gg = hh / r + new * drawn, r * gg + heard * new * square
+            else:
+                hh = (hh + heard * new * square * drawn) / r + new * square * drawn
+                back = 1.0 if layers == 3 else square * (1 / r + r * p / square + new)
+                gg = r * gg + heard * new * square * back
+                p = r * p + heard * new * square if layers == 4 else 0.0
+        for _ in range(stage.steps):
+            outputs.append(gh)
+            alpha, beta = (stage.lr * slope(gh) * factor for factor in (q, p))
+            hh, gh, gg = (
+                hh - 2 * alpha * gh + alpha**2 * gg,
+                gh - alpha * gg - beta * hh + alpha * beta * gh,
+                gg - 2 * beta * gh + beta**2 * hh,
+            )
+    return [*outputs, gh]
