@@ -215,10 +215,9 @@ class Whispering(nn.Module):
     def __init__(self, k: int) -> None:
         super().__init__()
         n = 8 * k
-        self.a, self.q, self.v, self.c = nn.Linear(5, n), nn.Linear(n, 2 * n), nn.Linear(n, n), nn.Linear(n, 2)
-        self.gain = nn.Parameter(torch.full((n,), 1e-6))
+        self.a, self.q = nn.Linear(5, n), nn.Linear(n, 2 * n, bias=False)
+        self.v, self.c, self.gain = nn.Linear(n, n), nn.Linear(n, 2), nn.Parameter(torch.full((n,), 1e-6))
         nn.init.normal_(self.q.weight, std=1e-4)
-        nn.init.zeros_(self.q.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.a(x))
