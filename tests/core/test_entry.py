@@ -51,3 +51,9 @@ def test_a_piece_that_is_not_copied_may_stay_where_it_is() -> None:
 def test_buffers_and_state_have_a_factor_of_their_own() -> None:
     assert torch.equal(GAIN.widened(torch.arange(4), factor=1), torch.arange(4).repeat_interleave(2))
     assert torch.equal(GAIN.widened(torch.ones(4), factor=0.5), torch.full((8,), 0.5))
+
+
+def test_what_old_units_keep_composes_as_the_fold_does() -> None:
+    first, second = (Entry((n,), (2 * n,), {0: Axis(2)}, out=(0,), fold=1 / k, keep=k) for n, k in ((4, 2), (8, 3)))
+    both = first.then(second)
+    assert (both.keep, both.fold) == (6, pytest.approx(1 / 6))

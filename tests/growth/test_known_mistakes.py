@@ -390,3 +390,39 @@ def test_extra_layers_of_the_target_left_as_noise() -> None:
     with pytest.raises(mu.MupscaleError, match=r"'layers\.3\.weight'"):
         mu.widen(narrow.state_dict(), wide, plan)
     assert equal(weights(wide), before)
+
+
+class FixedReadout(nn.Module):
+    """A projection that is no parameter reads the hidden units."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a = nn.Linear(5, width)
+        self.register_buffer("fixed", torch.randn(width, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.a(x)) @ self.get_buffer("fixed")
+
+
+def test_a_fixed_projection_is_divided_as_a_trained_one_is() -> None:
+    narrow, wide = FixedReadout(4).double(), FixedReadout(8).double()
+    grown = mu.widen(narrow, wide, mu.plan(narrow, wide, inputs=X))
+    assert torch.allclose(grown(X), narrow(X), rtol=1e-12)
+
+
+class TiedBehindRoot(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed, self.norm, self.readout = (
+            nn.Embedding(11, width),
+            nn.LayerNorm(width),
+            nn.Linear(width, 11, bias=False),
+        )
+        self.readout.weight = self.embed.weight
+
+
+def test_beside_fresh_units_the_norm_makes_up_for_what_the_tied_embedding_keeps() -> None:
+    root = mu.Role(out=1, fold=lambda out, in_: out**-0.5, keep=lambda out, in_: out**-0.5)  # a model times √width
+    plan = mu.plan(TiedBehindRoot(8), TiedBehindRoot(32), roles={"embed.weight": root}, grow=mu.Fresh())
+    kept = {name: float(entry.keep) for name, entry in plan.parameters.items()}
+    assert kept == {"embed.weight": 0.5, "norm.weight": 2.0, "norm.bias": 2.0}

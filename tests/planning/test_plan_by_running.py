@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 import warnings
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from _pytest.mark.structures import ParameterSet
@@ -15,7 +17,7 @@ from torch.nn import functional as F
 
 import mupscale as mu
 from exactness import assert_exact, distance_to_a_line
-from mupscale.planning import in_double
+from mupscale.planning import in_double, learn_roles
 from patterns import PATTERNS, Pattern
 from zoo import TiedByProduct
 
@@ -212,6 +214,29 @@ def test_random_numbers_for_a_latent_that_stays_are_the_same_at_both_widths() ->
     assert mu.Family(lambda width: Noisy(width, 3), base=8, inputs=x).plan(16).checked
     given = {"inputs": x, "roles": {"bare": mu.Role(out=1, in_=0)}}
     assert mu.plan(Noisy(8, 3), Noisy(12, 3), **given, grow=mu.Fresh()).tried_by == "silent units"
+
+
+class Masked(nn.Module):
+    """As wav2vec2 in training: a learned vector in place of positions that Python's own generator or NumPy's draws."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b, self.mask = nn.Linear(5, width), nn.Linear(width, 2), nn.Parameter(torch.randn(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = numpy.random.rand(*x.shape[:2]) < 0.5
+        places[0, 0] = random.random() < 0.5
+        h = self.a(x)
+        h[torch.tensor(places)] = self.mask
+        return self.b(torch.tanh(h))
+
+
+def test_random_numbers_of_other_generators_are_the_same_at_both_widths() -> None:
+    state = numpy.random.get_state()[1].tolist(), random.getstate()
+    narrow, wide, x = Masked(8), Masked(16), torch.randn(2, 6, 5)
+    assert mu.plan(narrow, wide, inputs=x).checked
+    assert learn_roles(narrow, wide, x, {})["mask"] == mu.Role(out=0)
+    assert state == (numpy.random.get_state()[1].tolist(), random.getstate())
 
 
 def test_what_cannot_be_run() -> None:
@@ -445,3 +470,90 @@ def test_an_error_of_the_first_guess_leads_to_the_run() -> None:
     with pytest.raises(mu.MupscaleError, match=r"roles of '0' \(Odd\) fails: KeyError: 'no such thing'"):
         mu.plan(odd(4), odd(8))
     assert mu.plan(odd(4), odd(8), inputs=torch.randn(2, 5)).checked
+
+
+class OwnScale(nn.Module):
+    """A table times √width, a number that no state dict holds, tied to the readout as in Gemma."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.table, self.hidden, self.norm = nn.Embedding(9, 8 * k), nn.Linear(8 * k, 8 * k), nn.RMSNorm(8 * k, 1e-6)
+        self.register_buffer("scale", torch.tensor((8.0 * k) ** 0.5), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens) * self.scale
+        return F.linear(
+            self.norm(x + torch.tanh(self.hidden(F.rms_norm(x, x.shape[-1:], eps=1e-6)))), self.table.weight
+        )
+
+
+class FewerKeys(nn.Module):
+    """Keys that serve groups of heads, and that grow half as much as these."""
+
+    def __init__(self, heads: int, keys: int) -> None:
+        super().__init__()
+        self.heads, self.keys = heads, keys
+        self.q, self.k, self.o = nn.Linear(5, 3 * heads), nn.Linear(5, 3 * keys), nn.Linear(3 * heads, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        q = self.q(x).view(b, t, self.heads, 3).transpose(1, 2)
+        k = self.k(x).view(b, t, self.keys, 1, 3).permute(0, 2, 3, 1, 4)
+        k = k.expand(b, self.keys, self.heads // self.keys, t, 3).reshape(b, self.heads, t, 3)
+        out: Tensor = self.o(((q @ k.mT).softmax(-1) @ k).transpose(1, 2).reshape(b, t, -1))
+        return out
+
+
+class JoinedParts(nn.Module):
+    """Heads of 3 and of 2 units, joined for a convolution of each unit and parted again, as in Qwen3-Next."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.heads, self.u, self.v, self.o = 4 * k, nn.Linear(5, 12 * k), nn.Linear(5, 8 * k), nn.Linear(6, 2)
+        self.each, self.filter = nn.Parameter(torch.randn(4 * k)), nn.Conv1d(20 * k, 20 * k, 2, groups=20 * k)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [y.unflatten(-1, (self.heads, -1)) * self.each[:, None] for y in (self.u(x), self.v(x))]
+        joined = self.filter(torch.cat([y.flatten(-2) for y in parts], -1).mT).mT
+        u, v = (y.unflatten(-1, (self.heads, -1)) for y in joined.split([3 * self.heads, 2 * self.heads], -1))
+        out: Tensor = self.o((u[..., None] * v[..., None, :]).flatten(-2).mean(2))
+        return out
+
+
+class TwoReadouts(nn.Module):
+    """Behind the norm that takes the 1/k of the tied readout, a second one with a bias."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.table, self.norm, self.second = nn.Embedding(9, 8 * k), nn.LayerNorm(8 * k), nn.Linear(8 * k, 3)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.norm(torch.tanh(self.table(tokens)))
+        return x @ self.table.weight.T, self.second(x)
+
+
+PAIRS: dict[str, tuple[nn.Module, nn.Module]] = {
+    "a scale of the model's own": (OwnScale(1), OwnScale(2)),
+    "keys grow less than heads": (FewerKeys(4, 2), FewerKeys(16, 4)),
+    "parts joined, each in blocks of its own": (JoinedParts(1), JoinedParts(2)),
+    "a second readout behind a fold": (TwoReadouts(1), TwoReadouts(2)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_checkpoints_of_transformers_do(name: str) -> None:
+    narrow, wide = (copy.deepcopy(model).double() for model in PAIRS[name])
+    has_tokens = hasattr(narrow, "table")
+    x = torch.randint(0, 9, (2, 6)) if has_tokens else torch.randn(2, 6, 5, dtype=torch.float64)
+    plan = mu.plan(narrow, wide, inputs=x)
+    assert_exact(narrow, wide, plan, x)
+
+
+def test_a_scale_of_the_models_own_is_left_to_the_wide_model() -> None:
+    narrow, wide = OwnScale(1), OwnScale(2)
+    plan = mu.plan(narrow, wide, inputs=torch.randint(0, 9, (2, 6)))
+    assert "scale" not in plan.buffers
+    assert float(plan["table.weight"].fold) == pytest.approx(0.5**0.5)
+    assert float(mu.widen(narrow, wide, plan).scale) == 4.0  # type: ignore[arg-type]
+    with pytest.raises(mu.MupscaleError, match=r"'scale' .* depends on the width and is not saved"):
+        mu.plan(narrow, wide)  # nothing shows what makes up for it

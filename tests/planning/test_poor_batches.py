@@ -207,3 +207,25 @@ def test_fresh_units_between_multiples_are_tried_on_the_stronger_batch() -> None
     plan = mu.plan(narrow, wide, fresh=narrow, grow=mu.Fresh())
     with pytest.raises(mu.MupscaleError, match="the old units alone"):
         mu.upscale(narrow, wide, plan, inputs=x, grow=mu.Fresh(outgoing=0))
+
+
+class Whispering(nn.Module):
+    """Attention with small queries and keys behind a LayerScale that starts at 1e-6."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        n = 8 * k
+        self.a, self.q = nn.Linear(5, n), nn.Linear(n, 2 * n, bias=False)
+        self.v, self.c, self.gain = nn.Linear(n, n), nn.Linear(n, 2), nn.Parameter(torch.full((n,), 1e-6))
+        nn.init.normal_(self.q.weight, std=1e-4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        q, k, v = (y.unflatten(-1, (-1, 4)).transpose(1, 2) for y in (*self.q(h).chunk(2, -1), self.v(h)))
+        out: Tensor = self.c(h + self.gain * ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return out
+
+
+def test_what_small_weights_hide_is_seen() -> None:
+    plan = mu.plan(Whispering(1), Whispering(2), inputs=torch.randn(2, 4, 5))
+    assert plan["q.weight"].axes[0] == plan["v.weight"].axes[0] == mu.Axis(2, 4)

@@ -220,7 +220,7 @@ def refusal(follower: Follower, stuck: Stuck, how: How | None = None) -> Mupscal
         fresh = as_asked("grow=mupscale.Fresh()", "--how fresh")
         ways["fresh"] = f"try fresh units, which need no copies ({fresh})"
     advice = ways_out(**ways)
-    if stuck.position == len(operations):
+    if stuck.position >= len(operations):
         return MupscaleError(
             f"the wide model's output is {stuck.factor:.6g} times the narrow one's, and no weight that was tried can "
             f"take that up{advice}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -54,11 +54,62 @@ def explanations(narrow: Tensor, wide: Tensor, hints: Iterable[Axis]) -> Iterato
     choices = [possible_axes(narrow.shape[d], wide.shape[d], hints) for d in dims]
     if dims and (narrow.numel() == 0 or bool((narrow == narrow.flatten()[0]).all())):
         choices = [each[:3] for each in choices]  # all alike: every order explains it
-    for axes in itertools.islice(itertools.product(*choices), _MOST_COMBINATIONS):
+    tried = itertools.islice(itertools.product(*choices), _MOST_COMBINATIONS)
+    for axes in itertools.chain(tried, _read_axes(narrow.detach(), wide.detach(), dims)):
         by_dim = dict(zip(dims, axes, strict=True))
         factor = factor_between(expand(narrow.detach(), by_dim), wide.detach())
         if factor is not None:
             yield by_dim, factor
+
+
+def _read_axes(narrow: Tensor, wide: Tensor, dims: Sequence[int]) -> Iterator[tuple[Axis, ...]]:
+    """The orders that the values show: parts that were joined or split off may each have blocks of their own."""
+    if not dims or not narrow.numel() or not narrow.is_floating_point():
+        return
+    shape = [1 if d in dims else n for d, n in enumerate(narrow.shape)]
+    push = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(narrow)
+    axes = []
+    for dim in dims:
+        grown = [d for d in dims if d != dim]  # along which the mean is the same, whatever the order
+
+        def number(t: Tensor, dim: int = dim, grown: Sequence[int] = grown) -> Tensor:
+            """One for each unit."""
+            return ((t.mean(grown, keepdim=True) if grown else t) * push).movedim(dim, 0).flatten(1).sum(1)
+
+        ours, theirs = number(narrow), number(wide)
+        ordered, places = (ours * (theirs.mean() / ours.mean())).sort()
+        nearest = torch.bucketize(theirs, (ordered[1:] + ordered[:-1]) / 2)
+        axis = axis_of_units(places[nearest].cpu(), len(ours), len(theirs) // len(ours))
+        if axis is None:
+            return
+        axes.append(axis)
+    yield tuple(axes)
+
+
+def axis_of_units(units: Tensor, n: int, times: int, borders: Collection[int] = ()) -> Axis | None:
+    """The axis that copies n units in this order (the narrow unit of each wide one); None where none does.
+
+    borders: where a part with blocks of its own may end, so that parts are told apart even where blocks are equal.
+
+    >>> axis_of_units(torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 4, 5, 5]), 6, 2)
+    Axis(times=2, block=1, sections=((4, 4), (2, 1)))
+    """
+    sections: list[tuple[int, int]] = []
+    start = 0
+    while start < n:
+        ahead = units[start * times :]
+        again = (ahead[1:] == start).nonzero()
+        block = int(again[0]) + 1 if len(again) else 0
+        copies = torch.arange(start, start + block).repeat(times)
+        if not block or not torch.equal(ahead[: len(copies)], copies):
+            return None
+        if sections and sections[-1][1] == block and start not in borders:
+            sections[-1] = (sections[-1][0] + block, block)
+        else:
+            sections.append((block, block))
+        start += block
+    blocks = {block for _, block in sections}
+    return Axis(times, blocks.pop()) if len(blocks) == 1 else Axis(times, sections=tuple(sections))
 
 
 def factor_between(expected: Tensor, actual: Tensor) -> float | None:

@@ -76,16 +76,20 @@ class Follower(BothRuns):
                 self._compute_constant(position)
             else:
                 outcome = self.attempt(position)
+                for other in self._free_orders(position) if isinstance(outcome, Stuck) else ():
+                    if isinstance(outcome := self.attempt(position, other), Accepted):
+                        self.axes |= other
+                        break
                 if isinstance(outcome, Stuck):
                     return outcome
                 self._accept(position, outcome)
         return self._check_outputs()
 
     def _check_outputs(self) -> Stuck | None:
-        for number in self.small.run.outputs:
+        for position, number in enumerate(self.small.run.outputs, len(self.small.run.operations)):
             scale = self.scales.get(number, 1.0)
             if not math.isclose(scale, 1.0, rel_tol=1e-7):
-                return Stuck(len(self.small.run.operations), scale)
+                return Stuck(position, scale)
         return None
 
     def _compute_constant(self, position: int) -> None:
@@ -122,6 +126,19 @@ class Follower(BothRuns):
                 return accepted
             off_by_factor = off_by_factor or accepted
         return off_by_factor or Stuck(position)
+
+    def _free_orders(self, position: int) -> Iterator[dict[int, dict[int, Axis]]]:
+        """Other orders for arguments along which all entries are equal, as those of a key that serves many heads are.
+
+        Every order explains such an argument, so that the first one was taken when it was made.
+        """
+        for number in dict.fromkeys(self.small.run.operations[position].refs):
+            ours, axes = self.small.values.get(number), self.axes.get(number, {})
+            for d, axis in axes.items() if ours is not None else ():
+                if torch.equal(ours, ours.narrow(d, 0, 1).expand_as(ours)):
+                    for other in possible_axes(ours.shape[d], ours.shape[d] * axis.copies):
+                        if other != axis:
+                            yield {number: {**axes, d: other}}
 
     def factor_without(self, position: int, zeroed: str) -> float | None:
         """By what the operation would be off if one of its weights were zero; none where it would not be a multiple."""

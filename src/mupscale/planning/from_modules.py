@@ -156,22 +156,27 @@ class _Walk:
             odd = next(g for g in sorted({*tied.values()} ^ {*tied_wide.values()}) if len(g) > 1)
             raise MupscaleError(f"'{odd[0]}' is tied to '{odd[1]}' in one of the two models only; tie both or none")
         entries = {first: self._entry(group, small[first], large[first]) for first, group in tied.items()}
-        for name, entry in entries.items() if kind == "buffers" and self.how != "mup" else ():
-            self._check_recomputed(name, entry, small[name], large[name])
-        return entries
+        if kind == "parameters" or self.how == "mup":
+            return entries
+        return {n: entry for n, entry in entries.items() if not self._is_own(n, entry, small[n], large[n])}
 
-    def _check_recomputed(self, name: str, entry: Entry, small: Tensor, large: Tensor) -> None:
-        """A buffer that is not saved is computed anew with the model, which must not undo the widening."""
+    def _is_own(self, name: str, entry: Entry, small: Tensor, large: Tensor) -> bool:
+        """Whether the wide model has a buffer of its own, such as √width, that it computes anew whenever it is built.
+
+        What makes up for it is in the parameters, which only a trial can show: an error where there is none.
+        """
         path, _, local = name.rpartition(".")
         saved = local not in self.small[path]._non_persistent_buffers_set
         constant = entry.narrow == entry.wide and small.numel() != 1  # a single number may be √width
         if saved or constant or self._override(name) is not None:
-            return
+            return False
         if not small.is_meta and not large.is_meta:
             if agrees_with_rebuilt(entry, small, large, self.how):
-                return
+                return False
+            if self.assume:
+                return True
         elif entry.narrow == entry.wide or (not small.is_meta and small.unique().numel() <= 1):
-            return
+            return False
         copy_it = f"pass roles={{'{name}': mupscale.Role(out={entry.out})}} to copy it all the same"
         raise MupscaleError(
             f"the buffer '{name}' of shape {entry.narrow} → {entry.wide} depends on the width and is not saved with "

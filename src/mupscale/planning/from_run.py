@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -21,6 +22,7 @@ from mupscale.planning.module_differences import first_differing_module
 from mupscale.planning.output_gradients import outputs_and_gradients
 from mupscale.planning.recorder import Recorder
 from mupscale.planning.silent_changes import warn_of_kept_losses
+from mupscale.planning.source_units import operations_before
 from mupscale.planning.stronger_batches import EMPTY
 from mupscale.planning.tracing import (
     Operation,
@@ -262,14 +264,21 @@ class _Search:
     def run(self, guess: Guess) -> Follower:
         """The pass that came through; an error where no guess helps."""
         self.passes = 0
-        follower, stuck = self.follow(guess)
-        tried = [guess]
-        while stuck is not None:
+        return self._get_past(*self.follow(guess), [guess])[0]
+
+    def _get_past(
+        self, follower: Follower, stuck: Stuck | None, tried: list[Guess], goal: int | None = None
+    ) -> tuple[Follower, Stuck | None]:
+        """Better guesses until one comes through, or past a position; an error where none does."""
+        while stuck is not None and (goal is None or stuck.position <= goal):
             for better in suggestions(follower, stuck):
                 if better in tried:
                     continue
                 tried.append(better)
                 other, where = self.follow(better, follower)
+                if where is not None and self._is_elsewhere(follower, stuck, where):
+                    with suppress(MupscaleError):
+                        other, where = self._get_past(other, where, tried, stuck.position)
                 if where is None or where.position > stuck.position:
                     follower, stuck = other, where
                     break
@@ -277,7 +286,13 @@ class _Search:
                     raise refusal(follower, stuck, self.how)
             else:
                 raise refusal(follower, stuck, self.how)
-        return follower
+        return follower, stuck
+
+    def _is_elsewhere(self, follower: Follower, stuck: Stuck, where: Stuck) -> bool:
+        """Whether what makes an output right is wrong for another reader of the same units, such as a second head."""
+        if stuck.factor is None or where.factor is not None:
+            return False
+        return where.position not in operations_before(follower, stuck.position)
 
 
 def _check_own_weights(model: nn.Module, run_of_copy: RecordedRun) -> None:

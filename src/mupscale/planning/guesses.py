@@ -86,7 +86,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Stuck:
-    """An operation that no order of copies explains; after the last one, an output that is off by a factor."""
+    """An operation that no order of copies explains; counted on behind the last, an output that is off by a factor."""
 
     position: int
     factor: float | None = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
@@ -93,6 +95,8 @@ def _runs_in_float32(model: nn.Module, inputs: Any) -> bool:
 def drawing(seed: int, tensors: Iterable[Tensor]) -> Iterator[None]:
     """Inside, the CPU and the devices of these tensors draw from a seed; afterwards they go on where they were.
 
+    So do Python's own generator and NumPy's, with which transformers masks sound.
+
     >>> with drawing(0, []):
     ...     first = torch.randn(2)
     >>> with drawing(0, []):
@@ -100,7 +104,14 @@ def drawing(seed: int, tensors: Iterable[Tensor]) -> Iterator[None]:
     True
     """
     devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
-    with torch.random.fork_rng(devices=devices):
-        for generator in (torch.default_generator, *(torch.cuda.default_generators[index] for index in devices)):
-            generator.manual_seed(seed)
-        yield
+    before = random.getstate(), numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            for generator in (torch.default_generator, *(torch.cuda.default_generators[index] for index in devices)):
+                generator.manual_seed(seed)
+            random.seed(seed)
+            numpy.random.seed(seed)
+            yield
+    finally:
+        random.setstate(before[0])
+        numpy.random.set_state(before[1])

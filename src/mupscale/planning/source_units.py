@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mupscale.core import Axis
+from mupscale.planning.copied_values import axis_of_units
 from mupscale.planning.following import Follower
 from mupscale.planning.guesses import Dim, Side
 
@@ -20,7 +21,7 @@ _WHOLE = 1e-6  # how far a ratio of gradients may be from a whole number
 
 
 def operations_before(follower: Follower, position: int, wanted: Collection[int] | None = None) -> Iterator[int]:
-    """The operations that an operation's arguments come from, the nearest first; at the end, those of the outputs.
+    """The operations that an operation's arguments come from, the nearest first; at the end, those of an output.
 
     wanted: the numbers of some of the arguments, where not all are meant.
 
@@ -34,7 +35,8 @@ def operations_before(follower: Follower, position: int, wanted: Collection[int]
     operations = follower.small.run.operations
     makers = {number: i for i, op in enumerate(operations[:position]) for number in op.results if number is not None}
     if wanted is None:
-        wanted = operations[position].refs if position < len(operations) else follower.small.run.outputs
+        is_output = position >= len(operations)
+        wanted = [follower.small.run.outputs[position - len(operations)]] if is_output else operations[position].refs
     waiting = {makers[number] for number in wanted if number in makers}
     while waiting:
         latest = max(waiting)
@@ -126,32 +128,6 @@ class SourceUnits:
             results = zip(op.results, op.run(arguments), strict=True)
             again |= {n: value for n, value in results if n is not None and isinstance(value, Tensor)}
         return again[number], weights
-
-
-def axis_of_units(units: Tensor, n: int, times: int, borders: Collection[int] = ()) -> Axis | None:
-    """The axis that copies n units in this order (the narrow unit of each wide one); None where none does.
-
-    borders: where a part with blocks of its own may end, so that parts are told apart even where blocks are equal.
-
-    >>> axis_of_units(torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 4, 5, 5]), 6, 2)
-    Axis(times=2, block=1, sections=((4, 4), (2, 1)))
-    """
-    sections: list[tuple[int, int]] = []
-    start = 0
-    while start < n:
-        ahead = units[start * times :]
-        again = (ahead[1:] == start).nonzero()
-        block = int(again[0]) + 1 if len(again) else 0
-        copies = torch.arange(start, start + block).repeat(times)
-        if not block or not torch.equal(ahead[: len(copies)], copies):
-            return None
-        if sections and sections[-1][1] == block and start not in borders:
-            sections[-1] = (sections[-1][0] + block, block)
-        else:
-            sections.append((block, block))
-        start += block
-    blocks = {block for _, block in sections}
-    return Axis(times, blocks.pop()) if len(blocks) == 1 else Axis(times, sections=tuple(sections))
 
 
 def _rows(number: Tensor, weights: Mapping[str, Tensor], sources: Collection[Dim]) -> dict[Dim, Tensor]:

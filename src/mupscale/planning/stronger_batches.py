@@ -31,7 +31,7 @@ _LENGTHS: tuple[Callable[[int], int], ...] = (
     lambda n: 16 * max(n, 4),
     lambda n: n + 1,
 )
-_MOST_NUMBERS = 1 << 22  # in a tensor
+_MOST_NUMBERS = 1 << 16  # in a tensor: a convolution makes many times as many of them
 _TABLES = {"embedding": 1, "_embedding_bag": 1, "_embedding_bag_forward_only": 1}  # looked up along the first dimension
 
 

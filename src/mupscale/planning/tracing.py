@@ -20,6 +20,7 @@ from mupscale.planning.precision import in_double
 from mupscale.system import MupscaleError, ways_out
 
 _NORMS = re.compile(r"norm|rsqrt|sqrt|^var|^std")
+_QUIET = 1e-3  # a LayerScale starts at 1e-6: what it multiplies would change nothing that rounding does not
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,8 @@ def in_float64(
 ) -> tuple[nn.Module, Any]:
     """A copy of the model without dropout, and the batch, both in float64.
 
-    generic: a seed for weights to put in place of the model's, of the same size, so that no two units are alike.
+    generic: a seed for weights to put in place of the model's, so that no two units are alike; of the same size, but
+    none so small that what it does could not be seen.
     like: the model that the copy is compared with, whose train or eval mode it takes, part by part.
 
     >>> model, batch = in_float64(nn.Linear(1, 2), torch.ones(1, 1), generic=0)
@@ -185,7 +187,7 @@ def in_float64(
         for p in copied.parameters():
             size = float(p.detach().square().mean().sqrt()) if p.numel() else 0.0
             draw = torch.randn(p.shape, generator=generator, dtype=torch.float32)  # several times as fast as in float64
-            p.data = draw.to(p.device, torch.float64).mul_(size or 0.1)
+            p.data = draw.to(p.device, torch.float64).mul_(size if size >= _QUIET else 0.1)
         parameters = naming.parameters(copied)
         for buffer in (tensor for name, tensor in saved_tensors(copied).items() if name not in parameters):
             buffer.mul_(0.5 + torch.rand(buffer.shape, generator=generator, dtype=torch.float64).to(buffer.device))
