@@ -237,7 +237,7 @@ def test_forecast_against_outcome(outcome: float, held: bool) -> None:
         ({"contenders": ["continued"]}, "a grown model to compare with"),
         ({"contenders": ["fresh", "from-scratch"]}, "needs the base model continued"),
         ({"contenders": ["winner"]}, "'winner' is no contender: take from base, from-scratch"),
-        ({"schedule": "linear"}, r"study\.schedule: 'linear' is none of wsd, cosine, recipe"),
+        ({"schedule": "linear"}, "schedule= is 'linear', but must be 'wsd', 'cosine' or 'recipe'"),
         ({"prune": -0.1}, r"study\.prune is -0\.1, but must be a number of at least 0"),
     ],
 )

@@ -82,8 +82,8 @@ def test_arms_grow_off_one_trunk_after_their_part_of_the_budget() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"grow": []}, "when to grow needs to know what the model grows to"),
-        ({"grow": [Growth(10, 8, how="copies")]}, "when to grow needs to know what the model grows to"),
+        ({"grow": []}, "when to grow needs one growth event, and this recipe has 0"),
+        ({"grow": [Growth(10, 8, how="copies")]}, "the recipe's growth keeps the width at 8"),
         ({"start": "somewhere"}, r"cannot start from a checkpoint \(from\)"),
         ({"schedule": Schedule(warmup=9)}, "10% of the FLOPs are 5 steps of the narrow model, too few to grow after"),
         ({"growth": {"at": 1}, "steps": 3, "schedule": Schedule()}, "too few"),

@@ -7,17 +7,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 from mupscale.core import WholeWidth, Width
 from mupscale.study.contenders import contender_named
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, checks_arguments
 
 RATE_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _TRIED = 64  # sizes near an eighth or a quarter
 _SMALL = (8, 4)  # how many times narrower than the base model the small ones are, where no widths are given
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class StudySettings:
     """The section `study` of a recipe, for run, sweep and transfer-check.
@@ -82,12 +83,13 @@ class StudySettings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise MupscaleError(f"study.{name} is {value}, but must be at least {least}")
-        self._check_words()
-        if not (isinstance(self.prune, int | float) and math.isfinite(self.prune) and self.prune >= 0):
+        if not 0 <= self.prune < math.inf:
             raise MupscaleError(f"study.prune is {self.prune!r}, but must be a number of at least 0")
-        for name in ("lrs", "grown_lrs", "budgets"):
-            self._check_numbers(name, getattr(self, name))
-        self._check_numbers("noises", self.noises, least_is_zero=True)
+        for name in ("lrs", "grown_lrs", "budgets", "noises"):
+            for value in getattr(self, name):
+                if not 0 <= value < math.inf or (value == 0 and name != "noises"):
+                    least = "0 or more" if name == "noises" else "above 0"
+                    raise MupscaleError(f"study.{name} holds {value!r}, but they are numbers {least}")
         if max(self.budgets, default=0) != 1 or sorted(set(self.budgets)) != self.budgets:
             raise MupscaleError(
                 f"study.budgets is {self.budgets}, but they are parts of the full budget that rise to 1, such as "
@@ -97,22 +99,6 @@ class StudySettings:
             contender_named(name)
         if self.sampler != "grid" and (self.trials is None or self.trials < 1):
             raise MupscaleError(f"study.sampler {self.sampler} needs study.trials, how many to take")
-
-    def _check_words(self) -> None:
-        hints = get_type_hints(StudySettings)
-        for name in ("schedule", "measure", "engine", "sampler", "pruner"):
-            words = [word for part in (hints[name], *get_args(hints[name])) for word in get_args(part)]
-            words = [word for word in words or get_args(hints[name]) if isinstance(word, str)]
-            word = getattr(self, name)
-            if word not in words and not (name == "measure" and word is None):
-                raise MupscaleError(f"study.{name}: {word!r} is none of {', '.join(dict.fromkeys(words))}")
-
-    def _check_numbers(self, name: str, values: Sequence[float], least_is_zero: bool = False) -> None:
-        for value in values:
-            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if not is_number or value < 0 or (value == 0 and not least_is_zero):
-                least = "0 or more" if least_is_zero else "above 0"
-                raise MupscaleError(f"study.{name} holds {value!r}, but they are numbers {least}")
 
     def resolved(self, usual: Sequence[str], measure: Literal["held-out", "train"]) -> StudySettings:
         """The same with a preset's own contenders and measure, where none are given."""

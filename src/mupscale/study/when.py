@@ -17,6 +17,7 @@ from mupscale.study.contenders import CONTINUED, FRESH, FROM_SCRATCH
 from mupscale.study.dry_run import describe_stages
 from mupscale.study.results import BudgetPoint, ContenderRuns, StudySummary, SystemRuns
 from mupscale.study.settings import StudySettings
+from mupscale.study.systems import read_system
 from mupscale.study.training import Ground, Note, Trainer
 from mupscale.study.tree import DECAY, Stretch, branch_off
 from mupscale.system import MupscaleError, print_at_once
@@ -47,13 +48,9 @@ class Arm:
 
 def plan_when(recipe: Recipe, settings: StudySettings, ground: Ground) -> list[Arm]:
     """The tree: one narrow trunk for each seed, off which every arm branches; all arms cost the same."""
-    if len(recipe.grow) != 1 or Width.of(recipe.grow[0].width) == Width.of(recipe.width):
-        raise MupscaleError(
-            "when to grow needs to know what the model grows to: give the recipe one growth event, grow: "
-            "[{at: STEPS, width: WIDE}]; the steps before and after it tell the budget"
-        )
     if recipe.start is not None:
         raise MupscaleError("when to grow trains its own trunk, so its recipe cannot start from a checkpoint (from)")
+    read_system(recipe, settings, ground, "when to grow")  # refuses a recipe that does not grow
     growth, lr, own = recipe.grow[0], float(recipe.optimizer.init_args["lr"]), recipe.schedule
     narrow, wide = ground.cost_per_step(recipe.width), ground.cost_per_step(growth.width)
     budget = growth.at * narrow + (recipe.steps - growth.at) * wide
@@ -86,23 +83,7 @@ def plan_when(recipe: Recipe, settings: StudySettings, ground: Ground) -> list[A
 
 
 def estimate_when(recipe: Recipe, settings: StudySettings) -> str:
-    """What it would train, and its cost.
-
-    >>> from mupscale.train import Growth, Spec
-    >>> recipe = Recipe(
-    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
-    ...     data=Spec("mupscale.data.CoverTypeSample"),
-    ...     optimizer=Spec("torch.optim.SGD", {"lr": 0.1}),
-    ...     width=8, base=4, steps=200, batch=10, grow=[Growth(at=100, width=16)],
-    ... )
-    >>> print(estimate_when(recipe, StudySettings(seeds=1)))
-    wide from scratch        1 model    1.26e+07 FLOPs   24.0%
-    grown after 10%          1 model    1.26e+07 FLOPs   24.1%
-    grown after 25%          1 model    1.13e+07 FLOPs   21.7%
-    grown after 50%          1 model    9.52e+06 FLOPs   18.2%
-    never grown              1 model    6.32e+06 FLOPs   12.1%
-    together                            5.24e+07 FLOPs
-    """
+    """What it would train, and its cost."""
     ground = Ground(replace(recipe, grow=[]))
     arms = plan_when(recipe, settings, ground)
     return describe_stages({arm.label: arm.leaves for arm in arms}, ground)
@@ -111,19 +92,7 @@ def estimate_when(recipe: Recipe, settings: StudySettings) -> str:
 def run_when(
     recipe: Recipe, settings: StudySettings, folder: str | Path, *, command: str = "", note: Note = print_at_once
 ) -> StudySummary:
-    """Train all arms, and say after which part of the budget growing ends lowest; summary.json.
-
-    >>> from mupscale.train import Spec
-    >>> recipe = Recipe(
-    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
-    ...     data=Spec("mupscale.data.CoverTypeSample"),
-    ...     optimizer=Spec("torch.optim.SGD", {"lr": 0.1}),
-    ...     width=8, base=4, steps=12, batch=10,
-    ... )
-    >>> run_when(recipe, StudySettings(), "runs/when")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: when to grow needs to know what the model grows to: give the recipe one ...
-    """
+    """Train all arms, and say after which part of the budget growing ends lowest; summary.json."""
     settings = settings.resolved([], "held-out")
     ground = Ground(replace(recipe, grow=[]), settings.measure or "held-out")
     arms = plan_when(recipe, settings, ground)
