@@ -31,4 +31,4 @@ def test_extras_are_there_and_all_is_all() -> None:
 
 def test_the_command_line_needs_no_extra() -> None:
     plain = {re.split(r"[\[<>=]", name)[0].lower() for name in PROJECT["dependencies"]}
-    assert {"jsonargparse", "pyyaml", "rich", "torch", "numpy", "safetensors"} == plain
+    assert {"jinja2", "jsonargparse", "pyyaml", "rich", "torch", "numpy", "safetensors"} == plain
