@@ -77,6 +77,13 @@ def test_a_phone_has_rows_below_each_other(tab: browser.Browser, pages: dict[str
     assert "class_path: mupscale.models.MLP" in tab.ask("document.body.innerText")
     assert tab.ask("document.querySelectorAll('.stacks').length") == 5
     assert tab.ask(wide) == 0
+    assert tab.ask("Math.min(...[...document.querySelectorAll('.cards .what')].map(e => e.clientWidth))") > 150
+
+
+def test_a_good_result_is_not_red(tab: browser.Browser, pages: dict[str, Path]) -> None:
+    tab.open(pages["paper"], 1280)
+    red, green, blue = tab.ask("getComputedStyle(document.querySelector('.number')).color.match(/\\d+/g).map(Number)")
+    assert red < max(green, blue)
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_curves_are_means_and_ranges_over_the_seeds_that_finished() -> None:
     values = [curve.losses[7] for curve in upscaled.curves[1:]]
     assert line.mean[7] == pytest.approx(sum(values) / 2)
     assert (line.low[7], line.high[7]) == (min(values), max(values))
-    assert [len(points) for points in line.diverged] == [6]  # the last is infinite
+    assert [points.shape for points in line.diverged] == [(2, 6)]  # the last is infinite
     assert line.label == "(e) grown from copies (1 of 3 diverged)"
 
 
@@ -264,7 +264,7 @@ def test_a_last_point_of_few_steps_is_left_out() -> None:
     steps, losses = [100, 200, 300, 316], [1.0, 0.9, 0.8, 4.0]
     both = [Curve(seed, status, steps, losses) for seed, status in enumerate(("finished", "diverged"))]
     (line,) = lines_of(with_curves(all_runs()[0], 316, both))
-    assert (line.xs[-1], line.diverged[0][-1]) == (300, (316, 4.0))
+    assert (line.xs[-1], *line.diverged[0][:, -1]) == (300, 316, 4.0)
 
 
 def test_a_curve_of_a_million_steps_is_drawn_with_few_points_and_its_extremes() -> None:
@@ -273,9 +273,26 @@ def test_a_curve_of_a_million_steps_is_drawn_with_few_points_and_its_extremes() 
     losses[333_333], losses[777_777] = 77.0, 0.25
     (line,) = lines_of(with_curves(all_runs()[0], len(steps), [Curve(0, "finished", steps, losses)]))
     assert len(line.xs) <= 300
-    assert (max(line.high), min(line.low)) == (77.0, 0.25)
+    assert (max(line.highest), min(line.lowest)) == (77.0, 0.25)
     assert (line.xs[0], line.xs[-1]) == (1, 1_000_000)
-    assert line.xs == sorted(line.xs)
+    assert line.xs.tolist() == sorted(line.xs)
+
+
+def test_lines_are_smoothed_and_fainter_extremes_show_what_was_measured() -> None:
+    steps = list(range(1, 401))
+    losses = [400.0 / step + (step % 2) for step in steps]
+    (line,) = lines_of(with_curves(all_runs()[0], 400, [Curve(0, "finished", steps, losses)]))
+    assert (line.mean[0], line.mean[-1]) == pytest.approx((losses[0], losses[-1]))  # ends are what they are
+    middle = line.mean[len(line.xs) // 2 : -20]
+    assert abs(middle[1:] - middle[:-1]).max() < 0.2 < abs(line.highest - line.mean)[len(line.xs) // 2 :].max()
+
+
+def test_what_has_one_point_is_no_picture() -> None:
+    bare = Curve(0, "finished", [10], [2.0], held_out_steps=[10], held_out_losses=[2.0])
+    runs = SystemRuns(4, 8, 1.0, "FLOPs", [with_curves(all_runs()[0], 10, [bare])])
+    assert list(loss_curves.draw_loss_curves(runs, Gallery(Path()), {})) == []
+    one = Search("sweep-1", 0.1, 0.0, [Tried(0.1, 0.0, [1.0])], label="sweep-1")
+    assert list(tuning.draw_tuning([one], Gallery(Path()), 0.1)) == []
 
 
 def test_extremes_of_what_points_are_the_means_of_are_drawn() -> None:
@@ -285,13 +302,13 @@ def test_extremes_of_what_points_are_the_means_of_are_drawn() -> None:
         Curve(1, "finished", [10, 20, 30, 32], [2.2, 1.3, 1.2, 3.0], lowest=[2.1, 1.0, 0.9, 2.0], highest=[3, 2, 2, 4]),
     ]
     (line,) = lines_of(with_curves(all_runs()[0], 32, curves))
-    assert (line.xs, line.mean) == ([10, 20, 30], pytest.approx([2.1, 1.4, 1.1]))
-    assert (line.low, line.high) == ([2.0, 1.3, 1.0], [2.2, 1.5, 1.2])
-    assert (line.lowest, line.highest) == ([1.9, 0.1, 0.8], [3, 9, 5])
+    assert (line.xs.tolist(), line.mean) == ([10, 20, 30], pytest.approx([2.1, 1.4, 1.1]))
+    assert (line.low.tolist(), line.high.tolist()) == ([2.0, 1.3, 1.0], [2.2, 1.5, 1.2])
+    assert (line.lowest.tolist(), line.highest.tolist()) == ([1.9, 0.1, 0.8], [3, 9, 5])
     assert line.has_extremes
     lost = Curve(0, "diverged", [10, 20, 30], [2.0, 1.5, 3.0], lowest=[1.9, 0.1, 2.0], highest=[2.1, 2.0, 77.0])
     (line,) = lines_of(with_curves(all_runs()[0], 30, [lost]))
-    assert line.diverged == [[(10, 2.0), (20, 0.1), (30, 77.0)]]  # its peak is kept
+    assert line.diverged[0].T.tolist() == [[10, 2.0], [20, 0.1], [30, 77.0]]  # its peak is kept
 
 
 # -------------------------------------------------------------------------------------------------- the gain

@@ -23,7 +23,7 @@ from mupscale.plots import (
     set_log_axis_if_wide,
     words,
 )
-from mupscale.report.looks import Look, dark_colors, find_looks
+from mupscale.report.looks import Look, add_line, dark_colors, find_looks
 from mupscale.study import ContenderRuns, SystemRuns, contender_or_stranger, find_cost_unit, format_widths, loss_at
 
 _CUT, _MARGIN = 6.0, 0.05
@@ -144,12 +144,8 @@ def _costs(runs: SystemRuns, one: ContenderRuns) -> list[float]:
 def _add_line(ax: Any, one: ContenderRuns, curve: Sequence[tuple[float, float]], look: Look) -> None:
     """Mean over the seeds and their range; points at which a seed diverged are left out."""
     strong = {"lw": 2.2, "ms": 4.5, "zorder": 4} if look.contender.is_usual else {"lw": 1.1, "ms": 3.0, "zorder": 3}
-    ax.plot(*zip(*curve, strict=True), "o-", color=look.color, **strong)
-    bands = [[loss for loss in point.losses if loss is not None] for point in one.points if point.mean is not None]
-    if max(map(len, bands)) > 1:
-        costs = [cost for cost, _ in curve]
-        low, high = [min(band) for band in bands], [max(band) for band in bands]
-        ax.fill_between(costs, low, high, color=look.color, alpha=0.16, lw=0, zorder=2)
+    losses = [[loss for loss in point.losses if loss is not None] for point in one.points if point.mean is not None]
+    add_line(ax, [cost for cost, _ in curve], losses, look.color, marker="o", **strong)
 
 
 def _wrap(text: str, shape: Shape) -> str:

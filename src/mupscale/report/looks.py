@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from mupscale.plots import COLORS, DARK_PAPER, PAPER, recolour_for_dark, with_contrast
@@ -45,6 +46,14 @@ def find_looks(shown: Sequence[ContenderRuns | Search]) -> dict[str, Look]:
         with_letter = contender.letter and one.label.startswith(contender.letter)
         looks[one.name] = Look(contender, contender.short if with_letter else one.shown)
     return looks
+
+
+def add_line(ax: Any, xs: Sequence[float], losses: Sequence[Sequence[float]], color: Any, **style: Any) -> None:
+    """A line of the means over seeds, and a band of their range where there are several."""
+    ax.plot(xs, [fmean(some) for some in losses], color=color, **style)
+    if any(len(some) > 1 for some in losses):
+        low, high = [min(some) for some in losses], [max(some) for some in losses]
+        ax.fill_between(xs, low, high, color=color, alpha=0.16, lw=0, zorder=2)
 
 
 def dark_colors(looks: Iterable[Look]) -> dict[str, str]:

@@ -1,31 +1,76 @@
-"""The page of a study, or of several side by side: the answer first, then what it rests on, and how to do it again."""
+"""The page of a study, or of several side by side: the answer first, then what it rests on, and how to do it again.
+
+One HTML file that needs nothing else; its pieces are the macros of page.html, and its pictures lie beside it.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mupscale.checks import CoordCheck, Measurement
 from mupscale.plots import Gallery, words
-from mupscale.report import gain, loss_curves, markup, transfer, tuning
+from mupscale.report import gain, loss_curves, transfer, tuning
 from mupscale.report.cost_picture import HALF, WIDE, draw_system
-from mupscale.study import Card, PageTable, StudySummary, format_width, format_widths
-from mupscale.system import MupscaleError
+from mupscale.report.loading import load_summary
+from mupscale.study import StudySummary, format_width, format_widths
+from mupscale.system import VERSION, MupscaleError, make_folder, replace_text, writing_into
+
+
+def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
+    """Write the report of studies, and give the path of its page; several stand side by side.
+
+    Args:
+        runs: folders of studies, each with a summary.json
+        out: folder for index.html and the pictures; RUN/report for one run, report for several
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from mupscale.study import StudySummary
+    >>> summary = StudySummary("demo", "mupscale run recipe.yaml", "pay", {}, {}, sentences=["Growing pays."])
+    >>> with TemporaryDirectory() as folder:
+    ...     path = summary.save(Path(folder))
+    ...     page = write_report([folder]).read_text(encoding="utf-8")
+    >>> "<h1>demo</h1>" in page, "Growing pays." in page
+    (True, True)
+    """
+    if not runs:
+        raise MupscaleError("a report needs at least one run: mupscale report RUN")
+    folders = [Path(run) for run in runs]
+    summaries = [load_summary(folder) for folder in folders]
+    folder = Path(out) if out is not None else (folders[0] / "report" if len(folders) == 1 else Path("report"))
+    try:
+        with writing_into(folder.parent if out is None else folder):
+            replace_text(make_folder(folder) / "index.html", make_page(summaries, folders, folder))
+    except OSError as error:
+        raise MupscaleError(f"the report cannot be written to {folder} ({error.strerror})") from None
+    return folder / "index.html"
 
 
 class PagePart(NamedTuple):
-    """A part of a page: with a heading, without one, or folded away behind its title."""
+    """A part of a page, as HTML: with a heading, without one, or folded away behind its title."""
 
     title: str
-    inside: str
+    inside: Any
     kind: Literal["open", "bare", "folded"] = "open"
+
+
+@cache
+def _html() -> Any:
+    """The macros of page.html; what they give is escaped, and whatever is joined to it will be."""
+    from jinja2 import Environment
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.globals["zip"] = zip
+    return environment.from_string(files("mupscale.report").joinpath("page.html").read_text(encoding="utf-8")).module
 
 
 def make_page(summaries: Sequence[StudySummary], folders: Sequence[Path], out: Path) -> str:
     """The HTML; the pictures go into the folder as well."""
+    html = _html()
     names = tell_apart([summary.name for summary in summaries], folders)
     alone = len(names) == 1
     galleries = [Gallery(out, "" if alone else f"{number}-{name}-") for number, name in enumerate(names, 1)]
@@ -33,11 +78,14 @@ def make_page(summaries: Sequence[StudySummary], folders: Sequence[Path], out: P
         list(list_parts(summary, transfer.load_transfer_check(folder), gallery, alone))
         for summary, folder, gallery in zip(summaries, folders, galleries, strict=True)
     ]
+    answers = [(summary.sentences, _describe(summary)) for summary in summaries]
     if alone:
-        body = [_header(names[0], summaries[0]), *map(_make_part, parts[0])]
+        body = [html.header(names[0], *answers[0], summaries[0].cards), *(html.part(*part) for part in parts[0])]
     else:
-        body = [_headers(names, summaries), *_side_by_side(names, parts)]
-    return markup.make_document(f"{', '.join(names)}: mupscale report", "\n".join(part for part in body if part))
+        headers = html.headers(names, list(zip(names, answers, strict=True)), list(_card_rows(summaries)))
+        body = [headers, *(html.part(*part) for part in _side_by_side(names, parts))]
+    style = files("mupscale.report").joinpath("style.css").read_text(encoding="utf-8")
+    return str(html.document(f"{', '.join(names)}: mupscale report", style, VERSION, body))
 
 
 def tell_apart(names: Sequence[str], folders: Sequence[Path]) -> list[str]:
@@ -53,22 +101,6 @@ def tell_apart(names: Sequence[str], folders: Sequence[Path]) -> list[str]:
 # ------------------------------------------------------------------------------------------- one run, or several
 
 
-def _header(name: str, summary: StudySummary) -> str:
-    cards = [(card.what, card.number, card.more) for card in summary.cards]
-    return "\n".join(
-        [f"<header>\n<h1>{escape(name)}</h1>", *_sentences(summary), "</header>", markup.make_cards(cards)]
-    )
-
-
-def _sentences(summary: StudySummary) -> list[str]:
-    first, *more = summary.sentences or ["This run gives no answer."]
-    return [
-        markup.make_paragraph(first, "answer"),
-        *(markup.make_paragraph(sentence, "lead") for sentence in more),
-        markup.make_paragraph(_describe(summary), "muted"),
-    ]
-
-
 def _describe(summary: StudySummary) -> str:
     """What was trained, in a line: model, data, optimizer, widths."""
     specs = [summary.recipe.get(part) for part in ("model", "data", "optimizer")]
@@ -80,36 +112,15 @@ def _describe(summary: StudySummary) -> str:
     return " · ".join(name for name in names if name)
 
 
-def _make_part(part: PagePart) -> str:
-    if part.kind == "bare":
-        return part.inside
-    return (markup.make_folded if part.kind == "folded" else markup.make_section)(part.title, part.inside)
-
-
-def _headers(names: Sequence[str], summaries: Sequence[StudySummary]) -> str:
-    answers = [
-        f'<div class="card"><div class="what">{escape(name)}</div>{"".join(_sentences(summary))}</div>'
-        for name, summary in zip(names, summaries, strict=True)
-    ]
+def _card_rows(summaries: Sequence[StudySummary]) -> Iterator[list[str]]:
+    """A row for every card that one of the runs has."""
     cards = [{card.what: card for card in summary.cards} for summary in summaries]
-    rows = [
-        [what, *(_in_a_cell(by_what[what]) if what in by_what else "" for by_what in cards)]
-        for what in dict.fromkeys(what for by_what in cards for what in by_what)
-    ]
-    return "\n".join(
-        [
-            f"<header>\n<h1>{len(names)} runs side by side</h1>\n</header>",
-            markup.make_columns(answers),
-            markup.make_section("In numbers", markup.make_table(["", *names], rows, kind="wide", numbers=False)),
-        ]
-    )
+    for what in dict.fromkeys(what for by_what in cards for what in by_what):
+        found = [by_what.get(what) for by_what in cards]
+        yield [what, *(card.number + (f" ({card.more})" if card.more else "") if card else "" for card in found)]
 
 
-def _in_a_cell(card: Card) -> str:
-    return f"{card.number} ({card.more})" if card.more else card.number
-
-
-def _side_by_side(names: Sequence[str], runs: Sequence[Sequence[PagePart]]) -> Iterator[str]:
+def _side_by_side(names: Sequence[str], runs: Sequence[Sequence[PagePart]]) -> Iterator[PagePart]:
     """A column a run, so that parts of one title lie beside each other; one that a run alone has stays in its place."""
     kinds = {part.title: part.kind for parts in runs for part in parts if part.inside}
     titles: list[str] = []
@@ -120,10 +131,8 @@ def _side_by_side(names: Sequence[str], runs: Sequence[Sequence[PagePart]]) -> I
                 titles.insert(at, title)
             at = titles.index(title) + 1
     for title in titles:
-        inside = ["".join(part.inside for part in parts if part.title == title) for parts in runs]
-        none = markup.make_paragraph("none", "muted")
-        columns = [f"<h3>{escape(name)}</h3>{one or none}" for name, one in zip(names, inside, strict=True)]
-        yield _make_part(PagePart(title, markup.make_columns(columns, "stacked"), kinds[title]))
+        insides = [_html().joined([part.inside for part in parts if part.title == title]) for parts in runs]
+        yield PagePart(title, _html().columns(names, insides), kinds[title])
 
 
 # --------------------------------------------------------------------------------------------- what it shows
@@ -134,25 +143,23 @@ def list_parts(
 ) -> Iterator[PagePart]:
     """What there is to show of a run, in its order; is_alone: whether it has the width of the page."""
     yield from _main_pictures(summary, gallery, is_alone)
-    about = markup.make_bullets("How this was measured", summary.measured)
-    yield PagePart(
-        "How this was measured", about + markup.make_bullets("To keep in mind", summary.notes, "warnings"), "bare"
-    )
+    html, measured = _html(), "How this was measured"
+    about = html.bullets(measured, summary.measured)
+    yield PagePart(measured, about + html.bullets("To keep in mind", summary.notes, "warnings"), "bare")
     if "gain" in summary.answer:
-        drawn = markup.make_pictures(gain.draw_gain(summary.answer["gain"], gallery))
-        yield PagePart(
-            "Where the gain comes from", markup.make_paragraph(gain.describe_gain(summary.answer["gain"])) + drawn
-        )
+        drawn = html.pictures(gain.draw_gain(summary.answer["gain"], gallery))
+        yield PagePart("Where the gain comes from", html.paragraph(gain.describe_gain(summary.answer["gain"])) + drawn)
     for table in summary.tables:
-        yield PagePart(table.title, _table(table), "folded" if table.folded else "open")
-    drawn = markup.make_pictures(tuning.draw_tuning(summary.tuned, gallery, summary.base.get("lr")))
-    yield PagePart("What was tuned", drawn + markup.make_table(*tuning.list_tuned(summary.tuned)), "folded")
+        about = html.joined(map(html.paragraph, table.about)) + html.table(table.head, table.rows)
+        yield PagePart(table.title, about + html.paragraph(table.note, "note"), "folded" if table.folded else "open")
+    drawn = html.pictures(tuning.draw_tuning(summary.tuned, gallery, summary.base.get("lr")))
+    yield PagePart("What was tuned", drawn + html.table(*tuning.list_tuned(summary.tuned)), "folded")
     if summary.large is not None:
         yield PagePart("The small models that the forecast was made from", _small(summary, gallery), "folded")
     yield from _checks(summary, check, gallery)
-    yield PagePart("What all of this cost", markup.make_table(["stage", "cost", "share", "time"], _stages(summary)))
-    yield PagePart("The command", markup.make_code(summary.command), "folded")
-    yield PagePart("The recipe", markup.make_code(_recipe(summary)), "folded")
+    yield PagePart("What all of this cost", html.table(["stage", "cost", "share", "time"], list(_stages(summary))))
+    yield PagePart("The command", html.code(summary.command), "folded")
+    yield PagePart("The recipe", html.code(_recipe(summary)), "folded")
 
 
 def _main_pictures(summary: StudySummary, gallery: Gallery, is_alone: bool) -> Iterator[PagePart]:
@@ -165,21 +172,16 @@ def _main_pictures(summary: StudySummary, gallery: Gallery, is_alone: bool) -> I
     if not has_curves or any(len(one.points) > 1 for one in large.contenders):
         shape, kind = (WIDE, "large") if is_alone else (HALF, "")
         drawn = draw_system(large, gallery, "loss-against-cost", summary.measure, summary.answer, shape)
-        yield PagePart(title, markup.make_picture(*drawn, kind=kind))
+        yield PagePart(title, _html().picture(*drawn, kind=kind))
     if has_curves:
-        yield PagePart("Training", markup.make_pictures(loss_curves.draw_loss_curves(large, gallery, summary.answer)))
+        yield PagePart("Training", _html().pictures(loss_curves.draw_loss_curves(large, gallery, summary.answer)))
 
 
-def _small(summary: StudySummary, gallery: Gallery) -> str:
-    return markup.make_pictures(
+def _small(summary: StudySummary, gallery: Gallery) -> Any:
+    return _html().pictures(
         draw_system(runs, gallery, f"loss-against-cost-small-{number}", summary.measure, {})
         for number, runs in enumerate(summary.small, start=1)
     )
-
-
-def _table(table: PageTable) -> str:
-    about = "".join(map(markup.make_paragraph, table.about))
-    return about + markup.make_table(table.head, table.rows) + markup.make_paragraph(table.note, "note")
 
 
 def _stages(summary: StudySummary) -> Iterator[list[str]]:
@@ -214,9 +216,10 @@ def _recipe(summary: StudySummary) -> str:
 
 def _checks(summary: StudySummary, check: dict[str, Any] | None, gallery: Gallery) -> Iterator[PagePart]:
     """What transfer-check found, and how outputs change with the width."""
+    html = _html()
     if check is not None:
-        sentences = "".join(markup.make_paragraph(str(sentence)) for sentence in check.get("verdict", []))
-        yield PagePart("Transfer check", sentences + markup.make_pictures(transfer.draw_transfer(check, gallery)))
+        sentences = html.joined(map(html.paragraph, check.get("verdict", [])))
+        yield PagePart("Transfer check", sentences + html.pictures(transfer.draw_transfer(check, gallery)))
     if not summary.coords or not summary.coords.get("rows"):
         return
     coords = _read_coords(summary.coords)
@@ -227,8 +230,8 @@ def _checks(summary: StudySummary, check: dict[str, Any] | None, gallery: Galler
     picture = gallery.adopt("coordinates", alt, sentence, lambda path: coords.plot(path, narrow=True))
     rows = [(x.module, str(x.size), str(x.change), x.verdict) for x in coords.layers]
     head = ("layer", "size, power of the width", "change, power of the width", "verdict")
-    layers = markup.make_folded("Layer by layer", markup.make_table(head, rows))
-    yield PagePart("Coordinate check", markup.make_pictures([picture]) + layers)
+    layers = html.part("Layer by layer", html.table(head, rows), "folded")
+    yield PagePart("Coordinate check", html.pictures([picture]) + layers)
 
 
 def _read_coords(values: dict[str, Any]) -> CoordCheck:

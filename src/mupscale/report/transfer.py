@@ -20,6 +20,7 @@ from mupscale.plots import (
     styled,
     words,
 )
+from mupscale.report.looks import add_line
 from mupscale.study import format_width
 from mupscale.system import Finite, MupscaleError, Positive, parse_record, read_json
 
@@ -105,12 +106,8 @@ def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
     colors = [cmap(number / max(1, len(lines) - 1)) for number in range(len(lines))]
     for line, color in zip(lines, colors, strict=True):
         points = _points(line)
-        means = [fmean(losses) for _, losses in points]
-        xs = [x for x, _ in points]
-        ax.plot(xs, means, "o-", ms=3.5, lw=1.4, color=color, label=escape_text(format_width(line["width"])), zorder=3)
-        if any(len(losses) > 1 for _, losses in points):
-            low, high = [min(losses) for _, losses in points], [max(losses) for _, losses in points]
-            ax.fill_between(xs, low, high, color=color, alpha=0.16, lw=0, zorder=2)
+        xs, losses, label = [x for x, _ in points], [some for _, some in points], format_width(line["width"])
+        add_line(ax, xs, losses, color, marker="o", ms=3.5, lw=1.4, label=escape_text(label), zorder=3)
         if (best := _best(line)) is not None:
             ax.plot(*best, "*", ms=13, color=color, mec="#14181d", mew=0.7, zorder=4)
     set_value_axis(ax, [float(point["x"]) for line in lines for point in line["points"]])

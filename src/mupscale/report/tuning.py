@@ -30,7 +30,7 @@ from mupscale.plots import (
     set_value_axis,
     words,
 )
-from mupscale.report.looks import Look, dark_colors, find_looks
+from mupscale.report.looks import Look, add_line, dark_colors, find_looks
 from mupscale.study import CONTENDERS, Search, Tried, format_width
 
 _NAMES = {one.name for one in CONTENDERS}
@@ -41,7 +41,8 @@ def draw_tuning(tuned: Sequence[Search], gallery: Gallery, base_lr: object) -> I
 
     base_lr: the learning rate before the growth, which others are multiples of.
     """
-    contenders = [one for one in tuned if one.trials and one.name in _NAMES]
+    tuned = [one for one in tuned if len({(trial.lr, trial.noise) for trial in one.trials}) > 1]  # one is no picture
+    contenders = [one for one in tuned if one.name in _NAMES]
     if contenders:
         yield _draw_rates("tuned-rates", contenders, gallery)
     for one in tuned:
@@ -55,7 +56,7 @@ def draw_tuning(tuned: Sequence[Search], gallery: Gallery, base_lr: object) -> I
                     sketch_by_noise(ax, chosen, one)
 
                 yield gallery.draw(f"{_file(one)}-by-noise", caption, caption, curves)
-        elif one.trials and one not in contenders:
+        elif one not in contenders:
             yield _draw_rates(_file(one), [one], gallery)
 
 
@@ -132,14 +133,14 @@ def sketch_rates(ax: Any, searches: Sequence[Search], looks: dict[str, Look]) ->
         trials = sorted((trial for trial in one.trials if trial.noise == one.noise), key=lambda trial: trial.lr)
         done = [(trial, trial.loss) for trial in trials if trial.loss is not None]
         if done:
-            line = [(trial.lr, final) for trial, final in done]
-            is_wide = look.contender.is_wide or len(searches) == 1
-            ax.plot(*zip(*line, strict=True), "-" if is_wide else "--", lw=1.6, marker="o", ms=3, color=look.color)
-            _add_band(ax, [trial for trial, _ in done], look.color)
+            style = "-" if look.contender.is_wide or len(searches) == 1 else "--"
+            rates, losses = [trial.lr for trial, _ in done], [trial.finite for trial, _ in done]
+            add_line(ax, rates, losses, look.color, ls=style, lw=1.6, marker="o", ms=3)
             if one.best is not None:
                 ax.plot([one.lr], [one.best.loss], "o", ms=9, mfc="none", mew=1.4, color=look.color, zorder=5)
             if len(searches) > 1:
-                labels.append(EndLabel(_wrapped(one.shown), look.color, line[-1], look.contender.kind != "base"))
+                end = rates[-1], done[-1][1]
+                labels.append(EndLabel(_wrapped(one.shown), look.color, end, look.contender.kind != "base"))
         if any(trial.status == "diverged" for trial in trials):
             lost.append(([trial.lr for trial in trials if trial.status == "diverged"], look.color))
     finals = [trial.loss for one in searches for trial in one.trials if trial.loss is not None]
@@ -150,13 +151,6 @@ def sketch_rates(ax: Any, searches: Sequence[Search], looks: dict[str, Look]) ->
     add_crosses(ax, lost)
     ax.set_ylabel(_measure(searches[0]))
     add_end_labels(ax, labels)
-
-
-def _add_band(ax: Any, done: Sequence[Tried], color: str) -> None:
-    if any(trial.spread > 0 for trial in done):
-        losses = [[loss for loss in trial.losses if loss is not None] for trial in done]
-        low, high = [min(one) for one in losses], [max(one) for one in losses]
-        ax.fill_between([trial.lr for trial in done], low, high, color=color, alpha=0.18, lw=0)
 
 
 def _wrapped(text: str) -> str:
