@@ -139,6 +139,11 @@ class FamilyPlanner:
     base_cost: float = 0.0
     start: Stretch | None = None
 
+    @property
+    def tokens_per_step(self) -> float:
+        """Examples in a step, or for text its tokens."""
+        return float(self.recipe.batch * self.ground.data.per_example)
+
     def parameters(self, size: WholeWidth) -> int:
         """How many numbers a model of this size is made of."""
         return sum(p.numel() for p in self.recipe.family().sketch(size).parameters())
@@ -156,7 +161,7 @@ class FamilyPlanner:
         if self.settings.unit == "steps":
             return value * per_step
         tokens = value if self.settings.unit == "tokens" else value * self.parameters(size)
-        return tokens / self.ground.tokens_per_step * per_step
+        return tokens / self.tokens_per_step * per_step
 
     def plan(self, sizes: Sequence[WholeWidth], lr: float, fall: float, seed: int) -> list[PlannedSize]:
         """The trunk and its branches; refused where a size's budget is spent before its trunk can begin."""
@@ -246,7 +251,7 @@ def list_sizes(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> list[l
                 str(Width.of(one.size)),
                 f"{planner.parameters(one.size):,}",
                 f"{one.steps[0]:,} + {one.steps[1]:,}",
-                words.format_count(round(steps * planner.ground.tokens_per_step)),
+                words.format_count(round(steps * planner.tokens_per_step)),
                 words.format_flops(one.spent),
                 words.format_flops(one.budget),
             ]
