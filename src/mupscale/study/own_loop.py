@@ -39,7 +39,7 @@ from mupscale.study.results import StudySummary
 from mupscale.study.settings import StudySettings
 from mupscale.study.training import Ground, Note, Trainer
 from mupscale.study.tree import Stretch, hash_values
-from mupscale.system import MupscaleError, derive, print_at_once, read_json, seeded, write_json
+from mupscale.system import MupscaleError, clear_leftovers, derive, print_at_once, read_json, seeded, write_json
 from mupscale.train import Growth, Recipe, RunFolder, RunState, Schedule, Spec, find_checkpoint
 
 Train = Callable[[nn.Module, Optimizer, int, Callable[[int], float]], object]
@@ -323,6 +323,8 @@ class _LoopTrainer(Trainer):
         if (run.path / _END).exists():
             loss = read_json(run.path / _END)["loss"]
             return None if loss is None else float(loss)
+        for folder in (run.path, run.checkpoints):
+            clear_leftovers(folder, alone=True)
         if (last := run.last()) is not None:
             model, optimizer, done = self._load(last, stretch.width)
         else:
