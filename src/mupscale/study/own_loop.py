@@ -40,7 +40,17 @@ from mupscale.study.settings import StudySettings
 from mupscale.study.training import Ground, Note, Trainer
 from mupscale.study.tree import Stretch, hash_values
 from mupscale.system import MupscaleError, clear_leftovers, derive, print_at_once, read_json, seeded, write_json
-from mupscale.train import Growth, Recipe, RunFolder, RunState, Schedule, Spec, find_checkpoint
+from mupscale.train import (
+    Growth,
+    Processes,
+    Recipe,
+    RunFolder,
+    RunState,
+    Schedule,
+    Spec,
+    find_checkpoint,
+    grow_model,
+)
 
 Train = Callable[[nn.Module, Optimizer, int, Callable[[int], float]], object]
 """Trains a model for so many steps; at each step its learning rates are to be multiplied by schedule(step)."""
@@ -167,14 +177,15 @@ class OwnLoop:
     # ------------------------------------------------------------------------------------------- what is studied
 
     def _recipe(self, width: WholeWidth, steps: int) -> _LoopRecipe:
-        optimizer = self.make_optimizer(self.family.sketch(self.family.base), self.lr)
+        sketch = self.family.sketch(self.family.base)
+        optimizer = self.make_optimizer(sketch, self.lr)
         code = {"train": self.train, "held_out": self.held_out, "make_optimizer": self.make_optimizer}
-        shapes = {name: list(p.shape) for name, p in naming.parameters(self.family.sketch(self.family.base)).items()}
-        kind, build = type(optimizer), self.family.build_function
+        shapes = {name: list(p.shape) for name, p in naming.parameters(sketch).items()}
+        build = self.family.build_function
         return _LoopRecipe(
-            model=Spec(_name(build), {"code": fingerprint_code(build, shapes, repr(self.family))}),
+            model=Spec(_name(type(sketch)), {"code": fingerprint_code(build, shapes, repr(self.family))}),
             data=Spec(_name(self.train), {name: fingerprint_code(each) for name, each in code.items()}),
-            optimizer=Spec(f"{kind.__module__}.{kind.__qualname__}", {"lr": self.lr}),
+            optimizer=Spec(_name(type(optimizer)), {"lr": self.lr}),
             width=width,
             base=Width.of(self.family.base).whole,
             steps=steps,
@@ -359,23 +370,25 @@ class _LoopTrainer(Trainer):
         is_brought = before.start is not None
         path = self.start_at or self.ground.recipe.start if is_brought else self._run_of(before).path
         model, optimizer, _ = self._load(find_checkpoint(str(path)), before.width)
-        if stretch.is_grown:
-            noise: dict[str, Any] = {"noise": stretch.noise, "unit": stretch.noise_unit}
-            growth = Growth(at=1, width=stretch.width, how=stretch.how, deepen=stretch.deepen, **noise)
-            model, grown = own.family.upscale(
-                model,
-                optimizer,
-                width=stretch.width,
-                grow=growth.build_operators(),
-                lr=stretch.lr,
-                seed=stretch.seed,
-                place=partial(_move, device=own.device),
-            )
-            assert grown is not None
-            return model, grown
         for group in optimizer.param_groups:
             group["lr"] *= stretch.lr / (own.lr if is_brought else before.lr)
-        return model, optimizer
+        if not stretch.is_grown:
+            return model, optimizer
+        noise: dict[str, Any] = {"noise": stretch.noise, "unit": stretch.noise_unit}
+        growth = Growth(at=1, width=stretch.width, how=stretch.how, deepen=stretch.deepen, **noise)
+        inputs = own.family.inputs
+        return grow_model(
+            model,
+            optimizer,
+            before=before.width,
+            width=stretch.width,
+            grow=growth.build_operators(),
+            seed=stretch.seed,
+            family=own.family,
+            processes=Processes(torch.device(own.device)),
+            data=None,
+            batches=[inputs.to(own.device)] if isinstance(inputs, Tensor) else (),
+        )
 
     def _load(self, path: Path, width: WholeWidth) -> tuple[nn.Module, Optimizer, int]:
         """A model and its optimizer, with the groups that it had, and its steps."""
@@ -409,11 +422,6 @@ class _LoopTrainer(Trainer):
 def _rate_after(stretch: Stretch, done: int, step: int) -> float:
     """The multiple of the learning rate at a step of a call that begins after `done` steps."""
     return stretch.schedule.at(done + step, stretch.steps)
-
-
-def _move(model: nn.Module, device: str | torch.device) -> nn.Module:
-    """Onto the device, also where it has no memory yet."""
-    return model.to_empty(device=device) if any(p.is_meta for p in model.parameters()) else model.to(device)
 
 
 def _save(path: Path, model: nn.Module, optimizer: Optimizer, run: RunState) -> None:
