@@ -27,7 +27,7 @@ from mupscale.cli import main
 from mupscale.data import tinyshakespeare
 from mupscale.study import StudySummary
 from mupscale.sweep import Cell, Space, Sweep, SweepJob, run_sweep
-from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Seeds, Spec, run_recipe
+from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Seeds, Spec, find_checkpoint, run_recipe
 from paper_runs import count_changes
 from processes import PROCESSES
 from small_runs import ADAMW, DEADLINE, Child, assert_same_run, die_at, recipe
@@ -254,6 +254,58 @@ def test_a_trainer_run_with_growth(tmp_path: Path, chance: random.Random) -> Non
         )
         assert ours["param_groups"] == theirs["param_groups"]
         torch.testing.assert_close(ours["state"], theirs["state"], rtol=0, atol=0)
+
+
+def own_loop_run(folder: Path, seconds: float = 0.0, began: Any = None) -> StudySummary:
+    """A family and its check in a loop of one's own, from wherever its folder stands."""
+    from torch import nn
+
+    import mupscale as mu
+    from mupscale.study import FamilySettings, OwnLoop
+
+    torch.set_num_threads(1)
+    x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+
+    def train(model: nn.Module, optimizer: Any, steps: int, schedule: Callable[[int], float]) -> None:
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+        for _ in range(steps):
+            time.sleep(seconds)
+            rows = torch.randint(30, (8,))
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x[rows]), x[rows].sin()).backward()
+            optimizer.step()
+            scheduler.step()
+
+    def held_out(model: nn.Module) -> torch.Tensor:
+        return nn.functional.mse_loss(model(x[30:]), x[30:].sin())
+
+    def build(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 5))
+
+    family = mu.Family(build, base=4, inputs=x[:8])
+    make = lambda model, lr: family.optimizer(model, torch.optim.AdamW, lr=lr)  # noqa: E731
+    loop = OwnLoop(family, train, held_out, make, lr=0.02, folder=folder, save_every=7, note=lambda text: None)
+    if began is not None:
+        began.set()
+    return loop.train_family(FamilySettings(sizes=[4, 8, 12], budget=40, check=[12]))
+
+
+def test_a_family_in_a_loop_of_ones_own(tmp_path: Path, chance: random.Random) -> None:
+    whole, out = own_loop_run(tmp_path / "whole", 0.001), tmp_path / "run"
+
+    def start() -> Any:
+        began = PROCESSES.Event()
+        process = PROCESSES.Process(target=own_loop_run, args=(out, 0.001, began))
+        process.start()
+        began.wait(DEADLINE)
+        return process
+
+    assert kill_again_and_again(start, chance, 0.3) >= 5
+    assert own_loop_run(out, 0.001).large == whole.large
+    for size in ("4", "8", "12"):
+        ours, theirs = (find_checkpoint(place / "sizes" / size) for place in (out, tmp_path / "whole"))
+        assert ours.read_bytes() == theirs.read_bytes()
+    assert no_leftovers(out)
 
 
 def command(words: list[str], prepare: Callable[[], object]) -> None:

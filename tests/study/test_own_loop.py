@@ -16,9 +16,10 @@ from torch.optim import Optimizer
 import mupscale as mu
 from mupscale.report import load_summary, write_report
 from mupscale.study import FamilySettings, OwnLoop, StudySettings
-from mupscale.study.own_loop import fingerprint_code
+from mupscale.study.own_loop import _LoopGround, fingerprint_code
+from mupscale.study.tree import Stretch
 from mupscale.system import MupscaleError, derive, seeded
-from mupscale.train import Schedule
+from mupscale.train import Schedule, find_checkpoint
 
 X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = X.sin().sum(1, keepdim=True)
@@ -102,7 +103,7 @@ PAY = StudySettings(widths=[4], lrs=[LR], noises=[1.0], budgets=[0.5, 1.0], seed
 
 
 def weights_of(path: Path) -> dict[str, Tensor]:
-    return mu.load(path / "model.safetensors").model
+    return mu.load(find_checkpoint(path)).model
 
 
 # ------------------------------------------------------------------------------------------------ a family
@@ -176,9 +177,8 @@ def test_a_killed_family_goes_on_to_the_same_bits(family: mu.Family, tmp_path: P
     assert calls > 3
     assert again.large == whole.large
     for size in ("4", "8"):
-        assert (tmp_path / "run/sizes" / size / "model.safetensors").read_bytes() == (
-            tmp_path / "whole/sizes" / size / "model.safetensors"
-        ).read_bytes()
+        ours, theirs = (find_checkpoint(tmp_path / run / "sizes" / size) for run in ("run", "whole"))
+        assert ours.read_bytes() == theirs.read_bytes()
 
 
 def test_a_family_that_grows_in_depth_from_a_model_of_ones_own(deep_family: mu.Family, tmp_path: Path) -> None:
@@ -186,11 +186,12 @@ def test_a_family_that_grows_in_depth_from_a_model_of_ones_own(deep_family: mu.F
     start = base_model(deep_family, sizes[0])
     before = copy.deepcopy(start[0].state_dict())
     settings = FamilySettings(sizes=sizes, budget=60, sunk=True)
-    loop_in(tmp_path, deep_family).train_family(settings, start, width=sizes[0], trained=12)
+    loop = loop_in(tmp_path, deep_family)
+    loop.train_family(settings, start, width=sizes[0], trained=12)
     assert all(torch.equal(value, before[name]) for name, value in start[0].state_dict().items())
-    grown = deep_family.build(sizes[1])
-    mu.load(tmp_path / "sizes" / "width8-depth4" / "model.safetensors", grown)
+    grown = loop.load_size(sizes[1])
     assert sum(isinstance(each, nn.Tanh) for each in grown.modules()) == 4
+    assert not grown.training
 
 
 # ------------------------------------------------------------------------------------------------ does growing pay?
@@ -289,6 +290,10 @@ def test_what_cannot_be_studied_is_said(family: mu.Family, tmp_path: Path) -> No
     with pytest.raises(MupscaleError, match=r"give the family a batch \(inputs=\), or the loop flops="):
         loop_in(tmp_path, plain).train_family(SIZES)
     assert not tmp_path.joinpath("stretches").exists()
+    changed = Stretch(width=4, steps=4, lr=LR, change=(2, LR / 2))
+    trainer = _LoopGround(loop._recipe(4, 4)).make_trainer(tmp_path, "none", "auto", print, 1)
+    with pytest.raises(MupscaleError, match=r"cannot train what a recipe can: change \(2, 0.01\)"):
+        trainer.train([changed])
     with pytest.raises(MupscaleError, match=r"train has failed: FileNotFoundError: .*my-data"):
         loop_in(tmp_path / "files", family, train=lambda *given: open("my-data")).train_family(SIZES)  # noqa: SIM115
     mute = loop_in(tmp_path, family, train=lambda *given: None, held_out=lambda model: None)

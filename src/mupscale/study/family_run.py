@@ -184,6 +184,11 @@ class FamilyPlanner:
     start: Stretch | None = None
 
     @property
+    def tokens_per_step(self) -> float:
+        """Examples in a step, or for text its tokens."""
+        return float(self.recipe.batch * self.ground.data.per_example)
+
+    @property
     def counted(self) -> str:
         """What a step counts: tokens of text, else examples."""
         unit = self.ground.data.unit
@@ -206,7 +211,7 @@ class FamilyPlanner:
         if self.settings.unit == "steps":
             return value * per_step
         tokens = value if self.settings.unit == "tokens" else value * self.parameters(size)
-        return tokens / self.ground.tokens_per_step * per_step
+        return tokens / self.tokens_per_step * per_step
 
     def plan(self, sizes: Sequence[WholeWidth], lr: float, fall: float, seed: int) -> list[PlannedSize]:
         """The trunk and its branches; refused where a size's budget is spent before its trunk can begin."""
@@ -338,7 +343,7 @@ def list_sizes(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> list[l
                 str(Width.of(one.size)),
                 f"{planner.parameters(one.size):,}",
                 f"{one.steps[0]:,} + {one.steps[1]:,}",
-                words.format_count(round(steps * planner.ground.tokens_per_step)),
+                words.format_count(round(steps * planner.tokens_per_step)),
                 words.format_flops(one.spent),
                 words.format_flops(one.budget),
             ]
@@ -683,7 +688,7 @@ def _is_kept(folder: Path, recipe: str) -> bool:
 def write_card(planner: FamilyPlanner, one: PlannedSize, loss: float, sizes: Sequence[WholeWidth], cls: str) -> str:
     """README.md of a size that is a Hugging Face folder: what it is, what it has cost, and how it is loaded."""
     size = Width.of(one.size)
-    seen = words.format_count(round(sum(stretch.steps for stretch in one.leaf.path) * planner.ground.tokens_per_step))
+    seen = words.format_count(round(sum(stretch.steps for stretch in one.leaf.path) * planner.tokens_per_step))
     family = ", ".join(str(Width.of(each)) for each in sizes)
     return f"""\
 ---

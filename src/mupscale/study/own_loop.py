@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mupscale import checkpoint
 from mupscale.core import WholeWidth, Width, naming
+from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.models import count_flops
 from mupscale.planning import call_arguments
@@ -38,13 +39,26 @@ from mupscale.study.results import StudySummary
 from mupscale.study.settings import StudySettings
 from mupscale.study.training import Ground, Note, Trainer
 from mupscale.study.tree import Stretch, hash_values
-from mupscale.system import MupscaleError, derive, print_at_once, read_json, seeded, write_json
-from mupscale.train import Growth, Recipe, RunState, Schedule, Spec
+from mupscale.system import MupscaleError, clear_leftovers, derive, print_at_once, read_json, seeded, write_json
+from mupscale.train import (
+    Growth,
+    Processes,
+    Recipe,
+    RunFolder,
+    RunState,
+    Schedule,
+    Spec,
+    find_checkpoint,
+    grow_model,
+)
 
 Train = Callable[[nn.Module, Optimizer, int, Callable[[int], float]], object]
 """Trains a model for so many steps; at each step its learning rates are to be multiplied by schedule(step)."""
 Trained = tuple[nn.Module, Optimizer]
-_MODEL, _END = "model.safetensors", "end.json"
+_END = "end.json"
+_UNDERSTOOD = {"width", "steps", "lr", "schedule", "seed", "order", "parent", "start", "how", "noise", "noise_unit"}
+_UNDERSTOOD |= {"deepen"}
+"""The fields of a stretch that a loop of one's own can follow; one with others is refused, and not trained without."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +106,7 @@ class OwnLoop:
         ...     loop = OwnLoop(family, train, held_out, make, lr=0.01, folder=folder, note=lambda text: None)
         ...     summary = loop.train_family(FamilySettings(sizes=[8, 12, 16], budget=40))
         >>> summary.sentences[0]
-        'Three sizes for 0.64 of the FLOPs of training each (1.1 MFLOPs against 1.73 MFLOPs).'
+        'Three sizes for 0.59 of the FLOPs of training each (0.407 MFLOPs against 0.691 MFLOPs).'
     """
 
     family: Family
@@ -153,17 +167,25 @@ class OwnLoop:
             recipe, settings, self.folder, command=command, note=self.note, base_name=base, make_ground=_LoopGround
         )
 
+    def load_size(self, size: WholeWidth, seed: int | None = None) -> nn.Module:
+        """A finished model of `train_family`, in eval mode. seed: which, where settings.seeds is above 1."""
+        place = Path(self.folder) / "sizes" / Width.of(size).label
+        model = self.family.build(size).to(self.device)
+        checkpoint.load(find_checkpoint(place if seed is None else place / f"seed-{seed}"), model)
+        return model.eval()
+
     # ------------------------------------------------------------------------------------------- what is studied
 
     def _recipe(self, width: WholeWidth, steps: int) -> _LoopRecipe:
-        optimizer = self.make_optimizer(self.family.sketch(self.family.base), self.lr)
+        sketch = self.family.sketch(self.family.base)
+        optimizer = self.make_optimizer(sketch, self.lr)
         code = {"train": self.train, "held_out": self.held_out, "make_optimizer": self.make_optimizer}
-        shapes = {name: list(p.shape) for name, p in naming.parameters(self.family.sketch(self.family.base)).items()}
-        kind, build = type(optimizer), self.family.build_function
+        shapes = {name: list(p.shape) for name, p in naming.parameters(sketch).items()}
+        build = self.family.build_function
         return _LoopRecipe(
-            model=Spec(_name(build), {"code": fingerprint_code(build, shapes, repr(self.family))}),
+            model=Spec(_name(type(sketch)), {"code": fingerprint_code(build, shapes, repr(self.family))}),
             data=Spec(_name(self.train), {name: fingerprint_code(each) for name, each in code.items()}),
-            optimizer=Spec(f"{kind.__module__}.{kind.__qualname__}", {"lr": self.lr}),
+            optimizer=Spec(_name(type(optimizer)), {"lr": self.lr}),
             width=width,
             base=Width.of(self.family.base).whole,
             steps=steps,
@@ -223,11 +245,9 @@ class _LoopGround(Ground):
         assert isinstance(self.recipe, _LoopRecipe)
         return self.recipe.own
 
-    @property
-    def tokens_per_step(self) -> float:
-        tensors = [one for one in tree_leaves(self.own.family.inputs) if isinstance(one, Tensor)]
-        whole = [one for one in tensors if one.dim() > 1 and not one.is_floating_point()]
-        return float(self.recipe.batch * (whole[0][0].numel() if whole else 1))
+    @cached_property
+    def data(self) -> Data:
+        return _CountedData(self.own.family.inputs)
 
     def flops_per_step(self, width: WholeWidth) -> float | None:
         costs, name = self._flops_by_width, Width.of(width).label
@@ -251,10 +271,27 @@ class _LoopGround(Ground):
             return flops / rows * self.recipe.batch
         raise MupscaleError("the FLOPs of the model cannot be counted on the family's inputs: give the loop flops=")
 
-    def make_trainer(
-        self, folder: Path, study: str, engine: Literal["auto", "vectorised", "serial"], note: Note, stages: int
-    ) -> Trainer:
-        return _LoopTrainer(self, folder, study, engine, note, stages)
+    def make_trainer(self, *given: Any, **more: Any) -> Trainer:
+        return _LoopTrainer(self, *given, **more)
+
+
+class _CountedData(Data):
+    """What is known of the user's data: how many tokens an example of the family's inputs has."""
+
+    def __init__(self, inputs: Any) -> None:
+        tensors = [one for one in tree_leaves(inputs) if isinstance(one, Tensor)]
+        tokens = [one[0].numel() for one in tensors if one.dim() > 1 and not one.is_floating_point()]
+        self.unit, self.per_example = ("tokens", tokens[0]) if tokens else ("samples", 1)
+
+    @property
+    def size(self) -> int:
+        raise MupscaleError("the data of a loop of one's own are known to its functions alone")
+
+    def examples(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        raise MupscaleError("the data of a loop of one's own are known to its functions alone")
+
+    def evaluation(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        raise MupscaleError("the data of a loop of one's own are known to its functions alone")
 
 
 class _Called(nn.Module):
@@ -274,6 +311,9 @@ class _LoopTrainer(Trainer):
 
     def _train_wave(self, wave: Sequence[Stretch], light: Mapping[str, str]) -> None:
         for stretch in wave:
+            for each in fields(Stretch):
+                if each.name not in _UNDERSTOOD and (value := getattr(stretch, each.name)) != each.default:
+                    raise MupscaleError(f"a loop of one's own cannot train what a recipe can: {each.name} {value!r}")
             if stretch.start is not None:
                 self.ended[stretch.key] = 0.0  # somebody else has trained it
             elif stretch.parent is not None and self.ended[stretch.parent.key] is None:
@@ -290,13 +330,14 @@ class _LoopTrainer(Trainer):
 
     def _train_stretch(self, stretch: Stretch) -> float | None:
         """Its held-out loss, None: diverged; from where a kill has left it."""
-        folder, began = self._place(stretch), time.monotonic()
-        if (folder / _END).exists():
-            loss = read_json(folder / _END)["loss"]
+        run, began, own, done = self._run_of(stretch), time.monotonic(), self.own, 0
+        if (run.path / _END).exists():
+            loss = read_json(run.path / _END)["loss"]
             return None if loss is None else float(loss)
-        own, done = self.own, 0
-        if (folder / _MODEL).exists():
-            model, optimizer, done = self._load(folder / _MODEL, stretch.width)
+        for folder in (run.path, run.checkpoints):
+            clear_leftovers(folder, alone=True)
+        if (last := run.last()) is not None:
+            model, optimizer, done = self._load(last, stretch.width)
         else:
             model, optimizer = self._begin(stretch)
         while done < stretch.steps:
@@ -307,16 +348,18 @@ class _LoopTrainer(Trainer):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate  # a scheduler has left its own there
             done += count
-            _save(folder / _MODEL, model, optimizer, RunState(step=done, width=stretch.width, lr=stretch.lr))
-            model, optimizer, _ = self._load(folder / _MODEL, stretch.width)  # as after a kill, to the bit
+            path = run.checkpoint(done, sharded=False)
+            _save(path, model, optimizer, RunState(step=done, width=stretch.width, lr=stretch.lr))
+            run.forget(keep=1)
+            model, optimizer, _ = self._load(path, stretch.width)  # as after a kill, to the bit
         loss = self._held_out(model)
         parent = None if stretch.parent is None else stretch.parent.key
-        write_json(folder / _END, {"loss": loss, "steps": done, "key": stretch.key, "parent": parent})
+        write_json(run.path / _END, {"loss": loss, "steps": done, "key": stretch.key, "parent": parent})
         self._keep_seconds(time.monotonic() - began)
         return loss
 
-    def _place(self, stretch: Stretch) -> Path:
-        return Path(str(self.recipe_of(stretch).out))
+    def _run_of(self, stretch: Stretch) -> RunFolder:
+        return RunFolder(str(self.recipe_of(stretch).out))
 
     def _begin(self, stretch: Stretch) -> Trained:
         """Where a stretch begins: at an initialisation, or at its parent's end, grown if it is larger."""
@@ -325,24 +368,27 @@ class _LoopTrainer(Trainer):
             model = own.family.init(stretch.width, seed=stretch.seed).to(own.device)
             return model, own.make_optimizer(model, stretch.lr)
         is_brought = before.start is not None
-        path = Path(self.start_at or str(self.ground.recipe.start)) if is_brought else self._place(before) / _MODEL
-        model, optimizer, _ = self._load(path, before.width)
-        if stretch.is_grown:
-            growth = Growth(1, stretch.width, stretch.noise, stretch.noise_unit, how=stretch.how, deepen=stretch.deepen)
-            model, grown = own.family.upscale(
-                model,
-                optimizer,
-                width=stretch.width,
-                grow=growth.build_operators(),
-                lr=stretch.lr,
-                seed=stretch.seed,
-                place=partial(_move, device=own.device),
-            )
-            assert grown is not None
-            return model, grown
+        path = self.start_at or self.ground.recipe.start if is_brought else self._run_of(before).path
+        model, optimizer, _ = self._load(find_checkpoint(str(path)), before.width)
         for group in optimizer.param_groups:
             group["lr"] *= stretch.lr / (own.lr if is_brought else before.lr)
-        return model, optimizer
+        if not stretch.is_grown:
+            return model, optimizer
+        noise: dict[str, Any] = {"noise": stretch.noise, "unit": stretch.noise_unit}
+        growth = Growth(at=1, width=stretch.width, how=stretch.how, deepen=stretch.deepen, **noise)
+        inputs = own.family.inputs
+        return grow_model(
+            model,
+            optimizer,
+            before=before.width,
+            width=stretch.width,
+            grow=growth.build_operators(),
+            seed=stretch.seed,
+            family=own.family,
+            processes=Processes(torch.device(own.device)),
+            data=None,
+            batches=[inputs.to(own.device)] if isinstance(inputs, Tensor) else (),
+        )
 
     def _load(self, path: Path, width: WholeWidth) -> tuple[nn.Module, Optimizer, int]:
         """A model and its optimizer, with the groups that it had, and its steps."""
@@ -376,11 +422,6 @@ class _LoopTrainer(Trainer):
 def _rate_after(stretch: Stretch, done: int, step: int) -> float:
     """The multiple of the learning rate at a step of a call that begins after `done` steps."""
     return stretch.schedule.at(done + step, stretch.steps)
-
-
-def _move(model: nn.Module, device: str | torch.device) -> nn.Module:
-    """Onto the device, also where it has no memory yet."""
-    return model.to_empty(device=device) if any(p.is_meta for p in model.parameters()) else model.to(device)
 
 
 def _save(path: Path, model: nn.Module, optimizer: Optimizer, run: RunState) -> None:

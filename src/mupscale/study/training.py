@@ -65,16 +65,9 @@ class Ground(LoadedRecipe):
         """Of one stretch, without those before it."""
         return stretch.steps * self.cost_per_step(stretch.width)
 
-    @property
-    def tokens_per_step(self) -> float:
-        """Examples in a step, or for text its tokens."""
-        return float(self.recipe.batch * self.data.per_example)
-
-    def make_trainer(
-        self, folder: Path, study: str, engine: Literal["auto", "vectorised", "serial"], note: Note, stages: int
-    ) -> Trainer:
-        """Who trains stretches of this recipe."""
-        return Trainer(self, folder, study, engine, note, stages)
+    def make_trainer(self, *given: Any, **more: Any) -> Trainer:
+        """Who trains stretches of this recipe; given: what `Trainer` takes behind its ground."""
+        return Trainer(self, *given, **more)
 
     @property
     def unit(self) -> str:

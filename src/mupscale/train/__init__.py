@@ -14,7 +14,7 @@ torch.distributed. lightning_callback: growth in Lightning's Trainer. optimizer_
 from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, WeightsAndBiases
 from mupscale.train.class_paths import Spec, import_path
 from mupscale.train.dcp_folders import load_dcp, load_dcp_model, save_dcp
-from mupscale.train.growing import check_copies
+from mupscale.train.growing import check_copies, grow_model
 from mupscale.train.growth_events import Deepen, Growth, How, NoiseLevel, build_noise, build_operator, with_copies
 from mupscale.train.lightning_callback import lightning_growth
 from mupscale.train.loaded_recipe import LoadedRecipe
@@ -91,6 +91,7 @@ __all__ = [
     "draw_curves",
     "find_checkpoint",
     "fingerprint_checkpoint",
+    "grow_model",
     "import_path",
     "join_processes",
     "lightning_growth",

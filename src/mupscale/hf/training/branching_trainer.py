@@ -82,7 +82,7 @@ class BranchTrainerCallback(require_transformers().TrainerCallback):  # type: ig
             )
         if state.max_steps < self.at:
             raise MupscaleError(f"a branch ends after step {self.at}, and this run after {state.max_steps}")
-        if self.begin < state.global_step < self.at and not self._trunk(args).is_file():
+        if self.begin <= state.global_step < self.at and not self._trunk(args).is_file():
             raise MupscaleError(
                 f"{self._trunk(args)} is gone, from which the trunk was to go on: resume from before it"
             )
