@@ -56,7 +56,7 @@ def held(samples: int, args: argparse.Namespace) -> int:
     inputs = torch.randn(4, 3, device=args.device, dtype=torch.float64)
     for step in range(10):
         if step == 5:
-            net.upscale(args.times, 0.5, exact=True)
+            net.upscale(args.times, 0.5)
         net.step(net.forward(inputs), 0.1)
     rows = [program._fresh]
     for weight in net.hidden:

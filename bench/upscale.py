@@ -116,7 +116,7 @@ def copy_in_memory(source: Path, out: Path, *, save: bool) -> None:
 def ours(source: Path, out: Path, noise: float, threads: int | None) -> None:
     from mupscale.hf.upscaling import upscale
 
-    upscale(source, out, noise=noise, shard_size=SHARD, verify=False, threads=threads, progress=False)
+    upscale(source, out, noise=noise, exact=not noise, shard_size=SHARD, verify=False, threads=threads, progress=False)
 
 
 def ours_fresh(source: Path, out: Path, threads: int | None, *, lossless: bool = False) -> None:

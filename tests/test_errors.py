@@ -338,8 +338,8 @@ def test_noise_without_a_unit(ready: Any) -> None:
     plan = mu.plan(narrow, wide)
     with refused("fresh=build", 'unit="theory"', unchanged=(wide,)):
         mu.perturb(wide, plan, 0.1)
-    with refused("fresh=build", 'unit="theory"', unchanged=(wide,)):
-        mu.upscale(narrow, wide, plan, noise=0.1)
+    with refused("fresh=build", 'unit="theory"'):
+        mu.upscale(narrow, copy.deepcopy(wide).to("meta"), plan, noise=0.1)
 
 
 def test_noise_for_another_model(ready: Any) -> None:

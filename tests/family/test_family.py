@@ -678,8 +678,10 @@ def test_a_check_holds_for_the_sizes_that_grew_in_it() -> None:
         family.upscale(model, width={"heads": 2, "ffn": 16}, exact=True)
         with pytest.raises(mu.UncheckedPlan):
             family.upscale(model, width=wide, exact=True)
-        with pytest.raises(mu.UncheckedPlan):  # nobody knows how many heads a model has that was built elsewhere
-            family.upscale(Block(2, 8), width={"heads": 2, "ffn": 16}, exact=True)
+        family.upscale(Block(2, 8), width={"heads": 2, "ffn": 16}, exact=True)  # built elsewhere, and alike
+        other = Block(2, 8)
+        other.attention = nn.MultiheadAttention(8, 4, batch_first=True)
+        assert family.width_of(other) is None  # with heads that no member has
         family.check(tokens)
         family.upscale(model, width=wide, exact=True)
 
@@ -728,3 +730,41 @@ def test_spreads_are_known_where_a_parameter_is_a_single_number() -> None:
     assert list(family.initial_std().values()) == pytest.approx([0.5] * 3, rel=0.25)
     spreads = [float(p.detach().square().mean().sqrt()) for p in family.init(256).parameters()]
     assert spreads == pytest.approx([0.5, 0.5 / 16, 0.5 / 256], rel=0.3)
+
+
+class TwoSizes(nn.Module):
+    """Two sizes that show in the shapes."""
+
+    def __init__(self, width: int, ffn: int) -> None:
+        super().__init__()
+        self.read, self.up = nn.Linear(5, width), nn.Linear(width, ffn)
+        self.down, self.head = nn.Linear(ffn, width), nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One residual block."""
+        x = self.read(x)
+        out: Tensor = self.head(x + self.down(self.up(x).relu()))
+        return out
+
+
+def test_a_model_that_somebody_else_built_is_recognised_by_its_shapes() -> None:
+    """So that a family that was tried does not warn of it; warnings are errors here."""
+    x = torch.randn(4, 5)
+    family = mu.Family(TwoSizes, base={"width": 8, "ffn": 32}, inputs=x)
+    model = TwoSizes(16, 64)
+    optimizer = family.optimizer(model, torch.optim.AdamW, lr=0.1)
+    wide, _ = family.upscale(model, optimizer, width={"width": 24, "ffn": 96})
+    assert wide.get_parameter("up.weight").shape == (96, 24)
+    assert family.width_of(TwoSizes(16, 33)) == mu.core.Width.of({"width": 16, "ffn": 33})
+
+
+def test_a_size_that_is_rounded_is_refused_when_the_family_is_made() -> None:
+    """And not in the middle of a run."""
+
+    def build(width: int) -> nn.Module:
+        return TwoSizes(width, 32 * (8 * width // 3 // 32 + 1))
+
+    with pytest.raises(
+        mu.MupscaleError, match=r"\(192, 64\) → \(352, 128\) does not grow .* rounded up, build it as a"
+    ):
+        mu.Family(build, base=64, inputs=torch.randn(4, 5))

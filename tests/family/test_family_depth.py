@@ -218,3 +218,30 @@ def test_roles_are_learnt_where_rates_follow_the_depth() -> None:
     model = one.init({"width": 8, "depth": 1})
     wide, _ = one.upscale(model, width=16, depth=2, inputs=TOKENS, exact=True)
     assert torch.allclose(wide(TOKENS), model(TOKENS), rtol=1e-9, atol=1e-12)
+
+
+def test_a_width_that_names_no_sizes_is_told_them_at_the_depth_that_there_is() -> None:
+    def build(width: int, ffn: int, depth: int) -> nn.Module:
+        parts = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, ffn), nn.Linear(ffn, width)) for _ in range(depth)]
+        return Stream(nn.Linear(5, width), nn.ModuleList(parts), nn.Linear(width, 2))
+
+    family = mu.Family(build, base={"width": 8, "ffn": 32, "depth": 2}, inputs=torch.randn(4, 5))
+    model = family.init({"width": 8, "ffn": 32, "depth": 2})
+    with pytest.raises(mu.MupscaleError, match=r"say it as width={'width': 128, 'ffn': 512}, with depth beside them"):
+        family.upscale(model, width=128)
+
+
+class Stream(nn.Module):
+    """Blocks that are added to a stream."""
+
+    def __init__(self, read: nn.Module, blocks: nn.ModuleList, head: nn.Module) -> None:
+        super().__init__()
+        self.read, self.blocks, self.head = read, blocks, head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """From the first to the last."""
+        x = self.read(x)
+        for block in self.blocks:
+            x = x + block(x)
+        out: torch.Tensor = self.head(x)
+        return out

@@ -19,7 +19,9 @@ def test_a_card_is_written(tmp_path: Path) -> None:
     write_llama(tmp_path / "small")
     hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, verify=False, progress=False, exact=True)
     written = card(tmp_path / "wide")
-    assert written.startswith("---\nlibrary_name: transformers\ntags:\n- mupscale\n---\n\n# wide\n")
+    assert written.startswith(
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- mupscale\n---\n\n# wide\n"
+    )
     for part in (
         "`small` made wider with mupscale",
         "hidden size 16 → 32, feed-forward layers 12 → 24, attention heads 4 → 8, key/value heads 2 → 4",
@@ -52,11 +54,23 @@ def test_the_small_ones_card_is_extended(tmp_path: Path, tags: str) -> None:
     hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, verify=False, progress=False, exact=True)
     expected = (
         "---\nlicense: mit\nmodel-index:\n- name: small\n  results: []\nlibrary_name: transformers\n"
-        "base_model: someone/small\ntags:\n- text-generation\n- math\n- mupscale\n---\n\n# Small\n\nIts story.\n\n"
+        "base_model: someone/small\npipeline_tag: text-generation\n"
+        "tags:\n- text-generation\n- math\n- mupscale\n---\n\n# Small\n\nIts story.\n\n"
         "# Upscaled with mupscale\n\nThis is [someone/small](https://huggingface.co/someone/small) made wider"
     )
     assert card(tmp_path / "wide").startswith(expected)
     assert card(tmp_path / "small").endswith("Its story.\n")
+
+
+def test_fields_of_the_small_ones_card_stay_and_the_task_is_told(tmp_path: Path) -> None:
+    """Of a model without a name on the hub, the base model that its own card names."""
+    write_llama(tmp_path / "small", architectures=["LlamaForCausalLM"])
+    front = "license: apache-2.0\nlanguage:\n- en\nbase_model: someone/else\n"
+    (tmp_path / "small" / "README.md").write_text(f"---\n{front}---\n\n# Small\n", encoding="utf-8")
+    hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, verify=False, progress=False)
+    header = card(tmp_path / "wide").split("---")[1]
+    for line in ("license: apache-2.0", "language:\n- en", "base_model: someone/else", "pipeline_tag: text-generation"):
+        assert f"\n{line}\n" in header
 
 
 def test_the_name_on_the_hub_is_known_by_the_cache(tmp_path: Path) -> None:

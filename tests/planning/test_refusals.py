@@ -48,13 +48,13 @@ def refusal(wide: Any, **given: Any) -> str:
 
 def test_a_batch_does_not_hide_which_size_is_wrong() -> None:
     not_a_multiple, narrower, vocabulary = (
-        refusal(wide, inputs=TOKENS) for wide in (Tokens(12), Tokens(4), Tokens(16, vocabulary=14))
+        refusal(wide, inputs=TOKENS, exact=True) for wide in (Tokens(12), Tokens(4), Tokens(16, vocabulary=14))
     )
     assert "no multiple; widths that fit are 16, 24, 32" in not_a_multiple
     assert "grow=mupscale.Fresh()" in not_a_multiple
     assert "becomes narrower" in narrower
     assert "multiple" not in narrower
-    assert "dimension 0, which is no width axis of it: a vocabulary" in vocabulary
+    assert "dimension 0, from 13 to 14, which is no width axis of it: the vocabulary" in vocabulary
     assert "Keep that size" in vocabulary
 
 
@@ -221,3 +221,36 @@ def test_what_is_given_or_cannot_be_given_is_not_asked_for() -> None:
     with pytest.raises(mu.MupscaleError, match="pass roles=") as family:
         mu.Family(lambda width: Largest(width, power=1.0), 4).check(X)
     assert "inputs=" not in str(family.value)
+
+
+class Text(nn.Module):
+    """A table, some blocks and a readout."""
+
+    def __init__(self, vocabulary: int, width: int, layers: int = 1) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Residual blocks."""
+        x = self.table(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+@pytest.mark.parametrize("inputs", [None, torch.tensor([[1, 2, 3]])])
+@pytest.mark.parametrize("rows", [12, 20])
+def test_another_vocabulary_is_called_so(inputs: Tensor | None, rows: int) -> None:
+    with pytest.raises(
+        mu.MupscaleError, match=r"10.* (and of|to|→) \(?(12|20).*the vocabulary, or a number of positions"
+    ):
+        mu.upscale(Text(10, 4), Text(rows, 8), inputs=inputs)
+
+
+@pytest.mark.parametrize("inputs", [None, torch.tensor([[1, 2, 3]])])
+def test_more_blocks_are_told_how_to_be_added(inputs: Tensor | None) -> None:
+    with pytest.raises(mu.MupscaleError, match=r"'blocks\.1.*To add blocks take mupscale\.deepen, .*'depth': 4}"):
+        mu.upscale(Text(10, 4), Text(10, 8, layers=2), inputs=inputs)

@@ -111,7 +111,7 @@ def test_a_finite_program_is_what_the_library_trains(
     for stage in stages[1:]:
         width, lr = width * stage.times, stage.lr
         before = net.weights()
-        net.upscale(stage.times, stage.noise, exact=True)
+        net.upscale(stage.times, stage.noise)
         model, opt = family.upscale(model, opt, width=width, lr=stage.lr, exact=True)  # type: ignore[assignment]
         assert opt is not None
         for p, was, now in zip(model.parameters(), before, net.weights(), strict=True):
@@ -138,7 +138,7 @@ def test_noise_has_the_papers_size() -> None:
     n, k, levels = 80, 3, [0.5, 0.7, 0.9]
     net = Network(Finite(n, k, device="cpu"), MLPSetup(3), 3, 1)
     before = net.weights()
-    net.upscale(k, levels, exact=True)
+    net.upscale(k, levels)
     after = net.weights()
     for was, now, level, unit in zip(before, after, levels, (1.0, (n * k) ** -0.5, 1 / (n * k)), strict=True):
         assert float((now - was).std()) == pytest.approx(level * unit, rel=0.1)
@@ -157,12 +157,12 @@ def test_noise_of_a_family_at_base_1(sigma: float) -> None:
 
     net = Network(Finite(n, k, device="cpu"), MLPSetup(3, sigma=sigma), 30, 30)
     before = net.weights()
-    net.upscale(k, level, exact=True)
+    net.upscale(k, level)
     wanted = [float((now - was).std()) for was, now in zip(before, net.weights(), strict=True)]
     family = mu.Family(build, base=1, init_at=n)
     model = family.init(n)
     exact, *noisy = (
-        dict(family.upscale(model, width=k * n, noise=noise)[0].named_parameters())
+        dict(family.upscale(model, width=k * n, noise=noise, exact=not noise)[0].named_parameters())
         for noise in (0.0, mu.GaussianNoise(level, unit="theory"), level / sigma, level)
     )
     in_theory, divided, plain = (
@@ -385,7 +385,7 @@ def test_memory_is_linear_in_samples_times_latents(k: int) -> None:
     def bytes_each(samples: int, steps: int) -> float:
         program = Limit(samples, k, device="cpu")
         net = Network(program, MLPSetup(3), 3, 1)
-        net.upscale(k, 0.5, exact=True)
+        net.upscale(k, 0.5)
         for _ in range(steps):
             net.step(net.forward(inputs) - targets, 0.1)
         return held(net, {}) / (samples * program.latents)
@@ -433,7 +433,7 @@ def test_memory_is_linear_in_samples_times_latents(k: int) -> None:
             lambda: outputs(MLPSetup(3, entrywise=lambda g: g.sum()), Stage(1, 0.1)),
             r"returned shape \(\) for a gradient",
         ),
-        (lambda: Network(Limit(50, 3), MLPSetup(3), 3, 1).upscale(2, 0.1, exact=True), "3 equal copies"),
+        (lambda: Network(Limit(50, 3), MLPSetup(3), 3, 1).upscale(2, 0.1), "3 equal copies"),
         (lambda: Stage(5, 0.5, times=2, noise=-0.5), "noise is a standard deviation, 0 or more and finite, not -0.5"),
         (lambda: Stage(5, 0.5, 2, [0.1, float("nan"), 0.1]), "noise is a standard deviation, 0 or more and finite"),
         (lambda: MLPSetup(3, sigma=-1.0), "sigma is a standard deviation, 0 or more and finite, not -1.0"),

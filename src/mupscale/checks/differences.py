@@ -19,7 +19,9 @@ _UPDATE = (
     "usually copies that receive different gradients (grouped-query heads not copied as whole groups), plain "
     "clipping instead of clip_grad_norm_ with the plan, or an optimizer registered with a wrong degree."
 )
-_MISPLACED = "Its old units are not the narrow model's: training since the growth, another plan, or a model that was never grown."
+_MISPLACED = (
+    "Its old units are not the narrow model's: it has been trained since, the plan is another, or it never grew."
+)
 _WEIGHTS = (
     "Usually noise, which makes copies differ on purpose (verify a growth without it, as mupscale.widen writes it, and "
     "add the noise then); or training since the growth, another plan, or a model that was never widened."

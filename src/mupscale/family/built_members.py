@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,6 +13,8 @@ from torch import nn
 
 from mupscale.core import PlainWidth, Role, Width, WidthLike, naming
 from mupscale.system import MupscaleError, seeded
+
+_MOST_WIDTHS = 64  # that a model of somebody else's is compared with
 
 
 class BuiltMembers:
@@ -32,6 +36,11 @@ class BuiltMembers:
         self.build_function, self.roles, self.inputs = build, roles, inputs
         self._base = Width.of(base, "base")
         self._built: WeakKeyDictionary[nn.Module, Width] = WeakKeyDictionary()
+
+    @property
+    def depth_size(self) -> str | None:
+        """The name of the size that is a number of residual blocks; None where none is."""
+        return None
 
     @property
     def base(self) -> PlainWidth:
@@ -62,7 +71,7 @@ class BuiltMembers:
             *others, last = names
             raise MupscaleError(
                 f"the sizes of this family are {', '.join(others)} and {last}, and {width.plain} does not name them; "
-                f"say them all, as in {self._base.times(2).plain}"
+                f"say them all, as in {self._base.times(2, [name for name in names if name != self.depth_size]).plain}"
             )
 
     def sketch(self, width: WidthLike) -> nn.Module:
@@ -77,11 +86,50 @@ class BuiltMembers:
                 return self.build(width)
 
     def width_of(self, member: WidthLike | nn.Module) -> Width | None:
-        """None for a model that somebody else built, whose sizes need not show in its shapes (a number of heads).
+        """The width that a model was built for; of somebody else's, the one that its shapes and modules' numbers show.
+
+        None where they show none, or where one of the sizes shows in neither.
 
         >>> import mupscale as mu
         >>> family = mu.Family(lambda width: nn.Linear(3, width), 8)
         >>> family.width_of(family.init(16)).plain
         16
         """
-        return self._built.get(naming.unwrap(member)) if isinstance(member, nn.Module) else Width.of(member)
+        if not isinstance(member, nn.Module):
+            return Width.of(member)
+        model = naming.unwrap(member)
+        if model not in self._built and (width := self._width_by_shapes(model)) is not None:
+            self._built[model] = width
+        return self._built.get(model)
+
+    def _width_by_shapes(self, model: nn.Module) -> Width | None:
+        """Of the widths by whose ratios to the base some axis grew, the one that has all of the model's numbers."""
+        if self.depth_size is not None:
+            return None
+        own, base, sizes = _numbers(model), _numbers(self.sketch(self._base)), self._base.sizes
+        if own.keys() != base.keys() or any(len(own[name]) != len(base[name]) for name in base):
+            return None
+        pairs = {pair for name in base for pair in zip(own[name], base[name], strict=True)}
+        ratios = sorted({Fraction(1), *(Fraction(n, m) for n, m in pairs if m and n / m > 0)})
+        each = [[int(size * r) for r in ratios if size * r == int(size * r)] for size in sizes.values()]
+        widths = [Width(dict(zip(sizes, some, strict=True)), self._base.is_plain) for some in itertools.product(*each)]
+        if any(self._has(self._base.times(2, [name]), base) for name in sizes):  # a size that does not show
+            return None
+        found = [width for width in widths[:_MOST_WIDTHS] if self._has(width, own)]
+        return found[0] if len(found) == 1 else None
+
+    def _has(self, width: Width, numbers: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether a model of this width has these numbers."""
+        try:
+            return _numbers(self.sketch(width)) == numbers
+        except Exception:  # whatever the author's code says to sizes that do not go together
+            return False
+
+
+def _numbers(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's parameters, and the whole numbers that its modules keep (of heads, for example)."""
+    numbers = {name: tuple(p.shape) for name, p in naming.parameters(model).items()}
+    for path, module in naming.modules(model).items():
+        kept = {k: v for k, v in vars(module).items() if type(v) is int and not k.startswith("_")}
+        numbers[f"{path}()"] = tuple(kept[name] for name in sorted(kept))
+    return numbers

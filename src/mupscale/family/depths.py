@@ -72,10 +72,12 @@ class Depths:
     def _check_sizes(self, width: Width) -> None:
         """An error unless the width names this family's sizes; the depth may be left out."""
         if width.is_plain or width.sizes.keys() - {self.name} != self._widths.sizes.keys():
-            twice = self.join(2 * self.base, self._widths.times(2)).plain
+            ratio = width.size / next(iter(self._widths.sizes.values()))
+            wider = self._widths.times(int(ratio) if ratio > 1 and ratio == int(ratio) else 2)
             raise MupscaleError(
                 f"the sizes of this family are {', '.join(self._widths.sizes)} and {self.name}, and a width of "
-                f"{width.plain} does not name them; say it as width={twice}"
+                f"{width.plain} does not name them; say it as width={wider.plain}, with {self.name} beside them if "
+                f"that is to grow, too"
             )
 
     def join(self, depth: int, widths: Width) -> Width:

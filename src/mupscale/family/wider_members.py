@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from mupscale.core import Plan, WidthLike, naming
 from mupscale.growth import Operator, dress_like, has_unsaved_widths, tried_on, upscale_by_plan
-from mupscale.planning import all_tensors, check_plan_by_running, check_silent_units
+from mupscale.planning import all_tensors, check_not_empty, check_plan_by_running, check_silent_units
 
 
 class _Family(Protocol):
@@ -46,6 +46,7 @@ def widen_member(
     >>> wide[2].weight.shape
     torch.Size([2, 96])
     """
+    check_not_empty(inputs)
     wide = family.sketch(width)
     if naming.plain_tensors_without_memory(wide) or has_unsaved_widths(wide, model):  # the narrow one lacks values
         wide = _with_memory(family, width)

@@ -206,7 +206,10 @@ class Follower(BothRuns):
         narrow, wide = self.small.weights[name].shape, self.large.weights[name].shape
         dims = growing_dims(narrow, wide)
         if dims is None:
-            raise MupscaleError(f"'{name}' of shape {tuple(narrow)} → {tuple(wide)} does not grow by a whole multiple")
+            raise MupscaleError(
+                f"'{name}' of shape {tuple(narrow)} → {tuple(wide)} does not grow by a whole multiple: where a size is "
+                f"rounded up, build it as a multiple of the width, or begin at a width at which it is not rounded"
+            )
         return dims
 
     def _output_order(self, spot: Dim, hints: Sequence[Axis]) -> Axis:

@@ -26,7 +26,14 @@ from mupscale.core import (
 )
 from mupscale.planning.attention import attention_roles
 from mupscale.planning.certain_outputs import Uncertain, check_certain, check_tables_are_read, is_certain_output
-from mupscale.planning.growth_checks import How, agrees_with_rebuilt, check_axis, check_blocks, check_read_widths
+from mupscale.planning.growth_checks import (
+    ONE_DEPTH,
+    How,
+    agrees_with_rebuilt,
+    check_axis,
+    check_blocks,
+    check_read_widths,
+)
 from mupscale.planning.norms import norms_over_widths
 from mupscale.planning.role_registry import as_refusal, registered
 from mupscale.planning.tied_readouts import norm_before
@@ -93,14 +100,13 @@ class _Walk:
         self.roles = self._collect_roles()
 
     def _compare_modules(self) -> None:
-        advice = "the two models must be of one class and depth; only widths may differ"
-        check_same_names("the narrow model", self.small, "the wide model", self.large, advice, what="module")
+        check_same_names("the narrow model", self.small, "the wide model", self.large, ONE_DEPTH, what="module")
         for path, module in self.small.items():
             ours, theirs = plain_type(module), plain_type(self.large[path])
             if ours is not theirs:
                 raise MupscaleError(
                     f"'{path or 'the model'}' is a {ours.__name__} in the narrow model and a "
-                    f"{theirs.__name__} in the wide one; {advice}"
+                    f"{theirs.__name__} in the wide one; {ONE_DEPTH}"
                 )
             if ours.__module__.startswith("torch.ao.nn") and ".quantized" in ours.__module__:
                 raise MupscaleError(
@@ -148,8 +154,7 @@ class _Walk:
     def entries(self, kind: str) -> dict[str, Entry]:
         small = dict(_named(self.narrow, kind))
         large = dict(_named(self.wide, kind))
-        advice = "the two models must be of one class and depth; only widths may differ"
-        check_same_names("the narrow model", small, "the wide model", large, advice, what=kind[:-1])
+        check_same_names("the narrow model", small, "the wide model", large, ONE_DEPTH, what=kind[:-1])
         tied = {group[0]: group for group in naming.aliases(_named(self.narrow, kind))}
         tied_wide = {group[0]: group for group in naming.aliases(_named(self.wide, kind))}
         if tied != tied_wide and kind == "parameters":
@@ -247,10 +252,13 @@ class _Walk:
                             f"the role out"
                         )
                     say_it = f"say what it is with roles={{'{name}': Role(…)}}"
+                    what = "a number of classes or of positions"
+                    if isinstance(self.small[name.rpartition(".")[0]], nn.Embedding):
+                        what = "the vocabulary, or a number of positions"
                     raise MupscaleError(
-                        f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)} grows along "
-                        f"dimension {d}, which is no width axis of it: a vocabulary, a number of classes or of "
-                        f"positions? Keep that size{ways_out(', or ', roles=say_it)}"
+                        f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)} grows along dimension {d}, "
+                        f"from {small.shape[d]} to {large.shape[d]}, which is no width axis of it: {what}? Keep that "
+                        f"size{ways_out(', or ', roles=say_it)}"
                     )
                 check_axis(name, small, large, d, role, self.how)
         keep = {d for d in out + in_ if small.shape[d] != large.shape[d] or self.is_width(name, d)}

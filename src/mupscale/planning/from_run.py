@@ -15,7 +15,7 @@ from mupscale.core import Number, Plan, Role, check_same_names, naming, tidy
 from mupscale.planning.better_guesses import refusal, suggestions
 from mupscale.planning.copied_values import are_close, explanations, largest_number
 from mupscale.planning.following import Follower
-from mupscale.planning.growth_checks import How
+from mupscale.planning.growth_checks import ONE_DEPTH, How
 from mupscale.planning.guesses import Guess, Side, Stuck, Written, guess_with_roles
 from mupscale.planning.memory_layouts import without_copies
 from mupscale.planning.module_differences import first_differing_module
@@ -198,9 +198,8 @@ class _Search:
         self.how = how
         self.small, self.batch = in_float64(narrow, inputs, generic=0)
         self.large, _ = in_float64(wide, inputs, like=narrow)
-        advice = "the two models must be of one class and depth; only widths may differ"
         ours, theirs = saved_tensors(self.small), saved_tensors(self.large)
-        check_same_names("the narrow model", ours, "the wide model", theirs, advice, what="parameter or buffer")
+        check_same_names("the narrow model", ours, "the wide model", theirs, ONE_DEPTH, what="parameter or buffer")
         self.narrow_run = record_run(self.small, self.batch)
         self.wide_run = record_run(self.large, self.batch)
         _check_own_weights(narrow, self.narrow_run)

@@ -20,6 +20,12 @@ How = Literal["copies", "fresh", "mup"]
 """What the wide model's other units are: copies of the old ones, fresh ones beside them, or all of them fresh."""
 
 
+ONE_DEPTH = (
+    "the two models must be of one class and depth; only widths may differ. To add blocks take mupscale.deepen, before "
+    "or after the width grows, or a Family whose base says both: {'width': 64, 'depth': 4}"
+)
+
+
 def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, how: How) -> None:
     """Refuse an axis that cannot grow in this way from the narrow tensor to the wide one, with the reason.
 

@@ -133,12 +133,30 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: 
         try:
             roles = learn_roles(narrow, wide, trials, roles, how)
         except MupscaleError:
+            check_vocabulary(narrow, wide, roles)
             if how == "fresh":  # which may do where no copies are exact
                 with suppress(MupscaleError):
                     return _plan_with_silent_units(narrow, wide, trials, roles)
             raise
     roles = with_keeps(narrow, wide, roles, trials) if how == "fresh" else roles
     return replace(build_plan(narrow, wide, roles=roles, how=how, assume=True), checked=True)
+
+
+def check_vocabulary(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role]) -> None:
+    """An error where a table has another number of rows, which a run would tell as units that are no copies.
+
+    >>> check_vocabulary(nn.Embedding(50, 8), nn.Embedding(50, 16), {})
+    """
+    theirs = naming.modules(wide)
+    for path, module in naming.modules(narrow).items():
+        other = theirs.get(path)
+        if isinstance(module, nn.Embedding) and isinstance(other, nn.Embedding) and not roles:
+            few, many = module.num_embeddings, other.num_embeddings
+            if few != many:
+                raise MupscaleError(
+                    f"'{path}' is a table of {few} rows in the narrow model and of {many} in the wide one: the "
+                    f"vocabulary, or a number of positions, which is no width. Keep that size"
+                )
 
 
 def _stands(narrow: nn.Module, wide: nn.Module, roles: dict[str, Role], trials: Trials) -> bool:

@@ -27,8 +27,19 @@ _LAYERS = {
 }
 _FRONT = re.compile(r"---\r?\n(.*?)^---\r?\n?", re.S | re.M)
 _TRAINING_BEFORE = re.compile(
-    r"## Training on\n\n`mupscale\.json` knows .*?in the Trainer: the plain norm depends on the width\.\n", re.S
+    r"## Training on\n\n`mupscale\.json` knows .*?in the Trainer:\s+the plain norm depends on the width\.\n", re.S
 )
+_TASKS = {
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForImageClassification": "image-classification",
+    "ForSpeechSeq2Seq": "automatic-speech-recognition",
+    "ForCTC": "automatic-speech-recognition",
+}
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 _TRAINING = """\
@@ -46,8 +57,8 @@ groups = hf.param_groups("{folder}", model, torch.optim.AdamW, lr=1e-4, groups=h
 optimizer = torch.optim.AdamW(groups)
 ```
 {resume}
-Clip gradients with `mupscale.clip_grad_norm_(model, 1.0, hf.plan("{folder}", model))`, or with the callback `hf.Clip`
-in the Trainer: the plain norm depends on the width.
+Clip gradients with `mupscale.clip_grad_norm_(model, 1.0, optimizer)`, or with the callback `hf.Clip` in the Trainer:
+the plain norm depends on the width.
 """
 
 
@@ -106,7 +117,7 @@ def write_model_card(
     training = _TRAINING.format(folder=name, load=_load(source, name), resume=resume, right_for=right_for)
     section = f"{_story(source, growths, sizes, checked, base)}\n\n{training}"
     body = f"{body.rstrip()}\n\n# Upscaled with mupscale\n\n{section}" if body.strip() else f"# {name}\n\n{section}"
-    replace_text(folder / CARD_FILE, f"---\n{_front(fields, base)}---\n\n{body.lstrip()}")
+    replace_text(folder / CARD_FILE, f"---\n{_front(fields, base, _task(source))}---\n\n{body.lstrip()}")
 
 
 def _load(source: Source, name: str) -> str:
@@ -174,18 +185,35 @@ def _fields(front: str) -> dict[str, list[str]]:
     return fields
 
 
-def _front(fields: Mapping[str, list[str]], base: str) -> str:
-    """The header with the base model and a tag of ours; other fields stay as they are."""
+def _front(fields: Mapping[str, list[str]], base: str, task: str) -> str:
+    """The header with the base model, what the model is for, and a tag of ours; other fields stay as they are.
+
+    A base model that the small model's own card names stays, where the small model has no name on the hub.
+    """
     tags = [tag for tag in _items(fields.get("tags", [])) if tag != _TAG]
     wanted = {
         "library_name": fields.get("library_name", ["library_name: transformers"]),
-        **({"base_model": [f"base_model: {base}"]} if base else {}),
+        **({"base_model": [f"base_model: {base}"]} if base else _only(fields, "base_model")),
+        **(_only(fields, "pipeline_tag") or ({"pipeline_tag": [f"pipeline_tag: {task}"]} if task else {})),
         "tags": ["tags:", *(f"- {tag}" for tag in [*tags, _TAG])],
     }
     others = {
         name: lines for name, lines in fields.items() if name not in ("base_model", "base_model_relation", *wanted)
     }
     return "".join(f"{line}\n" for lines in (*others.values(), *wanted.values()) for line in lines)
+
+
+def _only(fields: Mapping[str, list[str]], name: str) -> dict[str, list[str]]:
+    return {name: fields[name]} if name in fields else {}
+
+
+def _task(source: Source) -> str:
+    """What the hub calls what the model is for, as far as the name of its class tells."""
+    for name in source.config.get("architectures") or []:
+        for ending, task in _TASKS.items():
+            if str(name).endswith(ending):
+                return task
+    return ""
 
 
 def _items(lines: list[str]) -> list[str]:
