@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -50,6 +51,20 @@ def test_the_list_of_optional_packages_is_that_of_the_extras() -> None:
 def test_the_command_line_needs_no_extra() -> None:
     plain = {"jinja2", "jsonargparse", "pyyaml", "rich", "torch", "numpy", "safetensors"}
     assert names_of(PROJECT["dependencies"]) == plain
+
+
+def test_the_wheel_has_every_file_of_the_package_and_the_recipes(tmp_path: Path) -> None:
+    builder = pytest.importorskip("hatchling.builders.wheel").WheelBuilder(str(ROOT))
+    (wheel,) = builder.build(directory=str(tmp_path), versions=["standard"])
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    files = {
+        f"mupscale/{path.relative_to(place).as_posix()}"
+        for place, pattern in ((ROOT / "src" / "mupscale", "**/*"), (ROOT, "recipes/*"))
+        for path in place.glob(pattern)
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert packed == files
 
 
 NEEDS = [(name, need) for name, command in COMMANDS.items() for need in command.needs]
