@@ -58,10 +58,10 @@ def held(samples: int, args: argparse.Namespace) -> int:
         if step == 5:
             net.upscale(args.times, 0.5)
         net.step(net.forward(inputs), 0.1)
-    rows = [program._fresh]
+    rows = list(program._fresh.values())
     for weight in net.hidden:
-        rows += [weight.learned.left, weight.learned.right]  # type: ignore[union-attr]
-        rows += [r for _, matrix in weight.parts for side in matrix.sides for r in (side.met, side.gave)]  # type: ignore[attr-defined]
+        rows += [weight.updates.left, weight.updates.right]  # type: ignore[union-attr]
+        rows += [r for _, matrix in weight.parts for side in matrix.sides for r in (side.directions, side.products)]  # type: ignore[attr-defined]
     return sum(r._memory.nbytes for r in rows)
 
 

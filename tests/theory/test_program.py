@@ -160,7 +160,7 @@ def test_dot_kets_are_the_papers(copies: int) -> None:
     """
     found = {}
     for dots in (True, False):
-        p = Limit(40_000, 4, device="cpu", dots=dots)
+        p = Limit(20_000, 4, device="cpu", dots=dots)
         w, y, other = p.matrix(copies), torch.relu(p.vector()), p.vector()
         g = w.T @ y
         found[dots] = w @ (torch.tanh(g * 0.3) + other)
@@ -213,12 +213,12 @@ def test_revealed_matrices_have_the_distribution_of_real_ones(copies: int) -> No
         c = w @ b
         return torch.stack([p.avg(a * c), p.avg(b * x), p.avg(c * c), p.inner(w @ x, c), p.avg((w.T @ c) * b)])
 
-    real, revealed = (finite(program, 6, k=2, seeds=150, dense=dense, dtype=torch.float64) for dense in (True, False))
+    real, revealed = (finite(program, 6, k=2, seeds=120, dense=dense, dtype=torch.float64) for dense in (True, False))
     _agree(real, revealed, 4)
     squares = [Estimate(found.values**2) for found in (real, revealed)]
     _agree(*squares, 4)
     limiting = limit(program, k=2, samples=2000, seeds=4)
-    assert float(((real.mean - limiting.mean).abs() / real.standard_error).max()) > 3  # width 6 is not the limit
+    assert float(((real.mean - limiting.mean).abs() / real.standard_error).max()) > 2  # width 6 is not the limit
 
 
 def _agree(a: Estimate, b: Estimate, errors: float, beside: float = 1e-9) -> None:

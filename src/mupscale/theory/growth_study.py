@@ -87,7 +87,11 @@ def _losses_after_growth(whole: Experiment, estimate: Callable[..., Estimate]) -
 
 
 def best_way(ways: Sequence[WayToGrow], how: str) -> WayToGrow | None:
-    """The one of this kind with the lowest loss in the limit; None where all diverged, or there is none."""
+    """The one of this kind with the lowest loss in the limit; None where all diverged, or there is none.
+
+    >>> best_way([WayToGrow(Stage(1, 0.1, 2), None, None)], "copies") is None
+    True
+    """
     finished = [(float(way.limit.mean[-1]), i) for i, way in enumerate(ways) if way.limit and way.stage.how == how]
     return ways[min(finished)[1]] if finished else None
 

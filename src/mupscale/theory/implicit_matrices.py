@@ -89,13 +89,13 @@ class ImplicitMatrix(Matrix):
 
     def _new_directions(self, vectors: Tensor, rest: Tensor, directions: Tensor) -> Tensor | None:
         """New directions among the rest of these vectors: block Gram-Schmidt, twice."""
-        lengths = vectors.norm(dim=1).tolist()
-        if not all(length < float("inf") for length in lengths):
+        lengths = torch.linalg.vector_norm(vectors, dim=1)
+        if not lengths.isfinite().all():
             raise Diverged("the program has diverged: a vector is not finite; take a smaller learning rate")
-        new = _orthonormal(rest, [_NEW[self.program.dtype] * length for length in lengths])
+        new = _orthonormal(rest, _NEW[self.program.dtype] * lengths)
         if not len(new):
             return None
-        return _orthonormal(new - (new @ directions.T) @ directions, [0.0] * len(new))
+        return _orthonormal(new - (new @ directions.T) @ directions, 0 * lengths[: len(new)])
 
     def _draw_products(self, new: Tensor, other: KnownProducts, transposed: bool) -> Tensor:
         """W q for each new q."""
@@ -108,10 +108,16 @@ class ImplicitMatrix(Matrix):
         return fresh + (new @ other.products.rows.T) @ p if self.dots else fresh
 
 
-def _orthonormal(vectors: Tensor, shortest: list[float]) -> Tensor:
+def _orthonormal(vectors: Tensor, shortest: Tensor) -> Tensor:
     """Gram-Schmidt once; a vector of which no more than `shortest` is left is left out."""
     basis = vectors[:0]
-    for vector, least in zip(vectors, shortest, strict=True):
+    if not (torch.linalg.vector_norm(vectors, dim=1) > shortest).any():
+        return basis
+    if len(vectors) <= vectors.shape[1]:
+        q, r = torch.linalg.qr(vectors.T)
+        if (r.diagonal().abs() > shortest).all():  # mostly: nothing is left out
+            return (q * r.diagonal().sign()).T.contiguous()
+    for vector, least in zip(vectors, shortest.tolist(), strict=True):
         left = vector - (basis @ vector) @ basis
         length = float(left.norm())
         if length > least:
