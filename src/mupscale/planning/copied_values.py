@@ -46,6 +46,8 @@ def explanations(narrow: Tensor, wide: Tensor, hints: Iterable[Axis]) -> Iterato
     >>> x = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
     >>> next(explanations(x, x.repeat_interleave(2, 1) * 3, []))
     ({1: Axis(times=2, block=1, sections=())}, 3.0)
+    >>> next(explanations(torch.arange(1.0, 5), torch.tensor([1.0, 2, 1, 2, 3, 3, 4, 4]), []))  # in unequal blocks
+    ({0: Axis(times=2, block=1, sections=((2, 2), (2, 1)))}, 1.0)
     """
     dims = growing_dims(narrow.shape, wide.shape)
     if dims is None:
@@ -74,7 +76,8 @@ def _read_axes(narrow: Tensor, wide: Tensor, dims: Sequence[int]) -> Iterator[tu
 
         def number(t: Tensor, dim: int = dim, grown: Sequence[int] = grown) -> Tensor:
             """One for each unit."""
-            return ((t.mean(grown, keepdim=True) if grown else t) * push).movedim(dim, 0).flatten(1).sum(1)
+            pushed = (t.mean(grown, keepdim=True) if grown else t) * push
+            return pushed.movedim(dim, 0).reshape(t.shape[dim], -1).sum(1)
 
         ours, theirs = number(narrow), number(wide)
         ordered, places = (ours * (theirs.mean() / ours.mean())).sort()

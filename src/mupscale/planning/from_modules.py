@@ -180,7 +180,9 @@ class _Walk:
                 return False
             if self.assume:
                 return True
-        elif entry.narrow == entry.wide or (not small.is_meta and small.unique().numel() <= 1):
+        elif entry.narrow == entry.wide:
+            return self.assume
+        elif not small.is_meta and small.unique().numel() <= 1:
             return False
         copy_it = f"pass roles={{'{name}': mupscale.Role(out={entry.out})}} to copy it all the same"
         raise MupscaleError(
