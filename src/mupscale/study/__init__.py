@@ -33,13 +33,13 @@ from mupscale.study.results import (
     StageSpent,
     StudySummary,
     SystemRuns,
-    Tried,
 )
 from mupscale.study.settings import StudySettings
 from mupscale.study.transfer import transfer_check
 from mupscale.study.verdict import BreakEven, loss_at
 from mupscale.study.when import estimate_when, run_when
 from mupscale.study.wording import find_cost_unit, format_width, format_widths
+from mupscale.sweep import Tried
 
 __all__ = [
     "CONTENDERS",

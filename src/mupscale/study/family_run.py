@@ -34,10 +34,10 @@ from mupscale.study.results import (
     Search,
     StudySummary,
     SystemRuns,
-    Tried,
 )
 from mupscale.study.training import Ground, MakeGround, Note
 from mupscale.study.tree import Stretch, list_stretches
+from mupscale.sweep import Tried
 from mupscale.system import MupscaleError, appearing, print_at_once, remove, replace_text
 from mupscale.train import (
     Deepen,

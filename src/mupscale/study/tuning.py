@@ -12,9 +12,10 @@ from typing import NamedTuple, Protocol
 
 from mupscale.core import Width
 from mupscale.study.contenders import BASE, Contender, contender_named, contenders_named
-from mupscale.study.results import Search, Tried, Tuning
+from mupscale.study.results import Search, Tuning
 from mupscale.study.systems import System, TreeTrainer
 from mupscale.study.tree import Candidate
+from mupscale.sweep import Tried
 from mupscale.system import MupscaleError
 
 CLOSE = 0.01  # candidates within so much of the lowest loss are tried with more seeds
