@@ -48,7 +48,7 @@ def test_contenders_are_added_to_those_that_take_part_already(flags: list[str], 
             "run", "", given, lambda parser: parser.add_argument("--paper", action="store_true"), ("--paper",)
         ).settings.contenders
 
-    usual = usual_contenders("paper" if flags else "pay")
+    usual = usual_contenders(paper=bool(flags))
     assert asked() == []  # which the preset reads as the usual ones
     assert asked("--study.contenders+", "net2net") == asked("--study.contenders+=net2net") == [*usual, "net2net"]
     assert asked("--study.contenders+", "net2net", how=SETTINGS) == [*SETTINGS.contenders, "net2net"]

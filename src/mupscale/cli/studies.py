@@ -332,8 +332,8 @@ def read_study(
         parser.add_class_arguments(StudySettings, "study")
         if any(word.partition("=")[0] == "--study.contenders+" for word in words):
             # an empty list means the usual contenders, but to append needs them spelled out
-            is_paper = command == "sweep" or "--paper" in words
-            parser.set_defaults({"study.contenders": usual_contenders("paper" if is_paper else "pay")})
+            usual = usual_contenders(paper=command == "sweep" or "--paper" in words)
+            parser.set_defaults({"study.contenders": usual})
         if command != "family":  # whose section may stand in the same file
             parser.add_argument("--family", type=dict, help=SUPPRESS)
         extend(parser)

@@ -343,9 +343,9 @@ USUAL_IN_DEPTH = ("from-scratch", "continued", "identity-blocks", "copied-blocks
 USUAL_IN_PAPER = tuple(one.name for one in CONTENDERS if one.kind is not None and not one.on_request)
 
 
-def usual_contenders(preset: Literal["pay", "paper"]) -> list[str]:
-    """Who takes part in a comparison unless asked otherwise."""
-    return list(USUAL_IN_PAPER if preset == "paper" else USUAL_IN_PAY)
+def usual_contenders(*, paper: bool) -> list[str]:
+    """Who takes part in a comparison unless asked otherwise. paper: in the paper's own."""
+    return list(USUAL_IN_PAPER if paper else USUAL_IN_PAY)
 
 
 def contender_or_stranger(name: str) -> Contender:

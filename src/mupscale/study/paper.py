@@ -413,10 +413,8 @@ class PaperStudy:
             if one is BASE:
                 return system.base_model(choice.base_lr, seed)
             leaf = replace(system.leaf(one, choice.base_lr, rate, noise, seed), change=change)
-            if (
-                one is COPIES_WITHOUT_NOISE
-            ):  # the wide model computes what the narrow one does, which is trained instead
-                return replace(leaf, width=system.narrow)
+            if one is COPIES_WITHOUT_NOISE:
+                return replace(leaf, width=system.narrow)  # which computes what the wide one does, step by step
             return leaf if one.from_base else replace(leaf, order=0)  # from scratch it sees what the base model saw
 
         return _Planned(system.width_of(one), steps, rate, noise, change, stretch, shares)

@@ -88,8 +88,8 @@ class StudySettings:
         for name in ("lrs", "grown_lrs", "budgets", "noises"):
             for value in getattr(self, name):
                 if not 0 <= value < math.inf or (value == 0 and name != "noises"):
-                    least = "0 or more" if name == "noises" else "above 0"
-                    raise MupscaleError(f"study.{name} holds {value!r}, but they are numbers {least}")
+                    lowest = "0 or more" if name == "noises" else "above 0"
+                    raise MupscaleError(f"study.{name} holds {value!r}, but they are numbers {lowest}")
         if max(self.budgets, default=0) != 1 or sorted(set(self.budgets)) != self.budgets:
             raise MupscaleError(
                 f"study.budgets is {self.budgets}, but they are parts of the full budget that rise to 1, such as "
