@@ -13,6 +13,7 @@ import pytest
 from mupscale.engine import Outcome, train_many
 from mupscale.sweep import SweepJob, run_sweep
 from mupscale.sweep.pruning import HALVING, MEDIAN, PruningRule
+from mupscale.sweep.search import combine_seeds
 from mupscale.sweep.space import Cell, Space, Sweep, Tried
 from mupscale.sweep.storage import PATIENCE, Storage
 from mupscale.sweep.trials import SweepTrials, trial_state
@@ -286,6 +287,16 @@ def test_a_sweep_is_its_trials_over_all_seeds(place: str, tmp_path: Path) -> Non
     again = run_sweep(task(recipes), place.format(tmp_path), note=silent)
     assert again == found  # nothing is trained twice
     assert parse_record(Sweep, found.to_json()) == found
+
+
+def test_a_trial_of_which_one_seed_was_stopped_is_stopped() -> None:
+    """One at a time, the other seed may have come to its end before."""
+    curves = {"finished": [(10, 2.0), (20, 1.0)], "pruned": [(10, 3.0)]}
+    ends = [Outcome(recipe(), status, curve[-1][0], curve) for status, curve in curves.items()]  # type: ignore[arg-type]
+    found = combine_seeds(Cell(0.1, 0.0), ends, task())
+    assert (found.status, found.steps, found.budget, found.losses) == ("stopped", 10, 0.5, [1.0, 3.0])
+    lost = Outcome(recipe(), "diverged", 5, [])
+    assert combine_seeds(Cell(0.1, 0.0), [*ends, lost], task()).status == "diverged"
 
 
 def test_one_at_a_time_gives_the_same(plain: Sweep, tmp_path: Path) -> None:

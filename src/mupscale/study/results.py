@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from mupscale.study.budgets import Points
 from mupscale.study.contenders import Contender, contender_or_stranger
-from mupscale.sweep import Tried
+from mupscale.sweep import Tried as Tried
 from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Positive, parse_record, write_json
 
 FORMAT = 3
