@@ -28,12 +28,6 @@ from summaries import all_runs, diverged, example, sweep_1, sweep_2, transfer_ch
 pytest.importorskip("matplotlib")
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of the paper's comparison, transfer check and all."""
-    return write_report([write(tmp_path_factory.mktemp("runs") / "run", check=True)])
-
-
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are asked for, and not drawn."""
@@ -83,7 +77,7 @@ def assert_in_order(text: str, wanted: list[str]) -> None:
 # ------------------------------------------------------------------------------------------- what stands where
 
 
-def test_the_answer_comes_first_then_the_numbers(written: Path) -> None:
+def test_the_answer_comes_first_then_the_numbers(paper_page: Path) -> None:
     wanted = [
         "mlp-covtype Growing pays here: it reaches the from-scratch model's lowest loss 3.3× cheaper",
         "Compared with the best baseline",
@@ -108,7 +102,7 @@ def test_the_answer_comes_first_then_the_numbers(written: Path) -> None:
         "class_path: mupscale.models.MLP",
         "study: widths: - 64",
     ]
-    assert_in_order(Seen(written).text, wanted)
+    assert_in_order(Seen(paper_page).text, wanted)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -175,9 +169,9 @@ def test_several_runs_side_by_side_whatever_their_presets(tmp_path: Path, monkey
 # ------------------------------------------------------------------------------------------- what it needs
 
 
-def test_the_page_needs_nothing_else(written: Path) -> None:
-    page = written.read_text(encoding="utf-8")
-    seen = Seen(written)
+def test_the_page_needs_nothing_else(paper_page: Path) -> None:
+    page = paper_page.read_text(encoding="utf-8")
+    seen = Seen(paper_page)
     assert len(page) < 3e6
     assert "script" not in seen.tags
     assert len(seen.alts) == 13
@@ -190,12 +184,12 @@ def test_the_page_needs_nothing_else(written: Path) -> None:
     assert not re.search(r"url\(|@import|https?:", re.sub(r"base64,[A-Za-z0-9+/=]+", "", page))
 
 
-def test_pictures_lie_beside_it_as_png_and_svg(written: Path) -> None:
-    names = {path.stem for path in written.parent.glob("*.svg")}
-    assert names == {path.stem for path in written.parent.glob("*.png")}
+def test_pictures_lie_beside_it_as_png_and_svg(paper_page: Path) -> None:
+    names = {path.stem for path in paper_page.parent.glob("*.svg")}
+    assert names == {path.stem for path in paper_page.parent.glob("*.png")}
     assert {"training-step", "training-flops-zoom", "held-out", "accuracy", "gain", "coordinates"} < names
     assert {"sweep-1-width-64", "sweep-2-width-64", "sweep-2-width-64-by-noise", "transfer-lr"} < names
-    for path in written.parent.glob("*.png"):
+    for path in paper_page.parent.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -217,8 +211,8 @@ def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
     assert pages[0] == pages[1]
 
 
-def test_dark_pictures_have_no_dark_ink(written: Path) -> None:
-    svg = (written.parent / "training-step.svg").read_text()
+def test_dark_pictures_have_no_dark_ink(paper_page: Path) -> None:
+    svg = (paper_page.parent / "training-step.svg").read_text()
     assert INK in svg
     assert "#ffffff" in svg
     dark = recolour_for_dark(svg)

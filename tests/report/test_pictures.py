@@ -19,11 +19,11 @@ from mupscale.plots import (
     Gallery,
     drop_partial_point,
     figure,
-    find_contrast,
     set_value_axis,
     styled,
     words,
 )
+from mupscale.plots.contrast import find_contrast
 from mupscale.report import cost_picture, gain, loss_curves, transfer, tuning
 from mupscale.report.cost_picture import HALF, NARROW, WIDE, Shape
 from mupscale.report.looks import Look, find_looks

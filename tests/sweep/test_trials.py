@@ -13,11 +13,13 @@ import pytest
 from mupscale.engine import Outcome, train_many
 from mupscale.sweep import SweepJob, run_sweep
 from mupscale.sweep.pruning import HALVING, MEDIAN, PruningRule
+from mupscale.sweep.search import combine_seeds
 from mupscale.sweep.space import Cell, Space, Sweep, Tried
 from mupscale.sweep.storage import PATIENCE, Storage
 from mupscale.sweep.trials import SweepTrials, trial_state
 from mupscale.system import MupscaleError, parse_record
 from mupscale.train import Recipe, Seeds, Spec
+from slow_cases import with_slow
 from small_runs import ADAMW, SGD, recipe
 
 optuna = pytest.importorskip("optuna")
@@ -82,7 +84,7 @@ def test_a_grid_is_taken_once_and_rebuilt_from_the_storage(place: str, tmp_path:
 
 
 def test_of_two_trials_of_a_cell_the_later_one_is_void(tmp_path: Path) -> None:
-    ours, theirs = study(tmp_path / "study.db"), study(tmp_path / "study.db")
+    ours, theirs = study(f"journal:{tmp_path}/study.log"), study(f"journal:{tmp_path}/study.log")
     assert list(ours.take(2, "me").values()) == SPACE.cells[:2]
     assert theirs.take(2, "you") == {}  # it has not looked, and begins the same two
     assert states(ours) == ["running", "running", "void", "void"]
@@ -98,7 +100,7 @@ def die(made: SweepTrials, count: int = 1) -> list[int]:
 
 
 def test_a_trial_whose_worker_died_is_tried_without_limit(tmp_path: Path) -> None:
-    made = study(tmp_path / "study.db", Space((0.1,)))
+    made = study(f"journal:{tmp_path}/study.log", Space((0.1,)))
     first, *others = (die(made)[0] for _ in range(5) if count_open(made))
     assert len(others) == 4
     assert count_open(made) == 1
@@ -106,17 +108,17 @@ def test_a_trial_whose_worker_died_is_tried_without_limit(tmp_path: Path) -> Non
 
 
 def test_or_a_number_of_times(tmp_path: Path) -> None:
-    made = study(tmp_path / "study.db", Space((0.1,)), retries=2)
+    made = study(f"journal:{tmp_path}/study.log", Space((0.1,)), retries=2)
     for _ in range(3):
         assert count_open(made) == 1
         die(made)
     assert count_open(made) == 0
     assert made.given_up == {Cell(0.1, 0.0): "its worker died 3 times"}
-    assert study(tmp_path / "study.db", Space((0.1,)), retries=3).count_open() == 1
+    assert study(f"journal:{tmp_path}/study.log", Space((0.1,)), retries=3).count_open() == 1
 
 
 def test_where_workers_die_again_trials_are_tried_in_ever_smaller_company(tmp_path: Path) -> None:
-    made, sizes = study(tmp_path / "study.db"), list[int]()
+    made, sizes = study(f"journal:{tmp_path}/study.log"), list[int]()
     for _ in range(8):
         count = count_open(made)
         sizes.append(len(die(made, count)))
@@ -124,16 +126,16 @@ def test_where_workers_die_again_trials_are_tried_in_ever_smaller_company(tmp_pa
 
 
 def test_what_failed_alone_is_given_up_until_the_next_start(tmp_path: Path) -> None:
-    made = study(tmp_path / "study.db", Space((0.1,)))
+    made = study(f"journal:{tmp_path}/study.log", Space((0.1,)))
     ((number, cell),) = made.take(1, "me").items()
     assert made.drop(number, error="ValueError: so")
     assert count_open(made) == 0
     assert made.given_up == {cell: "ValueError: so"}
-    assert study(tmp_path / "study.db", Space((0.1,))).count_open() == 1
+    assert study(f"journal:{tmp_path}/study.log", Space((0.1,))).count_open() == 1
 
 
 def test_a_trial_given_back_is_no_retry(tmp_path: Path) -> None:
-    made = study(tmp_path / "study.db", Space((0.1,)))
+    made = study(f"journal:{tmp_path}/study.log", Space((0.1,)))
     for _ in range(3):
         (held,) = made.take(count_open(made), "a")
         assert made.drop(held, void="given back")
@@ -152,7 +154,7 @@ def test_a_trial_that_another_told_stays_as_it_is(place: str, tmp_path: Path) ->
 
 
 def test_divergence_is_recorded_as_such_and_never_chosen(tmp_path: Path) -> None:
-    made = study(tmp_path / "study.db", Space((0.01, 0.1)))
+    made = study(f"journal:{tmp_path}/study.log", Space((0.01, 0.1)))
     (good, well), (bad, wild) = made.take(2, "me").items()
     lost = Tried(*wild, [None, None], curve=[(5, 0.001)], steps=7, cost=3.0)
     assert made.finish(bad, lost, 0.0)
@@ -167,7 +169,7 @@ def test_divergence_is_recorded_as_such_and_never_chosen(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_drawn_trials_are_counted_exactly_and_begin_with_zero_noise(sampler: str, tmp_path: Path) -> None:
-    ours, theirs = (study(tmp_path / "study.db", sampler=sampler, trials=10) for _ in range(2))
+    ours, theirs = (study(f"journal:{tmp_path}/study.log", sampler=sampler, trials=10) for _ in range(2))
     done: list[Cell] = []
     while any(count_open(one) for one in (ours, theirs)):
         for one in (ours, theirs):
@@ -181,9 +183,9 @@ def test_drawn_trials_are_counted_exactly_and_begin_with_zero_noise(sampler: str
 
 
 def test_random_draws_the_same_cells_whoever_draws_them(tmp_path: Path) -> None:
-    alone = study(tmp_path / "alone.db", sampler="random", trials=8)
+    alone = study(f"journal:{tmp_path}/alone.log", sampler="random", trials=8)
     cells = set(alone.take(8, "w").values())
-    workers = [study(tmp_path / "two.db", sampler="random", trials=8) for _ in range(2)]
+    workers = [study(f"journal:{tmp_path}/two.log", sampler="random", trials=8) for _ in range(2)]
     found: set[Cell] = set()
     while count_open(workers[0]):
         for worker in workers:
@@ -288,6 +290,16 @@ def test_a_sweep_is_its_trials_over_all_seeds(place: str, tmp_path: Path) -> Non
     assert parse_record(Sweep, found.to_json()) == found
 
 
+def test_a_trial_of_which_one_seed_was_stopped_is_stopped() -> None:
+    """One at a time, the other seed may have come to its end before."""
+    curves = {"finished": [(10, 2.0), (20, 1.0)], "pruned": [(10, 3.0)]}
+    ends = [Outcome(recipe(), status, curve[-1][0], curve) for status, curve in curves.items()]  # type: ignore[arg-type]
+    found = combine_seeds(Cell(0.1, 0.0), ends, task())
+    assert (found.status, found.steps, found.budget, found.losses) == ("stopped", 10, 0.5, [1.0, 3.0])
+    lost = Outcome(recipe(), "diverged", 5, [])
+    assert combine_seeds(Cell(0.1, 0.0), [*ends, lost], task()).status == "diverged"
+
+
 def test_one_at_a_time_gives_the_same(plain: Sweep, tmp_path: Path) -> None:
     apart = run_sweep(task(engine="serial"), f"journal:{tmp_path / 'study'}", note=silent)
     for one, other in zip(plain.trials, apart.trials, strict=True):
@@ -343,7 +355,7 @@ def test_all_trials_diverged(tmp_path: Path) -> None:
     def wild(cell: Cell) -> list[Recipe]:
         return recipes(cell, SGD)
 
-    found = run_sweep(task(wild, space=Space((1e30, 1e31))), str(tmp_path / "study.db"), note=silent)
+    found = run_sweep(task(wild, space=Space((1e30, 1e31))), f"journal:{tmp_path}/study.log", note=silent)
     assert [trial.status for trial in found.trials] == ["diverged", "diverged"]
     with pytest.raises(MupscaleError, match=r"all 2 trials diverged.*below 1e\+30"):
         _ = found.best
@@ -366,12 +378,15 @@ def test_all_trials_diverged(tmp_path: Path) -> None:
     ],
 )
 def test_another_study_of_the_same_name(change: dict[str, Any], why: str, tmp_path: Path) -> None:
-    study(tmp_path / "study.db")
+    study(f"journal:{tmp_path}/study.log")
     with pytest.raises(MupscaleError, match=rf"the study s in .*{why}.*; choose another name or storage"):
-        run_sweep(task(**change), str(tmp_path / "study.db"), note=silent)
+        run_sweep(task(**change), f"journal:{tmp_path}/study.log", note=silent)
 
 
-@pytest.mark.parametrize("name", ["a?b", "50%", "a#b", "a b", "ä", "{x}", "%3Fmode=memory"])
+NAMES = ["a?b", "50%", "a#b", "a b", "ä", "{x}", "%3Fmode=memory"]
+
+
+@pytest.mark.parametrize("name", with_slow(NAMES, ["a?b", "%3Fmode=memory"]))
 def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
     folder = tmp_path / name
     folder.mkdir()
@@ -448,7 +463,7 @@ def test_half_a_line_in_a_journal_does_no_harm(tmp_path: Path) -> None:
 
 def test_no_trial_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match="at_once is 0"):
-        run_sweep(task(), str(tmp_path / "study.db"), at_once=0)
+        run_sweep(task(), f"journal:{tmp_path}/study.log", at_once=0)
 
 
 def test_what_is_no_storage_error_is_not_dressed_up_as_one(tmp_path: Path) -> None:

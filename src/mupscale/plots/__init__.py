@@ -11,7 +11,7 @@ words       numbers as people read them
 """
 
 from mupscale.plots import words
-from mupscale.plots.contrast import find_contrast, with_contrast
+from mupscale.plots.contrast import with_contrast
 from mupscale.plots.end_labels import EndLabel, add_end_labels
 from mupscale.plots.figures import COLORS, GREY, figure, save_figure
 from mupscale.plots.gallery import (
@@ -62,7 +62,6 @@ __all__ = [
     "drop_partial_point",
     "escape_text",
     "figure",
-    "find_contrast",
     "keep_extremes",
     "level_colors",
     "number_colors",

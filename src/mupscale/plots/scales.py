@@ -23,8 +23,6 @@ def set_value_axis(ax: Any, values: Sequence[float], part: float = 0.8) -> None:
     >>> ax.get_xscale(), [label.get_text() for label in ax.get_xticklabels()]
     ('symlog', ['0', '0.1', '0.2'])
     """
-    from matplotlib.ticker import NullLocator
-
     xs = sorted(set(values))
     positive = [x for x in xs if x > 0]
     if not positive:
@@ -37,7 +35,7 @@ def set_value_axis(ax: Any, values: Sequence[float], part: float = 0.8) -> None:
         ax.set_xlim(xs[0] / room, xs[-1] * room)
     shown = _with_room(ax, xs, part)
     ax.set_xticks(xs, [words.format_setting(x) if x in shown else "" for x in xs])
-    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.minorticks_off()
 
 
 def _with_room(ax: Any, xs: Sequence[float], part: float) -> set[float]:

@@ -162,14 +162,12 @@ def _lost_costs(runs: SystemRuns, one: ContenderRuns) -> list[float]:
 
 def _set_cost_axis(ax: Any, low: float, high: float, unit: tuple[float, str], most: int) -> None:
     """Logarithmic, labelled at round numbers."""
-    from matplotlib.ticker import NullLocator
-
     ax.set_xscale("log")
     room = (high / low) ** 0.03 if high > low else 1.1
     ax.set_xlim(low / room, high * room)
     ticks = round_numbers(low / room / unit[0], high * room / unit[0], most)
     ax.set_xticks([tick * unit[0] for tick in ticks], [f"{tick:,.10g}" for tick in ticks])
-    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.minorticks_off()
 
 
 def _add_marks(ax: Any, marks: Sequence[Mark], heights: Sequence[float], unit: tuple[float, str], rows: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from statistics import median
 from typing import Any, Literal
@@ -49,7 +49,7 @@ class CurveLine:
     high: Any
     lowest: Any
     highest: Any
-    diverged: list[Any]
+    diverged: list[Any] = field(kw_only=True)
 
     @property
     def has_extremes(self) -> bool:
@@ -152,13 +152,13 @@ def _line(runs: ContenderRuns, look: Look, what: What) -> CurveLine:
     lost = [_with_extremes(table) for is_lost, table in tables if is_lost and table.size]
     ended = [table for is_lost, table in tables if not is_lost and table.size]
     if not ended:
-        return CurveLine(runs, look, *[np.empty(0)] * 6, lost)
+        return CurveLine(runs, look, *[np.empty(0)] * 6, diverged=lost)
     steps = reduce(np.intersect1d, [table[0] for table in ended])  # those that all seeds have
     values = np.stack([table[1:, np.searchsorted(table[0], steps)] for table in ended])
     means, lowest, highest = _smooth(values[:, 0]), values[:, 1].min(0), values[:, 2].max(0)
     kept = keep_extremes(lowest, highest, _MOST)
     shown = (steps, means.mean(0), means.min(0), means.max(0), lowest, highest)
-    return CurveLine(runs, look, *(row[kept] for row in shown), lost)
+    return CurveLine(runs, look, *(row[kept] for row in shown), diverged=lost)
 
 
 def _smooth(values: Any) -> Any:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal, NotRequired, TypedDict
 
 from mupscale.plots import (
@@ -21,7 +20,7 @@ from mupscale.plots import (
     words,
 )
 from mupscale.report.looks import add_line
-from mupscale.study import format_width
+from mupscale.study import Tried, format_width
 from mupscale.system import Finite, MupscaleError, Positive, parse_record, read_json
 
 Varied = Literal["lr", "noise"]
@@ -80,8 +79,8 @@ def draw_transfer(values: Mapping[str, Any], gallery: Gallery) -> Iterator[Pictu
                 _panel(ax, values, varied)  # type: ignore[arg-type]
                 _legend(ax.figure)
 
-            alt = f"{caption}. {_optima(values[varied])} {_lost(values[varied])}"
-            yield gallery.draw(f"transfer-{varied}", alt.strip(), caption, sketch)
+            alt = f"{caption}. {_describe(values[varied])}".strip()
+            yield gallery.draw(f"transfer-{varied}", alt, caption, sketch)
 
 
 def load_transfer_check(folder: Path) -> dict[str, Any] | None:
@@ -105,7 +104,7 @@ def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
     cmap = level_colors()
     colors = [cmap(number / max(1, len(lines) - 1)) for number in range(len(lines))]
     for line, color in zip(lines, colors, strict=True):
-        points = _points(line)
+        points = [(x, tried.finite) for x, tried in _tried(line) if tried.finite]
         xs, losses, label = [x for x, _ in points], [some for _, some in points], format_width(line["width"])
         add_line(ax, xs, losses, color, marker="o", ms=3.5, lw=1.4, label=escape_text(label), zorder=3)
         if (best := _best(line)) is not None:
@@ -115,7 +114,7 @@ def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
     add_crosses(ax, lost)  # else a value that diverged looks like one that was never tried
     if lost:
         ax.plot([], [], "x", ms=5, mew=1.4, color=MUTED, label="diverged")
-    if not any(_points(line) for line in lines):
+    if not any(tried.finite for line in lines for _, tried in _tried(line)):
         ax.set_yticks([])
     other: Varied = "noise" if varied == "lr" else "lr"
     ax.set_xlabel(f"{_NAMES[varied]} ({_NAMES[other]} {words.format_setting(values['fixed'].get(other))})")
@@ -131,38 +130,30 @@ def _legend(fig: Any) -> None:
         fig.legend([handles[label] for label in labels], labels, title="width after upscaling", **at)
 
 
-def _points(line: Mapping[str, Any]) -> list[tuple[float, list[float]]]:
-    """Values of the hyperparameter with the losses of the seeds that did not diverge."""
-    points = [(float(p["x"]), [float(v) for v in p["losses"] if words.is_finite_number(v)]) for p in line["points"]]
-    return sorted((x, losses) for x, losses in points if losses)
-
-
-def _sound(line: Mapping[str, Any]) -> dict[float, float]:
-    """The mean loss at every value where no seed diverged: for the check one that did is as if all had."""
-    losses = {float(point["x"]): point["losses"] for point in line["points"]}
-    return {x: fmean(some) for x, some in losses.items() if some and all(map(words.is_finite_number, some))}
+def _tried(line: Mapping[str, Any]) -> list[tuple[float, Tried]]:
+    """Values of the hyperparameter, each once, with the losses of all seeds there (None: diverged)."""
+    by_value = {float(point["x"]): point["losses"] for point in line["points"]}
+    finite = {x: [v if words.is_finite_number(v) else None for v in losses] for x, losses in by_value.items()}
+    return sorted(((x, Tried(1.0, x, losses or [None])) for x, losses in finite.items()), key=lambda item: item[0])
 
 
 def _diverged(line: Mapping[str, Any]) -> list[float]:
-    """Values at which a seed diverged."""
-    sound = _sound(line)
-    return sorted(x for point in line["points"] if (x := float(point["x"])) not in sound)
+    """Values at which a seed diverged: for the check that is as if all had."""
+    return [x for x, tried in _tried(line) if tried.loss is None]
 
 
 def _best(line: Mapping[str, Any]) -> tuple[float, float] | None:
     """The value with the lowest mean loss, as the check sees it, and that loss."""
-    return min(_sound(line).items(), key=lambda item: item[1], default=None)
+    ended = [(x, tried.loss) for x, tried in _tried(line) if tried.loss is not None]
+    return min(ended, key=lambda item: item[1], default=None)
 
 
-def _optima(lines: list[Mapping[str, Any]]) -> str:
-    bests = [(line, best) for line in lines if (best := _best(line)) is not None]
-    places = [f"{words.format_setting(best[0])} at width {format_width(line['width'])}" for line, best in bests]
-    return f"Best: {', '.join(places)}." if places else ""
-
-
-def _lost(lines: list[Mapping[str, Any]]) -> str:
-    lost = [(line, xs) for line in lines if (xs := _diverged(line))]
-    places = [
-        f"{' and '.join(map(words.format_setting, xs))} at width {format_width(line['width'])}" for line, xs in lost
-    ]
-    return f"Diverged: {', '.join(places)}." if places else ""
+def _describe(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Where each width is best, and where it diverged."""
+    best = {format_width(line["width"]): [found[0]] for line in lines if (found := _best(line)) is not None}
+    lost = {format_width(line["width"]): xs for line in lines if (xs := _diverged(line))}
+    sentences = []
+    for what, by_width in (("Best", best), ("Diverged", lost)):
+        places = [f"{' and '.join(map(words.format_setting, xs))} at width {width}" for width, xs in by_width.items()]
+        sentences += [f"{what}: {', '.join(places)}."] if places else []
+    return " ".join(sentences)

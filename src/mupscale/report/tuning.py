@@ -167,12 +167,6 @@ def _set_rate_axis(ax: Any, searches: Sequence[Search]) -> None:
     ax.set_xlabel("learning rate")
 
 
-def _none() -> Any:
-    from matplotlib.ticker import NullLocator
-
-    return NullLocator()
-
-
 # ------------------------------------------------------------------------------------ learning rates and noise
 
 
@@ -238,7 +232,7 @@ def _set_noise_axis(ax: Any, positive: Sequence[float]) -> None:
     ax.set_yscale("symlog", linthresh=least, linscale=0.5)
     ticks = [0.0, *round_numbers(least, most, 5)]
     ax.set_yticks(ticks, [words.format_setting(tick) for tick in ticks])
-    ax.yaxis.set_minor_locator(_none())
+    ax.yaxis.minorticks_off()
     ax.set_ylim(-0.3 * least, most * 1.3)
     ax.set_ylabel("noise")
 
@@ -286,6 +280,6 @@ def sketch_by_noise(ax: Any, trials: Sequence[Tried], one: Search) -> None:
         levels = sorted(set(positive))
         bar, shown = ax.figure.axes[-1], levels[:: -(-len(levels) // 6)]
         bar.set_yticks(shown, [words.format_setting(noise) for noise in shown])
-        bar.yaxis.set_minor_locator(_none())
+        bar.yaxis.minorticks_off()
     if any(trial.noise == 0 for trial in trials):
         ax.legend(loc="upper right")
