@@ -16,8 +16,9 @@ import torch
 
 from mupscale.cli import main
 from mupscale.core import Width
+from mupscale.plots import words
 from mupscale.study import FamilySettings, StudySummary, estimate_family, run_family
-from mupscale.study.family_run import make_planner
+from mupscale.study.family_run import list_sizes, make_planner
 from mupscale.study.tree import list_stretches
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, Schedule, find_checkpoint, read_snapshot, run_recipe, values_in
@@ -143,7 +144,7 @@ def test_what_cannot_be_is_one_sentence(given: dict[str, Any], message: str, tmp
 def test_the_dry_run_costs_what_is_spent_to_the_last_digit(whole: tuple[Path, int]) -> None:
     summary = read(whole[0])
     planner = make_planner(small(), settings())
-    trees = [planner.plan(SIZES, 0.01, 1.0, seed) for seed in range(2)]
+    trees = [planner.plan(SIZES, 0.02, 1.0, seed) for seed in range(2)]
     trained = list_stretches(one.leaf for tree in trees for one in tree)
     checks = list_stretches(
         planner.scratch(tree[1], lr, seed) for lr in (0.01, 0.02) for seed, tree in enumerate(trees)
@@ -151,7 +152,16 @@ def test_the_dry_run_costs_what_is_spent_to_the_last_digit(whole: tuple[Path, in
     spent = {stage.name: stage.cost for stage in summary.stages}
     assert spent["family"] == math.fsum(map(planner.ground.cost, trained))
     assert spent["checks"] == math.fsum(map(planner.ground.cost, checks))
-    assert "Three sizes for" in estimate_family(small(), settings())
+    together, _ = planner.costs(trees[0])
+    assert spent["family"] == 2 * together, "two seeds"
+    folders = [planner.ground.folder_name(stretch) for stretch in trained]
+    runs = [metrics(whole[0] / "stretches" / name, "end")[-1]["flops"] for name in folders]
+    assert math.fsum(runs) == spent["family"], "what the runs have counted, step by step"
+    shown = estimate_family(small(), settings())
+    assert words.format_flops(together) in shown
+    added = [row[4] for row in list_sizes(planner, trees[0])]
+    assert added[0] == words.format_flops(trees[0][0].spent)
+    assert all(one in shown for one in added)
     assert len(list((whole[0] / "stretches").iterdir())) == len(trained) + len(checks)
 
 
@@ -266,11 +276,11 @@ def test_sizes_in_width_and_depth(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path / "recipe.yaml", small())
-    words = ["family", str(file), "--sizes", "4,6", "--out", str(tmp_path / "run")]
-    assert main([*words, "--dry-run"]) == 0
+    given = ["family", str(file), "--sizes", "4,6", "--out", str(tmp_path / "run")]
+    assert main([*given, "--dry-run"]) == 0
     assert "Two sizes for 0." in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
-    assert main([*words, "--check", "all"]) == 0
+    assert main([*given, "--check", "all"]) == 0
     said = capsys.readouterr().out
     assert "size 6 is finished" in said
     assert said.strip().splitlines()[-1] == f"Report: {tmp_path / 'run' / 'report' / 'index.html'}"

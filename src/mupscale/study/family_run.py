@@ -54,6 +54,7 @@ from mupscale.train import (
 )
 
 Unit = Literal["steps", "tokens", "flops", "tokens_per_parameter"]
+_STAGES = {"tuning": "Tuning, two sizes", "family": "One trunk, every size", "checks": "From scratch, to check"}
 RATES, FALLS = (0.5, 1.0, 2.0), (0.7, 0.85, 1.0)
 """What tuning tries: multiples of the optimizer's learning rate, and factors by which it falls at a growth."""
 
@@ -330,21 +331,24 @@ def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGrou
 
 def name_columns(planner: FamilyPlanner) -> list[str]:
     """The head of the table of sizes."""
-    return ["size", "parameters", "steps, trunk + branch", planner.counted, "FLOPs charged", "FLOPs alone"]
+    return ["size", "parameters", "steps, trunk + branch", planner.counted, "FLOPs here", "FLOPs alone"]
 
 
 def list_sizes(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> list[list[str]]:
-    """A row for every size."""
-    rows = []
+    """A row for every size. FLOPs here: what it adds to those before it; alone: what it would cost alone."""
+    rows, trained, before = [], set[str](), planner.base_cost
     for one in planned:
         steps = sum(stretch.steps for stretch in one.leaf.path)
+        new = [stretch for stretch in one.leaf.path if stretch.key not in trained]
+        trained |= {stretch.key for stretch in new}
+        here, before = before + math.fsum(map(planner.ground.cost, new)), 0.0
         rows.append(
             [
                 str(Width.of(one.size)),
                 f"{planner.parameters(one.size):,}",
                 f"{one.steps[0]:,} + {one.steps[1]:,}",
                 words.format_count(round(steps * planner.tokens_per_step)),
-                words.format_flops(one.spent),
+                words.format_flops(here),
                 words.format_flops(one.budget),
             ]
         )
@@ -352,12 +356,9 @@ def list_sizes(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> list[l
 
 
 def describe_saving(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> str:
-    """What the family costs, against every size alone."""
+    """What the family costs, as a part of what every size alone would."""
     together, alone = planner.costs(planned)
-    return (
-        f"{count_words(len(planned)).capitalize()} sizes for {together / alone:.2f} of the FLOPs of training each "
-        f"({words.format_flops(together)} against {words.format_flops(alone)})"
-    )
+    return f"{count_words(len(planned)).capitalize()} sizes for {together / alone:.2f} of the FLOPs of training each"
 
 
 def count_words(count: int) -> str:
@@ -377,10 +378,10 @@ def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
     ...     width=16, base=16, steps=400, batch=100,
     ... )
     >>> print(estimate_family(recipe, FamilySettings(sizes=[16, 32, 64])))
-    size  parameters  steps, trunk + branch  examples  FLOPs charged   FLOPs alone
-      16       1,543              300 + 100    40,000   0.357 GFLOPs  0.357 GFLOPs
-      32       4,103              188 + 100    58,800   0.959 GFLOPs   0.96 GFLOPs
-      64      12,295              201 + 100    78,900     2.9 GFLOPs    2.9 GFLOPs
+    size  parameters  steps, trunk + branch  examples    FLOPs here   FLOPs alone
+      16       1,543              300 + 100    40,000  0.357 GFLOPs  0.357 GFLOPs
+      32       4,103              188 + 100    58,800  0.691 GFLOPs   0.96 GFLOPs
+      64      12,295              201 + 100    78,900   2.18 GFLOPs    2.9 GFLOPs
     Three sizes for 0.77 of the FLOPs of training each (3.23 GFLOPs against 4.22 GFLOPs).
     """
     planner = make_planner(recipe, settings)
@@ -388,8 +389,9 @@ def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
     rows = [name_columns(planner), *list_sizes(planner, planned)]
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, wide, strict=True)) for row in rows]
-    lines.append(f"{describe_saving(planner, planned)}.")
-    together, _ = planner.costs(planned)
+    together, alone = planner.costs(planned)
+    costs = f"({words.format_flops(together)} against {words.format_flops(alone)})"
+    lines.append(f"{describe_saving(planner, planned)} {costs}.")
     for name, stretches in _extra_stretches(planner, planned).items():
         cost = math.fsum(map(planner.ground.cost, list_stretches(stretches)))
         lines.append(f"{name}: {words.format_flops(cost)} more, {cost / together:.2f} of the family's")
@@ -626,8 +628,9 @@ class _FamilyRun:
             sentences=[sentence],
             cards=cards,
             measured=[
-                f"The trunk trains at learning rate {lr:g}, times {fall:g} at every growth; branches decay to zero.",
-                "Every size is charged for all that the trunk has cost before its branch.",
+                f"The trunk trains at learning rate {lr:g}{f', times {fall:g} at every growth' if fall < 1 else ''}; "
+                f"each branch decays over the last {self.settings.decay:.0%} of its size's budget.",
+                "Every size is charged for all that the trunk has cost before its branch. FLOPs here: what it adds.",
                 "From scratch: the same size and schedule with as many FLOPs, at the best of "
                 f"{len(_check_rates(self.recipe, self.settings, lr))} learning rates.",
             ],
@@ -642,7 +645,7 @@ class _FamilyRun:
                 "cost_alone": alone,
                 "checks": {label: asdict(replace(check, leaf=None)) for label, check in checks.items()},
             },
-            stages=list(self.trainer.spent.values()),
+            stages=[replace(stage, label=_STAGES[stage.name]) for stage in self.trainer.spent.values()],
             notes=[*self.notes, *describe_edges(checks)],
         )
 

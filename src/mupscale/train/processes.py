@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -135,13 +135,11 @@ class Processes:
 
     def ask_main(self, find: Callable[[], T], what: str = "") -> T:
         """What the main process finds, for all of them: they may not see the same files at the same moment."""
-        found: list[T] = []
-        self.by_main(lambda: found.append(find()), what)
+        found: list[Any] = [None]
+        self.by_main(lambda: found.__setitem__(0, find()), what)
         if self.world > 1:
-            box = found or [None]
-            dist.broadcast_object_list(box)
-            return cast(T, box[0])
-        return found[0]
+            dist.broadcast_object_list(found)
+        return cast(T, found[0])
 
 
 @contextmanager

@@ -71,7 +71,15 @@ def write_companions(folder: Path, source: Source, config: Mapping[str, Any], sh
 
 
 def copy_companions(folder: Path, source: Source) -> None:
-    """Tokenizer, generation config and the like of a checkpoint, which fit it at any width."""
+    """Tokenizer, generation config and the like of a checkpoint, which fit it at any width.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as small, tempfile.TemporaryDirectory() as wide:
+    ...     _ = (Path(small) / "tokenizer.json").write_text("{}"), (Path(small) / "config.json").write_text("{}")
+    ...     copy_companions(Path(wide), Source(Path(small), {}, {}))
+    ...     [file.name for file in Path(wide).iterdir()]
+    ['tokenizer.json']
+    """
     for file in _companion_files(source):
         target = folder / file.relative_to(source.folder)
         make_folder(target.parent)
