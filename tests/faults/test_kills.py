@@ -188,8 +188,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.is_file() and p.suffix != ".md"}
 
 
-def trainer_run(folder: Path, seconds: float = 0.0, began: Any = None) -> None:
-    """A run of transformers' Trainer whose model grows, from wherever its folder stands."""
+def trainer_run(folder: Path, seconds: float = 0.0, began: Any = None, branches: bool = False) -> None:
+    """A run of transformers' Trainer whose model grows, from wherever its folder stands; branches: with two sizes."""
     import transformers
 
     from mupscale import hf
@@ -205,15 +205,15 @@ def trainer_run(folder: Path, seconds: float = 0.0, began: Any = None) -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = transformers.LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=31, attention_dropout=0.1)
+    widths = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(**widths, num_hidden_layers=2, vocab_size=31, attention_dropout=0.1)
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         max_steps=30,
         per_device_train_batch_size=4,
         learning_rate=1e-2,
         weight_decay=0.1,
-        lr_scheduler_type="cosine",
+        lr_scheduler_type="constant" if branches else "cosine",
         max_grad_norm=0.5,
         save_steps=3,
         report_to=[],
@@ -221,29 +221,35 @@ def trainer_run(folder: Path, seconds: float = 0.0, began: Any = None) -> None:
         disable_tqdm=True,
     )
     grow = hf.GrowTrainerCallback(at=10, times=2, noise=0.5)
+    sizes = [hf.BranchTrainerCallback(at, steps=5) for at in (10, 30)] if branches else []
+    callbacks = [*sizes[:1], grow, *sizes[1:]]
     trainer = transformers.Trainer(
-        transformers.LlamaForCausalLM(config), arguments, train_dataset=Texts(), callbacks=[grow]
+        transformers.LlamaForCausalLM(config), arguments, train_dataset=Texts(), callbacks=callbacks
     )
     if began is not None:
         began.set()
     trainer.train(resume_from_checkpoint=grow.resume(trainer))
 
 
-def test_a_trainer_run_with_growth(tmp_path: Path, chance: random.Random) -> None:
+@pytest.mark.parametrize("branches", [False, True])
+def test_a_trainer_run_with_growth(branches: bool, tmp_path: Path, chance: random.Random) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    trainer_run(tmp_path / "whole")
+    trainer_run(tmp_path / "whole", branches=branches)
     out = tmp_path / "run"
 
     def start() -> Any:
         began = PROCESSES.Event()
-        process = PROCESSES.Process(target=trainer_run, args=(out, 0.01, began))
+        process = PROCESSES.Process(target=trainer_run, args=(out, 0.01, began, branches))
         process.start()
         began.wait(DEADLINE)
         return process
 
     assert kill_again_and_again(start, chance, 1.0) >= 5
-    trainer_run(out)
+    trainer_run(out, branches=branches)
+    for name in ("hidden-16-layers-2", "hidden-32-layers-2") if branches else ():
+        file = Path("sizes", name, "model.safetensors")
+        assert (out / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
     for step in (12, 30):
         for name in ("model.safetensors", "mupscale.json"):
             file = Path(f"checkpoint-{step}", name)

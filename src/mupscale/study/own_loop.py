@@ -56,8 +56,8 @@ Train = Callable[[nn.Module, Optimizer, int, Callable[[int], float]], object]
 """Trains a model for so many steps; at each step its learning rates are to be multiplied by schedule(step)."""
 Trained = tuple[nn.Module, Optimizer]
 _END = "end.json"
-_UNDERSTOOD = {"width", "steps", "lr", "schedule", "seed", "order", "parent", "start", "how", "noise", "noise_unit"}
-_UNDERSTOOD |= {"deepen"}
+_GROWTH = {"how", "noise", "noise_unit", "deepen"}
+_UNDERSTOOD = {"width", "steps", "lr", "schedule", "seed", "order", "parent", "start"} | _GROWTH
 """The fields of a stretch that a loop of one's own can follow; one with others is refused, and not trained without."""
 
 
@@ -81,7 +81,7 @@ class OwnLoop:
         flops: of a training step, by width; counted on the family's `inputs` if it is not given
         warmup: steps of a linear warm-up, with which every run begins
         save_every: steps after which the state is written, so that a kill loses no more; stretches are then trained in
-            calls of so many steps. None: at the end of every stretch
+            calls of so many steps, each with seeds of its own. None: at the end of every stretch
         device: where models are trained
         note: is told what is trained next
 
