@@ -29,7 +29,8 @@ def small(tmp_path: Path) -> Path:
 
 def test_upscale_verify_and_train_on(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wide = tmp_path / "wide"
-    assert main(["upscale", str(small), str(wide), "--times", "hidden=2,ffn=3,heads=2", "--shard-size", "10KB"]) == 0
+    times = ["--times", "hidden=2,ffn=3,heads=2", "--exact"]
+    assert main(["upscale", str(small), str(wide), *times, "--shard-size", "10KB"]) == 0
     assert "equivalent" in capsys.readouterr().out
     assert json.loads((wide / "config.json").read_text())["intermediate_size"] == 36
     assert (wide / "model.safetensors.index.json").exists()
@@ -58,7 +59,7 @@ def test_fresh_units_at_sizes_that_are_no_multiples(
 ) -> None:
     wide = tmp_path / "wide"
     sizes = ["--hidden", "24", "--ffn", "15", "--heads", "6", "--kv", "3"]
-    assert main(["upscale", str(small), str(wide), "--how", "fresh", *sizes, "--lossless", "--seed", "1"]) == 0
+    assert main(["upscale", str(small), str(wide), *sizes, "--lossless", "--seed", "1"]) == 0
     assert "fresh units (hidden 16 → 24, ffn 12 → 15, heads 4 → 6, kv 2 → 3)" in capsys.readouterr().out
     assert main(["verify", str(small), str(wide)]) == 0
     assert "lossless: logits move by" in capsys.readouterr().out
@@ -70,12 +71,15 @@ def test_fresh_units_at_sizes_that_are_no_multiples(
     ("options", "message"),
     [
         ("--how fresh --hidden 24 --heads 6 --noise 0.3", "--noise makes copies differ"),
-        ("--how magic", "--how magic: it is copies or fresh, of more units, or with --layers identity"),
-        ("--lossless", "--lossless is for fresh units: add --how fresh"),
-        ("--outgoing 0.5", "--outgoing is for fresh units"),
+        ("--how magic", "--how magic: it is fresh or copies, of more units, or with --layers identity"),
+        ("--how copies --lossless", "--lossless is for fresh units: leave out --how copies"),
+        ("--outgoing 0.5 --how copies", "--outgoing is for fresh units"),
+        ("--lossless --noise 1", "--noise makes copies differ"),
+        ("--exact --noise 1", "--exact copies every unit without noise: leave out --how and --noise"),
+        ("--times 1.5", "'1.5' is no whole number, as in --times 2 or"),
         ("--how fresh --lossless --outgoing 0.5", "leave out --outgoing"),
         ("--how fresh --outgoing 2", "--outgoing is 2.0, but must be a number between 0 and 1"),
-        ("--hidden 24 --heads 6", "fresh units take any wider size: --how fresh"),
+        ("--how copies --hidden 24 --heads 6", "fresh units take any wider size: --how fresh"),
         ("--how fresh --hidden 8", "--hidden 8 is narrower"),
         ("--how fresh --hidden wide", "--hidden wide: a size is a whole number"),
     ],
@@ -93,7 +97,10 @@ def test_what_fresh_growth_refuses(
 
 def test_verify_fails_where_a_weight_is_wrong(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wide = tmp_path / "wide"
-    assert main(["upscale", str(small), str(wide), "--no-verify"]) == 0
+    assert main(["upscale", str(small), str(wide), "--how", "copies", "--no-verify"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "remains a replica of the narrow one" in said
+    assert "and for a replica, as for verification, --exact" in said
     tensors = load_file(wide / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][0] *= 1.5
     save_file(tensors, wide / "model.safetensors", metadata={"format": "pt"})
@@ -102,7 +109,9 @@ def test_verify_fails_where_a_weight_is_wrong(small: Path, tmp_path: Path, capsy
 
 
 def test_inspect_shows_what_will_happen(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(small), "--times", "hidden=2,ffn=3,heads=2", "--optimizer", "sgd"]) == 0
+    assert (
+        main(["inspect", str(small), "--times", "hidden=2,ffn=3,heads=2", "--how", "copies", "--optimizer", "sgd"]) == 0
+    )
     shown = capsys.readouterr().out
     row = next(line for line in shown.splitlines() if "q_proj" in line)
     assert "16×16 → 32×32" in row
@@ -216,7 +225,7 @@ def test_what_muon_cannot_train_is_in_no_group(small: Path) -> None:
 def test_a_fold_is_named(tmp_path: Path) -> None:
     config, cls = tiny("gpt2")
     cls(config).save_pretrained(tmp_path / "small")
-    found = hf.inspect(tmp_path / "small")
+    found = hf.inspect(tmp_path / "small", grow=mu.Copies())
     assert any("ln_f" in line for line in found.summary())
     row = next(row for row in found.rows if row.name.endswith("c_attn.weight"))
     assert row.output == "qkv 2× by 4"
@@ -231,10 +240,10 @@ def test_a_fold_is_named(tmp_path: Path) -> None:
         (["inspect", "SMALL", "--times", "1.5"], "whole number"),
         (["inspect", "SMALL", "--times", "depth=2"], "nothing that grows"),
         (["inspect", "SMALL", "--times", "ffn=2,ffn=3"], "'ffn' twice"),
-        (["inspect", "SMALL", "--how", "afresh"], "copies or fresh, of more units, or with --layers identity, stack"),
+        (["inspect", "SMALL", "--how", "afresh"], "fresh or copies, of more units, or with --layers identity, stack"),
         (["upscale", "SMALL", "SMALL"], "exists already: remove it"),
         (["upscale", "SMALL", "OUT", "--times", "2", "--layers", "4", "--how", "stack"], "say --deepen stack"),
-        (["inspect", "SMALL", "--lossless"], "--lossless is for fresh units"),
+        (["inspect", "SMALL", "--how", "copies", "--lossless"], "--lossless is for fresh units"),
         (["inspect", "SMALL", "--how", "fresh", "--heads", "5"], "5"),
         (["inspect", "SMALL", "--how", "fresh", "--hidden", "8"], "16"),
         (["inspect", "SMALL", "--times", "2", "--hidden", "32"], "either by how much it grows"),

@@ -248,7 +248,7 @@ def _operator(options: Any, noise: float | None = None) -> Any:
     from mupscale.train import build_operator
 
     is_fresh = options.outgoing is not None or options.lossless
-    how = options.how or ("fresh" if is_fresh else None if noise is None else "copies")
+    how: Any = options.how or ("fresh" if is_fresh else None if noise is None else "copies")
     if how == "fresh" and noise:
         raise UsageError("--noise makes copies differ; fresh units do by themselves: leave it out")
     if how == "copies" and is_fresh:
