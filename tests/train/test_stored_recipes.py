@@ -41,6 +41,7 @@ OF_NO_KIND: dict[str, dict[str, Any]] = {
     "a writer of files": {
         "data": {"class_path": "mupscale.system.replace_text", "init_args": {"path": "ran", "text": "x"}}
     },
+    "what makes data of anything": {"data": {"class_path": "mupscale.data.as_data", "init_args": {"source": [1, 2]}}},
     "a model as a callback": {"callbacks": ["mupscale.models.MLP"]},
     "data as a model": {"model": DATA},
     "a model as data": {"data": MLP},

@@ -23,7 +23,7 @@ MLP = """\
 Train an MLP, upscale it in the middle and train on: in the limit of infinite width, with error bars, and on real
 networks of several widths, which come closer to it as n^(-1/2).
 
-  mupscale limit mlp                                                      15 seconds on two cores
+  mupscale limit mlp                                                      25 seconds of one core
   mupscale limit mlp --activation relu --layers 4 --widths 256 512 1024 2048 --times 3 --noise 0.5
   mupscale limit mlp --lr 0.5 --upscaled-lr 0.3 --noise 0 1 0 --frozen 1 3 --out limit/hidden-alone
   mupscale limit mlp --times 2 2 --after 4                                 upscaled twice, 4 steps after each

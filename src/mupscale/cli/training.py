@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TRAIN = """\
 Train a model as a recipe says; the recipe may let it grow in the middle of the run.
 
-  mupscale train recipes/mlp-covtype-tiny.yaml                      ten seconds on a laptop
+  mupscale train recipes/mlp-covtype-tiny.yaml                      ten seconds of one core
   mupscale train recipes/gpt2-text.yaml --width.head-dim 64 --optimizer.lr 0.002 --out runs/mine
   mupscale train recipes/mlp-covtype.yaml --grow '[{at: 2000, width: 1000, noise: 1}]'
   torchrun --nproc_per_node 8 -m mupscale train recipes/gpt2-text.yaml
