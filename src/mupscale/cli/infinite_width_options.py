@@ -45,7 +45,7 @@ GROW = """\
 Copies with noise beside fresh units, each at several rates: which ends lower in the limit of infinite width, and on
 real networks? One picture shows the best of both, limit and networks.
 
-  mupscale limit grow                                                      a minute of one core
+  mupscale limit grow                                                      half a minute of one core
   mupscale limit grow --times 4 --steps 20 --noises 1 2 4 --outgoing 0 1
   mupscale limit grow --times 1.5 --rates 0.5 1 --widths 64 256 1024 --revealed     no multiple: fresh units alone
 

@@ -114,9 +114,10 @@ def _orthonormal(vectors: Tensor, shortest: Tensor) -> Tensor:
     if not (torch.linalg.vector_norm(vectors, dim=1) > shortest).any():
         return basis
     if len(vectors) <= vectors.shape[1]:
-        q, r = torch.linalg.qr(vectors.T)
-        if (r.diagonal().abs() > shortest).all():  # mostly: nothing is left out
-            return (q * r.diagonal().sign()).T.contiguous()
+        factors: tuple[Tensor, Tensor] = torch.linalg.qr(vectors.T)
+        q, sizes = factors[0], factors[1].diagonal()
+        if (sizes.abs() > shortest).all():  # mostly: nothing is left out
+            return (q * sizes.sign()).T.contiguous()
     for vector, least in zip(vectors, shortest.tolist(), strict=True):
         left = vector - (basis @ vector) @ basis
         length = float(left.norm())

@@ -27,6 +27,7 @@ from mupscale.theory.estimates import Estimate
 from mupscale.theory.limit_study import LimitComparison, WorkedExample
 
 _SIZE = (5.4, 3.7)
+_LONG = 20  # letters of a name of which two do not fit side by side below a picture
 _WIDTH_COLORS = (0.0, 0.92)  # the part of level_colors() that widths take
 
 
@@ -53,7 +54,7 @@ def draw_losses(comparisons: Mapping[str, LimitComparison], gallery: Gallery, na
             above.set_title(title, fontsize="medium")
         panels[0][0].set_ylabel("training loss")
         panels[0][1].set_ylabel("network − limit")
-        add_legend_below(panels[0][0], 3)
+        add_legend_below(panels[-1][0], 3)
 
     def draw(above: Any, below: Any, comparison: LimitComparison) -> None:
         limit, steps = comparison.limit.losses, range(len(comparison.limit.losses.mean))
@@ -132,7 +133,7 @@ def draw_errors(comparisons: Mapping[str, LimitComparison], gallery: Gallery, na
         ax.minorticks_off()
         ax.set_xlabel("n")
         ax.set_ylabel("distance from the limit (rms)")
-        add_legend_below(ax, 2)
+        add_legend_below(ax, 2 if max(map(len, comparisons)) < _LONG else 1)
 
     caption = "Distance of one network's outputs from the limit, against n"
     return gallery.draw(name, caption, caption, sketch, size=_SIZE)
@@ -233,7 +234,8 @@ def _panels(ax: Any, columns: int) -> list[tuple[Any, Any]]:
 def _upscaled(ax: Any, comparison: LimitComparison) -> None:
     """Where the networks became wider: the first loss with the noise is that of this step."""
     for number, step in enumerate(comparison.upscaled):
-        label = f"upscaled, {_times(comparison)}" if number == len(comparison.upscaled) - 1 else None
+        word = "upscaled" if comparison.wider == comparison.times else "grown"
+        label = f"{word}, {_times(comparison)}" if number == len(comparison.upscaled) - 1 else None
         ax.axvline(step, color=MUTED, lw=1, ls=":", zorder=1, label=label)
 
 
