@@ -216,7 +216,14 @@ def assert_goes_on_to_the_bit(place: Path, folder: Path) -> None:
 
 def test_one_more_size_trains_only_what_is_new(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    first = run_family(small(), FamilySettings(sizes=[4, 6]), run, note=quiet)
+    there: list[list[str]] = []
+
+    def note(text: str) -> None:
+        if "is finished" in text:
+            there.append(sorted(path.name for path in (run / "sizes").iterdir() if not path.name.startswith(".")))
+
+    first = run_family(small(), FamilySettings(sizes=[4, 6]), run, note=note)
+    assert there == [["4"], ["4", "6"]], "a size is there while the trunk goes on"
     kept = {path: path.stat().st_mtime_ns for path in run.glob("stretches/*/metrics.jsonl")}
     more = run_family(small(), FamilySettings(sizes=[4, 6, 8]), run, note=quiet)
     assert kept.items() <= {p: p.stat().st_mtime_ns for p in run.glob("stretches/*/metrics.jsonl")}.items()
