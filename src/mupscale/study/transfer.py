@@ -57,7 +57,7 @@ def transfer_check(
     ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
     ...     data=Spec("mupscale.data.CoverTypeSample"),
     ...     optimizer=Spec("torch.optim.SGD", {"lr": 0.1}),
-    ...     width=8, base=4, steps=12, batch=10, grow=[Growth(at=4, width=16)],
+    ...     width=8, base=4, steps=12, batch=10, grow=[Growth(at=4, width=16, how="copies")],
     ... )
     >>> transfer_check(recipe, widths=[], lrs=[0.05, 0.1], noises=[0.3], lr=0.05, noise=0.3, out=Path("runs/check"))
     Traceback (most recent call last):
