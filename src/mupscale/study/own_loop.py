@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from mupscale.core import WholeWidth, Width, naming
 from mupscale.family import Family
+from mupscale.growth import is_replica
 from mupscale.study.contenders import BASE, USUAL_IN_PAY, Contender, check_contenders, contenders_named
 from mupscale.study.results import ContenderRuns, Search, SystemRuns, Tuning
 from mupscale.study.settings import StudySettings
@@ -235,7 +236,8 @@ class _LoopTrainer:
             return model, self.loop.make_optimizer(model, stretch.lr)
         if stretch.is_grown:
             operator = build_operator(stretch.how, stretch.noise, "init")
-            model, grown = family.upscale(*before, width=stretch.width, grow=operator, lr=stretch.lr, seed=stretch.seed)
+            settings: dict[str, Any] = {"grow": operator, "exact": is_replica(operator), "seed": stretch.seed}
+            model, grown = family.upscale(*before, width=stretch.width, lr=stretch.lr, **settings)
             assert grown is not None
             return model, grown
         model, optimizer = copy_training(*before)

@@ -82,17 +82,19 @@ class Protocol(Ground):
         if len(recipe.grow) != 1:
             raise MupscaleError(
                 f"the paper's method grows once, so its recipe needs one growth event, and this one has "
-                f"{len(recipe.grow)}: write grow: [{{at: STEPS OF THE BASE MODEL, width: WIDE, how: copies}}]"
+                f"{len(recipe.grow)}: write grow: [{{at: STEPS OF THE BASE MODEL, width: WIDE}}]"
             )
         if recipe.start is not None:
             raise MupscaleError(
                 "mupscale run --paper trains its own base model, so its recipe cannot start from a checkpoint (from); "
                 "to grow yours with what a run has found: mupscale train RECIPE --from PATH --width W --noise X"
             )
-        if self.growth.how != "copies":
+        if self.growth.how == "fresh":  # what a growth is that does not say; this method has copies
+            object.__setattr__(self, "recipe", replace(recipe, grow=[replace(self.growth, how="copies")]))
+        elif self.growth.how != "copies":
             raise MupscaleError(
                 f"the paper's method tunes the noise of copies, and the growth's how is {self.growth.how}: say how: "
-                f"copies in grow; fresh units have no noise to tune (mupscale train)"
+                f"copies in grow, or train the recipe with mupscale train"
             )
         if recipe.width == self.growth.width:
             raise MupscaleError(f"the recipe's growth keeps the width at {recipe.width}: there is nothing to grow")
