@@ -190,15 +190,15 @@ def test_later_recipes_take_precedence(here: Path) -> None:
 
 
 def test_growth_given_anew_replaces_and_plus_appends(here: Path) -> None:
-    first = Growth(20, {"d_model": 128}, 0.5, "init", 0.004)
+    first = Growth(20, {"d_model": 128}, 0.5, "init", 0.004, "copies")
     anew = "[{at: 10, width: {d_model: 256}}]"
     (here / "anew.yaml").write_text(f"grow: {anew}\n")
     assert read_recipe(["mine.yaml"])[0].grow == [first]
-    assert read_recipe(["mine.yaml", "--grow", anew])[0].grow == [Growth(10, {"d_model": 256}, how="copies")]
-    assert read_recipe(["mine.yaml", "anew.yaml"])[0].grow == [Growth(10, {"d_model": 256}, how="copies")]
+    assert read_recipe(["mine.yaml", "--grow", anew])[0].grow == [Growth(10, {"d_model": 256}, how="fresh")]
+    assert read_recipe(["mine.yaml", "anew.yaml"])[0].grow == [Growth(10, {"d_model": 256}, how="fresh")]
     assert read_recipe(["mine.yaml", "--grow", "[]"])[0].grow == []
     more = read_recipe(["mine.yaml", "--grow+", "{at: 30, width: {d_model: 256}}"])[0].grow
-    assert more == [first, Growth(30, {"d_model": 256}, how="copies")]
+    assert more == [first, Growth(30, {"d_model": 256}, how="fresh")]
 
 
 def test_out_is_named_after_the_recipe(here: Path) -> None:

@@ -61,7 +61,7 @@ class Untested(Rows):
 def small(kind: str = "mlp", **changes: Any) -> Recipe:
     """A base model of width 8 for 10 steps, and one of width 16 for 20 more."""
     growth = changes.pop("growth", {})
-    grow = [Growth(**{"at": BASE_STEPS, "width": 16, **growth})]
+    grow = [Growth(**{"at": BASE_STEPS, "width": 16, "how": "copies", **growth})]
     return recipe(kind=kind, **{"width": 8, "base": 4, "init_at": 4, "steps": STEPS, "grow": grow, **changes})
 
 

@@ -258,7 +258,7 @@ def test_times_for_people() -> None:
         ),
         ({"start": "somewhere"}, r"cannot start from a checkpoint \(from\)"),
         ({"grow": [Growth(10, 8, how="copies")]}, r"the recipe's growth keeps the width at 8"),
-        ({"grow": [Growth(10, 16, how="fresh")]}, r"tunes the noise of copies, and the growth's how is fresh"),
+        ({"grow": [Growth(10, 16, how="lossless")]}, r"tunes the noise of copies, and the growth's how is lossless"),
     ],
 )
 def test_recipes_that_are_not_for_the_paper_s_comparison(tmp_path: Path, changes: dict[str, Any], why: str) -> None:

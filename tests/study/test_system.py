@@ -143,7 +143,7 @@ def test_where_contenders_begin() -> None:
     assert (base.width, base.steps, base.seeds.data, base.optimizer.init_args["lr"]) == (8, 9, 1, 0.02)
     assert {name for name, each in recipes.items() if each.start is None} == {"from-scratch", "from-scratch-all-steps"}
     assert {each.start for each in recipes.values()} == {None, base.out}
-    assert {name: each.how for name, each in recipes.items() if each.how != "copies"} == {
+    assert {name: each.how for name, each in recipes.items() if each.how not in (None, "copies")} == {
         "fresh": "fresh",
         "paired-noise": "paired",
         "net2net": "net2net",

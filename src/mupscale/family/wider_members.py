@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.core import Plan, WidthLike, naming
-from mupscale.growth import Operator, dress_like, has_unsaved_widths, tried_on, upscale_by_plan
+from mupscale.growth import Operator, dress_like, has_unsaved_widths, upscale_by_plan
 from mupscale.planning import all_tensors, check_not_empty, check_plan_by_running, check_silent_units
 
 
@@ -63,7 +63,6 @@ def widen_member(
     if place is not None:
         wide = place(wide)
     narrow = naming.unwrap(model)
-    plan = tried_on(plan, narrow, wide, grow, inputs, is_given=True)
     return upscale_by_plan(narrow, wide, plan, optimizer, grow, lr, seed, inputs)
 
 

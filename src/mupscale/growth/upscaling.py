@@ -130,10 +130,11 @@ def upscale(
     operator = choose_operator(grow, noise, exact=exact, plan=plan)
     check_goes_with(optimizer, scheduler, lr)
     is_asked_for = not (grow is None and noise is None)
-    plan = _settled_plan(plan, narrow, wide, operator, inputs, fresh, name_copies=not is_asked_for)
+    settled = _settled_plan(plan, narrow, wide, operator, inputs, fresh, name_copies=not is_asked_for)
     if not exact:
         warn_of_replica(operator)
-    _, grown = upscale_by_plan(narrow, wide, plan, optimizer, operator, lr, seed, inputs)
+    made_here = plan is None
+    _, grown = upscale_by_plan(narrow, wide, settled, optimizer, operator, lr, seed, inputs, made_here=made_here)
     return with_scheduler(wide, grown, scheduler)
 
 
@@ -146,8 +147,20 @@ def upscale_by_plan(
     lr: NotNegative | None,
     seed: int,
     inputs: Any,
+    *,
+    made_here: bool = False,
 ) -> tuple[nn.Module, Optimizer | None]:
-    """What `upscale` does when operator and plan are settled; a growth that is to be lossless is measured."""
+    """What `upscale` does when operator and plan are settled: the growth is tried, where there is a batch, and done.
+
+    made_here: from this batch, on which copies by it were compared then.
+
+    >>> import torch, mupscale as mu
+    >>> from mupscale.models import MLP
+    >>> narrow, wide, x = MLP(3, 4, 2), MLP(3, 8, 2), torch.ones(1, 3)
+    >>> upscale_by_plan(narrow, wide, mu.plan(narrow, wide), None, Copies(), None, 0, x)[0].layers[1].weight.shape
+    torch.Size([8, 8])
+    """
+    _try(plan, narrow, wide, operator, inputs, made_here=made_here)
     is_lossless = isinstance(operator, Fresh) and operator.lossless
     if is_lossless:
         plan = with_past_norms(plan, narrow, wide, inputs)
@@ -241,7 +254,7 @@ def _settled_plan(
         if plan is None and name_copies and not operator.needs_multiples and _can_copy(narrow, wide, inputs):
             raise type(error)(f"{error}. Units can be copied here: grow=mupscale.Copies(noise=1.0)") from error
         raise
-    return tried_on(settled, narrow, wide, operator, inputs, is_given=plan is not None)
+    return settled
 
 
 def _can_copy(narrow: nn.Module, wide: nn.Module, inputs: Any) -> bool:
@@ -254,15 +267,12 @@ def _can_copy(narrow: nn.Module, wide: nn.Module, inputs: Any) -> bool:
         return False
 
 
-def tried_on(
-    plan: Plan, narrow: nn.Module, wide: nn.Module, operator: Operator, inputs: Any, *, is_given: bool
-) -> Plan:
-    """The plan, when the batch has not refuted it; a warning where nothing was tried."""
-    if operator.needs_multiples and inputs is not None and is_given:
+def _try(plan: Plan, narrow: nn.Module, wide: nn.Module, operator: Operator, inputs: Any, *, made_here: bool) -> None:
+    """An error where the batch refutes the plan; a warning where nothing was tried."""
+    if operator.needs_multiples and inputs is not None and not made_here:
         check_plan_by_running(narrow, wide, plan, inputs)
     elif not plan.checked and (why := _why_untried(narrow, wide, plan, operator, inputs)):
         warnings.warn(why, UncheckedPlan, stacklevel=level_of_caller())
-    return plan
 
 
 def _why_untried(narrow: nn.Module, wide: nn.Module, plan: Plan, operator: Operator, inputs: Any) -> str:

@@ -41,7 +41,7 @@ def clip_grad_norm_(
     >>> narrow, wide = nn.Linear(1, 1, bias=False), nn.Linear(4, 4, bias=False)
     >>> optimizer = torch.optim.SGD(narrow.parameters(), lr=0.1)
     >>> plan = mu.plan(narrow, wide)
-    >>> wide, optimizer = mu.upscale(narrow, wide, plan, optimizer, exact=True, inputs=torch.ones(1, 1))
+    >>> wide, optimizer = mu.upscale(narrow, wide, plan, optimizer, exact=True)
     >>> wide.weight.grad = torch.full((4, 4), 3 / 4)  # what a gradient of 3 becomes in the wide model
     >>> mu.clip_grad_norm_(wide, 1.0, optimizer)
     tensor(3.)

@@ -46,7 +46,7 @@ def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRSche
     >>> narrow, wide = torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(32, 32, bias=False)
     >>> optimizer = torch.optim.Adam(narrow.parameters(), lr=0.1)
     >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10, gamma=0.5)
-    >>> wide, wide_optimizer = mu.upscale(narrow, wide, mu.plan(narrow, wide), optimizer)
+    >>> wide, wide_optimizer = mu.upscale(narrow, wide, mu.plan(narrow, wide), optimizer, exact=True)
     >>> mu.widen_scheduler(scheduler, wide_optimizer).get_last_lr()
     [0.025]
     """

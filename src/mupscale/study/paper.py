@@ -105,10 +105,10 @@ class Protocol(Ground):
             )
         constant = replace(settings, schedule="recipe", budgets=[1.0])
         system = read_system(recipe, constant, self, "the paper's method, which grows once,")
-        if recipe.grow[0].how != "copies":
+        if recipe.grow[0].how not in ("copies", "fresh"):  # a growth that does not say is fresh; this method has copies
             raise MupscaleError(
                 f"the paper's method tunes the noise of copies, and the growth's how is {recipe.grow[0].how}: say how: "
-                f"copies in grow; fresh units have no noise to tune (mupscale train)"
+                f"copies in grow, or train the recipe with mupscale train"
             )
         return system
 
