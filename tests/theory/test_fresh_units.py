@@ -310,6 +310,24 @@ def test_what_old_units_learn_changes_by_layer(layer: int, power: float) -> None
     torch.testing.assert_close(moved(True), times**power * moved(False), rtol=1e-3, atol=1e-6)
 
 
+def test_new_inputs_add_to_what_old_units_learn() -> None:
+    """The hidden matrix with a = 0: r⟨δ|δ⟩ of old units times the mixture of ⟨x|x⟩ (docs/theory-fresh.md)."""
+    inputs, targets = gaussian_batch(3, 3)
+    net = Network(Limit(400, 1, 5, device="cpu"), MLPSetup(3, "tanh", trained=[False, True, False]), 3, 1)
+    for _ in range(3):
+        net.step((net.forward(inputs) - targets) / 3, 0.3)
+    slope = (net.forward(inputs) - targets) / 3
+    delta = net.readout * net.phi.derivative(net.h[-1])
+    learned, old = net.program.inner(delta, delta), net.program.inner(net.x[0], net.x[0])
+    net.grow(3, 0.0)
+    before = net.forward(inputs)
+    new = net.x[0][:, 400:].flatten(1)
+    net.step(slope, 1e-6)
+    moved = (net.forward(inputs) - before) / 1e-6
+    wanted = -(3 * learned * (old / 3 + (1 - 1 / 3) * new @ new.T / 400)) @ slope
+    torch.testing.assert_close(moved, wanted, rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("a", [1.0, 0.0])
 def test_new_units_learn_features_at_the_scale_of_old_ones(a: float) -> None:
     """In the first hidden layer: from the first step with a = 1, from the second where readouts are learned first."""
