@@ -49,6 +49,7 @@ EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
 MORE_EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deberta-v2": ("DebertaV2", "ForMaskedLM", {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
     "dinov2": ("Dinov2", "ForImageClassification", {**SIZES, "image_size": 8, "patch_size": 4}),
+    "vaultgemma": ("VaultGemma", "ForCausalLM", {**GROUPED, "head_dim": 4}),
     "rwkv": ("Rwkv", "ForCausalLM", {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 29}),
     "clip_text_model": ("CLIPText", "CLIPTextModel", TEXT),
     "siglip_vision_model": ("SiglipVision", "SiglipVisionModel", {**SIZES, "image_size": 8, "patch_size": 4}),
@@ -64,12 +65,6 @@ JOINED: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "multi-query": ("GPTBigCode", "ForCausalLM", {**GPT, "multi_query": True}, "would need two learning rates"),
-    "scaled embeddings": (
-        "VaultGemma",
-        "ForCausalLM",
-        {**GROUPED, "head_dim": 4},
-        "'model.embed_tokens' differs",
-    ),
     "sinusoids": (
         "XGLM",
         "ForCausalLM",

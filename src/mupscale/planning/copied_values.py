@@ -74,7 +74,7 @@ def _read_axes(narrow: Tensor, wide: Tensor, dims: Sequence[int]) -> Iterator[tu
     for dim in dims:
         grown = [d for d in dims if d != dim]  # along which the mean is the same, whatever the order
 
-        def number(t: Tensor, dim: int = dim, grown: Sequence[int] = grown) -> Tensor:
+        def number(t: Tensor, dim: int = dim, grown: list[int] = grown) -> Tensor:
             """One for each unit."""
             pushed = (t.mean(grown, keepdim=True) if grown else t) * push
             return pushed.movedim(dim, 0).reshape(t.shape[dim], -1).sum(1)

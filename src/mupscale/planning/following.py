@@ -133,8 +133,9 @@ class Follower(BothRuns):
         Every order explains such an argument, so that the first one was taken when it was made.
         """
         for number in dict.fromkeys(self.small.run.operations[position].refs):
-            ours, axes = self.small.values.get(number), self.axes.get(number, {})
-            for d, axis in axes.items() if ours is not None else ():
+            axes = self.axes.get(number, {})
+            for d, axis in axes.items():
+                ours = self.small.values[number]
                 if torch.equal(ours, ours.narrow(d, 0, 1).expand_as(ours)):
                     for other in possible_axes(ours.shape[d], ours.shape[d] * axis.copies):
                         if other != axis:
