@@ -1,6 +1,6 @@
 """Draw docs/family.png: several sizes out of one run, beside each of them from scratch, from a stored result.
 
-    python tools/draw_family.py [results/family-bytes] [docs/family.png]
+    python tools/draw_family.py [results/family-bpe] [docs/family.png]
 
 Loss of every size against all FLOPs that were spent until it is there. The recipe's plan gives the FLOPs, on embedded
 text with windows of the same length; they must be those of family.json.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -70,10 +71,13 @@ def draw(folder: Path, picture: Path) -> Path:
         ax.plot(at, losses, "o-", color=color, lw=2.2, ms=6)
         labels.append(EndLabel(f"{name}:\n{losses[-1]:.3f} after {at[-1]:,.0f} TFLOPs", color, (at[-1], losses[-1])))
     beside: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9}
-    for size, cost, loss in zip(found["sizes"][1:], together[1:], ours[1:], strict=True):
+    sizes = ["×".join(re.findall(r"\d+", size)) for size in found["sizes"]]
+    for size, cost, loss in zip(sizes[1:], together[1:], ours[1:], strict=True):
         ax.annotate(size, (cost / unit, loss), (-5, -5), ha="right", va="top", **beside)
-    for size, cost, loss in zip(found["sizes"], alone, theirs, strict=True):
-        ax.annotate(size if cost > alone[0] else f"width {size}", (cost / unit, loss), (6, 3), va="bottom", **beside)
+    first = f"width × layers: {sizes[0]}" if "×" in sizes[0] else f"width {sizes[0]}"
+    for size, cost, loss in zip([first, *sizes[1:-1]], alone[:-1], theirs[:-1], strict=True):
+        ax.annotate(size, (cost / unit, loss), (6, 3), va="bottom", **beside)
+    ax.annotate(sizes[-1], (alone[-1] / unit, theirs[-1]), (0, 7), ha="right", va="bottom", **beside)
     ax.set_xlabel("training FLOPs spent until that size is finished, in all (TFLOPs)")
     ax.set_ylabel("held-out loss")
     ax.set_xlim(0, 1.03 * alone[-1] / unit)
@@ -84,5 +88,5 @@ def draw(folder: Path, picture: Path) -> Path:
 
 if __name__ == "__main__":
     given = [Path(word) for word in sys.argv[1:]]
-    places = [*given, *(ROOT / "results" / "family-bytes", ROOT / "docs" / "family.png")[len(given) :]]
+    places = [*given, *(ROOT / "results" / "family-bpe", ROOT / "docs" / "family.png")[len(given) :]]
     print(draw(*places))
