@@ -15,8 +15,18 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "mupscale"
-HEAVY = ["matplotlib", "optuna", "transformers", "tokenizers", "rich", "jinja2", "jsonargparse", "yaml", "sklearn"]
-HEAVY += ["datasets"]
+HEAVY = [
+    "matplotlib",
+    "optuna",
+    "transformers",
+    "tokenizers",
+    "rich",
+    "jinja2",
+    "jsonargparse",
+    "yaml",
+    "sklearn",
+    "datasets",
+]
 
 FLOORS = [
     ["system"],
