@@ -11,15 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mupscale.core import WholeWidth, Width
-from mupscale.study.best_size import forecast_size
-from mupscale.study.contenders import (
-    CONTINUED,
-    FROM_SCRATCH,
-    USUAL_IN_PAY,
-    Contender,
-    check_contenders,
-    contenders_named,
-)
+from mupscale.study.best_size import forecast_size_of
+from mupscale.study.contenders import USUAL_IN_PAY, Contender, check_contenders, contenders_named
 from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.pay_words import write_pay_words
@@ -130,7 +123,7 @@ class PayStudy:
             tuning = tune_contenders(small[0], trainer, float(self.recipe.optimizer.init_args["lr"]))
             systems = [self._forecast_system(one, trainer, contenders, tuning) for one in small]
             forecast = make_forecast(systems, system.narrow)
-            forecast["size"] = self._forecast_size(system, systems)
+            forecast["size"] = forecast_size_of(system, systems)
             for said in (forecast, forecast["size"]):
                 if "sentence" in said:
                     self.note(said["sentence"])
@@ -266,15 +259,6 @@ class PayStudy:
         with trainer.stage(name, f"the contenders small, {system.label}: the forecast"):
             seeds = train_base_models(system, trainer, tuning.base.lr, self.settings.small_seeds)
             return train_budgets(system, trainer, contenders, tuning, seeds, self.ground.unit)
-
-    def _forecast_size(self, system: System, small: Sequence[SystemRuns]) -> dict[str, Any]:
-        """Whether the narrow or the wide size is the better one with all that the base model and its growth cost."""
-        names = {one.name for one in small[0].contenders}
-        if system.base_steps is None or not {CONTINUED.name, FROM_SCRATCH.name} <= names:
-            return {}
-        each = self.ground.cost_per_step
-        budget = (system.base_steps + system.steps(CONTINUED)) * each(system.narrow)
-        return forecast_size(small, system.narrow, system.wide, budget, each)
 
     def _train_large(
         self, system: System, trainer: Trainer, contenders: Sequence[Contender], tuning: Tuning
