@@ -17,9 +17,20 @@ from mupscale.core import WholeWidth, Width
 from mupscale.plots import words
 from mupscale.study.contenders import CONTINUED, FROM_SCRATCH
 from mupscale.study.results import SystemRuns
+from mupscale.study.systems import System
 
 _FAR = math.log(1e6)  # times the budget: nobody knows how lines go on there
 CAVEAT = "Growing does not beat the best size: it saves what its base model has cost."
+
+
+def forecast_size_of(system: System, small: Sequence[SystemRuns]) -> dict[str, Any]:
+    """The better one of a system's two sizes, with all that its base model and the growth cost; {} where not told."""
+    names = {one.name for one in small[0].contenders}
+    if system.base_steps is None or not {CONTINUED.name, FROM_SCRATCH.name} <= names:
+        return {}
+    each = system.costs.cost_per_step
+    budget = (system.base_steps + system.steps(CONTINUED)) * each(system.narrow)
+    return forecast_size(small, system.narrow, system.wide, budget, each)
 
 
 def forecast_size(

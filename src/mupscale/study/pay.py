@@ -9,19 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mupscale.core import WholeWidth, Width
-from mupscale.study.best_size import forecast_size
-from mupscale.study.contenders import (
-    CONTINUED,
-    FROM_SCRATCH,
-    USUAL_IN_DEPTH,
-    USUAL_IN_PAY,
-    Contender,
-    check_contenders,
-    contenders_named,
-)
+from mupscale.study.best_size import forecast_size_of
+from mupscale.study.contenders import USUAL_IN_DEPTH, USUAL_IN_PAY, Contender, check_contenders, contenders_named
 from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.results import StudySummary, SystemRuns, Tuning
@@ -124,7 +115,7 @@ class PayStudy:
             tuning = tune_contenders(self.small[0], trainer, float(self.recipe.optimizer.init_args["lr"]))
             small = [self._train_small(one, trainer, tuning) for one in self.small]
             forecast = make_forecast(small, self.system.narrow)
-            forecast["size"] = self._forecast_size(small)
+            forecast["size"] = forecast_size_of(self.system, small)
             for said in () if forecast_only else (forecast, forecast["size"]):  # its summary says it
                 if "sentence" in said:
                     self.note(said["sentence"])
@@ -254,15 +245,6 @@ class PayStudy:
         with trainer.stage(name, f"the contenders small, {system.label}: the forecast"):
             seeds = train_base_models(system, trainer, tuning.base.lr, self.settings.small_seeds)
             return train_budgets(system, trainer, self.contenders, tuning, seeds, self.ground.unit)
-
-    def _forecast_size(self, small: Sequence[SystemRuns]) -> dict[str, Any]:
-        """Whether the narrow or the wide size is the better one with all that the base model and its growth cost."""
-        system, names = self.system, {one.name for one in small[0].contenders}
-        if system.base_steps is None or not {CONTINUED.name, FROM_SCRATCH.name} <= names:
-            return {}
-        each = self.ground.cost_per_step
-        budget = (system.base_steps + system.steps(CONTINUED)) * each(system.narrow)
-        return forecast_size(small, system.narrow, system.wide, budget, each)
 
     def _train_large(self, trainer: Trainer, tuning: Tuning) -> SystemRuns:
         system = self.system
