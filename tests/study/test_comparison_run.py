@@ -327,7 +327,7 @@ def test_a_decayed_checkpoint_is_said_to_be(tmp_path: Path) -> None:
         (
             {"width": 64, "grow": [Growth(at=9, width=100, how="fresh")]},
             {"widths": [8]},
-            r"small model of width 8 .* from 64 to 100, and a width of 12.5 is not whole: give other small widths in study",
+            r"small model of width 8 .* from 64 to 100, and a width of 12.5 is not whole: give other small widths",
         ),
     ],
 )
