@@ -79,7 +79,7 @@ def from_base(study: PaperStudy, base_lr: float, seed: int, narrow: Any = 8, **c
     """What a run that starts from a base model has in its recipe."""
     seeds = Seeds(init=seed, data=seed + 10_000, noise=seed, dropout=seed)
     start = study.trainer.recipe_of(study.protocol.small(narrow, base_lr, seed)).out
-    return {"start": start, "seeds": seeds, "steps": WIDE_STEPS, **changes}
+    return {"start": start, "how": "copies", "seeds": seeds, "steps": WIDE_STEPS, **changes}
 
 
 def choice_of(summary: StudySummary) -> Choice:
