@@ -230,7 +230,7 @@ def test_upscaled_runs_start_from_checkpoints_with_their_optimizers_state(
     names = dict(torch.nn.Module.named_parameters(recipe().family().build(8)))
     known = [n for n in names if n.endswith("weight")]
     spec = ADAMW if name == "AdamW" else replace(SGD, init_args={**SGD.init_args, "dampening": 0.3})
-    base = recipe(optimizer=spec, width=16, steps=10, start=str(base_runs[name]), **CLIPPED)
+    base = recipe(optimizer=spec, width=16, steps=10, start=str(base_runs[name]), how="copies", **CLIPPED)
     recipes = []
     for one, (noise, unit) in zip(varied(base), NOISES[noises], strict=True):
         if isinstance(noise, dict):

@@ -240,7 +240,9 @@ def test_what_is_kept_may_be_moved(tmp_path: Path) -> None:
     """A stack that starts from runs beside it goes on where it was, though it is called by another path."""
 
     def recipes(place: str) -> list[Recipe]:
-        one = recipe(Path(place, "runs"), steps=6, log_every=1, checkpoints=ALWAYS, start=f"{place}/base", width=16)
+        one = recipe(
+            Path(place, "runs"), steps=6, log_every=1, checkpoints=ALWAYS, start=f"{place}/base", how="copies", width=16
+        )
         return [replace(each, out=f"{place}/{number}") for number, each in enumerate(varied(one))]
 
     def tell(at: int, values: Any) -> None:

@@ -79,7 +79,7 @@ def from_base(study: PaperStudy, base_lr: float, seed: int, narrow: Any = 8, **c
     seeds = Seeds(init=seed, data=seed + 10_000, noise=seed, dropout=seed)
     system = study.system if narrow == 8 else study.system.smaller(narrow)
     start = study.trainer.recipe_of(system.base_model(base_lr, seed)).out
-    return {"start": start, "seeds": seeds, "steps": WIDE_STEPS, **changes}
+    return {"start": start, "how": "copies", "seeds": seeds, "steps": WIDE_STEPS, **changes}
 
 
 def choice_of(summary: StudySummary) -> Choice:
