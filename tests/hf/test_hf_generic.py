@@ -175,6 +175,9 @@ def test_a_feed_forward_size_that_follows_from_the_hidden_size(tmp_path: Path) -
 def test_models_that_are_not_run_are_said_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = saved(tmp_path / "small", *EXACT["arcee"])
     monkeypatch.setattr("mupscale.hf.describe.from_modules._FEW", 10)
+    told = "(not described: planned by running miniatures of it, to be verified)"
+    assert told in str(inspect(small, grow=Copies()))
+    monkeypatch.setattr("mupscale.hf.describe.config_family._FEW", 10)
     assert "(not described: read off its modules, to be verified)" in str(inspect(small, grow=Copies()))
 
 
@@ -251,9 +254,11 @@ def test_fields_that_follow_from_others_stay_null() -> None:
 
 
 def test_a_head_dim_that_would_change() -> None:
-    config = config_of(*EXACT["apertus"]).to_dict()
-    with pytest.raises(MupscaleError, match="head_dim is hidden_size / num_attention_heads here, and it must stay"):
+    config = config_of(*EXACT["codegen"]).to_dict()
+    with pytest.raises(MupscaleError, match="head_dim is n_embd / n_head here, and it must stay"):
         from_modules.plan_by_modules(config, Times.of("hidden=2"), fresh=False)
+    config = config_of(*EXACT["apertus"]).to_dict()  # to which transformers gives a head_dim of its own
+    assert from_modules.wide_config(config, Times.of("hidden=2"))["head_dim"] == 4
 
 
 def test_a_config_without_any_known_size() -> None:

@@ -7,7 +7,8 @@ by transformers. trusted_code: code of a checkpoint's own, if it may run. batche
 completeness: whether config.json and the tensors belong together. depths: models with more layers. memory: whether
 there is enough. planned: what others ask of an architecture, answered by described where it has a description and by
 from_modules where it has none. config_fields: what grows in a config that is not described, configs of several parts
-included. registry: the descriptions, and which of the two answers.
+included. config_family: roles that miniatures of a config show. registry: the descriptions, and which of the two
+answers.
 """
 
 from mupscale.hf.describe import architectures, memory

@@ -136,6 +136,22 @@ def build_model(config: Mapping[str, Any]) -> nn.Module:
     return _build(config, "cpu")
 
 
+@contextmanager
+def built_in_float64() -> Iterator[None]:
+    """Inside, models are built in float64, so that what they compute of their width (√hidden) is not rounded first.
+
+    >>> with built_in_float64():
+    ...     print(nn.Linear(1, 1).weight.dtype)
+    torch.float64
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def _build(config: Mapping[str, Any], device: str) -> nn.Module:
     cls, built = model_class(config), transformers_config(config)
     try:

@@ -6,11 +6,12 @@ A config of several parts has others in it (text_config, vision_config); a list 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from mupscale.core import Number
 from mupscale.hf.describe.architecture import Config
-from mupscale.hf.describe.building import transformers_config
+from mupscale.hf.describe.building import sketch_model, transformers_config
 from mupscale.hf.describe.multipliers import PartTimes, Times, grown, how_to_grow_alike
 from mupscale.system import MupscaleError
 
@@ -37,6 +38,7 @@ FIELDS = {
         "decoder_ffn_dim",
         "moe_intermediate_size",
         "shared_expert_intermediate_size",
+        "intermediate_size_mlp",
     ),
     "heads": (
         "num_attention_heads",
@@ -46,12 +48,18 @@ FIELDS = {
         "attention_heads",
         "encoder_attention_heads",
         "decoder_attention_heads",
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "n_groups",
     ),
     "kv": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv"),
 }
 """Names that transformers' configs have for what grows; a field that is null follows from the others and stays so."""
 
 HEAD_DIM = ("head_dim", "d_kv", "kv_channels", "attention_head_size")
+
+AS_HIDDEN = ("word_embed_proj_dim", "pooler_output_size")
+"""Sizes that grow with the hidden size where they are equal to it."""
 
 FOLLOWS = {
     ("siglip", "text", "projection_size"): ("vision", "hidden_size"),
@@ -86,8 +94,10 @@ def part_config(config: Config, part: str) -> dict[str, Any]:
     return {**built.to_dict(), **config[part + _END]}
 
 
-def wide_config(config: Config, times: Times) -> dict[str, Any]:
+def wide_config(config: Config, times: Times, *, wider_heads: bool = False) -> dict[str, Any]:
     """config.json with every field that grows multiplied, in each part by its own multipliers.
+
+    wider_heads: let heads have more units where hidden grows and they stay, which only a run shows to be right.
 
     >>> wide_config({"model_type": "convnext", "hidden_sizes": [4, 8]}, Times.of(2))
     {'model_type': 'convnext', 'hidden_sizes': [8, 16]}
@@ -97,11 +107,11 @@ def wide_config(config: Config, times: Times) -> dict[str, Any]:
         there = f"its parts are {', '.join(parts)}" if parts else "config.json names no parts"
         raise MupscaleError(f"'{min(strangers)}' is nothing of this model that grows: {there}")
     if not parts:
-        return _wide_part(config, times)
+        return _wide_part(config, times, wider_heads)
     wide = {part: part_config(config, part) for part in parts}
     for part in parts:
         if (own := times.of_part(part)) != Times():
-            wide[part] = _wide_part(wide[part], own)
+            wide[part] = _wide_part(wide[part], own, wider_heads)
     for (model_type, part, name), (of, field) in FOLLOWS.items():
         if model_type == config.get("model_type"):
             wide[part][name] = wide[of][field]
@@ -143,7 +153,7 @@ def ffn_that_follows_hidden(config: Config, times: Times) -> int | None:
     return after if before == config[fields[0]] and isinstance(after, int) and after != before else None
 
 
-def _wide_part(config: Config, times: Times) -> dict[str, Any]:
+def _wide_part(config: Config, times: Times, wider_heads: bool) -> dict[str, Any]:
     """config.json with every field that grows multiplied."""
     fields = {part: [name for name in names if is_size(config.get(name))] for part, names in FIELDS.items()}
     if not fields["hidden"]:
@@ -151,18 +161,32 @@ def _wide_part(config: Config, times: Times) -> dict[str, Any]:
             f"config.json has no field for the hidden size that is known ({', '.join(FIELDS['hidden'])})"
         )
     explicit = any(is_size(config.get(name)) for name in HEAD_DIM)
-    if times.hidden != times.heads and fields["heads"] and not explicit:
+    also = {n: grown(config[n], times.hidden) for n in AS_HIDDEN if config.get(n) == config[fields["hidden"][0]]}
+    if times.hidden != times.heads and fields["heads"] and not explicit and not (wider_heads and times.heads == 1):
         hidden, heads = fields["hidden"][0], fields["heads"][0]
         alike = all(isinstance(config[name], int) for name in (hidden, heads))
+        if alike and _takes_head_dim(config, config[hidden] // config[heads]):
+            return _wide_part({**config, "head_dim": config[hidden] // config[heads]}, times, wider_heads)
         advice = how_to_grow_alike(config[hidden], config[heads], times) if alike else "let both grow alike"
         raise MupscaleError(f"head_dim is {hidden} / {heads} here, and it must stay: {advice}")
-    if times.ffn != times.hidden and not fields["ffn"]:
+    if times.ffn not in (1, times.hidden) and not fields["ffn"]:
         raise MupscaleError(
             f"config.json gives the feed-forward layers no size of their own ({', '.join(FIELDS['ffn'])}): let ffn "
             f"grow as hidden does, {times.hidden} times"
         )
     wide = {name: _grown(config[name], getattr(times, part)) for part, names in fields.items() for name in names}
-    return {**config, **wide}
+    return {**config, **wide, **also}
+
+
+def _takes_head_dim(config: Config, size: int) -> bool:
+    """Whether a head_dim in config.json is what heads consist of, where none is given: tried on sketches."""
+    with suppress(MupscaleError):
+        shapes = [
+            [tuple(p.shape) for p in sketch_model({**config, **more}).parameters()]
+            for more in ({}, {"head_dim": size}, {"head_dim": 2 * size})
+        ]
+        return shapes[0] == shapes[1] != shapes[2]
+    return False
 
 
 def _grown(size: int | list[int], times: Number) -> int | list[int]:

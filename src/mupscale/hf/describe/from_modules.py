@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from mupscale.growth import Copies, Fresh, without_gains
 from mupscale.hf.describe import memory
 from mupscale.hf.describe.architecture import Config
 from mupscale.hf.describe.batches import make_batches
-from mupscale.hf.describe.building import build_model, sketch_model
+from mupscale.hf.describe.building import build_model, built_in_float64, sketch_model
+from mupscale.hf.describe.config_family import roles_from_miniatures
 from mupscale.hf.describe.config_fields import parts_of, sizes_of, wide_config
 from mupscale.hf.describe.file_names import InModel, names_in_model
 from mupscale.hf.describe.multipliers import Times, grown
@@ -41,8 +43,9 @@ class FromModules(PlannedArchitecture):
     evidence = Evidence(required=True, training_steps=5, dtypes=("float64", "float32"))
 
     def origin_of(self, plan: Plan) -> str:
-        """Whether the models were small enough to be run."""
-        how = "planned by running a small and a wide model" if plan.checked else "read off its modules"
+        """Whether models could be run."""
+        small = "miniatures of it" if plan.tried_by == "small members" else "a small and a wide model"
+        how = f"planned by running {small}" if plan.checked else "read off its modules"
         return f"{self.origin}: {how}, to be verified"
 
     def wide_config(self, config: Config, times: Times) -> dict[str, Any]:
@@ -155,21 +158,34 @@ def plan_by_modules(config: Config, times: Times, *, fresh: bool = True) -> Plan
     """
     try:
         small, large = sketch_model(config), sketch_model(wide_config(config, times))
-        roles, how = mixture_roles(small), _how(times)
-        if sum(p.numel() for p in large.parameters()) <= _FEW and (ran := _plan_by_running(config, times, roles)):
+        how = _how(times)
+        if sum(p.numel() for p in large.parameters()) <= _FEW and (ran := _plan_by_running(config, times)):
             return _with_initial(ran, config) if fresh else ran
+        roles = _learnt_roles(config, times)
         size = 4 * sum(p.numel() for p in small.parameters())
         fits = memory.fits((2 if how == "copies" else 3) * size) and size <= _MOST << 30
         if not fresh or not fits:
-            return build_plan(small, large, roles=roles, how=how, assume=True)
+            return _plan_of_sketches(small, large, roles, how)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             small = small if how == "copies" else build_model(config)  # what its norms do shows when they are called
-            widening = build_plan(small, large, roles=roles, how=how, assume=True)
+            widening = _plan_of_sketches(small, large, roles, how)
             return with_initial_of(widening, lambda: build_model(config))
     except MupscaleError as error:
         advice = how_to_describe(config.get("model_type"))
         raise MupscaleError(f"{str(error).rstrip('.')}. {advice}") from None
+
+
+def _learnt_roles(config: Config, times: Times) -> dict[str, Role]:
+    """What miniatures of the model show; nothing where none can be built or run, and the modules have to be asked."""
+    with suppress(MupscaleError):
+        return roles_from_miniatures(config, times)
+    return {}
+
+
+def _plan_of_sketches(small: nn.Module, large: nn.Module, roles: Mapping[str, Role], how: How) -> Plan:
+    planned = build_plan(small, large, roles=roles, how=how, assume=True)
+    return replace(planned, checked=bool(roles), tried_by="small members")
 
 
 def _how(times: Times) -> How:
@@ -182,17 +198,18 @@ def _with_initial(widening: Plan, config: Config) -> Plan:
         return with_initial_of(widening, lambda: build_model(config))
 
 
-def _plan_by_running(config: Config, times: Times, roles: Mapping[str, Role]) -> Plan | None:
+def _plan_by_running(config: Config, times: Times) -> Plan | None:
     """The plan that a run of both models shows; None where it shows none, and the modules have to be asked."""
     operator = Fresh() if _how(times) == "fresh" else Copies()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            small, large = build_model(config), build_model(wide_config(config, times))
+            with built_in_float64():
+                small, large = build_model(config), build_model(wide_config(config, times))
             batch = make_batches(small, size=8)[0]
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", UncheckedPlan)
-                plan = plan_of_models(small, large, inputs=batch, roles=roles, grow=operator)
+                plan = plan_of_models(small, large, inputs=batch, grow=operator)
         except MupscaleError:
             return None
     for one in caught:
@@ -304,18 +321,3 @@ def _entry_of_part(entry: Entry, shape: Shape) -> Entry | None:
     wide = tuple(grown(n, axes[d].times) if d in axes else n for d, n in enumerate(shape))
     out, in_ = (tuple(d - ahead for d in side) for side in (entry.out, entry.in_))
     return replace(entry, narrow=shape, wide=wide, axes=axes, out=out, in_=in_)
-
-
-def mixture_roles(model: nn.Module) -> dict[str, Role]:
-    """Routers and stacked experts hold bare parameters, which transformers lays out alike nearly everywhere."""
-    roles: dict[str, Role] = {}
-    for path, module in model.named_modules():
-        name = type(module).__name__
-        for local, p in module.named_parameters(recurse=False):
-            if name.endswith("Router") and local == "weight" and p.dim() == 2:
-                roles[f"{path}.{local}"] = Role(out=0, in_=1)
-            elif name.endswith("Experts") and p.dim() == 3 and local.endswith("proj"):
-                hidden = getattr(module, "hidden_dim", None) or getattr(module, "hidden_size", None)
-                straight = p.shape[1 if local == "down_proj" else 2] == hidden  # (expert, out, in), as in a Linear
-                roles[f"{path}.{local}"] = Role(out=1, in_=2) if straight else Role(out=2, in_=1)
-    return roles
