@@ -87,6 +87,6 @@ def compare(steps: int = STEPS, *, same_flops: bool = True) -> dict[str, Outcome
 
 if __name__ == "__main__":
     print(
-        "| network | numbers | steps | 1000 × loss above the least | within 50 cents |\n| --- | --- | --- | --- | --- |"
+        "| network | parameters | steps | 1000 × loss above the least | within 50 cents |\n| --- | --- | --- | --- | --- |"
     )
     print(*compare().values(), sep="\n")
