@@ -87,6 +87,8 @@ def compare(steps: int = STEPS, *, same_flops: bool = True) -> dict[str, Outcome
 
 if __name__ == "__main__":
     print(
-        "| network | parameters | steps | 1000 × loss above the least | within 50 cents |\n| --- | --- | --- | --- | --- |"
+        "| network | parameters | steps | 1000 × loss above the least | within 50 cents |",
+        "| --- | --- | --- | --- | --- |",
+        sep="\n",
     )
     print(*compare().values(), sep="\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import signal
 from dataclasses import replace
 from functools import partial
@@ -165,6 +166,24 @@ def test_the_dry_run_costs_what_is_spent_to_the_last_digit(whole: tuple[Path, in
     assert len(list((whole[0] / "stretches").iterdir())) == len(trained) + len(checks)
 
 
+def test_a_finished_size_trains_on_as_any_run_does(whole: tuple[Path, int], tmp_path: Path) -> None:
+    folder = shutil.copytree(whole[0], tmp_path / "run") / "sizes" / str(SIZES[-1])
+    steps = metrics(folder, "eval")[-1]["step"]
+    assert main(["resume", str(folder), "--steps", str(steps + 2), "--trust", "small_runs", "-q"]) == 0
+    assert metrics(folder, "eval")[-1]["step"] == steps + 2
+
+
+def test_what_another_family_left_under_a_size_stays_beside_it(whole: tuple[Path, int], tmp_path: Path) -> None:
+    run = shutil.copytree(whole[0], tmp_path / "run")
+    (run / "sizes" / str(SIZES[0]) / "notes.txt").write_text("mine")
+    run_family(small(), replace(settings(), seeds=1), run, note=lambda text: None)
+    assert (run / "sizes" / str(SIZES[0]) / "notes.txt").read_text() == "mine"
+    recipe = replace(small(), steps=small().steps + 40)
+    run_family(recipe, replace(settings(), seeds=1, check=[]), run, note=lambda text: None)
+    assert (run / "sizes" / f"{SIZES[0]}-before-1" / "notes.txt").read_text() == "mine"
+    assert (run / "sizes" / f"{SIZES[0]}-seed-1").exists()
+
+
 def test_every_size_is_an_ordinary_finished_run_at_the_loss_that_is_told(whole: tuple[Path, int]) -> None:
     summary = read(whole[0])
     assert summary.large is not None
@@ -172,7 +191,7 @@ def test_every_size_is_an_ordinary_finished_run_at_the_loss_that_is_told(whole: 
         runs = summary.large.get(f"size-{size}")
         assert runs is not None
         for seed in range(2):
-            folder = whole[0] / "sizes" / str(size) / f"seed-{seed}"
+            folder = whole[0] / "sizes" / (f"{size}-seed-1" if seed else str(size))
             assert metrics(folder, "eval")[-1]["loss"] == runs.points[-1].losses[seed]
             state = read_snapshot(find_checkpoint(str(folder))).run
             assert state is not None
@@ -205,7 +224,7 @@ def assert_goes_on_to_the_bit(place: Path, folder: Path) -> None:
     child = Sitting(place / "run", small(), settings(), place / "log", run=run_family)
     assert child.wait() == 0, (place / "log").read_text()
     assert facts(read(place / "run")) == facts(read(folder))
-    found, expected = (sorted((one / "sizes").glob("*/seed-*")) for one in (place / "run", folder))
+    found, expected = (sorted((one / "sizes").iterdir()) for one in (place / "run", folder))
     assert len(found) == len(expected) == 6
     for ours, theirs in zip(found, expected, strict=True):
         ended, whole = (read_snapshot(find_checkpoint(str(one))).content for one in (ours, theirs))

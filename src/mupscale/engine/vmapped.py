@@ -202,6 +202,8 @@ class VmappedModel:
             raise
         except Exception as error:  # a model may fail in any way
             reason = " ".join(str(error).split()) or type(error).__name__
+            if "randomness error mode" in reason:
+                reason = "it draws random numbers, as dropout does; nothing is lost but time"
             raise NotStackable(f"torch.vmap cannot run {self.recipe.model.class_path}: {_short(reason)}") from error
 
 

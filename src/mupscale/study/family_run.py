@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
@@ -38,7 +38,7 @@ from mupscale.study.results import (
 from mupscale.study.training import Ground, MakeGround, Note
 from mupscale.study.tree import Stretch, list_stretches
 from mupscale.sweep import Tried
-from mupscale.system import MupscaleError, appearing, print_at_once, remove, replace_text
+from mupscale.system import MupscaleError, appearing, move, print_at_once, replace_text
 from mupscale.train import (
     Deepen,
     Processes,
@@ -50,6 +50,7 @@ from mupscale.train import (
     find_checkpoint,
     join_processes,
     read_snapshot,
+    sign_run,
     stored_values,
 )
 
@@ -538,18 +539,15 @@ class _FamilyRun:
                 self.note(f"  size {Width.of(size)} is finished: loss {shown}; {place}")
 
     def _keep(self, seeds: Sequence[PlannedSize], losses: Sequence[float | None]) -> Path:
-        """A folder of the size's own, which is an ordinary finished run; one for each seed where there are several.
-
-        What another family has left under this name makes room: its recipe is another.
-        """
-        place = self.folder / "sizes" / Width.of(seeds[0].size).label
+        """A folder of the size's own, which is an ordinary finished run; a second seed has one beside it."""
+        label = Width.of(seeds[0].size).label
         for seed, (one, loss) in enumerate(zip(seeds, losses, strict=True)):
-            target = place if len(seeds) == 1 else place / f"seed-{seed}"
+            target = self.folder / "sizes" / (label if seed == 0 else f"{label}-seed-{seed}")
             told = json.dumps(stored_values(self.trainer.recipe_of(one.leaf), target), indent=2) + "\n"
             if loss is not None and not self.processes.ask_main(partial(_is_kept, target, told)):
                 model = self._load_pretrained(one)
                 self.trainer.by_main(partial(self._write_size, one, loss, target, told, model))
-        return place
+        return self.folder / "sizes" / label
 
     def _load_pretrained(self, one: PlannedSize) -> Any:
         """The finished model, where it can be saved as a Hugging Face folder; all processes read its shards."""
@@ -561,10 +559,13 @@ class _FamilyRun:
         return model
 
     def _write_size(self, one: PlannedSize, loss: float, target: Path, told: str, model: Any) -> None:
-        """Whole or not at all, whenever the process is killed."""
-        if (target.parent / "recipe.json").exists():  # of one seed, where there are several now
-            remove(target.parent)
-        remove(target)
+        """Whole or not at all, whenever the process is killed; what another family left under its name stays."""
+        if target.exists():
+            aside = next(
+                place for n in count(1) if not (place := target.with_name(f"{target.name}-before-{n}")).exists()
+            )
+            move(target, aside)
+            self.note(f"  {target} was of another family: it is in {aside} now")
         with appearing(target) as hidden:
             shutil.copytree(str(self.trainer.recipe_of(one.leaf).out), hidden, dirs_exist_ok=True)
             replace_text(hidden / "recipe.json", told)
@@ -572,6 +573,7 @@ class _FamilyRun:
                 model.save_pretrained(hidden / "hf")
                 card = write_card(self.planner, one, loss, self.settings.sizes, _class_to_load(model))
                 replace_text(hidden / "hf" / "README.md", card)
+        sign_run(target, self.trainer.recipe_of(one.leaf))
 
     def _check(self, trees: Sequence[Sequence[PlannedSize]], lr: float) -> dict[str, Check]:
         """Sizes from scratch at equal FLOPs, each at the best of its learning rates."""

@@ -171,7 +171,7 @@ class OwnLoop:
         """A finished model of `train_family`, in eval mode. seed: which, where settings.seeds is above 1."""
         place = Path(self.folder) / "sizes" / Width.of(size).label
         model = self.family.build(size).to(self.device)
-        checkpoint.load(find_checkpoint(place if seed is None else place / f"seed-{seed}"), model)
+        checkpoint.load(find_checkpoint(place if not seed else place.with_name(f"{place.name}-seed-{seed}")), model)
         return model.eval()
 
     # ------------------------------------------------------------------------------------------- what is studied

@@ -26,7 +26,7 @@ from mupscale.study.systems import (
     train_budgets,
 )
 from mupscale.study.training import Ground, MakeGround, Note, Trainer
-from mupscale.study.tuning import list_candidates, tune_contenders
+from mupscale.study.tuning import CLOSE, list_candidates, tune_contenders
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
 from mupscale.system import MupscaleError, print_at_once
@@ -294,7 +294,8 @@ def describe_plan(
     lines.append(f"steps at the full budget: {steps}")
     if None not in leaves:  # each is judged early
         lines.append(
-            f"tuning costs at most that: candidates that are {100 * settings.prune:g} % behind after "
-            f"{settings.budgets[0]:g} of the budget go no further"
+            f"tuning costs less where candidates are {100 * settings.prune:g} % behind after {settings.budgets[0]:g} "
+            f"of the budget, and go no further; it costs more where some are within {100 * CLOSE:g} % of the best, and "
+            f"train with {settings.small_seeds} seeds"
         )
     return "\n".join([*lines, *(f"Note: {note}" for note in study.notes)])

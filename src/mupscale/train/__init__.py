@@ -22,6 +22,7 @@ from mupscale.train.loss_functions import count_correct, cross_entropy
 from mupscale.train.model_checks import check_data, cost_per_example, data_fingerprint
 from mupscale.train.nonfinite import MOST_IN_A_ROW
 from mupscale.train.numeric_precision import cast_input, compile_quietly, matmul_precision
+from mupscale.train.own_runs import sign_run
 from mupscale.train.processes import Processes, join_processes
 from mupscale.train.progress import Silence, make_progress
 from mupscale.train.recipe import MAY_CHANGE, Recipe, check_growing_sizes
@@ -105,6 +106,7 @@ __all__ = [
     "save_dcp",
     "save_model_at",
     "seen_from",
+    "sign_run",
     "starting_point",
     "step_of",
     "stored_values",

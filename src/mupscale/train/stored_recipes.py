@@ -79,8 +79,13 @@ class StoredRecipe:
         return self._recipe.to_json()
 
     def describe_difference(self, recipe: Recipe, step: int, *, same_start: bool = False) -> str | None:
-        """What in one's own recipe would have led to another model after `step` steps; None if nothing."""
-        return self._recipe.describe_difference(recipe, step, same_start=same_start)
+        """What in one's own recipe would have led to another model after `step` steps; None if nothing.
+
+        What it starts from may have been moved: then it is no longer where the file says, and has the same name.
+        """
+        there, here = Path(self._recipe.start or ""), Path(recipe.start or "")
+        is_moved = bool(here.name) and there.name == here.name and not there.exists()
+        return self._recipe.describe_difference(recipe, step, same_start=same_start or is_moved)
 
     def load(self, trust: Collection[str] = ()) -> Recipe:
         """The recipe, to be run: all that it names is mupscale's, torch's or of a trusted package, and of its kind.
