@@ -282,7 +282,7 @@ def test_what_cannot_be_studied_is_said(family: mu.Family, tmp_path: Path) -> No
     loop = loop_in(tmp_path, family)
     with pytest.raises(MupscaleError, match=r"not the family's at width 4: .*'inside.weight' has shape \(8, 5\)"):
         loop.compare(4, 16, trained=12, steps=16, start=base_model(family))
-    with pytest.raises(MupscaleError, match="naive-widening needs a recipe"):
+    with pytest.raises(MupscaleError, match="naive-widening works only with a recipe"):
         loop.compare(8, 16, trained=12, steps=16, settings=StudySettings(contenders=["continued", "naive-widening"]))
     with pytest.raises(MupscaleError, match="give the sizes and the budget of each"):
         loop.train_family(FamilySettings(sizes=[4, 8]))
