@@ -68,22 +68,22 @@ TRAININGS = {
     "lr null": (["--optimizer.lr", "null"], "the optimizer's lr is None, but must be a number"),
     "lr 1e300": (["--optimizer.lr", "1e300"], "AdamW cannot take a step with a learning rate of 1e+300"),
     "lr 1e400": (["--optimizer.lr", "1e400"], "the optimizer's lr is inf, but must be 0 or more and finite"),
-    "device meta": (["--device", "meta"], "device meta keeps no numbers"),
+    "device meta": (["--device", "meta"], "device meta stores no values"),
     "device nowhere": (["--device", "nowhere"], "there is no device 'nowhere'"),
     "SparseAdam": (
         ["--optimizer", "torch.optim.SparseAdam", "--optimizer.lr", "0.1"],
         "SparseAdam cannot take a step with a learning rate of 0.1: SparseAdam does not support dense gradients",
     ),
     "a loss that is a number": (["--loss", "math.pi"], "the loss math.pi is no function of outputs and targets"),
-    "a loss that is a word": (["--loss", "5"], "'5' is no import path"),
-    "a loss of dots": (["--loss", ".."], "'..' is no import path: give module.name"),
+    "a loss that is a word": (["--loss", "5"], "'5' is not an import path"),
+    "a loss of dots": (["--loss", ".."], "'..' is not an import path: give module.name"),
     "a loss of truth": (["--loss", "operator.is_"], "the loss operator.is_ gives a bool, not a tensor"),
     "a loss of one's own": (["--loss", f"{MINE}.many"], f"the loss {MINE}.many gives shape (20,), not one number"),
     "a silent loss": (["--loss", f"{MINE}.silent"], "does not depend on the model's weights"),
     "a loss of other shapes": (["--loss", "operator.add"], "cannot take outputs of shape (20, 7) and targets of shape"),
     "labels": (["--data", f"{MINE}.Beyond"], "cannot take outputs of shape (20, 7) and targets of shape (20,) from 10"),
     "tokens": (["--model", f'{{"class_path": "{MINE}.Tokens"}}'], f"the model {MINE}.Tokens cannot take inputs of"),
-    "a batch for no memory": (["--batch", str(10**12)], "16,777,216 are the most"),
+    "a batch for no memory": (["--batch", str(10**12)], "must be at most 16,777,216"),
     "a width for no memory": (["--width", "1000000"], "there is not enough memory for width 1000000"),
     "a width beyond counting": (["--width", "99999999999"], "a model of width 99999999999 is too large"),
 }
@@ -112,8 +112,8 @@ def test_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "is no size of a shard: write it as 5GB" in said(capsys, [*upscale, "--shard-size", "9" * 400], 1)
     for words in (upscale, inspect):
         assert "a number of 5,000 digits is too large" in said(capsys, [*words, "--times", DIGITS], 1)
-        assert "raises.py: it raises RuntimeError: one" in said(capsys, [*words, "--describe", "raises.py"], 2)
-        assert "leaves.py: it raises SystemExit: 0" in said(capsys, [*words, "--describe", "leaves.py"], 2)
+        assert "raises.py: the module raises RuntimeError: one" in said(capsys, [*words, "--describe", "raises.py"], 2)
+        assert "leaves.py: the module raises SystemExit: 0" in said(capsys, [*words, "--describe", "leaves.py"], 2)
     assert not list(tmp_path.glob("*wide*"))
 
 

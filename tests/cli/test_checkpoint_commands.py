@@ -70,14 +70,14 @@ def test_fresh_units_at_sizes_that_are_no_multiples(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--how fresh --hidden 24 --heads 6 --noise 0.3", "--noise makes copies differ"),
-        ("--how magic", "--how magic: it is fresh or copies, of more units, or with --layers identity"),
+        ("--how fresh --hidden 24 --heads 6 --noise 0.3", "--noise is for copies"),
+        ("--how magic", "--how is magic, but must be fresh or copies; with --layers also identity"),
         ("--how copies --lossless", "--lossless is for fresh units: leave out --how copies"),
         ("--outgoing 0.5 --how copies", "--outgoing is for fresh units"),
-        ("--lossless --noise 1", "--noise makes copies differ"),
+        ("--lossless --noise 1", "--noise is for copies"),
         ("--exact --noise 1", "--exact copies every unit without noise: leave out --how and --noise"),
         ("--times 1.5", "'1.5' is no whole number, as in --times 2 or"),
-        ("--how fresh --lossless --outgoing 0.5", "leave out --outgoing"),
+        ("--how fresh --lossless --outgoing 0.5", "--lossless and --outgoing both set how fresh units start"),
         ("--how fresh --outgoing 2", "--outgoing is 2.0, but must be a number between 0 and 1"),
         ("--how copies --hidden 24 --heads 6", "fresh units take any wider size: --how fresh"),
         ("--how fresh --hidden 8", "--hidden 8 is narrower"),
@@ -240,9 +240,9 @@ def test_a_fold_is_named(tmp_path: Path) -> None:
         (["inspect", "SMALL", "--times", "1.5"], "whole number"),
         (["inspect", "SMALL", "--times", "depth=2"], "nothing that grows"),
         (["inspect", "SMALL", "--times", "ffn=2,ffn=3"], "'ffn' twice"),
-        (["inspect", "SMALL", "--how", "afresh"], "fresh or copies, of more units, or with --layers identity, stack"),
+        (["inspect", "SMALL", "--how", "afresh"], "must be fresh or copies; with --layers also identity, stack"),
         (["upscale", "SMALL", "SMALL"], "exists already: remove it"),
-        (["upscale", "SMALL", "OUT", "--times", "2", "--layers", "4", "--how", "stack"], "say --deepen stack"),
+        (["upscale", "SMALL", "OUT", "--times", "2", "--layers", "4", "--how", "stack"], "use --deepen stack"),
         (["inspect", "SMALL", "--how", "copies", "--lossless"], "--lossless is for fresh units"),
         (["inspect", "SMALL", "--how", "fresh", "--heads", "5"], "5"),
         (["inspect", "SMALL", "--how", "fresh", "--hidden", "8"], "16"),
@@ -310,7 +310,7 @@ def test_overwrite_replaces_what_mupscale_wrote_alone(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small", "wide"]
     capsys.readouterr()
     assert main(["upscale", str(wide), str(small), "--overwrite", "--no-verify"]) == 2
-    assert "holds no checkpoint that mupscale wrote" in capsys.readouterr().err
+    assert "mupscale did not write" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [[], ["--how", "fresh", "--hidden", "24", "--heads", "6"]])

@@ -68,9 +68,9 @@ def test_trust_is_asked_for_by_name(folder: Path, capsys: pytest.CaptureFixture[
     runs = {run.name: str(run) for run in hostile_folders.hostile_runs(folder / "runs")}
     assert "os.system" in (said := refused(capsys, "resume", runs["system"]))
     assert "--trust os" in said
-    assert "os.system is no mupscale.data.Data" in refused(capsys, "resume", runs["system"], "--trust", "os")
+    assert "os.system is neither a mupscale.data.Data" in refused(capsys, "resume", runs["system"], "--trust", "os")
     assert "--trust payload" in refused(capsys, "resume", runs["imports"])
-    assert "16,777,216 are the most" in refused(capsys, "resume", runs["endless"])
+    assert "must be at most 16,777,216" in refused(capsys, "resume", runs["endless"])
 
 
 @pytest.mark.parametrize("words", [["inspect"], ["upscale"], ["verify"]], ids=lambda words: words[0])

@@ -132,7 +132,15 @@ def test_help_teaches_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mupscale train recipes/" in shown
     assert len(shown.splitlines()) < 140
     assert "torch.nn" not in shown  # no list of all modules there are
-    for text in ("--optimizer", "--seeds.data", "--from", "--resume", "--print-config", "growth events", "torchrun"):
+    for text in (
+        "--optimizer",
+        "--seeds.data",
+        "--from",
+        "--resume",
+        "--print-config",
+        "when and how to grow",
+        "torchrun",
+    ):
         assert text in shown
     assert "steps of linear warm-up (default: 0)" in shown
     assert "default: null" not in shown
@@ -305,7 +313,11 @@ FILES = [
     ("class_path: mine.Net", "class: mine.Net", "model takes class_path and init_args, but not class"),
     ("\n  class_path: mine.Points", " 3", "data is 3, but must be a mapping of class_path and init_args"),
     ("mine.Points", "mine.Net", "data is mine.Net, which is no Data"),
-    ("{d_model: 64}", "{d_model: 64", "wrong.yaml, line 9, column 5 is no YAML: expected ',' or '}', but got ':'"),
+    (
+        "{d_model: 64}",
+        "{d_model: 64",
+        "wrong.yaml, line 9, column 5 is not valid YAML: expected ',' or '}', but got ':'",
+    ),
     (RECIPE, "- 1\n", "wrong.yaml holds no options: it must be a YAML mapping such as 'width: 512'"),
     (RECIPE, "", "wrong.yaml holds no options: it must be a YAML mapping such as 'width: 512'"),
 ]
@@ -322,7 +334,7 @@ def test_a_wrong_recipe_gets_one_line(
 
 def test_a_file_that_is_no_text(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "wrong.yaml").write_bytes(b"\xff\xfe\xfa")
-    assert "wrong.yaml is no text in UTF-8" in line(capsys, ["train", "wrong.yaml"], 2)
+    assert "wrong.yaml is not UTF-8 text" in line(capsys, ["train", "wrong.yaml"], 2)
 
 
 def test_commands_get_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -330,7 +342,7 @@ def test_commands_get_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert line(capsys, ["theory"], 2).endswith("did you mean limit?")
     assert "did you mean data tokenize?" in line(capsys, ["data", "tokenise"], 2)
     assert "give a recipe" in line(capsys, ["train"], 2)
-    assert line(capsys, ["resume", "nowhere"], 2).startswith("mupscale resume: nowhere is no folder of a run")
+    assert line(capsys, ["resume", "nowhere"], 2).startswith("mupscale resume: nowhere is not the folder of a run")
     assert "give the folder of one run" in line(capsys, ["resume"], 2)
     assert line(capsys, ["data", "tokenize", "mine.py"], 2) == "mupscale data tokenize: out must be given"
 
@@ -412,7 +424,7 @@ def test_ctrl_c_and_resume(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     )
     assert "did you mean --steps?" in line(capsys, ["resume", str(run), "--step", "60"], 2)
     shutil.copytree(run, here / "copy")
-    assert "say so: --trust mine" in line(capsys, ["resume", "copy", "--steps", "60"], 1)
+    assert "add --trust mine" in line(capsys, ["resume", "copy", "--steps", "60"], 1)
     assert main(["resume", str(run), "--steps", "60", "--log_every", "20"]) == 0
     losses = [[r["loss"] for r in records(path) if r["kind"] == "eval"] for path in (here / "whole", run)]
     assert losses[0] == losses[1] != []

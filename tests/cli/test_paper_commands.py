@@ -98,13 +98,13 @@ def test_a_dry_run_prints_a_table_and_writes_nothing(file: str, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "status", "why"),
     [
-        (["--grow", "[]"], 1, "needs one growth event, and this recipe has 0"),
+        (["--grow", "[]"], 1, "needs one growth event, but this recipe has 0"),
         (["--from", "there"], 1, "cannot start from a checkpoint (from)"),
         (["--study.widths", "[4, 4]"], 1, "small widths must differ from each other"),
-        (["--study.sampler", "tpe"], 1, "study.sampler tpe needs study.trials"),
+        (["--study.sampler", "tpe"], 1, "study.sampler tpe needs a number of trials: give study.trials"),
         (["--study.sampler", "luck"], 2, "study.sampler is luck, but must be one of grid, random, tpe"),
-        (["--study.contenders", "[luck]"], 1, "'luck' is no contender: take from base, from-scratch"),
-        (["--study.contenders", "[fresh]"], 1, "'fresh' is no contender here: take from base, from-scratch"),
+        (["--study.contenders", "[luck]"], 1, "'luck' is not a contender: choose from base, from-scratch"),
+        (["--study.contenders", "[fresh]"], 1, "'fresh' is not a contender here: choose from base, from-scratch"),
         (["--study.seed", "3"], 2, "study.seed"),
     ],
 )
@@ -119,7 +119,7 @@ def test_mistakes_are_one_sentence(
 
 def test_help_names_the_settings_of_a_study(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["run", "--paper", "--help"])
+        main(["run", "--paper", "--help-all"])
     shown = capsys.readouterr().out
     assert "--study.grown-lrs" in shown
     assert "--dry-run" in shown

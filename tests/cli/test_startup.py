@@ -49,7 +49,7 @@ except SystemExit:
         (["trian"], "did you mean train?"),
         (["recipes"], "mlp-covtype-tiny"),
         (["upscale", "small", "wide", "--tims", "2"], "did you mean --times?"),
-        (["upscale", "small", "wide", "--how", "frsh"], "it is fresh or copies"),
+        (["upscale", "small", "wide", "--how", "frsh"], "but must be fresh or copies"),
         (["upscale", "small", "wide", "--times", "1.5"], "is no whole number"),
         (["inspect", str(SOURCE)], "there is no config.json in"),
         (["upscale", "small", str(SOURCE)], "exists already"),

@@ -658,7 +658,7 @@ def test_runs_that_differ_in_what_is_shared(change: dict[str, Any], named: str) 
 def test_a_mistake_is_said_as_train_says_it() -> None:
     """Not taken for a reason to fall back: one at a time it would be the same mistake."""
     few = replace(KINDS["mlp"]["model"], init_args={**KINDS["mlp"]["model"].init_args, "d_out": 2})
-    with pytest.raises(MupscaleError, match=r"the model has 2 outputs and the data 3 classes") as found:
+    with pytest.raises(MupscaleError, match=r"the model has 2 outputs, but the data has 3 classes") as found:
         train_many(varied(recipe(model=few)), engine="vectorised")
     assert not isinstance(found.value, NotStackable)
     with pytest.raises(MupscaleError, match="there is no checkpoint"):
@@ -776,7 +776,7 @@ def test_a_folder_that_holds_a_run_is_never_written_over(tmp_path: Path, engine:
         (recipes, False, "holds a run already: resume it"),
         (others, False, "holds a run already"),
         ([recipes[0], longer, *others], True, "holds a run of another recipe: optimizer is"),
-        ([shorter], True, "stands at step 26, beyond the 20 steps"),
+        ([shorter], True, "is already at step 26, but you asked for 20 steps"),
         ([recipes[0], longer, replace(longer, seeds=Seeds(7))], True, "two runs have the folder"),
     ]:
         with pytest.raises(MupscaleError, match=said):

@@ -344,8 +344,8 @@ def test_buffers_that_no_checkpoint_holds(depends: bool) -> None:
 @pytest.mark.parametrize(
     ("build", "arguments", "message"),
     [
-        (lambda w: MLP(5, 8, 3), {"base": 16}, "does build use its width"),
-        (lambda w: [MLP(5, w, 3)], {"base": 16}, "gave list for width 16, no nn.Module"),
+        (lambda w: MLP(5, 8, 3), {"base": 16}, "does build use its argument"),
+        (lambda w: [MLP(5, w, 3)], {"base": 16}, "returned list for width 16, not an nn.Module"),
         (lambda w: MLP(5, w, 3), {"base": -16}, "base is a positive width"),
         (lambda w: MLP(5, w, 3), {"base": -16, "init_at": 16}, "base is a positive width"),
         (lambda w: MLP(5, w, 3), {"base": 16, "init_at": 0}, "init_at is a positive width"),

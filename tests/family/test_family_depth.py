@@ -132,13 +132,13 @@ def test_a_rule_that_is_none_of_them_is_refused(rule: Any) -> None:
 def test_bad_input() -> None:
     one = family()
     model = one.init({"width": 8, "depth": 3})
-    with pytest.raises(mu.MupscaleError, match="cannot be made 2 deep"):
+    with pytest.raises(mu.MupscaleError, match="cannot grow to depth 2"):
         one.upscale(model, depth=2, exact=True)
-    with pytest.raises(mu.MupscaleError, match="say what the model is to grow to: width=, depth=, or both"):
+    with pytest.raises(mu.MupscaleError, match="give the size to grow to: width=, depth=, or both"):
         one.upscale(model, exact=True)
-    with pytest.raises(mu.MupscaleError, match=r"has a depth of 3.*take more"):
+    with pytest.raises(mu.MupscaleError, match=r"has depth 3.*choose a larger one"):
         one.upscale(model, depth=3, exact=True)
-    with pytest.raises(mu.MupscaleError, match="width= says a depth of 4, and depth= is 6: say one"):
+    with pytest.raises(mu.MupscaleError, match="width= names depth 4, but depth= is 6: give one of them"):
         one.upscale(model, width={"width": 16, "depth": 4}, depth=6, exact=True)
     for wrong in ({"widht": 16}, {"widht": 16, "depth": 4}, {"width": 16, "heads": 4}):
         with pytest.raises(
@@ -152,14 +152,14 @@ def test_bad_input() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(one.optimizer(model, torch.optim.AdamW, lr=1e-2), 1)
     with pytest.raises(mu.MupscaleError, match="give optimizer="):
         one.upscale(model, depth=4, scheduler=scheduler, exact=True)
-    with pytest.raises(mu.MupscaleError, match="says its depth"):
+    with pytest.raises(mu.MupscaleError, match="must name its depth"):
         one.plan({"width": 8})
     with pytest.raises(mu.MupscaleError, match="or a tuple of these"):
         one.upscale(model, depth=6, grow="identity")  # type: ignore[arg-type]
     with pytest.raises(mu.MupscaleError, match="one depth"):
         one.widening({"width": 8, "depth": 2}, {"width": 16, "depth": 4})
     plain = mu.Family(lambda width: build(width, 2), base=8)
-    with pytest.raises(mu.MupscaleError, match="depth= is for a family"):
+    with pytest.raises(mu.MupscaleError, match="depth= needs a base that names it"):
         plain.upscale(plain.init(8), depth=4, exact=True)
     with pytest.raises(mu.MupscaleError, match="no size in base"):
         mu.Family(lambda width: build(width, 2), base=8, depth_rule="complete")

@@ -167,9 +167,9 @@ def test_another_operator_than_the_plans_is_refused() -> None:
         (mu.Stack(), mu.Stack("interleaved")),
     ):
         plan = mu.plan_depth(shallow, deep, inputs=inputs, grow=ours)
-        with pytest.raises(mu.MupscaleError, match=r"plan is for .*leave grow= out, or make the plan with plan_depth"):
+        with pytest.raises(mu.MupscaleError, match=r"plan is for .*leave out grow=, or make the plan with plan_depth"):
             mu.deepen(shallow, deep, plan, grow=theirs)
-        with pytest.raises(mu.MupscaleError, match="leave grow= out"):
+        with pytest.raises(mu.MupscaleError, match="leave out grow="):
             mu.deepen_optimizer(optimizer, shallow, deep, plan, grow=theirs)
     assert all(torch.equal(p, before[n]) for n, p in deep.named_parameters())
 

@@ -198,7 +198,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"^hidden=24 is no .*: grow=mupscale\.Fresh\(\)$",
     ),
     "both": ({"hidden": 24, "times": 2}, "say either by how much it grows"),
-    "noise": ({"hidden": 24, "noise": 0.5}, "noise= and grow= are two ways"),
+    "noise": ({"hidden": 24, "noise": 0.5}, "noise= and grow= exclude each other"),
     "divide": ({"hidden": 25, "heads": 6}, "6 heads do not divide 25; let hidden grow as much as heads"),
     "paired": ({"grow": mu.Copies(0.1, paired=True)}, "paired noise needs whole tensors"),
     "a word": ({"grow": "fresh"}, "grow= is 'fresh', but must be an operator of width"),

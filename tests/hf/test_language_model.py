@@ -45,7 +45,8 @@ def test_its_weights_are_the_folders_and_it_grows_by_copies_exactly(tmp_path: Pa
 def test_a_width_that_cuts_a_head_is_refused(tmp_path: Path) -> None:
     folder = folder_with_tokenizer(tmp_path / "model", "llama")
     with pytest.raises(
-        MupscaleError, match=r"at hidden size 12 the number of key/value heads of .* would be 1\.5.*of 8"
+        MupscaleError,
+        match=r"cannot have hidden size 12: .* number of key/value heads is 2, so .* 1\.5\. Choose a multiple of 8",
     ):
         LanguageModel(str(folder), 12)
 
@@ -115,10 +116,10 @@ def test_costs_are_flops_and_small_widths_are_named(
     steps = {name: int(count) for name, count in re.findall(r"(from scratch|continued|grown from copies) (\d+)", out)}
     assert steps["continued"] > 1.5 * steps["grown from copies"]
     assert main([*command, "--study.widths", "[6]"]) == 1
-    growth = r"take a multiple of \d; a small model grows as the large one does, here from 6 to 12; give other small"
+    growth = r"Choose a multiple of \d; a small model grows as the large one does, here from 6 → 12; give other small"
     assert re.search(growth, capsys.readouterr().err)
     assert main([*command, "--width", "18"]) == 1  # before any small width, of which none was given
-    assert "at hidden size 18 the" in capsys.readouterr().err
+    assert "cannot have hidden size 18" in capsys.readouterr().err
     assert main([*command, "--width", "16", "--study.widths", "[8]"]) == 1
     assert f"{folder} holds a model of width 16, and the width to grow to is 16" in capsys.readouterr().err
 

@@ -97,7 +97,7 @@ def test_the_answer_comes_first_then_the_numbers(paper_page: Path) -> None:
         "it transfers",
         "Coordinate check",
         "Sweep 2 at width 64 → 128 9.6 TFLOPs 75 % 1 min 3 s",
-        "Together 12.8 TFLOPs 100 % 1 min 56 s",
+        "Total 12.8 TFLOPs 100 % 1 min 56 s",
         "mupscale run recipes/mlp-covtype-tiny.yaml --paper",
         "class_path: mupscale.models.MLP",
         "study: widths: - 64",
@@ -110,7 +110,7 @@ def test_the_same_page_for_another_preset(tmp_path: Path) -> None:
     summary = comparison(2)
     wanted = [
         summary.answer["sentence"],
-        "is lower than continuing from 58.2 GFLOPs on",
+        "growing with fresh units ends lower than continuing",
         "width 256 → 1,024",
         "Cost of growing, compared with training from scratch to the same loss 0.63×",
         "Loss against cost",
@@ -118,15 +118,15 @@ def test_the_same_page_for_another_preset(tmp_path: Path) -> None:
         "Seeds: 2.",
         "is the highest tried",
         "Forecast and outcome",
-        "The contenders, at the full budget",
+        "The contenders (ways to train) at the full budget",
         "What was tuned",
         "grown from copies 0.008 2 0.624 20 0 3",
-        "The small models that the forecast was made from",
-        "The contenders, full size 400 TFLOPs 90 %",
+        "Small models behind the forecast",
+        "Full-size contenders 400 TFLOPs 90 %",
     ]
     assert_in_order(Seen(write_report([write(tmp_path / "run", summary)])).text, wanted)
     text = Seen(write_report([write(tmp_path / "forecast", forecast_only(summary))])).text
-    assert_in_order(text, ["The large models are not trained", "width 256", "Loss against cost", "The forecast"])
+    assert_in_order(text, ["the large models were not trained", "width 256", "Loss against cost", "The forecast"])
     assert "made from" not in text
 
 
@@ -159,7 +159,7 @@ def test_several_runs_side_by_side_whatever_their_presets(tmp_path: Path, monkey
     assert "3 runs side by side" in text
     assert "mlp-covtype (first) mlp-covtype (second) mlp-covtype (third)" in text
     assert "lowest loss 1.7× (base model's cost included;" in text
-    assert "too) not reached –" in text
+    assert "as well) not reached –" in text
     assert_in_order(text, ["It does not pay.", pay.answer["sentence"], "Loss against cost", "Training", "The recipe"])
     names = {path.stem for path in page.parent.glob("*.svg")}
     assert {"1-mlp-covtype-first-training-step", "2-mlp-covtype-second-training-step"} < names

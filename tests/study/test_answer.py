@@ -234,9 +234,9 @@ def test_forecast_against_outcome(outcome: float, held: bool) -> None:
         ({"budgets": []}, r"study\.budgets"),
         ({"lrs": [-1.0]}, r"study\.lrs holds -1\.0"),
         ({"noises": [math.inf]}, r"study\.noises holds inf"),
-        ({"contenders": ["continued"]}, "a grown model to compare with"),
-        ({"contenders": ["fresh", "from-scratch"]}, "needs the base model continued"),
-        ({"contenders": ["winner"]}, "'winner' is no contender: take from base, from-scratch"),
+        ({"contenders": ["continued"]}, "at least one grown model to compare it with"),
+        ({"contenders": ["fresh", "from-scratch"]}, "needs `continued` and"),
+        ({"contenders": ["winner"]}, "'winner' is not a contender: choose from base, from-scratch"),
         ({"schedule": "linear"}, "schedule= is 'linear', but must be 'wsd', 'cosine' or 'recipe'"),
         ({"prune": -0.1}, r"study\.prune is -0\.1, but must be a number of at least 0"),
     ],
@@ -254,5 +254,5 @@ def test_small_widths_by_themselves() -> None:
         {"d_model": 8, "head_dim": 16},
         {"d_model": 16, "head_dim": 16},
     ]
-    with pytest.raises(MupscaleError, match=r"width 6 has no eighth and no quarter.*study\.widths"):
+    with pytest.raises(MupscaleError, match=r"1/8 or 1/4 of width 6.*study\.widths"):
         StudySettings().small_widths(6, 12)

@@ -67,7 +67,7 @@ def test_lines_can_be_seen_on_a_bright_page_and_on_a_dark_one(one: Contender) ->
 
 def test_contenders_are_found_by_name() -> None:
     assert all(contender_named(one.name) is one for one in CONTENDERS)
-    with pytest.raises(MupscaleError, match="'luck' is no contender: take from base, from-scratch"):
+    with pytest.raises(MupscaleError, match="'luck' is not a contender: choose from base, from-scratch"):
         contender_named("luck")
-    with pytest.raises(MupscaleError, match="'fresh' is no contender here: take from base"):
+    with pytest.raises(MupscaleError, match="'fresh' is not a contender here: choose from base"):
         check_contenders(["fresh"], "study.contenders", IN_PAPER)

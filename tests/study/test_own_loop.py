@@ -214,7 +214,7 @@ def test_a_comparison_is_judged_by_the_held_out_function_and_has_its_page(family
         assert one.points[-1].cost + summary.large.charge(one) == pytest.approx(
             summary.large.contenders[0].points[-1].cost, rel=0.1
         )
-    assert "The contenders, at the full budget" in str(summary)
+    assert "The contenders (ways to train) at the full budget" in str(summary)
 
 
 def test_continuing_and_exact_copies_begin_with_the_model_that_was_brought(family: mu.Family, tmp_path: Path) -> None:
@@ -282,9 +282,9 @@ def test_what_cannot_be_studied_is_said(family: mu.Family, tmp_path: Path) -> No
     loop = loop_in(tmp_path, family)
     with pytest.raises(MupscaleError, match=r"not the family's at width 4: .*'inside.weight' has shape \(8, 5\)"):
         loop.compare(4, 16, trained=12, steps=16, start=base_model(family))
-    with pytest.raises(MupscaleError, match="naive-widening needs a recipe"):
+    with pytest.raises(MupscaleError, match="naive-widening works only with a recipe"):
         loop.compare(8, 16, trained=12, steps=16, settings=StudySettings(contenders=["continued", "naive-widening"]))
-    with pytest.raises(MupscaleError, match="say sizes and what each may spend"):
+    with pytest.raises(MupscaleError, match="give the sizes and the budget of each"):
         loop.train_family(FamilySettings(sizes=[4, 8]))
     plain = mu.Family(lambda width: Mine(width).double(), base=4)
     with pytest.raises(MupscaleError, match=r"give the family a batch \(inputs=\), or the loop flops="):
@@ -297,7 +297,7 @@ def test_what_cannot_be_studied_is_said(family: mu.Family, tmp_path: Path) -> No
     with pytest.raises(MupscaleError, match=r"train has failed: FileNotFoundError: .*my-data"):
         loop_in(tmp_path / "files", family, train=lambda *given: open("my-data")).train_family(SIZES)  # noqa: SIM115
     mute = loop_in(tmp_path, family, train=lambda *given: None, held_out=lambda model: None)
-    with pytest.raises(MupscaleError, match="held_out returned NoneType, but is to return the loss"):
+    with pytest.raises(MupscaleError, match="held_out returned NoneType, but must return the loss"):
         mute.train_family(SIZES)
 
 

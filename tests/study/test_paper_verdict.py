@@ -219,7 +219,8 @@ def test_speedups_are_told_as_the_paper_counts() -> None:
     trained = [BASE, runs("from-scratch", 1.0), runs("copies", 0.5, start=1.5)]
     # at 1.0 after 45 steps of 4, of which scratch takes 100
     assert any(
-        "1, is 2.2× with the base model already there, 1.4× with it charged" in sentence for sentence in said(*trained)
+        "1, is 2.2× if you already have the base model, 1.4× with its cost included" in sentence
+        for sentence in said(*trained)
     )
     never = said(BASE, runs("from-scratch", 0.4), runs("copies", 0.5))
     assert any("in its 100 steps the upscaled model does not reach" in sentence for sentence in never)

@@ -251,14 +251,17 @@ def test_times_for_people() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"grow": []}, r"needs one growth event, and this recipe has 0: write grow"),
+        ({"grow": []}, r"needs one growth event, but this recipe has 0: set grow"),
         (
             {"grow": [Growth(10, 16, how="copies"), Growth(20, 32, how="copies")]},
-            r"needs one growth event, and this recipe has 2",
+            r"needs one growth event, but this recipe has 2",
         ),
         ({"start": "somewhere"}, r"cannot start from a checkpoint \(from\)"),
-        ({"grow": [Growth(10, 8, how="copies")]}, r"the recipe's growth keeps the width at 8"),
-        ({"grow": [Growth(10, 16, how="lossless")]}, r"tunes the noise of copies, and the growth's how is lossless"),
+        ({"grow": [Growth(10, 8, how="copies")]}, r"the recipe's growth event keeps the width at 8"),
+        (
+            {"grow": [Growth(10, 16, how="lossless")]},
+            r"tunes the noise of copies, but the recipe grows with how: lossless",
+        ),
     ],
 )
 def test_recipes_that_are_not_for_the_paper_s_comparison(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
@@ -273,17 +276,17 @@ def test_recipes_that_are_not_for_the_paper_s_comparison(tmp_path: Path, changes
         ({"widths": [4, 4]}, r"small widths must differ"),
         ({"widths": [0]}, r"study\.widths is 0, but widths are positive"),
         ({"widths": [{"width": 4}]}, r"must be of the same form as the recipe's width 8"),
-        ({"sampler": "tpe"}, r"study\.sampler tpe needs study\.trials"),
-        ({"sampler": "random", "trials": 0}, r"study\.sampler random needs study\.trials"),
+        ({"sampler": "tpe"}, r"study\.sampler tpe needs a number of trials"),
+        ({"sampler": "random", "trials": 0}, r"study\.sampler random needs a number of trials"),
         ({"seeds": 0}, r"study\.seeds is 0, but must be at least 1"),
         ({"small_seeds": 0}, r"study\.small_seeds is 0"),
-        ({"grown_lrs": [0.0]}, r"study\.grown_lrs holds 0\.0, but they are numbers above 0"),
-        ({"lrs": [0.0]}, r"study\.lrs holds 0\.0, but they are numbers above 0"),
-        ({"noises": [-1.0]}, r"study\.noises holds -1\.0, but they are numbers 0 or more"),
+        ({"grown_lrs": [0.0]}, r"study\.grown_lrs holds 0\.0, but must be numbers above 0"),
+        ({"lrs": [0.0]}, r"study\.lrs holds 0\.0, but must be numbers above 0"),
+        ({"noises": [-1.0]}, r"study\.noises holds -1\.0, but must be numbers 0 or more"),
         ({"pruner": "hatchet"}, "pruner= is 'hatchet', but must be 'none', 'median' or 'halving'"),
         ({"measure": "luck"}, "measure= is 'luck', but must be 'held-out' or 'train'"),
-        ({"contenders": ["from-scratch", "luck"]}, r"'luck' is no contender"),
-        ({"contenders": ["fresh"]}, r"'fresh' is no contender here: take from base, from-scratch"),
+        ({"contenders": ["from-scratch", "luck"]}, r"'luck' is not a contender"),
+        ({"contenders": ["fresh"]}, r"'fresh' is not a contender here: choose from base, from-scratch"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
@@ -309,9 +312,9 @@ def test_small_widths_that_cannot_be_built(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ([], "this is no summary of a study: run it again"),
-        ({"format": 2}, "this is of format 2, and this version of mupscale reads format 3"),
-        ({"format": 3}, r"this is no summary of a study \(.*name.*\): run it again"),
+        ([], "this is not the summary of a study: run the study again"),
+        ({"format": 2}, "this summary has format 2, but this version of mupscale reads format 3"),
+        ({"format": 3}, r"this is not the summary of a study \(.*name.*\): run the study again"),
     ],
 )
 def test_a_summary_that_is_none(values: Any, why: str) -> None:

@@ -176,5 +176,5 @@ def test_a_model_that_a_contender_cannot_grow_is_refused(tmp_path: Path) -> None
         compare_quietly(tmp_path / "run", gpt, few(contenders=["continued", "net2net"]))
     assert not (tmp_path / "run").exists()
     names = ["continued", "fresh", "from-scratch-all-steps"]
-    with pytest.raises(MupscaleError, match="takes the learning rate of from-scratch: add that"):
+    with pytest.raises(MupscaleError, match="uses the learning rate of from-scratch: add from-scratch"):
         compare_quietly(tmp_path / "run", how=few(contenders=names))

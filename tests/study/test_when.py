@@ -82,8 +82,8 @@ def test_arms_grow_off_one_trunk_after_their_part_of_the_budget() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"grow": []}, "when to grow needs one growth event, and this recipe has 0"),
-        ({"grow": [Growth(10, 8, how="copies")]}, "the recipe's growth keeps the width at 8"),
+        ({"grow": []}, "when to grow needs one growth event, but this recipe has 0"),
+        ({"grow": [Growth(10, 8, how="copies")]}, "the recipe's growth event keeps the width at 8"),
         ({"start": "somewhere"}, r"cannot start from a checkpoint \(from\)"),
         ({"schedule": Schedule(warmup=9)}, "10% of the FLOPs are 5 steps of the narrow model, too few to grow after"),
         ({"growth": {"at": 1}, "steps": 3, "schedule": Schedule()}, "too few"),
@@ -151,7 +151,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert not run.exists()
     assert main(["run", str(file), "--when", "--paper", "--out", str(run)]) == 2
     assert capsys.readouterr().err == (
-        "mupscale run: --forecast, --paper and --when each say what to run: give one of them\n"
+        "mupscale run: --forecast, --paper and --when exclude each other: give one of them\n"
     )
     assert main(["run", str(file), "--when", "--out", str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -81,8 +81,8 @@ def test_a_comparison_in_words() -> None:
     summary = comparison(2)
     assert summary.sentences == [
         summary.answer["sentence"],
-        "Growing with fresh units is lower than continuing from 58.2 GFLOPs on, the base model's cost included.",
-        "Growing with fresh units is lower than starting over at every budget.",
+        "From 58.2 GFLOPs on (base model's cost included), growing with fresh units ends lower than continuing.",
+        "At every budget, growing with fresh units ends lower than starting over.",
     ]
     assert list(cards(summary)) == [COST, THERE, LOSS]
     assert cards(summary)[COST] == (
@@ -92,14 +92,14 @@ def test_a_comparison_in_words() -> None:
     assert cards(summary)[THERE][0] == "0.57×"
     assert cards(summary)[LOSS][0] == "5.5 % lower"
     said = " ".join(summary.measured)
-    for piece in ("Tuned at width 32 → 128", "Seeds: 2.", "whole held-out set", "Tuning took 2 % of all cost"):
+    for piece in ("Tuned at width 32 → 128", "Seeds: 2.", "whole held-out set", "Tuning took 2 % of the total cost"):
         assert piece in said
     held, contenders = summary.tables
-    assert held.about == [summary.forecast["sentence"], "Of 8 forecasts 8 held."]
+    assert held.about == [summary.forecast["sentence"], "8 of 8 forecasts were right."]
     label = "grown with fresh units, cost compared with starting over, base model included"
     assert f"{label} 0.58× (0.51× to 0.65×) 0.63× yes" in rows(held)
     assert rows(contenders)[0] == "grown with fresh units 1,024 0.008 none 2,000 134 GFLOPs 0.518 (0.517 to 0.518)"
-    assert summary.stages[3].label == "The contenders small, base width 32: the forecast"
+    assert summary.stages[3].label == "Forecast: small contenders, base width 32"
 
 
 def test_numbers_are_the_answer_s_own() -> None:
@@ -113,7 +113,7 @@ def test_numbers_are_the_answer_s_own() -> None:
     summary = comparison(answer=changed)
     assert summary.sentences[0] == "Nobody knows."
     assert cards(summary)[COST][0] == "at most 0.12×"
-    assert cards(summary)[THERE] == ("unknown", "starting over diverged, or took no part")
+    assert cards(summary)[THERE] == ("unknown", "training from scratch diverged, or was left out")
     assert cards(summary)[LOSS][0] == "25 % higher"
 
 
@@ -129,15 +129,15 @@ def test_forecast_alone() -> None:
     summary = forecast_only(comparison())
     assert summary.sentences == [
         summary.forecast["sentence"],
-        "The large models are not trained: this is the forecast alone.",
+        "This is only a forecast: the large models were not trained.",
     ]
     said = "base model's cost included; growing with fresh units; 0.51× to 0.65×"
     assert cards(summary)[COST] == ("0.58×", said)
     assert cards(summary)[LOSS][0] == "4.9 % lower"
     assert [table.title for table in summary.tables] == [
         "The forecast",
-        "The small contenders at the full budget, width 32 → 128",
-        "The small contenders at the full budget, width 64 → 256",
+        "Small contenders at the full budget, width 32 → 128",
+        "Small contenders at the full budget, width 64 → 256",
     ]
 
 
@@ -147,7 +147,7 @@ def test_forecast_without_a_rule() -> None:
     above = dict.fromkeys(summary.forecast["above_continued"], why)
     summary = forecast_only(replace(summary, forecast={**summary.forecast, "above_continued": above, "cost": {}}))
     assert cards(summary)[LOSS] == ("no rule", "growing from copies; small widths contradict each other")
-    assert cards(summary)[COST] == ("unknown", "growing from copies; starting over takes no part")
+    assert cards(summary)[COST] == ("unknown", "growing from copies; training from scratch was left out")
 
 
 def test_diverged_contenders_are_named() -> None:
@@ -156,7 +156,8 @@ def test_diverged_contenders_are_named() -> None:
     assert re.fullmatch(r"grown from copies .* 0\.5\d\d \(0\.5\d\d to 0\.5\d\d\) 1 of 3 seeds diverged", last)
     assert second.endswith("diverged")
     assert (
-        "Growing with fresh units and starting over have no cost in common, so neither is lower." in summary.sentences
+        "Growing with fresh units and starting over were not measured at a common cost, so they cannot be compared."
+        in summary.sentences
     )
     none = comparison(2, lost={"copies": 2, "fresh": 2})
     assert set(cards(none).values()) == {("unknown", "every grown model diverged")}
@@ -166,9 +167,9 @@ def test_one_seed_and_a_base_model_of_unknown_cost() -> None:
     runs = replace(system(seeds=1), base_cost=None, unit="steps")
     base = {"from": "gpt2.pt", "steps": None, "lr": 0.1, "width": 256}
     summary = comparison(1, large=runs, base=base)
-    assert "Seeds: one, so nothing is known about chance." in summary.measured
+    assert "Seeds: one, so the variation between seeds is unknown." in summary.measured
     assert "The base model is gpt2.pt, trained for an unknown number of steps." in summary.measured
-    assert cards(summary)[COST] == ("unknown", "the base model's steps are not known")
+    assert cards(summary)[COST] == ("unknown", "the base model's steps are unknown")
 
 
 # ------------------------------------------------------------------------------------------- the paper's comparison
@@ -179,12 +180,12 @@ def test_the_paper_s_comparison_in_words() -> None:
     assert cards(summary) == {
         "Speed-up to the from-scratch model's lowest loss": (
             "1.7×",
-            "base model's cost included; 3.3× if it is there already, 0.23× with that of tuning included, too",
+            "base model's cost included; 3.3× if you already have it, 0.23× with tuning included as well",
         ),
         "Final loss, from scratch": ("0.421", "0.420 to 0.422 over 3 seeds"),
         "Final loss, best alternative: from scratch, lr changed": ("0.396", "0.395 to 0.399 over 3 seeds"),
         "Final loss, upscaled": ("0.355", "0.354 to 0.356 over 3 seeds"),
-        "Chosen noise": ("1", "1 is as much as a fresh initialisation has"),
+        "Chosen noise": ("1", "1 is the size of a fresh initialisation"),
         "Chosen learning rate": ("0.004", "after upscaling; 0.016 before"),
     }
     models, costs = summary.tables

@@ -111,7 +111,7 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (["nowhere.Told"], "cannot be imported"),
         (["torch.nn.Identity"], "is no mupscale.train.Callback"),
         ([{"path": "x"}], "neither a class path nor"),
-        (["mupscale.train.JsonLines"], "needs a place to write"),
+        (["mupscale.train.JsonLines"], "needs a folder to write to"),
     ],
 )
 def test_callbacks_that_cannot_be(callbacks: list[Any], said: str) -> None:

@@ -91,5 +91,5 @@ def test_a_network_becomes_deeper_and_wider(tmp_path: Path) -> None:
             outputs.append(model(x))
         torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-12, atol=1e-12)
     assert sum(name.endswith("2.weight") or "blocks.5" in name for name, _ in grown.model.named_parameters())
-    with pytest.raises(mu.MupscaleError, match="neither width nor depth"):
+    with pytest.raises(mu.MupscaleError, match="give width, depth, or both"):
         lightning_growth(5, family)

@@ -95,7 +95,7 @@ def test_resuming_names_what_is_missing(tmp_path: Path, field: str) -> None:
     if field in ("width", "data", "threads"):
         assert run_recipe(short, resume=True).status == "finished"
         return
-    with pytest.raises(MupscaleError, match=rf"{re.escape(str(path))} does not say the run's '{field}'"):
+    with pytest.raises(MupscaleError, match=rf"{re.escape(str(path))} does not record the run's '{field}'"):
         run_recipe(short, resume=True)
 
 

@@ -89,7 +89,7 @@ def test_a_callback_that_is_told_where_to_write_is_refused_unless_trusted(here: 
 def test_a_callback_that_tells_others_is_refused_unless_trusted(here: Path) -> None:
     """Whoever resumes a run would send it to a service under their own name, and get a folder of its where they are."""
     stored = StoredRecipe.of({**VALUES, "callbacks": ["mupscale.train.WeightsAndBiases"]}, "recipe.json")
-    with pytest.raises(MupscaleError, match=r"WeightsAndBiases .*tells others of the run: .*--trust mupscale"):
+    with pytest.raises(MupscaleError, match=r"WeightsAndBiases .*sends data .* elsewhere: .*--trust mupscale"):
         stored.load()
     assert packages_to_trust(stored.load(trust=["mupscale"])) == ["mupscale"]
     StoredRecipe.of({**VALUES, "callbacks": ["mupscale.train.TensorBoard"]}, "recipe.json").load()
@@ -133,9 +133,9 @@ def test_ones_own_recipe_is_not_restricted(here: Path) -> None:
 
 
 FIELDS: dict[str, tuple[Any, str]] = {
-    "a number": (5, "5 is no recipe"),
-    "null": (None, "None is no recipe"),
-    "a list": ([1], r"\[1\] is no recipe"),
+    "a number": (5, "5 is not a recipe"),
+    "null": (None, "None is not a recipe"),
+    "a list": ([1], r"\[1\] is not a recipe"),
     "a field that is missing": ({name: VALUES[name] for name in VALUES if name != "steps"}, "'steps' is missing"),
     "a field that is not one": ({**VALUES, "stesp": 3}, "there is no field 'stesp'"),
     "text for a number": ({**VALUES, "steps": "many"}, "'steps' is 'many', but must be a whole number"),

@@ -43,9 +43,9 @@ def test_a_growth_event_says_depth() -> None:
     assert Recipe.from_json(one.to_json()) == one
     with pytest.raises(MupscaleError, match="narrower"):
         recipe(grow=[Growth(at=2, depth=1)])
-    with pytest.raises(MupscaleError, match="whose width says its depth"):
+    with pytest.raises(MupscaleError, match="the recipe's width must name it"):
         recipe(width=8, base=8, grow=[Growth(at=2, depth=4)])
-    with pytest.raises(MupscaleError, match="neither width nor depth"):
+    with pytest.raises(MupscaleError, match="give the new width, the new depth, or both"):
         recipe(grow=[Growth(at=2)])
     with pytest.raises(MupscaleError, match="takes no noise"):
         recipe(grow=[Growth(at=2, depth=4, how="identity", noise=1.0)])

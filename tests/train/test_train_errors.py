@@ -262,14 +262,14 @@ def test_a_damaged_checkpoint_without_one_before(run: Path) -> None:
     path = run / "checkpoints" / step(20)
     path.write_bytes(path.read_bytes()[:-100])
     before = contents(run)
-    with refused(path, "truncated", "remove it to begin anew"):
+    with refused(path, "truncated", "remove it to start over"):
         run_recipe(same(run), resume=True)
     assert contents(run) == before
 
 
 def test_data_that_has_changed(run: Path) -> None:
     before = contents(run)
-    with begun(same(run)) as training, refused("the data is not what the run", run, "put the data back"):
+    with begun(same(run)) as training, refused("the data has changed since the run", run, "restore the data"):
         training.data.split.train_x[0] += 1.0  # type: ignore[attr-defined]
         training.begin(resume=True)
     assert contents(run) == before
@@ -334,7 +334,7 @@ def test_a_checkpoint_of_which_little_is_left(run: Path, size: int) -> None:
 
 def test_a_checkpoint_that_is_not_of_a_run(run: Path) -> None:
     mu.save(run / "checkpoints" / step(24), recipe().family().init(16))
-    with refused(step(24), "not of a run"):
+    with refused(step(24), "does not belong to a run"):
         run_recipe(same(run), resume=True)
 
 
@@ -466,7 +466,7 @@ def test_a_start_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_start_of_unknown_width(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     save_file(weights, tmp_path / "weights.safetensors")
-    with refused("weights.safetensors", "does not tell the width", "from_width"):
+    with refused("weights.safetensors", "does not record the width", "from_width"):
         started(tmp_path, tmp_path / "weights.safetensors")
 
 

@@ -92,7 +92,7 @@ def test_data_in_another_precision(dtype: str) -> None:
 def test_fewer_steps_than_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_recipe(recipe(tmp_path))
     before = (tmp_path / "recipe.json").read_text()
-    with pytest.raises(mu.MupscaleError, match="stands at step 8, beyond the 5 steps"):
+    with pytest.raises(mu.MupscaleError, match="is already at step 8, but you asked for 5 steps"):
         run_recipe(recipe(tmp_path, steps=5), resume=True)
     assert (tmp_path / "recipe.json").read_text() == before
     assert run_recipe(recipe(tmp_path), resume=True).status == "finished"

@@ -73,7 +73,7 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"grow": [Growth(5, 16, how="copies"), Growth(6, 8, how="copies")]},
         ("growth at step 6", "8 is narrower than 16"),
     ),
-    "growth of nothing": ({"grow": [Growth(5)]}, ("growth at step 5", "neither width nor depth")),
+    "growth of nothing": ({"grow": [Growth(5)]}, ("growth at step 5", "give the new width, the new depth, or both")),
     "growth by other names": (
         {"grow": [Growth(5, {"heads": 2}, how="copies")]},
         ("growth at step 5", "{'heads': 2}", "same arguments as 8"),
@@ -110,7 +110,7 @@ def no_module(width: int) -> int:
 NOT_MADE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no such package": ({"model": Spec("nowhere.Model")}, ("'nowhere.Model'", "cannot be imported", "nowhere")),
     "no such class": ({"model": Spec("mupscale.models.MPL")}, ("'mupscale.models.MPL'", "cannot be imported", "MPL")),
-    "no dots": ({"model": Spec("MLP")}, ("'MLP'", "no import path", "module.name")),
+    "no dots": ({"model": Spec("MLP")}, ("'MLP'", "not an import path", "module.name")),
     "no data": ({"data": Spec("small_runs.Rowz")}, ("'small_runs.Rowz'", "cannot be imported")),
     "no optimizer": ({"optimizer": Spec("torch.optim.Adamm", {"lr": 1})}, ("'torch.optim.Adamm'", "imported")),
     "no loss": ({"loss": "mupscale.train.hinge"}, ("'mupscale.train.hinge'", "cannot be imported")),
@@ -342,11 +342,13 @@ def test_several_widths_by_name(tmp_path: Path) -> None:
 def test_what_is_not_of_its_kind_is_not_called() -> None:
     assert Spec("small_runs.squared").load() is not None
     assert math.isclose(Spec("fractions.Fraction", {"numerator": 1}).make(Fraction, denominator=2), 0.5)
-    with pytest.raises(MupscaleError, match=r"math\.pi is no fractions\.Fraction"):
+    with pytest.raises(MupscaleError, match=r"math\.pi is neither a fractions\.Fraction"):
         Spec("math.pi").make(Fraction)
     with pytest.raises(MupscaleError, match=r"fractions\.Fraction is no torch\.nn\.Module"):
         Spec("fractions.Fraction").make(nn.Module)
-    with pytest.raises(MupscaleError, match=r"os\.mkdir is no torch\.nn\.Module, nor a function that gives one"):
+    with pytest.raises(
+        MupscaleError, match=r"os\.mkdir is neither a torch\.nn\.Module nor a function that returns one"
+    ):
         Spec("os.mkdir", {"path": "made"}).make(nn.Module)
     with pytest.raises(MupscaleError, match=r"textwrap\.dedent gave a str, which is no torch\.nn\.Module"):
         Spec("textwrap.dedent", {"text": "x"}).make(nn.Module)

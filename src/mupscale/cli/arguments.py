@@ -53,7 +53,7 @@ def make_parser(command: str, usage: str, about: str) -> Any:
         exit_on_error=False,
         allow_abbrev=False,
     )
-    all_options = "show every option" if command in MAIN_OPTIONS else SUPPRESS
+    all_options = "show all options" if command in MAIN_OPTIONS else SUPPRESS
     parser.add_argument(HELP_ALL, action="help", help=all_options)
     parser._print_message = _print_message  # argparse's own says nothing where the help cannot be written
     dump = parser.dump  # without a format for --print-config alone, whose recipe may be somebody's file
@@ -95,13 +95,13 @@ def read_yaml(path: str) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no text in UTF-8: {error}") from None
+        raise UsageError(f"{path} is not UTF-8 text: {error}") from None
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UsageError(f"{path}{where} is no YAML: {_joined(str(problem))}") from None
+        raise UsageError(f"{path}{where} is not valid YAML: {_joined(str(problem))}") from None
     except (ValueError, RecursionError) as error:  # a number of too many digits, a date that is none, brackets
-        raise UsageError(f"{path} is no YAML that can be read: {_joined(str(error))}") from None
+        raise UsageError(f"{path} is not valid YAML: {_joined(str(error))}") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} holds no options: it must be a YAML mapping such as 'width: 512'")
     return values

@@ -16,13 +16,15 @@ def _depth(options: Any) -> tuple[str | None, dict[str, Any]]:
     how, deepen = options.how, options.deepen
     if options.layers is None:
         if deepen is not None or how in _HOW_DEEP:
-            raise UsageError(f"{'--deepen' if deepen else f'--how {how}'} is about new layers: add --layers N")
+            raise UsageError(f"{'--deepen' if deepen else f'--how {how}'} is for new layers: add --layers N")
         return how, {}
     if how in _HOW_DEEP:
         if deepen is not None:
-            raise UsageError(f"--how {how} and --deepen {deepen} both say what new layers are: leave one out")
+            raise UsageError(f"--how {how} and --deepen {deepen} both describe the new layers: give one of them")
         if any(size is not None for size in (options.times, options.hidden, options.ffn, options.heads, options.kv)):
-            raise UsageError(f"beside a width --how is about the width: say --deepen {how} of the new layers")
+            raise UsageError(
+                f"if the width grows as well, --how is for the width: use --deepen {how} for the new layers"
+            )
         how, deepen = None, how
     return how, {"layers": options.layers, "deepen": deepen or "identity"}
 
@@ -32,7 +34,7 @@ def check_before_imports(path: str, options: Any) -> dict[str, Any]:
     options.how, depth = _depth(options)
     if options.how not in (None, "copies", "fresh"):
         raise UsageError(
-            f"--how {options.how}: it is fresh or copies, of more units, or with --layers {', '.join(_HOW_DEEP)}"
+            f"--how is {options.how}, but must be fresh or copies; with --layers also {', '.join(_HOW_DEEP)}"
         )
     if options.times is not None:
         parse_multipliers(options.times)
@@ -43,58 +45,59 @@ def check_before_imports(path: str, options: Any) -> dict[str, Any]:
 
 def add_times(parser: Any) -> None:
     """By how much, and where a description lies."""
-    meaning = "how much wider: a whole number, or hidden=2,ffn=3,heads=2 (kv=… for key/value heads); 1 if not named; of"
-    meaning += " a model of several parts text=2,vision.ffn=3"
-    meaning = f"{meaning} (default: 2, or what the sizes below say)"
+    meaning = (
+        "factor by which the width grows: 2, or hidden=2,ffn=3,heads=2 (kv for key/value heads; what you leave out"
+    )
+    meaning += " stays). For a model of several parts: text=2,vision.ffn=3 (default: 2, unless you give a size below)"
     parser.add_argument("--times", type=str | None, default=None, help=meaning)
     add_describe(parser)
 
 
 def add_trust(parser: Any) -> None:
     """Whether code of the checkpoint's own runs."""
-    meaning = "run the code that the checkpoint brings with it, of its model or its tokenizer"
+    meaning = "allow the checkpoint to run its own model or tokenizer code"
     parser.add_argument("--trust-remote-code", action="store_true", help=meaning)
 
 
 def add_growth(parser: Any) -> None:
     """By which operator, to which sizes."""
-    meaning = "fresh for new units beside the old ones (the default), or copies (with --noise or --exact); with"
-    meaning += " --layers alone identity, stack or interleaved"
+    meaning = "how to fill new units: fresh (new ones; the default) or copies (with --noise or --exact). If only"
+    meaning += " --layers is given: identity, stack or interleaved"
     parser.add_argument("--how", type=str | None, default=None, help=meaning)
-    parser.add_argument("--hidden", type=str | None, help="hidden size of the wide model, instead of --times")
-    parser.add_argument("--ffn", type=str | None, help="size of its feed-forward layers; what is not named stays")
-    parser.add_argument("--heads", type=str | None, help="number of its attention heads; head_dim stays")
+    parser.add_argument("--hidden", type=str | None, help="hidden size of the large model, instead of --times")
+    parser.add_argument("--ffn", type=str | None, help="size of its feed-forward layers (default: unchanged)")
+    parser.add_argument("--heads", type=str | None, help="number of its attention heads; head_dim does not change")
     parser.add_argument(
         "--kv", type=str | None, help="number of its key/value heads (default: they grow with the heads)"
     )
-    outgoing = "of fresh units: how much of their weight towards old ones they start with, 0 to 1 (default: 1)"
+    outgoing = "scale of the weights from fresh units into old ones, 0 to 1 (default: 1, as initialised)"
     parser.add_argument("--outgoing", type=float | None, help=outgoing)
-    parser.add_argument("--lossless", action="store_true", help="fresh units that leave the function as it is")
+    parser.add_argument("--lossless", action="store_true", help="fresh units that leave the outputs unchanged at first")
 
 
 def add_depth(parser: Any) -> None:
     """How many layers, and what new ones are."""
-    meaning = "number of layers of a deeper model; the width stays unless it is given, too"
+    meaning = "number of layers of the large model; can be combined with a width"
     parser.add_argument("--layers", type=int | None, help=meaning)
-    meaning = "what new layers are: identity, stack or interleaved, where --how is about the width"
+    meaning = "what new layers are, if the width grows as well: identity, stack or interleaved"
     parser.add_argument("--deepen", type=str | None, help=meaning)
 
 
 def add_mixture(parser: Any) -> None:
     """Experts of a mixture."""
     parser.add_argument(
-        "--experts", type=int | None, help="number of experts of a mixture, each the layer that there is"
+        "--experts", type=int | None, help="make a mixture of this many experts, each a copy of the feed-forward layer"
     )
-    parser.add_argument("--active", type=int | None, help="how many of them a token is sent to (default: 2)")
+    parser.add_argument("--active", type=int | None, help="number of experts that each token uses (default: 2)")
 
 
 def add_dequantise(parser: Any) -> None:
     """Whether quantised numbers are read as float32."""
-    meaning = "read a GGUF file: its weights as float32, as far as it has not rounded them"
+    meaning = "read a quantised GGUF file as float32; the rounding of its weights remains"
     parser.add_argument("--dequantise", action="store_true", help=meaning)
 
 
 def add_describe(parser: Any) -> None:
     """Where a description lies."""
-    meaning = "a Python module of yours that registers the description of an architecture"
+    meaning = "your Python module that describes the architecture"
     parser.add_argument("--describe", type=str | None, metavar="MODULE", help=meaning)

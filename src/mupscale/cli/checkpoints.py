@@ -23,7 +23,7 @@ from mupscale.cli.own_modules import allow_modules
 from mupscale.system import MupscaleError, is_taken, move, print_at_once, printable, remove, show, wrap_text
 
 UPSCALE = """\
-Make a Hugging Face checkpoint wider, or deeper: the result is an ordinary checkpoint.
+Grow a Hugging Face checkpoint in width, in depth, or both. The result is an ordinary checkpoint.
 
   mupscale upscale path/to/checkpoint path/to/wide --times 2
   mupscale upscale path/to/checkpoint path/to/wide --hidden 1536 --ffn 4096 --heads 24 --kv 8
@@ -36,38 +36,42 @@ Make a Hugging Face checkpoint wider, or deeper: the result is an ordinary check
   mupscale upscale path/to/checkpoint path/to/mixture --experts 8 --active 2
   mupscale upscale path/to/model-Q8_0.gguf path/to/wide --dequantise
 
---how fresh (the default) keeps the trained units as they are and draws new ones beside them, as the model's own
-initialisation would at the wide width: it takes any wider size, and there is nothing to tune. New units change the
-function at first; with --lossless they start silent, and it stays, up to the eps of the norms. --how copies copies
-every unit a whole number of times, and --noise makes the copies differ. With --exact they stay equal: the wide model
-computes what the small one does, and remains a replica of it in training, which is for verification.
-With --layers the model becomes deeper: --how identity (the default then) inserts layers that write nothing into the
-residual stream yet, so that the function stays; stack and interleaved copy layers, which changes it. The width stays
-unless --times or a size is given, too; --how is then about the width, and --deepen about the layers.
+Width. --how fresh (the default) keeps the trained units and adds new ones, initialised as the model would do it at the
+large width. You can choose any larger size, and there is nothing to tune. New units change the outputs at first. With
+--lossless they do not: the new units contribute nothing yet, and the outputs stay the same, up to the eps of the norms.
+--how copies copies every unit a whole number of times, and --noise makes the copies differ. With --exact the copies
+stay equal: the wide model computes the same as the small one and stays a replica of it in training. Use --exact only
+for verification.
 
-Tensors are read, grown and written in pieces, so a model of any size needs little memory. Beside the weights lies
-mupscale.json, from which mupscale.hf.param_groups makes parameter groups out of the small model's learning rate.
-The folder appears when it is complete; until then there is a hidden one, which the next run clears away."""
+Depth. --layers adds layers. --how identity (the default) adds layers that change nothing at first. stack and
+interleaved copy layers, which changes the outputs. stack appends the copies at the end; interleaved puts each copy
+after its original. To grow the width as well, give --times or a size. Then --how is for the width and --deepen for
+the layers.
+
+Tensors are processed in pieces, so a model of any size needs little memory. The file mupscale.json next to the weights
+lets mupscale.hf.param_groups set the learning rate of every parameter from the small model's. OUT appears only when it
+is complete. If the command stops early, the next one removes what it left behind."""
 
 VERIFY = """\
-Do two checkpoints compute the same, and go on doing so in training? Exit status 0 if so, 1 if not. Of noise and fresh
-units, which move the outputs, it tells how far, and whether all else is as mupscale.json has it.
+Check that two checkpoints compute the same, and still do after training. The exit status is 0 if they do and 1 if not.
+Noise and fresh units change the outputs. In that case the command reports by how much, and checks everything else
+against mupscale.json.
 
   mupscale verify path/to/checkpoint path/to/wide
   mupscale verify path/to/checkpoint path/to/wide --dtype float64 --train 20 --text book.txt"""
 
 INSPECT = """\
-What upscaling would do, as a table: each group of tensors with its axes, its rule and the factors for an optimizer.
+Show what upscaling would do: a table of tensors with their axes, their scaling rule and the optimizer's factors.
 
   mupscale inspect path/to/checkpoint
   mupscale inspect path/to/checkpoint --hidden 1536 --ffn 4096 --heads 24 --kv 8
   mupscale inspect path/to/checkpoint --times hidden=2,ffn=3,heads=2 --how copies --optimizer sgd
   mupscale inspect path/to/checkpoint --layers 24
 
-`2× by 64` means that an axis becomes twice as long in blocks of 64 units, such as attention heads. A rule is
-three numbers: by how much the output grows, by how much the input, and a constant folded into the weight.
-With fresh units the table tells what old weights are multiplied by, what new units are drawn from (± their standard
-deviation; a constant where the model starts with one), and how much of that leads from new units to old ones."""
+`2× by 64` means that an axis becomes twice as long, in blocks of 64 units such as attention heads. A rule is three
+numbers: the factor by which the output grows, the factor by which the input grows, and a constant that is multiplied
+into the weight. For fresh units the table shows the factor of old weights, the initialisation of new ones (± standard
+deviation, or a constant), and the scale of the weights from new units into old ones."""
 
 
 def _upscale_parser() -> Any:
@@ -77,19 +81,23 @@ def _upscale_parser() -> Any:
     add_growth(parser)
     add_depth(parser)
     add_mixture(parser)
-    meaning = "of copies, in multiples of a fresh initialisation's"
+    meaning = "noise of copies; 1 is the size of a fresh initialisation"
     parser.add_argument("--noise", type=float | None, default=None, help=meaning)
-    parser.add_argument("--exact", action="store_true", help="copies without noise: a replica, for verification")
-    parser.add_argument("--seed", type=int, default=0, help="of the noise or the fresh units")
     parser.add_argument(
-        "--dtype", type=str | None, help="of the output: float32, bfloat16, float16 or float64 (default: as it is)"
+        "--exact", action="store_true", help="copies without noise: a replica of the small model, for verification"
     )
-    parser.add_argument("--shard-size", type=str, default="5GB", help="largest file of weights")
-    parser.add_argument("--optimizer", type=str | None, help="a saved torch optimizer (optimizer.pt) to widen as well")
-    parser.add_argument("--no-verify", action="store_true", help="do not compare the two models afterwards")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the noise or the fresh units")
+    parser.add_argument(
+        "--dtype",
+        type=str | None,
+        help="dtype of the output: float32, bfloat16, float16 or float64 (default: unchanged)",
+    )
+    parser.add_argument("--shard-size", type=str, default="5GB", help="largest size of a weights file")
+    parser.add_argument("--optimizer", type=str | None, help="a saved torch optimizer (optimizer.pt) to grow as well")
+    parser.add_argument("--no-verify", action="store_true", help="do not compare the two models at the end")
     add_trust(parser)
-    parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint of mupscale's at OUT")
-    parser.add_argument("--threads", type=int | None, help="how many (default: one for each core)")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if mupscale wrote it")
+    parser.add_argument("--threads", type=int | None, help="number of threads (default: one per core)")
     add_dequantise(parser)
     return parser
 
@@ -134,10 +142,12 @@ def upscale_command(words: list[str]) -> int:
 def _experts(path: str, out: str, options: Any) -> int:
     """A dense checkpoint as a mixture of experts."""
     if options.experts is None:
-        raise UsageError("--active says how many of the experts a token is sent to: add --experts N")
+        raise UsageError("--active sets how many experts each token uses: add --experts N")
     sizes = (options.hidden, options.ffn, options.heads, options.kv, options.layers, options.dtype)
     if options.times is not None or any(size is not None for size in sizes) or options.overwrite or options.noise:
-        raise UsageError("--experts stands alone: more width, layers or another dtype come one after the other")
+        raise UsageError(
+            "--experts cannot be combined with width, layers, dtype, noise or --overwrite: do one after the other"
+        )
     _describe(options.describe)
     from mupscale.hf import add_experts
 
@@ -167,9 +177,7 @@ def _check_place(out: Path, overwrite: bool) -> Path:
 def _beside(out: Path) -> Path:
     """Where a checkpoint is written that is to replace the one at `out`."""
     if out.is_symlink() or (out.exists() and not (out / "mupscale.json").is_file()):
-        raise UsageError(
-            f"--overwrite: {out} holds no checkpoint that mupscale wrote: remove it, or choose another OUT"
-        )
+        raise UsageError(f"--overwrite: mupscale did not write {out}: remove it yourself, or choose another OUT")
     return out.with_name(f".{out.name}.new") if out.exists() else out
 
 
@@ -184,12 +192,14 @@ def _replace_folder(new: Path, old: Path) -> None:
 def verify_command(words: list[str]) -> int:
     """mupscale verify SMALL WIDE."""
     parser = make_parser("verify", "SMALL WIDE [--option VALUE …]", VERIFY)
-    parser.add_argument("--dtype", type=str, default="float32", help="to compute in: float32 or float64")
-    parser.add_argument("--train", type=int, default=0, help="steps of training to compare as well")
-    parser.add_argument("--text", type=str | None, help="a file to read tokens from (default: random tokens)")
-    parser.add_argument("--tokens", type=int, default=64, help="length of the texts that are compared")
-    parser.add_argument("--tolerance", type=float | None, help="largest relative difference (default: by dtype)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random tokens")
+    parser.add_argument("--dtype", type=str, default="float32", help="dtype of the computation: float32 or float64")
+    parser.add_argument("--train", type=int, default=0, help="also compare the models over this many training steps")
+    parser.add_argument("--text", type=str | None, help="a text file to compare them on (default: random tokens)")
+    parser.add_argument("--tokens", type=int, default=64, help="number of tokens in each text")
+    parser.add_argument(
+        "--tolerance", type=float | None, help="largest allowed relative difference (default: depends on the dtype)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random tokens")
     add_trust(parser)
     add_describe(parser)
     add_dequantise(parser)
@@ -218,7 +228,7 @@ def inspect_command(words: list[str]) -> int:
     add_times(parser)
     add_growth(parser)
     add_depth(parser)
-    parser.add_argument("--optimizer", type=str, default="AdamW", help="of torch, for which factors are shown")
+    parser.add_argument("--optimizer", type=str, default="AdamW", help="the torch optimizer to show factors for")
     add_trust(parser)
     add_dequantise(parser)
     flags = ("--lossless", "--trust-remote-code", "--dequantise")
@@ -250,12 +260,12 @@ def _operator(options: Any, noise: float | None = None) -> Any:
     is_fresh = options.outgoing is not None or options.lossless
     how: Any = options.how or ("fresh" if is_fresh else None if noise is None else "copies")
     if how == "fresh" and noise:
-        raise UsageError("--noise makes copies differ; fresh units do by themselves: leave it out")
+        raise UsageError("--noise is for copies: leave it out, or add --how copies (fresh units differ without it)")
     if how == "copies" and is_fresh:
         name = "--lossless" if options.lossless else "--outgoing"
         raise UsageError(f"{name} is for fresh units: leave out --how copies and --noise, or {name}")
     if options.lossless and options.outgoing is not None:
-        raise UsageError("--lossless settles what fresh units start with: leave out --outgoing")
+        raise UsageError("--lossless and --outgoing both set how fresh units start: give one of them")
     if how is None:
         return None
     outgoing = 1.0 if options.outgoing is None else options.outgoing
@@ -281,9 +291,9 @@ def _describe(module: str | None) -> None:
     try:
         import_module(name)
     except ImportError as error:
-        raise UsageError(f"--describe {module}: {error}; it is imported from the current folder") from None
+        raise UsageError(f"--describe {module}: {error}; modules are imported from the current folder") from None
     except (Exception, SystemExit) as error:  # whatever the module does
-        raise UsageError(f"--describe {module}: it raises {type(error).__name__}: {error}") from error
+        raise UsageError(f"--describe {module}: the module raises {type(error).__name__}: {error}") from error
 
 
 def _paths(parser: Any, words: list[str], names: tuple[str, ...], flags: tuple[str, ...] = ()) -> tuple[list[str], Any]:

@@ -46,52 +46,55 @@ class Command(NamedTuple):
 _PICTURES = ("matplotlib",)
 _DRAWS_NOTHING = {"-h", "--help", "--help-all", "--dry-run", "--print-config", "--print_config", "--watch"}
 COMMANDS = {
-    "train": Command("train a model as a recipe says", "training.train_command"),
-    "resume": Command("go on with a run that was stopped", "training.resume_command"),
-    "family": Command("every size of a model out of one growing run", "studies.family_command", True, _PICTURES),
+    "train": Command("train the model that a recipe describes", "training.train_command"),
+    "resume": Command("resume a run from its last checkpoint", "training.resume_command"),
+    "family": Command("train every size of a model in one growing run", "studies.family_command", True, _PICTURES),
     "run": Command(
-        "does growing pay? four ways to spend the same FLOPs, tuned small",
+        "does growing pay? compare four ways to spend the same FLOPs",
         "studies.run_command",
         True,
         (*_PICTURES, "optuna --paper"),
     ),
     "sweep": Command(
-        "tune at the small widths alone, or help others do it", "studies.sweep_command", True, ("optuna",)
+        "run only the tuning at small widths; several machines can share it", "studies.sweep_command", True, ("optuna",)
     ),
     "transfer-check": Command(
-        "does the optimum stay where it is as widths grow?", "studies.transfer_check_command", True, _PICTURES
+        "does the best learning rate or noise stay the same as the width grows?",
+        "studies.transfer_check_command",
+        True,
+        _PICTURES,
     ),
-    "report": Command("a page of pictures from a study's folder", "studies.report_command", needs=_PICTURES),
-    "curves": Command("draw the losses of runs into one picture", "training.curves_command", needs=_PICTURES),
-    "recipes": Command("list the recipes that ship", "shipped_list.recipes_command"),
-    "upscale": Command("make a Hugging Face checkpoint wider, exactly", "checkpoints.upscale_command"),
-    "verify": Command("do a checkpoint and its wider one compute, and train, alike?", "checkpoints.verify_command"),
-    "inspect": Command("what upscaling would do to a checkpoint, as a table", "checkpoints.inspect_command"),
+    "report": Command("write a page with the results of a study", "studies.report_command", needs=_PICTURES),
+    "curves": Command("plot the losses of several runs", "training.curves_command", needs=_PICTURES),
+    "recipes": Command("list the recipes that come with mupscale", "shipped_list.recipes_command"),
+    "upscale": Command("grow a Hugging Face checkpoint in width or depth", "checkpoints.upscale_command"),
+    "verify": Command("check that a checkpoint and its grown version compute the same", "checkpoints.verify_command"),
+    "inspect": Command("show what upscaling would do to a checkpoint", "checkpoints.inspect_command"),
     "limit grow": Command(
-        "copies and fresh units at infinite width and at finite ones, side by side",
+        "compare copies and fresh units at infinite and finite width",
         "infinite_width.limit_grow_command",
     ),
     "limit examples": Command(
-        "the paper's worked examples at infinite width, and finite networks",
+        "the paper's worked examples, at infinite and finite width",
         "infinite_width.limit_examples_command",
         needs=_PICTURES,
     ),
     "limit mlp": Command(
-        "upscale an MLP at infinite width and at finite ones: do they meet?",
+        "upscale an MLP: do finite widths approach the infinite one?",
         "infinite_width.limit_mlp_command",
         needs=_PICTURES,
     ),
     "limit sweep": Command(
         "tune noise and learning rate at infinite width", "infinite_width.limit_sweep_command", needs=_PICTURES
     ),
-    "data tokenize": Command("turn text into tokens, once", "tokens.tokenize_command", resumable=True),
-    "data info": Command("what a folder of tokens, or a CSV or Parquet file, holds", "tokens.info_command"),
+    "data tokenize": Command("tokenize text and store the tokens", "tokens.tokenize_command", resumable=True),
+    "data info": Command("show what a folder of tokens, or a CSV or Parquet file, holds", "tokens.info_command"),
 }
 """In the order in which `mupscale --help` lists them. A name of two words, such as `data info`, is one of a group."""
 
 _ENDING = (
-    "mupscale COMMAND --help tells more; mupscale --version; mupscale --completion bash, zsh or fish.",
-    "-q shows results alone; -v every line of progress, and where an error comes from (--debug: that alone).",
+    "See also: mupscale COMMAND --help; mupscale --version; mupscale --completion bash (or zsh, fish).",
+    "-q shows only results. -v shows all progress, and the traceback of an error. --debug shows only the traceback.",
     "Exit status: 0 done; 1 refused, or models differ; 2 a wrong command line; 3 training diverged; 130 interrupted.",
 )
 _OTHER_WORDS = {"theory": "limit", "widen": "upscale", "grow": "upscale", "compare": "run"}
@@ -185,7 +188,7 @@ def _overview(commands: dict[str, Command]) -> str:
     lines = [
         wrap_text(f"  {name:<{width - 2}}{command.about}", hanging=" " * width) for name, command in commands.items()
     ]
-    head = ["usage: mupscale COMMAND …", "", "Train networks, and make them wider in the middle of training.", ""]
+    head = ["usage: mupscale COMMAND …", "", "Train networks, and grow them in the middle of training.", ""]
     return "\n".join([*head, *lines, "", *map(wrap_text, _ENDING)])
 
 

@@ -25,7 +25,7 @@ _ASKED = {
     "batch": "the batch (--batch 32)",
     "data": "a text to train on (--data Text --data.tokens FOLDER --data.source my.txt --data.tokenizer hf:FOLDER)",
     "width": "the hidden size to grow to (--width 1536)",
-    "base_steps": "how many steps small base models train, which stand for it (--study.base_steps 2000)",
+    "base_steps": "how many steps to train the small models that stand in for it (--study.base_steps 2000)",
 }
 
 
@@ -52,7 +52,7 @@ def with_hugging_face_base(words: Sequence[str], flags: Sequence[str], unasked: 
         told.discard("base_steps")
     if lacking := [what for name, what in _ASKED.items() if name not in told and name not in unasked]:
         raise UsageError(
-            f"{folder} is a Hugging Face folder, which does not tell how its model is trained on: give "
+            f"{folder} is a Hugging Face folder, which does not say how to train the model further: give "
             f"{'; '.join(lacking)}"
         )
     from mupscale.hf import hidden_size
@@ -90,6 +90,6 @@ def describe_tokens(recipe: Recipe) -> list[str]:
     if recipe.start is None or (named != tokenizer and Path(named).resolve() == Path(recipe.start).resolve()):
         return []
     return [
-        f"the recipe does not name the tokenizer of {recipe.start} (data.tokenizer: hf:{recipe.start}), so it is not "
-        f"known that its tokens mean to the model what they meant in its training"
+        f"the recipe does not name the tokenizer of {recipe.start} (data.tokenizer: hf:{recipe.start}), so its tokens "
+        f"may differ from those that the model was trained on"
     ]

@@ -13,44 +13,44 @@ if TYPE_CHECKING:
     from mupscale.theory import MLPSetup
 
 EXAMPLES = """\
-The paper's two worked examples, linear MLPs with frozen input and readout: closed forms, limit and finite networks
-side by side, and when noise leaves the limit unchanged.
+The paper's two worked examples: linear MLPs whose input and output layers are frozen. The command compares closed
+forms, the infinite-width limit and finite networks, and shows when noise leaves the limit unchanged.
 
   mupscale limit examples                                                40 seconds of one core
   mupscale limit examples --times 3 --noise 0.7 0.3 0.4 0.55 --widths 256 512 1024 2048 4096 --revealed"""
 
 MLP = """\
-Train an MLP, upscale it in the middle and train on: in the limit of infinite width, with error bars, and on real
-networks of several widths, which come closer to it as n^(-1/2).
+Train an MLP, upscale it and continue training: in the limit of infinite width, with error bars, and on real networks
+of several widths n. The networks approach the limit as n^(-1/2).
 
   mupscale limit mlp                                                      25 seconds of one core
   mupscale limit mlp --activation relu --layers 4 --widths 256 512 1024 2048 --times 3 --noise 0.5
   mupscale limit mlp --lr 0.5 --upscaled-lr 0.3 --noise 0 1 0 --frozen 1 3 --out limit/hidden-alone
   mupscale limit mlp --times 2 2 --after 4                                 upscaled twice, 4 steps after each
 
-The batch is synthetic: random directions of length 1, and targets drawn from N(0, 1). Noise is σ̄_Δ of the paper, and
-rates are μP's, so both mean the same at every width."""
+The batch is synthetic: random directions of length 1, and targets drawn from N(0, 1). Noise is the paper's
+σ̄_Δ and learning rates follow μP, so both mean the same at every width."""
 
 SWEEP = """\
-Noise × learning rate at infinite width: which cell ends with the lowest loss on the batch, as in the method's Sweep 2,
-but with no network trained.
+Find the noise and learning rate with the lowest final loss at infinite width. This is the paper's Sweep 2 (after
+growing), but no network is trained.
 
   mupscale limit sweep                                                   15 seconds on two cores
   mupscale limit sweep --noises 1 2 4 8 --lrs 0.25 0.5 1 2 --times 2
   mupscale limit sweep --times 2 4 --activation relu --after 10 --out limit/relu      one sweep for each k
 
-Zero noise is always in the grid: it is training on without upscaling."""
+Zero noise is always tried: it is the same as continuing without upscaling."""
 
 GROW = """\
-Copies with noise beside fresh units, each at several rates: which ends lower in the limit of infinite width, and on
-real networks? One picture shows the best of both, limit and networks.
+Compare noisy copies with fresh units, each at several learning rates. Which has the lower final loss in the limit of
+infinite width, and on real networks? A picture shows the best of each.
 
   mupscale limit grow                                                      half a minute of one core
   mupscale limit grow --times 4 --steps 20 --noises 1 2 4 --outgoing 0 1
-  mupscale limit grow --times 1.5 --rates 0.5 1 --widths 64 256 1024 --revealed     no multiple: fresh units alone
+  mupscale limit grow --times 1.5 --rates 0.5 1 --widths 64 256 1024 --revealed     not a multiple: only fresh units
 
-Rates are multiples of --lr, that of the base model. The amplitude a (--outgoing) is how much of its fresh weight a new
-unit has towards old ones. Copies without noise are always there: that is training on without growth."""
+Learning rates are multiples of --lr, the base model's. The amplitude a (--outgoing) is the scale of the weights from
+new units into old ones. Zero noise is always tried: it is the same as continuing without growing."""
 
 _LISTS = ("--widths", "--noise", "--noises", "--lrs", "--times", "--frozen", "--sigma", "--outgoing", "--rates")
 """Options that take several numbers."""
@@ -69,7 +69,7 @@ def read_examples_options(words: Sequence[str]) -> Any:
         type=list[float],
         metavar="X …",
         default=[0.8, 0.5, 0.4, 0.3],
-        help="σ̄_Δ of the weights A B C D, A being the readout",
+        help="noise σ̄_Δ of the weights A B C D; A is the output layer",
     )
     parser.add_argument("--sigma", type=float, default=1.0, help="σ̄ of the initial weights")
     parser.add_argument("--x", type=float, default=1.0, help="the one input")
@@ -89,14 +89,14 @@ def read_mlp_options(words: Sequence[str]) -> Any:
     parser = make_parser("limit mlp", "[--option VALUE …]", MLP)
     _add_network_options(parser)
     parser.add_argument(
-        "--times", type=list[int], metavar="N …", default=[2], help="how many times wider; several: one after another"
+        "--times", type=list[int], metavar="N …", default=[2], help="factors by which to grow, one after another"
     )
     parser.add_argument(
         "--noise",
         type=list[float],
         metavar="X …",
         default=[0.5],
-        help="σ̄_Δ: one number, or one a layer from the input to the readout",
+        help="noise σ̄_Δ: one number, or one per layer, input layer first",
     )
     parser.add_argument("--upscaled-lr", type=float | None, help="learning rate after upscaling (default: --lr)")
     _add_finite_options(parser, networks=16, widths=[256, 512, 1024, 2048])
@@ -115,21 +115,21 @@ def read_sweep_options(words: Sequence[str]) -> Any:
     parser = make_parser("limit sweep", "[--option VALUE …]", SWEEP)
     _add_network_options(parser)
     parser.add_argument(
-        "--times", type=list[int], metavar="N …", default=[2], help="how many times wider; one sweep for each"
+        "--times", type=list[int], metavar="N …", default=[2], help="factors by which to grow, one sweep each"
     )
     parser.add_argument(
         "--noises",
         type=list[float],
         metavar="X …",
         default=[0.5, 1.0, 2.0, 4.0, 8.0, 16.0],
-        help="σ̄_Δ to try, beside 0",
+        help="noise levels σ̄_Δ to try, in addition to 0",
     )
     parser.add_argument(
         "--lrs",
         type=list[float],
         metavar="X …",
         default=[0.06, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0],
-        help="rates after upscaling",
+        help="learning rates to try after upscaling",
     )
     _add_limit_options(parser, samples=4000, seeds=2)
     _add_out_option(parser, "limit/sweep")
@@ -147,7 +147,11 @@ def read_grow_options(words: Sequence[str]) -> Any:
     _add_network_options(parser, lr=1.0)  # the best for the base model that goes on without growth
     parser.add_argument("--times", type=float, default=2.0, help="r: how many times wider; copies need a whole number")
     parser.add_argument(
-        "--noises", type=list[float], metavar="X …", default=[0.5, 1.0, 2.0], help="σ̄_Δ of copies to try, beside 0"
+        "--noises",
+        type=list[float],
+        metavar="X …",
+        default=[0.5, 1.0, 2.0],
+        help="noise levels σ̄_Δ of copies to try, in addition to 0",
     )
     parser.add_argument(
         "--outgoing", type=list[float], metavar="X …", default=[0.0, 0.5, 1.0], help="amplitudes of fresh units to try"
@@ -174,37 +178,39 @@ def read_grow_options(words: Sequence[str]) -> Any:
 
 def _add_network_options(parser: Any, lr: float = 0.5) -> None:
     parser.add_argument("--activation", type=str, default="tanh", help="linear, relu, tanh or gelu")
-    parser.add_argument("--layers", type=int, default=3, help="weight layers, input and readout among them")
+    parser.add_argument("--layers", type=int, default=3, help="number of weight layers, including input and output")
     parser.add_argument(
         "--sigma",
         type=list[float],
         metavar="X …",
         default=[1.0],
-        help="σ̄ of the initial weights: one number, or one a layer",
+        help="σ̄ of the initial weights: one number, or one per layer",
     )
     parser.add_argument(
         "--frozen", type=list[int], metavar="N …", default=[], help="layers that do not learn; 1 is the input layer"
     )
     parser.add_argument("--optimizer", type=str, default="sgd", help="sgd, sign or adam (those two need few --samples)")
-    parser.add_argument("--momentum", type=float, default=0.0, help="of sgd and sign")
+    parser.add_argument("--momentum", type=float, default=0.0, help="momentum of sgd and sign")
     parser.add_argument("--inputs", type=int, default=4, help="inputs in the synthetic batch")
     parser.add_argument("--features", type=int, default=8, help="features of an input")
-    parser.add_argument("--seed", type=int, default=0, help="of the batch")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the batch")
     parser.add_argument("--lr", type=float, default=lr, help="learning rate before upscaling")
     parser.add_argument("--steps", type=int, default=5, help="steps before upscaling")
     parser.add_argument("--after", type=int, default=5, help="steps after it")
 
 
 def _add_finite_options(parser: Any, networks: int, widths: list[int]) -> None:
-    parser.add_argument("--widths", type=list[int], metavar="N …", default=widths, help="n of the finite networks")
-    parser.add_argument("--networks", type=int, default=networks, help="finite networks of each width")
-    meaning = "never form their matrices: the same distribution at a cost linear in n, for very wide ones"
+    parser.add_argument(
+        "--widths", type=list[int], metavar="N …", default=widths, help="widths n of the finite networks"
+    )
+    parser.add_argument("--networks", type=int, default=networks, help="number of finite networks per width")
+    meaning = "sample the finite networks without storing their matrices: same distribution, cost linear in n"
     parser.add_argument("--revealed", action="store_true", help=meaning)
 
 
 def _add_limit_options(parser: Any, samples: int, seeds: int) -> None:
-    parser.add_argument("--samples", type=int, default=samples, help="samples of every ket")
-    parser.add_argument("--seeds", type=int, default=seeds, help="of the limit, for its standard error")
+    parser.add_argument("--samples", type=int, default=samples, help="Monte Carlo samples of the limit")
+    parser.add_argument("--seeds", type=int, default=seeds, help="number of seeds of the limit, for its standard error")
     parser.add_argument("--device", type=str | None, help="cpu or cuda (default: a GPU if there is one)")
 
 

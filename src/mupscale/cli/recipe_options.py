@@ -50,7 +50,7 @@ def read_recipe_values(
     allow_modules(named_classes(list(files.values())))
     _announce_data(files.values(), options)
     if not files and not options:
-        raise UsageError("give a recipe, such as mlp-covtype-tiny (mupscale recipes lists those that ship)")
+        raise UsageError("give a recipe, such as mlp-covtype-tiny (mupscale recipes lists all of them)")
     parser = _recipe_parser(command, usage, about, _width_arguments(files.values(), options))
     extend(parser)
     if files:
@@ -108,21 +108,26 @@ def _recipe_parser(command: str, usage: str, about: str, width_arguments: Iterab
     from mupscale.train import Recipe  # which loads mupscale.models, so that MLP alone is enough of a name
 
     parser = make_parser(command, f"RECIPE.yaml [more.yaml …] [--option VALUE …] {usage}".rstrip(), about)
-    parser.add_argument("--config", action="config", help="a recipe, as without --config")
+    parser.add_argument("--config", action="config", help="a recipe file; the same as naming it without --config")
     for name, base, skip, meaning in (
         ("model", nn.Module, set(width_arguments), "mupscale.models.MLP, ResNet18, GPT2, or a module of your own"),
         ("data", (Data, *Data.sources), set(), "mupscale.data.TableFile, Text …, or your own Dataset or function"),
-        ("optimizer", Optimizer, {"params"}, "torch.optim.SGD, AdamW …; its lr, weight decay and eps are at the base"),
+        (
+            "optimizer",
+            Optimizer,
+            {"params"},
+            "torch.optim.SGD, AdamW …; give lr, weight decay and eps for the base width",
+        ),
     ):
         parser.add_subclass_arguments(
             base, name, as_group=False, skip=skip, required=True, fail_untyped=False, metavar="CLASS", help=meaning
         )
     parser.add_class_arguments(Recipe, as_group=False, skip={"model", "data", "optimizer", "start", "start_width"})
     parser.add_argument(
-        "--from", type=str | None, metavar="PATH", help="start from this checkpoint or run, upscaled to `width`"
+        "--from", type=str | None, metavar="PATH", help="start from this checkpoint or run, and upscale it to `width`"
     )
     width = get_type_hints(Recipe)["start_width"]
-    parser.add_argument("--from_width", type=width, help="the width in that checkpoint, where it does not tell itself")
+    parser.add_argument("--from_width", type=width, help="width of that checkpoint, if it does not record it")
     return parser
 
 

@@ -29,65 +29,68 @@ if TYPE_CHECKING:
     from mupscale.train import Recipe
 
 RUN = """\
-Does growing pay? Four ways to spend the same FLOPs, all under one schedule, each with its own tuned learning rate:
-from scratch, the base model continued, grown from copies, grown with fresh units.
+Does growing pay? Compare four ways to spend the same FLOPs (the contenders): train from scratch, continue the base
+model, grow it with copies, or grow it with fresh units. All follow one schedule, each at its own tuned learning rate.
 
   mupscale run mlp-covtype-demo                             on a laptop, data included
-  mupscale run mlp-covtype-demo --dry-run                   what it would train, and its FLOPs
-  mupscale run mlp-covtype-demo --forecast                  the small models alone, and what they foretell
-  mupscale run RECIPE --from my-model.safetensors --width 512    from a checkpoint of your own
-  mupscale run RECIPE --from FOLDER --width 1536            from a Hugging Face folder; the recipe names a text
+  mupscale run mlp-covtype-demo --dry-run                   show what it would train, and the FLOPs
+  mupscale run mlp-covtype-demo --forecast                  train only small models, and forecast the answer
+  mupscale run RECIPE --from my-model.safetensors --width 512    start from your own checkpoint
+  mupscale run RECIPE --from FOLDER --width 1536            start from a Hugging Face folder; the recipe names a text
   mupscale run RECIPE --when                                when to grow: after 10, 25 or 50 % of the FLOPs
-  mupscale run mlp-covtype-tiny --paper                     the paper's own comparison: its sweeps, letters and costs
-  mupscale run mlp-covtype-tiny --paper --dry-run           its FLOPs, and about how long it takes
+  mupscale run mlp-covtype-tiny --paper                     repeat the paper's comparison
+  mupscale run mlp-covtype-tiny --paper --dry-run           show its FLOPs, and about how long it takes
 
-The recipe's growth event tells the two widths and how long each model trains. Learning rates and noise are tuned at
-small widths; a section `study` may say where and over what. If a run stops, start it again with the same command. It
-goes on where it stopped. More seeds or contenders later train only what is new."""
+The recipe's growth event sets the two widths and how long each model trains. Learning rates and noise are tuned at
+small widths; the recipe's section `study` can set which ones. If a run stops, repeat the command, and it continues
+where it stopped. If you add seeds or contenders later, only the new ones train."""
 
 FAMILY = """\
-Every size of a model out of one run. A trunk trains the smallest size, grows to the next one and goes on; at every size
-a branch leaves it and decays to a finished model. Each is charged for all that the trunk has cost before.
+Train every size of a model in one run. The run (the trunk) trains the smallest size, grows to the next and continues.
+At each size, a copy of the trunk (a branch) decays its learning rate to zero and gives a finished model. The cost of a
+size includes everything that the trunk has spent so far.
 
-  mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96 --dry-run     steps, tokens and FLOPs of every size
+  mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96 --dry-run     show steps, tokens and FLOPs per size
   mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96
-  mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96 --check 64    and 64 from scratch, at equal FLOPs
-  mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96,128           one more size: trains what is new
-  mupscale family RECIPE --from my-model.safetensors --sizes 512,768,1024       from a trained model
-  mupscale family RECIPE --from FOLDER --sizes 512,768,1024                     from a Hugging Face folder
+  mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96 --check 64    also train 64 from scratch, equal FLOPs
+  mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96,128           add a size: only the new part trains
+  mupscale family RECIPE --from my-model.safetensors --sizes 512,768,1024       start from a trained model
+  mupscale family RECIPE --from FOLDER --sizes 512,768,1024                     start from a Hugging Face folder
 
-Every size ends as an ordinary run in OUT/sizes, while the trunk goes on; transformers models as folders with a card,
-too (OUT/sizes/SIZE/hf). A section `family` of the recipe may say the rest: budgets, how the learning rate falls, what
-is checked. If it stops, start it again with the same command. Under torchrun the processes train each model together,
-with the recipe's parallel: ddp or fsdp."""
+Each finished size is an ordinary run in OUT/sizes. A transformers model is also saved as a Hugging Face folder with a
+model card (OUT/sizes/SIZE/hf). The recipe's section `family` sets everything else, such as budgets and learning rates.
+If the run stops, repeat the command, and it continues. Under torchrun all processes train each model together, with
+the recipe's parallel: ddp or fsdp."""
 
 SWEEP = """\
-Tuning alone: the paper's Sweep 1 and Sweep 2 at the small widths. Many machines can work on one study:
+Run only the tuning: the paper's Sweep 1 (before growing) and Sweep 2 (after) at small widths. Several machines can
+share one study:
 
-  mupscale sweep mlp-covtype-tiny                                          here, on a SQLite file in the run's folder
+  mupscale sweep mlp-covtype-tiny                                          here; a SQLite file in the run's folder
   mupscale sweep recipes/mlp-covtype.yaml --storage postgresql+psycopg://user@host/studies --worker
   mupscale run recipes/mlp-covtype.yaml --paper --study.storage postgresql+psycopg://user@host/studies
 
-Each worker takes trials that are free until none is left; one that is killed loses nothing but its own trials, which
-another takes over."""
+Each worker takes free trials until none are left. If you kill a worker, another one repeats its unfinished trials."""
 
 TRANSFER_CHECK = """\
-Does the optimum stay where it is as the width grows? Loss against learning rate at a fixed noise, and against noise
-at a fixed learning rate, for base models of several widths, grown; with a verdict in grid steps.
+Do the best learning rate and noise stay the same as the width grows? This command grows base models of several widths.
+It measures the loss for each learning rate at a fixed noise, and for each noise at a fixed learning rate. The verdict
+says by how many grid steps the best value moves.
 
   mupscale transfer-check mlp-covtype-demo --widths '[8, 16, 32]' --study.seeds 2           20 seconds of one core
   mupscale transfer-check mlp-covtype-demo --widths '[16, 64]' --study.seeds 2 --at-lr 0.008 --at-noise 2
 
-Grids, steps and how many times wider are the recipe's (study.grown_lrs, study.noises, grow). Wide models take most of
-the time; a bar, or in a pipe a line every ten seconds, tells how much a width still needs."""
+The recipe sets the grids, the steps and how much wider the models grow (study.grown_lrs, study.noises, grow). Wide
+models take most of the time. A progress bar shows how long a width still needs; in a pipe it is a line every ten
+seconds."""
 
 REPORT = """\
-One page with the answer to what mupscale run asked: what was compared, at which cost, curves, what was tuned, and what
-it took. Opens from disk, without a network.
+Write a page with the results of mupscale run: the answer, the models that were compared, their costs, loss curves and
+tuning. The page opens from disk and needs no network.
 
-  mupscale report runs/mlp-covtype-demo                       a study
-  mupscale report runs/adamw runs/sgd --out both              two of them on one page
-  mupscale report runs/mlp-covtype-demo --watch               the losses so far, in a browser, while it trains"""
+  mupscale report runs/mlp-covtype-demo                       one study
+  mupscale report runs/adamw runs/sgd --out both              two studies side by side
+  mupscale report runs/mlp-covtype-demo --watch               show the losses in a browser while it trains"""
 
 
 @may_write_nothing("--dry-run", "--forecast", "--paper", "--when")
@@ -96,15 +99,15 @@ def run_command(words: list[str]) -> int:
     flags = ("--dry-run", "--forecast", "--paper", "--when")
 
     def extend(parser: Any) -> None:
-        parser.add_argument("--dry-run", action="store_true", help="print what would be trained, and train nothing")
-        parser.add_argument("--forecast", action="store_true", help="stop after the small models, with their forecast")
-        parser.add_argument("--paper", action="store_true", help="the paper's own comparison")
-        parser.add_argument("--when", action="store_true", help="when to grow: one trunk, growth early or late")
+        parser.add_argument("--dry-run", action="store_true", help="show what would be trained, but train nothing")
+        parser.add_argument("--forecast", action="store_true", help="train only small models, and forecast the answer")
+        parser.add_argument("--paper", action="store_true", help="repeat the paper's comparison")
+        parser.add_argument("--when", action="store_true", help="compare growing early and late")
 
     given = words if "--paper" in words else with_hugging_face_base(words, flags)
     asked = read_study("run", RUN, given, extend, flags)
     if sum(asked.options[name] for name in ("forecast", "paper", "when")) > 1:
-        raise UsageError("--forecast, --paper and --when each say what to run: give one of them")
+        raise UsageError("--forecast, --paper and --when exclude each other: give one of them")
     preset = _run_paper if asked.options["paper"] else _run_when if asked.options["when"] else _run_pay
     folder = Path(asked.recipe.out or "runs/study")
     summary = preset(asked, folder, shlex.join(["mupscale", "run", *words]))
@@ -118,9 +121,9 @@ def family_command(words: list[str]) -> int:
 
     def extend(parser: Any) -> None:
         parser.add_class_arguments(FamilySettings, "family")
-        parser.add_argument("--dry-run", action="store_true", help="print what would be trained, and train nothing")
-        parser.add_argument("--sizes", type=str | None, help="the same as --family.sizes: 32,48,64,96")
-        parser.add_argument("--check", type=str | None, help="the same as --family.check: 64,96, or all")
+        parser.add_argument("--dry-run", action="store_true", help="show what would be trained, but train nothing")
+        parser.add_argument("--sizes", type=str | None, help="sizes to train, such as 32,48,64,96")
+        parser.add_argument("--check", type=str | None, help="sizes to also train from scratch, such as 64,96, or all")
 
     from_folder = with_hugging_face_base(words, ("--dry-run",), unasked=("width", "base_steps"))
     without_growth = [*from_folder, "--grow", "[]"]  # the sizes say where the trunk grows
@@ -214,10 +217,10 @@ def sweep_command(words: list[str]) -> int:
     from mupscale.sweep import sweep_remarks
 
     def extend(parser: Any) -> None:
-        parser.add_argument("--worker", action="store_true", help="join the study that others work on, too")
-        parser.add_argument("--storage", type=str | None, help="where the study is: the same as --study.storage")
+        parser.add_argument("--worker", action="store_true", help="join a study that other workers share")
+        parser.add_argument("--storage", type=str | None, help="where the study is stored: the same as --study.storage")
         parser.add_argument(
-            "--retries", type=int | None, help="how often to train a trial again whose worker died (default: no limit)"
+            "--retries", type=int | None, help="how often to repeat a trial whose worker died (default: no limit)"
         )
 
     recipe, settings, options = read_study("sweep", SWEEP, words, extend, ("--worker",))
@@ -241,12 +244,14 @@ def transfer_check_command(words: list[str]) -> int:
 
     def extend(parser: Any) -> None:
         widths = get_type_hints(StudySettings)["widths"]
-        parser.add_argument("--widths", type=widths | None, help="base widths (default: the recipe's, small and large)")
         parser.add_argument(
-            "--at-lr", type=float | None, help="learning rate at which noise varies (default: the growth's)"
+            "--widths", type=widths | None, help="widths of the base models (default: the recipe's, small and large)"
         )
         parser.add_argument(
-            "--at-noise", type=float | None, help="noise at which the learning rate varies (the growth's)"
+            "--at-lr", type=float | None, help="learning rate while noise varies (default: the growth event's)"
+        )
+        parser.add_argument(
+            "--at-noise", type=float | None, help="noise while the learning rate varies (default: the growth event's)"
         )
 
     recipe, settings, options = read_study("transfer-check", TRANSFER_CHECK, words, extend, ())
@@ -256,7 +261,7 @@ def transfer_check_command(words: list[str]) -> int:
     lr = options["at_lr"] if options["at_lr"] is not None else growth.lr if growth else None
     noise = options["at_noise"] if options["at_noise"] is not None else growth.noise if growth else None
     if lr is None or growth is None or not isinstance(noise, int | float):
-        raise UsageError("say at which learning rate and noise the other varies: --at-lr X --at-noise Y")
+        raise UsageError("the growth event sets no learning rate or no noise: give --at-lr X and --at-noise Y")
     small = settings.widths or settings.small_widths(recipe.width, growth.width)
     check = transfer_check(
         recipe,
@@ -279,9 +284,9 @@ def report_command(words: list[str]) -> int:
     """mupscale report RUN …"""
     runs, options = separate_options(words, flags=("--watch",))
     parser = make_parser("report", "RUN [RUN …] [--out FOLDER] [--watch]", REPORT)
-    parser.add_argument("--out", type=str | None, help="folder of the page and its pictures (default: RUN/report)")
-    parser.add_argument("--watch", action="store_true", help="serve a page of the losses so far, on this machine alone")
-    parser.add_argument("--port", type=int, default=6007, help="of that page")
+    parser.add_argument("--out", type=str | None, help="folder for the page and its pictures (default: RUN/report)")
+    parser.add_argument("--watch", action="store_true", help="show the losses in a browser, on this machine only")
+    parser.add_argument("--port", type=int, default=6007, help="port of that page")
     parsed = parse_arguments(parser, join_options(options))
     out = parsed.out
     if not runs:
@@ -300,7 +305,7 @@ def _watch(runs: Sequence[str], port: int) -> int:
     from mupscale.cli.live_page import make_server
 
     if len(runs) > 1:
-        raise UsageError(f"--watch shows one folder, and not {len(runs)}: give the one that the runs lie in")
+        raise UsageError(f"--watch shows one folder, not {len(runs)}: give the folder that contains the runs")
     with make_server(Path(runs[0]), port) as server, suppress(KeyboardInterrupt):
         print_at_once(f"http://127.0.0.1:{server.server_address[1]}/ shows {runs[0]}; Ctrl-C ends it")
         server.serve_forever()
@@ -324,7 +329,7 @@ def read_study(
 
     if command != "family" and number_in_environment("WORLD_SIZE", 1) > 1:
         raise UsageError(
-            "a study runs in one process: for many machines start mupscale sweep --worker --storage URL on each, "
+            "a study runs in one process: to use many machines, start mupscale sweep --worker --storage URL on each, "
             "without torchrun"
         )
 

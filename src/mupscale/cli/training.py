@@ -25,36 +25,36 @@ if TYPE_CHECKING:
     from mupscale.train import Recipe, Result, StoredRecipe
 
 TRAIN = """\
-Train a model as a recipe says; the recipe may let it grow in the middle of the run.
+Train the model that a recipe describes. The recipe can grow the model in the middle of the run.
 
   mupscale train recipes/mlp-covtype-tiny.yaml                      ten seconds of one core
   mupscale train recipes/gpt2-text.yaml --width.head-dim 64 --optimizer.lr 0.002 --out runs/mine
   mupscale train recipes/mlp-covtype.yaml --grow '[{at: 2000, width: 1000, noise: 1}]'
   torchrun --nproc_per_node 8 -m mupscale train recipes/gpt2-text.yaml
 
-Every entry of a recipe can be given as an option, which then takes precedence; of several recipes, the later ones do.
-A model, an optimizer or data of your own is named by its import path (class_path), also from the current folder.
+You can override every entry of a recipe with an option. If you give several recipes, later ones override earlier ones.
+To use your own model, optimizer or data, give its import path (class_path); the current folder is searched, too.
 --print-config shows the whole recipe with all its defaults."""
 
 RESUME = """\
-Go on with a run from its last checkpoint, exactly where it stood.
+Resume a run from its last checkpoint, exactly where it stopped.
 
   mupscale resume runs/mlp-covtype
   mupscale resume runs/mlp-covtype --steps 20000 --grow+ '{at: 15000, width: 2000, noise: 1}'
-  mupscale resume runs/theirs --trust their_models                  with classes of theirs, in their_models.py
+  mupscale resume runs/theirs --trust their_models                  allow classes from their_models.py
 
-A run that you began yourself, on this machine, may load your own classes. Of any other folder, what it names is loaded
-if it is mupscale's, torch.nn's or torch.optim's, or of a package that you trust. What made the run what it is stays;
-what may change is below."""
+A run that you started on this machine can load your own classes. A run from anywhere else can load only classes of
+mupscale, torch.nn and torch.optim, and of packages that you name with --trust. The options below can change when you
+resume. Everything else stays as it was."""
 
 CURVES = """\
-Draw the losses of runs into one picture, and where they grew.
+Plot the losses of several runs in one picture, with marks where they grew.
 
   mupscale curves runs/mlp-covtype-tiny runs/wide --against flops --out curves.png"""
 
 OTHER_SECTIONS = ("study", "family")
 """Of a recipe's file, for `mupscale run` and `mupscale family`."""
-TRUST = "a package or module of yours whose classes the run's recipe may load; may be given several times"
+TRUST = "a package or module whose classes the recipe may load; you can give this option several times"
 Beginning = Literal["new", "resume", "overwrite"]
 _STATUS = {"finished": 0, "diverged": 3, "interrupted": 130}
 
@@ -105,9 +105,9 @@ def read_recipe(words: Sequence[str]) -> tuple[Recipe, Beginning]:
     from mupscale.train import Recipe
 
     def extend(parser: Any) -> None:
-        parser.add_argument("--resume", action="store_true", default=SUPPRESS, help="go on from the last checkpoint")
+        parser.add_argument("--resume", action="store_true", default=SUPPRESS, help="resume from the last checkpoint")
         parser.add_argument(
-            "--overwrite", action="store_true", default=SUPPRESS, help="start over where the folder holds a run"
+            "--overwrite", action="store_true", default=SUPPRESS, help="replace a run that is already in the folder"
         )
         for section in OTHER_SECTIONS:
             parser.add_argument(f"--{section}", type=dict, help=SUPPRESS)
@@ -119,7 +119,7 @@ def read_recipe(words: Sequence[str]) -> tuple[Recipe, Beginning]:
         values.pop(section, None)
     asked = [name for name in ("resume", "overwrite") if values.pop(name, False)]
     if len(asked) == 2:
-        raise UsageError("--resume goes on with the run that --overwrite removes: give one of them")
+        raise UsageError("--resume continues the run that --overwrite removes: give one of them")
     return Recipe.from_json(values), cast(Beginning, asked[0] if asked else "new")
 
 
@@ -137,7 +137,7 @@ def read_run(words: Sequence[str]) -> Recipe:
         field = name.lstrip("-").split(".")[0]
         if field in values and field not in changeable:
             raise UsageError(
-                f"{field} cannot change in the middle of a run; start another from it: "
+                f"{field} cannot change in the middle of a run. Start a new run from it: "
                 f"mupscale train RECIPE --from {runs[0]} {name} …"
             )
     parser = make_parser("resume", "RUN [--option VALUE …]", RESUME)
@@ -173,4 +173,4 @@ def _stored_recipe(run: Path) -> StoredRecipe:
     try:
         return StoredRecipe.read(run / "recipe.json")
     except OSError as error:
-        raise UsageError(f"{run} is no folder of a run: cannot read its recipe.json ({error.strerror})") from None
+        raise UsageError(f"{run} is not the folder of a run: cannot read its recipe.json ({error.strerror})") from None

@@ -54,7 +54,7 @@ class BuiltMembers:
         model = width.pass_to(self.build_function)
         if not isinstance(model, nn.Module):
             raise MupscaleError(
-                f"the family's build function gave {type(model).__name__} for width {width.plain}, no nn.Module"
+                f"the family's build function returned {type(model).__name__} for width {width.plain}, not an nn.Module"
             )
         self._built[model] = width
         return model

@@ -65,7 +65,7 @@ class Depths:
         """The number of blocks, and the other sizes."""
         width = Width.of(width)
         if self.name not in width.sizes:
-            raise MupscaleError(f"a width of this family says its depth, {self.name}, too; {width.plain} does not")
+            raise MupscaleError(f"a width of this family must name its depth, {self.name}, but {width.plain} does not")
         self._check_sizes(width)
         return int(width.sizes[self.name]), self._without(width)
 
@@ -248,7 +248,7 @@ class Depths:
         wider, deeper = split_operators(grow)
         wider.check(self.at(few).widening(narrow_widths, wide_widths, grow=wider))
         if many < few:
-            raise MupscaleError(f"the model has a depth of {few}, so it cannot be made {many} deep; take more")
+            raise MupscaleError(f"the model has depth {few} and cannot grow to depth {many}: choose a larger one")
         if many > few and not deeper.copies:
             self._writers(self._lists(few, many), "shallow")
         if many > few:
@@ -284,7 +284,7 @@ class Depths:
         wider, deeper = split_operators(grow)
         after = before if depth is None else depth
         if after < before or (after == before and widths is None):
-            raise MupscaleError(f"the model has a depth of {before}, so it cannot be made {after} deep; take more")
+            raise MupscaleError(f"the model has depth {before} and cannot grow to depth {after}: choose a larger one")
         has_width = self.family.width_of(model)
         current = None if has_width is None else self._without(has_width)
         grown, optimizer_now = model, optimizer
@@ -301,7 +301,7 @@ class Depths:
             return grown, optimizer_now
         at = widths if widths is not None else current
         if at is None:
-            raise MupscaleError("this model was not built by the family: say its width= beside depth=")
+            raise MupscaleError("this model was not built by the family: give width= as well as depth=")
         target = self.join(after, at)
         deep, deep_optimizer = self._deepen(grown, optimizer_now, target, deeper, lr, seed, place, inputs)
         if deep_optimizer is not None and optimizer_now is not None and optimizer_now is not optimizer:
@@ -313,7 +313,7 @@ class Depths:
         """The depth and the other sizes that a model is to grow to, as far as they are said."""
         if width is None:
             if depth is None:
-                raise MupscaleError("say what the model is to grow to: width=, depth=, or both")
+                raise MupscaleError("give the size to grow to: width=, depth=, or both")
             return depth, None
         given = Width.of(width)
         if given.is_plain and len(self._widths.sizes) == 1:  # there is no other size that it could be
@@ -325,7 +325,9 @@ class Depths:
             widths = self._without(given)
         if self.name in given.sizes:
             if depth not in (None, given.sizes[self.name]):
-                raise MupscaleError(f"width= says a depth of {given.sizes[self.name]}, and depth= is {depth}: say one")
+                raise MupscaleError(
+                    f"width= names depth {given.sizes[self.name]}, but depth= is {depth}: give one of them"
+                )
             depth = int(given.sizes[self.name])
         return depth, widths
 

@@ -36,15 +36,15 @@ def refuse_idle_operator(grow: Grow | None, *, wider: bool, deeper: bool) -> Non
     >>> import mupscale as mu
     >>> refuse_idle_operator(mu.Copies(1.0), wider=False, deeper=True)
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: this growth is in depth alone, which has no new units for Copies(...
+    mupscale.system.errors.MupscaleError: only the depth grows, so there are no new units for Copies(...
     """
     if isinstance(grow, Operator) and not wider:
         raise MupscaleError(
-            f"this growth is in depth alone, which has no new units for {grow!r} to fill: leave noise= and grow= out, "
-            f"say what new blocks are (grow=mupscale.Identity() or mupscale.Stack()), or let the width grow, too"
+            f"only the depth grows, so there are no new units for {grow!r} to fill: leave out noise= and grow=, choose "
+            f"the new blocks (grow=mupscale.Identity() or mupscale.Stack()), or grow the width as well"
         )
     if isinstance(grow, DepthOperator) and not deeper:
         raise MupscaleError(
-            f"this growth is in width alone, which has no new blocks for {grow!r} to fill: leave grow= out, say how "
-            f"new units are filled (grow=mupscale.Copies() or mupscale.Fresh()), or let the depth grow, too"
+            f"only the width grows, so there are no new blocks for {grow!r} to fill: leave out grow=, choose the new "
+            f"units (grow=mupscale.Copies() or mupscale.Fresh()), or grow the depth as well"
         )

@@ -291,7 +291,7 @@ class Family(TriedMembers):
                 model, optimizer, width=width, depth=depth, grow=operators, **more
             )
         elif depth is not None or width is None:
-            raise MupscaleError("say width=; depth= is for a family whose base says it, {'width': 64, 'depth': 4}")
+            raise MupscaleError("give width=; depth= needs a base that names it, such as {'width': 64, 'depth': 4}")
         else:
             refuse_idle_operator(grow, wider=True, deeper=False)
             if not exact:

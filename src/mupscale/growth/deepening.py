@@ -72,7 +72,7 @@ def deepen(
 def _refuse_another_operator(plan: DepthPlan, grow: DepthOperator | None) -> None:
     if grow is not None and grow != plan.grow:
         raise MupscaleError(
-            f"this depth plan is for {plan.grow!r}, and grow= is {grow!r}: leave grow= out, or make the plan with "
+            f"this depth plan is for {plan.grow!r}, but grow= is {grow!r}: leave out grow=, or make the plan with "
             f"plan_depth(…, grow={grow!r})"
         )
 

@@ -198,15 +198,15 @@ def check_goes_with(optimizer: Optimizer | None, scheduler: LRScheduler | None, 
 
     >>> check_goes_with(None, None, lr=0.1)
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: lr= is the rate of an optimizer, and none is given: give optimizer=, the ...
+    mupscale.system.errors.MupscaleError: lr= needs an optimizer: give optimizer=, the ...
     """
     if lr is not None and optimizer is None:
         raise MupscaleError(
-            "lr= is the rate of an optimizer, and none is given: give optimizer=, the narrow model's, or make one for "
+            "lr= needs an optimizer: give optimizer=, the narrow model's, or make one for "
             "the wide model (mupscale.make_optimizer, or family.optimizer) with that rate"
         )
     if scheduler is not None and scheduler.optimizer is not optimizer:
-        raise MupscaleError("a scheduler goes with its optimizer: give optimizer=, the one that it was made for")
+        raise MupscaleError("scheduler= needs its optimizer: give optimizer=, the one that the scheduler was made for")
 
 
 def with_scheduler(
@@ -310,7 +310,7 @@ def choose_operator(
     (Fresh(outgoing=1.0, lossless=False), Copies(noise=0.5, paired=False))
     """
     if grow is not None and noise not in (None, 0.0):
-        raise MupscaleError("noise= and grow= are two ways to say one thing; write grow=Copies(noise=…)")
+        raise MupscaleError("noise= and grow= exclude each other: write grow=Copies(noise=…)")
     if exact and (noise not in (None, 0.0) or grow not in (None, Copies())):
         exact_, other = as_asked("exact=True", "--exact"), as_asked("grow= and noise=", "--how and --noise")
         raise MupscaleError(f"{exact_} copies every unit without noise: leave out {other}, or {exact_}")

@@ -81,8 +81,8 @@ def config_at(folder: str | Path, width: int) -> dict[str, Any]:
     for part, size in now.items():
         if (size * ratio).denominator != 1:
             raise MupscaleError(
-                f"at hidden size {width} the {PARTS[part]} of {folder} would be {float(size * ratio):g}, as it is "
-                f"{size} at {hidden}: take a multiple of {hidden // math.gcd(*now.values())}"
+                f"{folder} cannot have hidden size {width}: at hidden size {hidden} its {PARTS[part]} is {size}, so "
+                f"here it would be {float(size * ratio):g}. Choose a multiple of {hidden // math.gcd(*now.values())}"
             )
     return architecture.wide_config(config, _Scale(ratio, ratio, ratio, ratio))
 
@@ -100,7 +100,7 @@ def hidden_size(folder: str | Path) -> int:
     config = read_config(Path(folder))
     sizes = architecture_of(config).parts(config)
     if "hidden" not in sizes:
-        raise MupscaleError(f"config.json in {folder} names no hidden size that could be another")
+        raise MupscaleError(f"config.json in {folder} names no hidden size that can change")
     return sizes["hidden"]
 
 

@@ -41,7 +41,9 @@ def find_width_dims(sketch: Sketch, base: Width) -> dict[str, set[int]]:
                 grown = {d for d in range(tensor.dim()) if tensor.shape[d] != small[name].shape[d]}
                 width_dims.setdefault(name, set()).update(grown)
     if not any(width_dims.values()):
-        raise MupscaleError(f"no parameter changes when the width doubles from {base.plain}: does build use its width?")
+        raise MupscaleError(
+            f"no parameter changes if the width doubles from {base.plain}: does build use its argument?"
+        )
     return width_dims
 
 
@@ -62,7 +64,7 @@ def find_depth_size(sketch: Sketch, base: Width) -> str | None:
             if len(all_tensors(sketch(base.times(2, [name]))).keys() - small):
                 depths.append(name)
     if len(depths) > 1:
-        raise MupscaleError(f"both {depths[0]} and {depths[1]} change the number of parameters, and one of them may")
+        raise MupscaleError(f"both {depths[0]} and {depths[1]} change the number of parameters, but only one may")
     return depths[0] if depths else None
 
 

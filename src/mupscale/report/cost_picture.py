@@ -98,7 +98,7 @@ def sketch_system(ax: Any, runs: SystemRuns, measure: str, shape: Shape, marks: 
             text = _wrap(f"{words.format_loss(one.final)} {one.shown}", shape)
             labels.append(EndLabel(text, look.color, curve[-1], look.contender.is_usual))
     _set_cost_axis(ax, min(costs), max(costs), unit, shape.ticks)
-    base = "the base model included" if runs.base_cost is not None else "the base model left out"
+    base = "base model included" if runs.base_cost is not None else "base model not included"
     if runs.base_cost == 0:  # each cost is all that was spent
         ax.set_xlabel(f"cost, {unit[1]}")
     else:
@@ -201,10 +201,8 @@ def _caption(runs: SystemRuns, measure: str) -> str:
         max((loss for one in runs.contenders for _, loss in runs.curve(one.name)), default=0.0),
         find_top(runs),
     )
-    cut = f". Losses above {words.format_loss(top)} lie above the picture." if highest > top else ""
-    return (
-        f"{measure.capitalize()} at the end of every budget against its cost, width {format_widths(runs)}; {over}{cut}"
-    )
+    cut = f". Losses above {words.format_loss(top)} are not shown." if highest > top else ""
+    return f"{measure.capitalize()} at the end of each budget, against cost; width {format_widths(runs)}; {over}{cut}"
 
 
 def _alt(runs: SystemRuns, measure: str, marks: Sequence[Mark]) -> str:

@@ -20,7 +20,7 @@ def draw_gain(gain: Gain, gallery: Gallery) -> Iterator[Picture]:
     start, end = gain.get(START.name), gain.get(END.name)
     if words.is_finite_number(start) and words.is_finite_number(end):
         alt = f"From scratch {words.format_loss(start)}, upscaled {words.format_loss(end)}. {describe_gain(gain)}"
-        caption = "Final loss at equal total cost, from the from-scratch model's to the upscaled one's"
+        caption = "What lowers the final loss at equal cost, from training from scratch to the upscaled model"
         for _, mark, value in _marked(gain, "grown"):
             alt = f"{alt.strip()} {mark.words.capitalize()}: {words.format_loss(value)}."
             caption += f", and to that of {mark.caption}"
@@ -36,7 +36,7 @@ def describe_gain(gain: Gain) -> str:
     """How much each effect takes off the loss."""
     effects = [(name.replace("_", " "), gain.get(name)) for name, _ in _EFFECTS]
     changes = [f"{name} {_signed(value, _digits(gain))}" for name, value in effects if words.is_finite_number(value)]
-    return f"Change of the loss by effect: {', '.join(changes)}." if changes else ""
+    return f"Change in loss from each effect: {', '.join(changes)}." if changes else ""
 
 
 def _signed(value: float, digits: int) -> str:

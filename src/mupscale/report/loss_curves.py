@@ -119,12 +119,12 @@ def _draw(
 
 def _caption(title: str, against: Against, zoom: bool, drawn: Sequence[CurveLine]) -> str:
     if zoom:
-        return "The same, zoomed to where the comparison is decided"
+        return "The same, zoomed in on the end of training"
     if against == "flops":
-        return f"{title}; models that start from the base model start where its training ended"
+        return f"{title}; grown and continued models start where the base model ended"
     has_extremes = any(line.has_extremes for line in drawn)
     start = f"{title}; every model from its own first step, mean and min–max over seeds"
-    return f"{start}, smoothed; fainter, the extremes of the single measurements" if has_extremes else start
+    return f"{start}, smoothed; the faint band shows unsmoothed extremes" if has_extremes else start
 
 
 # ------------------------------------------------------------------------------------------------- lines

@@ -155,9 +155,9 @@ def list_parts(
     drawn = html.pictures(tuning.draw_tuning(summary.tuned, gallery, summary.base.get("lr")))
     yield PagePart("What was tuned", drawn + html.table(*tuning.list_tuned(summary.tuned)), "folded")
     if summary.large is not None:
-        yield PagePart("The small models that the forecast was made from", _small(summary, gallery), "folded")
+        yield PagePart("Small models behind the forecast", _small(summary, gallery), "folded")
     yield from _checks(summary, check, gallery)
-    yield PagePart("What all of this cost", html.table(["stage", "cost", "share", "time"], list(_stages(summary))))
+    yield PagePart("What this study cost", html.table(["stage", "cost", "share", "time"], list(_stages(summary))))
     yield PagePart("The command", html.code(summary.command), "folded")
     yield PagePart("The recipe", html.code(_recipe(summary)), "folded")
 
@@ -198,7 +198,7 @@ def _stages(summary: StudySummary) -> Iterator[list[str]]:
     for stage in summary.stages:
         yield row(stage.label or stage.name, stage.cost, stage.seconds)
     if len(summary.stages) > 1:
-        yield row("Together", total, sum(stage.seconds for stage in summary.stages))
+        yield row("Total", total, sum(stage.seconds for stage in summary.stages))
 
 
 def _recipe(summary: StudySummary) -> str:

@@ -102,7 +102,7 @@ def _alt(one: Search) -> str:
     more = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
     end = f" Of {len(one.trials)} trials {more}." if more else ""
     if one.best is None:
-        return f"{_title(one)}. None of {len(one.trials)} trials came to its end.{end}"
+        return f"{_title(one)}. None of the {len(one.trials)} trials finished.{end}"
     noise = f" and noise {words.format_setting(one.noise)}" if one.noise else ""
     loss = words.format_loss(one.best.loss)
     return f"{_title(one)}. Chosen: learning rate {words.format_setting(one.lr)}{noise}, with loss {loss}.{end}"

@@ -329,7 +329,7 @@ def contender_named(name: str) -> Contender:
     for one in CONTENDERS:
         if one.name == name:
             return one
-    raise MupscaleError(f"{name!r} is no contender: take from {', '.join(one.name for one in CONTENDERS)}")
+    raise MupscaleError(f"{name!r} is not a contender: choose from {', '.join(one.name for one in CONTENDERS)}")
 
 
 BASE, FROM_SCRATCH, FROM_SCRATCH_CHANGED = map(contender_named, ("base", "from-scratch", "from-scratch-changed"))
@@ -363,12 +363,12 @@ def check_contenders(names: Sequence[str], setting: str, allowed: Sequence[str] 
     """Refuse names that are none, and a choice in which nothing can be compared. setting: what the user calls it."""
     for name in names:
         if name not in allowed:
-            raise MupscaleError(f"{name!r} is no contender here: take from {', '.join(allowed)}")
+            raise MupscaleError(f"{name!r} is not a contender here: choose from {', '.join(allowed)}")
         tuned_as = contender_named(name).tuned_as
         if tuned_as is not None and tuned_as not in names:
-            raise MupscaleError(f"{setting} has {name}, which takes the learning rate of {tuned_as}: add that")
+            raise MupscaleError(f"{setting} has {name}, which uses the learning rate of {tuned_as}: add {tuned_as}")
     if allowed is IN_PAY and (CONTINUED.name not in names or not any(contender_named(name).is_grown for name in names)):
         raise MupscaleError(
-            f"{setting} needs the base model continued, and a grown model to compare with it: "
-            f"take from {', '.join(allowed)}"
+            f"{setting} needs `continued` and at least one grown model to compare it with: "
+            f"choose from {', '.join(allowed)}"
         )

@@ -66,26 +66,25 @@ class FamilySettings:
 
     Args:
         sizes: widths, such as [32, 48, 64, 96], or sizes by name, such as {width: 256, layers: 4}; smallest first
-        budget: what each size may spend, all that the trunk has cost so far included: one number for all sizes, or one
-            for each; none takes the recipe's steps
-        unit: what the budget counts: steps (as many as the size trained alone would have), tokens, flops, or
-            tokens_per_parameter
-        decay: the part of a size's budget over which its branch decays to zero
-        ends: the part of a size's budget after which the trunk grows on; none grows it where the branch leaves
-        schedule: of the trunk: constant, or one cosine over the whole of it, which ends with the largest size
-        fall: the learning rate falls by this factor whenever the trunk grows
-        how: how new units are filled, as in a growth event
-        noise: of copies, in units of an initialisation
-        state: whether the optimizer's state is kept at a growth, or reset
+        budget: what each size may spend, including everything the trunk has spent so far: one number for all sizes, or
+            one per size (default: the recipe's steps)
+        unit: unit of the budget: steps (of this size, trained from scratch), tokens, flops, or tokens_per_parameter
+        decay: fraction of a size's budget over which the learning rate of its branch decays to zero
+        ends: fraction of a size's budget after which the trunk grows (default: where the branch starts)
+        schedule: schedule of the trunk: constant, or one cosine that ends with the largest size
+        fall: factor by which the learning rate falls at each growth
+        how: how to fill new units, as in a growth event
+        noise: noise of copies; 1 is the size of a fresh initialisation
+        state: whether to keep or reset the optimizer state when the trunk grows
         deepen: what new blocks are, as in a growth event
-        tune: try learning rates and factors `fall` on the two smallest sizes first, and take the best
-        lrs: learning rates to try then; none takes the optimizer's own times 1/2 to 2
-        check: sizes to train from scratch as well, at equal FLOPs, with the same schedule and the best of `check_lrs`
-        check_lrs: learning rates that a check tries; none takes the trunk's times 1/2, 1 and 2
-        seeds: how many trunks to train
-        sunk: with --from, whether the checkpoint's FLOPs count as spent before (and are charged to no size)
-        base_steps: with --from, how many steps the checkpoint has trained, where it does not tell itself
-        engine: auto trains models of one shape as one program, serial one at a time
+        tune: first try several values of lr and `fall` on the two smallest sizes, and use the best
+        lrs: learning rates to try with `tune` (default: the optimizer's, times 1/2 to 2)
+        check: sizes to also train from scratch, at equal FLOPs, with the same schedule and the best of `check_lrs`
+        check_lrs: learning rates to try from scratch (default: the trunk's, times 1/2, 1 and 2)
+        seeds: number of trunks to train
+        sunk: with --from, leave the checkpoint's FLOPs out of the cost of every size
+        base_steps: with --from, how many steps the checkpoint has trained, if it does not record it
+        engine: auto trains models of one shape together, serial one at a time
 
     Example:
         >>> FamilySettings(sizes=[32, 48]).decay
@@ -126,7 +125,8 @@ class FamilySettings:
                 raise MupscaleError(f"family.budget holds {value!r}, but must be numbers above 0")
         if isinstance(self.budget, list) and len(self.budget) != len(self.sizes):
             raise MupscaleError(
-                f"family.budget has {len(self.budget)} numbers for {len(self.sizes)} sizes: give one for each, or one"
+                f"family.budget has {len(self.budget)} values for {len(self.sizes)} sizes: give one per size, or a "
+                f"single one"
             )
         widths = [Width.of(size, "family.sizes", whole=True) for size in self.sizes]
         for smaller, larger in pairwise(widths):
@@ -137,7 +137,7 @@ class FamilySettings:
                 raise MupscaleError(f"family.sizes holds {smaller} twice")
         for size in self.check:
             if Width.of(size) not in widths:
-                raise MupscaleError(f"family.check names {Width.of(size)}, which is none of the sizes")
+                raise MupscaleError(f"family.check names {Width.of(size)}, which is not one of the sizes")
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGrou
     ground = make_ground(replace(recipe, grow=[], width=settings.sizes[0]), "held-out")
     if ground.unit != "FLOPs":
         raise MupscaleError(
-            "the model's FLOPs cannot be counted, so that a size cannot be charged for what the trunk has cost"
+            "the model's FLOPs cannot be counted, and a family needs them to compare the cost of its sizes"
         )
     if recipe.start is None:
         return FamilyPlanner(recipe, settings, ground)
@@ -319,8 +319,8 @@ def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGrou
     steps = settings.base_steps if begun.steps is None else begun.steps
     if steps is None and not settings.sunk:
         raise MupscaleError(
-            f"{recipe.start} does not tell for how many steps its model has trained, and its FLOPs are charged to "
-            f"every size: give family.base_steps, or family.sunk to take them as spent before"
+            f"{recipe.start} does not record how many steps its model has trained, and its FLOPs are part of the cost "
+            f"of every size: give family.base_steps, or set family.sunk to leave them out"
         )
     cost = 0.0 if settings.sunk else (steps or 0) * ground.cost_per_step(begun.width)
     start = Stretch(width=begun.width, steps=0, lr=0.0, start=ground.start)
@@ -632,7 +632,7 @@ class _FamilyRun:
             measured=[
                 f"The trunk trains at learning rate {lr:g}{f', times {fall:g} at every growth' if fall < 1 else ''}; "
                 f"each branch decays over the last {self.settings.decay:.0%} of its size's budget.",
-                "Every size is charged for all that the trunk has cost before its branch. FLOPs here: what it adds.",
+                "A size's budget includes everything that the trunk spent before its branch. FLOPs here: what it adds.",
                 "From scratch: the same size and schedule with as many FLOPs, at the best of "
                 f"{len(_check_rates(self.recipe, self.settings, lr))} learning rates.",
             ],

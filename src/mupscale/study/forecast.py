@@ -30,7 +30,7 @@ Quantity = Callable[[SystemRuns, int], float | None]
 LOSS_ROW = ", loss compared with continuing"
 COST_ROWS = {
     "charged": ", cost compared with starting over, base model included",
-    "there": ", cost compared with starting over, base model already there",
+    "there": ", cost compared with starting over, if you already have the base model",
 }
 """What is forecast of a contender, behind its label."""
 

@@ -130,7 +130,7 @@ class OwnLoop:
         start: a model with its optimizer, for the trunk to begin with; width: its own; trained: its steps so far.
         """
         if not settings.sizes or settings.budget is None:
-            raise MupscaleError("say sizes and what each may spend: FamilySettings(sizes=[32, 48, 64], budget=500)")
+            raise MupscaleError("give the sizes and the budget of each: FamilySettings(sizes=[32, 48, 64], budget=500)")
         recipe = self._recipe(settings.sizes[0], max(1, self.warmup))
         if start is not None:
             recipe = self._starting(recipe, start, width, trained)
@@ -155,7 +155,7 @@ class OwnLoop:
         settings = settings or StudySettings()
         for one in contenders_named(settings.contenders):
             if one.keeps_rates:
-                raise MupscaleError(f"{one.name} needs a recipe, whose rates can be left as they are: leave it out")
+                raise MupscaleError(f"{one.name} works only with a recipe: leave it out")
         if start is None:
             growth = Growth(at=trained, width=wide, how="fresh")
             recipe = replace(self._recipe(narrow, trained + steps), grow=[growth])
@@ -414,7 +414,7 @@ class _LoopTrainer(Trainer):
             loss = float(value)
         except (TypeError, ValueError):
             raise MupscaleError(
-                f"held_out returned {type(value).__name__}, but is to return the loss on held-out data, a number"
+                f"held_out returned {type(value).__name__}, but must return the loss on held-out data, a number"
             ) from None
         return loss if math.isfinite(loss) else None
 

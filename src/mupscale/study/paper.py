@@ -107,8 +107,8 @@ class Protocol(Ground):
         system = read_system(recipe, constant, self, "the paper's method, which grows once,")
         if recipe.grow[0].how not in ("copies", "fresh"):  # a growth that does not say is fresh; this method has copies
             raise MupscaleError(
-                f"the paper's method tunes the noise of copies, and the growth's how is {recipe.grow[0].how}: say how: "
-                f"copies in grow, or train the recipe with mupscale train"
+                f"the paper's method tunes the noise of copies, but the recipe grows with how: {recipe.grow[0].how}. "
+                f"Set how: copies in grow, or train the recipe with mupscale train"
             )
         return system
 

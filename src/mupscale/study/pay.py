@@ -217,8 +217,8 @@ class PayStudy:
         system = self.system
         if system.base_steps is None:
             raise MupscaleError(
-                f"{self.base_name or self.recipe.start} does not tell for how many steps its model has trained, and "
-                f"small base models are to train as long: give study.base_steps"
+                f"{self.base_name or self.recipe.start} does not record how many steps its model has trained, and "
+                f"small base models train for the same number: give study.base_steps"
             )
         try:
             return system.smaller(width)

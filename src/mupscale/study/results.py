@@ -301,16 +301,16 @@ class StudySummary:
     def from_json(cls, values: Any) -> StudySummary:
         """What to_json gave."""
         if not isinstance(values, Mapping):
-            raise MupscaleError("this is no summary of a study: run it again")
+            raise MupscaleError("this is not the summary of a study: run the study again")
         if values.get("format") != FORMAT:
             raise MupscaleError(
-                f"this is of format {values.get('format')!r}, and this version of mupscale reads format {FORMAT}: run "
-                f"the study again"
+                f"this summary has format {values.get('format')!r}, but this version of mupscale reads format "
+                f"{FORMAT}: run the study again"
             )
         try:
             return parse_record(cls, {name: value for name, value in values.items() if name != "format"})
         except MupscaleError as error:
-            raise MupscaleError(f"this is no summary of a study ({error}): run it again") from None
+            raise MupscaleError(f"this is not the summary of a study ({error}): run the study again") from None
 
     def save(self, folder: Path) -> Path:
         """Write summary.json, whole or not at all."""

@@ -26,33 +26,31 @@ class StudySettings:
     The recipe itself says the rest: the base model's width and steps, and the width and steps after its growth event.
 
     Args:
-        widths: small widths to tune at, e.g. [64, 128]: does growing pay tunes at the first and forecasts from all; the
-            paper's comparison tunes at all and extrapolates. None takes an eighth and a quarter of the base model's,
-            or the sizes nearest to them that the model can have
-        lrs: learning rates to try at the small width; none takes the optimizer's own times 1/4 to 4
-        grown_lrs: learning rates of the paper's Sweep 2, after growing; none takes lrs
-        noises: noise levels that copies try there, in the growth event's unit (with --from its own, or noise_unit):
-            under init, the default, 1 is as much as a fresh initialisation has
-        prune: under wsd, candidates that lie so far behind the best after the first budget go no further (0.1: 10 %),
-            unless they are the next learning rates to the best; 0 tries all to the end
-        budgets: parts of the full budget at which every contender is measured
-        seeds: how many seeds the large models train with
-        small_seeds: how many seeds the small models train with, those of sweeps among them
-        schedule: of every contender: wsd (constant, then linear to zero over the last quarter of its budget), cosine,
-            or recipe (the recipe's own, as in the paper's comparison)
-        contenders: who takes part; none takes the usual ones, to which contenders+ adds. Does growing pay:
-            from-scratch, continued, copies, fresh, and on request copies-without-noise, paired-noise, net2net,
-            naive-widening, from-scratch-all-steps; where depth alone grows, identity-blocks and copied-blocks take the
-            place of copies and fresh
-        measure: the loss that counts: held-out (the mean over the whole held-out set), or train; none takes held-out,
-            and train in the paper's comparison
-        base_steps: with --from, how many steps the checkpoint has trained, where it does not tell itself
-        engine: auto trains many models as one where that works, vectorised nowhere else, serial one at a time
-        sampler: of sweeps: grid (every cell), random, or tpe
-        trials: how many trials random and tpe take
-        pruner: of sweeps: none, median, or halving (successive halving): stop trials that fall behind
-        storage: where sweeps are kept: none for a SQLite file in the study's folder, journal:PATH, or a database URL
-        retries: how often a trial whose worker died is trained again: none for without limit
+        widths: small widths to tune at, e.g. [64, 128]. The study tunes at the first and forecasts from all; --paper
+            tunes at all and extrapolates (default: about 1/8 and 1/4 of the base model's width)
+        lrs: learning rates to try at the small width (default: the optimizer's, times 1/4 to 4)
+        grown_lrs: learning rates to try after growing, in the paper's Sweep 2 (default: lrs)
+        noises: noise levels to try for copies, in the unit of the growth event (noise_unit if there is none); in init,
+            the default, 1 is the size of a fresh initialisation
+        prune: stop a setting early if its loss is this far above the best after the first budget (0.1 is 10 %; wsd
+            only). Neighbours of the best learning rate always train to the end. 0 stops none
+        budgets: fractions of the full budget at which every contender is measured
+        seeds: number of seeds of the large models
+        small_seeds: number of seeds of the small models, sweeps included
+        schedule: learning rate schedule of every contender: wsd (constant, then linear to zero over the last quarter of
+            the budget), cosine, or recipe (the recipe's own; always used by --paper)
+        contenders: the ways to train that are compared; contenders+ adds one to the usual ones. Usual: from-scratch,
+            continued, copies, fresh. More: copies-without-noise, paired-noise, net2net, naive-widening,
+            from-scratch-all-steps. If only the depth grows: identity-blocks and copied-blocks replace copies and fresh
+        measure: the loss to compare: held-out (mean over the whole held-out set) or train (default: held-out; train
+            with --paper)
+        base_steps: with --from, how many steps the checkpoint has trained, if it does not record it
+        engine: auto trains many models together if it can, vectorised requires it, serial trains one at a time
+        sampler: how sweeps choose settings: grid (all of them), random, or tpe
+        trials: number of trials for random and tpe
+        pruner: how sweeps stop trials that fall behind: none, median, or halving (successive halving)
+        storage: where sweeps are stored: journal:PATH or a database URL (default: a SQLite file in the study's folder)
+        retries: how often to repeat a trial whose worker died (default: no limit)
 
     Example:
         >>> StudySettings(seeds=2).small_widths(256, 1024)
@@ -89,16 +87,16 @@ class StudySettings:
             for value in getattr(self, name):
                 if not 0 <= value < math.inf or (value == 0 and name != "noises"):
                     lowest = "0 or more" if name == "noises" else "above 0"
-                    raise MupscaleError(f"study.{name} holds {value!r}, but they are numbers {lowest}")
+                    raise MupscaleError(f"study.{name} holds {value!r}, but must be numbers {lowest}")
         if max(self.budgets, default=0) != 1 or sorted(set(self.budgets)) != self.budgets:
             raise MupscaleError(
-                f"study.budgets is {self.budgets}, but they are parts of the full budget that rise to 1, such as "
+                f"study.budgets is {self.budgets}, but must be fractions of the full budget that rise to 1, such as "
                 f"[0.25, 0.5, 1]"
             )
         for name in self.contenders:
             contender_named(name)
         if self.sampler != "grid" and (self.trials is None or self.trials < 1):
-            raise MupscaleError(f"study.sampler {self.sampler} needs study.trials, how many to take")
+            raise MupscaleError(f"study.sampler {self.sampler} needs a number of trials: give study.trials")
 
     def resolved(self, usual: Sequence[str], measure: Literal["held-out", "train"]) -> StudySettings:
         """The same with a preset's own contenders and measure, where none are given."""
@@ -138,8 +136,8 @@ class StudySettings:
             smaller.sort(key=lambda width: Width.of(width).size)
         if not smaller:
             raise MupscaleError(
-                f"width {narrow} has no eighth and no quarter to tune at, nor a size near them: give study.widths, as "
-                f"in [64]"
+                f"no small width to tune at was found: the model cannot have about 1/8 or 1/4 of width {narrow}. Give "
+                f"study.widths, such as [64]"
             )
         return smaller
 

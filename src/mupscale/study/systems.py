@@ -129,12 +129,12 @@ def read_system(recipe: Recipe, settings: StudySettings, ground: Ground, what: s
     """The two widths of a recipe's one growth event, and how long each model trains. what: is to be done with them."""
     if len(recipe.grow) != 1:
         raise MupscaleError(
-            f"{what} needs one growth event, and this recipe has {len(recipe.grow)}: write grow: "
+            f"{what} needs one growth event, but this recipe has {len(recipe.grow)}: set grow: "
             f"[{{at: STEPS OF THE BASE MODEL, width: WIDE}}]{otherwise}"
         )
     (growth,) = recipe.grow
     if Width.of(growth.width) == Width.of(recipe.width):
-        raise MupscaleError(f"the recipe's growth keeps the width at {recipe.width}: there is nothing to grow")
+        raise MupscaleError(f"the recipe's growth event keeps the width at {recipe.width}: give a larger one")
     sizes = recipe.width, growth.width, growth.at, recipe.steps - growth.at
     return System(settings, ground, recipe.schedule, recipe.base, *sizes, noise_unit=growth.unit)
 

@@ -434,7 +434,7 @@ def _same_loss(upscaled: ContenderRuns, best: ContenderRuns, costs: Numbers) -> 
     if ratio is None:
         return []
     who, whose = ("The upscaled model", "that") if better is upscaled else ("That", "the upscaled model's")
-    return [f"{who} reaches {whose} final loss {_times(ratio)} cheaper, the base model charged."]
+    return [f"{who} reaches {whose} final loss {_times(ratio)} cheaper, the base model's cost included."]
 
 
 def _held_out(runs: Sequence[ContenderRuns]) -> list[str]:
@@ -468,9 +468,9 @@ def _as_the_paper_counts(upscaled: ContenderRuns, costs: Numbers) -> list[str]:
     if lowest is None or not upscaled.finals:
         return []
     ways = {
-        "speedup_sunk": "with the base model already there",
-        "speedup_base_charged": "with it charged",
-        "speedup_all_charged": "with tuning charged too",
+        "speedup_sunk": "if you already have the base model",
+        "speedup_base_charged": "with its cost included",
+        "speedup_all_charged": "with the cost of tuning included as well",
     }
     speedups = [f"{_times(ratio)} {how}" for name, how in ways.items() if (ratio := costs.get(name)) is not None]
     target = f"the lowest loss of as many steps from scratch, {lowest:.4g}"

@@ -49,7 +49,9 @@ class Arm:
 def plan_when(recipe: Recipe, settings: StudySettings, ground: Ground) -> list[Arm]:
     """The tree: one narrow trunk for each seed, off which every arm branches; all arms cost the same."""
     if recipe.start is not None:
-        raise MupscaleError("when to grow trains its own trunk, so its recipe cannot start from a checkpoint (from)")
+        raise MupscaleError(
+            "mupscale run --when trains its own base model, so its recipe cannot start from a checkpoint (from)"
+        )
     read_system(recipe, settings, ground, "when to grow")  # refuses a recipe that does not grow
     growth, lr, own = recipe.grow[0], float(recipe.optimizer.init_args["lr"]), recipe.schedule
     narrow, wide = ground.cost_per_step(recipe.width), ground.cost_per_step(growth.width)

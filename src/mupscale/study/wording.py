@@ -64,8 +64,8 @@ def list_contenders(title: str, runs: SystemRuns, measure: str) -> PageTable:
         f"final {measure}": [_final(one) for one in ranked],
         **dict(_scores(ranked, measure)),
     }
-    over = "the mean over the seeds and their range"
-    note = f"Costs include the base model's where a contender starts from it. Losses are {over}."
+    over = "the mean over the seeds, with their range"
+    note = f"If a contender starts from the base model, its cost includes the base model's. Losses are {over}."
     return PageTable(title, list(columns), [list(row) for row in zip(*columns.values(), strict=True)], note=note)
 
 
@@ -116,23 +116,23 @@ _MORE = {
     LOSS: "at the same cost",
 }
 _SCHEDULES = {
-    "wsd": "Within a budget the learning rate is constant, then falls to zero over the last quarter.",
-    "cosine": "Within a budget the learning rate falls as a cosine.",
+    "wsd": "In each budget the learning rate is constant, then falls to zero over the last quarter.",
+    "cosine": "In each budget the learning rate follows a cosine.",
     "recipe": "The learning rate follows the recipe's own schedule.",
 }
 _TUNING = {
     "base-rates": "Tuning: the base model's learning rate",
-    "rates": "Tuning: learning rates and noise of the contenders",
+    "rates": "Tuning: the contenders' learning rates and noise",
     "close": "Tuning: more seeds where candidates were close",
 }
-_STAGES = {**_TUNING, "base": "The base models, full size", "contenders": "The contenders, full size"}
+_STAGES = {**_TUNING, "base": "Full-size base models", "contenders": "Full-size contenders"}
 _FORECAST = "forecast-"
-_ONE_SEED = "Seeds: one, so nothing is known about chance."
+_ONE_SEED = "Seeds: one, so the variation between seeds is unknown."
 
 
 def write_pay_words(summary: StudySummary) -> StudySummary:
     """The summary of the preset `pay` with its sentences, cards and tables."""
-    alone = "The large models are not trained: this is the forecast alone."
+    alone = "This is only a forecast: the large models were not trained."
     if summary.large is None:
         size = summary.forecast.get("size", {}).get("sentence")
         sentences = [str(summary.forecast["sentence"]), *([size] if size else []), alone]
@@ -167,13 +167,13 @@ def _answer_cards(summary: StudySummary, large: SystemRuns) -> Iterator[Card]:
             yield Card(what, f"{CostRatio(**ratio)}×", more(what, costs.get(way), words.format_times))
         else:
             unknown = way == "charged" and large.base_cost is None
-            why = "the base model's steps are not known" if unknown else "starting over diverged, or took no part"
+            why = "the base model's steps are unknown" if unknown else "training from scratch diverged, or was left out"
             yield Card(what, "unknown", why)
     above, expected = answer["above_continued"], forecast["above_continued"].get(grown)
     if above is not None:
         yield Card(LOSS, _higher_or_lower(above), more(LOSS, expected, words.format_change))
     else:
-        yield Card(LOSS, "unknown", "continuing the base model diverged, or took no part")
+        yield Card(LOSS, "unknown", "continuing the base model diverged, or was left out")
 
 
 def _forecast_cards(forecast: Mapping[str, Any]) -> Iterator[Card]:
@@ -189,7 +189,7 @@ def _forecast_cards(forecast: Mapping[str, Any]) -> Iterator[Card]:
         (LOSS, above[grown], words.format_change),
     ):
         if not one:
-            yield Card(what, "unknown", f"{phrase}; starting over takes no part")
+            yield Card(what, "unknown", f"{phrase}; training from scratch was left out")
         elif "no_rule" in one:
             yield Card(what, "no rule", f"{phrase}; {one['no_rule']}")
         else:
@@ -203,20 +203,21 @@ def _higher_or_lower(above: float) -> str:
 
 
 def _break_evens(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[str]:
-    """A sentence per rival: from which cost on the grown model is lower."""
+    """A sentence per rival: from which cost on the grown model has the lower loss."""
     for rival, ways in answer["break_even"].items():
         even = ways.get("charged") or ways.get("there")
         if even is None:
             continue
-        grown, what = contender_named(answer["grown"]).phrase.capitalize(), contender_named(rival).brief_phrase
+        grown, what = contender_named(answer["grown"]).phrase, contender_named(rival).brief_phrase
         if even["kind"] == "unknown":
-            yield f"{grown} and {what} have no cost in common, so neither is lower."
+            yield f"{grown.capitalize()} and {what} were not measured at a common cost, so they cannot be compared."
             continue
-        charged = ", the base model's cost included" if "charged" in ways else ""
-        where = {"always": "at every budget", "never": "at none of these budgets"}.get(
-            even["kind"], f"from {format_cost(large, even['cost'] or 0.0)} on{charged}"
-        )
-        yield f"{grown} is lower than {what} {where}."
+        if even["kind"] == "never":
+            yield f"{grown.capitalize()} ends lower than {what} at none of these budgets."
+            continue
+        charged = " (base model's cost included)" if "charged" in ways else ""
+        start = f"From {format_cost(large, even['cost'] or 0.0)} on{charged}"
+        yield f"{'At every budget' if even['kind'] == 'always' else start}, {grown} ends lower than {what}."
 
 
 def _pay_measuring(summary: StudySummary) -> Iterator[str]:
@@ -229,7 +230,7 @@ def _pay_measuring(summary: StudySummary) -> Iterator[str]:
     yield f"Tuned at width {format_widths(summary.small[0])}: {tuned}."
     if runs.seeds > 1:
         asked = settings["seeds" if summary.large is not None else "small_seeds"]
-        lost = f" of {asked}, as base models of the others diverged" if asked > runs.seeds else ""
+        lost = f" of {asked}; the base models of the others diverged" if asked > runs.seeds else ""
         yield f"Seeds: {runs.seeds}{lost}. A line is their mean, its band their range."
     else:
         yield _ONE_SEED
@@ -243,10 +244,10 @@ def _pay_measuring(summary: StudySummary) -> Iterator[str]:
         yield f"The base model is {base['from']}, trained for {steps} steps."
     else:
         yield f"The base model trained for {steps} steps at learning rate {words.format_setting(base['lr'])}."
-    yield "Every setting was tried with one seed at the small width, and those within 1 % of the best with more."
+    yield "At the small width, every setting was tried with one seed. Those within 1 % of the best were repeated."
     stopped = [cell for one in summary.tuned for cell in one.trials if cell.status == "stopped"]
     if stopped:
-        yield f"Settings far behind after {stopped[0].budget:g} of the budget were stopped there."
+        yield f"Settings that were far behind after {stopped[0].budget:g} of the budget were stopped."
 
 
 def _shares(stages: Sequence[StageSpent]) -> Iterator[str]:
@@ -255,12 +256,12 @@ def _shares(stages: Sequence[StageSpent]) -> Iterator[str]:
     if total:
         tuning = sum(stage.cost or 0.0 for stage in stages if stage.name in _TUNING) / total
         forecast = sum(stage.cost or 0.0 for stage in stages if stage.name.startswith(_FORECAST)) / total
-        yield f"Tuning took {100 * tuning:.0f} % of all cost, the forecast {100 * forecast:.0f} %."
+        yield f"Tuning took {100 * tuning:.0f} % of the total cost, the forecast {100 * forecast:.0f} %."
 
 
 def _name_stage(name: str) -> str:
     if name.startswith(_FORECAST):
-        return f"The contenders small, base width {name.removeprefix(_FORECAST)}: the forecast"
+        return f"Forecast: small contenders, base width {name.removeprefix(_FORECAST)}"
     return _STAGES.get(name, name)
 
 
@@ -269,18 +270,18 @@ def _pay_tables(summary: StudySummary) -> Iterator[PageTable]:
     if summary.large is None:
         yield PageTable("The forecast", ["what", "forecast"], list(_forecast_rows(summary.forecast)))
         for runs in summary.small:
-            title = f"The small contenders at the full budget, width {format_widths(runs)}"
+            title = f"Small contenders at the full budget, width {format_widths(runs)}"
             yield list_contenders(title, runs, summary.measure)
         return
     held = summary.forecast["held"]
     judged = [row["held"] for row in held if row["held"] is not None]
     about = [
         str(summary.forecast["sentence"]),
-        *([f"Of {len(judged)} forecasts {sum(judged)} held."] if judged else []),
+        *([f"{sum(judged)} of {len(judged)} forecasts were right."] if judged else []),
     ]
-    head = ["what", "forecast", "measured", "held"]
+    head = ["what", "forecast", "measured", "right?"]
     yield PageTable("Forecast and outcome", head, [_held_row(row) for row in held], about)
-    yield list_contenders("The contenders, at the full budget", summary.large, summary.measure)
+    yield list_contenders("The contenders (ways to train) at the full budget", summary.large, summary.measure)
 
 
 def _held_row(row: Mapping[str, Any]) -> list[str]:
@@ -310,14 +311,14 @@ _COSTS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "scratch_total": ("The wide model from scratch, for as many steps as the upscaled one", words.format_flops),
     "scratch_min_loss": ("Its lowest training loss in these steps", words.format_loss),
     "upscaled_to_scratch_loss": ("The upscaled model, until it reaches that loss", words.format_flops),
-    "speedup_sunk": ("Speed-up if the base model is there already", words.format_factor),
+    "speedup_sunk": ("Speed-up if you already have the base model", words.format_factor),
     "speedup_base_charged": ("Speed-up with the base model's cost included", words.format_factor),
     "speedup_all_charged": ("Speed-up with the cost of the base model and of tuning included", words.format_factor),
-    "tuning_speedup": ("Tuning runs small for the price of one at the target width", words.format_factor),
+    "tuning_speedup": ("Small tuning runs for the cost of one at full width", words.format_factor),
 }
 _REACHED = {"upscaled_to_scratch_loss", "speedup_sunk", "speedup_base_charged", "speedup_all_charged"}
 _UNITS = {
-    "init": "1 is as much as a fresh initialisation has",
+    "init": "1 is the size of a fresh initialisation",
     "theory": "in the paper's constants",
     "signal": "relative to the spectral norm of each weight",
 }
@@ -345,7 +346,7 @@ def _speed_up(costs: Mapping[str, Any]) -> Iterator[Card]:
     if "speedup_base_charged" not in costs:
         return
     number, sunk, everything = (_cost(costs, f"speedup_{how}") for how in ("base_charged", "sunk", "all_charged"))
-    more = f"base model's cost included; {sunk} if it is there already, {everything} with that of tuning included, too"
+    more = f"base model's cost included; {sunk} if you already have it, {everything} with tuning included as well"
     known = number not in ("not reached", "unknown")
     yield Card("Speed-up to the from-scratch model's lowest loss", number, more if known else "")
 
@@ -365,7 +366,7 @@ def _final_losses(large: SystemRuns) -> Iterator[Card]:
     shown: dict[str, ContenderRuns | None] = {"from scratch": large.get(FROM_SCRATCH.name)}
     if best is not None and best.name != FROM_SCRATCH.name:
         shown[f"best alternative: {best.contender.label}"] = best
-    shown |= {"upscaled": large.get(COPIES.name), "upscaled, rate changed halfway": large.get(COPIES_OWN.name)}
+    shown |= {"upscaled": large.get(COPIES.name), "upscaled, learning rate changed halfway": large.get(COPIES_OWN.name)}
     for what, runs in shown.items():
         if runs is not None:
             mean, _, spread = words.format_spread(runs.finals).partition(" (")

@@ -191,5 +191,5 @@ def callback_specs(callbacks: Sequence[str | Mapping[str, Any]]) -> list[Spec]:
 
 def _folder(run: RunInProgress, name: str, argument: str) -> Path:
     if run.recipe.out is None:
-        raise MupscaleError(f"{name} needs a place to write, since the run has no folder (out): give its {argument}")
+        raise MupscaleError(f"{name} needs a folder to write to, because the run has none (out): give its {argument}")
     return Path(run.recipe.out)

@@ -76,7 +76,7 @@ def import_path(path: str) -> Any:
     """
     module, _, name = path.rpartition(".")
     if "" in (*module.split("."), name):
-        raise MupscaleError(f"{path!r} is no import path: give module.name")
+        raise MupscaleError(f"{path!r} is not an import path: give module.name")
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -101,7 +101,7 @@ def load_of_kind(path: str, kind: type[_Kind]) -> Callable[..., _Kind]:
         raise MupscaleError(f"{path} is no {kind_name(kind)}")
     function = target.func if isinstance(target, functools.partial) else target
     if not inspect.isfunction(function) or not (others or _may_give(function, kind)):
-        raise MupscaleError(f"{path} is no {kind_name(kind)}, nor a function that gives one")
+        raise MupscaleError(f"{path} is neither a {kind_name(kind)} nor a function that returns one")
     return target  # type: ignore[no-any-return]
 
 

@@ -42,21 +42,22 @@ class Growth:
     """One growth of the model in the middle of the run.
 
     Args:
-        at: after how many steps
-        width: the new width, a multiple of the one before, or any wider one for fresh units
-        how: fresh (new units drawn beside the old ones; the default), lossless (fresh, but the function stays at
-            first), copies (of every unit, with noise; the default where noise is given) or paired (copies, with noise
-            that cancels at first); for comparison net2net (random copies) and naive (copies), both without the
-            optimizer's state
-        noise: how much symmetry-breaking noise copies get; with 0 they go on exactly as before, as a replica; or
-            constants by parameter name
-        unit: what noise is measured in: a fresh initialisation ('init'), the paper's constants ('theory'),
-            or the spectral norm of each weight ('signal')
-        outgoing: for fresh units, from 0 to 1, how much of their fresh weight they have towards old ones
-        lr: learning rate from here on, at the base width; the same as before if not given
-        depth: the new number of residual blocks, of a model whose width says that, too; as before if not given
-        deepen: what new blocks are: identity (they change nothing at first), stack (copies on top of all blocks) or
-            interleaved (each copy behind its block); where depth alone grows, `how` may say it
+        at: grow after this many steps
+        width: the new width; copies need a multiple of the old one, fresh units take any larger one
+        how: fresh (add newly initialised units; the default), lossless (fresh units that leave the outputs unchanged at
+            first), copies (copy every unit and add noise; the default if you give noise) or paired (copies whose noise
+            cancels at first). For comparison: net2net (random copies) and naive (copies), both without the optimizer
+            state
+        noise: how much noise copies get so that they differ. With 0 the copies stay equal, and the wide model stays a
+            replica of the small one. Or one value per parameter name
+        unit: unit of noise: init (a fresh initialisation), theory (the paper's constants) or signal (each weight's
+            spectral norm)
+        outgoing: for fresh units, the scale of their weights into old units, from 0 (old units do not see them yet) to
+            1 (as initialised)
+        lr: learning rate from here on, for the base width (default: unchanged)
+        depth: the new number of residual blocks (default: unchanged); the model's width must name a depth
+        deepen: what new blocks are: identity (they change nothing at first), stack (copies appended after all blocks)
+            or interleaved (each copy follows its original). If only the depth grows, you can give this as `how`
 
     Example:
         >>> Growth(at=2000, width=512, noise=0.3).lr is None
@@ -85,11 +86,11 @@ class Growth:
             how = "copies" if self.width == before else usual_how(self.noise)  # of a new rate alone nothing is filled
             return replace(self, how=self.how or how)
         if self.depth is None:
-            raise MupscaleError(f"growth at step {self.at}: it says neither width nor depth")
+            raise MupscaleError(f"growth at step {self.at}: give the new width, the new depth, or both")
         name = next((n for n in DEPTH_SIZES if isinstance(before, dict) and n in before), None)
         if name is None:
             raise MupscaleError(
-                f"growth at step {self.at}: depth is for a model whose width says its depth, too, such as width: "
+                f"growth at step {self.at}: to grow the depth, the recipe's width must name it, such as width: "
                 f"{{width: 64, layers: 4}}, not {before}"
             )
         assert isinstance(before, dict)
@@ -160,19 +161,21 @@ def build_operator(how: How | None, noise: NoiseLevel, unit: str, outgoing: floa
     Copies(noise=GaussianNoise(std=0.5, unit='init'), paired=False)
     >>> build_operator("fresh", 0.5, "init")
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: how is fresh, which takes no noise; leave it out, or grow by copies
+    mupscale.system.errors.MupscaleError: how: fresh takes no noise: leave noise out, or use how: copies
     """
     how = how or usual_how(noise)
     if how in ("fresh", "lossless"):
         if noise != 0:
-            raise MupscaleError(f"how is {how}, which takes no noise; leave it out, or grow by copies")
+            raise MupscaleError(f"how: {how} takes no noise: leave noise out, or use how: copies")
         if how == "lossless" and outgoing != 1:
-            raise MupscaleError("how is lossless, which sets outgoing weights itself; leave out outgoing")
+            raise MupscaleError("how: lossless sets the outgoing weights itself: leave out outgoing")
         return Fresh(outgoing=outgoing, lossless=how == "lossless")
     if how in get_args(Deepen) and noise != 0:
-        raise MupscaleError(f"how is {how}, which is for new blocks and takes no noise; say them with deepen: {how}")
+        raise MupscaleError(
+            f"how: {how} is for new blocks and takes no noise: use deepen: {how}, and how for new units"
+        )
     if outgoing != 1:
-        raise MupscaleError(f"how is {how}, which has no new units with outgoing weights of their own; take how: fresh")
+        raise MupscaleError(f"how: {how} does not use outgoing: leave it out, or use how: fresh")
     kinds = {"net2net": Net2Net, "naive": NaiveCopies}
     return kinds.get(how, Copies)(build_noise(noise, unit), paired=how == "paired")
 

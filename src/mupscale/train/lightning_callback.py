@@ -38,7 +38,7 @@ def lightning_growth(
     ...     trainer = sys.modules["lightning"].Trainer(callbacks=[lightning_growth(1000, family, 512)])
     """
     if width is None and depth is None:
-        raise MupscaleError("lightning_growth says neither width nor depth: what is the network to become?")
+        raise MupscaleError("lightning_growth needs the size to grow to: give width, depth, or both")
     settings = {"depth": depth, "grow": grow, "noise": noise, "lr": lr, "seed": seed}
     growth = _NetworkGrowth(at, family, width, attribute, settings, None if folder is None else Path(folder))
     return _callback_class()(growth)

@@ -24,7 +24,7 @@ def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
     if logits is None:
         raise MupscaleError(
             f"cross_entropy is for outputs that are a tensor, or have one as `logits`, not for a "
-            f"{type(outputs).__name__}: give a loss of your own (loss: your.module.function)"
+            f"{type(outputs).__name__}: give your own loss (loss: your.module.function)"
         )
     if targets.is_floating_point():
         raise MupscaleError(

@@ -88,8 +88,8 @@ def cost_per_example(family: Family, width: WholeWidth, data: Data, recipe: Reci
     cost, outputs = counted
     if data.classes is not None and outputs is not None and outputs < data.classes:
         raise MupscaleError(
-            f"the model has {outputs} outputs and the data {data.classes} classes: set the model's number of outputs "
-            f"(vocab, classes, d_out) to at least that"
+            f"the model has {outputs} outputs, but the data has {data.classes} classes: set the model's number of "
+            f"outputs (vocab, classes, d_out) to at least that"
         )
     return cost
 

@@ -202,7 +202,7 @@ def _device(name: str) -> torch.device:
     except RuntimeError:
         raise MupscaleError(f"there is no device {name!r}: give auto, cpu, cuda or cuda:0") from None
     if device.type == "meta":
-        raise MupscaleError("device meta keeps no numbers, so nothing can be trained there: give auto, cpu or cuda")
+        raise MupscaleError("device meta stores no values, so nothing can be trained on it: give auto, cpu or cuda")
     if device.type not in ("cpu", "cuda"):
         try:
             torch.zeros(1, device=device)
@@ -210,7 +210,7 @@ def _device(name: str) -> torch.device:
             raise MupscaleError(f"device {name} cannot be used here: {_first_sentence(error)}") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise MupscaleError("device cuda was asked for, but torch finds none here: take device auto or cpu")
+            raise MupscaleError("you asked for device cuda, but torch finds no GPU here: use device auto or cpu")
         if device.index is None:
             return torch.device("cuda", number_in_environment("LOCAL_RANK", 0))
     return device

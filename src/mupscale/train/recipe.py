@@ -44,43 +44,46 @@ class Recipe:
         model: the model's class and its arguments, all but the width
         data: the data's class and its arguments
         optimizer: the optimizer's class and its hyperparameters, which are those at the base width
-        no_decay: parameters without weight decay: bias, norm, or patterns of names such as *.wte.weight
+        no_decay: parameters without weight decay: bias, norm, or name patterns such as *.wte.weight
         width: the model's width: one number (its argument `width`), or several arguments by name
-        base: the width at which lr, weight decay and eps mean what they mean in plain PyTorch
-        init_at: the width at which the model's own initialisation is taken as it is (default: base, at least 64)
-        steps: optimizer steps in all
-        batch: examples in a step, over all processes
-        accumulate: into how many parts each step's batch is cut, to save memory
-        grow: growth events, e.g. [{at: 2000, width: 640}], by fresh units; for copies with noise: 0.3 beside the width
-        schedule: how the learning rate goes over the run
-        clip: largest norm of the gradient, a norm that does not depend on the width
-        loss: import path of a function of outputs and targets that gives their mean loss
-        precision: fp32; tf32 or bf16 (autocast) where the device has them; fp64 to check exactness
-        compile: compile the model and its loss with torch.compile: default, or reduce-overhead (CUDA graphs, for small
-            models whose steps are launches more than work), or max-autotune; true means default. With false, many runs
-            as one program are compiled on CUDA where that pays, and a run alone is not; never: nothing is
+        base: the base width, at which lr, weight decay and eps mean the same as in plain PyTorch
+        init_at: the width at which the model keeps its own initialisation (default: base, at least 64)
+        steps: total number of optimizer steps
+        batch: examples per step, over all processes
+        accumulate: split each batch into this many parts, to save memory
+        grow: when and how to grow, e.g. [{at: 2000, width: 640}] for fresh units; add noise: 0.3 for noisy copies
+        schedule: how the learning rate changes over the run
+        clip: largest gradient norm; the norm is scaled so that it does not depend on the width
+        loss: import path of a function that takes outputs and targets and returns the mean loss
+        precision: fp32; tf32 or bf16 (autocast) if the device supports them; fp64 to check exactness
+        compile: use torch.compile: true (the same as default), reduce-overhead (CUDA graphs; fast for small models) or
+            max-autotune. false compiles only on CUDA, and only where it saves time when many models train together.
+            never turns it off everywhere
         seeds: seeds of initial weights, data order, noise and dropout
         evaluation: when to evaluate on held-out data
         checkpoints: when to write checkpoints
-        on_nonfinite: what to do where a loss, a gradient or what follows from it is not finite: stop; skip the step; or
-            rewind to the last good checkpoint and leave out the data since
-        log_every: steps between two lines of metrics
-        tensorboard: whether to write metrics for TensorBoard, too
+        on_nonfinite: what to do if a loss or gradient is not finite: stop; skip the step; or rewind to the last good
+            checkpoint and skip the data since then
+        log_every: log metrics every N steps
+        tensorboard: also write metrics for TensorBoard
         callbacks: class paths of callbacks (mupscale.train.Callback), such as mupscale.train.WeightsAndBiases, or
             mappings of class_path and init_args
         device: auto, cpu, cuda or cuda:1
-        parallel: with several processes (torchrun): ddp, or fsdp to shard the model over them
-        out: folder of the run; none writes nothing
+        parallel: with several processes (torchrun): ddp, or fsdp to shard the model
+        out: folder of the run; none writes no files
         start: (in files and on the command line: from) start from this checkpoint, a run's folder or a file of
             mupscale's, safetensors or torch weights, and upscale it to `width`
-        start_width: (from_width) the width of the model in that checkpoint, where it does not tell itself
-        noise: symmetry-breaking noise when upscaling from a checkpoint, or constants by parameter name
-        noise_unit: what noise is measured in: init, theory or signal
-        how: how the new units are filled when upscaling from a checkpoint, as in a growth event
-        outgoing: for fresh units, from 0 to 1, how much of their fresh weight they have towards old ones
-        deepen: what new blocks are when upscaling from a checkpoint with fewer, as in a growth event
-        state: whether to keep the state of a checkpoint's optimizer, or reset it
-        depth_rule: complete if initial values and learning rates are to follow the depth, where the width says it
+        start_width: (from_width) the width of the model in that checkpoint, if it does not record it
+        noise: when upscaling from a checkpoint, how much noise copies get so that they differ; or one value per
+            parameter name
+        noise_unit: unit of noise: init (a fresh initialisation), theory (the paper's constants) or signal (each
+            weight's spectral norm)
+        how: when upscaling from a checkpoint, how to fill new units, as in a growth event
+        outgoing: for fresh units, the scale of their weights into old units, from 0 (old units do not see them yet) to
+            1 (as initialised)
+        deepen: when upscaling from a checkpoint with fewer blocks, what the new blocks are, as in a growth event
+        state: whether to keep or reset the checkpoint's optimizer state
+        depth_rule: complete scales initial values and learning rates with the depth, if the width names a depth
 
     Example:
         >>> recipe = Recipe(
@@ -174,7 +177,7 @@ class Recipe:
         for name, most in _MOST.items():
             value = attrgetter(name)(self)
             if value is not None and value > most:
-                raise MupscaleError(f"{name} is {show_short(value)}, but {most:,} are the most")
+                raise MupscaleError(f"{name} is {show_short(value)}, but must be at most {most:,}")
         if self.clip is not None and not self.clip > 0:
             raise MupscaleError(f"clip is {self.clip}, but must be positive")
         check_not_negative("noise", self.noise)
@@ -187,7 +190,7 @@ class Recipe:
         check_not_negative("checkpoints.minutes", self.checkpoints.minutes)
         if self.batch % self.accumulate:
             raise MupscaleError(
-                f"a batch of {self.batch} cannot be cut into {self.accumulate} equal parts (accumulate)"
+                f"a batch of {self.batch} cannot be split into {self.accumulate} equal parts (accumulate)"
             )
         check_rate(self.optimizer.init_args)
         if self.schedule.warmup + self.schedule.decay > self.schedule.before + self.steps + self.schedule.after:
@@ -198,12 +201,12 @@ class Recipe:
 
     def _check_start(self) -> None:
         if "\0" in (self.start or ""):
-            raise MupscaleError("from has a NUL character in it, which no system takes")
+            raise MupscaleError("from contains a NUL character, which no path can have")
         told = {"noise": self.noise, "from_width": self.start_width, "how": self.how is not None}
         if self.start is None and any(told.values()):
             raise MupscaleError(
                 f"{next(name for name, value in told.items() if value)} is for a run that starts from a checkpoint "
-                f"(from); the noise of a growth in the middle, and how it grows, belong in grow"
+                f"(from); to set how the model grows in the middle of a run, use grow"
             )
         build_operator(self.how, self.noise, self.noise_unit, self.outgoing)
 
@@ -284,7 +287,7 @@ class Recipe:
     def from_json(cls, values: Any, where: object = "") -> Recipe:
         """A recipe from nested plain values, as `to_json` gives them; where: the file that an error names."""
         if not isinstance(values, Mapping):
-            raise MupscaleError(f"{f'{where}: ' if str(where) else ''}{show_short(values)} is no recipe")
+            raise MupscaleError(f"{f'{where}: ' if str(where) else ''}{show_short(values)} is not a recipe")
         names = {shown: name for name, shown in _IN_FILES.items()}
         by_field = {names.get(name, name): value for name, value in with_copies(values).items()}
         if by_field.get("grow", ()) is None:

@@ -59,7 +59,7 @@ def resume_newest(
             return newest, resume_point(newest, recipe, family, processes, fingerprint)
         except DamagedCheckpoint as error:
             if not before:
-                raise MupscaleError(f"{error}; there is none before it, so remove it to begin anew") from None
+                raise MupscaleError(f"{error}; it is the only checkpoint, so remove it to start over") from None
             damaged, newest = newest, before.pop()
             processes.by_main(partial(folder.set_aside, damaged), f"{damaged} cannot be renamed")
             note(f"{error}; it is kept as damaged-{damaged.name}, and {newest.name} is taken instead")
@@ -72,7 +72,7 @@ def resume_point(
     saved = _read(path)
     state = saved.run
     if state is None:
-        raise MupscaleError(f"{path} is a checkpoint, but not of a run, so it cannot be resumed")
+        raise MupscaleError(f"{path} is a checkpoint, but does not belong to a run, so it cannot be resumed")
     step = _required(state.step, "step", path)
     _check_recipe(state, step, recipe, path)
     _check_fingerprint(state, fingerprint, path)
@@ -91,8 +91,8 @@ def _check_fingerprint(state: RunState, fingerprint: str | None, path: Path) -> 
     """The data must be what the steps so far were taken on; checkpoints of earlier versions do not say."""
     if None not in (state.data, fingerprint) and state.data != fingerprint:
         raise MupscaleError(
-            f"the data is not what the run in {path.parents[1]} was trained on (its fingerprint is {fingerprint}, and "
-            f"{state.data} there): put the data back, or begin another run from the checkpoint (--from {path})"
+            f"the data has changed since the run in {path.parents[1]} was trained (its fingerprint is {fingerprint}, "
+            f"and was {state.data}): restore the data, or start a new run from the checkpoint (--from {path})"
         )
 
 
@@ -113,15 +113,15 @@ def _read(path: Path) -> Snapshot:
     except DamagedCheckpoint:
         raise
     except MupscaleError as error:
-        raise MupscaleError(f"{error}; remove it to go on from the one before") from None
+        raise MupscaleError(f"{error}; remove it to resume from the checkpoint before it") from None
 
 
 def _check_recipe(state: RunState, step: int, recipe: Recipe, path: Path) -> None:
     """The steps so far must be those that this recipe would have taken."""
     if recipe.steps < step:
         raise MupscaleError(
-            f"the run in {path.parents[1]} stands at step {step}, beyond the {recipe.steps} steps asked for: give more "
-            f"steps"
+            f"the run in {path.parents[1]} is already at step {step}, but you asked for {recipe.steps} steps: give "
+            f"more (--steps)"
         )
     theirs = StoredRecipe.of(_required(state.recipe, "recipe", path), path, path.parents[1])
     if why := theirs.describe_difference(recipe, step):
@@ -132,5 +132,5 @@ def _check_recipe(state: RunState, step: int, recipe: Recipe, path: Path) -> Non
 
 def _required(value: _Value | None, field: str, path: Path) -> _Value:
     if value is None:
-        raise MupscaleError(f"{path} does not say the run's '{field}', so the run cannot be resumed from it")
+        raise MupscaleError(f"{path} does not record the run's '{field}', so the run cannot be resumed from it")
     return value

@@ -12,8 +12,8 @@ class Seeds:
     Args:
         init: initial weights
         data: order of the data and its augmentation
-        noise: symmetry-breaking noise
-        dropout: what modules draw while they train
+        noise: noise that makes copies differ
+        dropout: dropout, and other random numbers that modules draw in training
     """
 
     init: int = 0
@@ -27,9 +27,9 @@ class Checkpoints:
     """When checkpoints are written, and how many are kept.
 
     Args:
-        every: steps between two; 0 for none but the last
-        minutes: and after so many minutes without one
-        keep: how many of the last ones to keep
+        every: write one every N steps; 0 writes only the last
+        minutes: also write one if this many minutes have passed since the last
+        keep: how many of the latest to keep
     """
 
     every: int = 1000
@@ -42,8 +42,8 @@ class Evaluation:
     """When the model is evaluated on the held-out data.
 
     Args:
-        every: steps between two; 0 for the end alone
-        batch: examples at a time; the training batch if not given
+        every: evaluate every N steps; 0 evaluates only at the end
+        batch: batch size of the evaluation (default: the training batch)
     """
 
     every: int = 0

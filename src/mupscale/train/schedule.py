@@ -12,10 +12,10 @@ class Schedule:
     """How the learning rate goes over the run, as a multiple of the optimizer's lr.
 
     Args:
-        kind: constant; cosine (after the warm-up down to floor); or wsd (stable after the warm-up, then a linear decay)
+        kind: constant; cosine (falls to floor after the warm-up); or wsd (warm-up, stable, then linear decay)
         warmup: steps of linear warm-up
-        decay: wsd alone: steps of the decay at the end
-        floor: what remains of the rate at the end of a cosine or of a decay
+        decay: steps of the decay at the end (wsd only)
+        floor: final learning rate, as a fraction of lr (cosine and wsd)
         before: where a run is a part of a longer one, steps that came before it; the schedule is that of the whole
         after: steps that come after it
 

@@ -179,7 +179,7 @@ def _open(path: Path) -> Snapshot | Mapping[str, Tensor]:
     if path.is_dir() or checkpoint.is_checkpoint(path):
         return read_snapshot(path)
     if not path.is_file():
-        raise MupscaleError(f"{path} is no ordinary file, so no weights are read from it")
+        raise MupscaleError(f"{path} is not a regular file, so no weights are read from it")
     if path.suffix != ".safetensors":
         return _state_dict(load_torch(path), path)
     try:
@@ -203,7 +203,7 @@ def _width_of(saved: Snapshot | Mapping[str, Tensor], recipe: Recipe, path: Path
     if state is not None and state.width is not None:
         return state.width
     if recipe.start_width is None:
-        raise MupscaleError(f"{path} does not tell the width of its model: give it as from_width")
+        raise MupscaleError(f"{path} does not record the width of its model: give from_width")
     return recipe.start_width
 
 

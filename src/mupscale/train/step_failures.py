@@ -53,8 +53,7 @@ def check_loss(recipe: Recipe, loss: Any) -> None:
         raise MupscaleError(f"the loss {recipe.loss} gives shape {tuple(loss.shape)}, not one number")
     if not loss.requires_grad:
         raise MupscaleError(
-            f"the loss {recipe.loss} gives a number that does not depend on the model's weights, so that nothing can "
-            f"be learned from it"
+            f"the loss {recipe.loss} does not depend on the model's weights, so the model cannot learn from it"
         )
 
 

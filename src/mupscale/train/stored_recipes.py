@@ -100,14 +100,14 @@ class StoredRecipe:
                 package = spec.class_path.split(".")[0]
                 raise MupscaleError(
                     f"{self.path} gives its callback {spec.class_path} arguments, which may tell it where to write: if "
-                    f"you trust that file, say so: --trust {package}"
+                    f"you trust that file, add --trust {package}"
                 )
         for what, path in names.items():
             _check_kind(path, what, trust, self.path)
             if getattr(import_path(path), "reaches_out", False) and not _is_trusted(path, trust):
                 raise MupscaleError(
-                    f"{self.path} names {path} as {what}, which tells others of the run: if you want that, say so: "
-                    f"--trust {path.split('.')[0]}"
+                    f"{self.path} names {path} as {what}, which sends data about the run elsewhere: if you want that, "
+                    f"add --trust {path.split('.')[0]}"
                 )
         self._check_writing(trust)
         return self._recipe
@@ -120,7 +120,7 @@ class StoredRecipe:
         if place is not None and not _is_trusted(spec.class_path, trust):
             raise MupscaleError(
                 f"{self.path} would have {spec.class_path} write to {place}, where nothing is packed yet: make it "
-                f"yourself (mupscale data tokenize), or, if you trust that file, say so: --trust mupscale.data"
+                f"yourself (mupscale data tokenize), or, if you trust that file, add --trust mupscale.data"
             )
 
     def _class_paths(self) -> Iterator[tuple[str, str]]:
@@ -161,8 +161,8 @@ def _check_name(path: str, what: str, trust: Collection[str], file: Path) -> Non
     package = path.split(".")[0]
     if not path.startswith(_HARMLESS) and not _is_trusted(path, trust):
         raise MupscaleError(
-            f"{file} names {path} as its {what}: nothing of {package} is imported for a file that may be somebody "
-            f"else's; if you trust that code, say so: --trust {package}"
+            f"{file} names {path} as its {what}. mupscale does not import {package} for a file that may come from "
+            f"somebody else. If you trust that code, add --trust {package}"
         )
 
 
@@ -187,5 +187,5 @@ def _check_kind(path: str, what: str, trust: Collection[str], file: Path) -> Non
     if not is_class and not f"{home}.".startswith(("mupscale.", "torch.")) and not _is_trusted(f"{home}.", trust):
         raise MupscaleError(
             f"{file} names {path} as its {what}, which is {home}.{getattr(target, '__name__', '?')}: if you trust "
-            f"that code, say so: --trust {home.split('.')[0]}"
+            f"that code, add --trust {home.split('.')[0]}"
         )
