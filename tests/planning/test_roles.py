@@ -696,7 +696,7 @@ def test_a_pattern_that_matches_nothing_is_an_error() -> None:
 
 def test_an_axis_that_is_no_width_must_not_grow() -> None:
     few, many = (nn.Sequential(nn.Embedding(tokens, 4), nn.Linear(4, 2)) for tokens in (5, 10))
-    with pytest.raises(MupscaleError, match=r"'0\.weight'.*grows along dimension 0, which is no width axis of it"):
+    with pytest.raises(MupscaleError, match=r"'0\.weight'.*grows along dimension 0, .*which is no width axis of it"):
         mu.plan(few, many)
     few, many = (nn.Conv2d(3, 4, size) for size in (3, 5))
     with pytest.raises(MupscaleError, match=r"'weight'.*grows along dimension 2, which is no width axis of it"):

@@ -47,6 +47,11 @@ AROUND_THE_DOOR = {
     "train/start.py: shutil.copytree": "into the hidden folder of `appearing`",
     "train/start.py: shutil.copyfile": "into the temporary file of `replacing`",
     "study/family_run.py: shutil.copytree": "into the hidden folder of `appearing`",
+    "study/family_run.py: model.save_pretrained": "into that folder",
+    "hf/language_model.py: self.model.save_pretrained": "which this is called for",
+    "hf/training/branching_trainer.py: model.save_pretrained": "into the hidden folder of `appearing`",
+    "hf/training/branching_trainer.py: tokenizer.save_pretrained": "into that folder",
+    "hf/training/invariant_clipping.py: type(self).save_pretrained": "what the user has called, where he wants it",
     "train/run_folder.py: folder.rmdir": "folders that this run has made, where they are empty",
     "cli/failures.py: open": "the null device",
 }

@@ -22,14 +22,7 @@ _FOLDS_UPSTREAM = 5  # operations with weights, back from where a factor shows
 
 
 def suggestions(follower: Follower, stuck: Stuck) -> Iterator[Guess]:
-    """Guesses that may get further than this pass did, most likely ones first.
-
-    >>> from torch import nn
-    >>> from mupscale.planning.tracing import record_run
-    >>> sides = [Side(record_run(nn.Identity(), 1), {}, ()) for _ in ("narrow", "wide")]
-    >>> list(suggestions(Follower(*sides, Guess()), Stuck(0, factor=2.0)))
-    []
-    """
+    """Guesses that may get further than this pass did, most likely ones first."""
     if stuck.factor is not None:
         yield from _with_folds(follower, stuck.position, stuck.factor)
     else:

@@ -64,7 +64,10 @@ def _text(folder: Path, recipe: Recipe) -> str | None:
     if None in code.values():
         return None
     values = [[spec.class_path, spec.init_args] for spec in named]
-    return json.dumps(["run", os.path.realpath(folder), code, recipe.loss, values], sort_keys=True)
+    try:
+        return json.dumps(["run", os.path.realpath(folder), code, recipe.loss, values], sort_keys=True)
+    except TypeError:  # an argument that no file can hold, so nobody resumes it from one
+        return None
 
 
 def _origin(package: str) -> list[str] | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mupscale.system import check_installed
+from mupscale.system import check_installed, require
 
 
 class TensorBoardWriter:
@@ -14,7 +13,7 @@ class TensorBoardWriter:
 
     def __init__(self, folder: Path, step: int) -> None:
         check_installed(["tensorboard"], "tensorboard: true")
-        module = import_module("torch.utils.tensorboard")
+        module = require("torch.utils.tensorboard", reason="tensorboard: true needs tensorboard")
         first = step + 1  # what a kill left of later steps comes again
         self.writer = module.SummaryWriter(str(folder), purge_step=first)
 

@@ -90,6 +90,7 @@ def miniatures(config: Config, times: Times) -> list[dict[str, Any]]:
     """Two configs of models that are small enough to be run, one of them with twice as many units in each part.
 
     >>> config = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 11008}
+    >>> config |= {"num_key_value_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000}
     >>> [small["hidden_size"] for small in miniatures(config, Times.of(2))]
     [128, 256]
     """

@@ -7,7 +7,6 @@ trunk ────────┬───────▶ goes on, or grows
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated, Any
 from weakref import WeakSet
@@ -20,7 +19,7 @@ from mupscale.core import naming
 from mupscale.hf.describe import require_transformers
 from mupscale.hf.training.growing_trainer import growths_of
 from mupscale.hf.training.invariant_clipping import say_in_log
-from mupscale.system import MupscaleError, Must, appearing, checks_arguments, replace_text
+from mupscale.system import MupscaleError, Must, appearing, checks_arguments, remove, replace_text
 from mupscale.train import Schedule
 
 _COUNT = Must("a number of steps, 1 or more", lambda steps: steps >= 1)
@@ -128,7 +127,7 @@ class BranchTrainerCallback(require_transformers().TrainerCallback):  # type: ig
         name = self.name or f"hidden-{config.hidden_size}-layers-{config.num_hidden_layers}"
         folder = Path(args.output_dir) / "sizes" / name
         if folder.exists():
-            shutil.rmtree(folder)
+            remove(folder)
         with appearing(folder) as hidden:
             model.save_pretrained(hidden)
             if tokenizer is not None:

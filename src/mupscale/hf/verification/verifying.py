@@ -68,7 +68,7 @@ def verify(
     >>> folder = tempfile.TemporaryDirectory()
     >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
     >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
-    >>> _ = mupscale.hf.upscale(f"{folder.name}/small", f"{folder.name}/wide", times=2, verify=False, progress=False)
+    >>> _ = mupscale.hf.upscale(f"{folder.name}/small", f"{folder.name}/wide", times=2, exact=True, verify=False)
     >>> [(row.what, row.ok) for row in verify(f"{folder.name}/small", f"{folder.name}/wide").rows]
     [('tensors in the files', True), ('logits', True)]
     >>> folder.cleanup()
