@@ -11,9 +11,9 @@ from fractions import Fraction
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mupscale.core import Axis, Entry, Role, index_of_old, whole_blocks
+from mupscale.core import Axis, Entry, Role, index_of_old, naming, whole_blocks
 from mupscale.system import MupscaleError, as_asked, ways_out
 
 How = Literal["copies", "fresh", "mup"]
@@ -24,6 +24,20 @@ ONE_DEPTH = (
     "the two models must be of one class and depth; only widths may differ. To add blocks take mupscale.deepen, before "
     "or after the width grows, or a Family whose base says both: {'width': 64, 'depth': 4}"
 )
+
+
+def find_uneven(narrow: nn.Module, wide: nn.Module) -> str:
+    """The first parameter with a size that is no whole multiple of the narrow model's, with both shapes; or nothing.
+
+    >>> find_uneven(nn.Linear(4, 3, bias=False), nn.Linear(8, 5, bias=False))
+    "'weight' of shape (3, 4) → (5, 8)"
+    """
+    theirs = naming.parameters(wide)
+    pairs = [(name, p.shape, theirs[name].shape) for name, p in naming.parameters(narrow).items() if name in theirs]
+    for name, small, large in pairs:
+        if any(n and m % n for n, m in zip(small, large, strict=False)):
+            return f"'{name}' of shape {tuple(small)} → {tuple(large)}"
+    return ""
 
 
 def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, how: How) -> None:
