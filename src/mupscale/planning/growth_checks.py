@@ -46,7 +46,7 @@ def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, ho
     >>> check_axis("weight", torch.zeros(8), torch.zeros(12), 0, Role(out=0), "fresh")
     >>> check_axis("weight", torch.zeros(8), torch.zeros(12), 0, Role(out=0), "copies")
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'weight' of shape (8,) → (12,): dimension 0 is no multiple; widths that ...
+    mupscale.system.errors.MupscaleError: 'weight' of shape (8,) → (12,): dimension 0 is no multiple; sizes of ...
     """
     n, wide = small.shape[dim], large.shape[dim]
     where = f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)}"
@@ -57,9 +57,9 @@ def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, ho
     if how == "copies" and (n == 0 or wide % n):
         fits = ", ".join(str(n * k) for k in (2, 3, 4)) if n else "none"
         raise MupscaleError(
-            f"{where}: dimension {dim} is no multiple; widths that fit are {fits}, … (an axis that joins a width with "
-            f"a part that does not grow has none: give each part a layer of its own). Fresh units take any wider "
-            f"width: {as_asked('grow=mupscale.Fresh()', '--how fresh')}"
+            f"{where}: dimension {dim} is no multiple; sizes of that axis that fit are {fits}, … (an axis that joins a "
+            f"width with a part that does not grow has none: give each part a layer of its own). Fresh units take any "
+            f"wider width: {as_asked('grow=mupscale.Fresh()', '--how fresh')}"
         )
     if n == 0:
         raise MupscaleError(f"{where}: dimension {dim} has no units to grow from")
