@@ -95,12 +95,16 @@ class Report:
         if self.fresh:
             (losses,) = self.losses
             placed = "" if self.first is None else f"; {self.first}"
-            among = "" if self.copyable else ", among models whose sizes are whole multiples, as these are not"
+            copies = (
+                "Copies"
+                if self.copyable
+                else "Between models whose sizes are whole multiples, as these are not, copies"
+            )
             return (
                 f"grown by fresh units: the old ones are {'as they were' if self.ok else f'NOT as they were{placed}'}. "
                 f"With the new ones the outputs differ by {self.max_relative_difference:.1e}, and the loss goes from "
-                f"{losses[0]:.4g} to {losses[1]:.4g}; such models train differently, so steps are not compared. Copies "
-                f"show over steps that the plan is right: upscale(…, exact=True){among}"
+                f"{losses[0]:.4g} to {losses[1]:.4g}; such models train differently, so steps are not compared. "
+                f"{copies} show over steps that the plan is right: upscale(…, exact=True)"
             )
         steps = len(self.differences) - 1
         verdict = "equivalent" if self.ok else "NOT equivalent"

@@ -102,9 +102,9 @@ class TriedMembers(BuiltMembers):
             narrow, wide = self._probes()
             if uneven := find_uneven(narrow, wide):
                 raise MupscaleError(
-                    f"{uneven} does not grow by a whole multiple: where a size is rounded, build it as a multiple of "
-                    f"the width, or take a base at which it is not rounded{self._even_bases()}; base may differ from "
-                    f"the width of the model that grows"
+                    f"{uneven} does not grow by a whole multiple: where a size is rounded up, build it as a multiple "
+                    f"of the width, or take a base at which it is not rounded{self._even_bases()}; base may differ "
+                    f"from the width of the model that grows"
                 )
             learnt = learn_roles(narrow, wide, trials, self.roles or {})
             self.roles = roles_for_any_width(narrow, wide, with_keeps(narrow, wide, learnt, trials))
