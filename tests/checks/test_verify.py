@@ -728,3 +728,4 @@ def test_after_fresh_units_the_old_ones_are_compared() -> None:
         report = mu.verify(narrow, wide, plan, [x], loss, optimizer=torch.optim.Adam, lr=0.1)
         assert report.ok
         assert "the old ones are as they were. With the new ones the outputs differ by" in report.verdict
+        assert ("Between models whose sizes are whole multiples" in report.verdict) is (width == 12)

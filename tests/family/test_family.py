@@ -540,6 +540,10 @@ def test_lr_replaces_the_rate_in_units_of_the_base() -> None:
         for p in group["params"]:
             assert group["lr"] == pytest.approx(expected[id(p)])
     assert {g["lr"] for g in opt.param_groups} == {0.02, 0.01}
+    own = torch.optim.AdamW(model.parameters(), lr=0.02)  # not the family's, so that lr= is at the model's own width
+    _, wide_opt = family.upscale(model, own, width=24, lr=6e-3, exact=True)
+    assert wide_opt is not None
+    assert sorted({g["lr"] for g in wide_opt.param_groups}) == pytest.approx([2e-3, 6e-3])
 
 
 def test_noise_changes_the_wide_model_and_only_that() -> None:

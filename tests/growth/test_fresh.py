@@ -548,7 +548,10 @@ def test_operators_are_checked_before_anything_is_written() -> None:
     with pytest.raises(mu.MupscaleError, match=r"need an initialisation to be drawn from: build .*fresh=.*Copies"):
         mu.upscale(narrow, without_values, plan)
     for operator, match in [
-        (mu.Copies(), "this plan is for fresh units or for μP, and Copies needs one for copies"),
+        (
+            mu.Copies(),
+            r"this plan is for fresh units .* needs one for copies: make it with mupscale\.plan\(narrow, wide\)",
+        ),
         ("fresh", "grow= is 'fresh', but must be an operator of width"),
     ]:
         with pytest.raises(mu.MupscaleError, match=match):

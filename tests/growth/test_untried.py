@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -159,6 +160,30 @@ def test_the_module_that_reads_the_blocks_is_named_whatever_it_is_and_the_role_h
     said = ", ".join(f"'{name}': mupscale.Role(out=0, in_=1, in_block=4)" for name in names)
     assert f"roles={{{said}}}" in str(refused.value)
     assert mu.plan(Recurrent(4), Recurrent(6), **given, roles=dict.fromkeys(names, role)).checked
+
+
+def rounded(width: int) -> nn.Module:
+    """Heads, and a layer whose size is rounded up to a multiple of 8."""
+    model, hidden = Heads(width), 8 * math.ceil(width / 6)
+    model.add_module("last", nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, 2)))
+    return model
+
+
+def test_a_rounded_size_is_named_with_what_helps_and_it_helps() -> None:
+    """At twice the width it is no multiple, so that no run finds the heads; a family with another base does."""
+    narrow = rounded(8)
+    with pytest.raises(mu.MupscaleError, match="is the first to differ") as refused:
+        mu.upscale(narrow, rounded(16), inputs=TEXT, fresh=lambda: rounded(8))
+    for said in (
+        "'last.0.weight' of shape (16, 8) → (24, 16) does not",
+        "a base at which it is not",
+        "docs/extending.md",
+    ):
+        assert said in str(refused.value)
+    assert "At a whole multiple" not in str(refused.value)
+    with pytest.raises(mu.MupscaleError, match=r"'last\.0\.weight'.* not rounded, such as 12 or 24; base may differ"):
+        mu.Family(rounded, base=8, inputs=TEXT)
+    mu.Family(rounded, base=12, inputs=TEXT).upscale(narrow, width=16)
 
 
 def test_a_module_without_a_matrix_is_named_too_and_no_block_is_advised() -> None:

@@ -1122,7 +1122,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], str]]
     "no multiple": (
         lambda: MLP(5, 4, 3),
         lambda: MLP(5, 6, 3),
-        r"'layers\.0\.weight'.*dimension 0 is no multiple; widths that fit are 8, 12, 16, …",
+        r"'layers\.0\.weight'.*dimension 0 is no multiple; sizes of that axis that fit are 8, 12, 16, …",
     ),
     "lazy": (
         lambda: nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)),

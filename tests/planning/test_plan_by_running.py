@@ -289,7 +289,7 @@ def test_a_model_whose_copies_use_its_own_weights() -> None:
 
 
 def test_a_wide_model_that_is_half_as_wide_again() -> None:
-    with pytest.raises(mu.MupscaleError, match="is no multiple; widths that fit are 16"):
+    with pytest.raises(mu.MupscaleError, match="is no multiple; sizes of that axis that fit are 16"):
         mu.plan(Hidden(8), Hidden(12), inputs=torch.randn(2, 3, 5))
 
 

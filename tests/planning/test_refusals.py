@@ -50,7 +50,7 @@ def test_a_batch_does_not_hide_which_size_is_wrong() -> None:
     not_a_multiple, narrower, vocabulary = (
         refusal(wide, inputs=TOKENS, exact=True) for wide in (Tokens(12), Tokens(4), Tokens(16, vocabulary=14))
     )
-    assert "no multiple; widths that fit are 16, 24, 32" in not_a_multiple
+    assert "no multiple; sizes of that axis that fit are 16, 24, 32" in not_a_multiple
     assert "grow=mupscale.Fresh()" in not_a_multiple
     assert "becomes narrower" in narrower
     assert "multiple" not in narrower

@@ -198,6 +198,10 @@ def test_every_size_is_an_ordinary_finished_run_at_the_loss_that_is_told(whole: 
             assert state.width == size
     assert summary.sentences[0].startswith("Three sizes for 0.")
     assert "checked at 6: " in summary.sentences[0]
+    tried = summary.tables[1]
+    assert f"{tried.title}\n" in str(summary)
+    assert tried.head == ["size", "at 0.01", "at 0.02"]
+    assert tried.rows == [["6", *map(words.format_spread, summary.answer["checks"]["6"]["tried"].values())]]
 
 
 def test_killed_anywhere_it_ends_the_same(whole: tuple[Path, int], tmp_path: Path) -> None:

@@ -59,7 +59,8 @@ class Report:
     rounding: what is allowed at each step, where rounding alone was measured to exceed the tolerance. dropout: whether
     there was any, which was switched off, since masks at two widths are not the same. reason: why the tolerance is not
     float64's, where it was not given. unmoved: whether there was an optimizer that moved no weight. fresh: whether the
-    wide model has fresh units, which make it another model: then it is the old units that are compared.
+    wide model has fresh units, which make it another model: then it is the old units that are compared. copyable:
+    whether all sizes are whole multiples, so that copies could be compared as well.
     """
 
     differences: list[float]
@@ -71,6 +72,7 @@ class Report:
     reason: str = ""
     unmoved: bool = False
     fresh: bool = False
+    copyable: bool = True
 
     @property
     def max_relative_difference(self) -> float:
@@ -93,11 +95,16 @@ class Report:
         if self.fresh:
             (losses,) = self.losses
             placed = "" if self.first is None else f"; {self.first}"
+            copies = (
+                "Copies"
+                if self.copyable
+                else "Between models whose sizes are whole multiples, as these are not, copies"
+            )
             return (
                 f"grown by fresh units: the old ones are {'as they were' if self.ok else f'NOT as they were{placed}'}. "
                 f"With the new ones the outputs differ by {self.max_relative_difference:.1e}, and the loss goes from "
-                f"{losses[0]:.4g} to {losses[1]:.4g}; such models train differently, so steps are not compared. Copies "
-                f"show over steps that the plan is right: upscale(…, exact=True)"
+                f"{losses[0]:.4g} to {losses[1]:.4g}; such models train differently, so steps are not compared. "
+                f"{copies} show over steps that the plan is right: upscale(…, exact=True)"
             )
         steps = len(self.differences) - 1
         verdict = "equivalent" if self.ok else "NOT equivalent"
@@ -196,7 +203,9 @@ def _compare_old_units(narrow: nn.Module, wide: nn.Module, plan: Plan, batch: An
     with Recorder(small) as ours, Recorder(large) as theirs:
         losses = float(loss(small, batch)), float(loss(large, batch))
     moved = _output_difference(ours, theirs)
-    return Report([moved], [losses], math.inf, first, dropout=any(dropout), fresh=True)
+    axes = [axis for entry in plan.parameters.values() for axis in entry.axes.values()]
+    copyable = all(axis.times == int(axis.times) for axis in axes)
+    return Report([moved], [losses], math.inf, first, dropout=any(dropout), fresh=True, copyable=copyable)
 
 
 def _takes_double(pair: _Pair, batch: Any, loss: Loss) -> bool:

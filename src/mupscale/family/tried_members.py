@@ -6,13 +6,15 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
-from mupscale.core import Plan, Role, WidthLike
+from mupscale.core import Plan, Role, Width, WidthLike
 from mupscale.family.built_members import BuiltMembers
 from mupscale.planning import (
     How,
@@ -20,11 +22,12 @@ from mupscale.planning import (
     build_plan,
     check_plan_by_running,
     find_past_norms,
+    find_uneven,
     learn_roles,
     roles_for_any_width,
     with_keeps,
 )
-from mupscale.system import UncheckedPlan, not_advising
+from mupscale.system import MupscaleError, UncheckedPlan, not_advising
 
 _PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
 
@@ -97,11 +100,26 @@ class TriedMembers(BuiltMembers):
             self.check_widths(trials)
         if not self.tried:
             narrow, wide = self._probes()
+            if uneven := find_uneven(narrow, wide):
+                raise MupscaleError(
+                    f"{uneven} does not grow by a whole multiple: where a size is rounded up, build it as a multiple "
+                    f"of the width, or take a base at which it is not rounded{self._even_bases()}; base may differ "
+                    f"from the width of the model that grows"
+                )
             learnt = learn_roles(narrow, wide, trials, self.roles or {})
             self.roles = roles_for_any_width(narrow, wide, with_keeps(narrow, wide, learnt, trials))
             self._check_at(2, trials)  # at another width, too, since roles are for all of them
             self.check_widths(trials)
         trials.warn(given)
+
+    def _even_bases(self) -> str:
+        """Two multiples of the base, if there are any, from which all sizes double at every width that is tried."""
+        even = list[str]()
+        for base in (self._base.times(factor) for factor in (Fraction(3, 2), 2, 3, 4, 6, 8)):
+            with suppress(Exception):  # no model can be built at this width
+                members = [self.sketch(Width.of(base, whole=True).times(k)) for k in (1, 2, 4)]
+                even += [str(base)] if not any(find_uneven(*pair) for pair in pairwise(members)) else []
+        return f", such as {' or '.join(even[:2])}" if even else ""
 
     def between(self, narrow: nn.Module, wide: nn.Module, *, how: How, tried: bool = False) -> Plan:
         """The plan from one member to another, by the roles that are known."""

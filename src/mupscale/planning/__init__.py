@@ -47,7 +47,7 @@ width_dims     which dimensions are widths, and which size is a number of blocks
 from mupscale.planning.block_lists import BlockList, find_block_lists
 from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import check_plan_by_running
-from mupscale.planning.growth_checks import How
+from mupscale.planning.growth_checks import How, find_uneven
 from mupscale.planning.initial import (
     count_draws,
     initial_means,
@@ -108,6 +108,7 @@ __all__ = [
     "find_block_lists",
     "find_depth_size",
     "find_past_norms",
+    "find_uneven",
     "find_width_dims",
     "find_writers",
     "first_differing_module",

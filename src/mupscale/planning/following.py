@@ -208,8 +208,8 @@ class Follower(BothRuns):
         dims = growing_dims(narrow, wide)
         if dims is None:
             raise MupscaleError(
-                f"'{name}' of shape {tuple(narrow)} → {tuple(wide)} does not grow by a whole multiple: where a size is "
-                f"rounded up, build it as a multiple of the width, or begin at a width at which it is not rounded"
+                f"'{name}' of shape {tuple(narrow)} → {tuple(wide)} does not grow by a whole multiple: build that "
+                f"size as a multiple of the width"
             )
         return dims
 

@@ -11,9 +11,9 @@ from fractions import Fraction
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mupscale.core import Axis, Entry, Role, index_of_old, whole_blocks
+from mupscale.core import Axis, Entry, Role, index_of_old, naming, whole_blocks
 from mupscale.system import MupscaleError, as_asked, ways_out
 
 How = Literal["copies", "fresh", "mup"]
@@ -26,13 +26,27 @@ ONE_DEPTH = (
 )
 
 
+def find_uneven(narrow: nn.Module, wide: nn.Module) -> str:
+    """The first parameter with a size that is no whole multiple of the narrow model's, with both shapes; or nothing.
+
+    >>> find_uneven(nn.Linear(4, 3, bias=False), nn.Linear(8, 5, bias=False))
+    "'weight' of shape (3, 4) → (5, 8)"
+    """
+    theirs = naming.parameters(wide)
+    pairs = [(name, p.shape, theirs[name].shape) for name, p in naming.parameters(narrow).items() if name in theirs]
+    for name, small, large in pairs:
+        if any(n and m % n for n, m in zip(small, large, strict=False)):
+            return f"'{name}' of shape {tuple(small)} → {tuple(large)}"
+    return ""
+
+
 def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, how: How) -> None:
     """Refuse an axis that cannot grow in this way from the narrow tensor to the wide one, with the reason.
 
     >>> check_axis("weight", torch.zeros(8), torch.zeros(12), 0, Role(out=0), "fresh")
     >>> check_axis("weight", torch.zeros(8), torch.zeros(12), 0, Role(out=0), "copies")
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'weight' of shape (8,) → (12,): dimension 0 is no multiple; widths that ...
+    mupscale.system.errors.MupscaleError: 'weight' of shape (8,) → (12,): dimension 0 is no multiple; sizes of ...
     """
     n, wide = small.shape[dim], large.shape[dim]
     where = f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)}"
@@ -43,9 +57,9 @@ def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, ho
     if how == "copies" and (n == 0 or wide % n):
         fits = ", ".join(str(n * k) for k in (2, 3, 4)) if n else "none"
         raise MupscaleError(
-            f"{where}: dimension {dim} is no multiple; widths that fit are {fits}, … (an axis that joins a width with "
-            f"a part that does not grow has none: give each part a layer of its own). Fresh units take any wider "
-            f"width: {as_asked('grow=mupscale.Fresh()', '--how fresh')}"
+            f"{where}: dimension {dim} is no multiple; sizes of that axis that fit are {fits}, … (an axis that joins a "
+            f"width with a part that does not grow has none: give each part a layer of its own). Fresh units take any "
+            f"wider width: {as_asked('grow=mupscale.Fresh()', '--how fresh')}"
         )
     if n == 0:
         raise MupscaleError(f"{where}: dimension {dim} has no units to grow from")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mupscale.core import Plan, Role, gather_whole, naming
 from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import what_differs
-from mupscale.planning.growth_checks import How
+from mupscale.planning.growth_checks import How, find_uneven
 from mupscale.planning.initial import initial_means, initial_std, with_initial
 from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.learnt_roles import learn_roles
@@ -125,9 +125,10 @@ def _drawn(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 def _plan_by_running(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: dict[str, Role], how: How) -> Plan:
     """The plan that the modules suggest, if it stands the check; else the one that the run shows."""
-    if how == "fresh" and not _are_multiples(narrow, wide):
+    is_uneven = bool(find_uneven(narrow, wide))
+    if how == "fresh" and is_uneven:
         return _plan_with_silent_units(narrow, wide, trials, roles)
-    if not _are_multiples(narrow, wide):
+    if is_uneven:
         build_plan(narrow, wide, roles=roles, assume=True)  # it says which size is none, where a run could not
     if not _stands(narrow, wide, roles, trials):  # the modules do not tell, or mislead; the run may tell
         try:
@@ -164,12 +165,6 @@ def _stands(narrow: nn.Module, wide: nn.Module, roles: dict[str, Role], trials: 
     with suppress(Exception):  # whatever the modules mislead to
         return not what_differs(narrow, wide, build_plan(narrow, wide, roles=roles, assume=True), trials)
     return False
-
-
-def _are_multiples(narrow: nn.Module, wide: nn.Module) -> bool:
-    theirs = naming.parameters(wide)
-    pairs = [(p.shape, theirs[name].shape) for name, p in naming.parameters(narrow).items() if name in theirs]
-    return all(not n or large % n == 0 for small, wider in pairs for n, large in zip(small, wider, strict=False))
 
 
 def _plan_with_silent_units(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: dict[str, Role]) -> Plan:

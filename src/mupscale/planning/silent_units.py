@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mupscale.core import Plan, copy_model, index_of_old, is_new, naming
 from mupscale.planning.copied_values import are_close
+from mupscale.planning.growth_checks import find_uneven
 from mupscale.planning.parted_models import Parting, find_parting
 from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, tensors_in, why_random
 from mupscale.planning.trials import Trials
@@ -63,16 +64,29 @@ def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: A
     parting = find_parting(small, large, batch, plan)
     raise MupscaleError(
         f"the wide model with the old units alone does not compute what the narrow one does on the batch"
-        f"{'' if parting is None else f': {parting}'}. {_remedies(parting)}"
+        f"{'' if parting is None else f': {parting}'}. {_remedies(parting, _why_no_run(narrow, wide))}"
     )
 
 
-def _remedies(parting: Parting | None) -> str:
+def _why_no_run(narrow: nn.Module, wide: nn.Module) -> str:
+    """Why no run could find the blocks and constants, and what lets one find them."""
+    uneven, theirs = find_uneven(narrow, wide), naming.parameters(wide)
+    pairs = [(p.shape, theirs[name].shape) for name, p in naming.parameters(narrow).items()]
+    if uneven and any(m > n and m % n == 0 for few, many in pairs for n, m in zip(few, many, strict=True) if n):
+        family = (
+            "take mupscale.Family(build, base, inputs=…) with a base at which it is not rounded, which may differ from "
+            "this model's width, and grow with family.upscale"
+        )
+        return (
+            f"A run finds the blocks and constants where all sizes grow by whole multiples, and {uneven} does not, as "
+            f"where a size is rounded: build that size as a multiple of the width{ways_out(', or ', no_inputs=family)}"
+        )
     family = "take mupscale.Family(build, base, inputs=…), which learns them there for every width"
-    found = (
-        f"At a whole multiple of the width a run finds the blocks and constants: grow to that"
-        f"{ways_out('. Or ', no_inputs=family)}"
-    )
+    found = "At a whole multiple of the width a run finds the blocks and constants: grow to that"
+    return f"{found}{ways_out('. Or ', no_inputs=family)}"
+
+
+def _remedies(parting: Parting | None, found: str) -> str:
     if parting is not None and parting.helpful:
         block = next(iter(parting.helpful.values()))
         return (
@@ -87,7 +101,9 @@ def _remedies(parting: Parting | None) -> str:
     blocks = (
         f"say the blocks: plan=mupscale.plan(…, roles={{'{name}': mupscale.Role(out=0, in_=1, in_block=…)}}), with "
         f"in_block=H*W after a flatten to C·H·W; for heads in_block=head_dim in the output projection, and "
-        f"out_block=head_dim in query, key and value and their biases"
+        f"out_block=head_dim in query, key and value and their biases; where key and value heads serve several queries "
+        f"each, head_dim times so many for queries and the output projection; where one weight holds all three, "
+        f"out_sections, such as ((32, 16), (16, 8), (16, 8)) for heads of 8 in pairs (docs/extending.md)"
     )
     return (
         f"Either units lie in blocks that the modules do not tell, as after a flatten or in heads; or a norm was not "

@@ -636,7 +636,7 @@ class _FamilyRun:
                 "From scratch: the same size and schedule with as many FLOPs, at the best of "
                 f"{len(_check_rates(self.recipe, self.settings, lr))} learning rates.",
             ],
-            tables=[PageTable("Every size", head, rows)],
+            tables=[PageTable("Every size", head, rows), *tabulate_checks(checks)],
             tuned=tuned,
             large=self._runs(trees, checks),
             answer={
@@ -754,6 +754,18 @@ class Check:
             return f"{size} {word}"
         low, high = (f"{100 * each:+.2g}" for each in (min(self.relative), max(self.relative)))
         return f"{size} {word} ({low} to {high} %)"
+
+
+def tabulate_checks(checks: Mapping[str, Check]) -> list[PageTable]:
+    """The loss from scratch at every learning rate that was tried, where sizes were checked.
+
+    >>> tabulate_checks({"64": Check(0.2, [1.0], [1.0], None, {0.1: [1.1], 0.2: [1.0]})})[0].rows
+    [['64', '1.100', '1.000']]
+    """
+    rates = sorted({rate for check in checks.values() for rate in check.tried})
+    rows = [[label, *(_spread(check.tried[rate]) for rate in rates)] for label, check in checks.items()]
+    head = ["size", *(f"at {rate:g}" for rate in rates)]
+    return [PageTable("From scratch, at every learning rate that was tried", head, rows)] if rows else []
 
 
 def describe_edges(checks: Mapping[str, Check]) -> list[str]:
