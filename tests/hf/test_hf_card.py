@@ -24,7 +24,7 @@ def test_a_card_is_written(tmp_path: Path) -> None:
     )
     for part in (
         "`small` made wider with mupscale",
-        "hidden size 16 → 32, feed-forward layers 12 → 24, attention heads 4 → 8, key/value heads 2 → 4",
+        "hidden size 16 → 32, feed-forward size 12 → 24, attention heads 4 → 8, key/value heads 2 → 4",
         "computes what the small model computes",
         "not made, since verification is off.",
         'hf.param_groups("wide", model',

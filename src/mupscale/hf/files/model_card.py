@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mupscale.hf.describe import Config, architecture_of, layers_of
 from mupscale.hf.files.record import RECORD_FILE, GrowthStep
 from mupscale.hf.files.source import Source
 from mupscale.system import replace_text
@@ -15,7 +16,7 @@ OPTIMIZER_FILE = "optimizer.pt"
 _TAG = "mupscale"
 _PARTS = {
     "hidden": "hidden size",
-    "ffn": "feed-forward layers",
+    "ffn": "feed-forward size",
     "heads": "attention heads",
     "kv": "key/value heads",
 }
@@ -114,16 +115,45 @@ def write_model_card(
     right_for = (
         "the model that was the first to grow, before this one's small model" if grew_before else "the small model"
     )
-    training = _TRAINING.format(folder=name, load=_load(source, name), resume=resume, right_for=right_for)
+    training = _TRAINING.format(folder=name, load=_load(source.config, name), resume=resume, right_for=right_for)
     section = f"{_story(source, growths, sizes, checked, base)}\n\n{training}"
     body = f"{body.rstrip()}\n\n# Upscaled with mupscale\n\n{section}" if body.strip() else f"# {name}\n\n{section}"
-    replace_text(folder / CARD_FILE, f"---\n{_front(fields, base, _task(source))}---\n\n{body.lstrip()}")
+    replace_text(folder / CARD_FILE, f"---\n{_front(fields, base, _task(source.config))}---\n\n{body.lstrip()}")
 
 
-def _load(source: Source, name: str) -> str:
+def write_size_card(folder: Path, name: str, config: Config, story: str) -> None:
+    """Write README.md into the folder of a finished model of a family: what it is for, its story, how it is loaded.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_size_card(Path(folder), "small", {"architectures": ["GPT2LMHeadModel"]}, "It was trained.")
+    ...     print((Path(folder) / "README.md").read_text().split("---")[1])
+    <BLANKLINE>
+    library_name: transformers
+    pipeline_tag: text-generation
+    tags:
+    - mupscale
+    <BLANKLINE>
+    """
+    front = _front({}, "", _task(config))
+    load = f"```python\nimport transformers\n\nmodel = {_load(config, name)}\n```"
+    replace_text(folder / CARD_FILE, f"---\n{front}---\n\n# {name}\n\n{story}\n\n{load}\n")
+
+
+def sizes_in_words(config: Config) -> dict[str, int]:
+    """The sizes of a config's model that can grow, under the names that a reader knows.
+
+    >>> sizes_in_words({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 3})
+    {'hidden size': 8, 'feed-forward size': 32, 'attention heads': 2, 'layers': 3}
+    """
+    sizes = {**architecture_of(config).parts(config), "layers": layers_of(config)}
+    return {_PARTS.get(part, part): size for part, size in sizes.items() if size is not None}
+
+
+def _load(config: Config, name: str) -> str:
     """How the model is loaded: by the class that config.json names, where it is transformers' own."""
-    named = [str(n) for n in source.config.get("architectures") or [] if re.fullmatch(r"[A-Za-z]\w*", str(n))]
-    if named and not source.config.get("auto_map"):
+    named = [str(n) for n in config.get("architectures") or [] if re.fullmatch(r"[A-Za-z]\w*", str(n))]
+    if named and not config.get("auto_map"):
         return f'transformers.{named[0]}.from_pretrained("{name}")'
     return f'transformers.AutoModel.from_pretrained("{name}")  # or the class of your task'
 
@@ -207,9 +237,9 @@ def _only(fields: Mapping[str, list[str]], name: str) -> dict[str, list[str]]:
     return {name: fields[name]} if name in fields else {}
 
 
-def _task(source: Source) -> str:
+def _task(config: Config) -> str:
     """What the hub calls what the model is for, as far as the name of its class tells."""
-    for name in source.config.get("architectures") or []:
+    for name in config.get("architectures") or []:
         for ending, task in _TASKS.items():
             if str(name).endswith(ending):
                 return task

@@ -25,7 +25,7 @@ from mupscale.hf.describe import (
     check_wider_and_deeper,
     settle_growth,
 )
-from mupscale.hf.files import GrowthStep, Record, count_from_first
+from mupscale.hf.files import GrowthStep, Record, count_from_first, sizes_in_words
 from mupscale.hf.training.deepened_model import deepen_in_memory, model_like
 from mupscale.hf.training.invariant_clipping import InvariantClipping, find_in_charge, say_in_log
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
@@ -310,9 +310,7 @@ def growths_of(model: nn.Module | None) -> list[GrowTrainerCallback]:
 
 def _size(model: Any) -> dict[str, int]:
     """What a line in the log says of a model's size."""
-    config, count = model.config, sum(p.numel() for p in model.parameters())
-    told = {"hidden size": getattr(config, "hidden_size", 0), "layers": getattr(config, "num_hidden_layers", 0)}
-    return {**told, "parameters": count}
+    return {**sizes_in_words(model.config.to_dict()), "parameters": sum(p.numel() for p in model.parameters())}
 
 
 def _told_rates(optimizer: Optimizer) -> str:
