@@ -26,10 +26,11 @@ from mupscale.train import Schedule
 
 _COUNT = Must("a number of steps, 1 or more", lambda steps: steps >= 1)
 _CONSTANT = ("constant", "constant_with_warmup")
-_STORY = """\
-This model of {parameters:,} parameters ({sizes}) is one size of a family that was trained in one run: it left the trunk
-after {trunk:,} of the trunk's steps, and its learning rate then fell to zero over {steps:,} steps. mupscale made the
-sizes{others}."""
+_STORY = (
+    "This model of {parameters:,} parameters ({sizes}) is one size of a family that was trained in one run: it left "
+    "the trunk after {trunk:,} of the trunk's steps, and its learning rate then fell to zero over {steps:,} steps. "
+    "mupscale made the sizes{others}."
+)
 
 
 @checks_arguments
@@ -150,8 +151,7 @@ class BranchTrainerCallback(require_transformers().TrainerCallback):  # type: ig
         trunk = self.begin - sum(entry.get("branch_steps", 0) for entry in earlier)
         named = " and ".join(f"`{entry['finished_size']}`" for entry in earlier)
         others = f"; finished before it: {named}" if earlier else ""
-        sizes = ", ".join(
-            f"{part} {size:,}" for part, size in sizes_in_words(naming.unwrap(model).config.to_dict()).items()
-        )
+        config: Any = naming.unwrap(model).config
+        sizes = ", ".join(f"{part} {size:,}" for part, size in sizes_in_words(config.to_dict()).items())
         count = sum(p.numel() for p in model.parameters())
         return _STORY.format(parameters=count, sizes=sizes, trunk=trunk, steps=self.steps, others=others)
