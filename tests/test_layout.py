@@ -160,3 +160,8 @@ def test_no_circles_within_a_package(package: str) -> None:
         free = [name for name in left if within[name] <= ready | {name}]
         assert free, f"{package or 'mupscale'} imports in a circle: {', '.join(left)}"
         ready.update(free)
+
+
+def test_warnings_go_through_the_one_function_that_finds_the_readers_line() -> None:
+    found = [p for p in modules() if "warnings.warn(" in p.read_text(encoding="utf-8") and p.name != "callers.py"]
+    assert found == []

@@ -36,7 +36,7 @@ def resume(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("whole")
-    return folder, train(folder, *family(), steps=9, **CONSTANT)
+    return folder, train(folder, *family(), steps=9, eval_strategy="steps", eval_steps=5, **CONSTANT)
 
 
 def same(ours: Any, theirs: Any) -> None:
@@ -65,9 +65,27 @@ def test_a_branch_is_a_run_with_its_decay_and_the_trunk_goes_on_from_before_it(
     narrow = load(folder / "narrow-checkpoint-5").state_dict()
     assert all(torch.equal(value, narrow[name]) for name, value in trunk.items())
     same(load(folder / "sizes" / "hidden-24-layers-3"), trainer.model)  # the run ends with its last size
-    for name in ("hidden-16-layers-2", "hidden-24-layers-3"):
-        assert "is one size of a family" in (folder / "sizes" / name / "README.md").read_text()
     assert Record.load(folder / "sizes" / "hidden-24-layers-3").growths
+
+
+def test_a_card_tells_shape_steps_of_the_trunk_and_how_to_load(whole: tuple[Path, Any]) -> None:
+    """Six steps before the second branch, of which two were the first branch's; the last size is evaluated."""
+    first, last = (
+        " ".join((whole[0] / "sizes" / name / "README.md").read_text(encoding="utf-8").split())
+        for name in ("hidden-16-layers-2", "hidden-24-layers-3")
+    )
+    for card in (first, last):
+        assert "pipeline_tag: text-generation" in card
+        assert "is one size of a family" in card
+    assert "after 3 of the trunk's steps, and its learning rate then fell to zero over 2 steps" in first
+    assert "hidden size 16, feed-forward size 24, attention heads 4, key/value heads 2, layers 2" in first
+    assert 'transformers.LlamaForCausalLM.from_pretrained("hidden-16-layers-2")' in first
+    assert "evaluation" not in first  # the trunk was evaluated after that step
+    assert "after 4 of the trunk's steps, and its learning rate then fell to zero over 3 steps" in last
+    assert "finished before it: `hidden-16-layers-2`." in last
+    evaluated = whole[1].state.log_history[-2]
+    assert last.endswith(f"Its evaluation: eval_loss {evaluated['eval_loss']:.4g}.")
+    assert evaluated["step"] == 9
 
 
 def _decayed(model: Any) -> list[dict[str, Any]]:
@@ -99,7 +117,7 @@ def test_a_line_in_the_log_and_a_record_wherever_the_model_is_saved(
 ) -> None:
     trainer = train(tmp_path, hf.GrowTrainerCallback(at=1, hidden=24, heads=6, kv=3, grow=mu.Fresh()), steps=2)
     printed = capsys.readouterr().out
-    assert "step 1: the model has grown: hidden size 16 → 24, parameters " in printed
+    assert "grown: hidden size 16 → 24, attention heads 4 → 6, key/value heads 2 → 3, parameters " in printed
     assert any(
         entry.get("parameters") == sum(map(torch.numel, trainer.model.parameters()))
         for entry in trainer.state.log_history

@@ -24,9 +24,9 @@ def test_a_card_is_written(tmp_path: Path) -> None:
     )
     for part in (
         "`small` made wider with mupscale",
-        "hidden size 16 → 32, feed-forward layers 12 → 24, attention heads 4 → 8, key/value heads 2 → 4",
+        "hidden size 16 → 32, feed-forward size 12 → 24, attention heads 4 → 8, key/value heads 2 → 4",
         "computes what the small model computes",
-        "not made, since verification is off.",
+        "**Comparison of the two models.** Not made, since verification is off.",
         'hf.param_groups("wide", model',
     ):
         assert part in written
@@ -47,18 +47,22 @@ def test_it_tells_how_the_model_grew(tmp_path: Path, options: dict[str, object],
 
 
 @pytest.mark.parametrize("tags", ["tags:\n- text-generation\n- math", "tags: [text-generation, 'math']"])
-def test_the_small_ones_card_is_extended(tmp_path: Path, tags: str) -> None:
+def test_the_small_ones_card_stands_below_without_its_results_as_ours(tmp_path: Path, tags: str) -> None:
     write_llama(tmp_path / "small", _name_or_path="someone/small")
     front = f"license: mit\nbase_model:\n- someone/else\n{tags}\nmodel-index:\n- name: small\n  results: []\n"
     (tmp_path / "small" / "README.md").write_text(f"---\n{front}---\n\n# Small\n\nIts story.\n", encoding="utf-8")
     hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, verify=False, progress=False, exact=True)
     expected = (
-        "---\nlicense: mit\nmodel-index:\n- name: small\n  results: []\nlibrary_name: transformers\n"
+        "---\nlicense: mit\nlibrary_name: transformers\n"
         "base_model: someone/small\npipeline_tag: text-generation\n"
-        "tags:\n- text-generation\n- math\n- mupscale\n---\n\n# Small\n\nIts story.\n\n"
-        "# Upscaled with mupscale\n\nThis is [someone/small](https://huggingface.co/someone/small) made wider"
+        "tags:\n- text-generation\n- math\n- mupscale\n---\n\n# wide\n\n"
+        "This is [someone/small](https://huggingface.co/someone/small) made wider"
     )
     assert card(tmp_path / "wide").startswith(expected)
+    below = (
+        "# Card of the small model, [someone/small](https://huggingface.co/someone/small)\n\n# Small\n\nIts story.\n"
+    )
+    assert card(tmp_path / "wide").endswith(below)
     assert card(tmp_path / "small").endswith("Its story.\n")
 
 
@@ -101,15 +105,17 @@ def test_the_card_loads_the_class_of_the_config_and_the_optimizer(tmp_path: Path
 
 
 def test_a_card_of_ours_is_extended_without_what_is_no_longer_so(tmp_path: Path) -> None:
-    """The title is the new folder's, and only this one says how to train on; what people wrote stays."""
-    write_llama(tmp_path / "small")
-    hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, progress=False, exact=True)
+    """Only this one says how to train on; what people wrote stays. checkpoint-N is named with its run."""
+    small = tmp_path / "run" / "checkpoint-40"
+    write_llama(small)
+    hf.upscale(small, tmp_path / "wide", times=2, progress=False, exact=True)
     (tmp_path / "wide" / "README.md").write_text(card(tmp_path / "wide") + "\nBest on Sundays.\n", encoding="utf-8")
     hf.upscale(tmp_path / "wide", tmp_path / "wider", times=2, progress=False, exact=True)
     told = card(tmp_path / "wider")
-    assert told.count("# wider\n") == 1
-    assert "# wide\n" not in told
     assert told.count("## Training on") == 1
-    assert told.index("Best on Sundays.") < told.index("# Upscaled with mupscale") < told.index("## Training on")
+    parts = ("# wider\n\nThis is `wide` made", "# Card of the small model, `wide`\n\n# wide\n", "Best on Sundays.")
+    places = [told.index(part) for part in (parts[0], "## Training on", *parts[1:])]
+    assert places == sorted(places)
+    assert "This is `run/checkpoint-40` made wider" in told
     assert 'from_pretrained("wide")' not in told
     assert "loss of random inputs" in told

@@ -531,8 +531,9 @@ def test_a_schedule_that_has_ended_at_no_rate_is_told(case: Case) -> None:
     train(case.small, optimizer, batches(1), schedule)
     case.save(optimizer)
     case.widened()
-    with pytest.warns(UserWarning, match=r"a learning rate of 0, where its schedule had ended.*\(lr=0\.01\)"):
+    with pytest.warns(UserWarning, match=r"a learning rate of 0, where its schedule had ended.*\(lr=0\.01\)") as met:
         training.resume_optimizer(case.out, case.wide, torch.optim.AdamW)
+    assert met[0].filename == __file__
     resumed = training.resume_optimizer(case.out, case.wide, torch.optim.AdamW, lr=1e-2)
     assert {group["lr"] for group in resumed.param_groups} == {1e-2, 5e-3}
 

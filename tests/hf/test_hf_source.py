@@ -264,6 +264,14 @@ def test_no_such_folder(path: str) -> None:
         open_source(path)
 
 
+def test_a_trainers_folder_in_place_of_its_checkpoint(tmp_path: Path) -> None:
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-x"):
+        write_llama(tmp_path / name)
+    (tmp_path / "checkpoint-11").mkdir()  # not written yet
+    with pytest.raises(MupscaleError, match=r"no config.json in .*: give .* of which .*checkpoint-10 is the newest"):
+        open_source(tmp_path)
+
+
 def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
     write_llama(tmp_path)
     with pytest.raises(MupscaleError, match=r"model.safetensors is a file: give the folder of a Hugging Face"):

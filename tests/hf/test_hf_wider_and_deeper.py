@@ -94,7 +94,8 @@ def test_width_and_depth_in_one_command(tmp_path: Path, capsys: pytest.CaptureFi
     words = ["upscale", str(tmp_path / "small"), str(tmp_path / "large"), "--times", "2", "--exact", "--layers", "5"]
     assert main([*words, "--optimizer", str(tmp_path / "small" / "optimizer.pt")]) == 0
     said = capsys.readouterr().out
-    assert "with --times 2 and 2 → 5 layers (identity)" in said
+    assert "kv 2 → 4) and 2 → 5 layers (identity)" in said.replace("\n", " ")
+    assert "with copies (hidden 16 → 32" in said
     assert "equivalent" in said
     report = hf.verify(tmp_path / "small", tmp_path / "large", dtype="float64")
     assert report.ok

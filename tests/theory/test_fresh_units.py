@@ -103,7 +103,8 @@ def test_a_finite_program_grows_as_the_library_does(
         lr *= 0.7
         width = int(times[type(how)] * len(place))
         before = [p.detach().clone() for p in model.parameters()]
-        model, opt = line.upscale(model, opt, width=width, grow=how, lr=lr)  # type: ignore[assignment]
+        exact = isinstance(how, mu.Copies)
+        model, opt = line.upscale(model, opt, width=width, grow=how, lr=lr, exact=exact)  # type: ignore[assignment]
         if isinstance(how, mu.Fresh):
             net.grow(1.5, how.outgoing)
             in_order = old_units_first(len(place), 1.5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from fractions import Fraction
@@ -27,7 +26,7 @@ from mupscale.planning import (
     roles_for_any_width,
     with_keeps,
 )
-from mupscale.system import MupscaleError, UncheckedPlan, not_advising
+from mupscale.system import MupscaleError, UncheckedPlan, not_advising, warn
 
 _PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
 
@@ -63,11 +62,10 @@ class TriedMembers(BuiltMembers):
 
     def warn_untried(self, what: str) -> None:
         """Say that something follows from module types and names alone."""
-        warnings.warn(
+        warn(
             f"this family has not been tried: its {what} from module types and names. Pass inputs= to Family, a small "
             f"batch as the models are called with it, and small members are tried on it first",
             UncheckedPlan,
-            stacklevel=3,
         )
 
     def check_widths(self, inputs: Any, sizes: Iterable[str] | None = None) -> None:

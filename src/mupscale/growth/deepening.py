@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ from mupscale.growth.optimizer_state import constructor_arguments, is_scalar, st
 from mupscale.growth.sources import refuse_nonfinite
 from mupscale.optim import deepened_groups, scale, traits_of
 from mupscale.planning import check_not_empty, in_float64, run_in_float64, tensors_in
-from mupscale.system import MupscaleError, NotNegative, checks_arguments, level_of_caller
+from mupscale.system import MupscaleError, NotNegative, checks_arguments, warn
 
 _SAME = 1e-9  # of the size of outputs, in float64
 
@@ -65,7 +64,7 @@ def deepen(
     if inputs is not None and plan.grow.copies:
         difference, _ = difference_of_outputs(shallow, deep, inputs)
         said = f"stacking changes the function: outputs differ by {difference:.2g} of their size"
-        warnings.warn(said, stacklevel=level_of_caller())
+        warn(said)
     return deep
 
 

@@ -14,7 +14,6 @@ of a norm's sizes are taken for its own.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from mupscale.core import Entry, Plan, gather_whole, is_sharded, naming
 from mupscale.planning import bare_norms, find_past_norms, run_on_batch, runs_norms, tensors_in
-from mupscale.system import MupscaleError, UncheckedPlan, level_of_caller
+from mupscale.system import MupscaleError, UncheckedPlan, warn
 
 UNTRIED = (
     "this growth has not been tried: which weights of new units keep the function was told from shapes alone. Pass "
@@ -161,21 +160,18 @@ def warn_of_loss(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any = N
     reasons = obstacles(narrow, plan)
     if inputs is None:
         if reasons:
-            warnings.warn(f"the growth is not lossless: {'; '.join(reasons)}", stacklevel=level_of_caller())
+            warn(f"the growth is not lossless: {'; '.join(reasons)}")
         elif plan.norms and plan.past_norms is None and plan.checked:  # else that has been said of the whole plan
-            warnings.warn(UNTRIED, UncheckedPlan, stacklevel=level_of_caller())
+            warn(UNTRIED, UncheckedPlan)
         return
     try:
         difference, rounding = difference_of_outputs(narrow, wide, inputs)
     except Exception as error:  # the models have grown already, and need not run here
-        warnings.warn(f"this growth has not been tried: {error}", UncheckedPlan, stacklevel=level_of_caller())
+        warn(f"this growth has not been tried: {error}", UncheckedPlan)
         return
     if difference > rounding:
         why = "; ".join(reasons) or _why_by_eps(narrow, wide, plan, inputs) or _possible_reasons(narrow, plan, inputs)
-        warnings.warn(
-            f"the growth is not lossless: outputs differ by {difference:.2g} of their size on the batch ({why})",
-            stacklevel=level_of_caller(),
-        )
+        warn(f"the growth is not lossless: outputs differ by {difference:.2g} of their size on the batch ({why})")
 
 
 def _why_by_eps(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> str:

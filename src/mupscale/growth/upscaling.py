@@ -37,7 +37,7 @@ from mupscale.system import (
     UncheckedPlan,
     as_asked,
     checks_arguments,
-    level_of_caller,
+    warn,
 )
 
 UNCHECKED = (
@@ -272,7 +272,7 @@ def _try(plan: Plan, narrow: nn.Module, wide: nn.Module, operator: Operator, inp
     if operator.needs_multiples and inputs is not None and not made_here:
         check_plan_by_running(narrow, wide, plan, inputs)
     elif not plan.checked and (why := _why_untried(narrow, wide, plan, operator, inputs)):
-        warnings.warn(why, UncheckedPlan, stacklevel=level_of_caller())
+        warn(why, UncheckedPlan)
 
 
 def _why_untried(narrow: nn.Module, wide: nn.Module, plan: Plan, operator: Operator, inputs: Any) -> str:
@@ -335,7 +335,7 @@ def warn_of_replica(operator: Operator) -> None:
     >>> warn_of_replica(Copies(noise=1.0))
     """
     if is_replica(operator):
-        warnings.warn(replica_in_words(), ReplicaWarning, stacklevel=level_of_caller())
+        warn(replica_in_words(), ReplicaWarning)
 
 
 def replica_in_words() -> str:

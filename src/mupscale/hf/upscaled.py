@@ -39,11 +39,9 @@ class Upscaled:
         before, after = map(shorten_number, self.numbers)
         size = f"{size_in_words(self.bytes)} in {self.files} file{'s' * (self.files != 1)}"
         checked = f"not verified: {self.unverified}" if self.comparison is None else self.comparison.verdict
-        how = f"--times {self.times}"
-        if self.fresh is not None:
-            how = f"fresh units ({', '.join(f'{part} {a} → {b}' for part, (a, b) in self.sizes.items() if a != b)})"
+        wider = [f"{part} {a} → {b}" for part, (a, b) in self.sizes.items() if a != b and part != "layers"]
+        how = f"{'copies' if self.fresh is None else 'fresh units'} ({', '.join(wider) or 'of the same sizes'})"
         if self.deepen is not None:
-            wider = self.fresh is not None or self.times != Times()
             layers = f"{' → '.join(map(str, self.sizes['layers']))} layers ({self.deepen})"
             how = f"{how} and {layers}" if wider else layers
         optimizer = f"{_OF_OPTIMIZER}\n" if self.optimizer else ""

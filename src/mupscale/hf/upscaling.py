@@ -6,7 +6,6 @@ Everything is checked first; the output is made in a hidden folder beside its pl
 from __future__ import annotations
 
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,7 +54,7 @@ from mupscale.hf.training import check_optimizer_file, find_optimizer_file, wide
 from mupscale.hf.upscaled import Upscaled
 from mupscale.hf.verification import Comparison, find_record, is_exact, needed_bytes
 from mupscale.hf.verification import verify as compare
-from mupscale.system import MupscaleError, ReplicaWarning, appearing, checks_arguments, level_of_caller
+from mupscale.system import MupscaleError, ReplicaWarning, appearing, checks_arguments, warn
 
 
 @runs_trusted_code
@@ -121,7 +120,7 @@ def upscale(
 def _warn_of_replica(line: str) -> None:
     """What a caller who reads no lines must hear."""
     if line == replica_in_words():
-        warnings.warn(line, ReplicaWarning, stacklevel=level_of_caller())
+        warn(line, ReplicaWarning)
 
 
 def _wider_and_deeper(job: DeepeningJob, width: Mapping[str, Any], note: Callable[[str], None]) -> Upscaled:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.optim import Optimizer
 
 from mupscale.core import Plan, gather_whole, is_sharded, naming
 from mupscale.optim.group_builder import NORM_FACTOR
-from mupscale.system import MupscaleError, checks_arguments, level_of_caller
+from mupscale.system import MupscaleError, checks_arguments, warn
 
 _WATCHED = 50  # steps after a growth in which plain clipping is noticed
 _ALIKE = 3  # norms one after another, equal and round, that no training has by accident
@@ -127,11 +126,10 @@ class _Watch:
         typed = float(f"{last[-1]:.3g}")
         is_clipped = len(last) == _ALIKE and typed > 0 and all(math.isclose(n, typed, rel_tol=1e-5) for n in last)
         if is_clipped:
-            warnings.warn(
+            warn(
                 f"gradients come with a norm of {typed:g} at every step, as torch's clip_grad_norm_ leaves them; in a "
                 f"model that has grown that norm depends on the width. Clip with "
-                f"mupscale.clip_grad_norm_(model, {typed:g}, optimizer)",
-                stacklevel=level_of_caller(),
+                f"mupscale.clip_grad_norm_(model, {typed:g}, optimizer)"
             )
         if is_clipped or len(self.norms) >= _WATCHED:
             self.hook.remove()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale.optim.group_builder import FROM_GROUP, RATE_CHANGE, scale
-from mupscale.system import MupscaleError, checks_arguments, level_of_caller
+from mupscale.system import MupscaleError, checks_arguments, warn
 
 _RATES = ("min_lrs", "max_lrs")  # absolute rates, one per group
 _PER_GROUP = ("lr_lambdas", "base_momentums", "max_momentums")
@@ -61,11 +60,10 @@ def _warn_of_far_rate(wide_optimizer: Optimizer) -> None:
     times = float(group.get(RATE_CHANGE, 1.0))
     if times > _FAR:
         now = float(group["lr"]) / group.get("lr_factor", 1.0) / times
-        warnings.warn(
+        warn(
             f"lr is {times:.3g} times the learning rate that the schedule has at this moment, {now:.3g}, and the "
             f"schedule goes on from there, with all its rates {times:.3g} times as large; half of today's rate would "
-            f"be lr={now / 2:.3g}",
-            stacklevel=level_of_caller(),
+            f"be lr={now / 2:.3g}"
         )
 
 

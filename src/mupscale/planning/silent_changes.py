@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from mupscale.core import Entry, Plan, Role, naming
 from mupscale.planning.copied_values import are_close
 from mupscale.planning.from_modules import find_role
 from mupscale.planning.tracing import in_float64, run_in_float64, tensors_in
-from mupscale.system import level_of_caller
+from mupscale.system import warn
 
 Sizes = tuple[int, int]
 
@@ -40,7 +39,7 @@ def warn_of_growing_outputs(
             writers = unread.get(sizes, [])
             told = any(find_role(roles or {}, alias) for name in writers for alias in plan.parameters[name].names)
             if writers and not told:
-                warnings.warn(_growing_output(number, sizes, writers, plan), stacklevel=level_of_caller())
+                warn(_growing_output(number, sizes, writers, plan))
 
 
 def _unread(entries: Mapping[str, Entry]) -> dict[Sizes, list[str]]:
@@ -78,11 +77,10 @@ def warn_of_kept_losses(narrow: nn.Module, wide: nn.Module) -> None:
     for name, number in _kept_numbers(narrow):
         if name in theirs and not are_close(number.detach(), theirs[name].detach(), loosened=100):
             before, after = float(number.detach()), float(theirs[name].detach())
-            warnings.warn(
+            warn(
                 f"'{name}', which the model computes beside its outputs, is {before:.4g} in the narrow model and "
                 f"{after:.4g} in the wide one. If it is a part of the loss, training differs: let it be a mean over "
-                f"units in place of a sum, or weigh it less in the loss of the wide model",
-                stacklevel=level_of_caller(),
+                f"units in place of a sum, or weigh it less in the loss of the wide model"
             )
 
 

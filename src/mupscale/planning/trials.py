@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -24,7 +23,7 @@ from mupscale.planning.stronger_batches import (
 )
 from mupscale.planning.tracing import in_float64, run_in_float64
 from mupscale.planning.unseen_units import Seen, growing_weights, run_and_see, seen_by, without_effect
-from mupscale.system import UncheckedPlan, name_of_group, pattern_of_name
+from mupscale.system import UncheckedPlan, name_of_group, pattern_of_name, warn
 
 _SHOWN = 5  # groups of parameters that a message names
 
@@ -97,12 +96,11 @@ class Trials:
         if unseen or parts:
             some = [_listed(unseen)] * bool(unseen) + [f"a part of {_listed(parts)}"] * bool(parts)
             stronger = "" if self.strong is None else ", nor on a stronger one that was drawn"
-            warnings.warn(
+            warn(
                 f"the batch does not show whether the plan is right for {' and '.join(some)}: it changes no output on "
                 f"the batch{stronger}, so that module types and names alone decide. Pass inputs= on which it matters "
                 f"(longer ones; models in train() for what is used in training alone), or roles= for it",
                 UncheckedPlan,
-                stacklevel=3,
             )
 
 

@@ -24,7 +24,7 @@ doors     what public functions are given, checked by their type hints
 checkpoint_arguments  a checkpoint, a place and multipliers as a person names them, looked at before torch is imported
 """
 
-from mupscale.system.callers import as_asked, asked_by_command, level_of_caller, not_advising, setting, ways_out
+from mupscale.system.callers import as_asked, asked_by_command, not_advising, setting, warn, ways_out
 from mupscale.system.checkpoint_arguments import check_has_config, is_taken, parse_multipliers
 from mupscale.system.cores import usable_cores
 from mupscale.system.doors import check_argument, checks_arguments
@@ -121,7 +121,6 @@ __all__ = [
     "is_process_alive",
     "is_signed",
     "is_taken",
-    "level_of_caller",
     "load_torch",
     "machine_name",
     "make_folder",
@@ -160,6 +159,7 @@ __all__ = [
     "terminal_width",
     "text_table",
     "usable_cores",
+    "warn",
     "ways_out",
     "wrap_text",
     "write_json",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_OURS = {__name__.partition(".")[0], "torch"}  # torch's no_grad stands between a function and its caller
+_OURS = {__name__.partition(".")[0], "torch", "transformers", "lightning", "pytorch_lightning"}
+"""Whose frames stand between a warning and its reader's line: torch's no_grad and trainers that call back do, too."""
 _BY_CLASS = "give its roles beside the model's class, with mupscale.register_roles"
 _UNSAID: ContextVar[frozenset[str]] = ContextVar("unsaid", default=frozenset())
 _BY_COMMAND: ContextVar[bool] = ContextVar("by_command", default=False)
@@ -81,13 +83,16 @@ def ways_out(before: str = ": ", /, **ways: str) -> str:
     return before + ", or ".join(said) if said else ""
 
 
-def level_of_caller() -> int:
-    """The stacklevel, for a warning in the function that asks, of the first line outside this package.
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn of the first line outside this package, and outside the libraries that call it back: the reader's own.
 
-    >>> level_of_caller() > 0
-    True
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True, action="always") as said:
+    ...     warn("the batch is empty")
+    >>> str(said[0].message)
+    'the batch is empty'
     """
-    level = 1
-    while str(sys._getframe(level).f_globals.get("__name__")).partition(".")[0] in _OURS:
-        level += 1
-    return level
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] in _OURS:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

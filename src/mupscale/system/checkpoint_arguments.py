@@ -12,7 +12,7 @@ _MOST_DIGITS = 18
 
 
 def check_has_config(folder: Path) -> None:
-    """Refuse a folder without a config.json.
+    """Refuse a folder without a config.json; of a Trainer's folder, name the newest checkpoint.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -23,7 +23,10 @@ def check_has_config(folder: Path) -> None:
         return
     advice = "give the folder that save_pretrained wrote, or one of the hub"
     if gguf := sorted(folder.glob("*.gguf"))[:1]:
-        advice = f"give {gguf[0].name} itself, with --dequantise"
+        advice = f"give {gguf[0].name} itself, {as_asked('through mupscale.hf.read_gguf', 'with --dequantise')}"
+    steps = [p.name[11:] for p in folder.glob("checkpoint-*") if (p / "config.json").exists()]
+    if newest := max((step for step in steps if step.isdecimal()), key=int, default=""):
+        advice = f"give a checkpoint in it, of which {folder / f'checkpoint-{newest}'} is the newest"
     raise MupscaleError(f"there is no config.json in {folder}: {advice}")
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mupscale.system import Diverged, MupscaleError
+from mupscale.system import Diverged, MupscaleError, warn
 from mupscale.theory.finite_backend import Finite
 from mupscale.theory.limit_backend import Limit
 from mupscale.theory.program import Program
@@ -24,7 +23,7 @@ class FewSamples(UserWarning):
 
 def warn_of_few_samples(note: str) -> None:
     """What is done with a note where nobody says anything else."""
-    warnings.warn(note, FewSamples, stacklevel=3)
+    warn(note, FewSamples)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from mupscale.hf.describe.multipliers import Times, grown
 from mupscale.hf.describe.planned import Evidence, PlannedArchitecture
 from mupscale.planning import How, build_plan, with_initial_of
 from mupscale.planning import plan as plan_of_models
-from mupscale.system import MupscaleError, UncheckedPlan, not_advising
+from mupscale.system import MupscaleError, UncheckedPlan, not_advising, warn
 
 _FEW = 1 << 24  # numbers in a model that is built to be run
 _MOST = 64  # GB of float32 would take minutes to initialise
@@ -215,7 +215,7 @@ def _plan_by_running(config: Config, times: Times) -> Plan | None:
     for one in caught:
         if issubclass(one.category, UncheckedPlan):  # no batch can be passed here
             fact = str(one.message).partition(". Pass inputs=")[0]
-            warnings.warn(f"{fact}. {how_to_describe(config.get('model_type'))}", UncheckedPlan, stacklevel=2)
+            warn(f"{fact}. {how_to_describe(config.get('model_type'))}", UncheckedPlan)
         else:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     return plan

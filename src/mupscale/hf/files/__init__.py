@@ -10,7 +10,7 @@ that has grown before are drawn from.
 from mupscale.hf.files.deep_files import DeepTensor, NewTensor, write_deep_weights
 from mupscale.hf.files.gguf_files import read_gguf
 from mupscale.hf.files.initial_values import count_from_first, plan_growth
-from mupscale.hf.files.model_card import CARD_FILE, write_model_card
+from mupscale.hf.files.model_card import CARD_FILE, sizes_in_words, write_model_card, write_size_card
 from mupscale.hf.files.output_folder import (
     bytes_bar,
     check_place,
@@ -54,8 +54,10 @@ __all__ = [
     "read_into",
     "shorten_number",
     "size_in_words",
+    "sizes_in_words",
     "write_companions",
     "write_deep_weights",
     "write_model_card",
     "write_shards",
+    "write_size_card",
 ]

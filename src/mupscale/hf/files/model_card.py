@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mupscale.hf.describe import Config, architecture_of, layers_of
 from mupscale.hf.files.record import RECORD_FILE, GrowthStep
 from mupscale.hf.files.source import Source
 from mupscale.system import replace_text
@@ -15,7 +16,7 @@ OPTIMIZER_FILE = "optimizer.pt"
 _TAG = "mupscale"
 _PARTS = {
     "hidden": "hidden size",
-    "ffn": "feed-forward layers",
+    "ffn": "feed-forward size",
     "heads": "attention heads",
     "kv": "key/value heads",
 }
@@ -80,7 +81,7 @@ def write_model_card(
     sizes: Mapping[str, tuple[int, int]],
     checked: str,
 ) -> None:
-    """Write README.md into the folder of a checkpoint that will be called `name`; one of the small model is extended.
+    """Write README.md into the folder of a checkpoint to be called `name`; the small model's own stands below it.
 
     growths: what was done to it, in turn. sizes: before and after, by hidden, ffn, heads, kv and layers. checked: what
     a comparison showed, or why there was none. A saved optimizer that went along is mentioned. What an earlier growth
@@ -107,23 +108,51 @@ def write_model_card(
     front = _FRONT.match(old)
     fields = _fields(front.group(1) if front else "")
     body = _TRAINING_BEFORE.sub("", old[front.end() :] if front else old).lstrip()
-    body = re.sub(rf"\A# {re.escape(source.folder.name)}\n\nThis is ", f"# {name}\n\nThis is ", body)  # a title of ours
     base = _base_model(source)
     resume = _RESUME.format(folder=name) if (folder / OPTIMIZER_FILE).exists() else ""
     grew_before = (source.folder / RECORD_FILE).is_file()
     right_for = (
         "the model that was the first to grow, before this one's small model" if grew_before else "the small model"
     )
-    training = _TRAINING.format(folder=name, load=_load(source, name), resume=resume, right_for=right_for)
-    section = f"{_story(source, growths, sizes, checked, base)}\n\n{training}"
-    body = f"{body.rstrip()}\n\n# Upscaled with mupscale\n\n{section}" if body.strip() else f"# {name}\n\n{section}"
-    replace_text(folder / CARD_FILE, f"---\n{_front(fields, base, _task(source))}---\n\n{body.lstrip()}")
+    training = _TRAINING.format(folder=name, load=_load(source.config, name), resume=resume, right_for=right_for)
+    text = f"# {name}\n\n{_story(source, growths, sizes, checked, base)}\n\n{training}"
+    below = f"\n# Card of the small model, {_called(source, base)}\n\n{body.rstrip()}\n" if body.strip() else ""
+    replace_text(folder / CARD_FILE, f"---\n{_front(fields, base, _task(source.config))}---\n\n{text}{below}")
 
 
-def _load(source: Source, name: str) -> str:
+def write_size_card(folder: Path, name: str, config: Config, story: str) -> None:
+    """Write README.md into the folder of a finished model of a family: what it is for, its story, how it is loaded.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_size_card(Path(folder), "small", {"architectures": ["GPT2LMHeadModel"]}, "It was trained.")
+    ...     print((Path(folder) / "README.md").read_text().split("---")[1])
+    <BLANKLINE>
+    library_name: transformers
+    pipeline_tag: text-generation
+    tags:
+    - mupscale
+    <BLANKLINE>
+    """
+    front = _front({}, "", _task(config))
+    load = f"```python\nimport transformers\n\nmodel = {_load(config, name)}\n```"
+    replace_text(folder / CARD_FILE, f"---\n{front}---\n\n# {name}\n\n{story}\n\n{load}\n")
+
+
+def sizes_in_words(config: Config) -> dict[str, int]:
+    """The sizes of a config's model that can grow, under the names that a reader knows.
+
+    >>> sizes_in_words({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 3})
+    {'hidden size': 8, 'feed-forward size': 32, 'attention heads': 2, 'layers': 3}
+    """
+    sizes = {**architecture_of(config).parts(config), "layers": layers_of(config)}
+    return {_PARTS.get(part, part): size for part, size in sizes.items() if size is not None}
+
+
+def _load(config: Config, name: str) -> str:
     """How the model is loaded: by the class that config.json names, where it is transformers' own."""
-    named = [str(n) for n in source.config.get("architectures") or [] if re.fullmatch(r"[A-Za-z]\w*", str(n))]
-    if named and not source.config.get("auto_map"):
+    named = [str(n) for n in config.get("architectures") or [] if re.fullmatch(r"[A-Za-z]\w*", str(n))]
+    if named and not config.get("auto_map"):
         return f'transformers.{named[0]}.from_pretrained("{name}")'
     return f'transformers.AutoModel.from_pretrained("{name}")  # or the class of your task'
 
@@ -137,22 +166,28 @@ def _base_model(source: Source) -> str:
     return name if _HUB_NAME.fullmatch(name) else ""
 
 
+def _called(source: Source, base: str) -> str:
+    """The small model's name; of a Trainer's checkpoint-N, with the run's folder."""
+    folder = source.folder.absolute()
+    name = f"{folder.parent.name}/{folder.name}" if re.fullmatch(r"checkpoint-\d+", folder.name) else folder.name
+    return f"[{base}](https://huggingface.co/{base})" if base else f"`{name}`"
+
+
 def _story(
     source: Source, growths: Sequence[GrowthStep], sizes: Mapping[str, tuple[int, int]], checked: str, base: str
 ) -> str:
     grown = ", ".join(f"{_PARTS.get(part, part)} {a} → {b}" for part, (a, b) in sizes.items() if a != b)
-    made_from = f"[{base}](https://huggingface.co/{base})" if base else f"`{source.folder.name}`"
     kinds = {"deeper" if growth.layers is not None else "wider": growth for growth in growths}
     return (
-        f"This is {made_from} made {' and '.join(kinds)} with mupscale: {grown}. "
+        f"This is {_called(source, base)} made {' and '.join(kinds)} with mupscale: {grown}. "
         f"{' '.join(map(_how, kinds.values()))} It has not been trained since.\n\n"
-        f"Comparison of the two models: {_one_line(checked)}"
+        f"**Comparison of the two models.** {_one_line(checked)}"
     )
 
 
 def _one_line(checked: str) -> str:
     """Its lines one behind the other, each a sentence."""
-    lines = [line.strip() for line in checked.splitlines() if line.strip()]
+    lines = [line.strip() for line in (checked[:1].upper() + checked[1:]).splitlines() if line.strip()]
     return " ".join(line if line.endswith((".", "!", "?")) else f"{line}." for line in lines)
 
 
@@ -188,7 +223,8 @@ def _fields(front: str) -> dict[str, list[str]]:
 def _front(fields: Mapping[str, list[str]], base: str, task: str) -> str:
     """The header with the base model, what the model is for, and a tag of ours; other fields stay as they are.
 
-    A base model that the small model's own card names stays, where the small model has no name on the hub.
+    model-index goes: its results are the small model's, which the hub would show as this one's. A base model that
+    the small model's own card names stays, where the small model has no name on the hub.
     """
     tags = [tag for tag in _items(fields.get("tags", [])) if tag != _TAG]
     wanted = {
@@ -197,9 +233,8 @@ def _front(fields: Mapping[str, list[str]], base: str, task: str) -> str:
         **(_only(fields, "pipeline_tag") or ({"pipeline_tag": [f"pipeline_tag: {task}"]} if task else {})),
         "tags": ["tags:", *(f"- {tag}" for tag in [*tags, _TAG])],
     }
-    others = {
-        name: lines for name, lines in fields.items() if name not in ("base_model", "base_model_relation", *wanted)
-    }
+    gone = {"base_model", "base_model_relation", "model-index", *wanted}
+    others = {name: lines for name, lines in fields.items() if name not in gone}
     return "".join(f"{line}\n" for lines in (*others.values(), *wanted.values()) for line in lines)
 
 
@@ -207,9 +242,9 @@ def _only(fields: Mapping[str, list[str]], name: str) -> dict[str, list[str]]:
     return {name: fields[name]} if name in fields else {}
 
 
-def _task(source: Source) -> str:
+def _task(config: Config) -> str:
     """What the hub calls what the model is for, as far as the name of its class tells."""
-    for name in source.config.get("architectures") or []:
+    for name in config.get("architectures") or []:
         for ending, task in _TASKS.items():
             if str(name).endswith(ending):
                 return task

@@ -134,7 +134,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     {'model_type': 'gpt2'}
     """
     check_has_config(folder)
-    config = _read_json(folder / "config.json", "give the folder that save_pretrained wrote")
+    config = _read_json(folder / "config.json")
     if (quantised := config.get("quantization_config")) is not None:
         method = quantised.get("quant_method", "some method") if isinstance(quantised, dict) else quantised
         raise MupscaleError(
@@ -146,11 +146,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _read_json(path: Path, advice: str) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = read_json(path)
-    except FileNotFoundError:
-        raise MupscaleError(f"there is no {path.name} in {path.parent}: {advice}") from None
     except OSError as error:
         raise MupscaleError(f"{path} cannot be read: {error.strerror}") from None
     except MupscaleError as error:
@@ -176,7 +174,7 @@ def _find_tensors(folder: Path, resources: list[object]) -> dict[str, StoredTens
 
 
 def _read_index(folder: Path, index: Path, resources: list[object]) -> dict[str, StoredTensor]:
-    weight_map = _read_json(index, "").get("weight_map")
+    weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise MupscaleError(f"{index} has no usable weight_map; download or copy it again")
     files = list(dict.fromkeys(weight_map.values()))

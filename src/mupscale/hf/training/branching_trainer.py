@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from mupscale import checkpoint
 from mupscale.core import naming
 from mupscale.hf.describe import require_transformers
+from mupscale.hf.files import CARD_FILE, sizes_in_words, write_size_card
 from mupscale.hf.training.growing_trainer import growths_of
 from mupscale.hf.training.invariant_clipping import say_in_log
 from mupscale.system import MupscaleError, Must, appearing, checks_arguments, remove, replace_text
@@ -24,18 +25,11 @@ from mupscale.train import Schedule
 
 _COUNT = Must("a number of steps, 1 or more", lambda steps: steps >= 1)
 _CONSTANT = ("constant", "constant_with_warmup")
-_CARD = """\
----
-library_name: transformers
-tags:
-- mupscale
----
-
-# {name}
-
-This model of {parameters:,} parameters is one size of a family that was trained in one run: it left the trunk after
-{trunk:,} steps, and its learning rate then fell to zero over {steps:,} steps. mupscale made the sizes.
-"""
+_STORY = (
+    "This model of {parameters:,} parameters ({sizes}) is one size of a family that was trained in one run: it left "
+    "the trunk after {trunk:,} of the trunk's steps, and its learning rate then fell to zero over {steps:,} steps. "
+    "mupscale made the sizes{others}."
+)
 
 
 @checks_arguments
@@ -60,6 +54,7 @@ class BranchTrainerCallback(require_transformers().TrainerCallback):  # type: ig
             raise MupscaleError(f"name= is {name!r}, but is the name of a folder in OUT/sizes")
         self.at, self.steps, self.begin, self.name = at, steps, at - steps, name
         self._schedulers: WeakSet[LambdaLR] = WeakSet()
+        self._last: Path | None = None
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse a growth that would be done before the trunk is put back."""
@@ -110,8 +105,8 @@ class BranchTrainerCallback(require_transformers().TrainerCallback):  # type: ig
             checkpoint.save(self._trunk(args), model, inner)
         if state.global_step != self.at:
             return control
-        folder = self._finish(args, model, kwargs.get("processing_class"))
-        say_in_log(state, f"this size is finished: {folder}", finished_size=folder.name)
+        folder = self._finish(args, state, model, kwargs.get("processing_class"))
+        say_in_log(state, f"this size is finished: {folder}", finished_size=folder.name, branch_steps=self.steps)
         if state.global_step < state.max_steps:
             rates = [group["lr"] for group in inner.param_groups]  # of the next step, the branch is over
             checkpoint.load(self._trunk(args), model, inner)
@@ -119,9 +114,23 @@ class BranchTrainerCallback(require_transformers().TrainerCallback):  # type: ig
                 group["lr"] = rate
             state.best_metric = state.best_model_checkpoint = state.best_global_step = None  # it was the branch's
             control.should_save = True
+        else:
+            self._last = folder
+            control.should_evaluate |= args.eval_strategy != "no"
         return control
 
-    def _finish(self, args: Any, model: Any, tokenizer: Any) -> Path:
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put the loss of the last size into its card; after other branches it is the trunk that is evaluated."""
+        found = [f"{name} {value:.4g}" for name, value in kwargs["metrics"].items() if name.endswith("_loss")]
+        if self._last is not None and found:
+            card = self._last / CARD_FILE
+            replace_text(card, f"{card.read_text(encoding='utf-8')}\nIts evaluation: {', '.join(found)}.\n")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What is evaluated from here on may be another model, or other data."""
+        self._last = None
+
+    def _finish(self, args: Any, state: Any, model: Any, tokenizer: Any) -> Path:
         """The model's own folder, whole or not at all; one that a killed run has left is made again."""
         config: Any = naming.unwrap(model).config
         name = self.name or f"hidden-{config.hidden_size}-layers-{config.num_hidden_layers}"
@@ -132,7 +141,16 @@ class BranchTrainerCallback(require_transformers().TrainerCallback):  # type: ig
             model.save_pretrained(hidden)
             if tokenizer is not None:
                 tokenizer.save_pretrained(hidden)
-            count = sum(p.numel() for p in model.parameters())
-            card = _CARD.format(name=name, parameters=count, trunk=self.begin, steps=self.steps)
-            replace_text(hidden / "README.md", card)
+            write_size_card(hidden, name, config.to_dict(), self._story(state, model))
         return folder
+
+    def _story(self, state: Any, model: Any) -> str:
+        """Of earlier branches, which the log has, the steps are none of the trunk's."""
+        earlier = [e for e in state.log_history if "finished_size" in e and e["step"] <= self.begin]
+        trunk = self.begin - sum(entry.get("branch_steps", 0) for entry in earlier)
+        named = " and ".join(f"`{entry['finished_size']}`" for entry in earlier)
+        others = f"; finished before it: {named}" if earlier else ""
+        config: Any = naming.unwrap(model).config
+        sizes = ", ".join(f"{part} {size:,}" for part, size in sizes_in_words(config.to_dict()).items())
+        count = sum(p.numel() for p in model.parameters())
+        return _STORY.format(parameters=count, sizes=sizes, trunk=trunk, steps=self.steps, others=others)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from mupscale.hf.files import Record
 from mupscale.hf.training.model_parameters import decay_groups, match_plan, refuse_untrainable, shapes_of
 from mupscale.hf.training.saved_optimizer import read_optimizer
 from mupscale.optim import scale, traits_of
-from mupscale.system import MupscaleError, NotNegative, checks_arguments
+from mupscale.system import MupscaleError, NotNegative, checks_arguments, warn
 
 __all__ = ["decay_groups", "param_groups", "plan", "resume_optimizer"]
 
@@ -142,8 +141,7 @@ def _warn_of_no_rate(path: Path, groups: Sequence[Mapping[str, Any]]) -> None:
     """Of a schedule that has ended at 0, as the Trainer's does: with these rates nothing would be learnt."""
     first = groups[0]
     began = f"{float(first['initial_lr']) / first.get('lr_factor', 1.0):g}" if "initial_lr" in first else "1e-4"
-    warnings.warn(
+    warn(
         f"{path} was saved with a learning rate of 0, where its schedule had ended, and nothing is learnt at it: give "
-        f"one in the small model's units (lr={began}), or let a scheduler of a new run set it, as the Trainer's does",
-        stacklevel=3,
+        f"one in the small model's units (lr={began}), or let a scheduler of a new run set it, as the Trainer's does"
     )

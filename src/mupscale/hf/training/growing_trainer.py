@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +24,7 @@ from mupscale.hf.describe import (
     check_wider_and_deeper,
     settle_growth,
 )
-from mupscale.hf.files import GrowthStep, Record, count_from_first
+from mupscale.hf.files import GrowthStep, Record, count_from_first, sizes_in_words
 from mupscale.hf.training.deepened_model import deepen_in_memory, model_like
 from mupscale.hf.training.invariant_clipping import InvariantClipping, find_in_charge, say_in_log
 from mupscale.hf.training.model_parameters import match_plan, shapes_of
@@ -39,6 +38,7 @@ from mupscale.system import (
     UncheckedPlan,
     checks_arguments,
     read_json,
+    warn,
 )
 
 _STEPS = Must(
@@ -133,14 +133,13 @@ class GrowTrainerCallback(InvariantClipping):
             if not self._comes_later(kwargs["model"]):
                 asked = self._asked(kwargs["model"])
                 if asked.is_replica and not self.exact:
-                    warnings.warn(replica_in_words(), ReplicaWarning, stacklevel=2)
+                    warn(replica_in_words(), ReplicaWarning)
             elif self.layers is not None:
                 check_wider_and_deeper(kwargs["model"].config.to_dict())
             if state.max_steps < self.at:
-                warnings.warn(
+                warn(
                     f"the model will not grow: GrowTrainerCallback(at={self.at}) waits for step {self.at}, and this "
-                    f"run ends after step {state.max_steps}; give an earlier at=, or train for longer",
-                    stacklevel=2,
+                    f"run ends after step {state.max_steps}; give an earlier at=, or train for longer"
                 )
         else:
             raise MupscaleError(
@@ -202,10 +201,9 @@ class GrowTrainerCallback(InvariantClipping):
     def _warn_of_the_same_rate(self, optimizer: Optimizer) -> None:
         """lr= is easily taken for a rate that the schedule is to begin with."""
         if self.lr is not None and all(math.isclose(self.lr, rate, rel_tol=1e-3) for rate in _rates(optimizer)):
-            warnings.warn(
+            warn(
                 f"lr={self.lr:g} changes nothing: the schedule is at that rate after step {self.at}; for half of what "
-                f"the rates would be from here on give lr={self.lr / 2:g}",
-                stacklevel=2,
+                f"the rates would be from here on give lr={self.lr / 2:g}"
             )
 
     def _asked(self, model: nn.Module) -> AskedGrowth:
@@ -287,9 +285,9 @@ class GrowTrainerCallback(InvariantClipping):
         is_lossless = asked.fresh is not None and asked.fresh.lossless
         reasons = [*architecture.obstacles(config, asked.times), *obstacles(narrow, plan)] if is_lossless else []
         if reasons:
-            warnings.warn(f"the growth is not lossless: {'; '.join(reasons)}", stacklevel=2)
+            warn(f"the growth is not lossless: {'; '.join(reasons)}")
         elif not architecture.described and (is_lossless or not planned.checked):  # descriptions are tried in the tests
-            warnings.warn(self._untried(architecture.model_type), UncheckedPlan, stacklevel=2)
+            warn(self._untried(architecture.model_type), UncheckedPlan)
         return wide, grown
 
     def _untried(self, model_type: str) -> str:
@@ -310,9 +308,7 @@ def growths_of(model: nn.Module | None) -> list[GrowTrainerCallback]:
 
 def _size(model: Any) -> dict[str, int]:
     """What a line in the log says of a model's size."""
-    config, count = model.config, sum(p.numel() for p in model.parameters())
-    told = {"hidden size": getattr(config, "hidden_size", 0), "layers": getattr(config, "num_hidden_layers", 0)}
-    return {**told, "parameters": count}
+    return {**sizes_in_words(model.config.to_dict()), "parameters": sum(p.numel() for p in model.parameters())}
 
 
 def _told_rates(optimizer: Optimizer) -> str:
