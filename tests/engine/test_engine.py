@@ -776,7 +776,7 @@ def test_a_folder_that_holds_a_run_is_never_written_over(tmp_path: Path, engine:
         (recipes, False, "holds a run already: resume it"),
         (others, False, "holds a run already"),
         ([recipes[0], longer, *others], True, "holds a run of another recipe: optimizer is"),
-        ([shorter], True, "is already at step 26, but you asked for 20 steps"),
+        ([shorter], True, "stands at step 26, beyond the 20 steps asked for"),
         ([recipes[0], longer, replace(longer, seeds=Seeds(7))], True, "two runs have the folder"),
     ]:
         with pytest.raises(MupscaleError, match=said):

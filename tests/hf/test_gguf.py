@@ -80,7 +80,7 @@ def test_without_being_asked_it_is_refused_in_a_sentence(tmp_path: Path, capsys:
         assert "is a GGUF file" in said
         assert "--dequantise" in said
     file.rename(tmp_path / "model.gguf")
-    with pytest.raises(MupscaleError, match=r"give model\.gguf itself, with --dequantise"):
+    with pytest.raises(MupscaleError, match=r"give model\.gguf itself, through mupscale\.hf\.read_gguf"):
         hf.inspect(tmp_path)
 
 

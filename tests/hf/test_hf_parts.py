@@ -19,7 +19,6 @@ from mupscale.hf import inspect, verify  # noqa: E402
 from mupscale.hf.describe import architecture_of, settle_growth  # noqa: E402
 from mupscale.hf.describe.batches import make_batches  # noqa: E402
 from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
-from mupscale.hf.describe.multipliers import Times  # noqa: E402
 from mupscale.hf.files import Record, open_source  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
 from mupscale.hf.verification.loading import load_pretrained  # noqa: E402
@@ -160,7 +159,7 @@ def test_parts_by_name(name: str, times: str, text: int, vision: int, tmp_path: 
     assert made.comparison.ok
     config = json.loads((tmp_path / "wide" / "config.json").read_text())
     assert [config[f"{part}_config"]["hidden_size"] for part in ("text", "vision")] == [text, vision]
-    assert f"--times {Times.of(times)}" in str(made)
+    assert all(f"{a} → {b}" in str(made) for a, b in ((16, text), (16, vision)) if a != b)
 
 
 def test_sizes_of_parts_in_python_and_on_the_command_line(tmp_path: Path) -> None:

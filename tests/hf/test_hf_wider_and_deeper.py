@@ -163,7 +163,7 @@ def test_wrong_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--layers", "3", "--noise", "1"], "are for a wider model"),
         (["--how", "stack"], "add --layers N"),
         (["--deepen", "stack"], "add --layers N"),
-        (["--layers", "3", "--how", "stack", "--deepen", "identity"], "leave one out"),
+        (["--layers", "3", "--how", "stack", "--deepen", "identity"], "give one of them"),
         (["--layers", "3", "--deepen", "sideways"], "identity, stack or interleaved"),
         (["--layers", "3", "--optimizer", f"{small}/config.json"], "is no file of torch.save"),
         (["--layers", "3", "--optimizer", f"{small}/none.pt"], "no saved optimizer"),

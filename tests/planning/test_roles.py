@@ -699,7 +699,7 @@ def test_an_axis_that_is_no_width_must_not_grow() -> None:
     with pytest.raises(MupscaleError, match=r"'0\.weight'.*grows along dimension 0, .*which is no width axis of it"):
         mu.plan(few, many)
     few, many = (nn.Conv2d(3, 4, size) for size in (3, 5))
-    with pytest.raises(MupscaleError, match=r"'weight'.*grows along dimension 2, which is no width axis of it"):
+    with pytest.raises(MupscaleError, match=r"'weight'.*grows along dimension 2, .*which is no width axis of it"):
         mu.plan(few, many)
 
 

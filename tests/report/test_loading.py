@@ -33,7 +33,7 @@ def _set(*path: Any, to: Any) -> Callable[[Any], None]:
 DAMAGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a field is missing": (lambda values: values.pop("recipe"), "'recipe' is missing"),
     "a list instead": (_set("recipe", to=[]), r"'recipe' is \[\], but must be a mapping"),
-    "another version": (_set("format", to=7), "is of format 7"),
+    "another version": (_set("format", to=7), "has format 7"),
     "no text": (_set("name", to=3), "'name' is 3, but must be text"),
     "a loss that is a text": (
         _set("large", "contenders", 1, "points", 0, "losses", 0, to="low"),

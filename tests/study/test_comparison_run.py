@@ -313,7 +313,7 @@ def test_from_a_checkpoint_of_ones_own_loop(base_run: Path, tmp_path: Path) -> N
     model(x).sum().backward()
     optimizer.step()
     checkpoint.save(tmp_path / "mine.safetensors", model, optimizer)
-    with pytest.raises(MupscaleError, match="give it as from_width"):
+    with pytest.raises(MupscaleError, match="give from_width"):
         compare_quietly(tmp_path / "run", recipe)
     recipe = replace(recipe, start_width=8)
     with pytest.raises(MupscaleError, match=r"how many steps its model has trained.*study\.base_steps"):

@@ -44,7 +44,7 @@ def load_summary(folder: str | Path) -> StudySummary:
     ...         load_summary(folder)
     ...     except MupscaleError as error:
     ...         str(error).removeprefix(str(path))
-    ": this is no summary of a study ('name' is 3, but must be text): run it again"
+    ": this is not the summary of a study ('name' is 3, but must be text): run the study again"
     """
     path = Path(folder) / "summary.json"
     try:

@@ -91,7 +91,7 @@ def load_of_kind(path: str, kind: type[_Kind]) -> Callable[..., _Kind]:
     'Linear'
     >>> load_of_kind("os.system", nn.Module)
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: os.system is no torch.nn.Module, nor a function that gives one
+    mupscale.system.errors.MupscaleError: os.system is neither a torch.nn.Module nor a function that returns one
     """
     target = import_path(path)
     others: tuple[type, ...] = getattr(kind, "sources", ())  # what can be made into one, as torch's Dataset into Data

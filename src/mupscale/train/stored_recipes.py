@@ -48,7 +48,7 @@ class StoredRecipe:
         10
         >>> stored.load()
         Traceback (most recent call last):
-        mupscale.system.errors.MupscaleError: recipe.json names os.system as its data: nothing of os is imported ...
+        mupscale.system.errors.MupscaleError: recipe.json names os.system as its data. mupscale does not import os ...
     """
 
     path: Path

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mupscale.system import check_installed, require
+from mupscale.system import MupscaleError, check_installed
 
 
 class TensorBoardWriter:
@@ -13,7 +14,10 @@ class TensorBoardWriter:
 
     def __init__(self, folder: Path, step: int) -> None:
         check_installed(["tensorboard"], "tensorboard: true")
-        module = require("torch.utils.tensorboard", reason="tensorboard: true needs tensorboard")
+        try:
+            module = import_module("torch.utils.tensorboard")
+        except ImportError:  # a part of it is missing
+            raise MupscaleError("tensorboard: true needs tensorboard: pip install 'mupscale[plots]'") from None
         first = step + 1  # what a kill left of later steps comes again
         self.writer = module.SummaryWriter(str(folder), purge_step=first)
 
