@@ -286,6 +286,7 @@ def deep_family(rule: Any) -> mu.Family:
     )
 
 
+@pytest.mark.slow
 def test_over_depth_blocks_at_the_same_part_of_the_way_are_compared(tmp_path: Path) -> None:
     """Block 1 of 2 is block 6 of 12: what it reads changes as much under the rule, and more without it."""
     torch.manual_seed(0)

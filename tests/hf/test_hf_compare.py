@@ -560,7 +560,11 @@ def test_a_precision_that_nothing_is_compared_in(pair: tuple[Path, Path]) -> Non
         verify(*pair, train=-1)
 
 
-@pytest.mark.parametrize(("dtype", "times"), [(torch.float16, 2), (torch.bfloat16, 3)], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "times"),
+    [pytest.param(torch.float16, 2, marks=pytest.mark.slow), (torch.bfloat16, 3)],
+    ids=["float16", "bfloat16"],
+)
 def test_what_16_bits_cannot_show_shows_before_they_round(
     dtype: torch.dtype, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_real_size_is_planned_on_miniatures_that_have_all_kinds_of_layers() ->
     assert plan["model.layers.5.mlp.down_proj.weight"].axes == {0: Axis(2), 1: Axis(2)}
 
 
+@pytest.mark.slow
 def test_a_model_that_nobody_described_and_that_is_too_large_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its experts are bare parameters, of which the modules tell nothing."""
     sizes = {"hidden_size": 128, "intermediate_size": 96, "moe_intermediate_size": 64, "num_attention_heads": 4}

@@ -204,6 +204,7 @@ def test_multipliers_of_their_own(tmp_path: Path) -> None:
     assert grown == [32, 60, 8, 4]
 
 
+@pytest.mark.slow
 def test_two_growths_and_noise(tmp_path: Path) -> None:
     """Stacked experts, which lie apart in the files: noise in the second growth, verified against either model."""
     small = saved(tmp_path / "small", *EXACT["flex_olmo"])

@@ -65,7 +65,7 @@ CASES = {f"{name}-{width}-{mode}": (name, width, mode == "dark") for name in ("p
          for width in (360, 1280) for mode in ("light", "dark")}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", with_slow(CASES, ["paper-360-dark", "pay-360-light", "pay-1280-dark"]))
+@pytest.mark.parametrize("case", with_slow(CASES, ["paper-360-dark", "pay-1280-dark"]))
 def test_page_is_drawn(tab: browser.Browser, pages: Callable[[str], Path], case: str) -> None:
     name, width, dark = CASES[case]
     assert browser.find_faults(tab, pages(name), width, dark, unfold=True) == []
