@@ -1,6 +1,7 @@
 """One run, every size: the families of docs/results/family.md, beside every size from scratch at equal FLOPs.
 
     python results/family.py NAME ... --data tokens=data/bytes [--work work]
+    python results/family.py --draw docs/family.png [NAME]      # README's picture; of language models
 
 Each folder family-NAME beside this file holds a recipe with a section `family`, which `mupscale family` takes as well.
 Here every size is trained from scratch at several learning rates, with every seed, and the section `evidence` may add
@@ -18,9 +19,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,9 +31,10 @@ from typing import Any
 import yaml
 
 from mupscale.core import Width
+from mupscale.plots import COLORS, EndLabel, add_end_labels, figure, save_figure
 from mupscale.study.family_run import FamilyPlanner, FamilySettings, PlannedSize, make_planner
 from mupscale.study.training import Trainer
-from mupscale.train import Recipe
+from mupscale.train import Recipe, Spec
 
 HERE = Path(__file__).parent
 
@@ -166,6 +170,11 @@ def choose(found: dict[str, Any]) -> tuple[float, float]:
     return best["lr"], best["fall"]
 
 
+def chosen_family(found: dict[str, Any]) -> dict[str, Any]:
+    """The family at the rate that tuning takes."""
+    return next(one for one in found["family"] if (one["lr"], one["fall"]) == choose(found))
+
+
 def mean(losses: Sequence[float | None]) -> float:
     """Over the seeds; infinite where one diverged."""
     return math.inf if None in losses else fmean(loss for loss in losses if loss is not None)
@@ -177,10 +186,58 @@ def stored() -> dict[str, dict[str, Any]]:
     return {path.parent.name.removeprefix("family-"): json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
+def count_flops(name: str, found: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """All that is spent until each size is there: out of one run, and one size after the other.
+
+    The recipe's plan tells, on embedded text with windows of the same length; it must give what family.json has.
+    """
+    values = yaml.safe_load((HERE / f"family-{name}" / "family.yaml").read_text(encoding="utf-8"))
+    values.pop("evidence", None)
+    settings, recipe = FamilySettings(**values.pop("family")), Recipe.from_json(values)
+    text = Spec("mupscale.data.Shakespeare", {"context": recipe.data.init_args["context"]})
+    planner = make_planner(replace(recipe, data=text), settings)
+    planned = planner.plan(settings.sizes, 1.0, 1.0, 0)
+    together = [planner.costs(planned[: number + 1])[0] for number in range(len(planned))]
+    alone = list(accumulate(one.budget for one in planned))
+    if (together[-1], alone[-1]) != (found["cost"], found["cost_alone"]):
+        raise SystemExit(f"family-{name}/family.json has other FLOPs than its recipe: {found['cost']}, {together[-1]}")
+    return together, alone
+
+
+def draw(name: str, picture: Path) -> Path:
+    """Loss of every size against all FLOPs that were spent until it is there: out of one run, and each from scratch."""
+    found = stored()[name]
+    together, alone = count_flops(name, found)
+    ours = list(map(mean, chosen_family(found)["losses"]))
+    theirs = [min(mean(one["losses"][i]) for one in found["scratch"]) for i in range(len(ours))]
+    unit = 1e12
+    fig, ax = figure(7.6, 3.9)
+    lines = ((alone, theirs, COLORS[0], "each from scratch"), (together, ours, COLORS[1], "out of one run"))
+    labels = []
+    for costs, losses, color, name in lines:
+        at = [cost / unit for cost in costs]
+        ax.plot(at, losses, "o-", color=color, lw=2.2, ms=6)
+        labels.append(EndLabel(f"{name}:\n{losses[-1]:.3f} after {at[-1]:,.0f} TFLOPs", color, (at[-1], losses[-1])))
+    beside: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9}
+    sizes = ["×".join(re.findall(r"\d+", size)) for size in found["sizes"]]
+    for size, cost, loss in zip(sizes[1:], together[1:], ours[1:], strict=True):
+        ax.annotate(size, (cost / unit, loss), (-5, -5), ha="right", va="top", **beside)
+    first = f"width × layers: {sizes[0]}" if "×" in sizes[0] else f"width {sizes[0]}"
+    for size, cost, loss in zip([first, *sizes[1:-1]], alone[:-1], theirs[:-1], strict=True):
+        ax.annotate(size, (cost / unit, loss), (6, 3), va="bottom", **beside)
+    ax.annotate(sizes[-1], (alone[-1] / unit, theirs[-1]), (0, 7), ha="right", va="bottom", **beside)
+    ax.set_xlabel("training FLOPs spent until that size is finished, in all (TFLOPs)")
+    ax.set_ylabel("held-out loss")
+    ax.set_xlim(0, 1.03 * alone[-1] / unit)
+    ax.margins(y=0.1)
+    add_end_labels(ax, labels)
+    return save_figure(fig, picture)
+
+
 def markdown(found: dict[str, Any]) -> str:
     """A row for every size: out of one run, from scratch at its best rate, and by how much they differ, by seed."""
     lr, fall = choose(found)
-    chosen = next(one for one in found["family"] if (one["lr"], one["fall"]) == (lr, fall))
+    chosen = chosen_family(found)
     lines = [
         "| size | parameters | out of one run | from scratch, equal FLOPs | difference by seed |",
         "| --- | --- | --- | --- | --- |",
@@ -225,7 +282,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", action="append", default=[], metavar="ARGUMENT=PATH", help="of the recipe's data")
     parser.add_argument("--work", type=Path, default=Path("family-work"), help="where runs are kept")
     parser.add_argument("--out", type=Path, default=HERE, help="where family-NAME/family.json is written")
+    parser.add_argument("--draw", type=Path, metavar="PICTURE", help="draw a stored result (bpe unless named) instead")
     asked = parser.parse_args(words)
+    if asked.draw is not None:
+        print(draw(asked.names[0] if asked.names else "bpe", asked.draw))
+        return 0
     for name in asked.names:
         found = Evidence(name, dict(pair.split("=", 1) for pair in asked.data), asked.work, asked.out).run()
         print(f"{name}\n{markdown(found)}", flush=True)

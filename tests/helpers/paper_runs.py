@@ -22,8 +22,8 @@ from mupscale.models import MLP
 from mupscale.study import BudgetPoint, ContenderRuns, Curve, StudySettings, StudySummary, run_paper
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Growth, Recipe
-from processes import PROCESSES
-from small_runs import CLASSES, DEADLINE, FEATURES, Rows, recipe
+from processes import Child
+from small_runs import CLASSES, FEATURES, Rows, recipe
 
 STEPS, BASE_STEPS, WIDE_STEPS = 30, 10, 20
 
@@ -130,25 +130,7 @@ def written(path: Path, recipe: Recipe, how: StudySettings | None = None) -> Pat
 # ------------------------------------------------------------------------------------------------ in a process
 
 
-class _Child:
-    """A process whose output is a file."""
-
-    def __init__(self, output: Path, target: Callable[..., None], *arguments: object) -> None:
-        self.output = output
-        self.process = PROCESSES.Process(target=_speaking_to, args=(str(output), target, *arguments))
-        self.process.start()
-
-    def wait(self) -> int:
-        """Its exit status; negative if a signal ended it."""
-        self.process.join(DEADLINE)
-        if self.process.is_alive():
-            self.process.kill()
-            raise AssertionError(f"it does not end: {self.output.read_text()}")
-        assert self.process.exitcode is not None
-        return self.process.exitcode
-
-
-class Sitting(_Child):
+class Sitting(Child):
     """A run in a process of its own, which something may happen to: `prepare` is called in it first.
 
     run: what is called with recipe, settings and folder.
@@ -163,17 +145,17 @@ class Sitting(_Child):
         prepare: Callable[[], object] = int,
         run: Callable[..., object] = run_paper,
     ) -> None:
-        super().__init__(output, _sit, folder, recipe, how, prepare, run)
+        super().__init__(output, _speaking_to, _sit, folder, recipe, how, prepare, run)
 
 
-class Commanded(_Child):
+class Commanded(Child):
     """The command `mupscale` in a process that need not load torch first.
 
     interrupt_at: words of its output, just after which somebody presses Ctrl-C.
     """
 
     def __init__(self, words: Sequence[str], output: Path, interrupt_at: str = "") -> None:
-        super().__init__(output, _command, list(words), interrupt_at)
+        super().__init__(output, _speaking_to, _command, list(words), interrupt_at)
 
 
 def _speaking_to(output: str, target: Callable[..., None], *arguments: object) -> None:

@@ -39,12 +39,12 @@ def run_in_processes(function: Callable[..., None], arguments: tuple[Any, ...], 
     start_processes(function, arguments, count, start_method="forkserver")
 
 
-class Script:
-    """A script in a process of its own, which need not load torch first. What it prints goes to a file."""
+class Child:
+    """A process whose output is a file, whose path is the target's first argument."""
 
-    def __init__(self, output: Path, script: str, *arguments: object) -> None:
+    def __init__(self, output: Path, target: Callable[..., None], *arguments: object) -> None:
         self.output = output
-        self.process = PROCESSES.Process(target=_run, args=(str(output), script, [str(one) for one in arguments]))
+        self.process = PROCESSES.Process(target=target, args=(str(output), *arguments))
         self.process.start()
 
     def wait(self) -> int:
@@ -55,6 +55,13 @@ class Script:
             raise AssertionError(f"it does not end: {self.output.read_text()}")
         assert self.process.exitcode is not None
         return self.process.exitcode
+
+
+class Script(Child):
+    """A script in a process of its own, which need not load torch first."""
+
+    def __init__(self, output: Path, script: str, *arguments: object) -> None:
+        super().__init__(output, _run, script, [str(one) for one in arguments])
 
 
 def _run(output: str, script: str, arguments: list[str]) -> None:

@@ -38,7 +38,7 @@ from mupscale.study.results import (
 from mupscale.study.training import Ground, MakeGround, Note
 from mupscale.study.tree import Stretch, list_stretches
 from mupscale.sweep import Tried
-from mupscale.system import MupscaleError, appearing, move, print_at_once, replace_text
+from mupscale.system import MupscaleError, appearing, move, print_at_once, replace_text, text_table
 from mupscale.train import (
     Deepen,
     Processes,
@@ -387,9 +387,7 @@ def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
     """
     planner = make_planner(recipe, settings)
     planned = planner.plan(settings.sizes, _own_rate(recipe), settings.fall, 0)
-    rows = [name_columns(planner), *list_sizes(planner, planned)]
-    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, wide, strict=True)) for row in rows]
+    lines = [text_table(name_columns(planner), list_sizes(planner, planned), left=0)]
     together, alone = planner.costs(planned)
     costs = f"({words.format_flops(together)} against {words.format_flops(alone)})"
     lines.append(f"{describe_saving(planner, planned)} {costs}.")

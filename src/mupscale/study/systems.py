@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from mupscale.core import WholeWidth, Width
 from mupscale.study.contenders import Contender
 from mupscale.study.results import BudgetPoint, ContenderRuns, SystemRuns, Tuning
 from mupscale.study.settings import StudySettings
-from mupscale.study.training import Ground
+from mupscale.study.training import Ground, Trainer
 from mupscale.study.tree import DECAY, Candidate, Stretch, branch_off, plan_candidate
 from mupscale.system import MupscaleError
 from mupscale.train import Growth, NoiseLevel, Recipe, Schedule
@@ -19,25 +19,18 @@ from mupscale.train import Growth, NoiseLevel, Recipe, Schedule
 NoiseUnit = Literal["init", "theory", "signal"]
 
 
-class Costs(Protocol):
-    """What a step costs at every width."""
-
-    def cost_per_step(self, width: WholeWidth) -> float:
-        """In the system's unit."""
-        ...
-
-
 @dataclass(frozen=True)
 class System:
     """Where contenders are compared: two sizes, and the steps before and after growth.
 
-    costs: of a step. own: the recipe's schedule, whose warm-up and floor all have. base: the width at which rates are
-    meant. start: the checkpoint that all contenders begin from; None where base models are trained here. base_steps:
-    None where it is not known how long that checkpoint has trained. noise_unit: what noise is measured in.
+    costs: tells what a step costs at every width. own: the recipe's schedule, whose warm-up and floor all have. base:
+    the width at which rates are meant. start: the checkpoint that all contenders begin from; None where base models are
+    trained here. base_steps: None where it is not known how long that checkpoint has trained. noise_unit: what noise is
+    measured in.
     """
 
     settings: StudySettings
-    costs: Costs
+    costs: Ground
     own: Schedule
     base: WholeWidth
     narrow: WholeWidth
@@ -171,15 +164,7 @@ def check_operators(recipe: Recipe, system: System, contenders: Sequence[Contend
 # ---------------------------------------------------------------------------------------------- training them
 
 
-class TreeTrainer(Protocol):
-    """Whoever trains a tree: a recipe's trainer, or a loop of one's own."""
-
-    def train(self, leaves: Sequence[Stretch]) -> list[float | None]:
-        """Their final losses; None: diverged."""
-        ...
-
-
-def train_base_models(system: System, trainer: TreeTrainer, lr: float, seeds: int) -> list[int]:
+def train_base_models(system: System, trainer: Trainer, lr: float, seeds: int) -> list[int]:
     """Train base models, unless the user has brought one; the seeds whose base model did not diverge."""
     if system.start is not None:
         return list(range(seeds))
@@ -200,7 +185,7 @@ def find_alive(system: System, lr: float, finished: Sequence[bool]) -> list[int]
 
 def train_budgets(
     system: System,
-    trainer: TreeTrainer,
+    trainer: Trainer,
     contenders: Sequence[Contender],
     tuning: Tuning,
     seeds: Sequence[int],

@@ -6,14 +6,14 @@ One seed first. What lies far behind after the first budget goes no further. Mor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from mupscale.core import Width
 from mupscale.study.contenders import BASE, Contender, contender_named, contenders_named
 from mupscale.study.results import Search, Tuning
-from mupscale.study.systems import System, TreeTrainer
+from mupscale.study.systems import System
+from mupscale.study.training import Trainer
 from mupscale.study.tree import Candidate
 from mupscale.sweep import Tried
 from mupscale.system import MupscaleError
@@ -21,15 +21,7 @@ from mupscale.system import MupscaleError
 CLOSE = 0.01  # candidates within so much of the lowest loss are tried with more seeds
 
 
-class StagedTrainer(TreeTrainer, Protocol):
-    """One that says what it trains next."""
-
-    def stage(self, name: str, about: str) -> AbstractContextManager[None]:
-        """Everything trained within belongs to this stage."""
-        ...
-
-
-def tune_contenders(system: System, trainer: StagedTrainer, lr: float) -> Tuning:
+def tune_contenders(system: System, trainer: Trainer, lr: float) -> Tuning:
     """Tune the base model's rate, then every contender's values from the base model that it gives. lr: the recipe's."""
     rates, label = system.settings.rates(lr), Width.of(system.narrow)
     with trainer.stage("base-rates", f"the base model's learning rate, at width {label}"):
@@ -58,7 +50,7 @@ class ValueTrials:
     """Trains candidates at the small width, from base models of one learning rate."""
 
     system: System
-    trainer: TreeTrainer
+    trainer: Trainer
     base_lr: float
 
     def judge_early(self, tried: Sequence[_Values]) -> dict[_Values, Tried]:

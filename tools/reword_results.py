@@ -1,0 +1,31 @@
+"""The words of the stored studies in results/, from their numbers, as the package says them now.
+
+    python tools/reword_results.py
+
+tests/report/test_results.py compares them, so this is run whenever the words of a study change.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mupscale.report import load_summary
+from mupscale.study.wording import write_paper_words, write_pay_words
+
+RESULTS = Path(__file__).parents[1] / "results"
+WRITE = {"pay": write_pay_words, "paper": write_paper_words}
+
+
+def reword(path: Path) -> None:
+    """Write one summary again, in one line or in many as it was."""
+    summary = load_summary(path.parent)
+    is_one_line = path.read_text(encoding="utf-8").count("\n") == 1
+    layout = {"separators": (",", ":")} if is_one_line else {"indent": 1}
+    text = json.dumps(WRITE[summary.preset](summary).to_json(), **layout)  # type: ignore[arg-type]
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for path in sorted(RESULTS.glob("*/summary.json")):
+        reword(path)
