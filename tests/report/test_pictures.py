@@ -331,11 +331,11 @@ def test_waterfall_goes_on_to_the_upscaled_model_with_its_own_rate(tmp_path: Pat
     given = {**GAIN, "copies-own": 0.29, "from-scratch-own": 0.33}
     ax = axes(lambda ax: gain._waterfall(ax, given))
     assert [text.get_text() for text in ax.texts][-3:] == ["0.412", "0.351", "0.290"]
-    assert [label.get_text() for label in ax.get_xticklabels()][-2:] == ["upscaled", "upscaled,\nown lr"]
+    assert [label.get_text() for label in ax.get_xticklabels()][-2:] == ["upscaled", "upscaled\n(e′)"]
     assert ax.get_ylim()[0] < 0.29
     (picture,) = gain.draw_gain(given, Gallery(tmp_path))
-    assert "Upscaled, own lr from halfway on: 0.290." in picture.alt
-    assert "and to that of the same with its own lr from halfway on" in picture.caption
+    assert "Grown from copies, own lr: 0.290." in picture.alt
+    assert "and to that grown from copies, own lr" in picture.caption
 
 
 @pytest.mark.usefixtures("pictures_without_pixels")
@@ -343,18 +343,18 @@ def test_waterfall_shows_the_best_of_the_alternatives_without_a_bar(tmp_path: Pa
     """It is what widening has to beat, and the others would hide it."""
     both = {**GAIN, "continued": 0.417, "continued-own": 0.34}
     for given, value, label in (
-        (both, 0.34, "base model continued, own lr"),
-        ({**both, "continued-own": None}, 0.417, "base model continued"),
+        (both, 0.34, "continued, own lr"),
+        ({**both, "continued-own": None}, 0.417, "continued"),
         ({**both, "from-scratch-own": 0.33}, 0.33, "from scratch, own lr"),
-        ({**both, "continued-late": 0.3}, 0.3, "base model continued, own lr from halfway"),
+        ({**both, "continued-late": 0.3}, 0.3, "continued, own lr late"),
     ):
         ax = axes(lambda ax, given=given: gain._waterfall(ax, given))  # type: ignore[misc]
         (line,) = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
         assert (line.get_ydata()[0], line.get_label()) == (value, label)
         assert ax.get_ylim()[0] < value
     (picture,) = gain.draw_gain(both, Gallery(tmp_path))
-    assert picture.alt.endswith(" Base model continued, own lr: 0.340.")
-    assert picture.caption.endswith("; the line: base model continued, own lr")
+    assert picture.alt.endswith(" Continued, own lr: 0.340.")
+    assert picture.caption.endswith("; the line: continued, own lr")
     assert list(gain.draw_gain({"from-scratch": 0.5}, Gallery(tmp_path))) == []
     low = axes(lambda ax: gain._waterfall(ax, {"from-scratch": 0.045, "copies": 0.015, "continued": 0.001}))
     assert low.get_ylim()[0] == 0  # no loss is below

@@ -14,7 +14,6 @@ own_loop: pay and family in a training loop of one's own
 from mupscale.study.contenders import (
     CONTENDERS,
     Contender,
-    GainMark,
     contender_named,
     contender_or_stranger,
     usual_contenders,
@@ -50,7 +49,6 @@ __all__ = [
     "ContenderRuns",
     "Curve",
     "FamilySettings",
-    "GainMark",
     "OwnLoop",
     "PageTable",
     "Search",
