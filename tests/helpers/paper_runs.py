@@ -19,7 +19,7 @@ from torch import Tensor
 from mupscale.cli import main
 from mupscale.data.stream import Batch
 from mupscale.models import MLP
-from mupscale.study import BudgetPoint, ContenderRuns, Curve, StudySettings, StudySummary, run_paper
+from mupscale.study import BudgetPoint, ContenderRuns, Curve, StudySettings, StudySummary, load_summary, run_paper
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Growth, Recipe
 from processes import Child
@@ -106,7 +106,7 @@ def names_of(summary: StudySummary) -> list[str]:
 
 def read(folder: Path) -> StudySummary:
     """What a run has written."""
-    return StudySummary.from_json(json.loads((folder / "summary.json").read_text()))
+    return load_summary(folder)
 
 
 def facts(summary: StudySummary) -> dict[str, Any]:

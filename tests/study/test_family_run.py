@@ -7,7 +7,7 @@ import math
 import re
 import shutil
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -262,7 +262,7 @@ def test_one_more_size_trains_only_what_is_new(tmp_path: Path) -> None:
 
 def facts(summary: StudySummary) -> dict[str, Any]:
     """All of a summary but its name and the clock."""
-    values = summary.to_json()
+    values = asdict(summary)
     return {name: value for name, value in values.items() if name not in ("name", "command", "stages")}
 
 

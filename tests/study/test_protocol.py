@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from mupscale.engine.outcomes import Outcome
-from mupscale.study import StudySummary, dry_run, estimate_paper
+from mupscale.study import dry_run, estimate_paper
 from mupscale.study.contenders import CONTINUED, COPIES, FROM_SCRATCH
 from mupscale.study.dry_run import measure_stage
 from mupscale.study.paper import Protocol, near_divisor, read_curve, thin_curve
@@ -307,16 +307,3 @@ def test_small_widths_that_cannot_be_built(tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match="does not name the same arguments"):
         system(made).smaller({"head_dim": 2})
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("values", "why"),
-    [
-        ([], "this is not the summary of a study: run the study again"),
-        ({"format": 2}, "this summary has format 2, but this version of mupscale reads format 3"),
-        ({"format": 3}, r"this is not the summary of a study \(.*name.*\): run the study again"),
-    ],
-)
-def test_a_summary_that_is_none(values: Any, why: str) -> None:
-    with pytest.raises(MupscaleError, match=why):
-        StudySummary.from_json(values)

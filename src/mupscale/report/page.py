@@ -16,8 +16,7 @@ from mupscale.checks import CoordCheck, Measurement
 from mupscale.plots import Gallery, words
 from mupscale.report import gain, loss_curves, transfer, tuning
 from mupscale.report.cost_picture import HALF, WIDE, draw_system
-from mupscale.report.loading import load_summary
-from mupscale.study import StudySummary, format_width, format_widths
+from mupscale.study import StudySummary, format_width, format_widths, load_summary
 from mupscale.system import VERSION, MupscaleError, make_folder, replace_text, writing_into
 
 

@@ -32,6 +32,7 @@ from mupscale.study.results import (
     StageSpent,
     StudySummary,
     SystemRuns,
+    load_summary,
 )
 from mupscale.study.settings import StudySettings
 from mupscale.study.transfer import transfer_check
@@ -66,6 +67,7 @@ __all__ = [
     "find_cost_unit",
     "format_width",
     "format_widths",
+    "load_summary",
     "loss_at",
     "run_family",
     "run_paper",

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from mupscale.study.contenders import Contender, contender_or_stranger
 from mupscale.sweep import Tried
-from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Positive, parse_record, text_table, write_json
+from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Positive, parse_record, read_json, text_table, write_json
 
-FORMAT = 3
 Losses = Annotated[list[Finite | None], NOT_EMPTY]
 """Of every seed; None: diverged."""
 Points = Sequence[tuple[float, float]]
@@ -142,6 +142,15 @@ class SystemRuns:
     unit: str
     contenders: Annotated[list[ContenderRuns], NOT_EMPTY]
 
+    def __post_init__(self) -> None:
+        """Costs rise, and no contender is there twice."""
+        names = [one.name for one in self.contenders]
+        for one in self.contenders:
+            if any(later.cost <= earlier.cost for earlier, later in pairwise(one.points)):
+                raise MupscaleError(f"the costs of the contender {one.name} do not rise")
+            if names.count(one.name) > 1:
+                raise MupscaleError(f"the contender {one.name} is there twice")
+
     def get(self, name: str) -> ContenderRuns | None:
         """The runs of a contender."""
         return next((runs for runs in self.contenders if runs.name == name), None)
@@ -253,6 +262,29 @@ class PageTable:
                 raise MupscaleError(f"the table '{self.title}' has {len(self.head)} columns, but a row of {len(row)}")
 
 
+class _Even(TypedDict):
+    kind: Literal["always", "from", "never", "unknown"]
+    cost: Positive | None
+
+
+class _Reference(TypedDict):
+    loss: Finite
+    label: str
+
+
+class _Answer(TypedDict):
+    """What a page reads of a preset's own numbers; there may be more."""
+
+    grown: NotRequired[str | None]
+    break_even: NotRequired[dict[str, dict[Literal["charged", "there"], _Even]]]
+    gain: NotRequired[dict[str, float | None]]
+    reference: NotRequired[_Reference]
+
+
+class _Answered(TypedDict):
+    answer: _Answer
+
+
 @dataclass(frozen=True)
 class StudySummary:
     """What a study gave; a page can be drawn of it without knowing the preset.
@@ -280,6 +312,18 @@ class StudySummary:
     stages: list[StageSpent] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     coords: dict[str, Any] | None = None
+    format: Literal[3] = 3
+
+    def __post_init__(self) -> None:
+        """Break-evens are of a contender that took part, and have a cost."""
+        answer = parse_record(_Answered, {"answer": self.answer})["answer"]
+        grown = answer.get("grown")
+        if grown is not None and (self.large is None or self.large.get(grown) is None):
+            raise MupscaleError(f"answer.grown is {grown!r}, which is not among large.contenders")
+        for rival, ways in answer.get("break_even", {}).items():
+            for way, one in ways.items():
+                if one["kind"] == "from" and (one["cost"] is None or grown is None):
+                    raise MupscaleError(f"answer.break_even.{rival}.{way} has no cost")
 
     @property
     def measure(self) -> str:
@@ -293,25 +337,30 @@ class StudySummary:
         tables = [f"\n{one.title}\n{text_table(one.head, rows)}" for one, rows in zip(shown, cells, strict=True)]
         return "\n".join([*self.sentences, *tables, *(f"Note: {note}" for note in self.notes)])
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, from which `from_json` makes the same."""
-        return {"format": FORMAT, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, values: Any) -> StudySummary:
-        """What to_json gave."""
-        if not isinstance(values, Mapping):
-            raise MupscaleError("this is not the summary of a study: run the study again")
-        if values.get("format") != FORMAT:
-            raise MupscaleError(
-                f"this summary has format {values.get('format')!r}, but this version of mupscale reads format "
-                f"{FORMAT}: run the study again"
-            )
-        try:
-            return parse_record(cls, {name: value for name, value in values.items() if name != "format"})
-        except MupscaleError as error:
-            raise MupscaleError(f"this is not the summary of a study ({error}): run the study again") from None
-
     def save(self, folder: Path) -> Path:
         """Write summary.json, whole or not at all."""
-        return write_json(folder / "summary.json", self.to_json())
+        return write_json(folder / "summary.json", asdict(self))
+
+
+def load_summary(folder: str | Path) -> StudySummary:
+    """What a study wrote into its folder; what is damaged is named by file and field.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "summary.json")
+    ...     _ = path.write_text('{"name": 3}')
+    ...     try:
+    ...         load_summary(folder)
+    ...     except MupscaleError as error:
+    ...         str(error).removeprefix(str(path))
+    " is not the summary of a study ('name' is 3, but must be text): run the study again"
+    """
+    path = Path(folder) / "summary.json"
+    try:
+        values = read_json(path)
+    except OSError as error:
+        raise MupscaleError(f"{folder} holds no study: cannot read its summary.json ({error.strerror})") from None
+    try:
+        return parse_record(StudySummary, values)
+    except MupscaleError as error:
+        raise MupscaleError(f"{path} is not the summary of a study ({error}): run the study again") from None
