@@ -10,10 +10,10 @@ from typing import Any
 from mupscale.study import (
     BudgetPoint,
     ContenderRuns,
-    Search,
     StageSpent,
     StudySettings,
     StudySummary,
+    Sweep,
     SystemRuns,
     Tried,
     contender_named,
@@ -73,7 +73,7 @@ def system(
     return SystemRuns(narrow, 4 * narrow, base, "FLOPs", contenders)
 
 
-def tuned(name: str) -> Search:
+def tuned(name: str) -> Sweep:
     """A valley over learning rates, the largest of which diverged, and over noise where that is tuned."""
     noisy = contender_named(name).tunes_noise
     tried = [
@@ -81,7 +81,7 @@ def tuned(name: str) -> Search:
         for j, noise in enumerate(NOISES if noisy else (0.0,), start=-2)
         for i, lr in enumerate(LRS, start=-2)
     ]
-    return Search(name, 0.008, 2.0 if noisy else 0.0, tried)
+    return Sweep(name, tried, lr=0.008, noise=2.0 if noisy else 0.0)
 
 
 def comparison(

@@ -27,7 +27,7 @@ from mupscale.plots.contrast import find_contrast
 from mupscale.report import cost_picture, gain, loss_curves, transfer, tuning
 from mupscale.report.cost_picture import HALF, NARROW, WIDE, Shape
 from mupscale.report.looks import Look, find_looks
-from mupscale.study import CONTENDERS, ContenderRuns, Curve, Search, SystemRuns, Tried, contender_named
+from mupscale.study import CONTENDERS, ContenderRuns, Curve, Sweep, SystemRuns, Tried, contender_named
 from summaries import GAIN, LRS, NOISES, all_runs, diverged, sweep_1, sweep_2, transfer_check, with_curves
 
 pytest.importorskip("matplotlib")
@@ -291,7 +291,7 @@ def test_what_has_one_point_is_no_picture() -> None:
     bare = Curve(0, "finished", [10], [2.0], held_out_steps=[10], held_out_losses=[2.0])
     runs = SystemRuns(4, 8, 1.0, "FLOPs", [with_curves(all_runs()[0], 10, [bare])])
     assert list(loss_curves.draw_loss_curves(runs, Gallery(Path()), {})) == []
-    one = Search("sweep-1", 0.1, 0.0, [Tried(0.1, 0.0, [1.0])], label="sweep-1")
+    one = Sweep("sweep-1", [Tried(0.1, 0.0, [1.0])])
     assert list(tuning.draw_tuning([one], Gallery(Path()), 0.1)) == []
 
 
@@ -431,7 +431,7 @@ def test_rates_of_several_searches_share_a_picture() -> None:
 def test_the_cross_of_a_trial_that_diverged_lies_where_it_ended() -> None:
     points = [(100, 1.0), (200, 0.9), (300, 0.8), (316, 4.0)]
     trials = [Tried(0.1, 0.0, [None], curve=points), Tried(0.1, 1.0, [0.8], curve=points)]
-    ax = axes(lambda ax: tuning.sketch_by_noise(ax, trials, Search("sweep-2", 0.1, 1.0, trials)))
+    ax = axes(lambda ax: tuning.sketch_by_noise(ax, trials, Sweep("sweep-2", trials)))
     assert [line.get_xdata()[-1] for line in ax.lines] == [316, 316, 300]
     assert ax.lines[1].get_marker() == "x"
 
@@ -443,7 +443,7 @@ def test_losses_that_lie_far_apart_get_a_logarithmic_axis(highest: float, scale:
         Tried(0.1, noise, [top / 2], curve=[(500 * k, top / (1 + k / 40)) for k in range(1, 41)])
         for noise, top in ((0.0, 0.2), (1.0, 0.1), (8.0, highest))
     ]
-    ax = axes(lambda ax: tuning.sketch_by_noise(ax, trials, Search("sweep-2", 0.1, 1.0, trials)))
+    ax = axes(lambda ax: tuning.sketch_by_noise(ax, trials, Sweep("sweep-2", trials)))
     assert ax.get_yscale() == scale
     shown = [tick for tick in ax.get_xticks() if 0 <= tick <= 20_000]
     assert 3 <= len(shown) <= 6

@@ -23,7 +23,7 @@ def sweep(lr: float, noise: float, *, space: Space = SPACE, lost: dict[Cell, str
         loss = 0.5 + 0.02 * (x * x + 0.05 * x**3) + 0.03 * (y * y + 0.02 * y**3)
         status = (lost or {}).get(cell, "finished")
         trials.append(Tried(*cell, [loss if status == "finished" else None]))
-    return Sweep("sweep-2", 128, 64, space, trials)
+    return Sweep("sweep-2", trials, 128, 64, space)
 
 
 def tuned(widths: list[float], lr_power: float, noise_power: float) -> list[tuple[float, Sweep]]:
@@ -58,7 +58,7 @@ def test_the_optimum_lies_between_grid_values() -> None:
     exact = Space((0.05, 0.1, 0.3), (1.0,))  # neighbours at unequal distances
     low = math.log(0.13)
     trials = [Tried(lr, 1.0, [1 + (math.log(lr) - low) ** 2]) for lr in exact.lrs]
-    found = [(n, Sweep("s", 2, 1, exact, trials)) for n in (64.0, 128.0)]
+    found = [(n, Sweep("s", trials, 2, 1, exact)) for n in (64.0, 128.0)]
     assert extrapolate(found, 512).lr == pytest.approx(0.13, rel=1e-9)
 
 
@@ -118,7 +118,7 @@ def gaining(*parts: float) -> list[tuple[float, Sweep]]:
     return [
         (
             32 * 2**i,
-            Sweep("s", 4, 2, SPACE, [Tried(0.1, 0, [2.0]), Tried(0.1, 1, [2 * (1 - part)])]),
+            Sweep("s", [Tried(0.1, 0, [2.0]), Tried(0.1, 1, [2 * (1 - part)])], 4, 2, SPACE),
         )
         for i, part in enumerate(parts)
     ]

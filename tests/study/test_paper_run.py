@@ -239,7 +239,7 @@ def test_own_rates_count_where_the_grid_tells_them_apart_and_a_baseline_has_one(
     """0.06 is between two rates of the grid, 0.05 the nearer: with it all would be trained twice for nothing."""
     study = prepared(tmp_path / "run", grown_lrs=[0.02, 0.05, 0.1], contenders=contenders)
     trials = [Tried(lr, 0.0, [float(lr != zero)]) for lr in (0.02, 0.05, 0.1)]
-    sweep = Sweep("sweep-2", 8, 4, Space((0.02, 0.05, 0.1)), trials)
+    sweep = Sweep("sweep-2", trials, 8, 4, Space((0.02, 0.05, 0.1)))
     choice = study._choose(Extrapolation(0.06, 1.0, 0.06, 1.0), 0.01, sweep)
     assert choice.own_lr == (zero if named else None)
     assert {one.name for one in study.contenders if study._plan(one, choice)} & OWN == named
@@ -334,7 +334,7 @@ def test_signal_noise_is_tuned_small_and_its_constants_transferred(tmp_path: Pat
     (tuned_at,) = study.small
     study.trainer.make_folder()
     study._train_small(tuned_at, 0.01)
-    sweep = Sweep("sweep-2", 8, 4, Space((0.02,), (0.2,)), [Tried(0.02, 0.2, [1.0])])
+    sweep = Sweep("sweep-2", [Tried(0.02, 0.2, [1.0])], 8, 4)
     choice = study._choose(Extrapolation(0.03, 0.2, 0.02, 0.1), 0.01, sweep)
     assert choice.constants is not None
     found = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -287,7 +288,7 @@ def test_a_sweep_is_its_trials_over_all_seeds(place: str, tmp_path: Path) -> Non
         assert trial.cost > 0
     again = run_sweep(task(recipes), place.format(tmp_path), note=silent)
     assert again == found  # nothing is trained twice
-    assert parse_record(Sweep, found.to_json()) == found
+    assert parse_record(Sweep, asdict(found)) == found
 
 
 def test_a_trial_of_which_one_seed_was_stopped_is_stopped() -> None:

@@ -28,7 +28,6 @@ from mupscale.study.results import (
     ContenderRuns,
     Curve,
     PageTable,
-    Search,
     StageSpent,
     StudySummary,
     SystemRuns,
@@ -39,7 +38,7 @@ from mupscale.study.transfer import transfer_check
 from mupscale.study.verdict import BreakEven, loss_at
 from mupscale.study.when import estimate_when, run_when
 from mupscale.study.wording import find_cost_unit, format_width, format_widths
-from mupscale.sweep import Tried
+from mupscale.sweep import Sweep, Tried
 
 __all__ = [
     "CONTENDERS",
@@ -52,10 +51,10 @@ __all__ = [
     "FamilySettings",
     "OwnLoop",
     "PageTable",
-    "Search",
     "StageSpent",
     "StudySettings",
     "StudySummary",
+    "Sweep",
     "SystemRuns",
     "Tried",
     "contender_named",

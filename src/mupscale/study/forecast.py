@@ -292,7 +292,7 @@ def _limited(last: float, doublings: float, sweep: Sweep, axis: str) -> tuple[fl
 
 
 def _values(sweep: Sweep, axis: str) -> tuple[float, ...]:
-    return sweep.space.lrs if axis == "lr" else sweep.space.noises
+    return sweep.grid.lrs if axis == "lr" else sweep.grid.noises
 
 
 def _moved(cell: Cell, axis: str, value: float) -> Cell:

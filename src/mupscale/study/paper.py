@@ -36,7 +36,6 @@ from mupscale.study.results import (
     BudgetPoint,
     ContenderRuns,
     Curve,
-    Search,
     StageSpent,
     StudySummary,
     SystemRuns,
@@ -254,7 +253,7 @@ class PaperStudy:
         signal = unit == "signal" and optimum.noise > 0
         constants = self._constants(base_lr, optimum.noise) if signal else None
         zero_lr = (last.best_without_noise or last.best).lr
-        nearest = min(last.space.lrs, key=lambda lr: abs(math.log(lr / optimum.lr)))
+        nearest = min(last.grid.lrs, key=lambda lr: abs(math.log(lr / optimum.lr)))
         others = any(one.has_own_rate for one in self.contenders if one.kind == "baseline")
         own_lr = None if zero_lr == nearest or not others else zero_lr
         is_plain = (optimum.noise, optimum.lr) == plain
@@ -474,7 +473,7 @@ class PaperStudy:
                 recipe=stored_values(self.recipe, self.folder),
                 settings=self.settings.to_json(),
                 sentences=verdict,
-                tuned=[as_search(sweep) for sweep in self.sweeps],
+                tuned=[replace(sweep, lr=sweep.best.lr, noise=sweep.best.noise) for sweep in self.sweeps],
                 large=SystemRuns(self.system.narrow, self.system.wide, costs["base"], self.protocol.unit, runs),
                 answer={"sentence": verdict[0], "costs": costs, "gain": gain, "choice": vars(tuned.choice)},
                 stages=stages,
@@ -578,22 +577,6 @@ def _load_trained(recipe: Recipe) -> nn.Module:
     model = recipe.family().build(recipe.width).to(recipe.dtype())
     read_snapshot(find_checkpoint(str(recipe.out))).restore_model(model)
     return model
-
-
-def as_search(sweep: Sweep) -> Search:
-    """A sweep as a summary keeps it."""
-    best = sweep.best
-    return Search(
-        name=sweep.name,
-        lr=best.lr,
-        noise=best.noise,
-        trials=sweep.trials,
-        label=sweep.name,
-        width=sweep.width,
-        start=sweep.start,
-        measure=sweep.measure,
-        sampler=sweep.sampler,
-    )
 
 
 def announce(stage: str, what: str, where: str, steps: int, left: int, count: int) -> str:

@@ -128,7 +128,7 @@ class PayStudy:
                 base={
                     "from": self.base_name or self.recipe.start,
                     "steps": self.system.base_steps,
-                    "lr": tuning.base.lr,
+                    "lr": tuning.base.best.lr,
                     "width": self.system.narrow,
                 },
                 tuned=[tuning.base, *tuning.contenders],
@@ -243,13 +243,13 @@ class PayStudy:
     def _train_small(self, system: System, trainer: Trainer, tuning: Tuning) -> SystemRuns:
         name = f"forecast-{Width.of(system.narrow).label}"
         with trainer.stage(name, f"the contenders small, {system.label}: the forecast"):
-            seeds = train_base_models(system, trainer, tuning.base.lr, self.settings.small_seeds)
+            seeds = train_base_models(system, trainer, tuning.base.best.lr, self.settings.small_seeds)
             return train_budgets(system, trainer, self.contenders, tuning, seeds, self.ground.unit)
 
     def _train_large(self, trainer: Trainer, tuning: Tuning) -> SystemRuns:
         system = self.system
         with trainer.stage("base", f"base models, width {Width.of(system.narrow)}"):
-            seeds = train_base_models(system, trainer, tuning.base.lr, self.settings.seeds)
+            seeds = train_base_models(system, trainer, tuning.base.best.lr, self.settings.seeds)
         with trainer.stage("contenders", f"the contenders, {system.label}"):
             return train_budgets(system, trainer, self.contenders, tuning, seeds, self.ground.unit)
 

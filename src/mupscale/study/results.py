@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from mupscale.study.contenders import Contender, contender_or_stranger
-from mupscale.sweep import Tried
+from mupscale.sweep import Sweep, Tried
 from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Positive, parse_record, read_json, text_table, write_json
 
 Losses = Annotated[list[Finite | None], NOT_EMPTY]
@@ -178,48 +178,16 @@ class SystemRuns:
 
 
 @dataclass(frozen=True)
-class Search:
-    """All that was tried for a contender, or in a sweep, and the values that it takes to the large width.
-
-    remarks: sentences about them. label: what it is called, where it is no contender. width: at which trials train;
-    start: the width they grow from, None from an initialisation or where it is not told. measure: whose loss is
-    minimised. sampler: grid, or what drew the values.
-    """
-
-    name: str
-    lr: Positive
-    noise: Finite
-    trials: list[Tried]
-    remarks: list[str] = field(default_factory=list)
-    label: str = ""
-    width: Any = None
-    start: Any = None
-    measure: str = "held-out"
-    sampler: str = "grid"
-
-    @property
-    def shown(self) -> str:
-        """What it is called in tables and pictures."""
-        return self.label or contender_or_stranger(self.name).label
-
-    @property
-    def best(self) -> Tried | None:
-        """The trial with the chosen values, if it came to its end."""
-        chosen = (one for one in self.trials if (one.lr, one.noise) == (self.lr, self.noise) and one.loss is not None)
-        return next(chosen, None)
-
-
-@dataclass(frozen=True)
 class Tuning:
     """What the small width told: the base model's learning rate, and the values of every contender."""
 
-    base: Search
-    contenders: list[Search]
+    base: Sweep
+    contenders: list[Sweep]
 
-    def of(self, contender: Contender) -> Search:
+    def of(self, contender: Contender) -> Tried:
         """The values of a contender, or of the one that it is tuned as."""
         wanted = contender.tuned_as or contender.name
-        return next(one for one in self.contenders if one.name == wanted)
+        return next(one.best for one in self.contenders if one.name == wanted)
 
 
 # ---------------------------------------------------------------------------------------------- what it comes to
@@ -303,7 +271,7 @@ class StudySummary:
     cards: list[Card] = field(default_factory=list)
     measured: list[str] = field(default_factory=list)
     tables: list[PageTable] = field(default_factory=list)
-    tuned: list[Search] = field(default_factory=list)
+    tuned: list[Sweep] = field(default_factory=list)
     small: list[SystemRuns] = field(default_factory=list)
     large: SystemRuns | None = None
     base: dict[str, Any] = field(default_factory=dict)

@@ -193,7 +193,7 @@ def train_budgets(
 ) -> SystemRuns:
     """All contenders with their tuned values, at every budget and with every seed."""
     leaves = {
-        (one.name, seed): system.leaves(one, tuning.base.lr, tuning.of(one).lr, tuning.of(one).noise, seed)
+        (one.name, seed): system.leaves(one, tuning.base.best.lr, tuning.of(one).lr, tuning.of(one).noise, seed)
         for one in contenders
         for seed in seeds
     }

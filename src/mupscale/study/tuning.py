@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from mupscale.core import Width
 from mupscale.study.contenders import BASE, Contender, contender_named, contenders_named
-from mupscale.study.results import Search, Tuning
+from mupscale.study.results import Tuning
 from mupscale.study.systems import System
 from mupscale.study.training import Trainer
 from mupscale.study.tree import Candidate
-from mupscale.sweep import Tried
+from mupscale.sweep import Sweep, Tried
 from mupscale.system import MupscaleError
 
 CLOSE = 0.01  # candidates within so much of the lowest loss are tried with more seeds
@@ -28,7 +28,7 @@ def tune_contenders(system: System, trainer: Trainer, lr: float) -> Tuning:
         losses = trainer.train([system.decayed_base(rate, 0) for rate in rates])
         tried = [Tried(rate, 0.0, [loss]) for rate, loss in zip(rates, losses, strict=True)]
         base = replace(choose("the base model", tried), name=BASE.name)
-    trials = ValueTrials(system, trainer, base.lr)
+    trials = ValueTrials(system, trainer, base.best.lr)
     with trainer.stage("rates", f"learning rates and noise of the contenders, {system.label}"):
         tuned = try_values(trials, rates, contenders_named(system.settings.contenders))
     with trainer.stage("close", "more seeds where candidates are close"):
@@ -88,7 +88,7 @@ def list_candidates(system: System, contenders: Sequence[Contender], rates: Sequ
     ]
 
 
-def try_values(trials: ValueTrials, rates: Sequence[float], contenders: Sequence[Contender]) -> list[Search]:
+def try_values(trials: ValueTrials, rates: Sequence[float], contenders: Sequence[Contender]) -> list[Sweep]:
     """The best values of every contender, with one seed."""
     tried = list_candidates(trials.system, contenders, rates)
     stopped = trials.judge_early(tried)
@@ -123,7 +123,7 @@ def _limit(lowest: float, margin: float) -> float:
     return lowest + margin * abs(lowest)
 
 
-def _settle(trials: ValueTrials, tuned: Sequence[Search], seeds: int) -> list[Search]:
+def _settle(trials: ValueTrials, tuned: Sequence[Sweep], seeds: int) -> list[Sweep]:
     """Candidates within CLOSE of a contender's best get more seeds, and the best mean wins."""
     close = {one.name: _close(one.trials) for one in tuned}
     more = [
@@ -151,7 +151,7 @@ def _close(tried: Sequence[Tried]) -> list[Tried]:
     return near if len(near) > 1 else []
 
 
-def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | None = None) -> Search:
+def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | None = None) -> Sweep:
     """The values with the lowest mean loss; next to divergence only if nothing as good is not.
 
     among: the cells that may be chosen, where only some have all seeds.
@@ -180,7 +180,7 @@ def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | 
     if len(rates) > 1 and lr in (rates[0], rates[-1]):
         side, word = ("lowest", "lower") if lr == rates[0] else ("highest", "higher")
         remarks.append(f"{name}: the best learning rate, {lr:g}, is the {side} tried; {word} ones may be better")
-    return Search(name, lr, tried[best].noise, list(tried), remarks)
+    return Sweep(name, list(tried), lr=lr, noise=tried[best].noise, remarks=remarks)
 
 
 def _is_next_to_divergence(cell: Tried, tried: Sequence[Tried]) -> bool:

@@ -84,7 +84,7 @@ def run_sweep(
         raise MupscaleError(f"at_once is {at_once}, but at least 1 trial must be taken at a time")
     trials = SweepTrials(job, Storage(storage, patience), retries)
     if on_start is not None:
-        on_start(max(0, trials.wanted - len(trials.read_results().trials)), trials.wanted)
+        on_start(max(0, trials.wanted - trials.count_ended()), trials.wanted)
     with Worker(trials, grace) as me:
         search = SweepSearch(trials, me, folder, at_once, note or _print_to_stderr, on_point, worker)
         if worker:
