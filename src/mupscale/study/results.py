@@ -11,13 +11,15 @@ from statistics import fmean
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from mupscale.study.contenders import Contender, contender_or_stranger
-from mupscale.sweep import Sweep, Tried
+from mupscale.sweep import Sweep
 from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Positive, parse_record, read_json, text_table, write_json
 
 Losses = Annotated[list[Finite | None], NOT_EMPTY]
 """Of every seed; None: diverged."""
 Points = Sequence[tuple[float, float]]
 """Costs, rising, and the losses there."""
+Tuning = dict[str, Sweep]
+"""What the smallest width told: of the base model and of every contender, what was tried, by name."""
 
 
 def _mean_unless_diverged(losses: Sequence[float | None]) -> float | None:
@@ -172,22 +174,6 @@ class SystemRuns:
     def seeds(self) -> int:
         """How many seeds every contender has."""
         return min((len(point.losses) for runs in self.contenders for point in runs.points), default=0)
-
-
-# ---------------------------------------------------------------------------------------------- what was tuned
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What the small width told: the base model's learning rate, and the values of every contender."""
-
-    base: Sweep
-    contenders: list[Sweep]
-
-    def of(self, contender: Contender) -> Tried:
-        """The values of a contender, or of the one that it is tuned as."""
-        wanted = contender.tuned_as or contender.name
-        return next(one.best for one in self.contenders if one.name == wanted)
 
 
 # ---------------------------------------------------------------------------------------------- what it comes to

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from mupscale.sweep.space import Space, Sweep, Tried
 
@@ -20,7 +21,7 @@ def sweep_remarks(sweep: Sweep) -> list[str]:
     """
     found: list[str] = []
     if sweep.finished:
-        found = [*_zero_noise(sweep), *_near_divergence(sweep), *_edges(sweep.grid, sweep.best)]
+        found = [*_zero_noise(sweep), *_near_divergence(sweep), *edge_remarks(sweep)]
         found += _edges_without_noise(sweep)
     ends = {"diverged": "diverged", "stopped": "stopped early by pruning"}
     counts = {how: sum(trial.status == status for trial in sweep.trials) for status, how in ends.items()}
@@ -78,9 +79,9 @@ def _diverged_beside(sweep: Sweep, trial: Tried) -> Tried | None:
     return None
 
 
-def _edges(space: Space, best: Tried) -> Iterator[str]:
+def edge_remarks(sweep: Sweep) -> Iterator[str]:
     """The optimum on the edge of the grid, and the range to try next in the grid's own ratio."""
-    rates, noises = space.lrs, space.noises
+    rates, noises, best = sweep.grid.lrs, sweep.grid.noises, sweep.best
     if len(rates) > 1:
         at = _nearest(rates, best.lr)
         if at == 0:
@@ -99,7 +100,8 @@ def _edges_without_noise(sweep: Sweep) -> Iterator[str]:
     loss, zero = zeros[0]
     others = [other for other, trial in zeros if trial.lr != zero.lr]
     if not others or min(others) - loss >= CLOSE * abs(loss):
-        yield from (f"without noise, {remark}" for remark in _edges(Space(sweep.grid.lrs), zero))
+        alone = replace(sweep, trials=[zero], space=Space(sweep.grid.lrs))
+        yield from (f"without noise, {remark}" for remark in edge_remarks(alone))
 
 
 def _edge(what: str, best: float, which: str, edge: float, ratio: float) -> str:
