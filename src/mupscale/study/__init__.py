@@ -6,7 +6,7 @@ results: what a study gave, as plain data; dry_run: what a tree would cost
 verdict: loss against cost, and the answer in sentences; wording: tables, cards, and what else is said in words
 forecast: from small systems, and from sweeps, to the large one
 pay: the preset that asks whether growing pays, and the tuning of its contenders at the smallest width
-paper: the paper's own comparison; coordinate_check: one picture of it
+paper: the paper's own comparison
 family_run: the preset that trains every size out of one growing run; when, transfer: two more presets
 own_loop: pay and family in a training loop of one's own
 """
