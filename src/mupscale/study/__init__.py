@@ -1,8 +1,9 @@
 """A study is a tree of training stretches: who trains, what is compared, and what came of it.
 
-tree: stretches, what identifies them, budgets that branch off a trunk; training: trees of a recipe's models
+tree: stretches, what identifies them, budgets that branch off a trunk
+training: trees of a recipe's models, and what they would cost
 contenders: who takes part, one table; settings: what a recipe may say; systems: their trees between two sizes
-results: what a study gave, as plain data; dry_run: what a tree would cost
+results: what a study gave, as plain data
 verdict: loss against cost, and the answer in sentences; wording: tables, cards, and what else is said in words
 forecast: from small systems, and from sweeps, to the large one
 pay: the preset that asks whether growing pays, and the tuning of its contenders at the smallest width

@@ -30,7 +30,6 @@ from mupscale.study.contenders import (
     check_contenders,
     contenders_named,
 )
-from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import extrapolate
 from mupscale.study.results import (
     BudgetPoint,
@@ -42,7 +41,7 @@ from mupscale.study.results import (
 )
 from mupscale.study.settings import StudySettings
 from mupscale.study.systems import System, check_builds, check_operators, find_alive, read_system
-from mupscale.study.training import POINTS, Ground, Note, Trainer
+from mupscale.study.training import POINTS, Ground, Note, Trainer, describe_stages
 from mupscale.study.tree import Stretch, hash_values
 from mupscale.study.verdict import compute_costs, compute_gain, write_verdict, write_warnings
 from mupscale.study.wording import count_of, write_paper_words

@@ -22,7 +22,6 @@ from mupscale.study.contenders import (
     contender_named,
     contenders_named,
 )
-from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.results import StudySummary, SystemRuns, Tuning
 from mupscale.study.settings import StudySettings
@@ -34,7 +33,7 @@ from mupscale.study.systems import (
     train_base_models,
     train_budgets,
 )
-from mupscale.study.training import Ground, MakeGround, Note, Trainer
+from mupscale.study.training import Ground, MakeGround, Note, Trainer, describe_stages
 from mupscale.study.tree import Candidate
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
