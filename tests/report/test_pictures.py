@@ -24,7 +24,7 @@ from mupscale.plots import (
     words,
 )
 from mupscale.plots.contrast import find_contrast
-from mupscale.report import cost_picture, gain, loss_curves, transfer, tuning
+from mupscale.report import cost_picture, gain, loss_curves, tuning
 from mupscale.report.cost_picture import HALF, NARROW, WIDE, Shape
 from mupscale.report.looks import Look, find_looks
 from mupscale.study import CONTENDERS, ContenderRuns, Curve, Sweep, SystemRuns, Tried, contender_named
@@ -466,13 +466,13 @@ def test_curves_by_noise_are_those_of_the_best_learning_rate() -> None:
 
 def test_transfer_panels_mark_each_width_s_optimum(tmp_path: Path) -> None:
     values = transfer_check()
-    ax = axes(lambda ax: transfer._panel(ax, values, "noise"))
+    ax = axes(lambda ax: tuning._panel(ax, values, "noise"))
     stars = [line for line in ax.lines if line.get_marker() == "*"]
     assert [star.get_xdata()[0] for star in stars] == [1.0] * 4
     assert len(ax.collections) == 4  # bands
-    assert transfer.save_transfer_picture(values, tmp_path / "new") == tmp_path / "new" / "transfer-check.png"
+    assert tuning.save_transfer_picture(values, tmp_path / "new") == tmp_path / "new" / "transfer-check.png"
     assert (tmp_path / "new" / "transfer-check.svg").exists()
-    assert transfer.save_transfer_picture(values, tmp_path / "t.svg").read_text().startswith("<?xml")
+    assert tuning.save_transfer_picture(values, tmp_path / "t.svg").read_text().startswith("<?xml")
 
 
 @pytest.mark.usefixtures("pictures_without_pixels")
@@ -484,7 +484,7 @@ def test_transfer_panels_mark_what_diverged(tmp_path: Path) -> None:
         if number in (1, 3):
             line["points"][-2]["losses"] = [None, None, None]
     values["lr"][2]["points"][2]["losses"][0] = None  # a seed of the best value
-    ax = axes(lambda ax: transfer._panel(ax, values, "lr"))
+    ax = axes(lambda ax: tuning._panel(ax, values, "lr"))
     crosses = [line for line in ax.lines if line.get_marker() == "x" and len(line.get_xdata())]
     marks = [(x, y) for line in crosses for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)]
     assert sorted(x for x, _ in marks) == [0.004, 0.016, 0.016, 0.032, 0.032, 0.032, 0.032]
@@ -497,10 +497,10 @@ def test_transfer_panels_mark_what_diverged(tmp_path: Path) -> None:
     assert ax.get_xlim()[1] > 0.032
     stars = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "*"]
     assert (stars[0], stars[2] != 0.004) == (0.004, True)  # as the check itself sees it
-    alts = {picture.name: picture.alt for picture in transfer.draw_transfer(values, Gallery(tmp_path))}
+    alts = {picture.name: picture.alt for picture in tuning.draw_transfer(values, Gallery(tmp_path))}
     assert "Diverged: 0.032 at width 128, 0.016 and 0.032 at width 256, 0.004 and 0.032" in alts["transfer-lr"]
     assert "Diverged" not in alts["transfer-noise"]
-    transfer._legend(ax.figure)
+    tuning._legend(ax.figure)
     assert [text.get_text() for text in ax.figure.legends[0].get_texts()][-2:] == ["1,024", "diverged"]
 
 
@@ -510,11 +510,11 @@ def test_transfer_check_where_all_seeds_of_a_point_diverged(tmp_path: Path) -> N
     for point in (*values["lr"][0]["points"], *values["noise"][0]["points"]):
         point["losses"] = [None, None, None]
     lost = [{**values["noise"][0]}]
-    (alone,) = [p for p in transfer.draw_transfer({**values, "noise": lost}, Gallery(tmp_path)) if "noise" in p.name]
+    (alone,) = [p for p in tuning.draw_transfer({**values, "noise": lost}, Gallery(tmp_path)) if "noise" in p.name]
     assert alone.alt.endswith("Diverged: 0 and 0.1 and 0.3 and 1 and 3 and 10 at width 128.")
     values["noise"] = []
-    assert transfer.save_transfer_picture(values, tmp_path / "t.png").exists()
-    assert [picture.name for picture in transfer.draw_transfer(values, Gallery(tmp_path))] == ["transfer-lr"]
+    assert tuning.save_transfer_picture(values, tmp_path / "t.png").exists()
+    assert [picture.name for picture in tuning.draw_transfer(values, Gallery(tmp_path))] == ["transfer-lr"]
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 page: the files, and what stands where (page.html: the markup, style.css: its looks)
 looks: colours and names of contenders
-cost_picture: loss against cost; loss_curves: training; gain, tuning, transfer: the other pictures
+cost_picture: loss against cost; loss_curves: training; gain, tuning (and transfer): the other pictures
 """
 
 from mupscale.report.page import write_report
-from mupscale.report.transfer import save_transfer_picture
+from mupscale.report.tuning import save_transfer_picture
 
 __all__ = [
     "save_transfer_picture",

@@ -1,10 +1,14 @@
-"""What was tuned: losses against learning rates, heat maps with noise, scatters of random searches, curves by noise."""
+"""What was tuned: losses against learning rates, heat maps with noise, scatters of random searches, curves by noise.
+
+And the paper's figure 'Hyperparameter transfer for the upscaled model': loss against one hyperparameter, by width.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
 
 from mupscale.plots import (
     BAD,
@@ -22,16 +26,29 @@ from mupscale.plots import (
     draw_heat_map,
     drop_partial_point,
     escape_text,
+    figure,
     level_colors,
     number_colors,
     round_numbers,
+    save_figure,
     set_count_axis,
     set_log_axis_if_wide,
     set_value_axis,
+    styled,
     words,
 )
 from mupscale.report.looks import Look, add_line, dark_colors, find_looks
-from mupscale.study import CONTENDERS, Sweep, Tried, contender_or_stranger, format_width
+from mupscale.study import (
+    CONTENDERS,
+    TRANSFER_FILE,
+    Sweep,
+    Tried,
+    WidthLine,
+    contender_or_stranger,
+    format_width,
+    read_width_line,
+)
+from mupscale.system import Finite, MupscaleError, Positive, parse_record, read_json
 
 _NAMES = {one.name for one in CONTENDERS}
 
@@ -278,3 +295,121 @@ def sketch_by_noise(ax: Any, trials: Sequence[Tried], one: Sweep) -> None:
         bar.yaxis.minorticks_off()
     if any(trial.noise == 0 for trial in trials):
         ax.legend(loc="upper right")
+
+
+# ------------------------------------------------------------------------------------------------ transfer
+
+Varied = Literal["lr", "noise"]
+_AXES = {"lr": "learning rate", "noise": "noise"}
+
+
+class _Point(TypedDict):
+    x: Finite
+    losses: list[Finite | None]
+
+
+class _Line(TypedDict):
+    width: dict[str, Positive] | Positive
+    points: list[_Point]
+
+
+class _Check(TypedDict):
+    lr: list[_Line]
+    noise: list[_Line]
+    fixed: dict[str, Any]
+    verdict: NotRequired[list[str]]
+
+
+def save_transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
+    """Write both panels as one picture: to `out` if it ends in .png or .svg, else to transfer-check.png and .svg in it.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> def line(width: int) -> dict[str, Any]:
+    ...     return {"width": width, "points": [{"x": x, "losses": [1 / x]} for x in (0.5, 1.0)]}
+    >>> values = {"lr": [line(64), line(128)], "noise": [], "fixed": {"lr": 0.1, "noise": 1.0}}
+    >>> with TemporaryDirectory() as folder:
+    ...     save_transfer_picture(values, Path(folder) / "transfer.svg").name
+    'transfer.svg'
+    """
+    single = out.suffix in (".png", ".svg")
+    paths = [out] if single else [out / "transfer-check.png", out / "transfer-check.svg"]
+    with styled("transfer"):
+        fig, axes = figure(9.2, 3.8, columns=2)
+        for ax, varied in zip(axes, ("lr", "noise"), strict=True):
+            _panel(ax, values, varied)  # type: ignore[arg-type]
+        _legend(fig)
+        for path in paths:
+            save_figure(fig, path)
+    return paths[0]
+
+
+def draw_transfer(values: Mapping[str, Any], gallery: Gallery) -> Iterator[Picture]:
+    """A picture a panel, for the page."""
+    for varied, other in (("lr", "noise"), ("noise", "lr")):
+        if any(line["points"] for line in values[varied]):
+            fixed = words.format_setting(values["fixed"].get(other))
+            caption = f"Loss against {_AXES[varied]} at {_AXES[other]} {fixed}, by width after upscaling"
+
+            def sketch(ax: Any, varied: str = varied) -> None:
+                _panel(ax, values, varied)  # type: ignore[arg-type]
+                _legend(ax.figure)
+
+            alt = f"{caption}. {_describe([read_width_line(entry) for entry in values[varied]])}".strip()
+            yield gallery.draw(f"transfer-{varied}", alt, caption, sketch)
+
+
+def load_transfer_check(folder: Path) -> dict[str, Any] | None:
+    """What the transfer check wrote into a run's folder, if it did."""
+    path = folder / TRANSFER_FILE
+    try:
+        values = read_json(path)
+        parse_record(_Check, values)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise MupscaleError(f"{path} cannot be read ({error.strerror})") from None
+    except MupscaleError as error:
+        why = str(error).removeprefix(f"{path} is damaged: ")
+        raise MupscaleError(f"{path} is damaged ({why}): run mupscale transfer-check again, or remove it") from None
+    return dict(values)
+
+
+def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
+    lines = [read_width_line(entry) for entry in values[varied]]
+    cmap = level_colors()
+    colors = [cmap(number / max(1, len(lines) - 1)) for number in range(len(lines))]
+    for line, color in zip(lines, colors, strict=True):
+        points, label = {x: some for x, some in line.seeds.items() if some}, escape_text(format_width(line.width))
+        add_line(ax, list(points), list(points.values()), color, marker="o", ms=3.5, lw=1.4, label=label, zorder=3)
+        if line.losses:
+            ax.plot(line.best, line.loss(line.best), "*", ms=13, color=color, mec="#14181d", mew=0.7, zorder=4)
+    set_value_axis(ax, [x for line in lines for x in line.seeds])
+    lost = [(line.diverged, color) for line, color in zip(lines, colors, strict=True) if line.diverged]
+    add_crosses(ax, lost)  # else a value that diverged looks like one that was never tried
+    if lost:
+        ax.plot([], [], "x", ms=5, mew=1.4, color=MUTED, label="diverged")
+    if not any(some for line in lines for some in line.seeds.values()):
+        ax.set_yticks([])
+    other: Varied = "noise" if varied == "lr" else "lr"
+    ax.set_xlabel(f"{_AXES[varied]} ({_AXES[other]} {words.format_setting(values['fixed'].get(other))})")
+    ax.set_ylabel("training loss")
+
+
+def _legend(fig: Any) -> None:
+    """Under all panels, each label once, and what diverged last."""
+    handles = {label: handle for ax in fig.axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    labels = sorted(handles, key=lambda label: label == "diverged")
+    if handles:
+        at: dict[str, Any] = {"loc": "outside lower center", "ncols": min(6, len(labels))}
+        fig.legend([handles[label] for label in labels], labels, title="width after upscaling", **at)
+
+
+def _describe(lines: Sequence[WidthLine]) -> str:
+    """Where each width is best, and where it diverged."""
+    best = {format_width(line.width): [line.best] for line in lines if line.losses}
+    lost = {format_width(line.width): line.diverged for line in lines if line.diverged}
+    sentences = []
+    for what, by_width in (("Best", best), ("Diverged", lost)):
+        places = [f"{' and '.join(map(words.format_setting, xs))} at width {width}" for width, xs in by_width.items()]
+        sentences += [f"{what}: {', '.join(places)}."] if places else []
+    return " ".join(sentences)

@@ -35,7 +35,7 @@ from mupscale.study.results import (
     load_summary,
 )
 from mupscale.study.settings import StudySettings
-from mupscale.study.transfer import transfer_check
+from mupscale.study.transfer import TRANSFER_FILE, WidthLine, read_width_line, transfer_check
 from mupscale.study.verdict import BreakEven, loss_at
 from mupscale.study.when import estimate_when, run_when
 from mupscale.study.wording import find_cost_unit, format_width, format_widths
@@ -43,6 +43,7 @@ from mupscale.sweep import Sweep, Tried
 
 __all__ = [
     "CONTENDERS",
+    "TRANSFER_FILE",
     "BreakEven",
     "BudgetPoint",
     "Card",
@@ -58,6 +59,7 @@ __all__ = [
     "Sweep",
     "SystemRuns",
     "Tried",
+    "WidthLine",
     "contender_named",
     "contender_or_stranger",
     "describe_plan",
@@ -69,6 +71,7 @@ __all__ = [
     "format_widths",
     "load_summary",
     "loss_at",
+    "read_width_line",
     "run_family",
     "run_paper",
     "run_pay",
