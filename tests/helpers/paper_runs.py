@@ -113,7 +113,7 @@ def facts(summary: StudySummary) -> dict[str, Any]:
     """All of a summary but the clock, its name, and where sweeps are kept."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(summary)))
     del values["settings"]["storage"]
-    for part in values["stages"]:
+    for part in (*values["stages"], *values["tuned"]):
         del part["seconds"]
     return {name: value for name, value in values.items() if name not in ("name", "command")}
 
