@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mupscale.study import (
-    BudgetPoint,
-    ContenderRuns,
-    StageSpent,
-    StudySettings,
-    StudySummary,
-    Sweep,
-    SystemRuns,
-    Tried,
-    contender_named,
-)
+from mupscale.study import ContenderRuns, StudySettings, StudySummary, SystemRuns, contender_named
 from mupscale.study.contenders import IN_PAY, USUAL_IN_PAY
 from mupscale.study.forecast import check_forecast, make_forecast
+from mupscale.study.results import BudgetPoint, StageSpent
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
+from mupscale.sweep import Sweep, Tried
 
 USUAL, ALL = USUAL_IN_PAY, IN_PAY
 BUDGETS = (0.25, 0.5, 1.0)
@@ -108,7 +100,7 @@ def comparison(
             "steps": 2 * STEPS,
             "grow": [{"at": STEPS, "width": 1024}],
         },
-        settings=StudySettings(seeds=seeds, contenders=list(names), measure="held-out").to_json(),
+        settings=asdict(StudySettings(seeds=seeds, contenders=list(names), measure="held-out")),
         base={"from": None, "steps": STEPS, "lr": 0.008, "width": 256},
         tuned=[tuned(name) for name in ("base", *names) if name != "from-scratch-all-steps"],
         small=small,

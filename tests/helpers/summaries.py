@@ -11,18 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.checks.coordinate_verdicts import Measurement
-from mupscale.study import (
-    BudgetPoint,
-    ContenderRuns,
-    Curve,
-    StageSpent,
-    StudySettings,
-    StudySummary,
-    Sweep,
-    SystemRuns,
-    Tried,
-)
+from mupscale.study import ContenderRuns, Curve, StudySettings, StudySummary, SystemRuns
+from mupscale.study.results import BudgetPoint, StageSpent
 from mupscale.study.wording import write_paper_words
+from mupscale.sweep import Sweep, Tried
 
 LRS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
 NOISES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -57,9 +49,9 @@ def example(**changes: Any) -> StudySummary:
             "steps": 2 * STEPS,
             "grow": [{"at": STEPS, "width": 256}],
         },
-        settings=StudySettings(
-            widths=[64], lrs=list(LRS), grown_lrs=list(LRS), noises=list(NOISES), measure="train"
-        ).to_json(),
+        settings=asdict(
+            StudySettings(widths=[64], lrs=list(LRS), grown_lrs=list(LRS), noises=list(NOISES), measure="train")
+        ),
         sentences=sentences,
         tuned=[sweep_1(), sweep_2()],
         large=SystemRuns(128, 256, 8.0e11, "FLOPs", contenders),

@@ -21,7 +21,8 @@ from comparisons import comparison, forecast_only
 from mupscale import MupscaleError
 from mupscale.plots.gallery import INK, Gallery, Picture, recolour_for_dark
 from mupscale.report import write_report
-from mupscale.study import Card, ContenderRuns, PageTable, StudySummary, SystemRuns
+from mupscale.study import ContenderRuns, StudySummary, SystemRuns
+from mupscale.study.results import Card, PageTable
 from slow_cases import with_slow
 from summaries import all_runs, diverged, example, sweep_2, transfer_check, write
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mupscale.study import BudgetPoint, ContenderRuns, load_summary
+from mupscale.study import ContenderRuns, load_summary
 from mupscale.study.best_size import forecast_size
-from mupscale.study.results import SystemRuns
+from mupscale.study.results import BudgetPoint, SystemRuns
 
 STORED = sorted((Path(__file__).parents[2] / "results").glob("comparison-*"))
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from mupscale.growth.noise import SignalNoise
-from mupscale.study import ContenderRuns, StudySummary, Tried, estimate_paper, run_paper
+from mupscale.study import ContenderRuns, StudySummary, estimate_paper, run_paper
 from mupscale.study.contenders import COPIES, contender_named
 from mupscale.study.paper import Choice, PaperStudy
-from mupscale.sweep import Cell, Space, Sweep
+from mupscale.sweep import Cell, Space, Sweep, Tried
 from mupscale.system.errors import MupscaleError
 from mupscale.system.seeds import derive
 from mupscale.train import Growth, Recipe, Schedule, Seeds, Spec, find_checkpoint, read_snapshot, run_recipe

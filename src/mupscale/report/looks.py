@@ -8,7 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from mupscale.plots import COLORS, DARK_PAPER, PAPER, recolour_for_dark, with_contrast
-from mupscale.study import CONTENDERS, Contender, ContenderRuns, Sweep, contender_or_stranger
+from mupscale.study import CONTENDERS, Contender, ContenderRuns, contender_or_stranger
+from mupscale.sweep import Sweep
 
 
 @dataclass(frozen=True)

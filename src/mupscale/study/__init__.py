@@ -24,12 +24,8 @@ from mupscale.study.own_loop import OwnLoop
 from mupscale.study.paper import estimate_paper, run_paper, run_sweeps
 from mupscale.study.pay import describe_plan, run_pay
 from mupscale.study.results import (
-    BudgetPoint,
-    Card,
     ContenderRuns,
     Curve,
-    PageTable,
-    StageSpent,
     StudySummary,
     SystemRuns,
     load_summary,
@@ -39,26 +35,19 @@ from mupscale.study.transfer import TRANSFER_FILE, WidthLine, read_width_line, t
 from mupscale.study.verdict import BreakEven, loss_at
 from mupscale.study.when import estimate_when, run_when
 from mupscale.study.wording import find_cost_unit, format_width, format_widths
-from mupscale.sweep import Sweep, Tried
 
 __all__ = [
     "CONTENDERS",
     "TRANSFER_FILE",
     "BreakEven",
-    "BudgetPoint",
-    "Card",
     "Contender",
     "ContenderRuns",
     "Curve",
     "FamilySettings",
     "OwnLoop",
-    "PageTable",
-    "StageSpent",
     "StudySettings",
     "StudySummary",
-    "Sweep",
     "SystemRuns",
-    "Tried",
     "WidthLine",
     "contender_named",
     "contender_or_stranger",

@@ -466,7 +466,7 @@ class PaperStudy:
                 command=command,
                 preset="paper",
                 recipe=stored_values(self.recipe, self.folder),
-                settings=self.settings.to_json(),
+                settings=asdict(self.settings),
                 sentences=verdict,
                 tuned=[replace(sweep, lr=sweep.best.lr, noise=sweep.best.noise) for sweep in self.sweeps],
                 large=SystemRuns(self.system.narrow, self.system.wide, costs["base"], self.protocol.unit, runs),

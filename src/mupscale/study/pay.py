@@ -6,7 +6,7 @@ Small systems are tuned at and forecast from; the large one is the user's own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -133,7 +133,7 @@ class PayStudy:
                 command=command,
                 preset="pay",
                 recipe=stored_values(self.recipe, self.folder),
-                settings=self.settings.to_json(),
+                settings=asdict(self.settings),
                 base={
                     "from": self.base_name or self.recipe.start,
                     "steps": self.system.base_steps,

@@ -22,11 +22,6 @@ Tuning = dict[str, Sweep]
 """What the smallest width told: of the base model and of every contender, what was tried, by name."""
 
 
-def _mean_unless_diverged(losses: Sequence[float | None]) -> float | None:
-    finite = [loss for loss in losses if loss is not None]
-    return fmean(finite) if finite and len(finite) == len(losses) else None
-
-
 # ---------------------------------------------------------------------------------------------- what was trained
 
 
@@ -42,7 +37,8 @@ class BudgetPoint:
     @property
     def mean(self) -> float | None:
         """Over the seeds; None if one of them diverged."""
-        return _mean_unless_diverged(self.losses)
+        finite = [loss for loss in self.losses if loss is not None]
+        return fmean(finite) if len(finite) == len(self.losses) else None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ narrow ──┬──────┬──────────┬───�
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -131,7 +131,7 @@ def _summarise(
         command=command,
         preset="when",
         recipe=stored_values(recipe, folder),
-        settings=settings.to_json(),
+        settings=asdict(settings),
         sentences=[sentence],
         large=SystemRuns(recipe.width, recipe.grow[0].width, 0.0, ground.unit, runs),
         answer={"sentence": sentence, "losses": {arm.label: ends[arm.part] for arm in arms}},
